@@ -18,37 +18,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.measuring import ROOT
-from bench.rows import WRONG, Bench, Cells, benches, find, module_names
-from bench.tables import FORMATS, Table, about, write_json
+from bench.rows import WRONG, Bench, Cells, find, find_benches, list_modules
+from bench.tables import FORMATS, Table, describe_machine, write_json
 from engine.base.errors import EngineError, InputError, suggest_nearest
 
 COMMAND = "python -m bench"
 
 
-def chosen(words: Sequence[str]) -> list[tuple[Bench, list[str]]]:
+def choose_benches(words: Sequence[str]) -> list[tuple[Bench, list[str]]]:
     """Return the benches that words name, each with the subjects after its name.
 
     Raises:
         InputError: there is no such bench, or no such subject.
     """
     pairs: list[tuple[Bench, list[str]]] = []
-    modules = set(module_names())
+    modules = set(list_modules())
     for word in words:
         if not pairs or word.partition(".")[0] in modules:
             pairs.append((find(word), []))
             continue
         bench, names = pairs[-1]
-        names += [word] if bench.subjects is None else matching(bench, word)
-    return [(bench, names or usual(bench)) for bench, names in pairs]
+        names += [word] if bench.subjects is None else match_subjects(bench, word)
+    return [(bench, names or list_usual(bench)) for bench, names in pairs]
 
 
-def matching(bench: Bench, word: str) -> list[str]:
+def match_subjects(bench: Bench, word: str) -> list[str]:
     """Return the subjects of a bench that a word names, or as a pattern fits.
 
     Raises:
         InputError: there is none.
     """
-    known = bench.all_subjects()
+    known = bench.list_subjects()
     if word in known:
         return [word]
     if names := fnmatch.filter(known, word):
@@ -56,7 +56,7 @@ def matching(bench: Bench, word: str) -> list[str]:
     raise InputError(f"bench {bench.name} has no subject {word!r}{suggest_nearest(word, known)}")
 
 
-def usual(bench: Bench) -> list[str]:
+def list_usual(bench: Bench) -> list[str]:
     """Return the subjects that are measured where none is named.
 
     Raises:
@@ -64,10 +64,10 @@ def usual(bench: Bench) -> list[str]:
     """
     if bench.subjects is None and not bench.usual:
         raise InputError(f"bench {bench.name} needs a subject: {bench.what}")
-    return list(bench.usual or bench.all_subjects())
+    return list(bench.usual or bench.list_subjects())
 
 
-def parser_of(given: Sequence[Bench]) -> argparse.ArgumentParser:
+def make_parser(given: Sequence[Bench]) -> argparse.ArgumentParser:
     """Return the parser of all that benches take."""
     text = __doc__ or ""
     if given:
@@ -91,20 +91,20 @@ def parser_of(given: Sequence[Bench]) -> argparse.ArgumentParser:
 
 def show(given: Sequence[Bench]) -> None:
     """Print what there is: all benches, or the subjects and options of some."""
-    every = {each.name: each for each in given} or benches()
+    every = {each.name: each for each in given} or find_benches()
     width = max(map(len, every))
     for name, each in every.items():
         print(f"{name:{width}}  {each.what}")
         if given:
-            print(*(f"    {subject}" for subject in each.all_subjects()), sep="\n")
+            print(*(f"    {subject}" for subject in each.list_subjects()), sep="\n")
             print(*(f"    --{o.name:18} {o.what}" for o in each.options), sep="\n")
 
 
 def measure(bench: Bench, names: Sequence[str], options: Namespace) -> Table:
     """Measure subjects of a bench, printing each row as soon as it is known."""
-    subjects = bench.all_subjects()
+    subjects = bench.list_subjects()
     cells_by_name: dict[str, list[Cells]] = {name: [] for name in names}
-    with Table(bench.name, bench.titles(options), names, options.format) as table:
+    with Table(bench.name, bench.list_titles(options), names, options.format) as table:
         for name in names:
             for cells in bench.measure(subjects.get(name, name), options):
                 table.add(name, cells)
@@ -118,15 +118,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        modules = set(module_names())
+        modules = set(list_modules())
         named = [find(word) for word in words if word.partition(".")[0] in modules]
-        options = parser_of(named).parse_args(words)
+        options = make_parser(named).parse_args(words)
         if options.list or not options.words:
             show(named)
             return 0
-        runs = chosen(options.words)
+        runs = choose_benches(options.words)
         if options.format != "json":
-            print(f"{about()}\n")
+            print(f"{describe_machine()}\n")
         tables = [measure(bench, names, options) for bench, names in runs]
     except EngineError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)

@@ -76,7 +76,7 @@ class Row:
         return [*(n / 1e6 for n in sizes), self.over]
 
 
-def row(make: Callable[[], Plan]) -> Row:
+def make_row(make: Callable[[], Plan]) -> Row:
     """Return the row of the plan that a call makes."""
     with _watched() as seen:
         plan = make()
@@ -88,29 +88,35 @@ def _watched() -> Iterator[list[tuple[int, int, int]]]:
     """Yield a list that receives `least`, `graph` and `ordered` of every draft that is ordered."""
     seen: list[tuple[int, int, int]] = []
 
-    def noted(draft: Draft) -> Any:
-        cuts, tally, first = Cuts(draft.calls, count_work_bytes(draft)), Tally(draft), _bound(draft)
+    def note_draft(draft: Draft) -> Any:
+        cuts, tally, first = (
+            Cuts(draft.calls, count_work_bytes(draft)),
+            Tally(draft),
+            _find_bound(draft),
+        )
         live = tally.count_live(range(len(draft.calls)))
         made = order(draft)
         least = find_least_peak(cuts, range(len(live)), live, CUTS)
-        seen.append((least, first, _bound(draft)))
+        seen.append((least, first, _find_bound(draft)))
         return made
 
-    with mock.patch.object(planner, "order", noted):
+    with mock.patch.object(planner, "order", note_draft):
         yield seen
 
 
-def _bound(draft: Draft) -> int:
+def _find_bound(draft: Draft) -> int:
     """Return the most bytes that live at one call of a draft as it is."""
     return compute_liveness_bound(merge_inplace(draft, find_lifetimes(draft, draft.calls)))
 
 
-def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ...]] | int) -> Row:
+def make_plan_row(
+    folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ...]] | int
+) -> Row:
     """Return the row of a plan of artifacts, for shapes of its inputs, or for a batch size alone.
 
     kind: one of `KINDS`.
     """
-    return row(lambda: plan_of(folder, kind, threads, shapes, None))
+    return make_row(lambda: plan_of(folder, kind, threads, shapes, None))
 
 
 def plan_of(
@@ -120,17 +126,17 @@ def plan_of(
     shapes: Sequence[tuple[int, ...]] | int,
     budget: int | None,
 ) -> Plan:
-    """Return a plan of artifacts as of `row_of`, within a budget of bytes for all regions."""
+    """Return a plan of artifacts as of `make_plan_row`, within a budget of bytes for all."""
     state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
     memory.budget = budget
 
-    def opened(name: str) -> Model:
+    def open_model(name: str) -> Model:
         """Return one of the models."""
         return Model(folder / f"{name}_model.onnx", state, memory, threads, name, host())
 
-    model, update = opened("eval" if kind == "eval" else "training"), None
+    model, update = open_model("eval" if kind == "eval" else "training"), None
     if kind == "joined":
-        optimizer = opened("optimizer")
+        optimizer = open_model("optimizer")
         update = Update(optimizer, optimizer.lay_out_states())
     if isinstance(shapes, int):
         declared = (model.interface.inputs[name].shape for name in model.inputs)
@@ -138,7 +144,7 @@ def plan_of(
     return model.plan(dict(zip(model.inputs, shapes, strict=False)), update=update)
 
 
-def budget_rows(
+def list_budget_rows(
     folder: Path, threads: int, shapes: Sequence[tuple[int, ...]] | int, percents: Sequence[int]
 ) -> Iterator[Cells]:
     """Yield rows of training steps within budgets: the columns `groups`, `arena` and `over`.
@@ -162,40 +168,40 @@ def budget_rows(
         yield title, threads, *[None] * 3, bound / 1e6, arena / 1e6, arena / bound, None
 
 
-def subjects() -> Mapping[str, Path | str]:
+def list_subjects() -> Mapping[str, Path | str]:
     """Return the workloads, and the folders of golden traces."""
-    return {name: name for name in WORKLOADS} | {f"golden/{f.name}": f for f in zoo.goldens()}
+    return {name: name for name in WORKLOADS} | {f"golden/{f.name}": f for f in zoo.list_goldens()}
 
 
 def measure(subject: Path | str, options: Namespace) -> Iterator[Cells]:
     """Yield the rows of a workload at its usual batch, or of a golden trace."""
     if isinstance(subject, Path):
-        yield from rows_of(subject, 8, options)
+        yield from list_rows(subject, 8, options)
         return
     shapes = [array.shape for array in WORKLOADS[subject].batch()]
     with written(subject) as folder:
-        yield from rows_of(folder, shapes, options)
+        yield from list_rows(folder, shapes, options)
 
 
-def rows_of(
+def list_rows(
     folder: Path, shapes: Sequence[tuple[int, ...]] | int, options: Namespace
 ) -> Iterator[Cells]:
     """Yield the rows of a folder of artifacts."""
     for kind in KINDS:
         for threads in options.threads:
             try:
-                yield kind, threads, *row_of(folder, kind, threads, shapes).cells, None
+                yield kind, threads, *make_plan_row(folder, kind, threads, shapes).cells, None
             except EngineError as error:
                 yield kind, threads, *[None] * 6, f"{WRONG}: {error}"
     for threads in options.threads if options.budgets else ():
-        yield from budget_rows(folder, threads, shapes, options.budgets)
+        yield from list_budget_rows(folder, threads, shapes, options.budgets)
 
 
 BENCHES = (
     Bench(
         "arenas",
         "the work memory of plans beside what no order and no placement can beat, in MB",
-        subjects,
+        list_subjects,
         ("plan", "threads", "least:.3f", "graph:.3f", "ordered:.3f", "groups:.3f", "arena:.3f",
          "over:.4f", "remark"),
         measure,

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring import in_turns, limits, ratio
+from bench.measuring import compare_medians, measure_limits, time_in_turns
 from bench.processes import peer
-from bench.programs import load, operations
+from bench.programs import count_operations, load
 from bench.rows import THREADS, Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
@@ -36,7 +36,7 @@ SHAPES = {
 }
 
 
-def training(batch: int, heads: int, rows: int, width: int, causal: int) -> Graph:
+def make_training_graph(batch: int, heads: int, rows: int, width: int, causal: int) -> Graph:
     """Return the graph of Y and of the gradients of sum(Y dY) by Q, K and V."""
     shape = (batch, heads, rows, width)
     inputs = {name: TensorType("f32", shape) for name in ("q", "k", "v", "dy")}
@@ -63,20 +63,20 @@ def training(batch: int, heads: int, rows: int, width: int, causal: int) -> Grap
 def measure(shape: tuple[int, int, int, int, int], options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     for threads in options.threads:
-        program = load(training(*shape), threads)
+        program = load(make_training_graph(*shape), threads)
         with ExitStack() as stack:
             calls: dict[str, Any] = {"ours": program.run}
             if switch("BENCH_PEERS"):
                 calls["torch"] = stack.enter_context(peer("attention", threads, *shape)).run
-            times_by_name = in_turns(calls, TURNS)
+            times_by_name = time_in_turns(calls, TURNS)
         took = median(times_by_name["ours"])
-        rate = operations(program) / took
+        rate = count_operations(program) / took
         times = (
-            ratio(times_by_name["torch"], times_by_name["ours"])
+            compare_medians(times_by_name["torch"], times_by_name["ours"])
             if "torch" in times_by_name
             else None
         )
-        yield threads, 1e3 * took, rate / 1e9, 100 * rate / limits().flops / threads, times
+        yield threads, 1e3 * took, rate / 1e9, 100 * rate / measure_limits().flops / threads, times
 
 
 BENCHES = (

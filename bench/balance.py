@@ -78,7 +78,7 @@ class Balance:
         return self.busiest * self.threads / self.work
 
 
-def intervals(steps: Sequence[StepTime]) -> Iterator[list[StepTime]]:
+def list_intervals(steps: Sequence[StepTime]) -> Iterator[list[StepTime]]:
     """Yield the steps between two barriers."""
     pending: list[StepTime] = []
     for step in steps:
@@ -96,7 +96,7 @@ def balance(steps: Sequence[StepTime]) -> Balance:
     busiest = serial = 0.0
     lost: dict[str, float] = defaultdict(float)
     most: dict[str, int] = defaultdict(int)
-    parts = list(intervals(steps))
+    parts = list(list_intervals(steps))
     for part in parts:
         busiest += float(np.sum([s.busy for s in part], axis=0).max())
         for step in part:
@@ -116,7 +116,7 @@ def balance(steps: Sequence[StepTime]) -> Balance:
     )
 
 
-def of_workload(folder: Path, threads: int) -> Balance:
+def measure_workload(folder: Path, threads: int) -> Balance:
     """Return the balance of the training step of artifacts, whose folder has a batch."""
     with mock.patch.object(timing, "Clock", ProcessorTime):
         made = Training(folder, threads)
@@ -127,9 +127,9 @@ def of_workload(folder: Path, threads: int) -> Balance:
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     with written(name) as folder:
-        alone = of_workload(folder, 1)
+        alone = measure_workload(folder, 1)
         for threads in options.threads:
-            shared = of_workload(folder, threads)
+            shared = measure_workload(folder, threads)
             serial = 100 * shared.serial / shared.work
             work, speed_up = shared.work / alone.work, alone.work / shared.busiest
             yield threads, shared.barriers, work, shared.ratio, serial, speed_up
@@ -139,7 +139,7 @@ def measure_kernels(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield the kernels that lose most, for each number of threads."""
     with written(name) as folder:
         for threads in options.threads:
-            losses = of_workload(folder, threads).losses
+            losses = measure_workload(folder, threads).losses
             total = sum(loss.seconds for loss in losses)
             for loss in losses[: options.kernels]:
                 yield threads, loss.kernel, 100 * loss.seconds / total, loss.threads

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from bench.programs import load
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
 
-ROWS = [case for case in all_cases() if case.bench]
+ROWS = [case for case in list_cases() if case.bench]
 
 
 @pytest.mark.parametrize("case", ROWS, ids=lambda c: c.id)

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.instructions import Program, compile_plugin, program
-from bench.machine_code import Block, Instruction, cycles, disassemble
+from bench.instructions import Program, build_program, compile_plugin
+from bench.machine_code import Block, Instruction, disassemble, estimate_cycles
 from bench.rows import Bench, Cells, Option
 from engine.errors import InputError
 from engine.kernels.analysis.flops import work
@@ -55,7 +55,7 @@ class Cost:
     instructions: float
     cycles: float
 
-    def line(self, other: Cost, at: float) -> Cost:
+    def extrapolate(self, other: Cost, at: float) -> Cost:
         """Return the point `at` of the line that begins here at 0 and goes through `other` at 1."""
         return Cost(
             self.instructions + at * (other.instructions - self.instructions),
@@ -93,7 +93,7 @@ class Found:
         ]  # fmt: skip
 
 
-def executed(built: Program, plugin: Path) -> Counter[tuple[int, int]]:
+def count_executed(built: Program, plugin: Path) -> Counter[tuple[int, int]]:
     """Return how often the blocks of one step are executed: counts with a step less counts
     without.
     """
@@ -107,7 +107,7 @@ def executed(built: Program, plugin: Path) -> Counter[tuple[int, int]]:
     return +counts[1]
 
 
-def costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
+def list_costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
     """Return the cost of the executed blocks by symbol of the program.
 
     Blocks that are executed least get as many cycles for an instruction as the others have.
@@ -121,7 +121,7 @@ def costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
             hot.append(block)
             seen += found[block] * block[1]
     bodies = [Block(tuple(code[at[a] : at[a] + size])) for a, size in hot]
-    turns = dict(zip(hot, cycles(bodies, CORE), strict=True))
+    turns = dict(zip(hot, estimate_cycles(bodies, CORE), strict=True))
     usual = sum(found[block] * turn for block, turn in turns.items()) / seen
     instructions, spent = defaultdict[str, float](float), defaultdict[str, float](float)
     for (address, size), times in found.items():
@@ -131,10 +131,10 @@ def costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
     return {symbol: Cost(n, spent[symbol]) for symbol, n in instructions.items()}
 
 
-def moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
+def count_moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
     """Return the bytes beyond the caches by kernel, and the bytes of all steps."""
     target = resolve(TARGET).target
-    made = plans.make_plans(plans.artifacts(folder), target, THREADS, [batch], {}).plans
+    made = plans.make_plans(plans.list_artifacts(folder), target, THREADS, [batch], {}).plans
     moved_bytes, total = defaultdict[str, int](int), 0
     for phase in ("train", "optimizer"):
         for step, done in zip(made[phase].steps, work(made[phase]), strict=True):
@@ -143,7 +143,7 @@ def moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
     return dict(moved_bytes), total
 
 
-def model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
+def count_model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
     """Count, and go on to the batch."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -151,21 +151,23 @@ def model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
         plugin = compile_plugin(place)
         points = []
         for size in counted:
-            built = program(folder, TARGET, size, place)
-            points.append(costs(executed(built, plugin), disassemble(built.file)))
-        large, nbytes = moved(folder, batch)
+            built = build_program(folder, TARGET, size, place)
+            points.append(list_costs(count_executed(built, plugin), disassemble(built.file)))
+        large, nbytes = count_moved(folder, batch)
     symbols = set().union(*points)
     step = counted[1] - counted[0]
 
-    def total(at: float) -> dict[str, Cost]:
-        return {s: points[0].get(s, NOTHING).line(points[1].get(s, NOTHING), at) for s in symbols}
+    def sum_costs(at: float) -> dict[str, Cost]:
+        return {
+            s: points[0].get(s, NOTHING).extrapolate(points[1].get(s, NOTHING), at) for s in symbols
+        }
 
     bend = None
     for size, point in zip(counted[2:], points[2:], strict=True):
         real = sum(cost.instructions for cost in point.values())
-        line = sum(cost.instructions for cost in total((size - counted[0]) / step).values())
+        line = sum(cost.instructions for cost in sum_costs((size - counted[0]) / step).values())
         bend = abs(line - real) / real
-    kernel_costs = total((batch - counted[0]) / step)
+    kernel_costs = sum_costs((batch - counted[0]) / step)
     seconds = memory_seconds = 0.0
     for symbol, cost in kernel_costs.items():
         of_core, of_memory = cost.cycles / CLOCK / THREADS, large.get(symbol, 0) / MEMORY
@@ -187,7 +189,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """
     if len(options.counted) < 2:
         raise InputError("--counted: expected two batch sizes or more")
-    yield model(WORKLOADS[name], options.batch, options.counted).cells
+    yield count_model(WORKLOADS[name], options.batch, options.counted).cells
 
 
 BENCHES = (

@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from bench.measuring import in_turns
+from bench.measuring import time_in_turns
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
@@ -48,18 +48,18 @@ class Link:
         self.size, self._alpha, self._rate = size, alpha, rate
         self.seconds = self.waited = self._free = 0.0
 
-    def _took(self, array: np.ndarray[Any, Any]) -> float:
+    def _measure_sum(self, array: np.ndarray[Any, Any]) -> float:
         """Return the seconds of a sum."""
         took = 2 * (self.size - 1) * (self._alpha + array.nbytes / self.size / self._rate)
         self.seconds += took
         return took
 
     def start_sum(self, array: np.ndarray[Any, Any]) -> Sum:
-        self._free = max(self._free, time.perf_counter()) + self._took(array)
+        self._free = max(self._free, time.perf_counter()) + self._measure_sum(array)
         return Sum(self, self._free)
 
     def sum(self, array: np.ndarray[Any, Any]) -> None:
-        Sum(self, time.perf_counter() + self._took(array)).wait()
+        Sum(self, time.perf_counter() + self._measure_sum(array)).wait()
 
 
 class Sum:
@@ -109,7 +109,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         for rank in ranks.values():
             rank.link.seconds = rank.link.waited = 0.0
         calls = {f"{link} {size}": rank.run for (link, size), rank in ranks.items()}
-        times = in_turns(calls, options.turns, warm_up=0)
+        times = time_in_turns(calls, options.turns, warm_up=0)
     for ((link, size), rank), timings in zip(ranks.items(), times.values(), strict=True):
         sums = 1e3 * rank.link.seconds / options.turns
         hidden = 100 * (1 - min(rank.link.waited / rank.link.seconds, 1))

@@ -1,10 +1,10 @@
 """Cost of budgets: work memory and time of training steps as budgets shrink.
 
-Of `budgets` a row is a budget of a workload: the bytes of region work that the budget leaves, in
-percent of what the plan without one takes; the work bytes of the plan that was taken; by how much
-the cost model says that a step, update included, is longer than without a budget, and by how much
-it was: the medians of turns in which all plans run one after another.  The last row is the smallest
-budget that is enough.
+Of `list_budgets` a row is a budget of a workload: the bytes of region work that the budget leaves,
+in percent of what the plan without one takes; the work bytes of the plan that was taken; by how
+much the cost model says that a step, update included, is longer than without a budget, and by how
+much it was: the medians of turns in which all plans run one after another.  The last row is the
+smallest budget that is enough.
 
 Of `budgets.planning` nothing runs: a row has the seconds of processor time, on one core, in which a
 plan within 70 % or 50 % is made where only the plan without a budget is known, or the error that
@@ -39,8 +39,8 @@ import numpy as np
 
 from bench.arenas import plan_of
 from bench.deep import MODELS
-from bench.growth import exponent
-from bench.measuring import MB, in_turns, ratio, timed
+from bench.growth import find_exponent
+from bench.measuring import MB, compare_medians, time_in_turns, time_process
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import BudgetError
@@ -105,7 +105,7 @@ class Trained:
         MODELS[name].write(folder)
         self.folder = folder
         self.begin()
-        self.least, self.seconds = timed(self._least)
+        self.least, self.seconds = time_process(self._find_least)
 
     def begin(self) -> None:
         """Open the files, and plan without a budget; nothing else is known of other plans."""
@@ -118,7 +118,7 @@ class Trained:
         self.batch = dict(zip(self.model.inputs, (batch["x"], batch["y"]), strict=True))
         self.free = self.plan(PLENTY)
 
-    def _least(self) -> int:
+    def _find_least(self) -> int:
         """Return the bytes of the smallest plan."""
         try:
             self.plan(1)
@@ -132,7 +132,7 @@ class Trained:
         shapes = {name: value.shape for name, value in self.batch.items()}
         return self.model.plan(shapes, update=self.update)
 
-    def budgets(self) -> dict[str, int]:
+    def list_budgets(self) -> dict[str, int]:
         """Return the budgets that are enough, by the work bytes that they leave."""
         work = self.free.compute_region_bytes("work")
         others = self.free.nbytes - work
@@ -140,7 +140,7 @@ class Trained:
         enough = {title: nbytes for title, nbytes in budgets.items() if nbytes >= self.least}
         return enough | {"smallest": self.least}
 
-    def program(self, plan: Plan) -> Program:
+    def make_program(self, plan: Plan) -> Program:
         """Return a plan ready to run on the batch."""
         program = self.model.load(plan)
         given = {**self.batch, RATE: 1e-4, COUNT: 1, CHECK: False}
@@ -153,31 +153,31 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each budget of a workload."""
     with tempfile.TemporaryDirectory() as folder:
         one = Trained(name, Path(folder))
-        plans = {title: one.plan(budget) for title, budget in one.budgets().items()}
-        programs = {str(plan.regions): one.program(plan) for plan in plans.values()}
+        plans = {title: one.plan(budget) for title, budget in one.list_budgets().items()}
+        programs = {str(plan.regions): one.make_program(plan) for plan in plans.values()}
         runs = {key: partial(program.run, 0, 0) for key, program in programs.items()}
-        took = in_turns(runs, options.turns)
+        took = time_in_turns(runs, options.turns)
         base = took[str(one.free.regions)]
         for title, plan in plans.items():
             times = took[str(plan.regions)]
-            longer = 100 * (ratio(times, base) - 1)
-            yield title, *_amounts(one, plan), longer, 1e3 * median(times)
+            longer = 100 * (compare_medians(times, base) - 1)
+            yield title, *_list_amounts(one, plan), longer, 1e3 * median(times)
 
 
 def measure_planning(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield a row for each of three budgets of a workload."""
     with tempfile.TemporaryDirectory() as folder:
         one = Trained(name, Path(folder))
-        for title, budget in one.budgets().items():
+        for title, budget in one.list_budgets().items():
             if title in ("70 %", "50 %"):
                 one.begin()
-                plan, seconds = timed(partial(one.plan, budget))
+                plan, seconds = time_process(partial(one.plan, budget))
             elif title == "smallest":
                 plan, seconds = one.plan(budget), one.seconds
             else:
                 continue
             steps = len(one.free.steps)
-            yield steps, title, seconds, 1000 * seconds / steps, *_amounts(one, plan)
+            yield steps, title, seconds, 1000 * seconds / steps, *_list_amounts(one, plan)
 
 
 def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
@@ -189,7 +189,7 @@ def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
             rows.append((len(one.free.steps), one.seconds, one.plan(one.least).searched[0]))
         steps, seconds, ways = zip(*rows[-2:], strict=True)
         is_first = len(rows) == 1
-        powers = [None if is_first else exponent(steps, values) for values in (seconds, ways)]
+        powers = [None if is_first else find_exponent(steps, values) for values in (seconds, ways)]
         yield name, *rows[-1], *powers
 
 
@@ -211,7 +211,7 @@ class Figures:
     spent: float
 
 
-def figures(draft: Draft, target: Target, threads: int) -> Figures:
+def measure_draft(draft: Draft, target: Target, threads: int) -> Figures:
     """Return the figures of a draft that is not in order yet."""
     begin = time.process_time()
     ladder = Ladder(draft, target, threads)
@@ -220,20 +220,20 @@ def figures(draft: Draft, target: Target, threads: int) -> Figures:
     within = [next(ladder.list_within(limit)) for limit in limits if limit >= lowest.peak]
     longer = [100 * (rung.seconds / usual.seconds - 1) for rung in within]
     placed = {usual, lowest, *within[len(within) // 2 :][:1]}
-    over = max(_over(ladder.make_draft(rung)) for rung in placed)
+    over = max(_measure_excess(ladder.make_draft(rung)) for rung in placed)
     mean = sum(longer) / len(longer) if longer else None
     spent = time.process_time() - begin
     return Figures(usual.peak, usual.seconds, lowest.peak, mean, over, spent)
 
 
-def _over(draft: Draft) -> float:
+def _measure_excess(draft: Draft) -> float:
     """Return the arena of an ordered draft, over the most bytes that live at once."""
     blocks = merge_inplace(draft, find_lifetimes(draft, draft.calls))
     return place(blocks) / compute_liveness_bound(blocks)
 
 
 @cache
-def usual_figures(network: str) -> tuple[tuple[Draft, Target, int], Figures]:
+def measure_usual_draft(network: str) -> tuple[tuple[Draft, Target, int], Figures]:
     """Return the draft of a network, "eval" after its name for the eval model, and its figures."""
     given = list[tuple[Draft, Target, int]]()
 
@@ -249,7 +249,7 @@ def usual_figures(network: str) -> tuple[tuple[Draft, Target, int], Figures]:
         MODELS[name].write(Path(folder))
         shapes = [array.shape for array in MODELS[name].batch()]
         plan_of(Path(folder), kind or "joined", THREADS, shapes, PLENTY)
-    return given[-1], figures(*given[-1])
+    return given[-1], measure_draft(*given[-1])
 
 
 def measure_constant(name: str, options: Namespace) -> Iterator[Cells]:
@@ -259,20 +259,20 @@ def measure_constant(name: str, options: Namespace) -> Iterator[Cells]:
     values, networks = CONSTANTS[name]
     own = getattr(module, constant)
     for network in options.networks or networks:
-        draft, usual = usual_figures(network)
-        yield network, str(own), *_beside(usual, usual)
+        draft, usual = measure_usual_draft(network)
+        yield network, str(own), *_compare_figures(usual, usual)
         for value in values:
             with mock.patch.object(module, constant, value):
-                yield network, str(value), *_beside(figures(*draft), usual)
+                yield network, str(value), *_compare_figures(measure_draft(*draft), usual)
 
 
-def _beside(now: Figures, usual: Figures) -> Cells:
+def _compare_figures(now: Figures, usual: Figures) -> Cells:
     """Return the cells of figures, in percent of the usual ones."""
     amounts = now.peak / usual.peak, now.seconds / usual.seconds, now.least / usual.peak
     return *(100 * each for each in amounts), now.longer, now.over, now.spent
 
 
-def _amounts(one: Trained, plan: Plan) -> Cells:
+def _list_amounts(one: Trained, plan: Plan) -> Cells:
     """Return work bytes in MB and in percent, and by how much the predicted time is longer."""
     work, told = one.free.compute_region_bytes("work"), sum(step_seconds(one.free))
     mine = plan.compute_region_bytes("work")

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.measuring import ROOT
 from bench.rows import Bench, Cells, Option
-from bench.tables import markdown
+from bench.tables import make_markdown
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
@@ -35,7 +35,7 @@ from engine.models.post_norm import build_minilm
 from engine.models.recurrent import build_gru
 from engine.tools import cli
 from engine.tools.benchmark.workload import write_artifacts
-from engine.tools.dev.emulators import Emulator, emulator
+from engine.tools.dev.emulators import Emulator, find_emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
@@ -82,7 +82,7 @@ class Cell:
     verdict: str
 
 
-def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
+def compute_engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
     """Return the losses of the engine on this machine, of the data that tests/c/train.c makes
     up.
     """
@@ -106,7 +106,7 @@ def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
     return losses
 
 
-def verdict(found: Sequence[float], expected: Sequence[float]) -> str:
+def judge(found: Sequence[float], expected: Sequence[float]) -> str:
     """`equal` to the last bit, or the largest relative difference; over TOLERANCE it is WRONG."""
     if list(found) == list(expected):
         return "equal"
@@ -139,23 +139,23 @@ class Matrix:
 
     def run(self, target: str, kind: str, name: str) -> Cell:
         """Make a cell, unless it is there already, and return it."""
-        if existing := self.cells.get(key(target, name, kind)):
+        if existing := self.cells.get(make_key(target, name, kind)):
             return existing
         platform, begin = resolve(target), time.perf_counter()
         out = self.folder / "ops" / target if kind == "--ops" else self.folder / "build"
         try:
-            said = self._cell(platform, name, kind, out)
+            said = self._fill_cell(platform, name, kind, out)
         except (EngineError, RuntimeError, subprocess.TimeoutExpired) as error:
             said = f"WRONG: {str(error).splitlines()[0]}"
         made = out / platform.file_name("static" if platform.sdk else "shared", "mnist")
         size = made.stat().st_size if made.exists() else 0
         cell = Cell(size, time.perf_counter() - begin, said)
-        self.cells[key(target, name, kind)] = cell
+        self.cells[make_key(target, name, kind)] = cell
         cells = {k: asdict(c) for k, c in self.cells.items()}
         self.file.write_text(json.dumps(cells, indent=1), "utf-8")
         return cell
 
-    def _options(self, platform: Platform, batches: Sequence[int], kind: str) -> Options:
+    def _make_options(self, platform: Platform, batches: Sequence[int], kind: str) -> Options:
         return Options(
             "mnist",
             platform,
@@ -165,33 +165,33 @@ class Matrix:
             compiler="zig",
         )
 
-    def _cell(self, platform: Platform, name: str, kind: str, out: Path) -> str:
+    def _fill_cell(self, platform: Platform, name: str, kind: str, out: Path) -> str:
         """Build or plan, then run or examine; returns the verdict."""
         folder, batch = self.artifacts[name], MODELS[name].batch
         if kind == "--ops":
             if not (out / "manifest.json").exists():
                 config = opset.read(self.config)
-                build_library(config, [], out, self._options(platform, [1], kind))
+                build_library(config, [], out, self._make_options(platform, [1], kind))
             words = [str(folder), "--target", platform.name, "--batch", str(batch)]
             words += ["--ops", str(self.config), "-o", str(out / "mnist.plan")]
             if cli.main(["plan", *words]):
                 return "WRONG: no plan"
         else:
             shutil.rmtree(out, ignore_errors=True)
-            build(folder, out, self._options(platform, [batch], kind))
-        device = emulator(platform.name)
+            build(folder, out, self._make_options(platform, [batch], kind))
+        device = find_emulator(platform.name)
         if device is None:
             return examine(platform, out)
-        if device.missing():
-            return f"linked, not run: needs {', '.join(device.missing())}"
+        if device.list_missing():
+            return f"linked, not run: needs {', '.join(device.list_missing())}"
         losses = train(platform, device, out, folder / "checkpoint", kind == "--ops")
         closed = kind == "--ops"
         if (name, closed) not in self.losses:
-            self.losses[name, closed] = engine_losses(folder, batch, closed=closed)
-        return verdict(losses, self.losses[name, closed])
+            self.losses[name, closed] = compute_engine_losses(folder, batch, closed=closed)
+        return judge(losses, self.losses[name, closed])
 
 
-def key(target: str, model: str, kind: str) -> str:
+def make_key(target: str, model: str, kind: str) -> str:
     """Return the name of a cell."""
     return f"{target} {kind} {model}"
 
@@ -269,9 +269,9 @@ Models: {models}.
 """
 
 
-def page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]) -> str:
+def make_page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]) -> str:
     """Return the document for these cells, by their keys."""
-    keys = [key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
+    keys = [make_key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     head = PAGE.format(
         commit=subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip(),
@@ -286,19 +286,19 @@ def page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]
     lines = head.splitlines()
     for kind in KINDS:
         lines += ["", f"## {'As it comes' if kind == 'plain' else f'`{kind}`'}", ""]
-        rows = [[t, *(cells.get(key(t, m, kind), "") for m in chosen)] for t in targets]
-        lines += markdown(["target", *chosen], rows)
+        rows = [[t, *(cells.get(make_key(t, m, kind), "") for m in chosen)] for t in targets]
+        lines += make_markdown(["target", *chosen], rows)
     return "\n".join(lines) + "\n"
 
 
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Write the matrix of builds."""
     made = {
-        key(str(target), name, str(kind)): f"{size:,.0f} KiB, {took:.0f} s, {verdict}"
+        make_key(str(target), name, str(kind)): f"{size:,.0f} KiB, {took:.0f} s, {verdict}"
         for name, rows in found.items()
         for target, kind, size, took, verdict in rows
     }
-    path.write_text(page(made, NAMES, list(found)), "utf-8")
+    path.write_text(make_page(made, NAMES, list(found)), "utf-8")
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.measuring import MB, MIB, in_turns, ratio, run
+from bench.measuring import MB, MIB, compare_medians, run, time_in_turns
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -41,11 +41,11 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                 "engine": Training(folder, threads).step,
                 "build": partial(trainer.step, *batch),
             }
-            timings = in_turns(calls, options.turns, warm_up=2)
+            timings = time_in_turns(calls, options.turns, warm_up=2)
             engine, built = timings["engine"], timings["build"]
             yield (
                 threads, 1e3 * median(engine), 1e3 * median(built), 1e3 * min(engine),
-                1e3 * min(built), ratio(built, engine),
+                1e3 * min(built), compare_medians(built, engine),
             )  # fmt: skip
 
 

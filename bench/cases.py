@@ -13,14 +13,14 @@ from bench.measuring import repeat
 from bench.programs import load
 from bench.rows import Bench, Cells
 from engine.tools.benchmark.measure import spread
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
+from engine.tools.dev.case_graphs import OneNode, backward_of, find_largest_rows, list_cases
 from engine.tools.dev.cases.case import Case
 
 
-def rows() -> Mapping[str, Case]:
+def list_rows() -> Mapping[str, Case]:
     """Return the case rows that are measured, by name."""
-    marked = [case for case in all_cases() if case.bench]
-    return {case.id: case for case in (*marked, *largest_rows().values())}
+    marked = [case for case in list_cases() if case.bench]
+    return {case.id: case for case in (*marked, *find_largest_rows().values())}
 
 
 def measure(case: Case, _: Namespace) -> Iterator[Cells]:
@@ -38,7 +38,7 @@ BENCHES = (
     Bench(
         "cases",
         "every kernel, by the largest case row that calls it",
-        rows,
+        list_rows,
         ("pass", "us:.1f", "least us:.1f", "+- %:.0f"),
         measure,
     ),

@@ -22,8 +22,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.measuring import MIB, ROOT, fresh, run
-from bench.processes import SCRIPTS, peer_python
+from bench.measuring import MIB, ROOT, call_fresh, run
+from bench.processes import SCRIPTS, find_peer_python
 from bench.rows import Bench, Cells, Option
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -78,7 +78,7 @@ def download(packages: Sequence[str], machine: str, folder: Path, *, alone: bool
     subprocess.run([*command, *words, *packages], check=True)
 
 
-def size_of(files: Sequence[Path]) -> tuple[int, int]:
+def measure_wheels(files: Sequence[Path]) -> tuple[int, int]:
     """Bytes of some wheels, and of what they hold unpacked."""
     held = 0
     for path in files:
@@ -102,7 +102,7 @@ def build_for(target: str, workload: str, out: Path) -> Path:
     return made
 
 
-def device_program(made: Path, target: str) -> Path:
+def build_device_program(made: Path, target: str) -> Path:
     """Return the client in C of a build, with the library inside."""
     from engine.tools.trimmed.link import link
     from engine.tools.trimmed.targets import resolve
@@ -115,7 +115,7 @@ def device_program(made: Path, target: str) -> Path:
     return out
 
 
-def packed(made: Path) -> tuple[int, int]:
+def pack_files(made: Path) -> tuple[int, int]:
     """Bytes of the files that Python needs of a build, as a zip file and by themselves."""
     files = [made / name for name in FACE if (made / name).exists()]
     files += sorted((made / "mnist_federated").rglob("*.py"))
@@ -127,21 +127,21 @@ def packed(made: Path) -> tuple[int, int]:
         return path.stat().st_size, sum(file.stat().st_size for file in files)
 
 
-def own_wheel(folder: Path) -> tuple[int, int]:
+def make_own_wheel(folder: Path) -> tuple[int, int]:
     """Return the wheel of this package without shipped kernels."""
     from engine.tools.dev import wheels
 
-    return size_of([wheels.make_pure_wheel(wheels.make_sdist(folder), folder)])
+    return measure_wheels([wheels.make_pure_wheel(wheels.make_sdist(folder), folder)])
 
 
 def measure(workload: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row a client: MiB of download and installed."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = sizes(options.machine, workload, options.wheels or Path(folder, "wheels"))
+        rows = measure_sizes(options.machine, workload, options.wheels or Path(folder, "wheels"))
         yield from ((name, got / MIB, held / MIB) for name, (got, held) in rows.items())
 
 
-def sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int]]:
+def measure_sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int]]:
     """Return the bytes that each client downloads, and those that it has installed."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         needs = tomllib.load(file)["project"]["dependencies"]
@@ -152,11 +152,13 @@ def sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int
         place = wheels / machine / name
         if not place.exists():
             download(packages, machine, place)
-    package_sizes = {n: size_of(sorted((wheels / machine / n).glob("*.whl"))) for n in groups}
+    package_sizes = {
+        n: measure_wheels(sorted((wheels / machine / n).glob("*.whl"))) for n in groups
+    }
     with tempfile.TemporaryDirectory() as folder:
         made = build_for(TARGETS[machine], workload, Path(folder))
-        build, own = packed(made), own_wheel(Path(folder))
-        program = device_program(made, TARGETS[machine])
+        build, own = pack_files(made), make_own_wheel(Path(folder))
+        program = build_device_program(made, TARGETS[machine])
         alone = program.stat().st_size + (made / "checkpoint").stat().st_size
         rows = {
             "build in C, messages": (alone, alone),
@@ -169,7 +171,7 @@ def sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int
         if not place.exists():
             download((*OF_PEER, FLOWER, "numpy"), machine, place)
             download(PEER, machine, place, alone=True)
-        rows["PyTorch, Flower (its example)"] = size_of(sorted(place.glob("*.whl")))
+        rows["PyTorch, Flower (its example)"] = measure_wheels(sorted(place.glob("*.whl")))
     return rows
 
 
@@ -191,7 +193,7 @@ def prepare(workload: str, folder: Path) -> None:
     from engine.federated.message import Message, fingerprint
 
     made = build_for("native", workload, folder)
-    device_program(made, "native")
+    build_device_program(made, "native")
     batch = np.load(folder / "artifacts/batch.npz")
     for name in ("x", "y"):
         whole = np.concatenate([batch[name]] * STEPS)
@@ -204,7 +206,7 @@ def prepare(workload: str, folder: Path) -> None:
     Message("train", fingerprint(arrays), 0, arrays, config).write(folder / "request")
 
 
-def clients(made: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+def list_clients(made: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Return the command of each client and the variables of its environment.
 
     made: the folder of a build.
@@ -229,13 +231,13 @@ def measure_memory(workload: str, _: Namespace) -> Iterator[Cells]:
     """Yield a row a client: peak memory, and processor time from start to answer."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        fresh(prepare, workload, folder)
-        for client, (command, env) in clients(str(folder / "native")).items():
+        call_fresh(prepare, workload, folder)
+        for client, (command, env) in list_clients(str(folder / "native")).items():
             run(command, cwd=folder, **env)  # bytecode and files are in memory after this
             took = run(command, cwd=folder, **env)
             yield client, took.peak / MIB, took.processor
         if switch("BENCH_PEERS"):
-            peer = [peer_python(), SCRIPTS / "peer.py", "torch", workload, "artifacts", "1"]
+            peer = [find_peer_python(), SCRIPTS / "peer.py", "torch", workload, "artifacts", "1"]
             run(peer, f"{STEPS}\n", folder)
             took = run(peer, f"{STEPS}\n", folder)
             yield "PyTorch, without Flower", took.peak / MIB, took.processor

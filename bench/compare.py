@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench.measuring import ROOT, in_turns, ratio
+from bench.measuring import ROOT, compare_medians, time_in_turns
 from bench.processes import SCRIPTS, worker
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
@@ -29,7 +29,7 @@ from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 STEPS = {"mlp": 200, "cnn": 10, "mobilenet": 3, "transformer": 5}
 
 
-def checkouts(options: Namespace) -> dict[str, dict[str, str]]:
+def list_checkouts(options: Namespace) -> dict[str, dict[str, str]]:
     """Return the variables of the processes of both checkouts.
 
     Raises:
@@ -49,7 +49,7 @@ def checkouts(options: Namespace) -> dict[str, dict[str, str]]:
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
-    sides, steps = checkouts(options), STEPS.get(name, 5)
+    sides, steps = list_checkouts(options), STEPS.get(name, 5)
     with written(name) as folder:
         for threads in options.threads:
             with ExitStack() as stack:
@@ -60,9 +60,9 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                     )
                     for side, env in sides.items()
                 }
-                times_of = in_turns(runs, options.turns, warm_up=3)
+                times_of = time_in_turns(runs, options.turns, warm_up=3)
             took = [1e3 * median(times) / steps for times in times_of.values()]
-            yield threads, *took, ratio(times_of["this"], times_of["other"])
+            yield threads, *took, compare_medians(times_of["this"], times_of["other"])
 
 
 BENCHES = (

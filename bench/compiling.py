@@ -15,7 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
-from bench.measuring import fresh
+from bench.measuring import call_fresh
 from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.kernels.binaries import load, workers
@@ -28,7 +28,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
 
 
-def kernels(name: str) -> list[KernelSpec]:
+def list_kernels(name: str) -> list[KernelSpec]:
     """Return the kernels that a workload trains with."""
     with written(name) as folder:
         plans = [p for p in zoo.of_folder(folder, WORKLOADS[name].x[0]) if p.threads > 1]
@@ -36,7 +36,7 @@ def kernels(name: str) -> list[KernelSpec]:
     return list(dict.fromkeys([LAUNCH, WORKER, *(s for p in trained for s in p.specs)]))
 
 
-def phases(specs: Sequence[KernelSpec]) -> list[float]:
+def measure_phases(specs: Sequence[KernelSpec]) -> list[float]:
     """Return the processor time of importing the compiler, and of each phase for all kernels."""
     target, known = host(), templates()
     start = time.process_time()
@@ -70,9 +70,9 @@ def wait(specs: Sequence[KernelSpec], cores: int) -> float:
 
 def measure(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
-    specs = kernels(name)
-    waited = [fresh(wait, specs, cores) for cores in (1, count_cores())]
-    yield len(specs), *fresh(phases, specs), *waited
+    specs = list_kernels(name)
+    waited = [call_fresh(wait, specs, cores) for cores in (1, count_cores())]
+    yield len(specs), *call_fresh(measure_phases, specs), *waited
 
 
 BENCHES = (

@@ -16,8 +16,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from bench.measuring import environment, limits, repeat
-from bench.programs import load, operations
+from bench.measuring import environment, measure_limits, repeat
+from bench.programs import count_operations, load
 from bench.rows import Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
@@ -64,7 +64,7 @@ DIRECTIONS = {
 Layer = tuple[int, int, int, int, int, int, int, int]
 
 
-def layers() -> Mapping[str, tuple[Layer, str, str]]:
+def list_layers() -> Mapping[str, tuple[Layer, str, str]]:
     """Return every direction of every dense layer, by each algorithm that it can have."""
     return {
         f"{name}-{what}-{how}": ((n, ci, size, co, taps, pad, stride, 1), what, how)
@@ -74,7 +74,7 @@ def layers() -> Mapping[str, tuple[Layer, str, str]]:
     }
 
 
-def depthwise_layers() -> Mapping[str, tuple[Layer, str, str]]:
+def list_depthwise_layers() -> Mapping[str, tuple[Layer, str, str]]:
     """Return every direction of every depthwise layer."""
     return {
         f"{name}-{what}": ((n, c, size, c, taps, taps // 2, stride, c), what, "auto")
@@ -83,7 +83,7 @@ def depthwise_layers() -> Mapping[str, tuple[Layer, str, str]]:
     }
 
 
-def program_of(layer: Layer, what: str) -> Program:
+def make_program(layer: Layer, what: str) -> Program:
     """Return the program of one direction of a layer, its images stored channels-last."""
     n, ci, size, co, taps, pad, stride, group = layer
     out = (size + 2 * pad - taps) // stride + 1
@@ -99,7 +99,7 @@ def program_of(layer: Layer, what: str) -> Program:
     return load(Graph("layer", {i: types[i] for i in sorted(ins)}, ["y"], {}, [node], opsets))
 
 
-def kernel_seconds(program: Program, *templates: str) -> float:
+def measure_kernels(program: Program, *templates: str) -> float:
     """Return the seconds of the kernels of a program whose templates begin so."""
     plan, watch, times = program.plan, program.make_stopwatch(), list[float]()
     names = {kernel.symbol: kernel.spec.template for kernel in plan.kernels}
@@ -118,24 +118,24 @@ def measure(row: tuple[Layer, str, str], _: Namespace) -> Iterator[Cells]:
     """Yield the row of a dense layer."""
     layer, what, how = row
     with environment(EDGEGRAD_CONVOLUTION=how):
-        program = program_of(layer, what)
-    took = kernel_seconds(program, "conv", "winograd")
-    rate = operations(program) / took
+        program = make_program(layer, what)
+    took = measure_kernels(program, "conv", "winograd")
+    rate = count_operations(program) / took
     templates = {kernel.spec.template for kernel in program.plan.kernels}
     is_winograd = any(template.startswith("winograd") for template in templates)
     chosen = "winograd" if is_winograd else "direct"
-    yield chosen, 1e3 * took, rate / 1e9, 100 * rate / limits().flops
+    yield chosen, 1e3 * took, rate / 1e9, 100 * rate / measure_limits().flops
 
 
 def measure_depthwise(row: tuple[Layer, str, str], options: Namespace) -> Iterator[Cells]:
     """Yield the row of a depthwise layer."""
     layer, what = row[:2]
     n, c, size, _, _, _, stride, _ = layer
-    program = program_of(layer, what)
-    took = kernel_seconds(program, "depthwise")
+    program = make_program(layer, what)
+    took = measure_kernels(program, "depthwise")
     nbytes = 4 * n * c * (size**2 + ((size - 1) // stride + 1) ** 2)
-    rate, flops = nbytes / took, operations(program) / took
-    share = 100 * rate / limits().find_bandwidth(nbytes)
+    rate, flops = nbytes / took, count_operations(program) / took
+    share = 100 * rate / measure_limits().find_bandwidth(nbytes)
     yield 1e3 * took, rate / 1e9, share, flops / 1e9
 
 
@@ -143,7 +143,7 @@ BENCHES = (
     Bench(
         "conv",
         "dense convolutions of known networks: forward, dX and dW",
-        layers,
+        list_layers,
         ("algorithm", "ms:.3f", "GFLOP/s:.1f", "% of peak:.0f"),
         measure,
         small="cnn-1-Y-direct",
@@ -151,7 +151,7 @@ BENCHES = (
     Bench(
         "conv.depthwise",
         "depthwise convolutions of known networks",
-        depthwise_layers,
+        list_depthwise_layers,
         ("ms:.3f", "GB/s:.1f", "% of memory:.0f", "GFLOP/s:.1f"),
         measure_depthwise,
         small="mobilenet-7-Y",

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine_code import CORES, Block, cycles, disassemble, find_tool, loops
+from bench.machine_code import CORES, Block, disassemble, estimate_cycles, find_loops, find_tool
 from bench.rows import Bench, Cells, Option
-from bench.tables import markdown
+from bench.tables import make_markdown
 from engine.kernels.binaries.load import OBJECT, codes
 from engine.plan.plan import KernelSpec
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -73,14 +73,14 @@ class Loop:
         return self.block.multiply_adds >= PRODUCT * len(self.block.code)
 
 
-def kernels(names: Sequence[str]) -> list[KernelSpec]:
+def list_kernels(names: Sequence[str]) -> list[KernelSpec]:
     """Return the kernels of training steps of workloads, on one thread."""
     target = resolve(BOARDS["neoverse-n1"]).target
     specs: dict[str, KernelSpec] = {}
     for name in names:
         work = WORKLOADS[name]
         with tempfile.TemporaryDirectory() as folder:
-            files = plans.artifacts(work.write(Path(folder)))
+            files = plans.list_artifacts(work.write(Path(folder)))
             made = plans.make_plans(files, target, 1, [work.x[0]], {}).plans
         for phase in ("train", "optimizer"):
             specs |= {spec.symbol: spec for spec in made[phase].specs}
@@ -94,19 +94,19 @@ def analyse(specs: Sequence[KernelSpec], core: str) -> dict[str, list[Loop]]:
         path = Path(folder) / "kernel.o"
         for symbol, code in codes(specs, resolve(BOARDS[core]).target, OBJECT).items():
             path.write_bytes(code)
-            inner = loops(disassemble(path))
+            inner = find_loops(disassemble(path))
             blocks[symbol] = [b for b in inner if b.vectors >= PRODUCT and b.vector_memory]
-    counts = iter(cycles([b for bodies in blocks.values() for b in bodies], core))
+    counts = iter(estimate_cycles([b for bodies in blocks.values() for b in bodies], core))
     peak = CORES[core]
     made = {s: [Loop(b, next(counts), peak) for b in bodies] for s, bodies in blocks.items()}
-    return {s: sorted(all_loops, key=_size, reverse=True) for s, all_loops in made.items()}
+    return {s: sorted(all_loops, key=_make_sort_key, reverse=True) for s, all_loops in made.items()}
 
 
-def _size(loop: Loop) -> tuple[bool, int, int]:
+def _make_sort_key(loop: Loop) -> tuple[bool, int, int]:
     return loop.is_product, loop.block.multiply_adds, loop.block.vector_memory
 
 
-def _cell(found: Sequence[Loop]) -> str:
+def _format_cell(found: Sequence[Loop]) -> str:
     """Return the cell of a kernel on a core."""
     if not found:
         return ""
@@ -117,7 +117,7 @@ def _cell(found: Sequence[Loop]) -> str:
     return f"{first.share:.0%}{rest}".replace("%", " %")
 
 
-def rows(found: Mapping[str, Mapping[str, list[Loop]]]) -> Iterator[Cells]:
+def list_rows(found: Mapping[str, Mapping[str, list[Loop]]]) -> Iterator[Cells]:
     """Yield products, other kernels, and all elementwise maps in one row; a column is a core.
 
     found: by core, what `analyse` gives.
@@ -127,29 +127,29 @@ def rows(found: Mapping[str, Mapping[str, list[Loop]]]) -> Iterator[Cells]:
     maps = [s for s in has_loops if s.startswith("map_")]
     rest = [s for s in has_loops if s not in maps]
     for symbol in sorted(rest, key=lambda s: not some[s][0].is_product):
-        yield symbol, *(_cell(of[symbol]) for of in found.values())
+        yield symbol, *(_format_cell(of[symbol]) for of in found.values())
     if maps:
         speeds = [[of[s][0].bytes for s in maps] for of in found.values()]
         cells = (f"{statistics.median(s):.1f} B ({min(s):.1f}–{max(s):.1f})" for s in speeds)
         yield f"map, {len(maps)} kernels: median", *cells
 
 
-def analysed(names: Sequence[str], prefix: str = "") -> dict[str, dict[str, list[Loop]]]:
+def analyse_kernels(names: Sequence[str], prefix: str = "") -> dict[str, dict[str, list[Loop]]]:
     """Return the loops of the kernels of workloads, by core and symbol."""
     for tools in (("aarch64-linux-gnu-objdump", "llvm-objdump"), ("llvm-mca-19", "llvm-mca")):
         find_tool(*tools)
-    specs = [spec for spec in kernels(names) if spec.symbol.startswith(prefix)]
+    specs = [spec for spec in list_kernels(names) if spec.symbol.startswith(prefix)]
     return {core: analyse(specs, core) for core in CORES}
 
 
 def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
     """Yield a row for each kernel."""
-    return rows(analysed(names))
+    return list_rows(analyse_kernels(names))
 
 
 def measure_loops(names: Sequence[str], options: Namespace) -> Iterator[Cells]:
     """Yield a row for every loop on every core."""
-    for core, by_kernel in analysed(names, options.kernels).items():
+    for core, by_kernel in analyse_kernels(names, options.kernels).items():
         for symbol, kernel_loops in by_kernel.items():
             for loop in kernel_loops:
                 block, share = loop.block, 100 * loop.share
@@ -160,7 +160,7 @@ def measure_loops(names: Sequence[str], options: Namespace) -> Iterator[Cells]:
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Write the page of cores."""
     (cells,) = found.values()
-    table = markdown(["kernel", *CORES], [[str(cell) for cell in row] for row in cells])
+    table = make_markdown(["kernel", *CORES], [[str(cell) for cell in row] for row in cells])
     text = PAGE.format(workloads=", ".join(NAMES), table="\n".join(table))
     path.write_text(text, "utf-8")
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from bench.lessons import LESSONS, Lesson, draw_batches, take_batch
-from bench.measuring import ROOT, output
+from bench.measuring import ROOT, run_for_output
 from bench.rows import Bench, Cells, Option
-from bench.same import torch_weights
+from bench.same import list_torch_weights
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.base.precision import PRECISIONS, Precision
@@ -33,7 +33,7 @@ from engine.drawing.plot import Plot
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.system.config import switch
-from engine.tools.benchmark.workload import Workload, parameters
+from engine.tools.benchmark.workload import Workload, list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 TAIL = 20  # steps at the end whose mean loss counts
@@ -46,7 +46,7 @@ def draw_weights(work: Workload, seed: int) -> Graph:
     """Return the graph of a workload with the weights of a seed."""
     graph = work.build()
     rng = np.random.default_rng(seed)
-    for name in parameters(graph):
+    for name in list_parameters(graph):
         value = graph.initializers[name]
         if value.ndim > 1:
             signs = rng.choice(np.array([-1, 1], np.float32), value.shape)
@@ -59,7 +59,7 @@ def write_artifacts(graph: Graph, folder: Path) -> None:
     onnx_io.save(graph, folder / "forward.onnx")
     artifacts.generate_artifacts(
         str(folder / "forward.onnx"),
-        requires_grad=parameters(graph),
+        requires_grad=list_parameters(graph),
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         additional_output_names=graph.outputs,
@@ -96,10 +96,10 @@ def train_twin(
     python: str, graph: Graph, work: Workload, folder: Path, options: Namespace, side: str
 ) -> Run:
     """Train the twin of a workload by PyTorch, from the weights of a graph."""
-    weights: dict[str, Any] = dict(torch_weights(graph))
+    weights: dict[str, Any] = dict(list_torch_weights(graph))
     np.savez(folder / "weights.npz", **weights)
     words = (work.name, folder, options.steps, work.x[0], RATE, options.threads, side)
-    answer = json.loads(output([python, "-m", "bench.twins.curves", *words], ROOT))
+    answer = json.loads(run_for_output([python, "-m", "bench.twins.curves", *words], ROOT))
     return answer["losses"], answer["accuracy"]
 
 

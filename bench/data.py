@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring import rounds, seconds
+from bench.measuring import time_call, time_rounds
 from bench.rows import Bench, Cells
 from engine.data import (
     Batches,
@@ -70,13 +70,13 @@ def write_sounds(folder: Path, count: int) -> Path:
     return folder
 
 
-def pictures(path: Path, **options: Any) -> Batches:
+def open_pictures(path: Path, **options: Any) -> Batches:
     """Return batches of 16 pictures of 224 x 224."""
     augment = options.pop("augment", None)
     return batches(Images(path, 224, **options), batch_size=16, shuffle=True, augment=augment)
 
 
-def rows(path: Path, mapped: bool) -> Batches:
+def open_rows(path: Path, mapped: bool) -> Batches:
     """Return batches of 64 rows, from memory or from a mapped file."""
     np.save(path / "rows.npy", RNG.random((60000, 784), np.float32))
     x = np.load(path / "rows.npy", mmap_mode="r" if mapped else None)
@@ -84,14 +84,14 @@ def rows(path: Path, mapped: bool) -> Batches:
 
 
 ROWS: dict[str, Callable[[Path], Batches]] = {
-    "jpeg": lambda path: pictures(write_pictures(path / "p", 224, 224, 256), cache=0),
-    "photo": lambda path: pictures(write_pictures(path / "p", 3000, 4000, 16), cache=0),
-    "cached": lambda path: pictures(write_pictures(path / "p", 224, 224, 256)),
-    "augmented": lambda path: pictures(
+    "jpeg": lambda path: open_pictures(write_pictures(path / "p", 224, 224, 256), cache=0),
+    "photo": lambda path: open_pictures(write_pictures(path / "p", 3000, 4000, 16), cache=0),
+    "cached": lambda path: open_pictures(write_pictures(path / "p", 224, 224, 256)),
+    "augmented": lambda path: open_pictures(
         write_pictures(path / "p", 256, 256, 256), resize=256, augment=AUGMENT, cache=0
     ),
-    "arrays": lambda path: rows(path, mapped=False),
-    "mapped": lambda path: rows(path, mapped=True),
+    "arrays": lambda path: open_rows(path, mapped=False),
+    "mapped": lambda path: open_rows(path, mapped=True),
     "sound": lambda path: batches(Sounds(write_sounds(path / "s", 64), cache=0)),
 }
 
@@ -101,11 +101,11 @@ def measure(make: Callable[[Path], Batches], _: Namespace) -> Iterator[Cells]:
     with tempfile.TemporaryDirectory() as folder:
         data = make(Path(folder))
 
-        def epoch() -> None:
+        def run_epoch() -> None:
             deque(data.epoch(1), maxlen=0)
 
-        took, samples = rounds(epoch, 3), (data.samples or 0) / 1e3
-        yield samples / median(took), samples / seconds(epoch, time.process_time)
+        took, samples = time_rounds(run_epoch, 3), (data.samples or 0) / 1e3
+        yield samples / median(took), samples / time_call(run_epoch, time.process_time)
 
 
 CHANGES = {
@@ -143,7 +143,7 @@ def measure_change(subject: tuple[str, str], _: Namespace) -> Iterator[Cells]:
                 changes.mix(columns, dataset, rng)
 
         change_batch()
-        yield (seconds(change_batch, time.process_time) / BATCH * 1e3,)
+        yield (time_call(change_batch, time.process_time) / BATCH * 1e3,)
 
 
 BENCHES = (

@@ -26,9 +26,9 @@ STAGES = (
 class _ConvNeXt(Layers):
     """ConvNeXt (Liu et al., arXiv 2201.03545), its norms and products over the last dimension."""
 
-    def block(self, x: str, name: str, channels: int) -> str:
+    def add_block(self, x: str, name: str, channels: int) -> str:
         """Add a depthwise convolution, a norm and two products, scaled and added to the input."""
-        y = self.depthwise(x, f"{name}.dw", channels, 7)
+        y = self.add_depthwise(x, f"{name}.dw", channels, 7)
         y = self.add_layer_norm(
             self.add_op("Transpose", y, perm=[0, 2, 3, 1]), f"{name}.n", channels
         )
@@ -37,29 +37,31 @@ class _ConvNeXt(Layers):
         y = self.add_op("Mul", y, self.add_vector(f"{name}.scale", channels, 1e-6))
         return self.add_op("Add", x, self.add_op("Transpose", y, perm=[0, 3, 1, 2]))
 
-    def depthwise(self, x: str, name: str, channels: int, taps: int) -> str:
+    def add_depthwise(self, x: str, name: str, channels: int, taps: int) -> str:
         """Add a convolution of each channel alone, with a bias."""
         self.shapes |= {f"{name}.w": (channels, 1, taps, taps), f"{name}.b": (channels,)}
         weights, pads = (f"{name}.w", f"{name}.b"), [taps // 2] * 4
         return self.add_op("Conv", x, *weights, group=channels, pads=pads, strides=[1, 1])
 
-    def norm(self, x: str, name: str, channels: int) -> str:
+    def add_norm(self, x: str, name: str, channels: int) -> str:
         """Add a layer norm of the channels of images."""
         y = self.add_layer_norm(self.add_op("Transpose", x, perm=[0, 2, 3, 1]), name, channels)
         return self.add_op("Transpose", y, perm=[0, 3, 1, 2])
 
 
-def convnext(depths: tuple[int, ...] = (3, 3, 9, 3), width: int = 96, side: int = 224) -> Graph:
+def build_convnext(
+    depths: tuple[int, ...] = (3, 3, 9, 3), width: int = 96, side: int = 224
+) -> Graph:
     """Return a ConvNeXt with 10 classes, Tiny by default."""
     to = _ConvNeXt()
-    y = to.norm(to.add_convolution("x", "stem", 3, width, 4, 4, bias=True), "stem.n", width)
+    y = to.add_norm(to.add_convolution("x", "stem", 3, width, 4, 4, bias=True), "stem.n", width)
     for stage, depth in enumerate(depths):
         if stage:
-            y = to.norm(y, f"s{stage}.n", width)
+            y = to.add_norm(y, f"s{stage}.n", width)
             y = to.add_convolution(y, f"s{stage}.half", width, 2 * width, 2, 2, bias=True)
             width *= 2
         for n in range(depth):
-            y = to.block(y, f"s{stage}.{n}", width)
+            y = to.add_block(y, f"s{stage}.{n}", width)
     y = to.add_op("Flatten", to.add_op("GlobalAveragePool", y))
     to.classify(to.add_layer_norm(y, "end", width), width)
     return to.make_graph("convnext", TensorType("f32", ("batch", 3, side, side)))
@@ -68,7 +70,7 @@ def convnext(depths: tuple[int, ...] = (3, 3, 9, 3), width: int = 96, side: int 
 class _EfficientNet(Layers):
     """EfficientNet (Tan, Le, arXiv 1905.11946)."""
 
-    def normed(
+    def add_normed(
         self, x: str, name: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
         swish: bool = True,
     ) -> str:  # fmt: skip
@@ -79,7 +81,7 @@ class _EfficientNet(Layers):
         y = self.add_batch_norm(y, f"{name}.n", co)
         return self.add_op("Mul", y, self.add_op("Sigmoid", y)) if swish else y
 
-    def excite(self, x: str, name: str, channels: int, few: int) -> str:
+    def add_excitation(self, x: str, name: str, channels: int, few: int) -> str:
         """Scale every channel by a number that two layers make of all means."""
         y = self.add_op("GlobalAveragePool", x)
         y = self.add_convolution(y, f"{name}.less", channels, few, 1, bias=True)
@@ -87,31 +89,33 @@ class _EfficientNet(Layers):
         y = self.add_convolution(y, f"{name}.more", few, channels, 1, bias=True)
         return self.add_op("Mul", x, self.add_op("Sigmoid", y))
 
-    def block(self, x: str, name: str, ci: int, co: int, expand: int, stride: int, k: int) -> str:
+    def add_block(
+        self, x: str, name: str, ci: int, co: int, expand: int, stride: int, k: int
+    ) -> str:
         """Add an inverted residual of k x k taps."""
         wide = ci * expand
-        y = self.normed(x, f"{name}.wide", ci, wide, 1) if expand > 1 else x
-        y = self.normed(y, f"{name}.dw", wide, wide, k, stride, wide)
-        y = self.excite(y, name, wide, max(ci // 4, 1))
-        y = self.normed(y, f"{name}.narrow", wide, co, 1, swish=False)
+        y = self.add_normed(x, f"{name}.wide", ci, wide, 1) if expand > 1 else x
+        y = self.add_normed(y, f"{name}.dw", wide, wide, k, stride, wide)
+        y = self.add_excitation(y, name, wide, max(ci // 4, 1))
+        y = self.add_normed(y, f"{name}.narrow", wide, co, 1, swish=False)
         return self.add_op("Add", y, x) if stride == 1 and ci == co else y
 
 
-def efficientnet(side: int = 300) -> Graph:
+def build_efficientnet(side: int = 300) -> Graph:
     """Return EfficientNet-B3 with 10 classes."""
     to = _EfficientNet()
-    y, channels = to.normed("x", "stem", 3, 40, 3, 2), 40
+    y, channels = to.add_normed("x", "stem", 3, 40, 3, 2), 40
     for stage, (expand, co, depth, stride, taps) in enumerate(STAGES):
         for n in range(depth):
             step = 1 if n else stride
-            y = to.block(y, f"s{stage}.{n}", channels, co, expand, step, taps)
+            y = to.add_block(y, f"s{stage}.{n}", channels, co, expand, step, taps)
             channels = co
-    y = to.normed(y, "end", channels, 4 * channels, 1)
+    y = to.add_normed(y, "end", channels, 4 * channels, 1)
     to.classify(to.add_op("Flatten", to.add_op("GlobalAveragePool", y)), 4 * channels)
     return to.make_graph("efficientnet", TensorType("f32", ("batch", 3, side, side)))
 
 
-def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
+def build_unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
     """Return a U-Net: a class for every pixel of square images."""
     to = UNet()
     y = to.add_op("Transpose", to.add_body("x", 3, levels, width), perm=[0, 2, 3, 1])
@@ -119,7 +123,7 @@ def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
     return to.make_graph("unet", TensorType("f32", ("batch", 3, side, side)), ("pixels", CLASSES))
 
 
-def bilstm(layers: int = 2, steps: int = 100, features: int = 64, width: int = 128) -> Graph:
+def build_bilstm(layers: int = 2, steps: int = 100, features: int = 64, width: int = 128) -> Graph:
     """Return bidirectional LSTMs, the mean over time, and a linear layer to 10 classes."""
     to = Layers()
     y, n_in = to.add_op("Transpose", "x", perm=[1, 0, 2]), features
@@ -139,12 +143,12 @@ _IMAGES = (8, 3, 224, 224)
 MODELS = WORKLOADS | {
     work.name: work
     for work in (
-        Workload("convnext", _IMAGES, convnext),
+        Workload("convnext", _IMAGES, build_convnext),
         Workload("encoder12", (8, 128), partial(build_minilm, layers=12), BERT_WORDS),
         Workload("encoder24", (8, 128), partial(build_minilm, layers=24), BERT_WORDS),
         Workload("resnet101", _IMAGES, build_resnet101),
-        Workload("efficientnet", (8, 3, 300, 300), efficientnet),
-        Workload("unet", (4, 3, 128, 128), unet, labels=128 * 128),
-        Workload("bilstm", (32, 100, 64), bilstm),
+        Workload("efficientnet", (8, 3, 300, 300), build_efficientnet),
+        Workload("unet", (4, 3, 128, 128), build_unet, labels=128 * 128),
+        Workload("bilstm", (32, 100, 64), build_bilstm),
     )
 }

@@ -32,7 +32,7 @@ LEAST = 0.01  # the least part that the table holds
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
 
 
-def profiled(name: str, precision: Precision) -> tuple[Plan, Profile]:
+def profile_workload(name: str, precision: Precision) -> tuple[Plan, Profile]:
     """Return the plan of a workload's training step, and a profile of it."""
     with written(name) as folder:
         made = Training(folder, THREADS, precision=precision)
@@ -45,7 +45,7 @@ def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
     counts: dict[str, int] = defaultdict(int)
     least: dict[str, float] = defaultdict(float)
     taken: dict[str, float] = defaultdict(float)
-    for plan, profile in starmap(profiled, product(names, PRECISIONS)):
+    for plan, profile in starmap(profile_workload, product(names, PRECISIONS)):
         calls = tasks(plan)
         bounds = list(limits([*calls, *calls], plan.threads, profile.roofline))[len(calls) :]
         for task, bound, step in zip(calls, bounds, profile.steps, strict=True):
@@ -74,7 +74,7 @@ def write_table(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
 def measure_workload(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield a row a precision of a workload."""
     for precision in PRECISIONS:
-        plan, profile = profiled(name, precision)
+        plan, profile = profile_workload(name, precision)
         told = sum(step_seconds(plan, profile.roofline)), sum(step_seconds(plan))
         taken = sum(step.seconds for step in profile.steps)
         yield precision, *(1e3 * s for s in told), 1e3 * taken

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from bench.measuring import ROOT
 from bench.rows import WRONG, Bench, Cells
-from bench.tables import text
+from bench.tables import format_cell
 from engine import Trainer
 from engine.api import CheckpointState
 from engine.tools import cli
@@ -74,15 +74,15 @@ def run(name: str, work: Path = WORK) -> Result:
     Raises:
         RuntimeError: a command fails, or what is compared differs.
     """
-    begin, used = time.perf_counter(), processor_time()
+    begin, used = time.perf_counter(), measure_processor_time()
     folder = work / name
     shutil.rmtree(folder, ignore_errors=True)
     if cli.main(["new", name, str(folder)]):
         raise RuntimeError(f"edgegrad new {name}: failed")
     if (folder / FEDERATION).exists():
-        return federate(name, folder, begin)
+        return run_federation(name, folder, begin)
     said = ""
-    for command in templates.first_commands(name):
+    for command in templates.list_first_commands(name):
         said = execute(command, folder)
     training = time.perf_counter() - begin
     execute("edgegrad train --config run.toml --set fit.epochs=1", folder)
@@ -91,16 +91,16 @@ def run(name: str, work: Path = WORK) -> Result:
     compare_build(trainer, folder)
     values = sum(p.data.size for _, p in trainer.state.parameters if p.requires_grad)
     whole = time.perf_counter() - begin
-    return Result(name, values, said, training, whole, processor_time() - used)
+    return Result(name, values, said, training, whole, measure_processor_time() - used)
 
 
-def federate(name: str, folder: Path, begin: float) -> Result:
+def run_federation(name: str, folder: Path, begin: float) -> Result:
     """Run a federation as its README begins, and the tests of the project.
 
     Raises:
         RuntimeError: a command fails, or leaves no model, or the README begins with another one.
     """
-    (command,) = templates.first_commands(name)
+    (command,) = templates.list_first_commands(name)
     if command != f"flwr run . --federation-config {FEDERATION} --stream":
         raise RuntimeError(f"{command!r}: expected a run of Flower with {FEDERATION}")
     shutil.rmtree(folder.parent / f"{folder.name}-flower", ignore_errors=True)
@@ -119,7 +119,7 @@ def federate(name: str, folder: Path, begin: float) -> Result:
     return Result(name, values, said, training, time.perf_counter() - begin, None)
 
 
-def processor_time() -> float:
+def measure_processor_time() -> float:
     """Return the seconds that this process, and the ones it has waited for, have computed."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
@@ -147,7 +147,7 @@ def execute(command: str, folder: Path) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def made_up(trainer: Trainer) -> dict[str, Array]:
+def invent_batch(trainer: Trainer) -> dict[str, Array]:
     """Return a batch of invented values for the training model, by the names of its inputs."""
     batch, seed = {}, 1
     for name in trainer.inputs:
@@ -169,7 +169,7 @@ def compare_export(trainer: Trainer, path: Path) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    batch = {name: made_up(trainer)[name] for name in trainer.features}
+    batch = {name: invent_batch(trainer)[name] for name in trainer.features}
     expected = trainer.predict_batch(batch)
     outputs = session.run(list(expected), batch)
     for name, values in zip(expected, outputs, strict=True):
@@ -197,7 +197,7 @@ def compare_build(trainer: Trainer, folder: Path) -> None:
         sys.path.remove(str(out))
         sys.modules.pop("device_library", None)
     built = face.Trainer(out / "checkpoint")
-    batch = made_up(trainer)
+    batch = invent_batch(trainer)
     returned = built.step(*batch.values())
     loss = returned[0] if isinstance(returned, tuple) else returned  # a model has other outputs
     np.testing.assert_array_equal(loss, np.float32(trainer.step(batch)), err_msg="loss")
@@ -220,8 +220,8 @@ def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Replace the rows of these examples in a page."""
     lines = path.read_text("utf-8").splitlines()
     for name, ((parameters, said, *times),) in found.items():
-        cells = [f"[{name}]({name}/README.md)", text(parameters, ","), str(said)]
-        cells += ["" if took is None else f"{text(took, '.0f')} s" for took in times]
+        cells = [f"[{name}]({name}/README.md)", format_cell(parameters, ","), str(said)]
+        cells += ["" if took is None else f"{format_cell(took, '.0f')} s" for took in times]
         row = f"| {' | '.join(cells)} |"
         lines = [row if line.startswith(f"| [{name}]") else line for line in lines]
     path.write_text("\n".join(lines) + "\n", "utf-8")
@@ -231,7 +231,7 @@ BENCHES = (
     Bench(
         "examples",
         "the applications of examples/, whole",
-        lambda: {name: name for name in templates.templates()},
+        lambda: {name: name for name in templates.list_templates()},
         ("parameters:,", "reaches", "data and training, s:.0f", "with checks and build, s:.0f",
          "processor, s:.0f"),
         measure,

@@ -2,8 +2,8 @@
 
 Every row of `federation` is the app of
 examples/federated with other options, its clients one after another in this process: messages,
-client, server and results match `flwr run` (tests/federated/).  `central` trains on all that the
-clients train on, for as many epochs as a federation has rounds.
+client, server and results match `flwr run` (tests/federated/).  `train_centrally` trains on all
+that the clients train on, for as many epochs as a federation has rounds.
 
 Accuracies are on data that no client has, after the last round: the mean over seeds, and their
 spread.  A seed decides the weights, the partition and the order of the samples.  Bytes count all
@@ -34,10 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.federation_attacks import ATTACKS, Attacked, cells, client_of
+from bench.federation_attacks import ATTACKS, Attacked, make_cells, make_client
 from bench.federation_attacks import CLIENTS as ATTACKED_CLIENTS
 from bench.federation_attacks import STRATEGIES as STRATEGIES_ATTACKED
-from bench.federation_attacks import rows as attacked_rows
+from bench.federation_attacks import list_rows as attacked_rows
 from bench.measuring import MB
 from bench.rows import Bench, Cells, Option
 from engine.drawing.axes import make_axis
@@ -136,7 +136,7 @@ class Outcome:
     failures: int = 0
 
 
-def options(dataset: str, rounds: int, seed: int) -> dict[str, Any]:
+def make_options(dataset: str, rounds: int, seed: int) -> dict[str, Any]:
     """Return the options of all rows; afterwards the modules of the app can be imported."""
     if str(APP) not in sys.path:
         sys.path.insert(0, str(APP))
@@ -147,9 +147,9 @@ def options(dataset: str, rounds: int, seed: int) -> dict[str, Any]:
 
 def run(row: Row, rounds: int, seed: int) -> Outcome:
     """Train as a row says."""
-    flat, begun = options(row.dataset, rounds, seed), time.process_time()
+    flat, begun = make_options(row.dataset, rounds, seed), time.process_time()
     if row.partition == "central":
-        accuracies = central(flat, rounds)
+        accuracies = train_centrally(flat, rounds)
         return Outcome(accuracies, (time.process_time() - begun) / rounds)
     from engine.federated.flower import simulate
 
@@ -168,25 +168,25 @@ def run(row: Row, rounds: int, seed: int) -> Outcome:
     )
 
 
-def attacked(row: Attacked, rounds: int) -> float:
+def measure_attacked(row: Attacked, rounds: int) -> float:
     """Return the accuracy after the last round of a federation with malicious clients."""
     from engine.federated.flower import simulate
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     config = {
-        **options("digits", rounds, 0),
+        **make_options("digits", rounds, 0),
         **PARTITIONS["IID"],
         **STRATEGIES_ATTACKED[row.strategy],
     }
     server = importlib.import_module("server_app").app
     with tempfile.TemporaryDirectory() as folder:
-        simulate(server, client_of(row), ATTACKED_CLIENTS, {**config, "output": folder})
+        simulate(server, make_client(row), ATTACKED_CLIENTS, {**config, "output": folder})
         path = Path(folder) / "1/history.csv"
         history = list(csv.DictReader(path.read_text().splitlines()))
     return float(history[-1]["server_accuracy"]) if history else math.nan
 
 
-def central(config: Mapping[str, Any], epochs: int) -> list[float]:
+def train_centrally(config: Mapping[str, Any], epochs: int) -> list[float]:
     """Train on the samples of all clients together; return the accuracy after each epoch."""
     data, model = map(importlib.import_module, ("data", "model"))
     parts = [data.of_client(number, CLIENTS, config)[0] for number in range(CLIENTS)]
@@ -207,7 +207,7 @@ STYLE = """text{font:12px system-ui,sans-serif;fill:#333}
 path{fill:none;stroke-width:1.8}"""
 
 
-def picture(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+def draw_curves(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Accuracies over rounds as SVG: a chart for each partition, a line for each strategy."""
     parts, low = [], min(min(c) for chart in curves.values() for c in chart.values())
     for number, (partition, chart) in enumerate(curves.items()):
@@ -237,7 +237,7 @@ def picture(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     )
 
 
-def in_processes(
+def run_in_processes(
     jobs: int, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
     """Return the results of calls in new processes, so many at the same time."""
@@ -248,7 +248,7 @@ def in_processes(
 def measure(row: Row, options: Namespace) -> Iterator[Cells]:
     """Yield the row of a federation, over its seeds."""
     seeds = [(row, options.rounds, seed) for seed in range(options.seeds)]
-    outcomes: list[Outcome] = in_processes(options.jobs, run, seeds)
+    outcomes: list[Outcome] = run_in_processes(options.jobs, run, seeds)
     last = [outcome.accuracies[-1] for outcome in outcomes]
     sent, received = (
         mean(getattr(o, side) for o in outcomes) / MB for side in ("sent", "received")
@@ -259,14 +259,16 @@ def measure(row: Row, options: Namespace) -> Iterator[Cells]:
         curves = options.__dict__.setdefault("curves", {})
         accuracies = np.mean([outcome.accuracies for outcome in outcomes], axis=0)
         curves.setdefault(row.partition, {})[row.strategy] = accuracies.tolist()
-        options.picture.write_text(picture(curves))
+        options.picture.write_text(draw_curves(curves))
 
 
 def measure_attacks(strategy: str, options: Namespace) -> Iterator[Cells]:
     """Yield the accuracies of a strategy, one and two clients of ten being malicious."""
     rows = [row for row in attacked_rows() if row.strategy == strategy]
-    accuracies = in_processes(options.jobs, attacked, [(row, options.rounds) for row in rows])
-    yield cells(strategy, dict(zip(rows, accuracies, strict=True)))
+    accuracies = run_in_processes(
+        options.jobs, measure_attacked, [(row, options.rounds) for row in rows]
+    )
+    yield make_cells(strategy, dict(zip(rows, accuracies, strict=True)))
 
 
 JOBS = Option("jobs", 1, "runs at the same time")

@@ -32,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 LABELS = "wrong labels"
 
 
-def _noise(new: np.ndarray, _: np.ndarray) -> np.ndarray:
+def _draw_noise(new: np.ndarray, _: np.ndarray) -> np.ndarray:
     draw = np.random.default_rng(new.size).standard_normal(new.shape)
     return draw.astype(new.dtype)
 
@@ -40,7 +40,7 @@ def _noise(new: np.ndarray, _: np.ndarray) -> np.ndarray:
 ATTACKS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "update x -10": lambda new, sent: sent - 10 * (new - sent),
     "3e38": lambda new, _: np.full_like(new, 3e38),
-    "noise of 1": _noise,
+    "noise of 1": _draw_noise,
     LABELS: lambda new, _: new,
     "zeros": lambda new, _: np.zeros_like(new),
 }
@@ -58,7 +58,7 @@ class Attacked:
     malicious: int
 
 
-def rows() -> list[Attacked]:
+def list_rows() -> list[Attacked]:
     """Return all federations; without malicious clients each strategy once."""
     return [
         Attacked(strategy, attack, malicious)
@@ -69,7 +69,7 @@ def rows() -> list[Attacked]:
     ]
 
 
-def client_of(row: Attacked) -> Any:
+def make_client(row: Attacked) -> Any:
     """Return the ClientApp of the template, in which the first clients are malicious."""
     from flwr.clientapp import ClientApp
 
@@ -80,7 +80,7 @@ def client_of(row: Attacked) -> Any:
     def is_malicious(context: Any) -> bool:
         return int(context.node_config["partition-id"]) < row.malicious
 
-    def data_of(context: Any) -> Any:
+    def load_data(context: Any) -> Any:
         settings = context.node_config
         number, count = int(settings["partition-id"]), int(settings["num-partitions"])
         train, validation = data.of_client(number, count, context.run_config)
@@ -88,7 +88,7 @@ def client_of(row: Attacked) -> Any:
             train = train[0], (9 - train[1]).astype(train[1].dtype)
         return train, validation
 
-    honest = client_app(model.make_trainer, data_of)
+    honest = client_app(model.make_trainer, load_data)
 
     class App(ClientApp):
         def __call__(self, message: Any, context: Any) -> Any:
@@ -103,7 +103,7 @@ def client_of(row: Attacked) -> Any:
     return App()
 
 
-def cells(strategy: str, accuracies: Mapping[Attacked, float]) -> list[str]:
+def make_cells(strategy: str, accuracies: Mapping[Attacked, float]) -> list[str]:
     """Return the accuracies of a strategy: without malicious clients, and by attack.
 
     An attack has the accuracy with one malicious client, and that with two.

@@ -18,7 +18,7 @@ from itertools import repeat
 from statistics import median
 from typing import Any
 
-from bench.measuring import rounds, seconds
+from bench.measuring import time_call, time_rounds
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine import Trainer
@@ -52,20 +52,22 @@ class Idle(Trainer):
         pass
 
 
-def pairs(trainer: Trainer, batch: Batch, batches: int, turns: int) -> list[tuple[float, float]]:
+def measure_pairs(
+    trainer: Trainer, batch: Batch, batches: int, turns: int
+) -> list[tuple[float, float]]:
     """Return the times of a bare loop and of a `fit`, in turns."""
     data = Fixed(batch, batches)
 
-    def bare() -> None:
+    def run_bare() -> None:
         for each in data.epoch():
             trainer.accumulate(*each)
             trainer.update()
 
-    bare()
+    run_bare()
     trainer.fit(data)
-    calls = bare, lambda: trainer.fit(data)
+    calls = run_bare, lambda: trainer.fit(data)
     clock = time.process_time
-    return [(seconds(calls[0], clock), seconds(calls[1], clock)) for _ in range(turns)]
+    return [(time_call(calls[0], clock), time_call(calls[1], clock)) for _ in range(turns)]
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
@@ -73,10 +75,10 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     batch, batches = WORKLOADS[name].batch(), options.batches
     with written(name) as folder:
         trainer, idle = (kind(folder, threads=1, learning_rate=0.0) for kind in (Trainer, Idle))
-        real = pairs(trainer, batch, batches, options.rounds)
-        empty = pairs(idle, batch, 20 * batches, options.rounds)
+        real = measure_pairs(trainer, batch, batches, options.rounds)
+        empty = measure_pairs(idle, batch, 20 * batches, options.rounds)
         one = partial(trainer.fit, Fixed(batch, 1))
-        fixed = min(rounds(one, options.rounds, 0, time.process_time))
+        fixed = min(time_rounds(one, options.rounds, 0, time.process_time))
     step = min(bare for bare, _ in real) / batches
     added = (min(f for _, f in empty) - min(b for b, _ in empty)) / (20 * batches)
     times = median(fitted / bare for bare, fitted in real)

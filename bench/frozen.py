@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measuring import MIB, fresh, memory, output
+from bench.measuring import MIB, call_fresh, read_memory, run_for_output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.benchmark.workload import parameters
+from engine.tools.benchmark.workload import list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 MS = "com.microsoft"
@@ -48,13 +48,13 @@ class _Qwen:
             f(angles).astype(np.float32) for f in (np.cos, np.sin)
         )
         self.values["positions"] = np.arange(positions)[None]
-        packed, scales = self.weights("words", words, width)
+        packed, scales = self.add_weights("words", words, width)
         x = self.op(
             "GatherBlockQuantized", packed, "x", scales, domain=MS, bits=4, block_size=BLOCK
         )
         for i in range(layers):
-            x = self.layer(x, f"l{i}", inner)
-        y = self.linear(self.norm(x, "last"), "head", words, width)
+            x = self.add_layer(x, f"l{i}", inner)
+        y = self.add_linear(self.add_norm(x, "last"), "head", words, width)
         self.values["flat"] = np.array([-1, words])
         self.nodes.append(Node("Reshape", (y, "flat"), ("scores",), {}, name="scores"))
 
@@ -63,15 +63,15 @@ class _Qwen:
         self.nodes.append(Node(op, inputs, (name,), attrs, domain, name))
         return name
 
-    def weights(self, name: str, rows: int, columns: int) -> tuple[str, str]:
+    def add_weights(self, name: str, rows: int, columns: int) -> tuple[str, str]:
         """Return a matrix of 4 bits, two numbers a byte, and its scales."""
         self.values[f"{name}.q"] = self.rng.integers(0, 256, (rows, columns // 2), np.uint8)
         scale = np.full((rows, columns // BLOCK), 0.2 / columns**0.5, np.float32)
         self.values[f"{name}.s"] = scale
         return f"{name}.q", f"{name}.s"
 
-    def linear(self, x: str, name: str, rows: int, columns: int) -> str:
-        packed, scales = self.weights(name, rows, columns)
+    def add_linear(self, x: str, name: str, rows: int, columns: int) -> str:
+        packed, scales = self.add_weights(name, rows, columns)
         shape = (rows, columns // BLOCK, BLOCK // 2)
         self.values[packed] = self.values[packed].reshape(shape)
         return self.op(
@@ -79,27 +79,27 @@ class _Qwen:
             block_size=BLOCK,
         )  # fmt: skip
 
-    def adapted(self, x: str, name: str, rows: int, columns: int) -> str:
+    def add_adapted(self, x: str, name: str, rows: int, columns: int) -> str:
         down = self.rng.standard_normal((columns, RANK)).astype(np.float32) / columns**0.5
         self.values[f"{name}.lora_a"] = down
         self.values[f"{name}.lora_b"] = np.zeros((RANK, rows), np.float32)
         low = self.op("MatMul", self.op("MatMul", x, f"{name}.lora_a"), f"{name}.lora_b")
-        return self.op("Add", self.linear(x, name, rows, columns), low)
+        return self.op("Add", self.add_linear(x, name, rows, columns), low)
 
-    def norm(self, x: str, name: str) -> str:
+    def add_norm(self, x: str, name: str) -> str:
         self.values[f"{name}.scale"] = np.ones(self.width, np.float32)
         return self.op(
             "SimplifiedLayerNormalization", x, f"{name}.scale", axis=-1, epsilon=1e-6
         )  # fmt: skip
 
-    def layer(self, x: str, name: str, inner: int) -> str:
+    def add_layer(self, x: str, name: str, inner: int) -> str:
         width, narrow = self.width, self.groups * self.size
-        h = self.norm(x, f"{name}.n1")
+        h = self.add_norm(x, f"{name}.n1")
         q, k = (
-            self.adapted(h, f"{name}.q", width, width),
-            self.linear(h, f"{name}.k", narrow, width),
+            self.add_adapted(h, f"{name}.q", width, width),
+            self.add_linear(h, f"{name}.k", narrow, width),
         )
-        v = self.adapted(h, f"{name}.v", narrow, width)
+        v = self.add_adapted(h, f"{name}.v", narrow, width)
         q, k = (
             self.op("RotaryEmbedding", t, "cos", "sin", "positions", num_heads=n)
             for t, n in ((q, self.heads), (k, self.groups))
@@ -107,36 +107,36 @@ class _Qwen:
         seen = self.op(
             "Attention", q, k, v, q_num_heads=self.heads, kv_num_heads=self.groups, is_causal=1
         )
-        x = self.op("Add", x, self.linear(seen, f"{name}.o", width, width))
-        h = self.norm(x, f"{name}.n2")
-        gate, up = (self.linear(h, f"{name}.{n}", inner, width) for n in ("gate", "up"))
+        x = self.op("Add", x, self.add_linear(seen, f"{name}.o", width, width))
+        h = self.add_norm(x, f"{name}.n2")
+        gate, up = (self.add_linear(h, f"{name}.{n}", inner, width) for n in ("gate", "up"))
         gate = self.op("Mul", gate, self.op("Sigmoid", gate))
         return self.op(
-            "Add", x, self.linear(self.op("Mul", gate, up), f"{name}.down", width, inner)
+            "Add", x, self.add_linear(self.op("Mul", gate, up), f"{name}.down", width, inner)
         )
 
-    def graph(self) -> Graph:
+    def make_graph(self) -> Graph:
         inputs = {"x": TensorType("i64", (1, self.positions))}
         graph = Graph("qwen", inputs, ["scores"], self.values, self.nodes, {"": 23, MS: 1})
         graph.types["scores"] = TensorType("f32", (self.positions, self.words))
         return graph
 
 
-def _qwen() -> Graph:
-    return _Qwen(256, 24, 896, 4864, 14, 2, 151936).graph()
+def _build_qwen() -> Graph:
+    return _Qwen(256, 24, 896, 4864, 14, 2, 151936).make_graph()
 
 
-def _minilm() -> Graph:
+def _build_minilm() -> Graph:
     return WORKLOADS["minilm"].build()
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], Callable[[Graph], list[str]]]] = {
     "mobilenet_head": (
         WORKLOADS["mobilenet_head"].build,
-        lambda g: parameters(g, WORKLOADS["mobilenet_head"].trained),
+        lambda g: list_parameters(g, WORKLOADS["mobilenet_head"].trained),
     ),
-    "minilm_last": (_minilm, lambda g: parameters(g, ("l4.", "l5.", "fc."))),
-    "qwen": (_qwen, lambda g: [n for n in g.initializers if ".lora_" in n]),
+    "minilm_last": (_build_minilm, lambda g: list_parameters(g, ("l4.", "l5.", "fc."))),
+    "qwen": (_build_qwen, lambda g: [n for n in g.initializers if ".lora_" in n]),
 }
 
 
@@ -162,15 +162,15 @@ def write(name: str, folder: Path, external: bool) -> None:
     )  # fmt: skip
 
 
-def held() -> list[float]:
+def measure_held() -> list[float]:
     """Return the memory of this process: anonymous, of files, and the peak of both, in MiB."""
-    return [memory(field) / MIB for field in ("RssAnon", "RssFile", "VmHWM")]
+    return [read_memory(field) / MIB for field in ("RssAnon", "RssFile", "VmHWM")]
 
 
 def make(name: str, folder: Path, external: bool) -> list[float]:
     """Write the artifacts of a model; return the memory of this process."""
     write(name, folder, external)
-    return held()
+    return measure_held()
 
 
 def measure(name: str, _: Namespace) -> Iterator[Cells]:
@@ -178,10 +178,10 @@ def measure(name: str, _: Namespace) -> Iterator[Cells]:
     for way in ("inside", "external"):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            yield way, "making", *fresh(make, name, folder, way == "external"), None
+            yield way, "making", *call_fresh(make, name, folder, way == "external"), None
             command = [sys.executable, SCRIPTS / "frozen.py", folder, STEPS]
-            output(command)  # keeps kernels and plans
-            reply = json.loads(output(command))
+            run_for_output(command)  # keeps kernels and plans
+            reply = json.loads(run_for_output(command))
             sizes = (size / MIB for size in reply["memory"].values())
             yield way, "training", *sizes, "{0:.4f} to {2:.4f}".format(*reply["losses"])
 

@@ -12,7 +12,7 @@ from functools import cache
 from statistics import median
 from typing import NamedTuple
 
-from bench.measuring import limits, repeat, rounds
+from bench.measuring import measure_limits, repeat, time_rounds
 from bench.programs import load
 from bench.rows import THREADS, Bench, Cells, Option
 from engine.base.precision import Precision
@@ -52,10 +52,10 @@ SIZES = (
 @cache
 def call_seconds() -> float:
     """Return the seconds that a program takes whose only product is tiny."""
-    return min(rounds(_program(Size(1, 1, 1), 1).run, 1000))
+    return min(time_rounds(_make_program(Size(1, 1, 1), 1).run, 1000))
 
 
-def _program(size: Size, threads: int, precision: Precision = "f32") -> Program:
+def _make_program(size: Size, threads: int, precision: Precision = "f32") -> Program:
     m, n, k, stored, batch = size
     ta, tb = (int(c == "t") for c in stored)
     shapes = {"a": (k, m) if ta else (m, k), "b": (n, k) if tb else (k, n)}
@@ -70,10 +70,10 @@ def _program(size: Size, threads: int, precision: Precision = "f32") -> Program:
 def measure(size: Size, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     for threads in options.threads:
-        program = _program(size, threads, options.precision)
+        program = _make_program(size, threads, options.precision)
         took = median(repeat(program.run)) - call_seconds()
         rate = 2 * math.prod(size[:3]) * size.batch / took
-        yield threads, 1e3 * took, rate / 1e9, 100 * rate / limits().flops / threads
+        yield threads, 1e3 * took, rate / 1e9, 100 * rate / measure_limits().flops / threads
 
 
 BENCHES = (

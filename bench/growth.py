@@ -1,8 +1,8 @@
 """Time of every stage of planning against the number of nodes of a graph.
 
 A row is a stage, a column a number of nodes: seconds of processor time of the stage alone, without
-those that it calls and that have rows of their own.  `exponent` is log(t2 / t1) / log(n2 / n1) of
-the two largest graphs, n counting their nodes: 1.00 is linear.  Stages below `LEAST` of a second
+those that it calls and that have rows of their own.  `find_exponent` is log(t2 / t1) / log(n2 / n1)
+of the two largest graphs, n counting their nodes: 1.00 is linear.  Stages below `LEAST` of a second
 have none, because so little is noise.
 
 For shapes that train, artifacts are made from a forward graph, and the training model is planned:
@@ -86,7 +86,7 @@ class Clock:
             self._open.pop()
             self._is_whole = False
 
-    def timed(self, title: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    def time_stage(self, title: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function whose time is charged to a stage."""
 
         def call(*args: Any, **more: Any) -> Any:
@@ -135,12 +135,12 @@ def watched(clock: Clock) -> Iterator[None]:
     passes = pipeline.PASSES
     try:
         for owner, name, title in STAGES:
-            setattr(owner, name, clock.timed(title, getattr(owner, name)))
+            setattr(owner, name, clock.time_stage(title, getattr(owner, name)))
         setattr(  # noqa: B010  # it is Final for all others
             pipeline,
             "PASSES",
             tuple(
-                pipeline.Pass(p.name, clock.timed(f"pass: {p.name}", p.run), p.may_add)
+                pipeline.Pass(p.name, clock.time_stage(f"pass: {p.name}", p.run), p.may_add)
                 for p in passes
             ),
         )
@@ -154,7 +154,7 @@ def watched(clock: Clock) -> Iterator[None]:
 # --- graphs
 
 
-def _plain(
+def _make_plain(
     name: str,
     nodes: Sequence[Node],
     held: Mapping[str, Any],
@@ -175,10 +175,10 @@ def chain(nodes: int) -> Graph:
         Node(ops[i % len(ops)], (f"v{i}" if i else "x",), (f"v{i + 1}",), {}, "", f"n{i}")
         for i in range(nodes)
     ]
-    return _plain("chain", made, {}, {f"v{nodes}": (4, WIDTH)})
+    return _make_plain("chain", made, {}, {f"v{nodes}": (4, WIDTH)})
 
 
-def mlp(nodes: int) -> Graph:
+def make_mlp(nodes: int) -> Graph:
     """Return layers of a product, a bias and Relu, and their gradients."""
     to = Layers()
     y = "x"
@@ -188,7 +188,7 @@ def mlp(nodes: int) -> Graph:
     return to.make_graph("mlp", TensorType("f32", (4, WIDTH)))
 
 
-def residual(nodes: int) -> Graph:
+def make_residual(nodes: int) -> Graph:
     """Return blocks of two normalised convolutions beside a shortcut, and their gradients."""
     to = Layers()
     y = "x"
@@ -202,30 +202,30 @@ def residual(nodes: int) -> Graph:
     return to.make_graph("residual", TensorType("f32", (2, 4, 6, 6)))
 
 
-def attention(nodes: int) -> Graph:
+def make_attention(nodes: int) -> Graph:
     """Return layers of a transformer, and their gradients."""
     return build_minilm(positions=4, words=10, layers=max(nodes // 110, 1), width=24)
 
 
-def fan_out(nodes: int) -> Graph:
+def make_fan_out(nodes: int) -> Graph:
     """Return nodes that read one value, and the Sum of all their results."""
     made = [Node("Tanh", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
     total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
-    return _plain("fan-out", [*made, total], {}, {"y": (4, WIDTH)})
+    return _make_plain("fan-out", [*made, total], {}, {"y": (4, WIDTH)})
 
 
-def softmaxes(nodes: int) -> Graph:
+def make_softmaxes(nodes: int) -> Graph:
     """Return softmaxes of one value, and the Sum of all: no two of them fuse."""
     made = [Node("Softmax", ("x",), (f"v{i}",), {"axis": i % 2}, "", f"n{i}") for i in range(nodes)]
     total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
-    return _plain("softmaxes", [*made, total], {}, {"y": (4, WIDTH)})
+    return _make_plain("softmaxes", [*made, total], {}, {"y": (4, WIDTH)})
 
 
-def concat(nodes: int) -> Graph:
+def make_concat(nodes: int) -> Graph:
     """Return one Concat of `nodes` values."""
     made = [Node("Neg", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
     joint = Node("Concat", tuple(f"v{i}" for i in range(nodes)), ("y",), {"axis": 0}, "", "concat")
-    return _plain("concat", [*made, joint], {}, {"y": (4 * nodes, WIDTH)})
+    return _make_plain("concat", [*made, joint], {}, {"y": (4 * nodes, WIDTH)})
 
 
 def split(nodes: int) -> Graph:
@@ -234,10 +234,10 @@ def split(nodes: int) -> Graph:
     cut = Node("Split", ("x",), parts, {"axis": 0}, "", "split")
     made = [Node("Softmax", (p,), (f"v{i}",), {}, "", f"n{i}") for i, p in enumerate(parts)]
     total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
-    return _plain("split", [cut, *made, total], {}, {"y": (1, WIDTH)}, nodes)
+    return _make_plain("split", [cut, *made, total], {}, {"y": (1, WIDTH)}, nodes)
 
 
-def loop(nodes: int) -> Graph:
+def make_loop(nodes: int) -> Graph:
     """Return a Loop of four nodes a trip, which is unrolled; its scanned output joins all trips."""
     body = Graph(
         "body",
@@ -261,33 +261,33 @@ def loop(nodes: int) -> Graph:
     trips = max(nodes // 4, 1)
     node = Node("Loop", ("trips", "", "x"), ("y", "all"), {"body": inner}, "", "loop")
     held = {"trips": np.int64(trips), "w": np.ones(WIDTH, np.float32)}
-    return _plain("loop", [node], held, {"y": (4, WIDTH), "all": (trips, 4, WIDTH)})
+    return _make_plain("loop", [node], held, {"y": (4, WIDTH), "all": (trips, 4, WIDTH)})
 
 
-def outputs(nodes: int) -> Graph:
+def make_outputs(nodes: int) -> Graph:
     """Return nodes that read one value, and whose results are all outputs of the graph."""
     made = [Node("Tanh", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
-    return _plain("outputs", made, {}, {f"v{i}": (4, WIDTH) for i in range(nodes)})
+    return _make_plain("outputs", made, {}, {f"v{i}": (4, WIDTH) for i in range(nodes)})
 
 
 SHAPES: dict[str, tuple[Callable[[int], Graph], bool]] = {  # the graph, and whether it trains
     "chain": (chain, False),
-    "mlp": (mlp, True),
-    "residual": (residual, True),
-    "transformer": (attention, True),
-    "fan-out": (fan_out, False),
-    "softmaxes": (softmaxes, False),
-    "concat": (concat, False),
+    "mlp": (make_mlp, True),
+    "residual": (make_residual, True),
+    "transformer": (make_attention, True),
+    "fan-out": (make_fan_out, False),
+    "softmaxes": (make_softmaxes, False),
+    "concat": (make_concat, False),
     "split": (split, False),
-    "loop": (loop, False),
-    "outputs": (outputs, False),
+    "loop": (make_loop, False),
+    "outputs": (make_outputs, False),
 }
 
 
 # --- times
 
 
-def _trained(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[Plan, int]:
+def _plan_training(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[Plan, int]:
     """Return the plan of a training step with its update, and the nodes of the training model."""
     with clock.stage("offline: the rest"):
         write_artifacts(forward, folder)
@@ -311,7 +311,7 @@ def _trained(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[P
     return plan, len(model.graph.nodes)
 
 
-def _planned(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
+def _plan_graph(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
     """Return the plan of a graph that is written to a file, and its nodes."""
     path = folder / "forward.onnx"
     onnx_io.save(graph, path)
@@ -320,32 +320,32 @@ def _planned(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
     return plan, len(graph.nodes)
 
 
-def _code(kernels: Iterable[object]) -> Mapping[str, int]:
+def _make_addresses(kernels: Iterable[object]) -> Mapping[str, int]:
     """Return addresses of kernels for programs that are not run."""
     return defaultdict(int)
 
 
-def measured(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]:
+def measure_stages(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]:
     """Return the number of planned nodes, and the time of every stage, for one graph."""
     clock = Clock()
     make, trains = SHAPES[name]
     graph = make(nodes)
     with tempfile.TemporaryDirectory() as folder, watched(clock):
         if trains:
-            plan, count = _trained(graph, Path(folder), clock, least)
+            plan, count = _plan_training(graph, Path(folder), clock, least)
         else:
-            plan, count = _planned(graph, Path(folder), clock)
+            plan, count = _plan_graph(graph, Path(folder), clock)
     with clock.stage("write plan"):
         data = plan_file.to_bytes([plan], plan.target)
     with clock.stage("read plan"):
         plan_file.from_bytes(data, plan.target)
     regions = {region: allocate(size, zero=False) for region, size in plan.regions}
     with clock.stage("program table"), patch.object(program, "get_team"):
-        program.Program(plan, _code, regions)
+        program.Program(plan, _make_addresses, regions)
     return count if name != "loop" else nodes, clock
 
 
-def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
+def find_exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
     """Return the power of the nodes with which time grows, from the two largest graphs."""
     (n1, n2), (t1, t2) = counts[-2:], seconds[-2:]
     return math.log(t2 / max(t1, 1e-6)) / math.log(n2 / n1)
@@ -353,7 +353,7 @@ def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each stage of a shape."""
-    columns = [measured(name, nodes, least=options.least) for nodes in options.sizes]
+    columns = [measure_stages(name, nodes, least=options.least) for nodes in options.sizes]
     counts = [count for count, _ in columns]
     stages = dict.fromkeys(stage for _, clock in columns for stage in clock.seconds)
     rows = {stage: [clock.seconds[stage] for _, clock in columns] for stage in stages}
@@ -361,10 +361,10 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     yield "nodes", *map(str, counts), None
     for stage, seconds in rows.items():
         grows = len(counts) > 1 and seconds[-1] >= LEAST
-        yield stage, *seconds, exponent(counts, seconds) if grows else None
+        yield stage, *seconds, find_exponent(counts, seconds) if grows else None
 
 
-def titles(options: Namespace) -> tuple[str, ...]:
+def list_titles(options: Namespace) -> tuple[str, ...]:
     """Return the columns, one a size."""
     return ("stage", *(f"s at {size}:.3f" for size in options.sizes), "exponent:.2f")
 
@@ -374,7 +374,7 @@ BENCHES = (
         "growth",
         "the time of every stage of planning against the number of nodes of a graph",
         {name: name for name in SHAPES},
-        titles,
+        list_titles,
         measure,
         options=(
             Option("sizes", SIZES, "nodes of the graphs"),

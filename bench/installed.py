@@ -21,7 +21,7 @@ def make(
     """
     sdist = wheels.make_sdist(folder)
     return wheels.make_wheel(
-        wheels.PLATFORMS[name], sdist, folder, zoo.kernels(plans), levels=levels, jobs=2
+        wheels.PLATFORMS[name], sdist, folder, zoo.list_kernels(plans), levels=levels, jobs=2
     )
 
 

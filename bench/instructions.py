@@ -82,7 +82,7 @@ class Program:
         return _run(*words, self.file, self.checkpoint, steps)
 
 
-def program(artifacts: Path, target: str, batch: int, folder: Path) -> Program:
+def build_program(artifacts: Path, target: str, batch: int, folder: Path) -> Program:
     """Build a program of one thread that trains artifacts on batches of this size."""
     platform = resolve(target)
     out = folder / f"{artifacts.name}-{target}-{batch}"
@@ -96,8 +96,8 @@ def program(artifacts: Path, target: str, batch: int, folder: Path) -> Program:
 
 def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
     """Return the instructions of one step: a tenth of the instructions of ten more."""
-    built = program(artifacts, target, batch, folder)
-    few, many = (_told(built.run(str(folder / "count.so"), steps)) for steps in (2, 12))
+    built = build_program(artifacts, target, batch, folder)
+    few, many = (_parse_count(built.run(str(folder / "count.so"), steps)) for steps in (2, 12))
     return (many - few) // 10
 
 
@@ -125,18 +125,20 @@ def count_starts(artifacts: Path, python: Sequence[object], site: str) -> dict[s
     _run(*first_step, env=env)  # writes bytecode
     shutil.rmtree(work / "cache", ignore_errors=True)
     instructions = {
-        name: _told(_run(*first_step, env=env)) for name in ("first ever", "plans kept")
+        name: _parse_count(_run(*first_step, env=env)) for name in ("first ever", "plans kept")
     }
-    instructions["import numpy"] = _told(_run(*python, "-c", "import numpy", env=env))
+    instructions["import numpy"] = _parse_count(_run(*python, "-c", "import numpy", env=env))
     shutil.rmtree(work)
     return instructions
 
 
-def _told(said: str) -> int:
+def _parse_count(said: str) -> int:
     return int(re.findall(r"instructions (\d+)", said)[-1])
 
 
-def _interpreters(arm64: Path | None, counting: Sequence[object]) -> dict[str, tuple[object, ...]]:
+def _list_interpreters(
+    arm64: Path | None, counting: Sequence[object]
+) -> dict[str, tuple[object, ...]]:
     """Return the words that run a Python for a level and count, by name of the level.
 
     arm64: a folder in which tests/arm64.sh has been, if any.
@@ -176,7 +178,7 @@ def measure_start(name: str, options: Namespace) -> Iterator[Cells]:
         folder = Path(place)
         counting = ("-plugin", compile_plugin(folder), "-d", "plugin")
         plans = list(zoo.of_folder(artifacts, WORKLOADS[name].x[0]))
-        for title, python in _interpreters(arm64, counting).items():
+        for title, python in _list_interpreters(arm64, counting).items():
             (level,) = (v for v in LEVELS if v.name == title)
             wheel = installed.make(plans, f"linux-{level.arch}", folder / title, [level])
             site = str(installed.install(wheel, folder / title / "site"))

@@ -24,7 +24,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 THREADS = 2
 
 
-def plans(name: str, without: Sequence[Sequence[str]]) -> list[Plan]:
+def make_plans(name: str, without: Sequence[Sequence[str]]) -> list[Plan]:
     """Return the training plans of a workload, each without some passes."""
     with written(name) as folder:
         graph = onnx_io.load(folder / "training_model.onnx")
@@ -41,7 +41,7 @@ def plans(name: str, without: Sequence[Sequence[str]]) -> list[Plan]:
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload, and one without some passes."""
     choices = [[], *([list(options.without)] if options.without else [])]
-    for without, plan in zip(choices, plans(name, choices), strict=True):
+    for without, plan in zip(choices, make_plans(name, choices), strict=True):
         arena = plan.compute_region_bytes("work") / MIB
         yield ", ".join(without) or "none", plan.kept_bytes / MIB, len(plan.kept()), arena
 

@@ -59,14 +59,14 @@ def make(
         return path
     path.write_bytes(model.SerializeToString())
     with open(folder / "model.data", "wb") as file:
-        for values in _matrices(seed, layers, side):
+        for values in _draw_matrices(seed, layers, side):
             file.write(bytes(gap))
             file.write(values)
         file.truncate(at)
     return path
 
 
-def _matrices(seed: int | None, layers: int, side: int) -> list[bytes]:
+def _draw_matrices(seed: int | None, layers: int, side: int) -> list[bytes]:
     if seed is None:
         return []
     rng = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | Non
         for t in wide
     ]  # fmt: skip
     fields = [b"\x2a" + encode_varint(len(h) + side * side * 4) + h for h in heads]
-    values = _matrices(seed, len(wide), side)
+    values = _draw_matrices(seed, len(wide), side)
     total = sum(map(len, fields)) + len(wide) * side * side * 4
     with open(path, "wb") as file:
         file.write(rest.SerializeToString())
@@ -133,7 +133,7 @@ def run(kind: str, path: Path, folder: Path) -> None:
         check_support(path)
 
 
-def grown(kind: str, path: Path, folder: Path) -> int:
+def measure_growth(kind: str, path: Path, folder: Path) -> int:
     """Return how many bytes the anonymous memory of this process grows at most.
 
     A small model is done first, so that what is imported does not count.

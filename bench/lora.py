@@ -24,8 +24,8 @@ from statistics import median
 
 import numpy as np
 
-from bench.measuring import MB, fresh, memory, rounds
-from bench.qwen2 import Sizes, qwen2
+from bench.measuring import MB, call_fresh, read_memory, time_rounds
+from bench.qwen2 import Sizes, build_qwen2
 from bench.rows import Bench, Cells, Option
 from engine import artifacts, lora
 from engine.graphs.io import onnx_io
@@ -68,16 +68,16 @@ class Row:
         ]  # fmt: skip
 
 
-def language_model(name: str, positions: int, *, quantised: bool = True) -> Graph:
+def make_language_model(name: str, positions: int, *, quantised: bool = True) -> Graph:
     """Return a model of this name."""
     if name == "gpt2":
         return build_gpt2(positions, **GPT2)
-    return qwen2(Sizes(), positions, PIECES if quantised else 1, quantised)
+    return build_qwen2(Sizes(), positions, PIECES if quantised else 1, quantised)
 
 
 def write(name: str, folder: Path, positions: int, *, adapts: bool) -> None:
     """Write the artifacts and a batch of a training."""
-    graph = language_model(name, positions)
+    graph = make_language_model(name, positions)
     path = folder / "forward.onnx"
     if adapts:
         pattern = r"\.qkv\." if name == "gpt2" else r"self_attn\.(q|v)_proj"
@@ -97,12 +97,12 @@ def write(name: str, folder: Path, positions: int, *, adapts: bool) -> None:
     )
 
 
-def trained(folder: Path, steps: int, budget: str | None) -> Row:
+def train_once(folder: Path, steps: int, budget: str | None) -> Row:
     """Train artifacts here, and tell what it took."""
     trainer = Trainer(folder, threads=THREADS, memory_budget=budget)
     with np.load(folder / "batch.npz") as file:
         batch = file["x"], file["y"]
-    times = rounds(lambda: trainer.step(*batch), steps, warm_up=0)
+    times = time_rounds(lambda: trainer.step(*batch), steps, warm_up=0)
     held, state = trainer.session.memory, trainer.state
     plans = [program.plan for program in held.programs.values()]
     names = ("param", "grad", "state")
@@ -111,14 +111,16 @@ def trained(folder: Path, steps: int, budget: str | None) -> Row:
     sizes["const"] = sum(plan.compute_region_bytes("const") for plan in plans)
     count = sum(state.slots[name].size for name in state.trainable_names())
     name = f"{folder.name} {budget or ''}".strip()
-    return Row(name, count, sizes, memory("VmHWM"), memory("RssAnon"), median(times[1:] or times))
+    return Row(
+        name, count, sizes, read_memory("VmHWM"), read_memory("RssAnon"), median(times[1:] or times)
+    )
 
 
-def planned_whole(positions: int) -> Row:
+def plan_whole(positions: int) -> Row:
     """Return the row of Qwen2.5-0.5B trained whole in float32, by its plan; its weights are
     zeros.
     """
-    graph = language_model("qwen2", positions, quantised=False)
+    graph = make_language_model("qwen2", positions, quantised=False)
     names = [n for n in list_parameters(graph) if n not in ("cos", "sin")]
     sizes = [align(4 * graph.initializers[n].size) for n in names]
     count = sum(graph.initializers[n].size for n in names)
@@ -136,7 +138,7 @@ def planned_whole(positions: int) -> Row:
     return Row("qwen2 whole", count, region_bytes)
 
 
-def measured(
+def measure_rows(
     name: str, positions: int, steps: int, *, adapts: bool, budgets: Sequence[str] = ("",)
 ) -> Iterator[Row]:
     """Trainings in processes of their own, each after one that has filled the caches."""
@@ -146,19 +148,19 @@ def measured(
         write(name, folder, positions, adapts=adapts)
         gc.collect()
         for budget in budgets:
-            fresh(trained, folder, 1, budget or None)
-            yield fresh(trained, folder, steps, budget or None)
+            call_fresh(train_once, folder, 1, budget or None)
+            yield call_fresh(train_once, folder, steps, budget or None)
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row a training: of the whole model, with adapters, and within --budget."""
     positions, steps = options.positions, options.steps
     if name == "qwen2":
-        yield planned_whole(positions).cells
+        yield plan_whole(positions).cells
     else:
-        yield from (row.cells for row in measured(name, positions, steps, adapts=False))
+        yield from (row.cells for row in measure_rows(name, positions, steps, adapts=False))
     budgets = ["", *([options.budget] if options.budget else [])]
-    rows = measured(name, positions, steps, adapts=True, budgets=budgets)
+    rows = measure_rows(name, positions, steps, adapts=True, budgets=budgets)
     yield from (row.cells for row in rows)
 
 

@@ -49,7 +49,7 @@ class Instruction:
     def is_vector(self) -> bool:
         return re.search(r"\b[qv]\d", self.text) is not None
 
-    def target(self) -> int | None:
+    def find_target(self) -> int | None:
         """Address that it jumps to, if it is a jump to one."""
         match = _BRANCH.match(self.text)
         return int(match[1], 16) if match else None
@@ -106,12 +106,12 @@ def disassemble(path: Path) -> list[Instruction]:
     return code
 
 
-def loops(code: Sequence[Instruction]) -> Iterator[Block]:
+def find_loops(code: Sequence[Instruction]) -> Iterator[Block]:
     """Yield the innermost loops that call nothing, in the order of their ends."""
     at = {i.address: n for n, i in enumerate(code)}
     begin = -1  # of the last loop that was found
     for n, instruction in enumerate(code):
-        to = instruction.target()
+        to = instruction.find_target()
         first = n + 1 if to is None else at.get(to, n + 1)
         if first <= n:
             is_inner, begin = first > begin, max(first, begin)
@@ -120,7 +120,7 @@ def loops(code: Sequence[Instruction]) -> Iterator[Block]:
                 yield Block(tuple(body))
 
 
-def cycles(blocks: Sequence[Block], core: str) -> list[float]:
+def estimate_cycles(blocks: Sequence[Block], core: str) -> list[float]:
     """Cycles of one turn of each block, over many, with all data in the first-level cache.
 
     The analyser knows no branch predictor: jumps out of the middle of a block are left out.
@@ -130,9 +130,9 @@ def cycles(blocks: Sequence[Block], core: str) -> list[float]:
     mca = find_tool("llvm-mca-19", "llvm-mca-20", "llvm-mca-21", "llvm-mca-22", "llvm-mca")
     lines = []
     for number, block in enumerate(blocks):
-        body = [_ADDRESS.sub(r"\1 0x", i.text) for i in block.code[:-1] if i.target() is None]
+        body = [_ADDRESS.sub(r"\1 0x", i.text) for i in block.code[:-1] if i.find_target() is None]
         last = block.code[-1]
-        body.append(last.text if last.target() is None else _to_label(last.text, number))
+        body.append(last.text if last.find_target() is None else _to_label(last.text, number))
         lines += [f"# LLVM-MCA-BEGIN r{number}", f".L{number}:", *body, "# LLVM-MCA-END"]
     with tempfile.NamedTemporaryFile("w", suffix=".s") as file:
         file.write("\n".join(lines) + "\n")

@@ -32,35 +32,35 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 
-def seconds(call: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+def time_call(call: Callable[[], object], clock: Clock = time.perf_counter) -> float:
     """Return the seconds of a call, by the time of day unless told otherwise."""
     begin = clock()
     call()
     return clock() - begin
 
 
-def timed(call: Callable[[], T]) -> tuple[T, float]:
+def time_process(call: Callable[[], T]) -> tuple[T, float]:
     """Return the result of a call, and its seconds of processor time."""
     begin = time.process_time()
     result = call()
     return result, time.process_time() - begin
 
 
-def rounds(
+def time_rounds(
     call: Callable[[], object], count: int, warm_up: int = 1, clock: Clock = time.perf_counter
 ) -> list[float]:
     """Return the seconds of each of so many calls, after some that do not count."""
-    return [seconds(call, clock) for _ in range(warm_up + count)][warm_up:]
+    return [time_call(call, clock) for _ in range(warm_up + count)][warm_up:]
 
 
 def repeat(call: Callable[[], object]) -> list[float]:
     """Return the seconds of calls that take about `SECONDS` together, after one that warms up."""
     call()
-    count = int(SECONDS / max(seconds(call), 1e-9))
-    return rounds(call, min(max(count, LEAST), 10_000), warm_up=0)
+    count = int(SECONDS / max(time_call(call), 1e-9))
+    return time_rounds(call, min(max(count, LEAST), 10_000), warm_up=0)
 
 
-def in_turns(
+def time_in_turns(
     calls: Mapping[str, Callable[[], object]], turns: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
     """Return the seconds of calls that take turns: a machine whose speed drifts slows all alike.
@@ -70,11 +70,11 @@ def in_turns(
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warm_up + turns):
         for name in list(calls)[:: -1 if turn % 2 else 1]:
-            times[name].append(seconds(calls[name]))
+            times[name].append(time_call(calls[name]))
     return {name: values[warm_up:] for name, values in times.items()}
 
 
-def ratio(first: Sequence[float], second: Sequence[float]) -> float:
+def compare_medians(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the median of the ratios of turns."""
     return median(a / b for a, b in zip(first, second, strict=True))
 
@@ -83,7 +83,7 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 @cache
-def limits(threads: int = 1) -> Roofline:
+def measure_limits(threads: int = 1) -> Roofline:
     """Return what this machine can do at most on so many threads."""
     return roofline.measure(threads, addresses)
 
@@ -104,7 +104,7 @@ def run(words: Sequence[object], told: str = "", cwd: Path | None = None, **env:
     """Run a command that reads a text from standard input; what it prints is lost.
 
     Linux counts what this process holds as the peak of those that it starts: make what they need by
-    `fresh`.
+    `call_fresh`.
 
     Raises:
         EngineError: its status is not 0.
@@ -126,7 +126,7 @@ def run(words: Sequence[object], told: str = "", cwd: Path | None = None, **env:
     return Finished(took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
-def output(words: Sequence[object], cwd: Path | None = None, **env: str) -> str:
+def run_for_output(words: Sequence[object], cwd: Path | None = None, **env: str) -> str:
     """Run a command; return the last line that it prints.
 
     Raises:
@@ -140,7 +140,7 @@ def output(words: Sequence[object], cwd: Path | None = None, **env: str) -> str:
     return (done.stdout.strip().splitlines() or [""])[-1]
 
 
-def fresh(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def call_fresh(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return the result of a function of a module, called in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(call, *args, **kwargs).result()
@@ -156,7 +156,7 @@ def environment(**values: str) -> Iterator[None]:
 # --- memory of this process
 
 
-def memory(field: str) -> int:
+def read_memory(field: str) -> int:
     """Return a number of bytes that Linux reports for this process.
 
     field: of /proc/self/status: VmHWM, the peak; VmRSS; RssAnon, pages outside files; RssFile,
@@ -184,7 +184,7 @@ def anonymous_growth() -> Iterator[list[int]]:
     Another process asks for it a thousand times a second.  Pages of files that are mapped do not
     count: the system takes them back when memory is short.
     """
-    growth, before = list[int](), memory("RssAnon")
+    growth, before = list[int](), read_memory("RssAnon")
     watch = [sys.executable, "-c", _WATCH, str(os.getpid())]
     pipe = subprocess.PIPE
     with subprocess.Popen(watch, stdin=pipe, stdout=pipe, text=True) as watcher:

@@ -11,10 +11,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.measuring import MIB, fresh, run
+from bench.measuring import MIB, call_fresh, run
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
-from bench.steps import USUAL_KINDS, peers
+from bench.steps import USUAL_KINDS, find_peers
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 
@@ -29,13 +29,13 @@ def write(name: str, folder: Path) -> None:
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
     with tempfile.TemporaryDirectory() as folder:
-        fresh(write, name, Path(folder))
+        call_fresh(write, name, Path(folder))
         ours = [sys.executable, SCRIPTS / "first_step.py", folder, STEPS]
         ours += [options.budget] if options.budget else []
         run(ours)  # fills the kernel cache: compiling needs memory too, once
         row: list[float | None] = [run(ours).peak / MIB]
         python = switch("BENCH_PEERS")
-        there = {kind for kind, _ in peers([python])} if python else set()
+        there = {kind for kind, _ in find_peers([python])} if python else set()
         for who in USUAL_KINDS:
             peer = [python, SCRIPTS / "peer.py", who, name, folder, 2]
             row.append(run(peer, f"{STEPS}\n").peak / MIB if who in there else None)

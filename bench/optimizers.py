@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.measuring import limits, repeat
+from bench.measuring import measure_limits, repeat
 from bench.programs import bind
 from bench.rows import Bench, Cells
 from engine.plan.plan import Plan
@@ -29,7 +29,7 @@ OF_TABLE = "adamw of a table"
 OF_ROW = 24  # bytes for each parameter of the table: its gradient lies in the cache
 
 
-def subjects() -> Mapping[str, tuple[str, int]]:
+def list_subjects() -> Mapping[str, tuple[str, int]]:
     """Return every optimizer with every number of parameters."""
     rows = {f"{name}-{size}": (name, SIZES[size]) for name in ROWS for size in SIZES}
     return {**rows, OF_TABLE: (OF_TABLE, math.prod(TABLE[:2]))}
@@ -56,17 +56,17 @@ def measure(row: tuple[str, int], _: Namespace) -> Iterator[Cells]:
     program = bind(plan_of(name, size))
     fill(program)
     took = median(repeat(program.run))
-    each = OF_ROW if name == OF_TABLE else round(optimizer_plans.moved(program.plan) / size)
+    each = OF_ROW if name == OF_TABLE else round(optimizer_plans.count_moved(program.plan) / size)
     rate = each * size / took
     touched = sum(array.nbytes for array in program.inputs.values())
-    yield each, 1e3 * took, rate / 1e9, 100 * rate / limits().find_bandwidth(touched)
+    yield each, 1e3 * took, rate / 1e9, 100 * rate / measure_limits().find_bandwidth(touched)
 
 
 BENCHES = (
     Bench(
         "optimizers",
         "one step of every optimizer over the parameters of an MLP and of MiniLM",
-        subjects,
+        list_subjects,
         ("B:d", "ms:.3f", "GB/s:.1f", "% of stream:.0f"),
         measure,
         small="sgd-mlp",

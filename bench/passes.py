@@ -47,14 +47,14 @@ class Traffic:
         return (self.read + self.written) / max(self.largest, 1)
 
 
-def traffic(plan: Plan) -> dict[str, Traffic]:
+def count_traffic(plan: Plan) -> dict[str, Traffic]:
     """Return the memory traffic of each layer of a plan."""
     layers: dict[str, Traffic] = defaultdict(Traffic)
-    for steps in _units(plan):
+    for steps in _list_units(plan):
         known: set[int] = set()  # what is in the cache
         stored: set[int] = set()
         for step in steps:
-            layer = layers[_layer(step)]
+            layer = layers[_name_layer(step)]
             for arg in step.args:
                 if arg.buffer < 0 or arg.mode == "s" or arg.thread:
                     continue
@@ -69,7 +69,7 @@ def traffic(plan: Plan) -> dict[str, Traffic]:
     return dict(layers)
 
 
-def _units(plan: Plan) -> Iterator[Sequence[Step]]:
+def _list_units(plan: Plan) -> Iterator[Sequence[Step]]:
     """Yield the steps of every group, and every step that is in none."""
     n = 0
     while n < len(plan.steps):
@@ -78,13 +78,13 @@ def _units(plan: Plan) -> Iterator[Sequence[Step]]:
         n += count
 
 
-def _layer(step: Step) -> str:
+def _name_layer(step: Step) -> str:
     """Return the prefix of the name of a step's node that the nodes of a layer share."""
     prefix = re.match(r"[A-Za-z]*\d*", step.source)
     return (prefix and prefix[0]) or step.source
 
 
-def plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
+def make_plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
     """Return the training plan of a workload without groups, and with them."""
     workload = WORKLOADS[name]
     workload.write(folder)
@@ -104,12 +104,12 @@ def plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
 def measure(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield a row for each large layer, and one for all."""
     with tempfile.TemporaryDirectory() as folder:
-        whole, tiled = map(traffic, plans(name, Path(folder)))
+        whole, tiled = map(count_traffic, make_plans(name, Path(folder)))
     for layer, moved in whole.items():
         if moved.largest >= LEAST:
-            yield layer, *_cells(moved, replace(tiled[layer], largest=moved.largest))
+            yield layer, *_make_cells(moved, replace(tiled[layer], largest=moved.largest))
     largest = max(t.largest for t in whole.values())
-    yield "all", *_cells(_sum(whole, largest), _sum(tiled, largest))
+    yield "all", *_make_cells(_sum(whole, largest), _sum(tiled, largest))
 
 
 def _sum(layers: dict[str, Traffic], largest: int) -> Traffic:
@@ -119,7 +119,7 @@ def _sum(layers: dict[str, Traffic], largest: int) -> Traffic:
     )
 
 
-def _cells(whole: Traffic, tiled: Traffic) -> Cells:
+def _make_cells(whole: Traffic, tiled: Traffic) -> Cells:
     moved = [(t.read + t.written) / MB for t in (whole, tiled)]
     return whole.largest / MB, whole.passes, tiled.passes, *moved
 

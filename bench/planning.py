@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring import timed
+from bench.measuring import time_process
 from bench.rows import Bench, Cells, Option
 from engine import artifacts
 from engine.api import CheckpointState
@@ -92,13 +92,13 @@ class Builder:
         return self.graph
 
 
-def elementwise() -> dict[str, Op]:
+def list_elementwise() -> dict[str, Op]:
     """Return the ops of ONNX and of onnxruntime that are formulas, by title."""
     formulas = {op.title: op for op in ops().values() if op.expr and op.domain != OURS}
     return {title: op for title, op in formulas.items() if title not in OTHERS}
 
 
-def kinds_of(op: Op, attrs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+def find_kinds(op: Op, attrs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     """Return the element types of the fewest inputs that an op takes, and the type that it
     makes.
     """
@@ -131,12 +131,12 @@ def chain(titles: Sequence[str], nodes: int) -> Graph:
     An op of several inputs reads it several times.  Where a type does not fit, a Cast stands
     between.
     """
-    known = elementwise()
+    known = list_elementwise()
     rows = []
     for title in titles:
         op = known[title]
         attrs = ATTRS.get(title, {})
-        rows.append((op, attrs, *kinds_of(op, attrs)))
+        rows.append((op, attrs, *find_kinds(op, attrs)))
     builder = Builder("+".join(titles))
     value = builder.first
     for op, attrs, kinds, made in itertools.islice(itertools.cycle(rows), nodes):
@@ -145,7 +145,7 @@ def chain(titles: Sequence[str], nodes: int) -> Graph:
     return builder.finish(value)
 
 
-def dense(layers: int, join: Callable[[Builder, list[str]], str]) -> Graph:
+def make_dense(layers: int, join: Callable[[Builder, list[str]], str]) -> Graph:
     """Return layers, each with the join of the values of all earlier ones as its input."""
     builder = Builder("dense")
     values = [builder.first]
@@ -160,7 +160,7 @@ def sum_of(builder: Builder, values: list[str]) -> str:
     return builder.add("Sum", *values)
 
 
-def added(builder: Builder, values: list[str]) -> str:
+def add_all(builder: Builder, values: list[str]) -> str:
     """Return the sum of all values by one Add after the other."""
     total = values[0]
     for value in values[1:]:
@@ -168,14 +168,14 @@ def added(builder: Builder, values: list[str]) -> str:
     return total
 
 
-def concatenated(builder: Builder, values: list[str]) -> str:
+def concatenate_all(builder: Builder, values: list[str]) -> str:
     """Return the mean of the concatenation of all values along a new axis."""
     parts = [builder.add("Unsqueeze", value, "axis") for value in values]
     whole = builder.add("Concat", *parts, axis=0)
     return builder.add("ReduceMean", whole, "axis", keepdims=0)
 
 
-def fan_out(nodes: int) -> Graph:
+def make_fan_out(nodes: int) -> Graph:
     """Return one value that all nodes read, and the sum of their results."""
     builder = Builder("fan-out")
     source = builder.add("Relu", builder.first)
@@ -185,49 +185,51 @@ def fan_out(nodes: int) -> Graph:
 MIX = ("Relu", "Mul", "LeakyRelu", "Tanh", "Add", "Sigmoid", "Abs", "Sub", "Neg")
 
 
-def graph_of(name: str, nodes: int, layers: int) -> Graph:
+def make_graph(name: str, nodes: int, layers: int) -> Graph:
     """Return the graph of a row."""
     match name:
         case "mix":
             return chain(MIX, nodes)
         case "every op":
-            return chain([title for title in elementwise() if title != "Pow"], nodes)
+            return chain([title for title in list_elementwise() if title != "Pow"], nodes)
         case "dense, Sum":
-            return dense(layers, sum_of)
+            return make_dense(layers, sum_of)
         case "dense, Add":
-            return dense(layers, added)
+            return make_dense(layers, add_all)
         case "dense, Concat":
-            return dense(layers, concatenated)
+            return make_dense(layers, concatenate_all)
         case "fan-out":
-            return fan_out(nodes)
+            return make_fan_out(nodes)
     return chain([name], nodes)
 
 
 GRAPHS = ("mix", "every op", "dense, Sum", "dense, Add", "dense, Concat", "fan-out")
 
 
-def figures(plan: Plan) -> tuple[int, int, int]:
+def count_figures(plan: Plan) -> tuple[int, int, int]:
     """Return its steps, its kernels, and the terms of all their formulas."""
     programs = [Program.of(str(k.params[0])) for k in plan.specs if k.template == "map"]
     return len(plan.steps), len(plan.specs), sum(len(p.formulas.terms) for p in programs)
 
 
-def planned(model: Path, state: CheckpointState) -> Plan:
+def plan_network(model: Path, state: CheckpointState) -> Plan:
     """Return the plan of a model whose parameters are in a state."""
     return Model(model, state, Memory(), 2, model.stem, host()).plan({"x": SHAPE})
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for the plan of a graph, and for the plans of the models that train it."""
-    graph, target = graph_of(name, options.nodes, options.layers), host()
+    graph, target = make_graph(name, options.nodes, options.layers), host()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         path = folder / "forward.onnx"
         onnx_io.save(graph, path)
-        plan, took = timed(lambda: make_plan(onnx_io.load(path), {}, target=target, threads=2))
-        yield "plan", len(graph.nodes), took, *figures(plan)
+        plan, took = time_process(
+            lambda: make_plan(onnx_io.load(path), {}, target=target, threads=2)
+        )
+        yield "plan", len(graph.nodes), took, *count_figures(plan)
         try:
-            _, took = timed(
+            _, took = time_process(
                 lambda: artifacts.generate_artifacts(path, ["w"], [], artifact_directory=folder)
             )
         except EngineError:  # no gradient flows through these ops
@@ -235,8 +237,8 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         yield "artifacts", len(graph.nodes), took, None, None, None
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         for kind in ("training", "eval"):
-            made, took = timed(partial(planned, folder / f"{kind}_model.onnx", state))
-            yield kind, None, took, *figures(made)
+            made, took = time_process(partial(plan_network, folder / f"{kind}_model.onnx", state))
+            yield kind, None, took, *count_figures(made)
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], tuple[int, ...]]] = {  # shape of the input
@@ -247,13 +249,13 @@ MODELS: dict[str, tuple[Callable[[], Graph], tuple[int, ...]]] = {  # shape of t
 REPEATS = 5
 
 
-def further(model: Model, shape: Sequence[int]) -> Plan:
+def plan_further(model: Model, shape: Sequence[int]) -> Plan:
     """Return the plan of a training model for one shape of its first input; its labels follow."""
     x, labels = model.inputs
     return model.plan({x: tuple(shape), labels: tuple(shape[:1])})
 
 
-def decoded(data: bytes) -> Plan:
+def decode_plan(data: bytes) -> Plan:
     """Return the plan of a plan file, not verified."""
     (plan,) = plan_file.PlanReader(plan_file.Tables(data)).read_plans()
     return plan
@@ -265,8 +267,8 @@ def measure_model(name: str, _: Namespace) -> Iterator[Cells]:
     batch, *rest = shape
     times: dict[str, list[float]] = {}
 
-    def noted(what: str, run: Callable[[], Any]) -> Any:
-        made, seconds = timed(run)
+    def note_time(what: str, run: Callable[[], Any]) -> Any:
+        made, seconds = time_process(run)
         times.setdefault(what, []).append(1e3 * seconds)
         return made
 
@@ -276,14 +278,14 @@ def measure_model(name: str, _: Namespace) -> Iterator[Cells]:
         path = Path(folder) / "training_model.onnx"
         for _turn in range(REPEATS):
             model = Model(path, state, Memory(), 2, "training model", host())
-            plan = noted("first", partial(further, model, shape))
-            noted("half", partial(further, model, (batch // 2, *rest)))
-            noted("double", partial(further, model, (2 * batch, *rest)))
+            plan = note_time("first", partial(plan_further, model, shape))
+            note_time("half", partial(plan_further, model, (batch // 2, *rest)))
+            note_time("double", partial(plan_further, model, (2 * batch, *rest)))
             data = plan_file.to_bytes([plan], plan.target)
-            noted("verify", partial(verify, noted("decode", partial(decoded, data))))
+            note_time("verify", partial(verify, note_time("decode", partial(decode_plan, data))))
             regions = {region: allocate(size, zero=False) for region, size in plan.regions}
             addresses((LAUNCH, WORKER, *plan.kernels))  # compiled before it is timed
-            noted("bind", partial(Bound, plan, addresses, regions))
+            note_time("bind", partial(Bound, plan, addresses, regions))
     medians = {what: statistics.median(values) for what, values in times.items()}
     ratios = (medians[what] / medians["first"] for what in ("half", "double"))
     yield *(medians[what] for what in STAGES), *ratios
@@ -294,7 +296,7 @@ BENCHES = (
     Bench(
         "planning",
         "the time of planning long and wide graphs: 10,000 nodes of every elementwise op, mixes",
-        lambda: {name: name for name in [*elementwise(), *GRAPHS]},
+        lambda: {name: name for name in [*list_elementwise(), *GRAPHS]},
         ("what", "nodes", "s:.2f", "steps", "kernels", "terms"),
         measure,
         options=(

@@ -26,7 +26,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper, parser
 
 from bench import large_models
-from bench.measuring import MB, anonymous_growth, fresh
+from bench.measuring import MB, anonymous_growth, call_fresh
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.planner.planner import make_plan
@@ -51,10 +51,10 @@ def chain(nodes: int, op: str, letters: int = 0, size: int = 2) -> bytes:
         steps.append(helper.make_node(op, ins, [names[i + 1]], f"n{i}{'a' * letters}"))
     shape = [size, size] if op == "MatMul" else [size]
     constant = numpy_helper.from_array(np.ones(shape, np.float32), "c")
-    return written(steps, constant)
+    return write_model(steps, constant)
 
 
-def folded(count: int, size: int) -> bytes:
+def make_folded(count: int, size: int) -> bytes:
     """Products with matrices that are each computed of one and another number."""
     steps, value = [], "x"
     constants = [numpy_helper.from_array(np.ones((size, size), np.float32), "c")]
@@ -64,10 +64,10 @@ def folded(count: int, size: int) -> bytes:
         steps.append(helper.make_node("MatMul", [value, f"w{i}"], [f"v{i}"]))
         value = f"v{i}"
     steps.append(helper.make_node("Sin", [value], ["y"]))
-    return written(steps, *constants, size=size)
+    return write_model(steps, *constants, size=size)
 
 
-def written(steps: list[NodeProto], *constants: TensorProto, size: int = 2) -> bytes:
+def write_model(steps: list[NodeProto], *constants: TensorProto, size: int = 2) -> bytes:
     """Return the bytes of a model from x, float[size, size], to y."""
     given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size, size])]
     made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
@@ -78,44 +78,44 @@ def written(steps: list[NodeProto], *constants: TensorProto, size: int = 2) -> b
     return data
 
 
-def told(text: str) -> bytes:
+def parse_model(text: str) -> bytes:
     """Return the bytes of a model in the text form of ONNX."""
     data: bytes = parser.parse_model(f"<{OPSETS}> m {text}").SerializeToString()
     return data
 
 
-def loop(trips: int) -> bytes:
-    return told(
+def make_loop(trips: int) -> bytes:
+    return parse_model(
         f"(float[2, 2] x) => (float[2, 2] y) {{ n = Constant <value = int64 {{{trips}}}> () "
         "y = Loop(n, , x) <body = b (int64 i, bool c, float[2, 2] s) => (bool k, float[2, 2] t) "
         "{ k = Identity(c) a = Sin(s) t = MatMul(a, s) }> }"
     )
 
 
-def functions(levels: int) -> bytes:
+def make_functions(levels: int) -> bytes:
     text = f"(float[2, 2] x) => (float[2, 2] y) {{ y = own.f{levels - 1}(x) }}"
     for k in range(levels):
         body = f"t = own.f{k - 1}(a) b = own.f{k - 1}(t)" if k else "b = Sin(a)"
         text += f' <opset_import: ["" : 17, "own" : 1], domain: "own"> f{k} (a) => (b) {{ {body} }}'
-    return told(text)
+    return parse_model(text)
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "functions_of_65536_nodes": lambda: functions(17),
-    "loop_of_33000_trips": lambda: loop(33_000),
+    "functions_of_65536_nodes": lambda: make_functions(17),
+    "loop_of_33000_trips": lambda: make_loop(33_000),
     "chain_of_50000_nodes": lambda: chain(50_000, "Sin"),
     "products_50000": lambda: chain(50_000, "MatMul"),
     "names_of_a_megabyte": lambda: chain(100, "LayerNormalization", MB),
-    "folded_199_MB": lambda: folded(384, 360),
-    "transform_of_3500": lambda: told(
+    "folded_199_MB": lambda: make_folded(384, 360),
+    "transform_of_3500": lambda: parse_model(
         "(float[1, 3500, 1] x) => (float[a, b, c] y) { y = DFT <axis = 1> (x) }"
     ),
-    "pad_by_8_million": lambda: told(
+    "pad_by_8_million": lambda: parse_model(
         "(float[2, 2] x) => (float[a, b] y) "
         "{ p = Constant <value = int64[4] {0, 0, 0, 8000000}> () "
         'y = Pad <mode = "edge"> (x, p) }'
     ),
-    "resize_to_2_million": lambda: told(
+    "resize_to_2_million": lambda: parse_model(
         "(float[1, 1, 1, 2] x) => (float[a, b, c, d] y) "
         "{ z = Constant <value = int64[4] {1, 1, 1, 990000}> () "
         'y = Resize <mode = "cubic"> (x, , , z) }'
@@ -132,7 +132,7 @@ LARGE: dict[str, tuple[str, int, int, bool]] = {  # kind, layers, side, whether 
 }
 
 
-def grown(kind: str, path: Path) -> int:
+def measure_growth(kind: str, path: Path) -> int:
     """Return how many bytes this process grows at most while it plans a model, or makes artifacts.
 
     kind: as the rows say.  Batches have 4 samples, and so has every symbolic dimension.
@@ -142,7 +142,7 @@ def grown(kind: str, path: Path) -> int:
     assert convert.inline_functions is not None
     target = resolve("x86-64-v3").target
     if kind in ("lora", "full", "adapted"):
-        return large_models.grown(kind, path, path.parent / "out")
+        return large_models.measure_growth(kind, path, path.parent / "out")
     with anonymous_growth() as growth:
         if kind == "artifacts":
             write_artifacts(onnx_io.load(path), path.parent)
@@ -159,7 +159,7 @@ def grown(kind: str, path: Path) -> int:
     return growth[0]
 
 
-def amounts(path: Path) -> tuple[int, int, int]:
+def measure_amounts(path: Path) -> tuple[int, int, int]:
     """Return the bytes of a model, of its largest tensor, and of the rest of its file without
     weights.
     """
@@ -171,12 +171,12 @@ def amounts(path: Path) -> tuple[int, int, int]:
     return size + beside, max(held, default=0), max(0, size + beside - sum(held))
 
 
-def row(kind: str, path: Path) -> Cells:
+def measure_row(kind: str, path: Path) -> Cells:
     """Measure in a new process; return the cells."""
-    size, largest, rest = amounts(path)
+    size, largest, rest = measure_amounts(path)
     allowed = round(1.3 * largest) + 2 * rest + 500 * MB
     try:
-        peak = fresh(grown, kind, path)
+        peak = call_fresh(measure_growth, kind, path)
     except Exception as error:  # of any kind: the row says so, and the others go on
         return kind, size / MB, largest / MB, None, allowed / MB, f"{WRONG}: {error}"
     verdict = f"{WRONG}: more than is allowed" if peak > allowed else None
@@ -190,16 +190,16 @@ def measure(name: str, _: Namespace) -> Iterator[Cells]:
         path.parent.mkdir()
         if name in LARGE:
             kind, layers, side, inline = LARGE[name]
-            yield row(kind, large_models.make(path.parent, layers, side, inline=inline))
+            yield measure_row(kind, large_models.make(path.parent, layers, side, inline=inline))
             return
         if name in HOSTILE:
             path.write_bytes(HOSTILE[name]())
         else:
             onnx_io.save(WORKLOADS[name].build(), path)
-        yield row("forward", path)
+        yield measure_row("forward", path)
         if name not in HOSTILE:
-            yield row("artifacts", path)
-            yield row("training", path.with_name("training_model.onnx"))
+            yield measure_row("artifacts", path)
+            yield measure_row("training", path.with_name("training_model.onnx"))
 
 
 BENCHES = (

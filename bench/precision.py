@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any
 
 from bench.compare import STEPS
-from bench.measuring import in_turns, ratio
+from bench.measuring import compare_medians, time_in_turns
 from bench.processes import SCRIPTS, worker
 from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
-from bench.steps import SCRIPT, peers
+from bench.steps import SCRIPT, find_peers
 from engine.base.precision import PRECISIONS, Precision
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -40,7 +40,7 @@ def measure_work(folder: Path, threads: int, precision: Precision) -> float:
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     steps, python = STEPS.get(name, 5), switch("BENCH_PEERS")
-    is_beside = bool(python and peers([python], [AUTOCAST]))
+    is_beside = bool(python and find_peers([python], [AUTOCAST]))
     with written(name) as folder:
         for threads in options.threads:
             with ExitStack() as stack:
@@ -54,13 +54,13 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                     side: partial(stack.enter_context(worker(command, side, folder)).run, steps)
                     for side, command in commands.items()
                 }
-                times = in_turns(runs, options.turns, warm_up=3)
+                times = time_in_turns(runs, options.turns, warm_up=3)
             took = {side: 1e3 * median(each) / steps for side, each in times.items()}
             work = [measure_work(folder, threads, p) for p in PRECISIONS]
             peer: tuple[float | None, float | None] = (None, None)
             if is_beside:
-                peer = took[AUTOCAST], ratio(times[AUTOCAST], times["bf16"])
-            gained = ratio(times["f32"], times["bf16"])
+                peer = took[AUTOCAST], compare_medians(times[AUTOCAST], times["bf16"])
+            gained = compare_medians(times["f32"], times["bf16"])
             yield threads, took["f32"], took["bf16"], gained, *peer, *work, work[1] / work[0]
 
 

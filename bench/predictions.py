@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measuring import MIB, output
+from bench.measuring import MIB, run_for_output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
@@ -61,7 +61,7 @@ class Measured:
     seconds: float
 
 
-def predicted(folder: Path, machine: Roofline | None = None) -> Check:
+def predict_workload(folder: Path, machine: Roofline | None = None) -> Check:
     """Return the dry run of a workload that was written to a folder.
 
     machine: as `check` takes it.
@@ -76,7 +76,7 @@ def predicted(folder: Path, machine: Roofline | None = None) -> Check:
     return check(subject, shapes, source=folder.name, machine=machine, variants=False)
 
 
-def measured(folder: Path, steps: int, kept: Path | None = None) -> Measured:
+def measure_workload(folder: Path, steps: int, kept: Path | None = None) -> Measured:
     """Train a workload that was written to a folder, in a process of its own.
 
     kept: the cache folder, by default the usual one, which a first process fills.
@@ -84,12 +84,12 @@ def measured(folder: Path, steps: int, kept: Path | None = None) -> Measured:
     words = [sys.executable, SCRIPTS / "peak.py", folder, THREADS]
     env = {} if kept is None else {"EDGEGRAD_CACHE_DIR": str(kept)}
     if kept is None:
-        output([*words, 1])
-    return Measured(*json.loads(output([*words, steps], None, **env)))
+        run_for_output([*words, 1])
+    return Measured(*json.loads(run_for_output([*words, steps], None, **env)))
 
 
 @cache
-def machine() -> Roofline:
+def measure_machine() -> Roofline:
     """Return what this machine can do at most, by the kernels that are used here."""
     return measure_roofline(THREADS, current().resolve)
 
@@ -98,25 +98,25 @@ def measure(work: Workload, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
     with tempfile.TemporaryDirectory() as made:
         folder = work.write(Path(made))
-        trained = measured(folder, STEPS)
-        told = predicted(folder, machine()).figures
+        trained = measure_workload(folder, STEPS)
+        told = predict_workload(folder, measure_machine()).figures
     assert told is not None
     assert told.process is not None, "this system does not tell the memory of a process"
     pair = 1e3 * told.seconds, 1e3 * trained.seconds
-    yield *_memory(told.process, trained), *pair, pair[0] / pair[1]
+    yield *_compare_memory(told.process, trained), *pair, pair[0] / pair[1]
 
 
 def measure_cold(work: Workload, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload in a process that finds nothing kept."""
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as empty:
         folder = work.write(Path(made))
-        trained = measured(folder, 1, Path(empty))
-        told = predicted(folder).cold
+        trained = measure_workload(folder, 1, Path(empty))
+        told = predict_workload(folder).cold
     assert told is not None, "this system does not tell the memory of a process"
-    yield _memory(told, trained)
+    yield _compare_memory(told, trained)
 
 
-def _memory(told: int, found: Measured) -> Cells:
+def _compare_memory(told: int, found: Measured) -> Cells:
     return told / MIB, found.peak / MIB, told / found.peak
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from bench.measuring import seconds
+from bench.measuring import time_call
 from engine.errors import EngineError, InputError
 from engine.system.config import switch
 
@@ -39,7 +39,7 @@ class Worker:
 
     def train(self, steps: int) -> list[float]:
         """Take so many steps; return the seconds of all divided among them."""
-        return [seconds(lambda: self.run(steps)) / steps] * steps
+        return [time_call(lambda: self.run(steps)) / steps] * steps
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def worker(
         process.stdin.close()
 
 
-def peer_python() -> str:
+def find_peer_python() -> str:
     """Return the Python of EDGEGRAD_BENCH_PEERS.
 
     Raises:
@@ -71,5 +71,5 @@ def peer_python() -> str:
 @contextmanager
 def peer(script: str, *words: object) -> Iterator[Worker]:
     """Run a program of scripts/ by the Python of the peers, as a worker."""
-    with worker([peer_python(), SCRIPTS / f"{script}.py", *words], script) as made:
+    with worker([find_peer_python(), SCRIPTS / f"{script}.py", *words], script) as made:
         yield made

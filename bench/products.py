@@ -37,7 +37,7 @@ class Product(NamedTuple):
         return 2 * self.batch * self.m * self.n * self.k
 
 
-def product(call: KernelCall) -> Product | None:
+def find_product(call: KernelCall) -> Product | None:
     """Return the product that a call makes; None if it makes none."""
     match call.template.name:
         case "gemm":
@@ -68,7 +68,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             step = plan.steps[time.number]
             spec = specs[step.kernel]
             call = KernelCall(templates()[spec.template], spec.params, step.consts)
-            if (one := product(call)) is not None:
+            if (one := find_product(call)) is not None:
                 spans[time.phase, one].append(time.seconds)
         for (phase, p), times in sorted(spans.items(), key=lambda item: -sum(item[1])):
             rate = p.flops * len(times) / sum(times)

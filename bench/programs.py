@@ -47,7 +47,7 @@ def load(
     return program
 
 
-def operations(program: Program) -> int:
+def count_operations(program: Program) -> int:
     """Return the floating-point operations of a run."""
     return sum(step.flops for step in work(program.plan))
 

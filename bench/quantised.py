@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.measuring import in_turns, ratio
+from bench.measuring import compare_medians, time_in_turns
 from bench.programs import load
 from bench.rows import Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 LAYERS = [Layer(m, n, k) for m in (256, 1) for n, k in ((896, 896), (4864, 896), (896, 4864))]
 
 
-def program(layer: Layer, bits: int, back: bool) -> Program:
+def make_program(layer: Layer, bits: int, back: bool) -> Program:
     """Return one product; bits: of a weight, 32 for floats."""
     m, n, k = layer
     inputs = {"a": TensorType("f32", (m, n if back else k))}
@@ -57,14 +57,17 @@ def measure(layer: Layer, _: Namespace) -> Iterator[Cells]:
     """Yield a row for each size of a weight and direction, in turns with floats."""
     for bits in (4, 8):
         for back in (False, True):
-            calls = {"mine": program(layer, bits, back).run, "float": program(layer, 32, back).run}
-            timings = in_turns(calls, TURNS)
+            calls = {
+                "mine": make_program(layer, bits, back).run,
+                "float": make_program(layer, 32, back).run,
+            }
+            timings = time_in_turns(calls, TURNS)
             took = [1e3 * median(timings[name]) for name in calls]
             yield (
                 bits,
                 "back" if back else "forward",
                 *took,
-                ratio(timings["mine"], timings["float"]),
+                compare_medians(timings["mine"], timings["float"]),
             )
 
 

@@ -45,7 +45,7 @@ class Recipe:
     code: str
 
 
-def recipes(page: str) -> Iterator[Recipe]:
+def list_recipes(page: str) -> Iterator[Recipe]:
     """Yield the recipes of the page, in order."""
     for section in page.split("\n### ")[1:]:
         title, _, rest = section.partition("\n")
@@ -55,16 +55,16 @@ def recipes(page: str) -> Iterator[Recipe]:
 # --- torch's side: the loss of a module's output and the targets
 
 
-def cross_entropy(**options: Any) -> Callable[..., Any]:
-    def loss(output: Any, labels: Any) -> Any:
+def make_cross_entropy(**options: Any) -> Callable[..., Any]:
+    def compute_loss(output: Any, labels: Any) -> Any:
         from torch.nn import functional
 
         return functional.cross_entropy(getattr(output, "logits", output), labels, **options)
 
-    return loss
+    return compute_loss
 
 
-def detector(output: Any, classes: Any, places: Any, objects: Any) -> Any:
+def compute_detector_loss(output: Any, classes: Any, places: Any, objects: Any) -> Any:
     from torchvision.ops import box_convert, complete_box_iou_loss, sigmoid_focal_loss
 
     focal = sigmoid_focal_loss(output["scores"], classes.float(), 0.25, 2.0, "mean")
@@ -73,14 +73,14 @@ def detector(output: Any, classes: Any, places: Any, objects: Any) -> Any:
     return focal + (each * objects).sum() / objects.sum()
 
 
-def ctc(output: Any, words: Any, steps: Any, lengths: Any) -> Any:
+def compute_ctc_loss(output: Any, words: Any, steps: Any, lengths: Any) -> Any:
     from torch.nn import functional
 
     logs = functional.log_softmax(output, -1).transpose(0, 1)
     return functional.ctc_loss(logs, words, steps, lengths)
 
 
-def contrast(output: Any) -> Any:
+def compute_contrast_loss(output: Any) -> Any:
     import torch
     from torch.nn import functional
 
@@ -89,7 +89,7 @@ def contrast(output: Any) -> Any:
     return sum(functional.cross_entropy(s, labels) for s in (scores, scores.T)) / 2
 
 
-def dice(output: Any, masks: Any) -> Any:
+def compute_dice_loss(output: Any, masks: Any) -> Any:
     import torch
     from torch.nn import functional
 
@@ -101,14 +101,14 @@ def dice(output: Any, masks: Any) -> Any:
 
 
 LOSSES: dict[str, Callable[..., Any]] = {
-    "Text classification with transformers": cross_entropy(),
-    "A causal language model with transformers": cross_entropy(ignore_index=-100),
-    "MobileNetV3 of timm, all layers": cross_entropy(label_smoothing=0.1),
-    "ResNet-18 of torchvision, its head alone": cross_entropy(),
-    "A detector in the style of ultralytics": detector,
-    "Speech with CTC": ctc,
-    "Two towers, like CLIP": contrast,
-    "Segmentation with Dice": dice,
+    "Text classification with transformers": make_cross_entropy(),
+    "A causal language model with transformers": make_cross_entropy(ignore_index=-100),
+    "MobileNetV3 of timm, all layers": make_cross_entropy(label_smoothing=0.1),
+    "ResNet-18 of torchvision, its head alone": make_cross_entropy(),
+    "A detector in the style of ultralytics": compute_detector_loss,
+    "Speech with CTC": compute_ctc_loss,
+    "Two towers, like CLIP": compute_contrast_loss,
+    "Segmentation with Dice": compute_dice_loss,
 }
 
 
@@ -144,22 +144,24 @@ def run(recipe: Recipe) -> Result:
     exec(recipe.code, room)
     module, trainer, batch = room["module"], room["trainer"], room["batch"]
     count = len(trainer.features)
-    theirs = torch_steps(module, LOSSES[recipe.title], batch[:count], batch[count:])
+    theirs = run_torch_steps(module, LOSSES[recipe.title], batch[:count], batch[count:])
     trainer.to_torch(module)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "inference.onnx")
         trainer.export(path)
-        outputs = elsewhere(path, dict(zip(trainer.features, batch, strict=False)), trainer.outputs)
-    expected = outputs_of(module, batch[:count])
+        outputs = run_elsewhere(
+            path, dict(zip(trainer.features, batch, strict=False)), trainer.outputs
+        )
+    expected = compute_outputs(module, batch[:count])
     return Result(
         recipe.title,
         sum(p.data.size for _, p in trainer.state.parameters if p.requires_grad),
         float(np.abs(np.subtract(room["losses"], theirs)).max()),
-        max(relative(a, b) for a, b in zip(outputs, expected, strict=True)),
+        max(measure_relative(a, b) for a, b in zip(outputs, expected, strict=True)),
     )
 
 
-def torch_steps(
+def run_torch_steps(
     module: Any, loss_of: Callable[..., Any], features: Any, targets: Any
 ) -> list[float]:
     """Return the losses of five steps of torch's AdamW on a copy of the module."""
@@ -180,7 +182,7 @@ def torch_steps(
     return losses
 
 
-def outputs_of(module: Any, features: Any) -> list[Array]:
+def compute_outputs(module: Any, features: Any) -> list[Array]:
     """Return the outputs of the module in evaluation mode."""
     import torch
 
@@ -191,7 +193,7 @@ def outputs_of(module: Any, features: Any) -> list[Array]:
     return [x.numpy() for x in outputs.values()]
 
 
-def elsewhere(path: str, features: dict[str, Array], outputs: list[str]) -> list[Array]:
+def run_elsewhere(path: str, features: dict[str, Array], outputs: list[str]) -> list[Array]:
     """Return the outputs of a model by onnxruntime."""
     import onnxruntime
 
@@ -199,15 +201,15 @@ def elsewhere(path: str, features: dict[str, Array], outputs: list[str]) -> list
     return [np.asarray(x) for x in session.run(outputs, features)]
 
 
-def relative(found: Array, expected: Array) -> float:
+def measure_relative(found: Array, expected: Array) -> float:
     """Return the largest difference, relative to the largest value if that is above 1."""
     scale = max(1.0, float(np.abs(expected).max()))
     return float(np.abs(found - expected).max()) / scale
 
 
-def subjects() -> Mapping[str, Recipe]:
+def list_subjects() -> Mapping[str, Recipe]:
     """Return the recipes of the page by title."""
-    return {recipe.title: recipe for recipe in recipes(PAGE.read_text("utf-8"))}
+    return {recipe.title: recipe for recipe in list_recipes(PAGE.read_text("utf-8"))}
 
 
 def measure(recipe: Recipe, _: Namespace) -> Iterator[Cells]:
@@ -238,7 +240,7 @@ BENCHES = (
     Bench(
         "recipes",
         "the recipes of docs/from-pytorch.md against PyTorch",
-        subjects,
+        list_subjects,
         ("trained parameters:,", "losses:.0e", "inference:.0e", "verdict"),
         measure,
         page=write_page,

@@ -2,8 +2,9 @@
 
 A row computes Y and, from a gradient of Y, the gradients of X, W, R, B and of the initial states;
 batch 32, 100 steps, 256 inputs and hidden units.  A row of ours prints GFLOP/s and their percentage
-of the peak of its threads; only the products are counted, `work`: 10.1 GFLOP of the LSTM, 7.5 of
-the GRU.  PyTorch of `EDGEGRAD_BENCH_PEERS` takes turns with it: eager, without oneDNN and with it.
+of the peak of its threads; only the products are counted, `count_work`: 10.1 GFLOP of the LSTM, 7.5
+of the GRU.  PyTorch of `EDGEGRAD_BENCH_PEERS` takes turns with it: eager, without oneDNN and with
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring import in_turns, limits, ratio
+from bench.measuring import compare_medians, measure_limits, time_in_turns
 from bench.processes import peer
 from bench.programs import load
 from bench.rows import THREADS, Bench, Cells
@@ -31,12 +32,12 @@ PEERS = ("torch", "onednn")
 ATTRS: dict[str, dict[str, Any]] = {"LSTM": {}, "GRU": {"linear_before_reset": 1}}  # as PyTorch
 
 
-def work(kind: str, directions: int = 1) -> float:
+def count_work(kind: str, directions: int = 1) -> float:
     """Return the operations of a row: three products with W and three with R a step."""
     return 3 * 2 * STEPS * BATCH * directions * GATES[kind] * HIDDEN * (WIDTH + HIDDEN)
 
 
-def training(kind: str, **attrs: Any) -> tuple[Graph, dict[str, np.ndarray]]:
+def make_training_graph(kind: str, **attrs: Any) -> tuple[Graph, dict[str, np.ndarray]]:
     """Return the graph of all gradients from the gradient of Y, and its inputs."""
     given = "bhc" if kind == "LSTM" else "bh"
     row = case(
@@ -55,17 +56,20 @@ def training(kind: str, **attrs: Any) -> tuple[Graph, dict[str, np.ndarray]]:
 
 def measure(kind: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
-    graph, inputs = training(kind)
+    graph, inputs = make_training_graph(kind)
     for threads in options.threads:
         calls: dict[str, Any] = {"ours": load(graph, threads, inputs).run}
         with ExitStack() as stack:
             for who in PEERS if switch("BENCH_PEERS") else ():
                 words = (kind, threads, int(who == "onednn"), STEPS, BATCH, WIDTH, HIDDEN)
                 calls[who] = stack.enter_context(peer("recurrent", *words)).run
-            timings = in_turns(calls, 20, warm_up=3)
-        rate = work(kind) / median(timings["ours"])
-        share = 100 * rate / limits().flops / threads
-        ratios = (ratio(timings[who], timings["ours"]) if who in timings else None for who in PEERS)
+            timings = time_in_turns(calls, 20, warm_up=3)
+        rate = count_work(kind) / median(timings["ours"])
+        share = 100 * rate / measure_limits().flops / threads
+        ratios = (
+            compare_medians(timings[who], timings["ours"]) if who in timings else None
+            for who in PEERS
+        )
         yield threads, 1e3 * median(timings["ours"]), rate / 1e9, share, *ratios
 
 

@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def new_fit() -> Fit:
+def make_fit() -> Fit:
     """Return a training without a model."""
     trainer: Any = SimpleNamespace(
         features=[], inputs=[], outputs=[], module=SimpleNamespace(plans=list)
@@ -40,10 +40,10 @@ def new_fit() -> Fit:
     return Fit(trainer=trainer, epochs=1, batches=BATCHES, batch_size=SAMPLES)
 
 
-def hook_seconds(folder: Path) -> list[float]:
+def time_hooks(folder: Path) -> list[float]:
     """Return the seconds of telling the default reports of an epoch."""
     callbacks = default(True, folder)
-    fit = new_fit()
+    fit = make_fit()
     for callback in callbacks:
         callback.on_fit_begin(fit)
     hooks = [
@@ -55,7 +55,7 @@ def hook_seconds(folder: Path) -> list[float]:
         for name in ("on_batch_end", "on_step_end")
     ]
 
-    def epoch() -> None:
+    def end_epoch() -> None:
         fit.batch = fit.samples = 0
         fit.logs = {"loss": 1.0, "lr": 1e-3}
         for callback in callbacks:
@@ -66,15 +66,15 @@ def hook_seconds(folder: Path) -> list[float]:
                 for hook in group:
                     hook(fit)
 
-    times = repeat(epoch)
+    times = repeat(end_epoch)
     for callback in callbacks:
         callback.on_fit_end(fit)
     return times
 
 
-def page_seconds(folder: Path) -> list[float]:
+def time_page(folder: Path) -> list[float]:
     """Return the seconds of writing the page."""
-    report, fit, trace = HtmlReport(folder / "report.html"), new_fit(), Trace()
+    report, fit, trace = HtmlReport(folder / "report.html"), make_fit(), Trace()
     for n in range(MAX_POINTS - 1):
         trace.add(Point(n, n * 0.1, SAMPLES, 1.0 / (n + 1), 1e4, 1e-3, 10**8))
     report.restore({"trace": trace.make_state()})
@@ -93,7 +93,7 @@ BENCHES = (
     Bench(
         "reports",
         "what the default reports add to a training",
-        {"hooks": hook_seconds, "page": page_seconds},
+        {"hooks": time_hooks, "page": time_page},
         ("ms:.2f", "least ms:.2f"),
         measure,
     ),

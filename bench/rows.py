@@ -75,16 +75,16 @@ class Bench:
     page: Callable[[Mapping[str, list[Cells]], Path], None] | None = None
     document: str = ""
 
-    def all_subjects(self) -> Mapping[str, Any]:
+    def list_subjects(self) -> Mapping[str, Any]:
         """Return every subject by name."""
         return (self.subjects() if callable(self.subjects) else self.subjects) or {}
 
-    def titles(self, options: Namespace) -> tuple[str, ...]:
+    def list_titles(self, options: Namespace) -> tuple[str, ...]:
         """Return the titles of the columns, with their formats."""
         return self.columns(options) if callable(self.columns) else self.columns
 
 
-def module_names() -> list[str]:
+def list_modules() -> list[str]:
     """Return the names of the modules of this folder that have benches."""
     folder = Path(bench.__path__[0])
     names = [m.name for m in pkgutil.iter_modules([str(folder)])]
@@ -93,14 +93,14 @@ def module_names() -> list[str]:
     return [n for n, f in files.items() if f.exists() and "\nBENCHES = " in f.read_text("utf-8")]
 
 
-def _module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     is_folder = (Path(bench.__path__[0]) / name).is_dir()
     return importlib.import_module(f"bench.{name}{'.command' if is_folder else ''}")
 
 
-def benches(*modules: str) -> dict[str, Bench]:
+def find_benches(*modules: str) -> dict[str, Bench]:
     """Return the benches of some modules, by default of all, by name."""
-    every = (each for name in modules or module_names() for each in _module(name).BENCHES)
+    every = (each for name in modules or list_modules() for each in _import_module(name).BENCHES)
     return {each.name: each for each in every}
 
 
@@ -110,9 +110,9 @@ def find(name: str) -> Bench:
     Raises:
         InputError: there is none.
     """
-    module, known = name.partition(".")[0], module_names()
+    module, known = name.partition(".")[0], list_modules()
     if module not in known:
         raise InputError(f"no bench {name!r}{suggest_nearest(name, known)}")
-    if name not in (named := benches(module)):
+    if name not in (named := find_benches(module)):
         raise InputError(f"no bench {name!r}{suggest_nearest(name, named)}")
     return named[name]

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring import ROOT, output
-from bench.processes import peer_python
+from bench.measuring import ROOT, run_for_output
+from bench.processes import find_peer_python
 from bench.programs import Training
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind, infer
-from engine.tools.benchmark.workload import Workload, parameters
+from engine.tools.benchmark.workload import Workload, list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 STEPS = 2
@@ -32,13 +32,13 @@ RATE = 1e-4  # of learning
 TOLERANCE = 1e-3  # of a loss, by the first one: AdamW's first step takes rounding for gradients
 
 
-def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
+def list_torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the parameters in the order of their first use, as PyTorch's layers hold them.
 
     Queries, keys and values of their own layers become the thirds of one; gates of an LSTM change
     their order, and its biases are two.
     """
-    trained = set(parameters(graph))
+    trained = set(list_parameters(graph))
     seen: set[str] = set()
     parts: dict[tuple[str, str], np.ndarray] = {}
     for node in graph.nodes:
@@ -48,7 +48,7 @@ def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
             seen.add(name)
             value = graph.initializers[name]
             if node.op == "LSTM":
-                yield from _gates(name, value, is_bias=at == 3)
+                yield from _reorder_gates(name, value, is_bias=at == 3)
             elif name.rpartition(".")[0].endswith((".q", ".k", ".v")):
                 layer, part, end = name.rsplit(".", 2)
                 parts[part, end] = value.T
@@ -60,7 +60,7 @@ def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
                 yield name, value.T if node.op == "MatMul" else value
 
 
-def _gates(name: str, value: np.ndarray, is_bias: bool) -> Iterator[tuple[str, np.ndarray]]:
+def _reorder_gates(name: str, value: np.ndarray, is_bias: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Reorder the gates: ONNX has iofc, PyTorch ifgo, where g is c."""
     halves = np.split(value[0], 2) if is_bias else [value[0]]
     for i, half in enumerate(halves):
@@ -87,7 +87,7 @@ def multiply_adds(graph: Graph, x: Sequence[int]) -> int:
     return sum(map(count, bound.nodes))
 
 
-def losses(folder: Path) -> list[float]:
+def compute_losses(folder: Path) -> list[float]:
     """Return the losses of `STEPS` training steps by this engine."""
     made = Training(folder, 1)
     made.optimizer.set_learning_rate(RATE)
@@ -99,12 +99,12 @@ def compare(work: Workload, python: str) -> tuple[int, int, list[float], str]:
     with tempfile.TemporaryDirectory() as name:
         folder = work.write(Path(name), SAMPLES)
         graph = work.build()
-        weights: dict[str, Any] = dict(torch_weights(graph))
+        weights: dict[str, Any] = dict(list_torch_weights(graph))
         np.savez(folder / "weights.npz", **weights)
         command = [python, "-m", "bench.twins.steps", work.name, folder, STEPS, RATE]
-        theirs = json.loads(output(command, ROOT))
-        ours = losses(folder)
-    trained = sum(graph.initializers[p].size for p in parameters(graph, work.trained))
+        theirs = json.loads(run_for_output(command, ROOT))
+        ours = compute_losses(folder)
+    trained = sum(graph.initializers[p].size for p in list_parameters(graph, work.trained))
     adds = multiply_adds(graph, (SAMPLES, *work.x[1:]))
     is_same = trained == theirs["trained"] and np.allclose(
         ours, theirs["losses"], rtol=0, atol=TOLERANCE * ours[0]
@@ -115,7 +115,7 @@ def compare(work: Workload, python: str) -> tuple[int, int, list[float], str]:
 
 def measure(work: Workload, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
-    trained, adds, ours, difference = compare(work, peer_python())
+    trained, adds, ours, difference = compare(work, find_peer_python())
     verdict = f"{WRONG}: {difference}" if difference else None
     yield trained, adds / 1e6, " ".join(f"{loss:.5f}" for loss in ours), verdict
 

@@ -32,13 +32,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.measuring import ROOT, output
+from bench.measuring import ROOT, run_for_output
 from bench.processes import SCRIPTS
 from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.errors import InputError
 from engine.graphs.offline.rank_graphs import ALPHA, RATE, choose_bucket_bytes
-from engine.tools.benchmark.workload import parameters
+from engine.tools.benchmark.workload import list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 GOLDENS = ROOT / "tests/data/goldens"
@@ -65,7 +65,7 @@ def launch(count: int, *words: object) -> dict[str, float]:
     if mpirun is None:
         raise InputError("there is no mpirun: pip install 'edgegrad[mpi]'")
     command = [mpirun, "-n", count, sys.executable, SCRIPTS / "ranks.py", *words]
-    reply: dict[str, float] = json.loads(output(command, EDGEGRAD_THREADS="1"))
+    reply: dict[str, float] = json.loads(run_for_output(command, EDGEGRAD_THREADS="1"))
     return reply
 
 
@@ -96,7 +96,7 @@ def measure_equality(case: str, _: Namespace) -> Iterator[Cells]:
             yield count, reply["losses"], reply["parameters"]
 
 
-def step_seconds(alone: float, nbytes: float, small: int, boards: int) -> tuple[float, float]:
+def estimate_step(alone: float, nbytes: float, small: int, boards: int) -> tuple[float, float]:
     """Return the seconds of a step on `boards` boards, with the sums during the backward pass, and
     after it.
 
@@ -112,12 +112,12 @@ def step_seconds(alone: float, nbytes: float, small: int, boards: int) -> tuple[
     return beside, alone + waits + wire
 
 
-def gradients(name: str) -> tuple[int, int]:
+def count_gradients(name: str) -> tuple[int, int]:
     """Return the bytes of the gradients of a workload, and how many small sums a step has."""
     workload = WORKLOADS[name]
     graph = workload.build()
     trained = [
-        n for n in parameters(graph) if not workload.trained or n.startswith(workload.trained)
+        n for n in list_parameters(graph) if not workload.trained or n.startswith(workload.trained)
     ]
     norms = 0 if workload.trained else sum(n.op == "BatchNormalization" for n in graph.nodes)
     return sum(graph.initializers[n].nbytes for n in trained), 2 * norms + 3
@@ -125,10 +125,10 @@ def gradients(name: str) -> tuple[int, int]:
 
 def measure_boards(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield the model of 2 to 16 boards."""
-    alone, (nbytes, small) = BOARDS[name], gradients(name)
+    alone, (nbytes, small) = BOARDS[name], count_gradients(name)
     cells = []
     for count in COUNTS:
-        beside, behind = (count * alone / s for s in step_seconds(alone, nbytes, small, count))
+        beside, behind = (count * alone / s for s in estimate_step(alone, nbytes, small, count))
         cells.append(f"{beside:.1f} ({behind:.1f})")
     yield alone, nbytes / 1e6, *cells
 

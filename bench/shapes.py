@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measuring import MIB, fresh, memory, rounds
+from bench.measuring import MIB, call_fresh, read_memory, time_rounds
 from bench.rows import Bench, Cells
 from engine.api import CheckpointState, Module
 from engine.models.mobilenets import build_mobilenet_v2
@@ -29,18 +29,18 @@ from engine.tools.benchmark.workload import write_artifacts
 COUNT = 50
 
 
-def _transformer() -> Iterator[tuple[int, ...]]:
+def _list_transformer_shapes() -> Iterator[tuple[int, ...]]:
     return ((2, 80 + n, 256) for n in reversed(range(COUNT)))
 
 
-def _mobilenet() -> Iterator[tuple[int, ...]]:
+def _list_mobilenet_shapes() -> Iterator[tuple[int, ...]]:
     return ((n + 1, 3, 64, 64) for n in reversed(range(COUNT)))
 
 
-SHAPES = {"transformer": _transformer, "mobilenet": _mobilenet}
+SHAPES = {"transformer": _list_transformer_shapes, "mobilenet": _list_mobilenet_shapes}
 
 
-def trained(name: str) -> Cells:
+def measure_workload(name: str) -> Cells:
     """Return the row of a workload; compiles what is not cached yet."""
     graph = build_transformer() if name == "transformer" else build_mobilenet_v2((3, 64, 64))
     if name == "transformer":
@@ -56,15 +56,15 @@ def trained(name: str) -> Cells:
         module = Module(Path(folder) / "training_model.onnx", state, threads=1)
         module(*batches[0])
         known = {k for p in module.session.memory.programs.values() for k in p.plan.kernels}
-        held = [memory("VmRSS") / MIB]
+        held = [read_memory("VmRSS") / MIB]
         extra = []
         for batch in batches[1:]:
-            first, second = rounds(partial(module, *batch), 2, 0, time.process_time)
+            first, second = time_rounds(partial(module, *batch), 2, 0, time.process_time)
             extra.append(first - second)
-        held.append(memory("VmRSS") / MIB)
+        held.append(read_memory("VmRSS") / MIB)
         for batch in batches:
             module(*batch)
-        held.append(memory("VmRSS") / MIB)
+        held.append(read_memory("VmRSS") / MIB)
     plans = list(module.session.memory.programs.values())
     new = {k for p in plans for k in p.plan.kernels} - known
     size = sum(p.nbytes for p in plans) / len(plans) / 1024
@@ -73,8 +73,8 @@ def trained(name: str) -> Cells:
 
 def measure(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload; a first process fills the cache of kernels."""
-    fresh(trained, name)
-    yield fresh(trained, name)
+    call_fresh(measure_workload, name)
+    yield call_fresh(measure_workload, name)
 
 
 BENCHES = (

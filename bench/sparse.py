@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.measuring import MIB, in_turns
+from bench.measuring import MIB, time_in_turns
 from bench.rows import Bench, Cells, Option
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss, SparseUpdate
@@ -44,7 +44,7 @@ CHOICES: Mapping[str, tuple[list[str], str, list[str]]] = {
 }  # fmt: skip
 
 
-def updates(name: str) -> dict[str, SparseUpdate | None]:
+def list_updates(name: str) -> dict[str, SparseUpdate | None]:
     """Return the sparse updates of a workload, by the title of the row."""
     blocks, channels, head = CHOICES[name]
     return {
@@ -57,7 +57,7 @@ def updates(name: str) -> dict[str, SparseUpdate | None]:
     }
 
 
-def trainer(name: str, update: SparseUpdate | None, folder: Path) -> Trainer:
+def make_trainer(name: str, update: SparseUpdate | None, folder: Path) -> Trainer:
     """Return a trainer of a workload with a sparse update."""
     folder.mkdir()
     onnx_io.save(WORKLOADS[name].build(), folder / "forward.onnx")
@@ -74,13 +74,13 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     x, labels = WORKLOADS[name].batch(options.batch)
     with tempfile.TemporaryDirectory() as folder:
         made = {
-            title: trainer(name, update, Path(folder) / str(k))
-            for k, (title, update) in enumerate(updates(name).items())
+            title: make_trainer(name, update, Path(folder) / str(k))
+            for k, (title, update) in enumerate(list_updates(name).items())
         }
         times: dict[str, list[float]] = {}
         if options.measure:
             steps = {title: partial(train, each, x, labels) for title, each in made.items()}
-            times = in_turns(steps, options.measure)
+            times = time_in_turns(steps, options.measure)
         for title, each in made.items():
             model, state = each.module.session.training, each.state
             plan = model.make_plan(dict(zip(model.inputs, (x.shape, labels.shape), strict=True)))

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from bench import installed
-from bench.measuring import rounds, seconds
+from bench.measuring import time_call, time_rounds
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.kernels.machine.levels import levels, machine
@@ -99,11 +99,11 @@ def measure(name: str, _: Namespace) -> Iterator[Cells]:
             times = []
             for _turn in range(1 if title == "cold" else ROUNDS + 1):
                 state.prepare(cache)
-                times.append(seconds(partial(start, site, folder, state.kernels, cache)))
+                times.append(time_call(partial(start, site, folder, state.kernels, cache)))
             times = times[1:] or times
             yield title, median(times), min(times)
         if switch("BENCH_PEERS"):
-            times = rounds(lambda: start_torch(name, folder), 5)
+            times = time_rounds(lambda: start_torch(name, folder), 5)
             yield "torch", median(times), min(times)
 
 

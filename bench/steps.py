@@ -40,7 +40,7 @@ for kind, module in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 
 
-def opener(
+def make_opener(
     python: str, kind: str
 ) -> Callable[[str, Path, int], AbstractContextManager[measure.Runner]]:
     """Return a function that opens a runner of a kind by a Python."""
@@ -53,7 +53,7 @@ def opener(
     return open_
 
 
-def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure.Peers:
+def find_peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure.Peers:
     """Return the kinds of peers that some Pythons have, each by the first that has it.
 
     Raises:
@@ -74,10 +74,10 @@ def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure
             raise InputError(f"--peers {python}: has no {wanted}")
         for kind in has:
             installed.setdefault(kind, python)
-    return [(kind, opener(installed[kind], kind)) for kind in kinds if kind in installed]
+    return [(kind, make_opener(installed[kind], kind)) for kind in kinds if kind in installed]
 
 
-def titles(options: Namespace) -> tuple[str, ...]:
+def list_titles(options: Namespace) -> tuple[str, ...]:
     """Return the columns, two of them for each kind of peer."""
     of_peer = ("ms:.2f", "ratio:.2f")
     return (*COLUMNS, *(f"{kind} {what}" for kind in options.kinds for what in of_peer))
@@ -89,19 +89,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def measured(name: str, options: Namespace) -> Iterator[Cells]:
+def measure_steps(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads, and write all that is known to --json."""
     named = options.peers or [config.switch("BENCH_PEERS")]
-    kinds = peers(list(filter(None, named)), options.kinds)
+    kinds = find_peers(list(filter(None, named)), options.kinds)
     made = measure.measure([name], options.threads, options.time, options.batch, kinds, Progress())
     if options.json is not None:
         before = options.__dict__.setdefault("made", [])
         before += made.rows
         Result(made.machine, tuple(before)).write(options.json)
-    yield from (cells(row, options.kinds) for row in made.rows)
+    yield from (make_cells(row, options.kinds) for row in made.rows)
 
 
-def cells(row: Row, kinds: Sequence[str]) -> Cells:
+def make_cells(row: Row, kinds: Sequence[str]) -> Cells:
     """Return the cells of a row."""
     of_peers = [row.peers.get(kind) for kind in kinds]
     failed = row.failed and (row.failed if math.isfinite(row.step) else f"{WRONG}: {row.failed}")
@@ -117,8 +117,8 @@ BENCHES = (
         "steps",
         "training steps of known models, beside other libraries",
         {name: name for name in WORKLOADS},
-        titles,
-        measured,
+        list_titles,
+        measure_steps,
         usual=tuple(USUAL),
         options=(
             THREADS,

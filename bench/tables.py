@@ -15,7 +15,7 @@ FORMATS = ("text", "markdown", "json")
 WIDTH = 9  # characters of a column of text, at least
 
 
-def about() -> str:
+def describe_machine() -> str:
     """Return the machine in one line; the JSON of a table has all that is known of it."""
     facts = machine.describe()
     names = ("machine", "processor", "cores", "load", "edgegrad", "date")
@@ -38,9 +38,9 @@ class Table:
 
     def __enter__(self) -> Table:
         if self.kind == "markdown":
-            print(*markdown(self.columns, []), sep="\n", flush=True)
+            print(*make_markdown(self.columns, []), sep="\n", flush=True)
         elif self.kind == "text":
-            print(f"{self.title}\n{self._line(self.columns)}", flush=True)
+            print(f"{self.title}\n{self._join_line(self.columns)}", flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,13 +53,13 @@ class Table:
         if len(row) != len(self.columns):
             raise ValueError(f"{self.title}: {len(row)} cells for {len(self.columns)} columns")
         self.rows.append(row)
-        texts = [text(value, form) for value, form in zip(row, self.formats, strict=True)]
+        texts = [format_cell(value, form) for value, form in zip(row, self.formats, strict=True)]
         if self.kind == "markdown":
             print(f"| {' | '.join(texts)} |", flush=True)
         elif self.kind == "text":
-            print(self._line(texts), flush=True)
+            print(self._join_line(texts), flush=True)
 
-    def _line(self, texts: Sequence[str]) -> str:
+    def _join_line(self, texts: Sequence[str]) -> str:
         self.widths = [max(w, len(text)) for w, text in zip(self.widths, texts, strict=True)]
         first, *others = zip(texts, self.widths, strict=True)
         cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
@@ -68,23 +68,23 @@ class Table:
     def as_dicts(self) -> list[dict[str, Any]]:
         """Return the rows as JSON can hold them, by the titles of columns."""
         names = ["subject", *self.columns[1:]]
-        return [{n: _plain(v) for n, v in zip(names, row, strict=True)} for row in self.rows]
+        return [{n: _convert(v) for n, v in zip(names, row, strict=True)} for row in self.rows]
 
 
-def text(value: object, form: str = "") -> str:
+def format_cell(value: object, form: str = "") -> str:
     """Return a cell as text; unknown values are empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return value if isinstance(value, str) else format(value, form)
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def make_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table of Markdown."""
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def lines_of(bench: Bench, rows: Mapping[str, Sequence[Cells]], *titles: str) -> list[str]:
+def list_lines(bench: Bench, rows: Mapping[str, Sequence[Cells]], *titles: str) -> list[str]:
     """Return the table of a bench in Markdown, for a page.
 
     titles: instead of the columns' titles, from the first on.
@@ -94,8 +94,8 @@ def lines_of(bench: Bench, rows: Mapping[str, Sequence[Cells]], *titles: str) ->
     names = ["", *(column.partition(":")[0] for column in bench.columns)]
     names[: len(titles)] = titles
     every = ((name, *cells) for name, every_cells in rows.items() for cells in every_cells)
-    return markdown(
-        names, [[text(v, f) for v, f in zip(row, formats, strict=True)] for row in every]
+    return make_markdown(
+        names, [[format_cell(v, f) for v, f in zip(row, formats, strict=True)] for row in every]
     )
 
 
@@ -108,7 +108,7 @@ def write_json(tables: Sequence[Table]) -> str:
     return json.dumps(held, indent=1, allow_nan=False)
 
 
-def _plain(value: object) -> Any:
+def _convert(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

@@ -31,7 +31,7 @@ from bench import installed
 from bench.measuring import ROOT
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
-from bench.tables import markdown
+from bench.tables import make_markdown
 from engine.kernels.machine.levels import LEVELS, levels, machine
 from engine.tools.dev import zoo
 
@@ -61,7 +61,7 @@ class Cpu:
         return next(v.arch for v in LEVELS if v.name == self.level)
 
 
-def cpus() -> list[Cpu]:
+def list_cpus() -> list[Cpu]:
     """Return every CPU that rows are made for."""
     x86 = (("Nehalem", "x86-64-v2"), ("Haswell", "x86-64-v3"))
     arm = ("cortex-a53", "cortex-a72", "cortex-a76")
@@ -96,9 +96,9 @@ class Wheels:
             (site / path.name).symlink_to(path)
         return home / "bin" / "python"
 
-    def prepared(self, model: str, place: str) -> Path:
+    def prepare_model(self, model: str, place: str) -> Path:
         """Return a copy of the artifacts of a golden model, with plans for every level."""
-        batch = zoo.batch_of(GOLDENS / model)
+        batch = zoo.find_batch(GOLDENS / model)
         made = self.folder / "prepared" / model
         if not made.exists():
             shutil.copytree(GOLDENS / model, made)
@@ -115,30 +115,30 @@ class Wheels:
         """The environment of this Python, with all that is installed for it, and the wheel."""
         return {"PYTHONPATH": str(self.sites[machine()])}
 
-    def compiled(self, model: str, cpu: Cpu) -> Result:
+    def run_compiled(self, model: str, cpu: Cpu) -> Result:
         """Return the result of a process that compiles all kernels for the level of a CPU.
 
         It runs on this CPU, or for another architecture on the first CPU that it is asked for.
         """
         if (model, cpu.level) not in self._compiled:
-            folder = self.prepared(model, "compiled")
+            folder = self.prepare_model(model, "compiled")
             (folder / "prepared.plans").unlink()
             python: list[object] = [sys.executable]
             env = self._here
             if cpu.arch != machine():
-                python, env = self._emulated(cpu, self.sites[cpu.arch], self.arm64 / "site")
+                python, env = self._find_emulated(cpu, self.sites[cpu.arch], self.arm64 / "site")
             printed = run([*python, SCRIPT, folder, cpu.level], env, self.folder)
-            self._compiled[model, cpu.level] = told(printed)
+            self._compiled[model, cpu.level] = parse_result(printed)
         return self._compiled[model, cpu.level]
 
-    def shipped(self, model: str, cpu: Cpu) -> Result:
+    def run_shipped(self, model: str, cpu: Cpu) -> Result:
         """Return the result of a process with the wheel and NumPy alone, on a CPU."""
-        folder = self.prepared(model, cpu.name or "here")
-        python, env = self._interpreter(cpu)
+        folder = self.prepare_model(model, cpu.name or "here")
+        python, env = self._find_interpreter(cpu)
         env |= {"EDGEGRAD_CACHE_DIR": str(self.folder / "unused"), "OPENBLAS_NUM_THREADS": "1"}
-        return told(run([*python, SCRIPT, folder], env, self.folder))
+        return parse_result(run([*python, SCRIPT, folder], env, self.folder))
 
-    def _interpreter(self, cpu: Cpu) -> tuple[list[object], dict[str, str]]:
+    def _find_interpreter(self, cpu: Cpu) -> tuple[list[object], dict[str, str]]:
         """Return the words that run a Python on a CPU, and its environment."""
         if not cpu.name:
             return [self.python], {"PYTHONPATH": ""}
@@ -148,9 +148,9 @@ class Wheels:
             # NumPy's OpenBLAS may take the emulated CPU for a newer one: by the host's.
             env = {"PYTHONPATH": str(site), "OPENBLAS_CORETYPE": "Nehalem"}
             return [*emulator, self.python.resolve(), "-S"], env
-        return self._emulated(cpu, self.sites[cpu.arch], self.arm64 / "numpy")
+        return self._find_emulated(cpu, self.sites[cpu.arch], self.arm64 / "numpy")
 
-    def _emulated(self, cpu: Cpu, *places: Path) -> tuple[list[object], dict[str, str]]:
+    def _find_emulated(self, cpu: Cpu, *places: Path) -> tuple[list[object], dict[str, str]]:
         """Return the same for the Python for 64-bit ARM, with packages in these places."""
         emulator = ["qemu-aarch64-static", "-cpu", cpu.name, "-L", self.arm64 / "root"]
         path = os.pathsep.join(map(str, places))
@@ -185,7 +185,7 @@ def run(words: Sequence[object], env: dict[str, str], cwd: Path) -> str:
     return done.stdout
 
 
-def told(printed: str) -> Result:
+def parse_result(printed: str) -> Result:
     """Return the last line that a program printed, which is JSON."""
     result: Result = json.loads(printed.splitlines()[-1])
     return result
@@ -209,9 +209,11 @@ def measure(model: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each CPU."""
     with tempfile.TemporaryDirectory() as name:
         made = Wheels(Path(name), [model], options.arm64)
-        for cpu in cpus():
+        for cpu in list_cpus():
             if cpu.arch in made.sites:
-                cell = compare(made.shipped(model, cpu), made.compiled(model, cpu), cpu.level)
+                cell = compare(
+                    made.run_shipped(model, cpu), made.run_compiled(model, cpu), cpu.level
+                )
                 yield cpu.name or "this CPU", cpu.level, cell
 
 
@@ -221,7 +223,7 @@ def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     for model, rows in found.items():
         for cpu, level, cell in rows:
             cells.setdefault((cpu, level), {})[model] = cell
-    table = markdown(
+    table = make_markdown(
         ["CPU", "level", *found],
         [[*map(str, key), *(str(row.get(m, "")) for m in found)] for key, row in cells.items()],
     )

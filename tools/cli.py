@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     title = " ".join([_PROGRAM, *words[:1]]) if words[:1] and words[0] in COMMANDS else _PROGRAM
     launcher = find_launcher() if words[:1] == [_TOGETHER] else None
     if launcher is None:
-        return _main(words, title)
-    status = _main(words, f"{title} (rank {'?' if launcher.rank is None else launcher.rank})")
+        return _run(words, title)
+    status = _run(words, f"{title} (rank {'?' if launcher.rank is None else launcher.rank})")
     if status and not is_joined():  # the others are about to wait for this rank
         with contextlib.suppress(EngineError):
             group = world()
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _main(words: Sequence[str], title: str) -> int:
+def _run(words: Sequence[str], title: str) -> int:
     """Do as `main`; title: the name in messages."""
     try:
         import click
@@ -120,10 +120,10 @@ def _told_in_a_line(title: str) -> Iterator[None]:
     """Print warnings without the place in the code where they come from."""
     before = warnings.formatwarning
 
-    def line(message: Warning | str, category: type[Warning], *place: object) -> str:
+    def format_line(message: Warning | str, category: type[Warning], *place: object) -> str:
         return escape(f"{title}: warning: {message}\n")
 
-    warnings.formatwarning = line  # type: ignore[assignment]  # the place may be named otherwise
+    warnings.formatwarning = format_line  # type: ignore[assignment]  # the place may be named otherwise
     try:
         yield
     finally:

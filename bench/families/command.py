@@ -30,20 +30,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.families import page, rewritten
-from bench.families.recorded import RECORDED, record
+from bench.families.recorded import RECORDED, record_families
 from bench.families.rewrites import REWRITINGS
 from bench.families.train import Comparison
 from bench.measuring import ROOT
-from bench.processes import peer_python
+from bench.processes import find_peer_python
 from bench.rows import WRONG, Bench, Cells, Option
 from engine.base.errors import InputError, suggest_nearest
-from engine.tools.dev.exports import EXPORTS, parts
+from engine.tools.dev.exports import EXPORTS, split_tag
 
 DOCUMENT = "docs/families.md"
 SECONDS = 300  # more for one model is a failure
 
 
-def sources(python: str) -> dict[str, str]:
+def list_sources(python: str) -> dict[str, str]:
     """Return every family and the library that its code is from."""
     done = subprocess.run(
         [python, "-m", "bench.families.peer", "--list"], cwd=ROOT, check=True, capture_output=True
@@ -52,7 +52,7 @@ def sources(python: str) -> dict[str, str]:
     return listed
 
 
-def exported(python: str, folder: Path, tags: list[str]) -> Iterator[tuple[str, str | None]]:
+def export_missing(python: str, folder: Path, tags: list[str]) -> Iterator[tuple[str, str | None]]:
     """Have the models written that are not there; yield each tag with why there is none, or None.
 
     A model whose export crashes the process is reported as such, and another process goes on.
@@ -82,7 +82,7 @@ def exported(python: str, folder: Path, tags: list[str]) -> Iterator[tuple[str, 
             yield left.pop(0), f"the process ended with signal {-process.returncode}"
 
 
-def compared(path: Path) -> Comparison:
+def compare_family(path: Path) -> Comparison:
     """Return the engine's side, in a process of its own, which may neither crash nor take for
     ever.
     """
@@ -97,7 +97,7 @@ def compared(path: Path) -> Comparison:
     return Comparison(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def tags_of(subject: str, known: Collection[str]) -> list[str]:
+def list_tags(subject: str, known: Collection[str]) -> list[str]:
     """Return the tags of the exports that a subject names.
 
     Raises:
@@ -106,23 +106,23 @@ def tags_of(subject: str, known: Collection[str]) -> list[str]:
     if subject == "recorded":
         return list(RECORDED)
     every = [f"{name}-{how.tag}" for how in EXPORTS for name in known]
-    if chosen := [tag for tag in every if subject in ("all", tag, parts(tag)[0])]:
+    if chosen := [tag for tag in every if subject in ("all", tag, split_tag(tag)[0])]:
         return chosen
     raise InputError(f"no family or export {subject!r}{suggest_nearest(subject, known)}")
 
 
 def measure(subject: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each export."""
-    python = peer_python()
+    python = find_peer_python()
     with tempfile.TemporaryDirectory() as name:
         folder = (options.models or Path(name)).absolute()
         folder.mkdir(exist_ok=True)
-        for tag, reason in exported(python, folder, tags_of(subject, sources(python))):
+        for tag, reason in export_missing(python, folder, list_tags(subject, list_sources(python))):
             start = time.perf_counter()
             if reason is not None:
                 comparison = Comparison(fault=f"exporter: {reason}", is_ours=False)
             else:
-                comparison = compared(folder / f"{tag}.onnx")
+                comparison = compare_family(folder / f"{tag}.onnx")
             took = time.perf_counter() - start
             fault = f"{WRONG}: {comparison.fault}" if comparison.fails else comparison.fault
             yield tag, comparison.losses, comparison.gradients, comparison.inference, took, fault
@@ -130,14 +130,14 @@ def measure(subject: str, options: Namespace) -> Iterator[Cells]:
                 for file in folder.glob(f"{tag}.*"):
                     file.unlink()
         if options.record:
-            record(folder)
+            record_families(folder)
 
 
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Write what was found to the page."""
     every = (cells for rows in found.values() for cells in rows)
-    rows = {str(tag): page.row(str(tag), cells) for tag, *cells in every}
-    page.write(rows, sources(peer_python()), path)
+    rows = {str(tag): page.make_row(str(tag), cells) for tag, *cells in every}
+    page.write(rows, list_sources(find_peer_python()), path)
 
 
 def measure_rewritten(name: str, _: Namespace) -> Iterator[Cells]:
@@ -150,7 +150,7 @@ def measure_rewritten(name: str, _: Namespace) -> Iterator[Cells]:
 def write_section(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Write what was found to the last section of the page."""
     rows = {name: [*map(str, cells[:-1])] for name, (cells,) in found.items() if cells}
-    page.write_section(rewritten.section(rows, page.kept_section(path)), path)
+    page.write_section(rewritten.make_section(rows, page.find_kept_section(path)), path)
 
 
 BENCHES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.rows import WRONG, Cells
-from engine.tools.dev.exports import EXPORTS, parts
+from engine.tools.dev.exports import EXPORTS, split_tag
 
 INTRODUCTION = """\
 # Model families
@@ -30,47 +30,48 @@ REWRITTEN = "## Rewritten models"
 HEAD = "| family | export | losses | gradients | inference | remark |"
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.0e}" if value else "0"
 
 
-def row(tag: str, found: Cells) -> str:
+def make_row(tag: str, found: Cells) -> str:
     """Return a row of the page, of the cells after the tag."""
-    family, how = parts(tag)
+    family, how = split_tag(tag)
     *numbers, _, fault = found
     remark = str(fault).replace("|", "\\|").replace("`", "'")
     if remark.startswith(WRONG):
         remark = f"**fails**{remark.removeprefix(WRONG)}"
-    texts = (number(n if isinstance(n, float) else None) for n in numbers)
+    texts = (format_number(n if isinstance(n, float) else None) for n in numbers)
     return f"| {family} | {how.tag} | {' | '.join(texts)} | {remark} |"
 
 
-def cells(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
-def kept_rows(page: Path) -> dict[str, str]:
+def list_kept_rows(page: Path) -> dict[str, str]:
     """Return the rows of the page as it is, by tag."""
     if not page.exists():
         return {}
     lines = page.read_text("utf-8").splitlines()
     tags = {how.tag for how in EXPORTS}
     rows = [line for line in lines if line.startswith("| ") and line.count(" | ") >= 5]
-    return {"-".join(cells(r)[:2]): r for r in rows if cells(r)[1] in tags}
+    return {"-".join(split_cells(r)[:2]): r for r in rows if split_cells(r)[1] in tags}
 
 
 def write(found: dict[str, str], sources: dict[str, str], page: Path) -> None:
     """Write the page of rows by tag; families that were not compared keep theirs."""
-    rows = kept_rows(page) | found
+    rows = list_kept_rows(page) | found
     order = [f"{name}-{how.tag}" for name in sorted(sources) for how in EXPORTS]
     rows = {tag: rows[tag] for tag in order if tag in rows}
-    passed = [tag for tag, r in rows.items() if not cells(r)[5]]
-    failed = [tag for tag, r in rows.items() if cells(r)[5].startswith("**fails**")]
-    refused = [tag for tag, r in rows.items() if cells(r)[5].startswith("refused")]
-    families = {parts(tag)[0] for tag in rows}
+    passed = [tag for tag, r in rows.items() if not split_cells(r)[5]]
+    failed = [tag for tag, r in rows.items() if split_cells(r)[5].startswith("**fails**")]
+    refused = [tag for tag, r in rows.items() if split_cells(r)[5].startswith("refused")]
+    families = {split_tag(tag)[0] for tag in rows}
     others = len(rows) - len(passed) - len(failed) - len(refused)
     counts = (
-        f"{len({parts(t)[0] for t in passed})} of {len(families)} families and {len(passed)} of "
+        f"{len({split_tag(t)[0] for t in passed})} of {len(families)} families and "
+        f"{len(passed)} of "
         f"{len(rows)} exports train and export correctly; {len(failed)} fail, "
         f"{len(refused)} are refused for a documented limit, and for {others} the exporter or "
         "onnxruntime fails.\n"
@@ -81,10 +82,10 @@ def write(found: dict[str, str], sources: dict[str, str], page: Path) -> None:
         own = [rows[t] for n in names for how in EXPORTS if (t := f"{n}-{how.tag}") in rows]
         title = "Plain PyTorch" if source == "plain" else source
         text.append("\n".join([f"## {title}\n", HEAD, "|---|---|---|---|---|---|", *own, ""]))
-    page.write_text("\n".join([*text, kept_section(page)]).rstrip("\n") + "\n", "utf-8")
+    page.write_text("\n".join([*text, find_kept_section(page)]).rstrip("\n") + "\n", "utf-8")
 
 
-def kept_section(page: Path) -> str:
+def find_kept_section(page: Path) -> str:
     """Return the section about rewritten models as the page has it, "" if it has none."""
     text = page.read_text("utf-8") if page.exists() else ""
     start = text.find(f"\n{REWRITTEN}\n")
@@ -93,5 +94,5 @@ def kept_section(page: Path) -> str:
 
 def write_section(section: str, page: Path) -> None:
     """Write the page with another section about rewritten models."""
-    text = page.read_text("utf-8").removesuffix(kept_section(page)).rstrip("\n")
+    text = page.read_text("utf-8").removesuffix(find_kept_section(page)).rstrip("\n")
     page.write_text(f"{text}\n\n{section.rstrip()}\n", "utf-8")

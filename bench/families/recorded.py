@@ -54,7 +54,7 @@ RECORDED = (
 )
 
 
-def record(folder: Path) -> None:
+def record_families(folder: Path) -> None:
     """Keep the models and what their steps gave, without the exporter's traces of source lines.
 
     Gradients are kept in float16, which is finer than what their comparison tolerates.

@@ -25,7 +25,7 @@ OLD = tuple(range(9, 14))  # to which the converter lowers next to nothing
 NEWEST = 24
 
 
-def by_onnxslim(model: onnx.ModelProto) -> onnx.ModelProto:
+def run_onnxslim(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return what onnxslim makes of a model."""
     import onnxslim
 
@@ -35,7 +35,7 @@ def by_onnxslim(model: onnx.ModelProto) -> onnx.ModelProto:
     return slim
 
 
-def by_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
+def run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return what onnxsim makes of a model."""
     import onnxsim
 
@@ -43,7 +43,7 @@ def by_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
     return simplified[0]
 
 
-def by_onnxruntime(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
+def run_onnxruntime(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
     """Return the model that onnxruntime saves after optimising for a level."""
     import onnxruntime
 
@@ -67,7 +67,7 @@ def to_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return version_converter.convert_version(model, opset)
 
 
-def declared_as(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def declare_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Return the nodes of a model under an older opset, in which they must mean the same."""
     out = copy.deepcopy(model)
     for known in out.opset_import:
@@ -76,37 +76,37 @@ def declared_as(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return out
 
 
-def raised(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def raise_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Return what ONNX's version converter makes of the nodes of an older opset."""
-    return version_converter.convert_version(declared_as(model, opset), NEWEST)
+    return version_converter.convert_version(declare_opset(model, opset), NEWEST)
 
 
-def imported(model: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
+def list_imported(model: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
     """Return the opsets of a model and one for functions of `DOMAIN`."""
     return [*model.opset_import, helper.make_opsetid(DOMAIN, 1)]
 
 
-def in_function(
+def make_function(
     name: str, graph: onnx.GraphProto, nodes: list[onnx.NodeProto], opsets: Any
 ) -> tuple[onnx.FunctionProto, onnx.NodeProto]:
     """Make a function of nodes of a graph, and the node that calls it."""
     made = {value for node in nodes for value in node.output if value}
-    read = list(dict.fromkeys(v for node in nodes for v in values_read(node) if v not in made))
+    read = list(dict.fromkeys(v for node in nodes for v in list_reads(node) if v not in made))
     others = [n for n in graph.node if not any(n is own for own in nodes)]
-    wanted = {o.name for o in graph.output} | {v for n in others for v in values_read(n)}
+    wanted = {o.name for o in graph.output} | {v for n in others for v in list_reads(n)}
     given = [v for node in nodes for v in node.output if v in wanted]
     body = helper.make_function(DOMAIN, name, read, given, nodes, opsets)
     return body, helper.make_node(name, read, given, name=f"call_{name}", domain=DOMAIN)
 
 
-def values_read(node: onnx.NodeProto) -> list[str]:
+def list_reads(node: onnx.NodeProto) -> list[str]:
     """Return the values that a node reads, and those that its subgraphs take from outside."""
     read = [v for v in node.input if v]
     for attribute in node.attribute:
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
             own = {i.name for i in (*graph.input, *graph.initializer)}
             own |= {v for n in graph.node for v in n.output}
-            read += [v for n in graph.node for v in values_read(n) if v not in own]
+            read += [v for n in graph.node for v in list_reads(n) if v not in own]
             read += [o.name for o in graph.output if o.name not in own]
     return read
 
@@ -118,8 +118,8 @@ def with_functions(model: onnx.ModelProto, parts: int) -> onnx.ModelProto:
     size = -(-len(nodes) // parts)
     functions, calls = [], []
     for i in range(0, len(nodes), size):
-        body, call = in_function(
-            f"part_{i}", model.graph, list(model.graph.node)[i : i + size], imported(model)
+        body, call = make_function(
+            f"part_{i}", model.graph, list(model.graph.node)[i : i + size], list_imported(model)
         )
         functions.append(body)
         calls.append(call)
@@ -130,12 +130,12 @@ def with_functions(model: onnx.ModelProto, parts: int) -> onnx.ModelProto:
     return out
 
 
-def in_nested_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def nest_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model of one function that calls another, which holds the nodes."""
     out = with_functions(model, 1)
     (inner,) = out.functions[len(model.functions) :]
     (call,) = out.graph.node
-    outer, node = in_function("whole", out.graph, [call], imported(model))
+    outer, node = make_function("whole", out.graph, [call], list_imported(model))
     assert list(inner.output) == list(outer.output)
     del out.graph.node[:]
     out.graph.node.append(node)
@@ -263,12 +263,12 @@ class Rewriting:
 
 
 REWRITINGS: dict[str, Rewriting] = {
-    "onnxslim": Rewriting(by_onnxslim, "onnxslim"),
-    "onnxsim": Rewriting(by_onnxsim, "onnxsim"),
+    "onnxslim": Rewriting(run_onnxslim, "onnxslim"),
+    "onnxsim": Rewriting(run_onnxsim, "onnxsim"),
     "onnxscript": Rewriting(with_passes_of_onnx_ir, "onnxscript's optimiser"),
     **{
         f"onnxruntime-{level.lower()}": Rewriting(
-            partial(by_onnxruntime, level=level), f"onnxruntime, level {level.lower()}"
+            partial(run_onnxruntime, level=level), f"onnxruntime, level {level.lower()}"
         )
         for level in ("BASIC", "EXTENDED", "ALL")
     },
@@ -276,7 +276,7 @@ REWRITINGS: dict[str, Rewriting] = {
         partial(with_functions, parts=1), "the whole graph is a function", is_ours=True
     ),
     "functions": Rewriting(partial(with_functions, parts=4), "four functions", is_ours=True),
-    "nested": Rewriting(in_nested_functions, "a function in a function", is_ours=True),
+    "nested": Rewriting(nest_functions, "a function in a function", is_ours=True),
     "nameless": Rewriting(without_names, "nodes without names, values without types", is_ours=True),
     "numbers": Rewriting(with_numbers_for_names, "numbers for names", is_ours=True),
     "prefix": Rewriting(with_prefix, "a prefix for all names, by onnx.compose"),
@@ -293,13 +293,13 @@ REWRITINGS: dict[str, Rewriting] = {
     },
     **{
         f"declared-{opset}": Rewriting(
-            partial(declared_as, opset=opset), f"declared as opset {opset}, where that is valid"
+            partial(declare_opset, opset=opset), f"declared as opset {opset}, where that is valid"
         )
         for opset in OLD
     },
     **{
         f"raised-{opset}": Rewriting(
-            partial(raised, opset=opset), f"from opset {opset} to {NEWEST} by the converter"
+            partial(raise_opset, opset=opset), f"from opset {opset} to {NEWEST} by the converter"
         )
         for opset in OLD
     },

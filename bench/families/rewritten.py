@@ -21,14 +21,14 @@ import onnx
 from bench.families.recorded import DATA
 from bench.families.rewrites import REWRITINGS, Rewriting, walk
 from bench.families.train import Comparison, compare_as_it_is
-from bench.tables import markdown
-from engine.tools.dev.export_artifacts import Array, first_line
+from bench.tables import make_markdown
+from engine.tools.dev.export_artifacts import Array, cut_first_line
 
 Found = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
 FOLDED = "the rewriter folded a parameter"
 
 
-def survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: list[str]) -> Found:
+def find_survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: list[str]) -> Found:
     """Find the parameters of a model among the initializers of a rewritten one.
 
     A parameter is recognised by its values: in their order, whatever its new name and shape, or in
@@ -88,14 +88,16 @@ def compare_rewritten(tag: str, rewriting: Rewriting, folder: Path) -> Compariso
     except Exception as error:  # whatever a rewriter raises, there is nothing to compare
         if rewriting.is_ours:
             raise
-        return Comparison(fault=f"rewriter: {first_line(error)}", is_ours=False)
-    kept = survivors(model, rewritten, data["names"].tolist())
+        return Comparison(fault=f"rewriter: {cut_first_line(error)}", is_ours=False)
+    kept = find_survivors(model, rewritten, data["names"].tolist())
     if not kept:
         return Comparison(fault=FOLDED, is_ours=False)
     path = folder / f"{tag}.onnx"
     onnx.save(rewritten, path)
     is_whole = len(kept) == len(data["names"]) and not has_computed(model, rewritten, kept)
-    comparison = compare_as_it_is(path, wanted(data, rewritten, kept, is_whole=is_whole), folder)
+    comparison = compare_as_it_is(
+        path, name_expected(data, rewritten, kept, is_whole=is_whole), folder
+    )
     if not comparison.fault and not is_whole:
         comparison.fault, comparison.is_ours = FOLDED, False
     if comparison.fault.startswith("exporter"):
@@ -103,7 +105,7 @@ def compare_rewritten(tag: str, rewriting: Rewriting, folder: Path) -> Compariso
     return comparison
 
 
-def wanted(
+def name_expected(
     data: dict[str, Array], rewritten: onnx.ModelProto, kept: Found, *, is_whole: bool
 ) -> dict[str, Array]:
     """Return what PyTorch's steps gave, by the names of the rewritten model.
@@ -195,12 +197,12 @@ def compare_all(name: str) -> Row:
     return row
 
 
-def section(rows: dict[str, list[str]], kept: str) -> str:
+def make_section(rows: dict[str, list[str]], kept: str) -> str:
     """Return the section of the page, of cells; rewritings that were not tried keep their rows."""
     titles = {rewriting.title: name for name, rewriting in REWRITINGS.items()}
     lines = {
         titles.get(line.split(" | ")[0].removeprefix("| "), ""): line for line in kept.splitlines()
     }
     lines |= {n: f"| {' | '.join([REWRITINGS[n].title, *row])} |" for n, row in rows.items()}
-    head = markdown(["rewritten by", *COLUMNS], [])
+    head = make_markdown(["rewritten by", *COLUMNS], [])
     return "\n".join([INTRODUCTION, *head, *(lines[n] for n in REWRITINGS if n in lines), ""])

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from bench.families.models import FAMILIES
 from bench.families.models.family import Made
-from engine.tools.dev.exports import Export, parts
+from engine.tools.dev.exports import Export, split_tag
 
 CHAOS = 1e-5  # of losses, and a hundred times as much of gradients
 
@@ -56,7 +56,7 @@ def export(net: nn.Module, inputs: Any, path: Path, how: Export) -> None:
     )  # fmt: skip
 
 
-def loss_of(output: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+def compute_loss(output: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
     """Return the cross-entropy of classes, the mean square of numbers, or the model's own loss."""
     if target is None:
         return output.reshape(())
@@ -65,7 +65,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
     return functional.cross_entropy(output, target)
 
 
-def steps(net: nn.Module, inputs: Any, target: torch.Tensor | None) -> dict[str, Any]:
+def run_steps(net: nn.Module, inputs: Any, target: torch.Tensor | None) -> dict[str, Any]:
     """Return the results of three AdamW steps: losses, and the output and gradients of the
     first.
     """
@@ -75,7 +75,7 @@ def steps(net: nn.Module, inputs: Any, target: torch.Tensor | None) -> dict[str,
     for _ in range(3):
         optimizer.zero_grad()
         output = net(*inputs)
-        loss = loss_of(output, target)
+        loss = compute_loss(output, target)
         loss.backward()
         if not losses:
             results["logits"] = output.detach().numpy().copy()
@@ -100,13 +100,17 @@ def is_chaotic(a: dict[str, Any], b: dict[str, Any]) -> bool:
     )
 
 
-def double(x: torch.Tensor | None) -> Any:
+def convert_to_double(x: torch.Tensor | None) -> Any:
     return x.double() if x is not None and x.is_floating_point() else x
 
 
-def in_doubles(made: Made) -> Made:
+def convert_made(made: Made) -> Made:
     net, inputs, target = made
-    return copy.deepcopy(net).double(), tuple(map(double, inputs)), double(target)
+    return (
+        copy.deepcopy(net).double(),
+        tuple(map(convert_to_double, inputs)),
+        convert_to_double(target),
+    )
 
 
 def make(family: str, how: Export) -> tuple[Made, dict[str, Any]]:
@@ -122,12 +126,12 @@ def make(family: str, how: Export) -> tuple[Made, dict[str, Any]]:
     net.train(how.trains)
     made = (net, inputs, target)
     before = torch.get_rng_state()
-    results = steps(copy.deepcopy(net), inputs, target)
+    results = run_steps(copy.deepcopy(net), inputs, target)
     if not torch.equal(before, torch.get_rng_state()):
         raise ValueError(f"{family} draws random numbers in {how.tag}: is a dropout not 0?")
     try:
-        wide = in_doubles(made)
-        exact = steps(copy.deepcopy(wide[0]), *wide[1:])
+        wide = convert_made(made)
+        exact = run_steps(copy.deepcopy(wide[0]), *wide[1:])
     except (RuntimeError, TypeError, ValueError):  # library code that names float32 in its body
         return made, results
     return (wide, exact) if is_chaotic(results, exact) else (made, results)
@@ -157,10 +161,10 @@ def to_train(path: Path, net: nn.Module, gradients: set[str]) -> tuple[list[str]
     seen_values = np.concatenate(seen)
     gone = [n for n, value in lost.items() if not np.isin(value, seen_values).all()]
     buffers = [b.detach().numpy().ravel() for b in net.buffers()]
-    return names, sorted(gone) + _computed(held, names, buffers)
+    return names, sorted(gone) + _list_computed(held, names, buffers)
 
 
-def _computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> list[str]:
+def _list_computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> list[str]:
     """Return the constants that an exporter may have computed of parameters, or stored a second
     time.
     """
@@ -175,7 +179,7 @@ def _computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> lis
     return out + sorted(n for n in rest if not np.isin(arrays[n], kept).all())
 
 
-def computed_of_parameters(path: Path, net: nn.Module, inputs: Any, how: Export) -> list[str]:
+def list_computed(path: Path, net: nn.Module, inputs: Any, how: Export) -> list[str]:
     """Return the float constants of an export that are others if the parameters are, and are
     none.
     """
@@ -201,7 +205,7 @@ def computed_of_parameters(path: Path, net: nn.Module, inputs: Any, how: Export)
 
 def write(tag: str, folder: Path) -> str | None:
     """Export one model and run its steps; why the exporter does not do it, or None."""
-    family, how = parts(tag)
+    family, how = split_tag(tag)
     (net, inputs, target), results = make(family, how)
     path = folder / f"{tag}.onnx"
     try:
@@ -217,7 +221,7 @@ def write(tag: str, folder: Path) -> str | None:
     gradients = {n.removeprefix("grad.") for n in results if n.startswith("grad.")}
     names, lost = to_train(path, net, gradients)
     if how.exporter == "new" and how.folds:
-        lost += [n for n in computed_of_parameters(path, net, inputs, how) if n not in names]
+        lost += [n for n in list_computed(path, net, inputs, how) if n not in names]
     data = {f"in{i}": x.numpy() for i, x in enumerate(inputs)}
     if target is not None:
         data["target"] = target.numpy()

@@ -23,12 +23,12 @@ from engine.errors import EngineError
 from engine.tools.dev.export_artifacts import (
     OUTPUT,
     Array,
-    batch_of,
-    first_line,
-    inputs_of,
+    cut_first_line,
+    list_batch,
+    list_inputs,
     write_artifacts,
 )
-from engine.tools.dev.exports import parts
+from engine.tools.dev.exports import split_tag
 
 TOLERANCE = 1e-4  # of losses and of what an exported model gives
 GRADIENT_TOLERANCE = 1e-3  # of the largest element of a gradient
@@ -90,7 +90,7 @@ def train(
     losses: list[float] = []
     gradients: dict[str, Array] = {}
     for _ in range(3):
-        outputs = module(*batch_of(data))
+        outputs = module(*list_batch(data))
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         losses.append(float(np.reshape(loss, ())))
         if not gradients:
@@ -100,7 +100,9 @@ def train(
     return Trained(module, losses, gradients)
 
 
-def gradient_difference(found: dict[str, Array], data: dict[str, Array]) -> tuple[float, str]:
+def measure_gradient_difference(
+    found: dict[str, Array], data: dict[str, Array]
+) -> tuple[float, str]:
     """Return the largest relative difference of a gradient from PyTorch's, and whose it is.
 
     A gradient that is far smaller than the others is compared with a thousandth of the largest.
@@ -131,7 +133,7 @@ def run_elsewhere(
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as HasNoKernel
 
     wanted = {i.name for i in model.graph.input}
-    given = {n: x for i, x in enumerate(inputs_of(data)) if (n := f"in{i}") in wanted}
+    given = {n: x for i, x in enumerate(list_inputs(data)) if (n := f"in{i}") in wanted}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -153,7 +155,7 @@ def check_valid(model: onnx.ModelProto) -> None:
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
 
 
-def relative(found: Array, expected: Array) -> float:
+def measure_relative(found: Array, expected: Array) -> float:
     """Return the largest difference, relative to the largest value if that is above 1."""
     if found.shape != expected.shape:
         return float("inf")
@@ -161,17 +163,19 @@ def relative(found: Array, expected: Array) -> float:
     return float(np.abs(found - expected).max(initial=0)) / scale
 
 
-def inference_difference(module: Module, data: dict[str, Array]) -> float:
+def measure_inference_difference(module: Module, data: dict[str, Array]) -> float:
     """Return the difference of the inference model from the eval model; raise if it is invalid."""
     module.eval()
-    outputs = module(*batch_of(data))
+    outputs = module(*list_batch(data))
     ours = outputs[1] if isinstance(outputs, tuple) else outputs
     exported = onnx.load_from_string(module.inference_model_to_bytes([OUTPUT]))
     check_valid(exported)
-    return relative(np.reshape(run_elsewhere(exported, data), np.shape(ours)), np.asarray(ours))
+    return measure_relative(
+        np.reshape(run_elsewhere(exported, data), np.shape(ours)), np.asarray(ours)
+    )
 
 
-def in_training_mode(model: onnx.ModelProto) -> onnx.ModelProto:
+def set_training_mode(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy whose normalisations use the statistics of the batch.
 
     The exporter over `torch.export` does not write `training_mode`, whatever the module's mode is.
@@ -188,7 +192,7 @@ def in_training_mode(model: onnx.ModelProto) -> onnx.ModelProto:
     return out
 
 
-def fault_of_export(path: Path, data: dict[str, Array]) -> str:
+def find_export_fault(path: Path, data: dict[str, Array]) -> str:
     """Return the fault of the exported model itself, or "".
 
     onnxruntime runs it as it is written: its optimiser takes some normalisations in training mode
@@ -197,16 +201,16 @@ def fault_of_export(path: Path, data: dict[str, Array]) -> str:
     if data["lost"].size:
         return f"it folded {', '.join(data['lost'].tolist()[:3])}: another model"
     model = onnx.load(path)
-    if parts(path.stem)[1].trains:
-        model = in_training_mode(model)
+    if split_tag(path.stem)[1].trains:
+        model = set_training_mode(model)
     try:
         check_valid(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return f"invalid: {first_line(error)}"
+        return f"invalid: {cut_first_line(error)}"
     try:
-        off = relative(run_elsewhere(model, data, optimises=False), data[OUTPUT])
+        off = measure_relative(run_elsewhere(model, data, optimises=False), data[OUTPUT])
     except Exception as error:  # onnxruntime's own, of many classes
-        return f"onnxruntime cannot run it: {first_line(error)}"
+        return f"onnxruntime cannot run it: {cut_first_line(error)}"
     if off <= 1e-3:
         return ""
     why = f": {WRONG[path.stem]}" if path.stem in WRONG else ""
@@ -253,27 +257,27 @@ def compare(path: Path, folder: Path) -> Comparison:
 def compare_as_it_is(path: Path, data: dict[str, Array], folder: Path) -> Comparison:
     """Train and export one model as it is; as many losses are compared as `data` has."""
     comparison = Comparison()
-    is_training = parts(path.stem)[1].trains
+    is_training = split_tag(path.stem)[1].trains
     try:
         trained = train(onnx.load(path), data, folder, is_training=is_training)
         expected = data["losses"].tolist()
         differences = np.subtract(trained.losses[: len(expected)], expected)
         comparison.losses = float(np.max(np.abs(differences)))
-        comparison.gradients, whose = gradient_difference(trained.gradients, data)
+        comparison.gradients, whose = measure_gradient_difference(trained.gradients, data)
         if not comparison.losses <= TOLERANCE:
             comparison.fault = f"losses {trained.losses}, PyTorch {expected}"
         elif not comparison.gradients <= GRADIENT_TOLERANCE:
             comparison.fault = f"the gradient of {whose}"
     except EngineError as error:
-        comparison.fault = first_line(error)
+        comparison.fault = cut_first_line(error)
     if comparison.fault:
-        export = fault_of_export(path, data)
+        export = find_export_fault(path, data)
         comparison.fault, comparison.is_ours = (
             (f"exporter: {export}", False) if export else (comparison.fault, True)
         )
         return comparison
     try:
-        comparison.inference = inference_difference(trained.module, data)
+        comparison.inference = measure_inference_difference(trained.module, data)
         if not comparison.inference <= TOLERANCE:
             off = f"{comparison.inference:.0e}"
             comparison.fault = f"the inference model is {off} from the eval model"
@@ -284,13 +288,13 @@ def compare_as_it_is(path: Path, data: dict[str, Array], folder: Path) -> Compar
 
 def blame(path: Path, data: dict[str, Array], error: Exception) -> tuple[str, bool]:
     """Return the fault of an inference model, and whether it arose after the export."""
-    said = first_line(error)
+    said = cut_first_line(error)
     try:
         model = onnx.load(path)
         check_valid(model)
         run_elsewhere(model, data)
     except Exception as original:  # as above
-        return f"inference: neither does the exporter's own run: {first_line(original)}", False
+        return f"inference: neither does the exporter's own run: {cut_first_line(original)}", False
     return f"inference: {said}", True
 
 

@@ -2,9 +2,9 @@
 
     python peer.py (ort|torch|torch-plain|torch-compiled|torch-bf16) WORKLOAD ARTIFACTS THREADS
 
-`torch` is eager and has images channels-last, its fastest layout on a CPU; `torch-plain` is eager
-and has them as they come; `torch-compiled` is the first by torch.compile, and `torch-bf16` the
-first under autocast to bfloat16.
+`open_torch` is eager and has images channels-last, its fastest layout on a CPU; `torch-plain` is
+eager and has them as they come; `torch-compiled` is the first by torch.compile, and `torch-bf16`
+the first under autocast to bfloat16.
 
 Needs only what the peer needs.  Every line on standard input is a number of training steps to run;
 each is answered by a line when they are done.
@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of bench.twins
 
 
-def ort(folder: Path, threads: int) -> Callable[[], object]:
+def open_ort(folder: Path, threads: int) -> Callable[[], object]:
     """Return a training step by onnxruntime-training from our artifacts."""
     import onnxruntime
     from onnxruntime.training.api import CheckpointState, Module, Optimizer
@@ -35,16 +35,16 @@ def ort(folder: Path, threads: int) -> Callable[[], object]:
     batch = np.load(folder / "batch.npz")
     x, y = batch["x"], batch["y"]
 
-    def step() -> object:
+    def run_step() -> object:
         loss = module(x, y)
         optimizer.step()
         module.lazy_reset_grad()
         return loss
 
-    return step
+    return run_step
 
 
-def torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], object]:
+def open_torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], object]:
     """Return a training step by PyTorch; kind: one of those that begin with torch."""
     import torch
     from torch import nn
@@ -62,7 +62,7 @@ def torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], 
     criterion = nn.CrossEntropyLoss()
     run = torch.compile(net) if kind == "torch-compiled" else net
 
-    def step() -> object:
+    def run_step() -> object:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=kind == "torch-bf16"):
             loss = criterion(run(x), y)
@@ -70,7 +70,7 @@ def torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], 
         optimizer.step()
         return loss.item()
 
-    return step
+    return run_step
 
 
 def main() -> None:
@@ -78,7 +78,9 @@ def main() -> None:
     peer, workload, folder, threads = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print must not look like an answer
-    step = ort(folder, threads) if peer == "ort" else torch(workload, folder, threads, peer)
+    step = (
+        open_ort(folder, threads) if peer == "ort" else open_torch(workload, folder, threads, peer)
+    )
     for line in sys.stdin:
         for _ in range(int(line)):
             step()

@@ -20,7 +20,7 @@ from engine.distributed import world
 REPEATS, WARM = 8, 2
 
 
-def timed(folder: Path, samples: int) -> None:
+def time_training(folder: Path, samples: int) -> None:
     """Train on batches of so many samples; rank 0 prints the seconds of a step and bytes sent."""
     group = world()
     trainer = Trainer(folder, group=group)
@@ -63,6 +63,6 @@ def equal(folder: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "timed":
-        timed(Path(sys.argv[2]), int(sys.argv[3]))
+        time_training(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         equal(Path(sys.argv[2]))

@@ -12,12 +12,12 @@ from torch import nn
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))  # inner channels and first stride
 
 
-def mlp() -> Any:
+def build_mlp() -> Any:
     """784-500-10."""
     return nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10))
 
 
-def cnn() -> Any:
+def build_cnn() -> Any:
     """Return two 3x3 convolutions on 28x28, maxpool, 9216-128-10."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
@@ -25,7 +25,9 @@ def cnn() -> Any:
     )  # fmt: skip
 
 
-def _convolution(ci: int, co: int, taps: int, stride: int = 1, relu: bool = True) -> list[Any]:
+def _build_convolution(
+    ci: int, co: int, taps: int, stride: int = 1, relu: bool = True
+) -> list[Any]:
     conv = nn.Conv2d(ci, co, taps, stride, taps // 2, bias=False)
     return [conv, nn.BatchNorm2d(co), *([nn.ReLU(inplace=True)] if relu else [])]
 
@@ -35,13 +37,22 @@ class _Block(nn.Module):
         super().__init__()
         co = inner * expansion
         if expansion == 1:
-            layers = [*_convolution(ci, inner, 3, stride), *_convolution(inner, co, 3, relu=False)]
+            layers = [
+                *_build_convolution(ci, inner, 3, stride),
+                *_build_convolution(inner, co, 3, relu=False),
+            ]
         else:
-            middle = _convolution(inner, inner, 3, stride)
-            layers = [*_convolution(ci, inner, 1), *middle, *_convolution(inner, co, 1, relu=False)]
+            middle = _build_convolution(inner, inner, 3, stride)
+            layers = [
+                *_build_convolution(ci, inner, 1),
+                *middle,
+                *_build_convolution(inner, co, 1, relu=False),
+            ]
         self.body = nn.Sequential(*layers)
         same = stride == 1 and ci == co
-        self.short = nn.Sequential(*([] if same else _convolution(ci, co, 1, stride, relu=False)))
+        self.short = nn.Sequential(
+            *([] if same else _build_convolution(ci, co, 1, stride, relu=False))
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Any) -> Any:
@@ -50,8 +61,8 @@ class _Block(nn.Module):
         return self.relu(y)
 
 
-def _resnet(blocks: tuple[int, ...], expansion: int) -> Any:
-    layers, channels = [*_convolution(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)], 64
+def _build_resnet(blocks: tuple[int, ...], expansion: int) -> Any:
+    layers, channels = [*_build_convolution(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)], 64
     for (inner, stride), count in zip(STAGES, blocks, strict=True):
         for i in range(count):
             layers.append(_Block(channels, inner, 1 if i else stride, expansion))
@@ -59,11 +70,11 @@ def _resnet(blocks: tuple[int, ...], expansion: int) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
-def resnet18() -> Any:
+def build_resnet18() -> Any:
     """ResNet-18 of 10 classes."""
-    return _resnet((2, 2, 2, 2), 1)
+    return _build_resnet((2, 2, 2, 2), 1)
 
 
-def resnet50() -> Any:
+def build_resnet50() -> Any:
     """ResNet-50 of 10 classes."""
-    return _resnet((3, 4, 6, 3), 4)
+    return _build_resnet((3, 4, 6, 3), 4)

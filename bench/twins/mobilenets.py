@@ -29,7 +29,7 @@ SMALL = (
 )
 
 
-def convolution(
+def build_convolution(
     ci: int, co: int, taps: int, stride: int = 1, group: int = 1, act: Any = nn.ReLU6
 ) -> Any:
     """Convolution, batch normalisation and, unless `act` is None, an activation in place."""
@@ -59,34 +59,36 @@ class Block(nn.Module):
         act: Any = nn.ReLU6,
     ) -> None:  # fmt: skip
         super().__init__()
-        first = [convolution(ci, wide, 1, act=act)] if wide > ci else []
-        middle = [convolution(wide, wide, taps, stride, wide, act)]
+        first = [build_convolution(ci, wide, 1, act=act)] if wide > ci else []
+        middle = [build_convolution(wide, wide, taps, stride, wide, act)]
         squeeze = [Excitation(wide, few)] if few else []
-        self.body = nn.Sequential(*first, *middle, *squeeze, convolution(wide, co, 1, act=None))
+        self.body = nn.Sequential(
+            *first, *middle, *squeeze, build_convolution(wide, co, 1, act=None)
+        )
         self.adds = stride == 1 and ci == co
 
     def forward(self, x: Any) -> Any:
         return x + self.body(x) if self.adds else self.body(x)
 
 
-def mobilenet() -> Any:
+def build_mobilenet() -> Any:
     """MobileNetV2 of 10 classes, without dropout."""
-    layers, channels = [convolution(3, 32, 3, 2)], 32
+    layers, channels = [build_convolution(3, 32, 3, 2)], 32
     for expansion, co, blocks, stride in STAGES:
         for i in range(blocks):
             layers.append(Block(channels, co, channels * expansion, 1 if i else stride))
             channels = co
-    layers += [convolution(channels, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [build_convolution(channels, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(1280, 10))
 
 
-def mobilenet_v3() -> Any:
+def build_mobilenet_v3() -> Any:
     """MobileNetV3-Small of 10 classes, without dropout."""
-    layers, channels = [convolution(3, 16, 3, 2, act=nn.Hardswish)], 16
+    layers, channels = [build_convolution(3, 16, 3, 2, act=nn.Hardswish)], 16
     for taps, wide, co, few, act, stride in SMALL:
         layers.append(Block(channels, co, wide, stride, taps, few, act))
         channels = co
-    layers.append(convolution(channels, 576, 1, act=nn.Hardswish))
+    layers.append(build_convolution(channels, 576, 1, act=nn.Hardswish))
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(576, 1024)]
     net = nn.Sequential(*layers, nn.Hardswish(inplace=True), nn.Linear(1024, 10))
     for norm in net.modules():

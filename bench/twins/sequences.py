@@ -29,7 +29,7 @@ class _Mean(nn.Module):
         return x.mean(self.dimension)
 
 
-def wav2vec2() -> Any:
+def build_wav2vec2() -> Any:
     """Return the convolutional encoder of wav2vec 2.0, the mean over time and a layer to 10
     classes.
     """
@@ -51,6 +51,6 @@ class _Lstm(nn.Module):
         return self.head(self.lstm(x)[0].mean(1))
 
 
-def lstm() -> Any:
+def build_lstm() -> Any:
     """Return an LSTM of 256 over 64 features, and a classifier of the mean over time."""
     return _Lstm(64, 256)

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.twins.images import cnn, mlp, resnet18, resnet50
-from bench.twins.mobilenets import mobilenet, mobilenet_v3
-from bench.twins.sequences import lstm, wav2vec2
-from bench.twins.transformers import gpt2, minilm, transformer, vit
+from bench.twins.images import build_cnn, build_mlp, build_resnet18, build_resnet50
+from bench.twins.mobilenets import build_mobilenet, build_mobilenet_v3
+from bench.twins.sequences import build_lstm, build_wav2vec2
+from bench.twins.transformers import build_gpt2, build_minilm, build_transformer, build_vit
 
 TWINS: Mapping[str, Callable[[], Any]] = {
-    build.__name__: build
+    build.__name__.removeprefix("build_"): build
     for build in (
-        mlp, cnn, mobilenet, mobilenet_v3, resnet18, resnet50, vit, transformer, minilm, gpt2,
-        wav2vec2, lstm,
+        build_mlp, build_cnn, build_mobilenet, build_mobilenet_v3, build_resnet18, build_resnet50,
+        build_vit, build_transformer, build_minilm, build_gpt2, build_wav2vec2, build_lstm,
     )
 }  # fmt: skip
 
@@ -40,12 +40,12 @@ def make(workload: str) -> Any:
 def load(net: Any, weights: Mapping[str, np.ndarray]) -> None:
     """Give a twin the weights that `bench.same` has made of a workload's, in the same order."""
     with torch.no_grad():
-        for parameter, (name, value) in zip(_in_order(net), weights.items(), strict=True):
+        for parameter, (name, value) in zip(_list_in_order(net), weights.items(), strict=True):
             assert parameter.numel() == value.size, f"{name}: {value.shape}, {parameter.shape}"
             parameter.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
-def _in_order(module: Any) -> Iterator[Any]:
+def _list_in_order(module: Any) -> Iterator[Any]:
     """Yield parameters as they are used; PyTorch's encoder layer has its norms at the end."""
     yield from module.parameters(recurse=False)
     children = dict(module.named_children())
@@ -53,4 +53,4 @@ def _in_order(module: Any) -> Iterator[Any]:
         names = ("self_attn", "norm1", "linear1", "linear2", "norm2")
         children = {name: children[name] for name in names}
     for child in children.values():
-        yield from _in_order(child)
+        yield from _list_in_order(child)

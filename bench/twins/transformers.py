@@ -37,12 +37,12 @@ class _Embedding(nn.Module):
         return self.norm(self.words(x) + self.positions.weight)
 
 
-def transformer() -> Any:
+def build_transformer() -> Any:
     """Return an encoder of 4 layers of 256."""
     return _Encoder(256, 4, 4, "relu")
 
 
-def minilm() -> Any:
+def build_minilm() -> Any:
     """MiniLM: 6 layers of 384 over words and 128 positions."""
     return nn.Sequential(_Embedding(30522, 128, 384), _Encoder(384, 12, 6, "gelu"))
 
@@ -99,7 +99,7 @@ class _First(nn.Module):
         return x[:, 0]
 
 
-def vit() -> Any:
+def build_vit() -> Any:
     """ViT-Tiny for 224x224, of 10 classes, as timm has it."""
     layers = [_PreNorm(192, 3, 1e-6, "none") for _ in range(12)]
     return nn.Sequential(
@@ -120,6 +120,6 @@ class _Gpt2(nn.Module):
         return functional.linear(y, self.words.weight).flatten(0, 1)
 
 
-def gpt2() -> Any:
+def build_gpt2() -> Any:
     """GPT-2 of 2 layers of 256 over 8,192 words and 128 positions, as transformers has it."""
     return _Gpt2(8192, 128, 256, 4, 2)

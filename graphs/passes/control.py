@@ -59,17 +59,17 @@ def unroll(graph: Graph) -> Graph:
 Find = Callable[[str], Array | None]  # the value of a tensor by its name in a body, if it is known
 
 
-def _amount_of_loop(body: Subgraph, count: int, find: Find) -> int:
+def _count_nodes_of_loop(body: Subgraph, count: int, find: Find) -> int:
     """Return the least number of nodes that a Loop of `count` trips becomes, without unrolling it.
 
     Unless the body passes the condition on unchanged, the loop may end early, so only one trip is
     certain.
     """
     trips = max(count, 0) if _passes_condition(body) else min(max(count, 0), 1)
-    return trips * max(1, _amount(body, find)) if trips else 0
+    return trips * max(1, _count_nodes(body, find)) if trips else 0
 
 
-def _amount(body: Subgraph, find: Find) -> int:
+def _count_nodes(body: Subgraph, find: Find) -> int:
     """Return the least number of nodes that one run of a body becomes.
 
     find: returns values of the enclosing graph.
@@ -90,7 +90,7 @@ def _amount(body: Subgraph, find: Find) -> int:
             count = find_inside(node.inputs[0])
             if count is not None and count.size == 1:
                 trips = int(count.reshape(()).item())
-                total += _amount_of_loop(node.attrs["body"], trips, find_inside)
+                total += _count_nodes_of_loop(node.attrs["body"], trips, find_inside)
     return total
 
 
@@ -106,24 +106,24 @@ def _passes_condition(body: Subgraph) -> bool:
 # --- rules: each appends nodes for `to.node` and returns the names of its outputs
 
 
-def _if(to: Unrolling) -> list[str]:
+def _inline_if(to: Unrolling) -> list[str]:
     node = to.node
     (condition,) = node.inputs
     branches: list[Subgraph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
     for branch in branches:
         to.check_outputs(branch, len(node.outputs), len(node.outputs))
-    if to.value(condition) is not None:
-        chosen = branches[0 if to.scalar(condition, "the condition") else 1]
+    if to.find_value(condition) is not None:
+        chosen = branches[0 if to.require_scalar(condition, "the condition") else 1]
         return to.append_body(chosen, to.add_weights(chosen))
     made = [to.append_body(branch, to.add_weights(branch)) for branch in branches]
-    flag = to.op("Reshape", condition, to.constant(np.zeros(0)))[0]
+    flag = to.op("Reshape", condition, to.add_constant(np.zeros(0)))[0]
     outputs = []
     for output, a, b in zip(node.outputs, *made, strict=True):
         if a in to.lists or b in to.lists:
             to.fail(f"output {output!r} is a sequence, the condition {condition!r} not known")
         try:
-            fits = to.type(a) == to.type(b)
-            difference = f"it is {to.type(a)} of one branch and {to.type(b)} of the other"
+            fits = to.find_type(a) == to.find_type(b)
+            difference = f"it is {to.find_type(a)} of one branch and {to.find_type(b)} of the other"
         except (ShapeError, UnsupportedOpError) as error:  # of a branch that is never taken
             fits, difference = False, str(error)
         if not fits:
@@ -136,24 +136,24 @@ def _if(to: Unrolling) -> list[str]:
     return outputs
 
 
-def _loop(to: Unrolling) -> list[str]:
+def _unroll_loop(to: Unrolling) -> list[str]:
     node, body = to.node, to.node.attrs["body"]
     trips, condition, *carried = (*node.inputs, "", "")[: max(len(node.inputs), 2)]
-    count = int(to.scalar(trips, "the trip count")) if trips else None
+    count = int(to.require_scalar(trips, "the trip count")) if trips else None
     to.check_outputs(body, 1 + len(carried))
-    weights, passed = to.add_weights(body), condition or to.constant(True, "b1")
-    if not condition or to.scalar(condition, "the condition"):
+    weights, passed = to.add_weights(body), condition or to.add_constant(True, "b1")
+    if not condition or to.require_scalar(condition, "the condition"):
         if count is None and _passes_condition(body):
             to.fail("no trip count, and a condition that never changes", "loops that end")
-        to.check_room(_amount_of_loop(body, 1 if count is None else count, to.written))
+        to.check_room(_count_nodes_of_loop(body, 1 if count is None else count, to.get_value))
     first = 1 + len(carried)
     scans: list[list[str]] = [[] for _ in body.graph.outputs[first:]]
     trip = 0
     while count is None or trip < count:
-        if condition and not to.scalar(condition, "the condition"):
+        if condition and not to.require_scalar(condition, "the condition"):
             break
         to.check_room(0 if body.graph.nodes else trip)
-        made = to.append_body(body, weights, to.constant(trip), passed, *carried)
+        made = to.append_body(body, weights, to.add_constant(trip), passed, *carried)
         condition = passed = made[0]
         carried = made[1:first]
         for parts, part in zip(scans, made[first:], strict=True):
@@ -173,7 +173,7 @@ def _scan(to: Unrolling) -> list[str]:
     n = len(states)
     ends = body.graph.outputs[n:]
 
-    def given(name: str, count: int) -> list[int]:
+    def list_settings(name: str, count: int) -> list[int]:
         values = list(node.attrs.get(name) or [0] * count)
         if len(values) != count:
             to.fail(f"{name} {values}", f"{count} of them")
@@ -181,17 +181,19 @@ def _scan(to: Unrolling) -> list[str]:
 
     lengths = [
         t.shape[axis]
-        for t, axis in zip(map(to.type, sequences), given("scan_input_axes", count), strict=True)
+        for t, axis in zip(
+            map(to.find_type, sequences), list_settings("scan_input_axes", count), strict=True
+        )
         if -t.rank <= axis < t.rank
     ]
     trips = min((n for n in lengths if isinstance(n, int)), default=0)
-    to.check_room(trips * (count + _amount(body, to.written)))
+    to.check_room(trips * (count + _count_nodes(body, to.get_value)))
     parts = [
         to.split(x, axis)[:: -1 if backward else 1]
         for x, axis, backward in zip(
             sequences,
-            given("scan_input_axes", count),
-            given("scan_input_directions", count),
+            list_settings("scan_input_axes", count),
+            list_settings("scan_input_directions", count),
             strict=True,
         )
     ]
@@ -204,8 +206,8 @@ def _scan(to: Unrolling) -> list[str]:
         states = made[:n]
         for k, end in enumerate(made[n:]):
             ended[k].append(end)
-    axes = given("scan_output_axes", len(ends))
-    backward = given("scan_output_directions", len(ends))
+    axes = list_settings("scan_output_axes", len(ends))
+    backward = list_settings("scan_output_directions", len(ends))
     return [
         *states,
         *(
@@ -217,8 +219,8 @@ def _scan(to: Unrolling) -> list[str]:
 
 # All are of ONNX's domain.  `makes` does not count the ops of bodies: `kinds` has counted them.
 FORMS = {
-    "If": Form(_if, "Reshape Where"),
-    "Loop": Form(_loop, "Concat Unsqueeze"),
+    "If": Form(_inline_if, "Reshape Where"),
+    "Loop": Form(_unroll_loop, "Concat Unsqueeze"),
     "Scan": Form(_scan, "Concat Split Squeeze Unsqueeze"),
     **SEQUENCES,
 }

@@ -25,7 +25,7 @@ def _note_shared(to: Unrolling, elements: list[str]) -> list[str]:
     return [name]
 
 
-def _elements(to: Unrolling, i: int = 0) -> Elements:
+def _list_elements(to: Unrolling, i: int = 0) -> Elements:
     """Return the tensors of the sequence that is input i."""
     name = to.node.inputs[i]
     if name not in to.lists:
@@ -33,32 +33,32 @@ def _elements(to: Unrolling, i: int = 0) -> Elements:
     return to.lists[name]
 
 
-def _names(to: Unrolling) -> list[str]:
+def _list_names(to: Unrolling) -> list[str]:
     """Return the names of the tensors of the sequence that is the first input."""
-    sequence = _elements(to)
+    sequence = _list_elements(to)
     return sequence.shared[: sequence.size]
 
 
-def _at(to: Unrolling) -> list[str]:
-    sequence = _elements(to)
-    return [sequence.shared[_position(to, 1, sequence.size)]]
+def _pick_element(to: Unrolling) -> list[str]:
+    sequence = _list_elements(to)
+    return [sequence.shared[_find_position(to, 1, sequence.size)]]
 
 
-def _position(to: Unrolling, i: int, count: int) -> int:
+def _find_position(to: Unrolling, i: int, count: int) -> int:
     """Return the constant input i, which may count from the end, as a position from 0 to count -
     1.
     """
-    at = int(to.scalar(to.node.inputs[i], "the position"))
+    at = int(to.require_scalar(to.node.inputs[i], "the position"))
     if not -count <= at < count:
         to.fail(f"position {at} of {count}")
     return at % count
 
 
 def _insert(to: Unrolling) -> list[str]:
-    shared, count = _elements(to)
+    shared, count = _list_elements(to)
     at, new = count, to.node.inputs[1]
     if len(to.node.inputs) > 2:
-        at = int(to.scalar(to.node.inputs[2], "the position"))
+        at = int(to.require_scalar(to.node.inputs[2], "the position"))
         if not -count <= at <= count:
             to.fail(f"position {at} to insert among {count}")
         at += count if at < 0 else 0
@@ -70,27 +70,27 @@ def _insert(to: Unrolling) -> list[str]:
 
 
 def _erase(to: Unrolling) -> list[str]:
-    names = _names(to)
-    at = _position(to, 1, len(names)) if len(to.node.inputs) > 1 else len(names) - 1
+    names = _list_names(to)
+    at = _find_position(to, 1, len(names)) if len(to.node.inputs) > 1 else len(names) - 1
     return _note_list(to, [*names[:at], *names[at + 1 :]])
 
 
 def _join(to: Unrolling) -> list[str]:
     axis = int(to.node.attrs["axis"])
     if to.node.attrs.get("new_axis", 0):
-        return [to.stack(_names(to), axis)]
-    return to.op("Concat", *_names(to), axis=axis)
+        return [to.stack(_list_names(to), axis)]
+    return to.op("Concat", *_list_names(to), axis=axis)
 
 
-def _part(to: Unrolling) -> list[str]:
+def _split_sequence(to: Unrolling) -> list[str]:
     x, axis = to.node.inputs[0], int(to.node.attrs.get("axis", 0))
     if len(to.node.inputs) < 2 or not to.node.inputs[1]:
         parts = to.split(x, axis)
         if to.node.attrs.get("keepdims", 1):
-            at = to.constant([axis])
+            at = to.add_constant([axis])
             parts = [to.op("Unsqueeze", p, at)[0] for p in parts]
         return _note_list(to, parts)
-    sizes, t = to.known(to.node.inputs[1], "the split"), to.type(x)
+    sizes, t = to.require_value(to.node.inputs[1], "the split"), to.find_type(x)
     if not -t.rank <= axis < t.rank or sizes.ndim > 1 or np.any(sizes < 1):
         to.fail(f"axis {axis} of {x!r}, {t}, in parts of {sizes.tolist()}", "a list of sizes")
     length = t.shape[axis]
@@ -100,16 +100,16 @@ def _part(to: Unrolling) -> list[str]:
         whole, rest = divmod(length, int(sizes))
         to.check_room(whole)
         sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))
-    return _note_list(to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes)))
+    return _note_list(to, to.op("Split", x, to.add_constant(sizes), axis=axis, outputs=len(sizes)))
 
 
-def _passed(to: Unrolling) -> list[str]:
+def _pass_input(to: Unrolling) -> list[str]:
     """Return the input itself: an optional value has the name of its element."""
     return [to.node.inputs[0]]
 
 
-def _has(to: Unrolling) -> list[str]:
-    return [to.constant(bool(to.node.inputs and to.node.inputs[0]), "b1")]
+def _ask_for_element(to: Unrolling) -> list[str]:
+    return [to.add_constant(bool(to.node.inputs and to.node.inputs[0]), "b1")]
 
 
 SEQUENCES = {
@@ -117,11 +117,11 @@ SEQUENCES = {
     "SequenceConstruct": Form(lambda to: _note_list(to, to.node.inputs)),
     "SequenceInsert": Form(_insert),
     "SequenceErase": Form(_erase),
-    "SequenceAt": Form(_at),
-    "SequenceLength": Form(lambda to: [to.constant(_elements(to).size)]),
+    "SequenceAt": Form(_pick_element),
+    "SequenceLength": Form(lambda to: [to.add_constant(_list_elements(to).size)]),
     "ConcatFromSequence": Form(_join, "Concat Unsqueeze"),
-    "SplitToSequence": Form(_part, "Split Squeeze Unsqueeze"),
-    "Optional": Form(_passed),
-    "OptionalGetElement": Form(_passed),
-    "OptionalHasElement": Form(_has),
+    "SplitToSequence": Form(_split_sequence, "Split Squeeze Unsqueeze"),
+    "Optional": Form(_pass_input),
+    "OptionalGetElement": Form(_pass_input),
+    "OptionalHasElement": Form(_ask_for_element),
 }

@@ -116,7 +116,7 @@ class Unrolling:
         self.append(Node(op, inputs, made, attrs, "", title))
         return list(made)
 
-    def constant(self, value: Any, dtype: str = "i64") -> str:
+    def add_constant(self, value: Any, dtype: str = "i64") -> str:
         """Add an initializer; return its name."""
         name = self.names.take_fresh(f"{self.title()}/{dtype}")
         self.graph.initializers[name] = np.array(value, NUMPY[dtype])
@@ -158,37 +158,37 @@ class Unrolling:
 
     # --- known values
 
-    def known(self, name: str, what: str) -> Array:
+    def require_value(self, name: str, what: str) -> Array:
         """Return the value of a constant tensor, which messages call `what`.
 
         Raises:
             UnknownValueError: it depends on the value of an input of the graph.
         """
-        array = self.value(name)
+        array = self.find_value(name)
         if array is None:
             self.refuse_unknown(name, f"{what} {name!r} must be a constant known before lowering")
         return array
 
-    def scalar(self, name: str, what: str) -> Any:
+    def require_scalar(self, name: str, what: str) -> Any:
         """Return the value of a constant tensor of one element, as a Python number.
 
         Raises:
             UnknownValueError: it depends on the value of an input of the graph.
             UnsupportedOpError: it has more elements, or none.
         """
-        array = self.known(name, what)
+        array = self.require_value(name, what)
         if array.size != 1:
             self.fail(f"{what} {name!r} of shape {list(array.shape)}", "one element")
         return array.reshape(()).item()
 
     def refuse_unknown(self, name: str, text: str) -> NoReturn:
         """Refuse the node, and name the graph inputs on whose values `name` depends."""
-        part = self.part(name)
+        part = self.select_part(name)
         raise UnknownValueError(
             f"{self.where()}: {text}", inputs=list_sources(part, name, part.initializers)
         )
 
-    def value(self, name: str) -> Array | None:
+    def find_value(self, name: str) -> Array | None:
         """Return the value of a tensor; None if it depends on the value of an input of the
         graph.
         """
@@ -196,40 +196,40 @@ class Unrolling:
         if name not in self.makers:
             return self.graph.initializers.get(name)
         if name not in self.settled:
-            self.inferred(name)
+            self.infer_value(name)
         return self.settled.get(name)
 
-    def written(self, name: str) -> Array | None:
+    def get_value(self, name: str) -> Array | None:
         """Return the value of a tensor if it is at hand, without computing anything."""
         name = self.same.get(name, name)
         if name in self.makers and name not in self.settled:
             return read_constant(self.nodes[self.makers[name]])
         return self.settled.get(name, self.graph.initializers.get(name))
 
-    def type(self, name: str) -> TensorType:
+    def find_type(self, name: str) -> TensorType:
         """Return the type of a value; refuse a sequence."""
         if name in self.lists:
             self.fail(f"{name!r} is a sequence", "tensors")
         if not name:
             self.fail("an input that is left out", "tensors")
         name = self.same.get(name, name)
-        return self.kinds[name] if name in self.kinds else self.inferred(name).types[name]
+        return self.kinds[name] if name in self.kinds else self.infer_value(name).types[name]
 
-    def inferred(self, name: str) -> Inferred:
+    def infer_value(self, name: str) -> Inferred:
         """Return the types and values that inference finds for the nodes that compute a value.
 
         Values and types without symbols are kept, except the type of a value that depends on sizes,
         because a shape may be computed from it.  Without this, each trip of a loop would walk over
         the nodes of all trips before it.
         """
-        result = infer(self.part(name, is_short=True))
+        result = infer(self.select_part(name, is_short=True))
         self.settled.update(result.constants)
         known = (self.makers.keys() & result.types.keys()) - result.varying
         kinds = ((n, result.types[n]) for n in known)
         self.kinds.update((n, t) for n, t in kinds if all(isinstance(d, int) for d in t.shape))
         return result
 
-    def part(self, name: str, is_short: bool = False) -> Graph:
+    def select_part(self, name: str, is_short: bool = False) -> Graph:
         """Return a graph of the nodes appended so far that compute a value.
 
         is_short: known values become constants of the graph, and values with known types become
@@ -276,22 +276,22 @@ class Unrolling:
 
     def split(self, x: str, axis: int) -> list[str]:
         """Split a tensor into its slices along an axis; the slices do not have that axis."""
-        t = self.type(x)
+        t = self.find_type(x)
         if not -t.rank <= axis < t.rank:
             self.fail(f"axis {axis} of {x!r}, {t}")
-        length, at = t.shape[axis], self.constant([axis])
+        length, at = t.shape[axis], self.add_constant([axis])
         if not isinstance(length, int):
             self.fail(f"axis {axis} of {x!r}, {t}, is unrolled", "sizes known before lowering")
         self.check_room(length)
         if length < 2:
             return self.op("Squeeze", x, at) if length else []
-        sizes = self.constant([1] * length)
+        sizes = self.add_constant([1] * length)
         parts = self.op("Split", x, sizes, axis=axis, outputs=length)
         return [self.op("Squeeze", part, at)[0] for part in parts]
 
     def stack(self, parts: Sequence[str], axis: int) -> str:
         """Join tensors of one shape along a new axis."""
-        at = self.constant([axis])
+        at = self.add_constant([axis])
         return self.op("Concat", *(self.op("Unsqueeze", p, at)[0] for p in parts), axis=axis)[0]
 
     def join_outputs(self, body: Subgraph, k: int, parts: Sequence[str], axis: int) -> str:
@@ -307,7 +307,7 @@ class Unrolling:
             self.fail(f"no trip, and {name!r} has no shape in its body")
         shape = list(t.dims)
         shape.insert(axis % (t.rank + 1), 0)
-        return self.constant(np.zeros(shape), t.dtype)
+        return self.add_constant(np.zeros(shape), t.dtype)
 
 
 def read_constant(node: Node) -> Array | None:

@@ -28,7 +28,7 @@ from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_1, BELOW_1, FINITE, Ra
 from engine.data import Arrays
 from engine.errors import DTypeError, EngineError, InputError
 from engine.graphs.io import onnx_io
-from tests.support.harness import untyped
+from tests.support.harness import drop_type
 from tests.support.places import GOLDENS
 
 MODULES = (
@@ -239,12 +239,15 @@ def test_an_annotation_says_what_is_expected(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        declared(**untyped(options))
+        declared(**drop_type(options))
 
 
 def test_what_fits_arrives_as_python_has_it() -> None:
     found = declared(
-        untyped(np.int64(3)), names=untyped(iter("ab")), bound=math.inf, more=untyped(np.int8(2))
+        drop_type(np.int64(3)),
+        names=drop_type(iter("ab")),
+        bound=math.inf,
+        more=drop_type(np.int8(2)),
     )
     assert found == (3, ["a", "b"], math.inf, (), {"more": 2})
     assert [type(found[0]), type(found[4]["more"])] == [int, int]

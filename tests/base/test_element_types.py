@@ -13,7 +13,7 @@ import pytest
 
 from engine.base.element_types import ELEMENT_TYPES, OF_NUMPY, OF_ONNX, ElementType
 from tests.support.places import ROOT
-from tests.support.source_files import files, name_of
+from tests.support.source_files import list_files, name_file
 
 TABLE = "engine/base/element_types.py"
 RUNTIME = ROOT / "tools" / "trimmed" / "runtime"
@@ -80,10 +80,10 @@ def test_rows_are_those_of_numpy_and_onnx(t: ElementType) -> None:
 
 
 def test_no_other_file_has_a_table() -> None:
-    product = [*files("engine", "kernels", "graphs", "tools"), *RUNTIME.glob("*.py")]
-    found = {name_of(p): list(tables(p)) for p in product if name_of(p) != TABLE}
-    rows = files("tests", "bench", "tools/dev")
-    found |= {name_of(p): list(tables(p, ast.Dict, ast.Set)) for p in rows}
+    product = [*list_files("engine", "kernels", "graphs", "tools"), *RUNTIME.glob("*.py")]
+    found = {name_file(p): list(tables(p)) for p in product if name_file(p) != TABLE}
+    rows = list_files("tests", "bench", "tools/dev")
+    found |= {name_file(p): list(tables(p, ast.Dict, ast.Set)) for p in rows}
     assert not {n: lines for n, lines in found.items() if lines and n not in POLICY}
     assert all(found[n] for n in POLICY), "a row that excuses nothing"
 

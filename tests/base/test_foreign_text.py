@@ -102,7 +102,9 @@ def test_a_log_with_the_name_of_a_column_is_refused(tmp_path: Path, name: str) -
             fit.logs[name] = 7.0
 
     with pytest.raises(InputError, match=f"fit.logs\\['{name}'\\]: the history has a column"):
-        tiny.made().fit((tiny.X, tiny.LABELS), epochs=1, callbacks=[Writes()], folder=tmp_path)
+        tiny.make_trainer().fit(
+            (tiny.X, tiny.LABELS), epochs=1, callbacks=[Writes()], folder=tmp_path
+        )
 
 
 @pytest.mark.parametrize("name", ["fit", "self", "=formula", "round", "val_loss2"])
@@ -111,7 +113,7 @@ def test_any_other_log_is_a_column(tmp_path: Path, name: str) -> None:
         def on_epoch_begin(self, fit: Any) -> None:
             fit.logs[name] = 7.0
 
-    history = tiny.made().fit(
+    history = tiny.make_trainer().fit(
         (tiny.X, tiny.LABELS), epochs=1, callbacks=[Writes()], folder=tmp_path
     )
     assert history[name] == [7.0]

@@ -16,7 +16,15 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import PARTS, RUNTIME
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import STRICT, WARNINGS, compile_c, needs_cc, run, source, write_source
+from tests.support.builds import (
+    STRICT,
+    WARNINGS,
+    compile_c,
+    make_source,
+    needs_cc,
+    run,
+    write_source,
+)
 from tests.support.places import GOLDENS
 
 # Words of the runtime, of its functions' parameters, of systems' headers, and plain ones.
@@ -39,10 +47,10 @@ def check_syntax(file: Path, *flags: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_free_name_compiles_without_warnings(name: str, tmp_path: Path) -> None:
     assert check_name(name) == name
-    write_source(source(name), tmp_path)
+    write_source(make_source(name), tmp_path)
     for file in ("library.c", "selftest.c"):
         check_syntax(tmp_path / file)
-    write_source(source(name, library=True, threads=2), tmp_path)
+    write_source(make_source(name, library=True, threads=2), tmp_path)
     check_syntax(tmp_path / "library.c")
 
 
@@ -56,7 +64,7 @@ def test_every_c_file_of_the_runtime_compiles_without_warnings(
     assert {p.name for p in RUNTIME.iterdir() if p.suffix not in {".py", ""}} == parts
     examples = {"example.c"} if library else {"example.c", "example.cpp", "device.c", "selftest.c"}
     for threads in (1, 2):
-        write_source(source("mnist", library=library, threads=threads), tmp_path)
+        write_source(make_source("mnist", library=library, threads=threads), tmp_path)
         for define in ("-O2", "-DEDGEGRAD_FREESTANDING"):
             check_syntax(tmp_path / "library.c", define)
     for file in sorted(examples):
@@ -68,7 +76,7 @@ def test_clang_has_no_warnings_and_windows_no_clash(tmp_path: Path) -> None:
     """`tell` and `read` are functions of io.h there."""
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu")
     for name in ("tell", "read"):
-        write_source(source(name, library=True, threads=2), tmp_path)
+        write_source(make_source(name, library=True, threads=2), tmp_path)
         files = ("-c", str(tmp_path / "library.c"), "-o", str(tmp_path / "library.o"))
         words = (*zig, *STRICT, "-std=c11", f"-I{tmp_path}", *files)
         done = subprocess.run(words, capture_output=True, text=True)
@@ -80,10 +88,10 @@ def test_clang_has_no_warnings_and_windows_no_clash(tmp_path: Path) -> None:
 def test_the_header_has_real_names(compiler: str, standard: str, tmp_path: Path) -> None:
     """Users read, and editors complete, `mnist_create`: no macro, no mark, no `model_`."""
     for library in (False, True):
-        text = source("mnist", library=library).header()
+        text = make_source("mnist", library=library).write_header()
         assert "int mnist_train_step(mnist *m" in text
         assert not re.search(r"@|\bmodel_|\bMODEL_|define mnist_", text)
-        write_source(source("mnist", library=library), tmp_path)
+        write_source(make_source("mnist", library=library), tmp_path)
         user = tmp_path / ("user.c" if compiler == "gcc" else "user.cc")
         user.write_text('#include "mnist.h"\nmnist *m; mnist_tensor t; int x = MNIST_OK;\n')
         words = (f"-std={standard}", *WARNINGS, "-pedantic", "-c", user, f"-I{tmp_path}")
@@ -131,12 +139,14 @@ def test_names_that_are_not_free_are_refused(name: str, reason: str) -> None:
 
 def test_a_name_that_gives_a_word_two_meanings_is_refused() -> None:
     with pytest.raises(ModelError, match="model_find_parameter would have two meanings"):
-        source("model_find")
+        make_source("model_find")
 
 
 def test_no_word_of_the_runtime_ends_as_a_public_name_does() -> None:
     """Otherwise a build named like the rest of the word would have two functions of one name."""
-    public = {word for word in source("model")._aliases() if word.lower().startswith("model_")}
+    public = {
+        word for word in make_source("model")._list_aliases() if word.lower().startswith("model_")
+    }
     ends = {word[len("model") :] for word in public | {"model_plan_memory"}}
     for part in (*PARTS, "selftest.c"):
         code = re.sub(r'/\*.*?\*/|"[^"\n]*"', " ", (RUNTIME / part).read_text("utf-8"), flags=re.S)

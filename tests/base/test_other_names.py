@@ -13,7 +13,7 @@ from engine.base.other_names import HERE
 from engine.errors import InputError
 from engine.tools import cli
 from engine.tools.actions import choices, run_config
-from tests.support.tiny import LABELS, X, made
+from tests.support.tiny import LABELS, X, make_trainer
 
 DATA = (X, LABELS)
 
@@ -32,15 +32,15 @@ DATA = (X, LABELS)
 )  # fmt: skip
 def test_fit_answers_names_that_it_does_not_take(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
-        made().fit(DATA, **options)
+        make_trainer().fit(DATA, **options)
 
 
 def test_makers_and_predict_answer_too() -> None:
     with pytest.raises(TypeError, match=r"'device'; here it is always the CPU"):
-        made(device="cpu")
+        make_trainer(device="cpu")
     with pytest.raises(TypeError, match=r"'epochs'; Trainer\.fit takes it"):
-        made(epochs=3)
-    predict: Any = made().predict
+        make_trainer(epochs=3)
+    predict: Any = make_trainer().predict
     with pytest.raises(TypeError, match=r"predict\(\) got .* 'verbose'; here it is"):
         predict(X, verbose=0)
     constructor: Any = Trainer
@@ -51,7 +51,7 @@ def test_makers_and_predict_answer_too() -> None:
 def test_run_toml_answers_too() -> None:
     with pytest.raises(InputError, match=r"unknown key 'validation_split'; here it is 'validation'"
                        r" in \[data\]"):  # fmt: skip
-        run_config.config_of({"fit": {"validation_split": 0.2}}, "run.toml")
+        run_config.make_config({"fit": {"validation_split": 0.2}}, "run.toml")
 
 
 def test_a_command_answers_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_every_key_of_the_table_is_one() -> None:
     known = {
         "optimizer": {
             "name",
-            *option_tables.list_options(type(choices.optimizer("adamw", {}, ""))),
+            *option_tables.list_options(type(choices.make_optimizer("adamw", {}, ""))),
         },
         "schedule": {"name", *option_tables.list_options(type(choices.schedule("cosine", {}, "")))},
     }

@@ -13,7 +13,7 @@ from engine import backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, InputError, ModelError
-from tests.support.harness import untyped
+from tests.support.harness import drop_type
 
 X = np.ones(2, np.float32)
 
@@ -24,7 +24,7 @@ def model(nodes: str, *texts: str, kind: str = "float") -> ModelProto:
     proto = parser.parse_model(f"{head} {{{nodes}}}")
     data = [text.encode() for text in texts]
     proto.graph.initializer.append(
-        helper.make_tensor("t", TensorProto.STRING, [len(data)], untyped(data))
+        helper.make_tensor("t", TensorProto.STRING, [len(data)], drop_type(data))
     )
     return proto
 

@@ -13,7 +13,7 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case, f32
 from tests.support.harness import run
 
@@ -25,7 +25,7 @@ OPEN = (
 
 def first(op: str) -> Case:
     """The first differentiable case row of an op."""
-    return next(c for c in all_cases() if c.op == op and c.grad)
+    return next(c for c in list_cases() if c.op == op and c.grad)
 
 
 @pytest.mark.parametrize("op", [*OPEN, "MaxUnpool", "AffineGrid"])

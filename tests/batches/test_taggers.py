@@ -10,7 +10,7 @@ import pytest
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.graphs.io import onnx_io
-from tests.support.harness import gradient
+from tests.support.harness import get_gradient
 from tests.support.places import DATA
 
 TAGGERS = DATA / "taggers"
@@ -38,7 +38,7 @@ def test_steps_of_a_tagger(name: str, tmp_path: Path) -> None:
     for k in range(3):
         losses.append(float(module(*[x[k] for x in inputs], trace["labels"][k])))
         for parameter in shared if k == 0 else ():
-            found, expected = gradient(state, parameter), trace[f"grad/{parameter}"]
+            found, expected = get_gradient(state, parameter), trace[f"grad/{parameter}"]
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6, err_msg=parameter)
         optimizer.step()
         module.lazy_reset_grad()

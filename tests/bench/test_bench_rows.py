@@ -22,7 +22,7 @@ from bench.rows import Bench, Cells, Option
 from engine.errors import EngineError, InputError
 from tests.support.places import ROOT
 
-BENCHES = rows.benches()
+BENCHES = rows.find_benches()
 # Of these the smallest form takes a fraction of a second, once other tests have made its kernels.
 QUICK = ("arenas", "budgets.constants", "growth", "kept", "passes", "planning", "scaling.boards")
 
@@ -30,15 +30,15 @@ QUICK = ("arenas", "budgets.constants", "growth", "kept", "passes", "planning", 
 @pytest.mark.parametrize("each", BENCHES.values(), ids=lambda each: each.name)
 def test_a_bench_can_be_named_and_has_what_it_measures(each: Bench) -> None:
     module = each.name.partition(".")[0]
-    assert module in rows.module_names()
+    assert module in rows.list_modules()
     assert rows.find(each.name) is each
     assert not each.what.endswith(".")
-    subjects = each.all_subjects() if each.name != "cases" else {"any": None}
+    subjects = each.list_subjects() if each.name != "cases" else {"any": None}
     assert (each.subjects is None) == (not subjects)
     assert set(each.usual) <= set(subjects) or each.subjects is None
-    assert not {name.partition(".")[0] for name in subjects} & set(rows.module_names())
-    options = command.parser_of([each]).parse_args([each.name])
-    titles = each.titles(options)
+    assert not {name.partition(".")[0] for name in subjects} & set(rows.list_modules())
+    options = command.make_parser([each]).parse_args([each.name])
+    titles = each.list_titles(options)
     assert titles
     assert len(set(titles)) == len(titles) or each.name.startswith("predictions")
     assert (each.page is None) == (not each.document)
@@ -47,8 +47,8 @@ def test_a_bench_can_be_named_and_has_what_it_measures(each: Bench) -> None:
 @pytest.mark.parametrize("name", [n for n, each in BENCHES.items() if each.small is not None])
 def test_the_smallest_form_names_a_subject(name: str) -> None:
     words = (BENCHES[name].small or "").split()
-    options = command.parser_of([BENCHES[name]]).parse_args([name, *words])
-    ((each, subjects),) = command.chosen(options.words)
+    options = command.make_parser([BENCHES[name]]).parse_args([name, *words])
+    ((each, subjects),) = command.choose_benches(options.words)
     assert each is BENCHES[name]
     assert len(subjects) == 1
 
@@ -112,7 +112,7 @@ HALVES = Bench(
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "module_names", lambda: ["halves"])
+    monkeypatch.setattr(command, "list_modules", lambda: ["halves"])
     monkeypatch.setattr(command, "find", lambda name: HALVES)
 
 
@@ -182,10 +182,10 @@ def test_the_default_of_an_option_decides_its_type(
 def test_calls_take_turns_and_change_their_order() -> None:
     said: list[str] = []
     calls = {"a": lambda: said.append("a"), "b": lambda: said.append("b")}
-    found = measuring.in_turns(calls, 3, warm_up=1)
+    found = measuring.time_in_turns(calls, 3, warm_up=1)
     assert "".join(said) == "abbaabba"
     assert [len(times) for times in found.values()] == [3, 3]
-    assert measuring.ratio([2.0, 6.0, 9.0], [1.0, 2.0, 3.0]) == 3
+    assert measuring.compare_medians([2.0, 6.0, 9.0], [1.0, 2.0, 3.0]) == 3
 
 
 def test_memory_of_processes_is_told() -> None:
@@ -193,7 +193,7 @@ def test_memory_of_processes_is_told() -> None:
         held = bytearray(64 << 20)
         held[:: 1 << 10] = b"x" * len(held[:: 1 << 10])
     assert grown[0] > 60 << 20
-    assert 0 < measuring.memory("RssAnon") <= measuring.memory("VmHWM")
+    assert 0 < measuring.read_memory("RssAnon") <= measuring.read_memory("VmHWM")
 
 
 def test_a_worker_that_ends_is_told(tmp_path: Path) -> None:
@@ -207,7 +207,12 @@ def test_a_worker_that_ends_is_told(tmp_path: Path) -> None:
 
 
 def test_cells_that_are_unknown_are_empty() -> None:
-    assert [tables.text(v, ".1f") for v in (None, float("nan"), 2.0, "a")] == ["", "", "2.0", "a"]
+    assert [tables.format_cell(v, ".1f") for v in (None, float("nan"), 2.0, "a")] == [
+        "",
+        "",
+        "2.0",
+        "a",
+    ]
 
 
 def test_the_rows_run_under_pytest_benchmark() -> None:

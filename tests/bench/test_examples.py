@@ -53,10 +53,10 @@ def test_a_new_project_passes_its_tests(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_a_configuration_fits(name: str) -> None:
     path = ROOT / "examples" / name / "run.toml"
-    config = run_config.config_of(tomllib.loads(path.read_text()), str(path))
+    config = run_config.make_config(tomllib.loads(path.read_text()), str(path))
     assert config.output.folder == "run-toml"  # beside the folder of train.py
-    config.method()
-    config.rates()
+    config.make_optimizer()
+    config.make_schedule()
 
 
 @pytest.mark.whole
@@ -78,7 +78,7 @@ def test_an_application_that_misses_its_goal_is_told(tmp_path: Path) -> None:
 def test_every_example_is_listed() -> None:
     listed = (ROOT / "examples" / "README.md").read_text()
     names = [path.name for path in PROGRAMS] + [
-        f"{name}/README.md" for name in templates.templates()
+        f"{name}/README.md" for name in templates.list_templates()
     ]
     assert [name for name in names if name not in listed] == []
-    assert list(templates.templates()) == sorted([*APPLICATIONS, FEDERATED])
+    assert list(templates.list_templates()) == sorted([*APPLICATIONS, FEDERATED])

@@ -14,9 +14,9 @@ import pytest
 from bench.families.recorded import DATA, RECORDED, SAMPLED
 from bench.families.rewrites import REWRITINGS, Rewriting
 from bench.families.rewritten import FOLDED, compare_rewritten
-from bench.families.train import LIMITS, compare, fault_of_export, run_elsewhere, train
+from bench.families.train import LIMITS, compare, find_export_fault, run_elsewhere, train
 from engine.errors import InputError
-from engine.tools.dev.export_artifacts import OUTPUT, batch_of, inputs_of
+from engine.tools.dev.export_artifacts import OUTPUT, list_batch, list_inputs
 
 TRAINED = [t for t in RECORDED if t not in LIMITS]
 REFUSED = [t for t in RECORDED if t in LIMITS]
@@ -88,11 +88,11 @@ def test_an_export_is_judged_with_the_statistics_that_it_trains_with(
     train, evaluated = tmp_path / "net-new-18-train.onnx", tmp_path / "net-old-17-eval-folded.onnx"
     onnx.save(model, train)
     onnx.save(model, evaluated)
-    assert fault_of_export(train, data) == ""
-    assert "from PyTorch's" in fault_of_export(train, data | {"logits": normal + 0.1})
-    assert "from PyTorch's" in fault_of_export(evaluated, data)
+    assert find_export_fault(train, data) == ""
+    assert "from PyTorch's" in find_export_fault(train, data | {"logits": normal + 0.1})
+    assert "from PyTorch's" in find_export_fault(evaluated, data)
     kept = x / np.sqrt(np.float32(1 + 1e-5))
-    assert fault_of_export(evaluated, data | {"logits": kept}) == ""
+    assert find_export_fault(evaluated, data | {"logits": kept}) == ""
 
 
 # --- models that others have written again
@@ -171,10 +171,10 @@ def test_batches_of_several_sizes_in_one_process(tag: str, tmp_path: Path) -> No
     seen: dict[int, np.ndarray] = {}
     for size in (rows, 1, rows - 1, rows):
         part = {n: a[:size] for n, a in data.items() if n.startswith("in") or n == "target"}
-        _, logits = module(*batch_of(part))
+        _, logits = module(*list_batch(part))
         np.testing.assert_allclose(logits, run_elsewhere(exported, part), rtol=1e-4, atol=1e-5)
         before = seen.setdefault(size, np.array(logits))
         np.testing.assert_array_equal(logits, before)
-    assert len(inputs_of(data)) == 1
+    assert len(list_inputs(data)) == 1
     with pytest.raises(InputError, match="empty"):
-        module(*(a[:0] for a in batch_of(data)))
+        module(*(a[:0] for a in list_batch(data)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.predictions import SMALL, measured, predicted
+from bench.predictions import SMALL, measure_workload, predict_workload
 from engine import Trainer
 from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
@@ -48,8 +48,8 @@ def subject_of(folder: Path, threads: int = 2) -> Subject:
 def test_the_process_takes_what_was_predicted(name: str, tmp_path: Path) -> None:
     """Within 10 % and 10 MB, of a fresh process that finds kernels and plans kept."""
     SMALL[name].write(tmp_path)
-    found = measured(tmp_path, steps=2).peak
-    figures = predicted(tmp_path, nominal(2)).figures
+    found = measure_workload(tmp_path, steps=2).peak
+    figures = predict_workload(tmp_path, nominal(2)).figures
     assert figures is not None
     wanted = figures.process
     assert wanted is not None

@@ -120,7 +120,7 @@ MIDDLE = (  # of a box that is in the window
 @needs_browser
 def test_a_browser_zooms_and_tells(drawn: Path) -> None:
     with browser() as found:
-        shown = found.page(drawn)
+        shown = found.open_page(drawn)
         names = shown.ask(TITLES)
         assert names[0] == "Summary"
         assert names[-1] == "Smaller variants"
@@ -139,5 +139,5 @@ def test_a_browser_zooms_and_tells(drawn: Path) -> None:
         assert place(shown) == before
         assert shown.ask("document.documentElement.scrollWidth <= innerWidth")
         assert shown.complaints() == []
-        plain = found.page(drawn, scripts=False)
+        plain = found.open_page(drawn, scripts=False)
         assert plain.ask("document.querySelectorAll('figure.plan .boxes title').length") > 5

@@ -324,7 +324,7 @@ def test_a_page_without_products_says_so(tmp_path: Path) -> None:
 @needs_browser
 def test_a_browser_shows_the_page(page: Path) -> None:
     with browser() as found:
-        shown = found.page(page)
+        shown = found.open_page(page)
         names = shown.ask("[...document.querySelectorAll('main > section')].map(s => s.id)")
         assert names == ["summary", "kernels", "nodes", "roofline", "threads"]
         shown.ask("document.querySelectorAll('details').forEach(d => d.open = true)")

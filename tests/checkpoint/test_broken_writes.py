@@ -20,7 +20,16 @@ import pytest
 
 from engine.checkpoint import storage
 from engine.errors import FileError
-from tests.support.checkpoints import KINDS, PATHS, THRESHOLD, array, plain, put, run_python, sample
+from tests.support.checkpoints import (
+    KINDS,
+    PATHS,
+    THRESHOLD,
+    get_array,
+    make_sample,
+    put,
+    run_python,
+    simplify,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +83,10 @@ def test_any_failing_call_leaves_one_whole_checkpoint(
         finally:
             monkeypatch.undo()
         found = storage.read(path)
-        assert plain(found) in (plain(sample(1.0)), plain(sample(2.0)))
+        assert simplify(found) in (simplify(make_sample(1.0)), simplify(make_sample(2.0)))
         assert not [f for f in os.listdir(path.parent) if f.endswith(".tmp")]
         put(3.0, path, new)
-        assert plain(storage.read(path)) == plain(sample(3.0))
+        assert simplify(storage.read(path)) == simplify(make_sample(3.0))
         assert set(os.listdir(path.parent)) <= {"ck", "ck.data"}
     else:
         pytest.fail("writing never got through")
@@ -122,11 +131,11 @@ def test_a_crash_before_any_system_call_leaves_the_old_or_the_new(
         put(2.0, path.parent / "ck.next", "inline")
         code = run_python(CRASH, path, nth, THRESHOLD[new]).returncode
         found = storage.read(path)
-        assert plain(found) in (plain(sample(1.0)), plain(sample(2.0)))
+        assert simplify(found) in (simplify(make_sample(1.0)), simplify(make_sample(2.0)))
         seen.append(found.properties["epoch"])
         # The next write cleans up all that was left, and the one after a crash counts.
         put(3.0, path, new if nth % 2 else old)
-        assert plain(storage.read(path)) == plain(sample(3.0))
+        assert simplify(storage.read(path)) == simplify(make_sample(3.0))
         left = [f for f in os.listdir(path.parent) if not f.endswith(".tmp")]
         assert set(left) <= {"ck", "ck.data", "ck.next"}
         if code == 0:
@@ -168,7 +177,7 @@ def test_kill_9_while_writing_leaves_the_old_or_the_new(tmp_path: Path, kind: st
                 process.wait(timeout=rng.uniform(0, 0.02))
             process.send_signal(signal.SIGKILL)
         values = {
-            float(v) for a in storage.read(path).trainable.values() for v in np.unique(array(a))
+            float(v) for a in storage.read(path).trainable.values() for v in np.unique(get_array(a))
         }
         assert values in ({1.0}, {2.0})
 
@@ -190,4 +199,4 @@ def test_a_reader_notices_a_replacement_between_its_two_opens(
     monkeypatch.setattr(storage, "_open", racing)
     with pytest.raises(FileError, match="it was being replaced; try again"):
         storage.read(path)
-    assert plain(storage.read(path)) == plain(sample(2.0))
+    assert simplify(storage.read(path)) == simplify(make_sample(2.0))

@@ -11,7 +11,7 @@ import pytest
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, decode, encode
 from engine.errors import CheckpointError, FileError
-from tests.support.checkpoints import array, plain, sample
+from tests.support.checkpoints import get_array, make_sample, simplify
 
 
 def test_threshold_counts_all_tensors_and_small_ones_stay_inline_in_artifacts() -> None:
@@ -44,15 +44,15 @@ def test_entries_are_padded_to_4_bytes_and_to_8_for_int64_and_double() -> None:
 
 
 def test_optimizer_state_is_never_external() -> None:
-    data, external = encode(sample(), external_threshold=0)
+    data, external = encode(make_sample(), external_threshold=0)
     assert external is not None
-    assert len(external) < sum(array(a).nbytes for a in sample().trainable.values()) + 600
-    assert plain(decode(data, external)) == plain(sample())
+    assert len(external) < sum(get_array(a).nbytes for a in make_sample().trainable.values()) + 600
+    assert simplify(decode(data, external)) == simplify(make_sample())
 
 
 def test_companion_data_that_is_missing_or_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ck"
-    storage.write(sample(), path, external_threshold=0)
+    storage.write(make_sample(), path, external_threshold=0)
     data, external = path.read_bytes(), (tmp_path / "ck.data").read_bytes()
     with pytest.raises(CheckpointError, match="external data, which was not given"):
         decode(data)

@@ -13,7 +13,7 @@ import pytest
 from engine.checkpoint import encoding, storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup, decode, encode
 from engine.errors import CheckpointError, DTypeError, InputError
-from tests.support.checkpoints import array, plain, sample
+from tests.support.checkpoints import get_array, make_sample, simplify
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ def test_contents_without_a_place_in_the_format(
 
 def test_the_artifact_layout_holds_parameters_and_properties_only() -> None:
     with pytest.raises(CheckpointError, match=r"no optimizer groups; found \['group0'\]"):
-        encode(sample(), artifact=True)
-    cp = replace(sample(), optimizer_groups=[])
-    assert plain(decode(*encode(cp, artifact=True))) == plain(cp)
+        encode(make_sample(), artifact=True)
+    cp = replace(make_sample(), optimizer_groups=[])
+    assert simplify(decode(*encode(cp, artifact=True))) == simplify(cp)
 
 
 def test_the_highest_rank() -> None:
     found = decode(*encode(Checkpoint({"w": np.zeros((1,) * 64)}))).trainable["w"]
-    assert array(found).ndim == 64
+    assert get_array(found).ndim == 64
 
 
 def test_too_much_for_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(encoding, "MAX_BYTES", 400)
     with pytest.raises(CheckpointError, match=r"1225 bytes .* stay inline, 320 of them optimizer"):
-        encode(sample())
+        encode(make_sample())
     with pytest.raises(CheckpointError, match="a checkpoint file holds at most 400 bytes"):
-        encode(sample(), external_threshold=0)
+        encode(make_sample(), external_threshold=0)
     monkeypatch.undo()
     monkeypatch.setattr(storage, "MAX_BYTES", 10)
-    storage.write(sample(), tmp_path / "ck")
+    storage.write(make_sample(), tmp_path / "ck")
     with pytest.raises(CheckpointError, match="bytes; a checkpoint has up to 10"):
         storage.read(tmp_path / "ck")

@@ -13,7 +13,7 @@ import pytest
 from engine.checkpoint.flatbuffer import Writer, make_reference
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup, decode, encode
 from engine.errors import CheckpointError
-from tests.support.checkpoints import array, sample
+from tests.support.checkpoints import get_array, make_sample
 from tests.support.places import CHECKPOINTS
 
 
@@ -51,7 +51,7 @@ def forge(
 
 
 def test_the_forger_makes_valid_files() -> None:
-    assert array(decode(forge()).trainable["w0"]).tolist() == [0, 0]
+    assert get_array(decode(forge()).trainable["w0"]).tolist() == [0, 0]
     assert decode(forge(module=False)).trainable == {}
 
 
@@ -153,7 +153,7 @@ def test_other_duplicate_names(cp: Checkpoint, old: bytes, new: bytes, place: st
 
 
 def test_an_offset_that_leads_back_or_out_is_refused() -> None:
-    data = bytearray(encode(sample())[0])
+    data = bytearray(encode(make_sample())[0])
     for offset in (0, len(data), 2**31, 2**32 - 1):
         data[0:4] = struct.pack("<I", offset)
         with pytest.raises(CheckpointError, match=f"offset {offset} at 0 leads outside"):

@@ -7,7 +7,7 @@ import pytest
 
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor, decode, encode
-from tests.support.checkpoints import DTYPES, array, plain
+from tests.support.checkpoints import DTYPES, get_array, simplify
 from tests.support.places import CHECKPOINTS
 
 ARTIFACTS = ["l1", "mlp", "lstm", "dtypes", "nominal", "empty"]
@@ -31,11 +31,11 @@ def test_external_file_of_the_reference_comes_out_byte_for_byte() -> None:
     external = (CHECKPOINTS / "external_runtime.data").read_bytes()
     cp = decode(data, external)
     assert encode(cp, external_threshold=0) == (data, external)
-    assert plain(storage.read(CHECKPOINTS / "external_runtime")) == plain(cp)
+    assert simplify(storage.read(CHECKPOINTS / "external_runtime")) == simplify(cp)
     np.testing.assert_array_equal(cp.frozen["u64"], np.arange(9, dtype=np.uint64))
-    assert array(cp.frozen["s"]).shape == ()
+    assert get_array(cp.frozen["s"]).shape == ()
     assert cp.frozen["s"] == 2
-    assert array(cp.frozen["e"]).shape == (0,)
+    assert get_array(cp.frozen["e"]).shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["dtypes", "dtypes_runtime"])
@@ -43,17 +43,17 @@ def test_values_of_every_dtype(name: str) -> None:
     cp = storage.read(CHECKPOINTS / name)
     assert {a.dtype for a in cp.trainable.values()} == set(DTYPES)
     for key, value in cp.trainable.items():
-        found = array(value)
+        found = get_array(value)
         expected = np.arange(15).reshape(3, 5)
         if found.dtype == bool:
             expected = expected % 2
         np.testing.assert_array_equal(found, expected.astype(key.removeprefix("z.")))
         for flag in ("owndata", "writeable", "aligned", "c_contiguous"):
             assert getattr(found.flags, flag)
-    assert array(cp.frozen["frozen.scalar"]).shape == ()
+    assert get_array(cp.frozen["frozen.scalar"]).shape == ()
     assert cp.frozen["frozen.scalar"] == 1.5
-    assert array(cp.frozen["frozen.empty"]).shape == (0, 3)
-    assert array(cp.frozen["frozen.é"]).tolist() == list(range(7))
+    assert get_array(cp.frozen["frozen.empty"]).shape == (0, 3)
+    assert get_array(cp.frozen["frozen.é"]).tolist() == list(range(7))
     assert (cp.nominal, cp.optimizer_groups, cp.properties) == (False, [], {})
 
 
@@ -73,7 +73,7 @@ def test_nominal_files_hold_types_only(name: str) -> None:
     assert cp.trainable["z.float64"] == NominalTensor(np.dtype(np.float64))
     assert {t.dtype for t in cp.trainable.values()} == set(DTYPES)
     assert len(cp.frozen) == 3
-    assert plain(decode(encode(cp)[0])) == plain(cp)
+    assert simplify(decode(encode(cp)[0])) == simplify(cp)
 
 
 def test_properties_of_the_reference() -> None:
@@ -108,6 +108,6 @@ def test_optimizer_state_of_the_reference(name: str, moments: list[str]) -> None
     for parameter, state in group.states.items():
         assert list(state) == moments
         for moment in state.values():
-            assert moment.shape == array(cp.trainable[parameter]).shape
+            assert moment.shape == get_array(cp.trainable[parameter]).shape
             assert moment.dtype == np.float32
     assert cp.properties == {"epoch": 3, "loss": 0.25, "note": "hello"}

@@ -34,17 +34,24 @@ from engine.plan.verify import verify
 from engine.proximal import set_anchors
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
-from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.opset import OpSet
 from engine.trainer import nonfinite
 from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Model
-from tests.support.collective import IMAGES, MODELS, joined, ranks_of, results_of, step
-from tests.support.harness import gradient
+from tests.support.collective import (
+    IMAGES,
+    MODELS,
+    collect_results,
+    join_trainer,
+    run_ranks,
+    run_step,
+)
+from tests.support.harness import get_gradient
 from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup, run
-from tests.support.tiny import LABELS, NORMED, PLAIN, X, made, values
+from tests.support.tiny import LABELS, NORMED, PLAIN, X, make_trainer, read_values
 
 CUTS = {"even": (0, 10, 20), "uneven": (0, 3, 11, 17, 20), "empty": (0, 12, 12, 20)}
 
@@ -68,15 +75,15 @@ def test_ranks_train_as_one_process(
         "optimizer": SGD(0.05, momentum=0.9, clip_grad=0.5),
         "threads": threads,
     }
-    one = made(text, **options)
+    one = make_trainer(text, **options)
     losses = [one.step(x, LABELS) for _ in range(3)]
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(text, group, **options)
-        found = [step(mine, cut, x, LABELS) for _ in range(3)]
+        mine = join_trainer(text, group, **options)
+        found = [run_step(mine, cut, x, LABELS) for _ in range(3)]
         return found, bytes_of(mine), mine.module.plans()[0], group.calls
 
-    all_ranks = ranks_of(CUTS[cuts], work)
+    all_ranks = run_ranks(CUTS[cuts], work)
     for found, content, plan, _ in all_ranks:
         assert found == pytest.approx(losses, rel=1e-5)
         assert content == all_ranks[0][1]
@@ -93,19 +100,19 @@ def test_ranks_train_as_one_process(
 
 def test_gradients_of_two_calls_are_those_of_the_joined_batch() -> None:
     """Also where accumulation and parts of batches keep them in region grad."""
-    one = made(NORMED, micro_batches=1)
+    one = make_trainer(NORMED, micro_batches=1)
     one.module(X, LABELS)
     grad = one.state.regions["grad"].view(np.float32).copy()
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(NORMED, group)
+        mine = join_trainer(NORMED, group)
         ranks = mine.module.session.training.ranks
         assert ranks is not None
         ranks.share = ranks.samples = (cut[1] - cut[0]) / 20
         loss = mine.module(X[slice(*cut)], LABELS[slice(*cut)])
         return loss, mine.state.regions["grad"].view(np.float32).copy()
 
-    for loss, found in ranks_of((0, 5, 20), work):
+    for loss, found in run_ranks((0, 5, 20), work):
         assert loss == pytest.approx(one.module(X, LABELS), rel=1e-5)
         np.testing.assert_allclose(found, grad, rtol=1e-4, atol=1e-6)
 
@@ -124,29 +131,29 @@ CLIPPED = PLAIN.replace('["": 17]', '["": 17, "engine": 1]').replace(
 
 def test_told_gradients_are_given_those_of_the_joined_batch() -> None:
     """Each rank clips as one process would; gradients that are weighed afterwards are refused."""
-    one = made(CLIPPED, optimizer=SGD(0.05))
+    one = make_trainer(CLIPPED, optimizer=SGD(0.05))
     loss = one.step(X, LABELS)
 
     def work(group: ThreadGroup) -> Any:
-        mine = made(CLIPPED, optimizer=SGD(0.05), group=group)
+        mine = make_trainer(CLIPPED, optimizer=SGD(0.05), group=group)
         assert mine.step(X, LABELS) == pytest.approx(loss, rel=1e-5)
         with pytest.raises(InputError, match="the share of a rank cannot be trained on in parts"):
-            made(CLIPPED, optimizer=SGD(0.05), group=group, micro_batches=3).step(X, LABELS)
+            make_trainer(CLIPPED, optimizer=SGD(0.05), group=group, micro_batches=3).step(X, LABELS)
         return mine.state.regions["param"].view(np.float32).copy()
 
-    for found in results_of(run(2, work)):
+    for found in collect_results(run(2, work)):
         whole = one.state.regions["param"].view(np.float32)
         np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-7)
 
 
 def test_statistics_may_stay_local() -> None:
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(NORMED, group, statistics=False)
-        loss = step(mine, cut, X, LABELS)
+        mine = join_trainer(NORMED, group, statistics=False)
+        loss = run_step(mine, cut, X, LABELS)
         kinds = [each.kind for each in list_collectives(mine.module.plans()[0])]
         return loss, kinds, mine.state.parameters["norm.mean"].data.copy()
 
-    (a, kinds, mean), (b, _, other) = ranks_of((0, 8, 20), work)
+    (a, kinds, mean), (b, _, other) = run_ranks((0, 8, 20), work)
     assert a == b
     assert kinds == ["agree", "start", "wait"]
     assert not np.allclose(mean, other)
@@ -163,14 +170,14 @@ def test_moments_are_joined_as_well_as_they_are_made() -> None:
     x = X + np.float32(1000)
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(far, group, optimizer=SGD(0.0))
-        step(mine, cut, x, LABELS)
+        mine = join_trainer(far, group, optimizer=SGD(0.0))
+        run_step(mine, cut, x, LABELS)
         return mine.state.parameters["norm.var"].data.copy()
 
-    start = made(far).state.parameters
+    start = make_trainer(far).state.parameters
     moved = x.astype(np.float64) + start["body.bias"].data
     expected = 0.9 * start["norm.var"].data + 0.1 * moved.var(0)
-    for found in ranks_of((0, 1, 7, 20), work):
+    for found in run_ranks((0, 1, 7, 20), work):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
@@ -180,20 +187,20 @@ def test_a_bad_label_ends_the_step_of_all_ranks(text: str) -> None:
     labels[17] = 3
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(text, group)
-        step(mine, cut, X, LABELS)
+        mine = join_trainer(text, group)
+        run_step(mine, cut, X, LABELS)
         before = (
             mine.state.regions["state"].tobytes(),
             mine.state.parameters["head.bias"].data.copy(),
         )
         with pytest.raises(LabelError, match=r"^rank 1: plan .*: label 3 at position 7 is outside"):
-            step(mine, cut, X, labels)
+            run_step(mine, cut, X, labels)
         after = mine.state.regions["state"].tobytes(), mine.state.parameters["head.bias"].data
         assert before[0] == after[0]
         assert np.array_equal(before[1], after[1])
-        return step(mine, cut, X, LABELS), mine.steps
+        return run_step(mine, cut, X, LABELS), mine.steps
 
-    first, second = ranks_of((0, 10, 20), work)
+    first, second = run_ranks((0, 10, 20), work)
     assert first == second
     assert first[1] == 2
 
@@ -203,16 +210,16 @@ def test_a_loss_that_is_not_finite_holds_back_all_updates() -> None:
     x[15, 2] = np.nan
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(NORMED, group)
+        mine = join_trainer(NORMED, group)
         mine.module.check_finite = True
-        before = values(mine)["head.weight"]
+        before = read_values(mine)["head.weight"]
         with pytest.raises(NonFiniteError):
-            step(mine, cut, x, LABELS)
-        assert values(mine)["head.weight"] == before
+            run_step(mine, cut, x, LABELS)
+        assert read_values(mine)["head.weight"] == before
         batch = [x[slice(*cut)], LABELS[slice(*cut)]]
         return mine.steps, str(nonfinite.make_error(mine.training_steps, batch, np.nan, "step 1"))
 
-    (steps, innocent), (others, guilty) = ranks_of((0, 10, 20), work)
+    (steps, innocent), (others, guilty) = run_ranks((0, 10, 20), work)
     assert (steps, others) == (0, 0)
     assert "it began on another rank" in innocent
     assert "input 'x' has NaN at [5, 2]" in guilty
@@ -220,45 +227,45 @@ def test_a_loss_that_is_not_finite_holds_back_all_updates() -> None:
 
 def test_a_rank_that_ends_leaves_nobody_waiting() -> None:
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(NORMED, group)
-        step(mine, cut, X, LABELS)
+        mine = join_trainer(NORMED, group)
+        run_step(mine, cut, X, LABELS)
         if group.rank == 1:
             raise ValueError("gone")
         with pytest.raises(GroupError, match="rank 1 has ended: gone"):
-            step(mine, cut, X, LABELS)
+            run_step(mine, cut, X, LABELS)
 
     with pytest.raises(ValueError, match="gone"):
-        ranks_of((0, 10, 20), work)
+        run_ranks((0, 10, 20), work)
 
 
 def test_a_pull_to_anchors_counts_once() -> None:
     """The term of FedProx is not part of the loss, and each rank does not add it again."""
-    one = made(PLAIN, proximal=True)
+    one = make_trainer(PLAIN, proximal=True)
     set_anchors(one.state, 3.0)
     losses = [one.step(X, LABELS) for _ in range(3)]
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
-        mine = joined(PLAIN, group, proximal=True)
+        mine = join_trainer(PLAIN, group, proximal=True)
         set_anchors(mine.state, 3.0)
-        return [step(mine, cut, X, LABELS) for _ in range(3)]
+        return [run_step(mine, cut, X, LABELS) for _ in range(3)]
 
-    for found in ranks_of((0, 4, 20), work):
+    for found in run_ranks((0, 4, 20), work):
         assert found == pytest.approx(losses, rel=1e-5)
 
 
 def test_ranks_keep_to_a_budget() -> None:
     """Each rank keeps to a plan of its own: collective steps do not run again."""
     text, options = MODELS["cnn"][0], dict[str, Any](optimizer=SGD(0.05))
-    one = made(text, **options)
+    one = make_trainer(text, **options)
     losses = [one.step(IMAGES, LABELS) for _ in range(2)]
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
         with pytest.raises(BudgetError) as error:
-            step(joined(text, group, memory_budget=1000, **options), cut, IMAGES, LABELS)
-        mine = joined(text, group, memory_budget=error.value.least, **options)
-        return [step(mine, cut, IMAGES, LABELS) for _ in range(2)], mine.module.plans()[0]
+            run_step(join_trainer(text, group, memory_budget=1000, **options), cut, IMAGES, LABELS)
+        mine = join_trainer(text, group, memory_budget=error.value.least, **options)
+        return [run_step(mine, cut, IMAGES, LABELS) for _ in range(2)], mine.module.plans()[0]
 
-    for found, plan in ranks_of((0, 6, 20), work):
+    for found, plan in run_ranks((0, 6, 20), work):
         assert found == pytest.approx(losses, rel=1e-5)
         assert any(step.again for step in plan.steps)
 
@@ -276,14 +283,14 @@ def test_buckets_are_few_and_large() -> None:
 
 def plan_of_rank() -> Plan:
     """The plan of a step of one of two ranks."""
-    found = results_of(run(2, _planned))[0]
+    found = collect_results(run(2, _planned))[0]
     assert isinstance(found, Plan)
     return found
 
 
 def _planned(group: ThreadGroup) -> Plan:
-    trainer = joined(NORMED, group)
-    step(trainer, (0, 10), X, LABELS)
+    trainer = join_trainer(NORMED, group)
+    run_step(trainer, (0, 10), X, LABELS)
     return trainer.module.plans()[0]
 
 
@@ -326,7 +333,7 @@ def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
 
 def test_kernels_of_wheels_are_enough() -> None:
     """A closed plan of a rank uses kernels that a library of all ops has."""
-    trainer = made(NORMED, proximal=True)
+    trainer = make_trainer(NORMED, proximal=True)
     model = trainer.session.training
     closed = Model(
         model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
@@ -334,7 +341,7 @@ def test_kernels_of_wheels_are_enough() -> None:
     closed.ranks = Membership(4)
     plan = closed.plan({"x": (8, 6), "labels": (8,)})
     assert len(list_collectives(plan)) > 4
-    assert {*plan.specs} <= kernel_set(OpSet(all_if_none=True)).keys()
+    assert {*plan.specs} <= find_kernel_set(OpSet(all_if_none=True)).keys()
 
 
 def test_who_trains_alone_refuses_them() -> None:
@@ -348,8 +355,8 @@ def test_who_trains_alone_refuses_them() -> None:
 
 
 def test_a_module_takes_its_ranks() -> None:
-    trainer = made(PLAIN, loss=CrossEntropyLoss())
-    (found,) = results_of(run(1, lambda group: _alone(trainer, group)))
+    trainer = make_trainer(PLAIN, loss=CrossEntropyLoss())
+    (found,) = collect_results(run(1, lambda group: _alone(trainer, group)))
     assert found == pytest.approx(float(trainer.module(X, LABELS)), rel=1e-6)
 
 
@@ -395,13 +402,13 @@ def test_ranks_follow_the_trace_of_one_process(case: str, size: int) -> None:
             optimizer.set_learning_rate(trace["learning_rates"][k])
             optimizer.step()
             module.lazy_reset_grad()
-        gradients = {name: gradient(state, name).copy() for name in spec["requires_grad"]}
+        gradients = {name: get_gradient(state, name).copy() for name in spec["requires_grad"]}
         return losses, gradients, module.get_contiguous_parameters(trainable_only=True)
 
     expected = {n: trace[f"grad/{n}"] for n in spec["requires_grad"]}
     noise = 1e-6 * max(np.abs(g).max() for g in expected.values())  # of gradients that are 0
     after = trace["parameters_after"]
-    for losses, gradients, parameters in ranks_of(cuts.tolist(), work):
+    for losses, gradients, parameters in run_ranks(cuts.tolist(), work):
         np.testing.assert_allclose(losses, trace["losses"], rtol=1e-4)
         for name, dx in expected.items():
             atol = 1e-4 * np.abs(dx).max() + noise
@@ -420,7 +427,7 @@ def test_a_refused_batch_leaves_the_gradients_of_all_ranks(
     labels[1 if guilty == 0 else 18] = 3
 
     def train(group: ThreadGroup, *, meets: bool) -> tuple[bytes, dict[str, bytes], int]:
-        mine = made(text, group=group)
+        mine = make_trainer(text, group=group)
         for rows in (9, 1)[:earlier]:  # shares of other weights; with one row a rank has none
             mine.accumulate(X[:rows], LABELS[:rows])
         before = mine.state.regions["param"].tobytes()
@@ -432,7 +439,7 @@ def test_a_refused_batch_leaves_the_gradients_of_all_ranks(
         mine.accumulate(X, LABELS)
         mine.update()
         grad = mine.state.regions["grad"].tobytes()
-        return grad, values(mine), mine.state.draws
+        return grad, read_values(mine), mine.state.draws
 
     for refused, other in zip(
         run(2, lambda group: train(group, meets=True)),

@@ -19,7 +19,7 @@ from tests.support import ranks
 from tests.support.mpi_training import OPTIONS
 from tests.support.places import SUPPORT
 from tests.support.run_models import write_regressor, write_table
-from tests.support.tiny import LABELS, PLAIN, X, made
+from tests.support.tiny import LABELS, PLAIN, X, make_trainer
 
 PROGRAM = SUPPORT / "mpi_training.py"
 
@@ -29,9 +29,11 @@ def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     done = ranks.run(tmp_path, 2, PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"equal (\d)", done.stdout)) == ["0", "1"]
-    made(PLAIN).fit((X, LABELS), epochs=2, folder=tmp_path / "alone", **OPTIONS)
+    make_trainer(PLAIN).fit((X, LABELS), epochs=2, folder=tmp_path / "alone", **OPTIONS)
     losses = [
-        made(PLAIN).fit((X, LABELS), epochs=3, folder=tmp_path / name, resume=True, **OPTIONS)
+        make_trainer(PLAIN).fit(
+            (X, LABELS), epochs=3, folder=tmp_path / name, resume=True, **OPTIONS
+        )
         for name in ("fit", "alone")
     ]
     assert losses[0]["val_loss"] == pytest.approx(losses[1]["val_loss"], rel=1e-4)
@@ -64,7 +66,7 @@ def _ended(
     before = RunFolder(run).last
     started = ranks.start(run.parent, 2, words)
     try:
-        line = started.line("ranks: ")
+        line = started.wait_for_line("ranks: ")
         ids = [int(found) for found in re.findall(r"process (\d+)", line)]
         while RunFolder(run).last == before and started.process.poll() is None:
             time.sleep(0.05)

@@ -45,7 +45,7 @@ def name_of(path: Path) -> str:
 
 
 def of(path: Path) -> list[Block]:
-    return list(pages.blocks(path.read_text("utf-8")))
+    return list(pages.list_blocks(path.read_text("utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,4 @@ nonsense
 
 def test_a_comment_without_a_block_is_refused() -> None:
     with pytest.raises(ValueError, match="belongs to no block"):
-        list(pages.blocks("<!-- not run: why -->\n\ntext\n"))
+        list(pages.list_blocks("<!-- not run: why -->\n\ntext\n"))

@@ -148,7 +148,7 @@ def test_no_page_is_wider_than_its_window(site: Path) -> None:
     wide, tables = [], 0
     with browser() as found:
         for path in sorted(site.rglob("*.html")):
-            page = found.page(path, 390)
+            page = found.open_page(path, 390)
             for width in (390, 1280):
                 page.resize(width)
                 root = "document.documentElement"

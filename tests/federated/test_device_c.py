@@ -14,7 +14,15 @@ import pytest
 
 from engine import Trainer
 from engine.federated.message import Message, fingerprint
-from tests.support.builds import SANITIZE, STRICT, compile_c, made, needs_cc, run, samples
+from tests.support.builds import (
+    SANITIZE,
+    STRICT,
+    compile_c,
+    make_build,
+    make_samples,
+    needs_cc,
+    run,
+)
 from tests.support.messages import ARRAYS, DAMAGED, request
 from tests.support.places import DRIVERS, GOLDENS
 
@@ -29,7 +37,7 @@ ASKED_LATER = (
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return made("mlp", batches=SIZES)
+    return make_build("mlp", batches=SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,7 @@ class Device:
     def __init__(self, program: Path, folder: Path, count: int) -> None:
         self.program, self.folder = program, folder
         shutil.copy(GOLDENS / "mlp/checkpoint", folder / "checkpoint")
-        self.x, self.labels = samples(count)
+        self.x, self.labels = make_samples(count)
         self.x.tofile(folder / "x.bin")
         self.labels.tofile(folder / "labels.bin")
 

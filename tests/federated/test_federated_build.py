@@ -18,7 +18,7 @@ from engine.federated.learners import learner_of
 from engine.federated.message import Message, fingerprint
 from engine.tools import cli
 from engine.tools.trimmed import federated
-from tests.support.builds import needs_cc, samples
+from tests.support.builds import make_samples, needs_cc
 from tests.support.newer_python import NewerThan39
 from tests.support.places import GOLDENS
 
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_device_needs_the_build_alone(folder: Path, tmp_path: Path) -> None:
     """In a process where this package, its compiler and onnx cannot be imported."""
-    x, labels = samples(11)
+    x, labels = make_samples(11)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "labels.npy", labels)
     engines = Trainer(GOLDENS / "mlp", threads=1)
@@ -117,11 +117,11 @@ def test_what_is_copied_is_small_and_closed(folder: Path) -> None:
         named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [name for name in named if name and name.split(".")[0] == "engine"], path
     assert sum(path.stat().st_size for path in files) < 280_000
-    assert len(federated.modules()) < 40
+    assert len(federated.list_modules()) < 40
 
 
 def test_the_bench_counts_what_a_device_needs(folder: Path) -> None:
-    zipped, held = client_sizes.packed(folder)
+    zipped, held = client_sizes.pack_files(folder)
     library = (folder / "libmnist.so").stat().st_size
     assert library < held < library + 340_000
     assert zipped < held / 2

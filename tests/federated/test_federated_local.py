@@ -29,7 +29,7 @@ def sent(learner: Learner) -> Arrays:
 def test_a_client_goes_on_where_it_was(keep: bool) -> None:
     """With another client in between, as with a trainer of its own: to the last bit."""
     options = replace(OPTIONS, keep_optimizer=keep)
-    learner, alone = Learner(tiny.made(tiny.DROPPING)), tiny.made(tiny.DROPPING)
+    learner, alone = Learner(tiny.make_trainer(tiny.DROPPING)), tiny.make_trainer(tiny.DROPPING)
     start, kept = sent(learner), Kept()
     alone.module.session.seed = options.seed
     for _ in range(2):
@@ -39,7 +39,7 @@ def test_a_client_goes_on_where_it_was(keep: bool) -> None:
         learner.begin(start, options)
         learner.train(OTHER, options)
         if not keep:
-            alone = tiny.made(tiny.DROPPING)
+            alone = tiny.make_trainer(tiny.DROPPING)
             alone.module.session.seed = options.seed
         parameters.apply(alone, start)
         history = alone.fit(DATA, batch_size=8, seed=3, progress=False)
@@ -52,7 +52,7 @@ def test_a_client_goes_on_where_it_was(keep: bool) -> None:
 
 def test_what_no_server_sends_stays_on_the_device() -> None:
     """Running statistics and a head of its own, which the next round begins with."""
-    learner = Learner(tiny.made(tiny.NORMED))
+    learner = Learner(tiny.make_trainer(tiny.NORMED))
     options = replace(OPTIONS, local=("head.*",), keep_optimizer=False)
     start = {n: a for n, a in sent(learner).items() if n.startswith("body") or n == "norm.scale"}
     with pytest.raises(InputError, match=r"lack the parameter 'norm\.bias'"):
@@ -64,15 +64,15 @@ def test_what_no_server_sends_stays_on_the_device() -> None:
     kept = learner.kept(options)
     names = {name.removeprefix("parameter/") for name in kept.arrays}
     assert names == {"head.weight", "head.bias", "norm.mean", "norm.var"}
-    after = tiny.values(learner.trainer)
+    after = tiny.read_values(learner.trainer)
     learner.begin(start, options)
-    assert tiny.values(learner.trainer) != after
+    assert tiny.read_values(learner.trainer) != after
     learner.begin(learned.arrays, options, kept)
-    assert tiny.values(learner.trainer) == after
+    assert tiny.read_values(learner.trainer) == after
 
 
 def test_the_proximal_term_is_that_of_the_round() -> None:
-    learner = Learner(tiny.made(proximal=True))
+    learner = Learner(tiny.make_trainer(proximal=True))
     start, options = sent(learner), replace(OPTIONS, epochs=4)
     moved = []
     for mu in (0.0, 10.0):
@@ -83,11 +83,11 @@ def test_the_proximal_term_is_that_of_the_round() -> None:
         assert not [name for name in learner.kept(options).arrays if "anchor" in name]
     assert moved[1] < moved[0]
     with pytest.raises(StateError, match="proximal"):
-        Learner(tiny.made()).begin(start, replace(options, proximal_mu=0.1))
+        Learner(tiny.make_trainer()).begin(start, replace(options, proximal_mu=0.1))
 
 
 def test_what_cannot_be_trained_on_is_refused() -> None:
-    learner = Learner(tiny.made())
+    learner = Learner(tiny.make_trainer())
     with pytest.raises(StateError, match="begin"):
         learner.train(DATA, OPTIONS)
     learner.begin(sent(learner), OPTIONS)

@@ -21,7 +21,7 @@ from tests.support import tiny
 
 def test_the_buffer_is_that_of_onnxruntime() -> None:
     """In the order of the training model, and of trained parameters alone."""
-    trainer = tiny.made(tiny.NORMED)
+    trainer = tiny.make_trainer(tiny.NORMED)
     names = parameters.trainable(trainer)
     mine = parameters.get(trainer, names)
     buffer = trainer.module.get_contiguous_parameters(trainable_only=True)
@@ -34,13 +34,13 @@ def test_the_buffer_is_that_of_onnxruntime() -> None:
 
 
 def test_running_statistics_are_known_by_name() -> None:
-    assert parameters.list_statistics(tiny.made(tiny.NORMED)) == ["norm.mean", "norm.var"]
-    assert parameters.list_statistics(tiny.made(tiny.NORMED, frozen_batch_norm=True)) == []
-    assert parameters.list_statistics(tiny.made()) == []
+    assert parameters.list_statistics(tiny.make_trainer(tiny.NORMED)) == ["norm.mean", "norm.var"]
+    assert parameters.list_statistics(tiny.make_trainer(tiny.NORMED, frozen_batch_norm=True)) == []
+    assert parameters.list_statistics(tiny.make_trainer()) == []
 
 
 def test_what_was_learned_is_added_to_what_was_sent() -> None:
-    trainer = tiny.made()
+    trainer = tiny.make_trainer()
     names = parameters.trainable(trainer)
     sent = parameters.get(trainer, names)
     trainer.step(tiny.X[:8], tiny.LABELS[:8])
@@ -67,17 +67,17 @@ def test_what_was_learned_is_added_to_what_was_sent() -> None:
 def test_wrong_arrays_are_refused_by_name(
     change: dict[str, Any], kind: type[EngineError], message: str
 ) -> None:
-    trainer = tiny.made()
-    before = tiny.values(trainer)
+    trainer = tiny.make_trainer()
+    before = tiny.read_values(trainer)
     arrays = parameters.get(trainer, parameters.trainable(trainer))
     given: dict[str, Any] = {name: array + 1 for name, array in arrays.items()} | change
     given = {name: array for name, array in given.items() if array is not None}
     with pytest.raises(kind, match=message):
         parameters.apply(trainer, given)
-    assert tiny.values(trainer) == before
+    assert tiny.read_values(trainer) == before
 
 
 def test_parameters_of_a_module_are_those_of_its_trainer() -> None:
-    trainer = tiny.made()
+    trainer = tiny.make_trainer()
     assert parameters.trainable(trainer.module) == parameters.trainable(trainer)
     assert parameters.trainable(trainer)

@@ -422,7 +422,7 @@ def test_forged_answers_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_every_attack_of_the_bench_has_a_cell() -> None:
-    accuracies = {row: 0.5 for row in federation_attacks.rows()}
+    accuracies = {row: 0.5 for row in federation_attacks.list_rows()}
     for strategy in federation_attacks.STRATEGIES:
-        cells = federation_attacks.cells(strategy, accuracies)
+        cells = federation_attacks.make_cells(strategy, accuracies)
         assert cells == ["50%", *["50% / 50%"] * len(federation_attacks.ATTACKS)]

@@ -17,7 +17,7 @@ from engine.federated import flower, parameters  # after the skip
 from engine.federated.local import Learner  # after the skip
 from engine.federated.local_options import LocalOptions  # after the skip
 from tests.support import tiny  # after the skip
-from tests.support.federations import federate  # after the skip
+from tests.support.federations import run_federation  # after the skip
 
 ONE_CLASS, ONE_SAMPLE, FEW, PLENTY, NOTHING, NONE = range(6)  # numbers of clients
 HELD = {  # the samples of a client
@@ -36,7 +36,7 @@ def app_of(first: int = 0, proximal: bool = False) -> ClientApp:
         held = HELD[number]
         return tuple((tiny.X[part], tiny.LABELS[part]) for part in (held, held[1:]))  # type: ignore[return-value]  # two of them
 
-    return flower.client_app(lambda _: tiny.made(tiny.NORMED, proximal=proximal), data_of)
+    return flower.client_app(lambda _: tiny.make_trainer(tiny.NORMED, proximal=proximal), data_of)
 
 
 def test_a_round_ends_without_the_clients_that_have_nothing(
@@ -49,7 +49,7 @@ def test_a_round_ends_without_the_clients_that_have_nothing(
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     try:
-        trainer, rows = federate(tmp_path / "all", app_of(), clients=6, **options)
+        trainer, rows = run_federation(tmp_path / "all", app_of(), clients=6, **options)
     finally:
         logger.removeHandler(caplog.handler)
     assert [(row["results"], row["failures"]) for row in rows] == [("4", "2")] * 2
@@ -60,23 +60,23 @@ def test_a_round_ends_without_the_clients_that_have_nothing(
         "client 5: InputError: there are no validation data",
     ):
         assert told in caplog.text
-    others, again = federate(tmp_path / "some", app_of(), clients=4, **options)
-    assert tiny.values(trainer) == tiny.values(others)
+    others, again = run_federation(tmp_path / "some", app_of(), clients=4, **options)
+    assert tiny.read_values(trainer) == tiny.read_values(others)
     assert [row["server_loss"] for row in rows] == [row["server_loss"] for row in again]
     assert all(np.isfinite(p.data).all() for _, p in trainer.state.parameters)
 
 
 def test_a_round_of_clients_without_data_changes_nothing(tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": "normed", "num-server-rounds": 1}
-    trainer, rows = federate(tmp_path, app_of(NOTHING), clients=2, **options)
+    trainer, rows = run_federation(tmp_path, app_of(NOTHING), clients=2, **options)
     assert [(row["results"], row["failures"]) for row in rows] == [("0", "2")]
-    assert tiny.values(trainer) == tiny.values(tiny.made(tiny.NORMED))
+    assert tiny.read_values(trainer) == tiny.read_values(tiny.make_trainer(tiny.NORMED))
 
 
 @pytest.mark.parametrize("client", [ONE_CLASS, ONE_SAMPLE, FEW])
 def test_a_client_trains_on_what_it_has(client: int) -> None:
     """With batch statistics of one sample, too: their variance is 0, and nothing is NaN."""
-    trainer, options = tiny.made(tiny.NORMED), LocalOptions(epochs=3, batch_size=8)
+    trainer, options = tiny.make_trainer(tiny.NORMED), LocalOptions(epochs=3, batch_size=8)
     learner, held = Learner(trainer), HELD[client]
     sent = parameters.get(
         trainer, [*parameters.trainable(trainer), *parameters.list_statistics(trainer)]
@@ -94,15 +94,15 @@ def test_the_strategy_fedprox_sends_its_mu(tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": "normed", "num-server-rounds": 1, "strategy": "FedProx"}
     ends = []
     for mu in (0.5, 5.0):
-        trainer, rows = federate(
+        trainer, rows = run_federation(
             tmp_path / str(mu), app_of(proximal=True), clients=4,
             **options, **{"FedProx.proximal-mu": mu},
         )  # fmt: skip
         assert [row["failures"] for row in rows] == ["0"]
-        ends.append(tiny.values(trainer))
+        ends.append(tiny.read_values(trainer))
     assert ends[0] != ends[1]
-    plain, rows = federate(
+    plain, rows = run_federation(
         tmp_path / "plain", app_of(), clients=4, **options, **{"FedProx.proximal-mu": 0.5}
     )
     assert [row["failures"] for row in rows] == ["4"]  # their artifacts have no such term
-    assert tiny.values(plain) == tiny.values(tiny.made(tiny.NORMED))
+    assert tiny.read_values(plain) == tiny.read_values(tiny.make_trainer(tiny.NORMED))

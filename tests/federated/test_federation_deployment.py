@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from engine.tools.dev import flower_apps
-from tests.support.needs import flower
+from tests.support.needs import require_flower
 
 NODES, ROUNDS, KILLED = 3, 2, 2
 LIMIT = 150.0  # seconds for each of two parts; on an idle machine both together take 30
@@ -44,7 +44,7 @@ output = "runs"
 
 
 def test_a_deployed_federation_outlives_a_node_that_is_killed(tmp_path: Path) -> None:
-    flower()
+    require_flower()
     from engine.federated.flower import simulate
     from tests.support import tiny_federation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.tools.actions import templates
 from engine.tools.dev import flower_apps
-from tests.support.needs import flower
+from tests.support.needs import require_flower
 
 HERE = """
 import sys, tomllib
@@ -29,7 +29,7 @@ def test_flower_runs_the_template_and_it_is_the_same_in_one_process(tmp_path: Pa
 
     Ten of twenty clients train in a round, whose nodes have other ids in each of the two.
     """
-    flower(simulation=True)
+    require_flower(simulation=True)
     app = tmp_path / "digits"
     templates.copy("federated", app)
     changed = "num-server-rounds=2 fraction-train=0.5 fraction-evaluate=0.2"
@@ -48,7 +48,7 @@ def test_flower_runs_the_template_and_it_is_the_same_in_one_process(tmp_path: Pa
     done = subprocess.run(
         [sys.executable, "-c", HERE],
         cwd=app,
-        env=flower_apps.environment(app),
+        env=flower_apps.make_environment(app),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -382,7 +382,7 @@ def test_apps_train_with_every_option(
 
 def test_running_statistics_are_not_averaged_with_noise(tmp_path: Path) -> None:
     def normed(_: Mapping[str, Any]) -> Trainer:
-        return tiny.made(tiny.NORMED)
+        return tiny.make_trainer(tiny.NORMED)
 
     config = {"privacy": "server-fixed", "clients-per-round": 2, "output": str(tmp_path)}
     with pytest.raises(InputError, match=r"'norm.mean' cannot be averaged with noise"):

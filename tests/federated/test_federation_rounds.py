@@ -28,13 +28,13 @@ from flwr.clientapp import ClientApp  # after the skip
 
 from engine.federated import flower  # after the skip
 from engine.federated.flower import simulation  # after the skip
-from tests.support.federations import data_of, federate, make
+from tests.support.federations import make, make_data, run_federation
 
 ADAM = {"strategy": "FedAdam", "FedAdam.eta": 0.05, "FedAdam.tau": 0.01}
 
 
 def test_a_round_may_have_some_of_the_clients(tmp_path: Path) -> None:
-    _, rows = federate(tmp_path, clients=2, min_train_nodes=1, fraction_train=0.5)
+    _, rows = run_federation(tmp_path, clients=2, min_train_nodes=1, fraction_train=0.5)
     assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
     assert float(rows[-1]["server_loss"]) < float(rows[0]["server_loss"])
     assert {row["results"] for row in rows} == {"1"}
@@ -44,7 +44,7 @@ def test_a_round_may_have_some_of_the_clients(tmp_path: Path) -> None:
 def test_nodes_that_do_not_say_who_they_are_still_take_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = flower.client_app(make, data_of)
+    client = flower.client_app(make, make_data)
 
     def silent(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "query":
@@ -54,7 +54,7 @@ def test_nodes_that_do_not_say_who_they_are_still_take_part(
     class App(ClientApp):
         __call__ = staticmethod(silent)
 
-    _, rows = federate(tmp_path, client=App(), fraction_train=0.5, num_server_rounds=1)
+    _, rows = run_federation(tmp_path, client=App(), fraction_train=0.5, num_server_rounds=1)
     assert rows[0]["results"] == "2"
     assert "4 of 4 nodes do not say which client they are" in caplog.text
 
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_result(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids of nodes, the order of replies, and other uses of `random` do not matter."""
-    first, rows = federate(tmp_path / "a", **more)
+    first, rows = run_federation(tmp_path / "a", **more)
     pull, nodes = simulation.LocalGrid.pull_messages, simulation.LocalGrid.get_node_ids
 
     def drawing(grid: simulation.LocalGrid) -> Any:
@@ -76,13 +76,13 @@ def test_the_same_seed_gives_the_same_result(
         simulation.LocalGrid, "pull_messages", lambda grid, ids: list(pull(grid, ids))[::-1]
     )
     random.seed(1)
-    second, again = federate(tmp_path / "b", **more)
-    assert tiny.values(first) == tiny.values(second)
+    second, again = run_federation(tmp_path / "b", **more)
+    assert tiny.read_values(first) == tiny.read_values(second)
     for row in (*rows, *again):
         del row["seconds"]
     assert rows == again
-    other, _ = federate(tmp_path / "c", **{**more, "seed": 6})
-    assert tiny.values(other) != tiny.values(first)
+    other, _ = run_federation(tmp_path / "c", **{**more, "seed": 6})
+    assert tiny.read_values(other) != tiny.read_values(first)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
     """While clients evaluate round 3, which is aggregated: the result is the same to the bit."""
-    whole, rows = federate(tmp_path / "whole", **more)
-    client = flower.client_app(make, data_of)
+    whole, rows = run_federation(tmp_path / "whole", **more)
+    client = flower.client_app(make, make_data)
 
     class Killed(BaseException):
         """As a signal: no handler of exceptions sees it."""
@@ -112,36 +112,36 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(
         __call__ = staticmethod(dying)
 
     with pytest.raises(Killed):
-        federate(tmp_path / "killed", client=App(), **more)
+        run_federation(tmp_path / "killed", client=App(), **more)
     made = tmp_path / "killed/1"
     assert sorted(p.name for p in (made / "checkpoints").iterdir()) == [
         f"{n:08d}" for n in (1, 2, 3)
     ]
-    resumed, found = federate(tmp_path / "killed", resume="last", **more)
-    assert tiny.values(resumed) == tiny.values(whole)
+    resumed, found = run_federation(tmp_path / "killed", resume="last", **more)
+    assert tiny.read_values(resumed) == tiny.read_values(whole)
     assert [(r["round"], r["train_loss"]) for r in found] == [
         (r["round"], r["train_loss"]) for r in rows
     ]
-    again, found = federate(tmp_path / "killed", resume="1/round-2", **more)
-    assert tiny.values(again) == tiny.values(whole)
+    again, found = run_federation(tmp_path / "killed", resume="1/round-2", **more)
+    assert tiny.read_values(again) == tiny.read_values(whole)
     assert [(r["round"], r["server_loss"]) for r in found] == [
         (r["round"], r["server_loss"]) for r in rows
     ]
     with pytest.raises(StateError, match="strategy is 'FedYogi' here"):
-        federate(tmp_path / "killed", resume="last", **{**more, "strategy": "FedYogi"})
+        run_federation(tmp_path / "killed", resume="last", **{**more, "strategy": "FedYogi"})
     with pytest.raises(StateError, match="no such checkpoint; it has round-1, round-2"):
-        federate(tmp_path / "killed", resume="round-9", **more)
+        run_federation(tmp_path / "killed", resume="round-9", **more)
     with pytest.raises(StateError, match="there is no run 7"):
-        federate(tmp_path / "killed", resume="7/last", **more)
+        run_federation(tmp_path / "killed", resume="7/last", **more)
     with pytest.raises(InputError, match="expected 'last', 'round-7'"):
-        federate(tmp_path / "killed", resume="round seven", **more)
+        run_federation(tmp_path / "killed", resume="round seven", **more)
 
 
 def test_differences_come_to_the_same(tmp_path: Path) -> None:
     """But for a rounding of each parameter, which Adam's steps of later rounds would enlarge."""
     one: dict[str, Any] = {"num-server-rounds": 1, "model": "normed"}
-    whole, _ = federate(tmp_path / "a", **one)
-    changed, _ = federate(tmp_path / "b", send="difference", **one)
+    whole, _ = run_federation(tmp_path / "a", **one)
+    changed, _ = run_federation(tmp_path / "b", send="difference", **one)
     for name, parameter in whole.state.parameters:
         found = changed.state.parameters[name].data
         np.testing.assert_allclose(found, parameter.data, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -150,7 +150,7 @@ def test_differences_come_to_the_same(tmp_path: Path) -> None:
 def test_running_statistics_are_averaged_or_stay_where_they_are(tmp_path: Path) -> None:
     """An average is one of all clients, whatever optimizer the server has; FedBN sends none."""
     seen: list[dict[str, np.ndarray]] = []
-    client = flower.client_app(make, data_of)
+    client = flower.client_app(make, make_data)
 
     def watching(message: Message, context: Context) -> Message:
         reply = client(message, context)
@@ -162,7 +162,7 @@ def test_running_statistics_are_averaged_or_stay_where_they_are(tmp_path: Path) 
         __call__ = staticmethod(watching)
 
     one: dict[str, Any] = {"num-server-rounds": 1, "model": "normed", **ADAM}
-    trainer, _ = federate(tmp_path / "a", client=App(), **one)
+    trainer, _ = run_federation(tmp_path / "a", client=App(), **one)
     for name in ("norm.mean", "norm.var"):
         expected = np.mean(
             [arrays[name].astype(np.float64) for arrays in seen], 0
@@ -170,7 +170,9 @@ def test_running_statistics_are_averaged_or_stay_where_they_are(tmp_path: Path) 
         found = trainer.state.parameters[name].data
         np.testing.assert_array_equal(found, expected.astype(np.float32))
     seen.clear()
-    trainer, _ = federate(tmp_path / "b", client=App(), statistics="local", local="norm.*", **one)
+    trainer, _ = run_federation(
+        tmp_path / "b", client=App(), statistics="local", local="norm.*", **one
+    )
     assert {name for arrays in seen for name in arrays} == set(tiny.NAMES)
     start = make(one)
     for name in ("norm.mean", "norm.var", "norm.scale"):
@@ -190,7 +192,7 @@ def test_a_client_that_cannot_says_why_and_the_round_goes_on(
             return (tiny.X[:0], tiny.LABELS[:0]), None
         if number == 1:
             raise KeyError("photos")
-        return data_of(context)
+        return make_data(context)
 
     client = flower.client_app(make, poor)
 
@@ -204,7 +206,7 @@ def test_a_client_that_cannot_says_why_and_the_round_goes_on(
     class App(ClientApp):
         __call__ = staticmethod(odd)
 
-    _, rows = federate(tmp_path, client=App(), num_server_rounds=1)
+    _, rows = run_federation(tmp_path, client=App(), num_server_rounds=1)
     assert (rows[0]["results"], rows[0]["failures"]) == ("1", "3")
     told = [reply.error.reason or "" for reply in replies]
     assert any("client 0: InputError: there are no data to train on" in text for text in told)
@@ -232,7 +234,7 @@ def test_wrong_options_are_refused_before_anything_is_written(
     config: dict[str, Any], kind: type[EngineError], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=message):
-        federate(tmp_path / "runs", **config)
+        run_federation(tmp_path / "runs", **config)
     assert not (tmp_path / "runs").exists()
 
 
@@ -250,12 +252,12 @@ def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_strategy_of_flower_is_had_by_its_name(name: str, tmp_path: Path) -> None:
     own = {"QFedAvg.client-learning-rate": 0.02}
     config: dict[str, Any] = {"strategy": name, "num-server-rounds": 2, **own}
-    _, rows = federate(tmp_path, clients=5, **config)
+    _, rows = run_federation(tmp_path, clients=5, **config)
     assert float(rows[1]["server_loss"]) < float(rows[0]["server_loss"])
 
 
 def test_records_keep_names_order_and_bits() -> None:
-    trainer = tiny.made(tiny.NORMED)
+    trainer = tiny.make_trainer(tiny.NORMED)
     names = parameters.trainable(trainer) + parameters.list_statistics(trainer)
     arrays = parameters.get(trainer, names)
     found = flower.from_record(flower.to_record(arrays))

@@ -27,7 +27,7 @@ from engine.federated.message import Message, fingerprint
 from engine.federated.trimmed import TrimmedLearner
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import compile_c, load, made, needs_cc, samples
+from tests.support.builds import compile_c, load, make_build, make_samples, needs_cc
 from tests.support.lora_models import FORMS, write
 from tests.support.places import GOLDENS
 
@@ -37,7 +37,7 @@ SIZES = (4, 3)
 
 @pytest.fixture
 def mine() -> Any:
-    return load(made("mlp", batches=SIZES)).Trainer(GOLDENS / "mlp/checkpoint")
+    return load(make_build("mlp", batches=SIZES)).Trainer(GOLDENS / "mlp/checkpoint")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_build_learns_what_the_engine_learns(keeps: bool, mine: Any, engines: 
     """Rounds of two clients in turn, to the last bit: parameters, losses, metrics, what is kept."""
     learners = learner_of(mine), learner_of(engines)
     assert [type(learner) for learner in learners] == [TrimmedLearner, Learner]
-    start, sets = trained(engines), [samples(11), samples(8)]
+    start, sets = trained(engines), [make_samples(11), make_samples(8)]
     sent = start
     kept: list[list[Kept]] = [[Kept(), Kept()], [Kept(), Kept()]]
     for number in range(3):
@@ -90,7 +90,7 @@ def test_a_build_learns_what_the_engine_learns(keeps: bool, mine: Any, engines: 
 
 def test_what_a_build_cannot_do_is_told(mine: Any) -> None:
     learner, start, options = TrimmedLearner(mine), trained(mine), LocalOptions()
-    x, labels = samples(8)
+    x, labels = make_samples(8)
     first = sorted(start)[0]
     with pytest.raises(EngineError, match="begin"):
         learner.train((x, labels), options)
@@ -127,7 +127,7 @@ def test_what_a_build_cannot_do_is_told(mine: Any) -> None:
 
 def test_a_device_answers(mine: Any, engines: Trainer, tmp_path: Path) -> None:
     """By messages: a build and the engine; a device with data of another kind says so."""
-    x, labels = samples(7)
+    x, labels = make_samples(7)
     devices = [Device(learner_of(each), (x, labels), (x, labels)) for each in (mine, engines)]
     arrays = trained(engines)
     config: dict[str, Any] = {
@@ -186,10 +186,10 @@ class Devices:
     """Three folders of devices: a build from Python, a build in C, and the engine."""
 
     def __init__(self, folder: Path, engines: Trainer, mine: Any) -> None:
-        self.sets = [samples(n) for n in (8, 11, 7)]
+        self.sets = [make_samples(n) for n in (8, 11, 7)]
         self.folders = [folder / name for name in ("python", "c", "engine")]
         self.learners = {0: learner_of(mine), 2: learner_of(engines)}
-        at = made("mlp", batches=SIZES)
+        at = make_build("mlp", batches=SIZES)
         self.program = compile_c(
             folder / "device", "-std=c99", f"-I{at}", at / "src/device.c", at / "src/mnist.c",
             at / "src/kernels.o", "-pthread",
@@ -273,7 +273,7 @@ def test_flower_takes_either_trainer(mine: Any, engines: Trainer) -> None:
     from engine.federated.flower import client_app
 
     def data(context: Any) -> tuple[Any, Any]:
-        found = samples((8, 11, 7)[int(context.node_config["partition-id"])])
+        found = make_samples((8, 11, 7)[int(context.node_config["partition-id"])])
         return found, found
 
     trainers = iter((mine, engines))

@@ -47,7 +47,7 @@ def _module() -> tuple[CheckpointState, Module, Optimizer]:
 
 @functools.cache
 def _trainer() -> Trainer:
-    return tiny.made()
+    return tiny.make_trainer()
 
 
 def _set_parameter(name: Any, value: Any) -> None:

@@ -38,7 +38,7 @@ def use(model: ModelProto | bytes, rng: random.Random) -> str:
     if sum(t.size for t in graph.inputs.values()) > malformed.LARGE:
         return "large"
     plan = make_plan(graph, {}, target=host(), threads=2)
-    malformed.gradient(graph)
+    malformed.plan_gradient(graph)
     is_small = sum(b.nbytes for b in plan.buffers) <= MOST_ELEMENTS
     if is_small and rng.random() < RUN_SHARE:
         _run(graph, rng)
@@ -76,7 +76,7 @@ class Nodes(_Models):
 
     def begin(self, rng: random.Random) -> ModelProto:
         found = rows()
-        return malformed.model_of(rng.choice(found[rng.choice(list(found))]))
+        return malformed.make_model(rng.choice(found[rng.choice(list(found))]))
 
     def change(self, subject: ModelProto, rng: random.Random) -> ModelProto:
         rng.choice(malformed.MUTATIONS)(subject, rng)
@@ -122,7 +122,7 @@ def copy(model: ModelProto) -> ModelProto:
 @functools.cache
 def changes() -> Changes:
     """Return changes that insert parts of all models, and of some case rows."""
-    some = [malformed.model_of(cases[0]) for cases in list(rows().values())]
+    some = [malformed.make_model(cases[0]) for cases in list(rows().values())]
     return Changes([*models(), *some])
 
 
@@ -130,7 +130,7 @@ def changes() -> Changes:
 def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
     found: dict[str, list[Case]] = {}
-    for case in case_graphs.all_cases():
+    for case in case_graphs.list_cases():
         declared = ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
             found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.builds import SANITIZE, WARNINGS, library, load, made, plan_file
+from tests.support.builds import SANITIZE, WARNINGS, load, make_build, make_library, plan_file
 from tests.support.messages import request
 from tests.support.places import DRIVERS, GOLDENS
 
@@ -28,8 +28,8 @@ READERS = ("checkpoint", "plan", "message")
 def sources(reader: str) -> list[str]:
     """Return the sources of the driver of a reader, besides tests/c/fuzz.c, and the flags."""
     if reader == "message":
-        return [f"-I{made('mlp') / 'src'}"]
-    folder = library() if reader == "plan" else made("mlp")
+        return [f"-I{make_build('mlp') / 'src'}"]
+    folder = make_library() if reader == "plan" else make_build("mlp")
     return [f"-I{folder}", *(str(folder / "src" / n) for n in ("mnist.c", "kernels.o")), "-pthread"]
 
 
@@ -56,7 +56,7 @@ def seeds(reader: str, folder: Path) -> list[Path]:
     if reader == "message":
         request().write(folder / "message.first")
         return [folder / "message.first"]
-    trainer = load(made("mlp")).Trainer()
+    trainer = load(make_build("mlp")).Trainer()
     trainer.step(np.zeros((4, 64), np.float32), np.arange(4))
     for name, value in (("epoch", 3), ("loss", 0.25), ("note", "hello")):
         trainer.state.properties[name] = value

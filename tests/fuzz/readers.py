@@ -123,7 +123,7 @@ class Configs(Kind):
 
     def begin(self, rng: random.Random) -> bytearray | dict[str, Any]:
         if rng.random() < 0.3:
-            config = run_config.config_of(_CONFIG_TABLES, "run.toml")
+            config = run_config.make_config(_CONFIG_TABLES, "run.toml")
             return bytearray(run_config.to_toml(config).encode())
         tables: dict[str, Any] = json.loads(json.dumps(_CONFIG_TABLES))
         return tables
@@ -143,10 +143,10 @@ class Configs(Kind):
                 tables = run_config.read(path)
         if not isinstance(tables, dict):
             return "no table"
-        config = run_config.config_of(tables, "run.toml")
+        config = run_config.make_config(tables, "run.toml")
         config.loss("cross_entropy")
-        config.method()
-        config.rates()
+        config.make_optimizer()
+        config.make_schedule()
         return "read"
 
     def content(self, subject: Any) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import ops
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 from engine.tools.dev.cases.case import Case
 from tests.support.harness import run
 
@@ -30,7 +30,7 @@ def small(case: Case) -> bool:
 
 def by_reference() -> list[Any]:
     """The rows of all ops whose constants onnx's reference computes."""
-    found = [c for c in all_cases() if (c.domain, c.op) in ops()]
+    found = [c for c in list_cases() if (c.domain, c.op) in ops()]
     rows = [c for c in found if ops()[c.domain, c.op].by_reference and small(c)]
     return [pytest.param(case, id=case.id) for case in rows]
 
@@ -59,7 +59,7 @@ def test_what_the_reference_computes_is_what_kernels_compute(case: Case) -> None
 @pytest.mark.parametrize("op", WRONG)
 def test_constants_that_the_reference_gets_wrong_are_left_to_kernels(op: str) -> None:
     """An L1 norm of constants was 133 off, a MaxPool had another shape, in silence."""
-    for case in (c for c in all_cases() if c.op == op and not c.domain and small(c)):
+    for case in (c for c in list_cases() if c.op == op and not c.domain and small(c)):
         one, graph = constant(case)
         made = run(one.graph, one.inputs, closed=True)
         for name, y in run(graph, {}, closed=True).items():

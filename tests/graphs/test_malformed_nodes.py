@@ -30,9 +30,9 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.case_graphs import list_cases
 from engine.tools.dev.cases.case import Case
-from tests.support.malformed import MUTATIONS, model_of, outcome
+from tests.support.malformed import MUTATIONS, find_outcome, make_model
 
 REFUSALS = {
     "ModelError", "ShapeError", "DTypeError", "UnsupportedOpError", "UnknownValueError",
@@ -44,7 +44,7 @@ SAMPLE, WHOLE = range(2), range(2, 40)  # seeds of the mutations of each row
 def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
     found: dict[str, list[Case]] = {}
-    for case in all_cases():
+    for case in list_cases():
         declared = ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
             found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
@@ -67,13 +67,13 @@ def test_more_mutated_nodes_are_planned_or_refused(op: str) -> None:
 
 def try_mutations(op: str, seeds: range) -> None:
     for case in ROWS[op]:
-        plain = model_of(case)
+        plain = make_model(case)
         for seed in seeds:
             model, rng = ModelProto(), random.Random(f"{case.id} {seed}")
             model.CopyFrom(plain)
             mutation = rng.choice(MUTATIONS)
             mutation(model, rng)
-            found = outcome(model)
+            found = find_outcome(model)
             assert found in {*REFUSALS, "fine", "large"}, f"{case.id}: {mutation.__name__}, {seed}"
 
 
@@ -83,7 +83,7 @@ def test_rows_as_they_are_pass_the_checks_of_reading() -> None:
     for op, cases in ROWS.items():
         for case in cases:
             try:
-                onnx_io.load(model_of(case))
+                onnx_io.load(make_model(case))
             except EngineError:
                 refused[op] += 1
     assert refused == {"TopK": 1}  # the row of one output, where ONNX asks for two

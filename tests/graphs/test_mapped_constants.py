@@ -17,7 +17,7 @@ from engine.artifacts import LossType, generate_artifacts
 from engine.checking import process
 from engine.errors import BudgetError, FileError
 from engine.runtime import mapping
-from tests.support.harness import gradient
+from tests.support.harness import get_gradient
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith(("linux", "darwin")), reason="files are copied there"
@@ -57,7 +57,7 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
             path, ["w"], loss=LossType.MSELoss, artifact_directory=folder, external_data=external
         )  # fmt: skip
         trained = module(folder)
-        found[external] = trained(x, target), gradient(trained.session.state, "w").copy()
+        found[external] = trained(x, target), get_gradient(trained.session.state, "w").copy()
         frozen = 4 * (96 * 64 + 64 * 128)
         assert trained.session.memory.mapped == (frozen if external is None else 0)
         assert len(list(folder.glob("constants.*.data"))) == (external is None)

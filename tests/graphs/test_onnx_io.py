@@ -29,8 +29,8 @@ from engine.graphs.io import onnx_io, opsets, protos, schemas
 from engine.graphs.io.messages import read_values
 from engine.graphs.ir.graph import Subgraph
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.dev.schemas import forms, lines
-from tests.support.harness import untyped
+from engine.tools.dev.schemas import list_forms, list_lines
+from tests.support.harness import drop_type
 from tests.support.places import GOLDENS, ROOT
 
 MODELS = sorted(GOLDENS.glob("*/*.onnx"))
@@ -59,8 +59,8 @@ def test_messages_that_were_loaded_alone_are_those_of_onnx() -> None:
 def test_the_table_of_schemas_says_what_onnx_says() -> None:
     """`python -m engine.tools.dev.schemas` writes it anew."""
     table = Path(schemas.__file__).with_name("schemas.txt").read_text("utf-8").splitlines(True)
-    assert not set(lines()) - set(table)
-    for op, since, schema in forms():
+    assert not set(list_lines()) - set(table)
+    for op, since, schema in list_forms():
         assert schemas.find_schema(op, "", max(since, opsets.FIRST)) == schema, op
 
 
@@ -371,7 +371,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match="expected a path, bytes or ModelProto; found <class 'int'>"
     ):
-        onnx_io.load(untyped(3))
+        onnx_io.load(drop_type(3))
 
 
 # --- malformed models

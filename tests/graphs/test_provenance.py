@@ -23,7 +23,7 @@ from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.tools import cli
-from tests.support.harness import gradient
+from tests.support.harness import get_gradient
 from tests.support.places import EXPORTS
 
 FOLDED = {
@@ -171,7 +171,7 @@ def test_a_copy_that_the_module_makes_is_no_parameter(name: str, copy: str, tmp_
     x, target = np.array([[1.0, -4.0]], np.float32), np.zeros((1, 2), np.float32)
     module(x, target)
     expected = (x * weight + weight) * (x + 1)  # 2 / 2 elements
-    np.testing.assert_allclose(gradient(state, "w"), expected, rtol=1e-6)
+    np.testing.assert_allclose(get_gradient(state, "w"), expected, rtol=1e-6)
 
 
 WEIGHTS = {

@@ -21,8 +21,8 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.benchmark.workloads import WORKLOADS
-from engine.tools.dev.export_artifacts import batch_of
-from tests.support.export_checks import export_faults, type_faults
+from engine.tools.dev.export_artifacts import list_batch
+from tests.support.export_checks import export_faults, list_type_faults
 from tests.support.places import GOLDENS
 
 ALIKE = {"resnet50", "resnet18_head", "mobilenet_v3_head", "vit_head"}  # other workloads have all
@@ -45,7 +45,7 @@ def faults(folder: Path, outputs: list[str], batches: list[list[np.ndarray]]) ->
         inputs = {n: np.asarray(a) for n, a in zip(names, batch, strict=True)}
         out += export_faults(path, {n: a for n, a in inputs.items() if n in needed})
         for file in ("training_model.onnx", "eval_model.onnx"):
-            out += type_faults(folder / file, {n: a.shape for n, a in inputs.items()})
+            out += list_type_faults(folder / file, {n: a.shape for n, a in inputs.items()})
     return out
 
 
@@ -73,7 +73,7 @@ def test_goldens(case: str, tmp_path: Path) -> None:
 def test_families(tag: str, tmp_path: Path) -> None:
     compare(DATA / f"{tag}.onnx", tmp_path)
     with np.load(DATA / f"{tag}.npz") as file:
-        batch = batch_of(dict(file))
+        batch = list_batch(dict(file))
     assert faults(tmp_path, ["logits"], [batch]) == []
 
 

@@ -21,14 +21,14 @@ from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import Target, host
 from engine.kernels.vocabulary.call import Machine
 from engine.plan.plan import Plan
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case, Given, Tensor
 
 
 @functools.cache
 def cases() -> list[Case]:
     """Return all rows, each followed by its variants of other sizes."""
-    return [made for case in all_cases() for made in (case, *larger(case))]
+    return [made for case in list_cases() for made in (case, *larger(case))]
 
 
 def larger(case: Case) -> Iterator[Case]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.dev.emulators import emulator
+from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 from tests.fuzz import native
-from tests.support.builds import SANITIZE, WARNINGS, made, made_for, needs_cc
+from tests.support.builds import SANITIZE, WARNINGS, make_build, make_build_for, needs_cc
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS
 
@@ -85,10 +85,10 @@ def test_the_loop_finds_a_fault_and_leaves_the_input(fault: str, tmp_path: Path)
 @pytest.mark.parametrize(("reader", "target"), EMULATED)
 def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -> None:
     """Inputs that took a new path here give the same answers on ARM with 32 and 64 bits."""
-    platform, found = resolve(target), emulator(target)
+    platform, found = resolve(target), find_emulator(target)
     assert found is not None
     is_model = reader == "checkpoint"
-    folder = made_for(target, "mlp") if is_model else made("mlp")
+    folder = make_build_for(target, "mlp") if is_model else make_build("mlp")
     (tmp_path / "kept").mkdir()
     done = native.run(reader, COUNTS[reader] // 3, 2, tmp_path, tmp_path / "kept")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.places import ALIAS, ROOT
-from tests.support.source_files import files, name_of
+from tests.support.source_files import list_files, name_file
 
 HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
@@ -90,7 +90,7 @@ def _walk(node: ast.AST, kind: str) -> Iterator[Import]:
 def modules() -> dict[str, Path]:
     """Every module of the product by its dotted name."""
     found = {}
-    for path in files("engine", "kernels", "graphs", "tools"):
+    for path in list_files("engine", "kernels", "graphs", "tools"):
         if path.is_relative_to(ALIAS):
             found["edgegrad"] = path
             continue
@@ -129,7 +129,7 @@ def inner(path: Path, *kinds: str) -> Iterator[tuple[str, int]]:
 
 def breaches(path: Path, *packages: str, kinds: tuple[str, ...] = ("top", "function")) -> list[str]:
     return [
-        f"{name_of(path)}:{i.line} imports {i.name}"
+        f"{name_file(path)}:{i.line} imports {i.name}"
         for i in imports(path)
         if i.within(*packages) and i.kind in kinds
     ]
@@ -176,10 +176,10 @@ def test_no_import_for_type_checkers_closes_a_circle() -> None:
 def test_neither_the_product_nor_its_data_need_tests() -> None:
     """`tools/dev` makes data of the product; `bench` measures it: both must run without `tests`."""
     wrong = [
-        f"{name_of(path)}:{i.line} imports {i.name}"
-        for path in files("engine", "kernels", "graphs", "tools", "bench")
+        f"{name_file(path)}:{i.line} imports {i.name}"
+        for path in list_files("engine", "kernels", "graphs", "tools", "bench")
         for i in imports(path)
-        if i.within("tests") or (i.within("bench") and not name_of(path).startswith("bench/"))
+        if i.within("tests") or (i.within("bench") and not name_file(path).startswith("bench/"))
     ]
     assert not wrong
 
@@ -190,8 +190,8 @@ def test_rooms_keep_their_private_names() -> None:
     onnxruntime-training named `_graph_utils`; blocks that its users wrote import it.
     """
     wrong = [
-        f"{name_of(path)}:{i.line} imports {i.name}"
-        for path in files("engine", "kernels", "graphs", "tools", "bench")
+        f"{name_file(path)}:{i.line} imports {i.name}"
+        for path in list_files("engine", "kernels", "graphs", "tools", "bench")
         for i in imports(path)
         if i.within("engine")
         and not i.within("engine.onnxblock._graph_utils")
@@ -219,12 +219,12 @@ def test_private_attributes_are_read_in_their_own_file() -> None:
     """Those of other packages have no other name; no file of the product gives them."""
     trees = {
         path: ast.parse(path.read_text("utf-8"))
-        for path in files("engine", "kernels", "graphs", "tools")
+        for path in list_files("engine", "kernels", "graphs", "tools")
     }
     given = {path: private_attributes(tree) for path, tree in trees.items()}
     ours = set().union(*given.values())
     wrong = [
-        f"{name_of(path)}:{node.lineno} reads {ast.unparse(node)}"
+        f"{name_file(path)}:{node.lineno} reads {ast.unparse(node)}"
         for path, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in ours - given[path]
@@ -232,7 +232,7 @@ def test_private_attributes_are_read_in_their_own_file() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", files("engine"), ids=name_of)
+@pytest.mark.parametrize("path", list_files("engine"), ids=name_file)
 def test_the_runtime_is_light(path: Path) -> None:
     assert not breaches(path, *HEAVY), "never in engine/"
 
@@ -250,22 +250,24 @@ def test_training_loads_no_planner() -> None:
     assert not loaded & PLANNING
 
 
-@pytest.mark.parametrize("path", files("tools/trimmed/runtime"), ids=name_of)
+@pytest.mark.parametrize("path", list_files("tools/trimmed/runtime"), ids=name_file)
 def test_what_a_build_ships_needs_numpy_alone(path: Path) -> None:
     """Copied beside a library, they run on devices where nothing of edgegrad is installed."""
     roots = {i.name.split(".")[0] for i in imports(path)}
     assert roots <= {"numpy", *sys.stdlib_module_names}
-    assert modules()[f"engine.{name_of(path).removesuffix('.py').replace('/', '.')}"] == path
+    assert modules()[f"engine.{name_file(path).removesuffix('.py').replace('/', '.')}"] == path
 
 
 def test_onnx_is_behind_few_files_of_graphs() -> None:
-    users = {name_of(p) for p in files("graphs") if breaches(p, "onnx", kinds=("top", "function"))}
+    users = {
+        name_file(p) for p in list_files("graphs") if breaches(p, "onnx", kinds=("top", "function"))
+    }
     assert users == ONNX_USERS
 
 
 def test_the_compiler_is_behind_its_rooms() -> None:
-    for path in files("engine", "graphs", "kernels"):
-        if not name_of(path).startswith(NUMBA_USERS):
+    for path in list_files("engine", "graphs", "kernels"):
+        if not name_file(path).startswith(NUMBA_USERS):
             assert not breaches(path, "numba", "llvmlite", kinds=("top", "function", "typing"))
 
 
@@ -273,15 +275,15 @@ def test_only_the_commands_know_the_library_of_commands() -> None:
     """Functions that commands call work, and are tested, without click; so does a device with only
     numpy.
     """
-    for path in files("engine", "graphs", "kernels", "tools"):
-        if not name_of(path).startswith(("tools/commands/", "tools/cli.py")):
+    for path in list_files("engine", "graphs", "kernels", "tools"):
+        if not name_file(path).startswith(("tools/commands/", "tools/cli.py")):
             assert not breaches(path, "click", kinds=("top", "function", "typing"))
 
 
 def test_one_file_at_most_calls_the_compiler() -> None:
     call = re.compile(r"\bcompile_extra\b|\bnumba\.n?jit\b|from numba import .*\bn?jit\b")
-    sources = files("engine", "graphs", "kernels", "tools", "bench")
-    users = [name_of(p) for p in sources if call.search(p.read_text("utf-8"))]
+    sources = list_files("engine", "graphs", "kernels", "tools", "bench")
+    users = [name_file(p) for p in sources if call.search(p.read_text("utf-8"))]
     assert users == ["kernels/compiler/frontend.py"]
 
 
@@ -296,7 +298,7 @@ def test_importing_the_whole_runtime_loads_nothing_heavy() -> None:
 
 def test_one_file_knows_where_the_files_of_tests_are() -> None:
     climb = re.compile(r"\bPath\(__file__\)[\w.()]*\.parent")
-    climbers = [name_of(p) for p in files("tests") if climb.search(p.read_text("utf-8"))]
+    climbers = [name_file(p) for p in list_files("tests") if climb.search(p.read_text("utf-8"))]
     assert climbers == ["tests/support/places.py"]
 
 
@@ -304,8 +306,8 @@ def test_nobody_imports_a_test_module() -> None:
     """Code that several tests use stands in tests/support; so do programs that tests start."""
     wanted = re.compile(r"\b(from|import) +tests(\.\w+)*(\.| +import +)test_\w+")
     wrong = [
-        f"{name_of(path)}: {match[0]}"
-        for path in files("tests", "bench", "tools", "docs")
+        f"{name_file(path)}: {match[0]}"
+        for path in list_files("tests", "bench", "tools", "docs")
         for match in wanted.finditer(path.read_text("utf-8"))
     ]
     assert not wrong
@@ -313,9 +315,9 @@ def test_nobody_imports_a_test_module() -> None:
 
 @pytest.mark.parametrize("folder", ["support", "fuzz", "guard", "random_graphs"])
 def test_only_test_modules_hold_tests(folder: str) -> None:
-    for path in files(f"tests/{folder}"):
+    for path in list_files(f"tests/{folder}"):
         functions = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if _is_test(n)]
-        assert not functions, name_of(path)
+        assert not functions, name_file(path)
         assert not path.name.startswith("test_")
 
 

@@ -323,14 +323,14 @@ from engine.errors import InputError
 from engine.tools.actions import run_config
 from engine.tools.commands.train import command
 from tests.support import tiny
-trainer = tiny.made()
+trainer = tiny.make_trainer()
 history = trainer.fit((tiny.X, tiny.LABELS), batch_size=tiny.BATCH, most_steps=2, progress=False)
 assert (trainer.steps, history.stop_reason) == (2, "all steps are made")
 try:
     trainer.fit((tiny.X, tiny.LABELS), most_steps=0)
 except InputError as error:
     assert "most_steps=0: expected 1 or more" in str(error)
-config = run_config.config_of({"fit": {"most_steps": 3}}, "run.toml")
+config = run_config.make_config({"fit": {"most_steps": 3}}, "run.toml")
 assert config.fit.most_steps == 3 and "most_steps = 3" in run_config.to_toml(config)
 told = CliRunner().invoke(command, ["--help"]).output
 assert "--most-steps" in told and "Stop then." in told
@@ -466,13 +466,13 @@ from click.testing import CliRunner
 from engine.kernels.binaries.load import object_code
 from engine.plan.plan import KernelSpec
 from engine.tools.commands.targets import command
-from engine.tools.dev.emulators import emulator
+from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.targets import resolve
 told = CliRunner().invoke(command).output
 assert "cortex-a78         aarch64-" in told, told
 code = object_code(KernelSpec("gemm", ("f32", 0, 0)), resolve("cortex-a78").target)
 assert code[:4] == b"\\x7fELF"
-assert emulator("cortex-a78").command[0] == "qemu-aarch64-static"
+assert find_emulator("cortex-a78").command[0] == "qemu-aarch64-static"
 """,
 )
 ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, METRIC, ARCHITECTURE, CORE)

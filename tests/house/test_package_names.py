@@ -101,7 +101,7 @@ def test_python_runs_the_command(module: str, tmp_path: Path) -> None:
 
 def test_the_table_is_what_checkers_are_told() -> None:
     table = Path(public_names.__file__).read_text("utf-8")
-    assert table == make_public_names.source(), "python -m engine.tools.dev.public_names"
+    assert table == make_public_names.write_source(), "python -m engine.tools.dev.public_names"
 
 
 def test_the_top_has_what_its_modules_offer() -> None:
@@ -187,7 +187,7 @@ def test_checkers_find_the_modules_that_people_import() -> None:
             text = path.read_text("utf-8")
             for module in re.findall(r"(?:from|import) edgegrad\.([a-z_.]+)", text):
                 assert module in told, f"{path}: {module} has no stub in engine/alias/edgegrad"
-    assert package_user.kinds() == (engine.Trainer, engine.AdamW)
+    assert package_user.list_kinds() == (engine.Trainer, engine.AdamW)
 
 
 # --- a user's own `engine`

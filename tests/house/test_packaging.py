@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 import engine
-from engine.tools.actions.templates import contents, templates
+from engine.tools.actions.templates import list_contents, list_templates
 from tests.support.places import GOLDENS, ROOT
 
 RELEASE = f"edgegrad-{engine.__version__}"
@@ -122,7 +122,11 @@ def test_sdist_holds_real_folders(built: Built) -> None:
         "pyproject.toml",
         "examples/quick_start.py",
         *(f"{f}/__init__.py" for f in folders(built.sources)),
-        *(f"examples/{name}/{path.as_posix()}" for name in templates() for path in contents(name)),
+        *(
+            f"examples/{name}/{path.as_posix()}"
+            for name in list_templates()
+            for path in list_contents(name)
+        ),
     } <= set(members)
     others = ("tests", "bench", "tools/dev", "engine/kernels")
     assert not [name for name in members if name.startswith(others)]

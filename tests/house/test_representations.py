@@ -16,7 +16,7 @@ from engine import onnxblock
 from engine.base.representation import represent
 from engine.trainer.fit import Fit
 from tests.support.places import ALIAS
-from tests.support.report_runs import forward, samples
+from tests.support.report_runs import forward, make_samples
 
 
 def public_classes() -> dict[str, type]:
@@ -81,7 +81,7 @@ class Quiet(eg.Callback):
         (eg.HtmlReport(Path("run/report.html")), "HtmlReport(path='run/report.html', title='run')"),
         (Quiet(2, ("a", "b"), {}), "Quiet(level=2, names=('a', 'b'))"),
         (Quiet(names=("a" * 99,)), "Quiet()"),
-        (eg.Arrays(samples(12), classes=["a", "b"]), "Arrays(12 samples, 2 classes: a, b)"),
+        (eg.Arrays(make_samples(12), classes=["a", "b"]), "Arrays(12 samples, 2 classes: a, b)"),
         (Squares(), "Squares()"),
         (
             eg.batches((np.zeros((20, 2)), np.zeros(20)), batch_size=8),
@@ -109,7 +109,7 @@ def test_by_arguments_leaves_out_what_is_not_kept() -> None:
 
 def test_what_a_trainer_is_made_of(tmp_path: Path) -> None:
     trainer = eg.Trainer.from_onnx(forward(), "cross_entropy", eg.AdamW(lr=0.5), folder=tmp_path)
-    images, labels = samples(8)
+    images, labels = make_samples(8)
     trainer.step(images, labels)
     assert repr(trainer.module).startswith("Module(image f32[N,1,8,8], labels i64[")
     assert repr(trainer.module).endswith(

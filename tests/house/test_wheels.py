@@ -25,7 +25,7 @@ from engine.plan.plan import REGIONS, Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, Program
 from engine.tools.dev import ship, wheels
-from engine.tools.dev.emulators import emulator
+from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS
@@ -76,7 +76,7 @@ def test_a_wheel_has_the_libraries_of_its_platform_alone(
     assert {f"Tag: py3-none-{tag}" for tag in platform.tags.split(".")} <= set(lines)
     shipped = {p.name: p for p in (tmp_path / "engine/shipped").iterdir()}
     libraries = [p for n, p in shipped.items() if not n.endswith((".json", ".keys"))]
-    assert {p.stem for p in libraries} == {level.name for level in platform.levels()} != set()
+    assert {p.stem for p in libraries} == {level.name for level in platform.list_levels()} != set()
     for library in libraries:
         found = binary.read(library)
         assert (found.form, found.machine) == (FORMS[platform.system], platform.arch)
@@ -123,25 +123,25 @@ needs_arm64 = pytest.mark.skipif(
 @needs_qemu
 def test_models_train_with_numpy_alone(installed: Wheels) -> None:
     """On CPUs of every level, as a process does that compiles the same kernels itself."""
-    chosen = [cpu for cpu in wheel_runs.cpus() if cpu.arch == machine()]
+    chosen = [cpu for cpu in wheel_runs.list_cpus() if cpu.arch == machine()]
     assert {cpu.level for cpu in chosen} >= {"x86-64-v2", "x86-64-v3"}
     for model in installed.models:
         for cpu in chosen:
-            found = installed.shipped(model, cpu)
-            assert compare(found, installed.compiled(model, cpu), cpu.level) == "equal", cpu
+            found = installed.run_shipped(model, cpu)
+            assert compare(found, installed.run_compiled(model, cpu), cpu.level) == "equal", cpu
 
 
 @needs_qemu
 @needs_arm64
 def test_models_train_with_numpy_alone_on_arm(installed: Wheels) -> None:
     """The results are the same on every CPU, and equal other CPUs' within rounding."""
-    first, *others = (cpu for cpu in wheel_runs.cpus() if cpu.arch == "aarch64")
+    first, *others = (cpu for cpu in wheel_runs.list_cpus() if cpu.arch == "aarch64")
     for model in installed.models:
-        found = installed.shipped(model, first)
-        here = installed.shipped(model, wheel_runs.cpus()[0])
+        found = installed.run_shipped(model, first)
+        here = installed.run_shipped(model, wheel_runs.list_cpus()[0])
         np.testing.assert_allclose(found["losses"], here["losses"], rtol=1e-5)
         for cpu in others:
-            assert compare(installed.shipped(model, cpu), found, cpu.level) == "equal", cpu
+            assert compare(installed.run_shipped(model, cpu), found, cpu.level) == "equal", cpu
 
 
 def alone(installed: Wheels, shipped: Path, tmp_path: Path) -> str:
@@ -151,7 +151,7 @@ def alone(installed: Wheels, shipped: Path, tmp_path: Path) -> str:
     wheel_runs.link_numpy(site, Path(np.__file__).parents[1])
     shutil.rmtree(site / "engine/shipped")
     shutil.copytree(shipped, site / "engine/shipped")
-    folder = installed.prepared("mlp", "alone")
+    folder = installed.prepare_model("mlp", "alone")
     done = subprocess.run(
         [installed.python.resolve(), "-S", wheel_runs.SCRIPT, folder],
         capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(site)},
@@ -239,7 +239,7 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
         place = plan.buffers[buffer].offset
         regions["const"][place:][: len(content)] = np.frombuffer(content, np.uint8)
     program.run()
-    folder = ship.ship(plan.specs, [chosen], "win32", tmp_path / "shipped").parent
+    folder = ship.ship_kernels(plan.specs, [chosen], "win32", tmp_path / "shipped").parent
     keys = (folder / shipped.KEYS).read_bytes()
     order = [keys[at : at + 8] for at in range(0, len(keys), shipped.KEY)]
     numbers = {spec.symbol: order.index(shipped.spec_key(spec)) for spec in plan.specs}
@@ -247,7 +247,7 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
     exe = tmp_path / "shipped.exe"
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O1"]
     subprocess.run([*compiler, "-o", exe, DRIVERS / "shipped.c"], check=True)
-    windows = emulator("windows-x86_64")
+    windows = find_emulator("windows-x86_64")
     assert windows is not None
     windows.run(exe, *(str(tmp_path / n) for n in (f"shipped/{level}.dll", "job", "result")))
     found = np.frombuffer((tmp_path / "result").read_bytes(), np.uint8)

@@ -10,8 +10,8 @@ import pytest
 
 from bench import __main__ as bench
 from bench import cores
-from bench.boards import Cost, costs
-from bench.machine_code import CORES, PACKAGES, Instruction, find_tool, loops
+from bench.boards import Cost, list_costs
+from bench.machine_code import CORES, PACKAGES, Instruction, find_loops, find_tool
 from engine.plan.plan import KernelSpec
 
 TOOLS = ("aarch64-linux-gnu-objdump", "llvm-mca-19")
@@ -24,7 +24,7 @@ def code(*lines: str) -> list[Instruction]:
 
 
 def addresses(lines: Sequence[str]) -> list[list[int]]:
-    return [[i.address for i in block.code] for block in loops(code(*lines))]
+    return [[i.address for i in block.code] for block in find_loops(code(*lines))]
 
 
 def test_innermost_loops_are_found() -> None:
@@ -38,7 +38,7 @@ def test_innermost_loops_are_found() -> None:
         [16, 20, 24, 28],
     ]
     assert addresses(["bl 40", "b.ne 0"]) == []
-    (block,) = loops(code("mov x0, x1", *inner))
+    (block,) = find_loops(code("mov x0, x1", *inner))
     assert (block.multiply_adds, block.vector_memory, block.vectors) == (1, 1, 0.5)
 
 
@@ -51,28 +51,28 @@ def test_a_tool_that_is_missing_is_named_with_its_package() -> None:
 def test_the_product_keeps_the_multiply_adders_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cores, "kernels", lambda names: [KernelSpec("gemm", ("f32", 0, 1))])
+    monkeypatch.setattr(cores, "list_kernels", lambda names: [KernelSpec("gemm", ("f32", 0, 1))])
     assert bench.main(["cores", "--document", str(tmp_path / "page.md")]) == 0
     assert "gemm_f32_0_1" in capsys.readouterr().out
     lines = (tmp_path / "page.md").read_text("utf-8").splitlines()
     at = lines.index("| kernel | cortex-a53 | cortex-a72 | neoverse-n1 |")
     assert lines[at + 2].startswith("| gemm_f32_0_1 | ")
     for core in CORES:
-        first, *others = cores.analyse(cores.kernels(()), core)["gemm_f32_0_1"]
+        first, *others = cores.analyse(cores.list_kernels(()), core)["gemm_f32_0_1"]
         assert first.is_product
         assert first.block.multiply_adds >= max(o.block.multiply_adds for o in others)
         assert 0.3 < first.share < 1.01
 
 
 def test_counts_of_small_batches_go_on_as_a_line() -> None:
-    assert Cost(10, 5).line(Cost(14, 7), 15) == Cost(70, 35)
+    assert Cost(10, 5).extrapolate(Cost(14, 7), 15) == Cost(70, 35)
 
 
 @needs_llvm
 def test_blocks_cost_by_kernel_what_they_take_as_often_as_they_run() -> None:
     """64 multiply-adds on 16 registers, two a cycle; and a block whose code is not known."""
     lines = [f"fmla v{i % 16}.4s, v30.4s, v31.4s" for i in range(64)]
-    found = costs({(0, 65): 1000, (4096, 5): 10}, code(*lines, "b.ne 0"))
+    found = list_costs({(0, 65): 1000, (4096, 5): 10}, code(*lines, "b.ne 0"))
     assert found["kernel"].instructions == 65_000
     assert 32_000 <= found["kernel"].cycles < 35_000
     assert found[""].instructions == 50

@@ -28,9 +28,9 @@ from engine.kernels.ops.registry import ops, templates
 from engine.kernels.vocabulary.op import OURS, Op, op_keys
 from engine.plan.collective import ORDINAL
 from engine.tools.dev import optimizer_plans
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case, Tensor, f32
-from engine.tools.trimmed.plans import artifacts, make_plans
+from engine.tools.trimmed.plans import list_artifacts, make_plans
 from tests.support import collective
 from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup
@@ -61,8 +61,8 @@ JOINT = [
 def a_step(model: str, group: ThreadGroup, cut: tuple[int, int]) -> None:
     """A step of a rank on its part of a batch, as one plan, and its gradients as another."""
     text, x = collective.MODELS[model]
-    trainer = collective.joined(text, group)
-    collective.step(trainer, cut, x, LABELS)
+    trainer = collective.join_trainer(text, group)
+    collective.run_step(trainer, cut, x, LABELS)
     trainer.accumulate(x[slice(*cut)], LABELS[slice(*cut)])
 
 
@@ -133,7 +133,7 @@ def symbolic(graph: Graph) -> Graph:
 def recorded() -> Record:
     """Return the calls and results of the rows, the goldens and the optimizers."""
     with recording() as record:
-        for case in all_cases():
+        for case in list_cases():
             one = OneNode(case)
             for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
                 make_plan(graph.copy(), {}, target=host(), threads=2)
@@ -143,15 +143,15 @@ def recorded() -> Record:
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
-            make_plans(artifacts(folder), host(), 2, [4], {})
+            make_plans(list_artifacts(folder), host(), 2, [4], {})
         make_plan(OneNode(MOVING).graph, {}, target=host(), threads=1)  # it changes its input
         for case in JOINT:
             expand_symbolic(OneNode(case).graph)  # a plan of ranks has inputs of certain names
         for model in collective.MODELS:
-            collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
+            collective.run_ranks((0, 10, 20), functools.partial(a_step, model))
         optimizer_plans.plan_of(SGD(weight_decay=0.01))
         optimizer_plans.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
-        list(optimizer_plans.plans())
+        list(optimizer_plans.make_plans())
     return record
 
 

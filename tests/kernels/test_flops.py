@@ -19,7 +19,7 @@ from engine.models.mobilenets import build_mobilenet_v2
 from engine.plan.plan import KernelSpec, Mode
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import ship
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 
 
 def operations(graph: Graph, **shapes: tuple[int, ...]) -> int:
@@ -43,7 +43,7 @@ def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
 def test_every_kernel_that_multiplies_counts_it() -> None:
     """Those that have a register tile, or dot products of windows; no other has."""
     multiplies = {"tile", "window_dots", "tap_dots", "filter_dots", "filter_tap_dots"}
-    specs = {spec.template: spec for spec in ship.every()}
+    specs = {spec.template: spec for spec in ship.list_kernels()}
     mixed = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "f32", 0, 0))
     specs[mixed.template] = mixed  # no wheel has it
     found = {
@@ -150,7 +150,7 @@ def test_what_an_index_chooses_of_is_the_table(
 
 def test_every_case_has_work_that_can_be_counted() -> None:
     """A sample of all ops, forward and backward: no kernel's words are misread."""
-    rows = all_cases()
+    rows = list_cases()
     for case in rows[:: max(1, len(rows) // 60)]:
         one = OneNode(case)
         for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:

@@ -22,9 +22,9 @@ from engine.kernels.vocabulary.kernel import OPEN
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.terms import Formulas
 from engine.plan.plan import KernelSpec, Plan
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
-from engine.tools.trimmed.kernel_set import kernel_set, types_of
+from engine.tools.trimmed.kernel_set import find_kernel_set, list_types
 from engine.tools.trimmed.opset import OpSet, of_graphs, parse
 from tests.support.harness import run
 
@@ -34,7 +34,7 @@ WIDER = {"Pow": ("double",), "Shrink": ("double",)}
 # Kernels with activations that a model chooses in them: a library has them by --models.
 OF_MODELS = {"rnn", "rnn_grad", "lstm", "lstm_grad", "gru", "gru_grad_after", "gru_grad_before"}
 # ChannelSums is internal: closed plans have it in gradients of batch normalisation only.
-DECLARED = [case for case in all_cases() if case.op != "ChannelSums"]
+DECLARED = [case for case in list_cases() if case.op != "ChannelSums"]
 
 
 def closed(graph: Graph, threads: int = 2) -> Plan:
@@ -43,7 +43,7 @@ def closed(graph: Graph, threads: int = 2) -> Plan:
 
 @functools.cache
 def known(config: str) -> frozenset[KernelSpec]:
-    return frozenset(kernel_set(parse(config)))
+    return frozenset(find_kernel_set(parse(config)))
 
 
 def config_of(graph: Graph, plan: Plan, more: tuple[str, ...] = ()) -> str:
@@ -97,7 +97,7 @@ TELLING = ("Gelu", "Where", "Cast", "ReduceL2", "LeakyReluGrad", "ReduceLogSumEx
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in all_cases() if c.op in TELLING], ids=lambda c: c.name or c.op
+    "case", [c for c in list_cases() if c.op in TELLING], ids=lambda c: c.name or c.op
 )
 def test_closed_plans_compute_the_same(case: Case) -> None:
     one = OneNode(case)
@@ -138,24 +138,29 @@ def test_parameters_of_kernels_are_flags_or_declared() -> None:
 
 
 def test_types_of_configs() -> None:
-    assert types_of(OpSet()) == ("f32", "i64", "b1")
-    assert types_of(parse("!globally_allowed_types;double,uint8_t\n")) == ("f64", "i64", "u8", "b1")
+    assert list_types(OpSet()) == ("f32", "i64", "b1")
+    assert list_types(parse("!globally_allowed_types;double,uint8_t\n")) == (
+        "f64",
+        "i64",
+        "u8",
+        "b1",
+    )
     one = parse('ai.onnx;13;Add{"inputs":{"0":["float","int32_t"]}}\n')
-    assert types_of(one) == ("f32", "i64", "i32", "b1")
+    assert list_types(one) == ("f32", "i64", "i32", "b1")
     with pytest.raises(ModelError, match="'flaot' of the config; nearest: 'float'"):
-        types_of(OpSet(types=("flaot",)))
+        list_types(OpSet(types=("flaot",)))
     with pytest.raises(UnsupportedOpError, match="'Gem' of the config"):
-        kernel_set(parse("ai.onnx;13;Gem\n"))
+        find_kernel_set(parse("ai.onnx;13;Gem\n"))
 
 
 def test_a_set_has_no_kernel_of_other_ops() -> None:
-    names = {spec.template for spec in kernel_set(parse("ai.onnx;13;Gemm,Relu\n"))}
+    names = {spec.template for spec in find_kernel_set(parse("ai.onnx;13;Gemm,Relu\n"))}
     assert {"gemm", "formula"} <= names
     assert not names & {"conv", "pool_max", "gather", "softmax_rows", "map"}
 
 
 def test_all_ops_are_all_kernels() -> None:
-    every = kernel_set(parse("!no_ops_specified_means_all_ops_are_required\n"))
+    every = find_kernel_set(parse("!no_ops_specified_means_all_ops_are_required\n"))
     runtime = {"launch", "worker", "map", "peak", "stream", "timed"}
     planned = {"index_chains", "gather_grad_rows"}  # plans of a library keep gradients whole
     in_halves = {"gemm_mixed"}  # plans of a library store nothing in 16 bits

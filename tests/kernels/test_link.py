@@ -188,7 +188,7 @@ def test_without_a_compiler_nothing_is_compiled(
 ) -> None:
     """Nor planned: what cannot be linked is refused first."""
     monkeypatch.setattr("engine.tools.trimmed.build.make_plans", None)
-    monkeypatch.setattr("engine.tools.trimmed.build.kernel_set", None)
+    monkeypatch.setattr("engine.tools.trimmed.build.find_kernel_set", None)
     for target, message, more in (
         ("android-aarch64", "Android NDK", {}),
         ("ios-arm64", "Xcode", {}),

@@ -18,7 +18,7 @@ from engine.kernels.machine.levels import levels
 from engine.kernels.machine.target import Target, host
 from engine.kernels.vocabulary.op import Array, Site
 from engine.plan.plan import KernelSpec
-from tests.support.product_calls import Calls, bits_of, value_of
+from tests.support.product_calls import Calls, load_as, store_as
 
 UNIT = 2.0**-24  # rounding unit of float32
 UNITS = dict(f32=UNIT, bf16=2.0**-8, f16=2.0**-11)
@@ -54,9 +54,9 @@ class Product:
         A, B, C = stored
         self.target, self.stored, self.trans, self.sizes = target, stored, trans, (m, n, k)
         self.threads, self.batch, self.relu, self.reset = threads, batch, relu, reset
-        self.a = bits_of(rng.standard_normal((batch[0], *((k, m) if trans[0] else (m, k)))), A)
-        self.b = bits_of(rng.standard_normal((batch[1], *((n, k) if trans[1] else (k, n)))), B)
-        self.c = bits_of(rng.standard_normal((batch[0], m, n)), C)
+        self.a = store_as(rng.standard_normal((batch[0], *((k, m) if trans[0] else (m, k)))), A)
+        self.b = store_as(rng.standard_normal((batch[1], *((n, k) if trans[1] else (k, n)))), B)
+        self.c = store_as(rng.standard_normal((batch[0], m, n)), C)
         self.bias = rng.standard_normal(n).astype("f4") if bias else None
         self.P = "f32"
 
@@ -83,14 +83,14 @@ class Product:
         """Run it, and compare it with float64; return C as it is stored."""
         A, B, C = self.stored
         made = self.run()
-        x, w = value_of(self.a, A), value_of(self.b, B)
+        x, w = load_as(self.a, A), load_as(self.b, B)
         if self.P == "bf16":
-            x, w = (value_of(bits_of(v, "bf16"), "bf16") for v in (x, w))
+            x, w = (load_as(store_as(v, "bf16"), "bf16") for v in (x, w))
         x = x.swapaxes(1, 2) if self.trans[0] else x
         w = w.swapaxes(1, 2) if self.trans[1] else w
         terms = [0.0 if self.bias is None else self.bias.astype("f8")]
         if self.reset is False:
-            terms.append(value_of(self.c, C))
+            terms.append(load_as(self.c, C))
         expected, size = x @ w + sum(terms), np.abs(x) @ np.abs(w) + sum(map(np.abs, terms))
         if self.relu:
             expected = np.maximum(expected, 0)
@@ -98,7 +98,7 @@ class Product:
         # where products of pairs are added one by one; C is rounded once.
         bound = (self.sizes[2] + len(terms) + 1) * UNIT * size
         bound = bound + (np.abs(expected) + bound) * UNITS[C] + SMALLEST[C]
-        error = np.abs(value_of(made, C) - expected)
+        error = np.abs(load_as(made, C) - expected)
         assert np.all(error <= bound), (error / bound).max()
         return made
 
@@ -171,11 +171,11 @@ def test_what_is_not_finite_stays_so(special: float) -> None:
     for target in targets():
         product = Product(target, ("f32", "f32", "bf16"), m=2, n=3, k=3)
         product.stored = ("bf16", "f32", "bf16")
-        product.a = bits_of(np.zeros((1, 2, 3)), "bf16")
+        product.a = store_as(np.zeros((1, 2, 3)), "bf16")
         product.b[...], product.bias = 1, np.full(3, special, np.float32)
         with np.errstate(over="ignore"):
             expected = np.inf if special == 3.4e38 else special
-        np.testing.assert_array_equal(value_of(product.run(), "bf16"), np.full((1, 2, 3), expected))
+        np.testing.assert_array_equal(load_as(product.run(), "bf16"), np.full((1, 2, 3), expected))
 
 
 def test_what_products_refuse() -> None:

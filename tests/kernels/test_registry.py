@@ -14,7 +14,7 @@ from engine.kernels.ops.norm import joint
 from engine.kernels.ops.registry import families, ops, templates
 from engine.kernels.vocabulary.op import Op
 from engine.tools.dev import optimizer_plans
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
+from engine.tools.dev.case_graphs import OneNode, backward_of, find_largest_rows, list_cases
 
 # Ops that training graphs hold around the tensors; test_goldens.py and test_api.py run them.
 IN_PLACE = {"InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map", "MoveStatistic"}
@@ -49,7 +49,7 @@ def test_gradients_tell_whose_they_are(op: Op) -> None:
 def met() -> frozenset[tuple[str, str]]:
     """Ops that the case rows meet: as given, in the backward graph, and after all passes."""
     found = set()
-    for case in all_cases():
+    for case in list_cases():
         one = OneNode(case, double=bool(case.grad))
         graph = one.graph.copy()
         found |= {(n.domain, n.op) for n in graph.nodes}
@@ -71,7 +71,7 @@ def test_every_op_is_met_by_a_case() -> None:
 
 
 def test_every_differentiable_op_has_a_gradient_case() -> None:
-    covered = {(c.domain, c.op) for c in all_cases() if c.grad}
+    covered = {(c.domain, c.op) for c in list_cases() if c.grad}
     missing = [
         f"{domain}:{name}"
         for (domain, name), op in ops().items()
@@ -86,7 +86,7 @@ def test_every_kernel_has_a_bench_row() -> None:
     The executor needs none, nor do the kernels that measure or exchange; closed plans have
     `formula` instead of `map`.  `python -m bench gemm --precision bf16` measures `gemm_mixed`.
     """
-    updates = {spec.template for plan in optimizer_plans.plans() for spec in plan.specs}
+    updates = {spec.template for plan in optimizer_plans.make_plans() for spec in plan.specs}
     others = {"launch", "worker", "formula", "peak", "stream", "timed", "gemm_mixed"}
     others |= {template.name for template in collective.KERNELS}
-    assert set(templates()) - set(largest_rows()) - updates == others
+    assert set(templates()) - set(find_largest_rows()) - updates == others

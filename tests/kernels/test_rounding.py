@@ -14,7 +14,7 @@ from engine.kernels.machine.levels import levels
 from engine.kernels.machine.target import Target, host
 from engine.kernels.vocabulary.op import Array
 from engine.plan.plan import KernelSpec
-from tests.support.product_calls import Calls, array_type, bits_of, value_of
+from tests.support.product_calls import Calls, get_array_type, load_as, store_as
 
 TARGETS = [host(), *(level.target() for level in levels()[1:])]
 LEAST = {"bf16": 2.0**-126, "f16": 2.0**-149}  # what x86's instruction for bf16 takes for 0 is less
@@ -32,7 +32,7 @@ def patterns() -> Array:
 def convert(target: Target, x: Array, S: str, T: str) -> Array:
     """Return elements of type S as a map stores them as T."""
     program = f"a:{S}[] -> y:{T}[] = a"
-    made = np.zeros(x.shape, array_type(T))
+    made = np.zeros(x.shape, get_array_type(T))
     words = map_words(program, 0).pack(dims=(), steps=(), rows=1, n=x.size, by_columns=0)
     held = np.array([x.ctypes.data, made.ctypes.data, *words.values], np.int64)
     Calls(target, 1, "f32").enter(KernelSpec(*map_kernel(program, 0)))(held.ctypes.data, 0, 1)
@@ -41,7 +41,7 @@ def convert(target: Target, x: Array, S: str, T: str) -> Array:
 
 def assert_same(made: Array, expected: Array, T: str) -> None:
     """Equal bits, but for the sign of 0 and the payload of NaN."""
-    x, y = value_of(made, T), value_of(expected, T)
+    x, y = load_as(made, T), load_as(expected, T)
     np.testing.assert_array_equal(x, y)
 
 
@@ -53,14 +53,14 @@ def test_a_map_and_a_product_round_alike(target: Target, T: str) -> None:
     calls: Any = Calls(target, 1, T)
     nil, bias = calls.put("a", np.zeros((1, 1), np.uint16), T), calls.put("bias", x, "f32")
     row = calls.put("b", np.zeros((1, x.size), np.float32), "f32")
-    y = calls.put("y", np.zeros((1, x.size), array_type(T)), T)
+    y = calls.put("y", np.zeros((1, x.size), get_array_type(T)), T)
     lower_gemm(calls, nil, row, y, mnk=(1, x.size, 1), bias=bias)
     assert_same(calls.get("y", (x.size,)), stored, T)
     if T in target.products:
         a, one = calls.put("x", x[:, None], "f32"), calls.put("one", np.ones((1, 1), "f4"), "f32")
         made = calls.put("made", np.zeros((x.size, 1), "f4"), "f32")
         lower_gemm(calls, a, one, made, mnk=(x.size, 1, 1))
-        np.testing.assert_array_equal(calls.get("made", x.shape), value_of(stored, T))
+        np.testing.assert_array_equal(calls.get("made", x.shape), load_as(stored, T))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
@@ -69,17 +69,17 @@ def test_what_is_stored_is_the_nearest(target: Target, T: str) -> None:
     x = patterns()
     made = convert(target, x, "f32", T)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = bits_of(x, T)
+        expected = store_as(x, T)
         if T in target.products:
             expected[np.abs(x) < LEAST[T]] = 0
     finite = ~np.isnan(x)
     assert_same(made[finite], expected[finite], T)
-    assert np.isnan(value_of(made[~finite], T)).all()
+    assert np.isnan(load_as(made[~finite], T)).all()
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 @pytest.mark.parametrize("T", ["bf16", "f16"])
 def test_all_that_is_stored_is_read_exactly(target: Target, T: str) -> None:
-    bits = np.arange(1 << 16, dtype=np.uint16).view(array_type(T))
+    bits = np.arange(1 << 16, dtype=np.uint16).view(get_array_type(T))
     with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(convert(target, bits, T, "f32"), value_of(bits, T))
+        np.testing.assert_array_equal(convert(target, bits, T, "f32"), load_as(bits, T))

@@ -27,9 +27,9 @@ from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 from engine.tools.dev import ship, zoo
-from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.case_graphs import list_cases
 from engine.tools.trimmed import binary
-from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.opset import OpSet
 from tests.support.places import GOLDENS
 
@@ -43,12 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rest.
     """
     out = tmp_path_factory.mktemp("shipped")
-    used = zoo.kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
+    used = zoo.list_kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
     rest = {
         KernelSpec("formula", ("real",)),
         KernelSpec("reduce_rows", ("f32", "sum", "x", "total", "-")),
     }
-    ship.ship(used | rest, HERE[:1], sys.platform, out)
+    ship.ship_kernels(used | rest, HERE[:1], sys.platform, out)
     return out
 
 
@@ -107,19 +107,19 @@ def test_levels_compile_for_every_system(level: levels.Level, system: str) -> No
 
 def test_the_zoo_is_complete() -> None:
     """`python -m engine.tools.dev.zoo` collects what the plans of all known models use."""
-    have = set(ship.every())
-    rows = all_cases()
+    have = set(ship.list_kernels())
+    rows = list_cases()
     some = rows if len(rows) < 50 else rows[:: len(rows) // 50]
-    wanted = zoo.kernels(plan for case in some for plan in zoo.of_case(case))
-    wanted |= zoo.kernels(plan for path in zoo.goldens() for plan in zoo.of_golden(path))
+    wanted = zoo.list_kernels(plan for case in some for plan in zoo.of_case(case))
+    wanted |= zoo.list_kernels(plan for path in zoo.list_goldens() for plan in zoo.of_golden(path))
     assert not wanted - have, "run python -m engine.tools.dev.zoo"
-    assert {*ship.ALWAYS, *kernel_set(OpSet(all_if_none=True))} <= have
+    assert {*ship.ALWAYS, *find_kernel_set(OpSet(all_if_none=True))} <= have
     assert [s for s in have if s.template not in templates()] == []
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_a_library_needs_no_other(level: levels.Level, tmp_path: Path) -> None:
-    ship.ship([], [level], level.systems[0], tmp_path)
+    ship.ship_kernels([], [level], level.systems[0], tmp_path)
     manifest = json.loads((tmp_path / shipped.MANIFEST).read_text("utf-8"))
     made = binary.read(tmp_path / manifest["files"][level.name]["file"])
     assert set(made.exports) == {shipped.ENTRY}
@@ -254,7 +254,7 @@ def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("here")
 def test_a_plan_that_passes_something_else_is_refused() -> None:
-    spec = next(k for k in zoo.kernels(zoo.of_golden(GOLDENS / "mlp")) if k.template == "gemm")
+    spec = next(k for k in zoo.list_kernels(zoo.of_golden(GOLDENS / "mlp")) if k.template == "gemm")
     found = shipped.shipment()
     assert found is not None
     with pytest.raises(PlanError, match="the plan is of another version"):
@@ -327,7 +327,7 @@ def _replace(folder: Path, content: bytes) -> None:
     """A library that is not one, which the manifest knows."""
     (folder / _library(folder)).write_bytes(content)
     files = json.loads((folder / shipped.MANIFEST).read_text("utf-8"))["files"]
-    files[HERE[0].name] = ship.row(folder / _library(folder))
+    files[HERE[0].name] = ship.read_row(folder / _library(folder))
     _edit(folder, "files", files)
 
 

@@ -17,23 +17,23 @@ from engine.kernels.binaries.load import object_code
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv.few_channels import is_few
 from engine.plan.plan import KernelSpec
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
 from tests.support.harness import run
-from tests.support.targets import OTHERS, runnable
+from tests.support.targets import OTHERS, list_runnable
 
 
 def first_of_each_op() -> list[Case]:
     """One row an op: enough to meet every kernel's main path."""
     seen: dict[tuple[str, str], Case] = {}
-    for case in all_cases():
+    for case in list_cases():
         seen.setdefault((case.domain, case.op), case)
     return list(seen.values())
 
 
 def in_turn() -> list[Any]:
     """The first row of each op on each plainer target; in the sample, on one of them in turn."""
-    targets = list(runnable())
+    targets = list(list_runnable())
     return [
         pytest.param(
             case,
@@ -48,7 +48,7 @@ def in_turn() -> list[Any]:
 
 def sliding() -> list[Any]:
     """Convolutions whose kernels slide over pixels, on the plainer targets."""
-    rows = [c for c in all_cases() if c.op == "Conv"]
+    rows = [c for c in list_cases() if c.op == "Conv"]
     found = []
     for case in rows:
         most, least = sorted(OneNode(case).inputs["x1"].shape[:2], reverse=True)
@@ -60,7 +60,7 @@ def sliding() -> list[Any]:
             case, target, id=f"{case.id}-{target}", marks=[pytest.mark.whole] if i % 3 else []
         )
         for i, case in enumerate(found)
-        for target in runnable()
+        for target in list_runnable()
     ]
 
 
@@ -80,7 +80,7 @@ def _agree(graph: Graph, one: OneNode, target: str) -> None:
     """The outputs of a graph on a target, on three threads, are those on this machine's own."""
     case = one.case
     expected = run(graph, one.inputs)
-    found = run(graph, one.inputs, target=runnable()[target], threads=3)
+    found = run(graph, one.inputs, target=list_runnable()[target], threads=3)
     for name, want in expected.items():
         if want.dtype.kind == "f":
             scale = np.max(np.abs(want[np.isfinite(want)]), initial=1.0)

@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.qwen2 import Sizes, qwen2
+from bench.qwen2 import Sizes, build_qwen2
 from engine import lora
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.errors import (
@@ -32,7 +32,7 @@ from engine.errors import (
 from engine.graphs.io.note import METADATA
 from engine.lora import Adapter, Adapters, Lora
 from engine.trainer.trainer import Trainer
-from tests.support.lora_models import FORMS, node, rand, write
+from tests.support.lora_models import FORMS, draw, make_node, write
 from tests.support.places import DATA
 
 LORA = DATA / "lora"
@@ -56,7 +56,7 @@ def with_values(path: Path, out: Path, scale: float = 1.0) -> dict[str, Array]:
     for tensor in model.graph.initializer:
         if ".lora_B." in tensor.name:
             shape = tuple(tensor.dims)
-            tensor.CopyFrom(numpy_helper.from_array(scale * rand(*shape, seed=7), tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(scale * draw(*shape, seed=7), tensor.name))
         if ".lora_" in tensor.name:
             found[tensor.name] = numpy_helper.to_array(tensor)
     onnx.save(model, out)
@@ -121,7 +121,9 @@ def test_a_model_of_4_bits_learns_through_its_weights(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     words, labels = rng.integers(0, 384, (1, 16)), rng.integers(0, 384, 16)
     for pieces in (1, 4):
-        graph = qwen2(Sizes(layers=2, width=128, heads=2, keys=1, wide=256, words=384), 16, pieces)
+        graph = build_qwen2(
+            Sizes(layers=2, width=128, heads=2, keys=1, wide=256, words=384), 16, pieces
+        )
         made = lora.adapt(graph, Lora("self_attn.(q|v)_proj", rank=2))
         assert [row.ops for row in made.summary.layers] == [("MatMulNBits",)] * 4
         made.save(tmp_path / "forward.onnx")
@@ -142,7 +144,7 @@ def test_a_layer_gets_the_sum_with_its_adapter(form: str, tmp_path: Path) -> Non
     """At first nothing changes; with values the merged model computes what the adapted one does."""
     nodes, values, shape = FORMS[form]
     plain = write(tmp_path / "plain.onnx", nodes, values, shape)
-    x = {"x": rand(*(2 if isinstance(d, str) else d for d in shape), seed=9)}
+    x = {"x": draw(*(2 if isinstance(d, str) else d for d in shape), seed=9)}
     made = lora.adapt(plain, Lora("^fc", rank=2, alpha=3))
     (row,) = made.summary.layers
     assert row.name == "fc"
@@ -176,7 +178,7 @@ def test_the_scale_and_the_first_values_are_pefts(tmp_path: Path) -> None:
     """y = W x + alpha / r B (A x), or alpha / sqrt(r); A uniform in +-1 / sqrt(in)."""
     nodes, values, shape = FORMS["transposed"]
     plain = write(tmp_path / "plain.onnx", nodes, values, shape)
-    x = rand(3, 6)
+    x = draw(3, 6)
     for stable, scale in ((False, 3 / 4), (True, 3 / 2)):
         lora.adapt(plain, Lora("fc", rank=4, alpha=3, rank_stabilised=stable, seed=5)).save(
             tmp_path / "a.onnx"
@@ -193,10 +195,11 @@ def test_the_scale_and_the_first_values_are_pefts(tmp_path: Path) -> None:
 def test_a_tied_weight_is_adapted_where_it_is_multiplied(tmp_path: Path) -> None:
     """The embedding keeps the weight; merged, the last layer has one of its own."""
     nodes = [
-        node("Cast", "x", out="i", to=TensorProto.INT64), node("Gather", "words", "i", out="e"),
-        node("Transpose", "words", out="t", perm=[1, 0]), node("MatMul", "e", "t"),
+        make_node("Cast", "x", out="i", to=TensorProto.INT64),
+        make_node("Gather", "words", "i", out="e"),
+        make_node("Transpose", "words", out="t", perm=[1, 0]), make_node("MatMul", "e", "t"),
     ]  # fmt: skip
-    table = rand(7, 4)
+    table = draw(7, 4)
     plain = write(tmp_path / "plain.onnx", nodes, {"words": table}, ("b",))
     made = lora.adapt(plain, "words")
     assert [row.op for row in made.summary.left] == ["Gather"]
@@ -219,7 +222,7 @@ def tower(path: Path, layers: int = 3) -> Path:
     for i in range(layers):
         out = "y" if i == layers - 1 else f"h{i}"
         weight = f"block.{i}.fc.weight"
-        values[weight] = rand(6, 6, seed=i)
+        values[weight] = draw(6, 6, seed=i)
         nodes.append(helper.make_node("MatMul", [x, weight], [out], f"/block.{i}/fc/MatMul"))
         if out != "y":
             nodes.append(helper.make_node("Relu", [out], [f"a{i}"], f"/block.{i}/act/Relu"))
@@ -242,8 +245,8 @@ def test_errors_name_what_there_is(tmp_path: Path) -> None:
         lora.adapt(lora.adapt(model, "fc").to_bytes(), "fc")
     with pytest.raises(InputError, match=r"has no adapters; lora\.adapt gives it some"):
         lora.merge(model, tmp_path / "out.onnx")
-    deep = {"w": rand(6, 1, 3, 3), "v": rand(4, 6, 3, 3)}
-    nodes = [node("Conv", "x", "w", out="h", group=6), node("Conv", "h", "v")]
+    deep = {"w": draw(6, 1, 3, 3), "v": draw(4, 6, 3, 3)}
+    nodes = [make_node("Conv", "x", "w", out="h", group=6), make_node("Conv", "h", "v")]
     write(tmp_path / "c.onnx", nodes, deep, ("b", 6, 9, 9))
     with pytest.raises(UnsupportedOpError, match="can have an adapter") as f:
         lora.adapt(tmp_path / "c.onnx", "made")
@@ -261,7 +264,7 @@ def test_nothing_below_the_first_adapter_is_kept_or_differentiated(tmp_path: Pat
         tower(tmp_path / "m.onnx", 4), MSELoss(), SGD(1e-2), lora="block.[23].fc", threads=1
     )
     assert trainer.state.region_bytes("param") == 4 * 64 * 3  # 4 matrices of 48 values
-    trainer.step(rand(2, 6), rand(2, 6))
+    trainer.step(draw(2, 6), draw(2, 6))
     (program,) = [p for p in trainer.session.memory.programs.values() if "training" in p.plan.name]
     backward = {step.source for step in program.plan.steps if step.phase == "bwd"}
     assert any("block.2" in source for source in backward)
@@ -275,7 +278,7 @@ def test_dropout_is_for_training_alone(tmp_path: Path) -> None:
     lora.adapt(model, Lora("fc", rank=2, dropout=0.5)).save(tmp_path / "a.onnx")
     with_values(tmp_path / "a.onnx", tmp_path / "b.onnx")
     trainer = Trainer.from_onnx(tmp_path / "b.onnx", MSELoss(), SGD(0.0), threads=1, seed=1)
-    x, y = rand(8, 6), np.zeros((8, 6), np.float32)
+    x, y = draw(8, 6), np.zeros((8, 6), np.float32)
     whole = float(np.square(trainer.predict_batch(x)["y"]).mean())
     losses = {trainer.step(x, y) for _ in range(3)}
     assert len(losses) == 3
@@ -311,7 +314,7 @@ def trainer(tmp_path: Path) -> Trainer:
 
 def test_adapters_of_one_base_are_trained_apart(trainer: Trainer) -> None:
     """In turns, each as if it were alone, to the last bit; plans stay."""
-    x, y, z = rand(4, 6), rand(4, 6, seed=1), rand(4, 6, seed=2)
+    x, y, z = draw(4, 6), draw(4, 6, seed=1), draw(4, 6, seed=2)
     first = Adapter.of(trainer)
     alone = {}
     for name, target in (("a", y), ("b", z)):
@@ -343,13 +346,13 @@ def test_adapters_of_one_base_are_trained_apart(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("form", ["folder", "file.onnx_adapter"])
 def test_an_adapter_comes_back_from_its_file(trainer: Trainer, form: str, tmp_path: Path) -> None:
-    trainer.step(rand(4, 6), rand(4, 6, seed=1))
+    trainer.step(draw(4, 6), draw(4, 6, seed=1))
     saved = Adapter.of(trainer)
     saved.save(tmp_path / form)
     found = Adapter.load(tmp_path / form)
     assert found.rank == 2
     assert found.alpha == (4 if form == "folder" else None)
-    trainer.step(rand(4, 6), rand(4, 6, seed=1))
+    trainer.step(draw(4, 6), draw(4, 6, seed=1))
     found.put(trainer)
     for key, value in saved.tensors.items():
         np.testing.assert_array_equal(trainer.state.parameters[key].data, value)
@@ -372,13 +375,13 @@ def test_an_adapter_comes_back_from_its_file(trainer: Trainer, form: str, tmp_pa
 def test_an_adapter_of_another_scale_computes_the_same(trainer: Trainer, tmp_path: Path) -> None:
     """Of another rank it is refused; its names may have scopes more in front."""
     adapter = Adapter.of(trainer)
-    values = {f"module.{n}": rand(*a.shape, seed=3) for n, a in adapter.tensors.items()}
+    values = {f"module.{n}": draw(*a.shape, seed=3) for n, a in adapter.tensors.items()}
     Adapter(values, 2, alpha=8.0).put(trainer)
     b = "block.0.fc.lora_B.weight"
     np.testing.assert_allclose(
         trainer.state.parameters[b].data, 2 * values[f"module.{b}"], rtol=1e-6
     )
-    wide = {n: rand(*(3 if d == 2 else d for d in a.shape)) for n, a in adapter.tensors.items()}
+    wide = {n: draw(*(3 if d == 2 else d for d in a.shape)) for n, a in adapter.tensors.items()}
     with pytest.raises(ShapeError, match="whose adapters are of rank 2"):
         Adapter(wide, 3, alpha=8.0).put(trainer)
     with pytest.raises(NameNotFoundError, match="it has no parameter"):

@@ -25,7 +25,7 @@ from engine.graphs.io import onnx_io
 from engine.models.catalog import ARCHITECTURES, Architecture, find_architecture
 from engine.models.named_model import make
 from engine.trainer.trainer import Trainer
-from tests.support.model_samples import batch, shape_of, small
+from tests.support.model_samples import get_shape, make_batch, make_small
 
 KINDS = ARCHITECTURES.values()
 MLP, CNN, VIT = (ARCHITECTURES[name] for name in ("mlp", "cnn", "vit_tiny"))
@@ -33,7 +33,7 @@ MLP, CNN, VIT = (ARCHITECTURES[name] for name in ("mlp", "cnn", "vit_tiny"))
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_it_learns_and_exports(kind: Architecture, tmp_path: Path) -> None:
-    made, data = small(kind), batch(kind, 8)
+    made, data = make_small(kind), make_batch(kind, 8)
     trainer = Trainer.from_onnx(
         onnx_io.to_bytes(made.graph), made.loss, loss_inputs=made.loss_inputs, seed=0,
         threads=2,
@@ -47,10 +47,10 @@ def test_it_learns_and_exports(kind: Architecture, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_sizes_are_those_of_the_data(kind: Architecture) -> None:
-    data = dataset_of(batch(kind, 16))
+    data = dataset_of(make_batch(kind, 16))
     made = make(kind, data=data, words=257 if kind.takes("words") else None)
-    assert made.graph.inputs["x"].shape == ("batch", *shape_of(kind))
-    assert made.graph.types["scores"].shape == small(kind).graph.types["scores"].shape
+    assert made.graph.inputs["x"].shape == ("batch", *get_shape(kind))
+    assert made.graph.types["scores"].shape == make_small(kind).graph.types["scores"].shape
 
 
 def test_values_are_predicted_where_targets_are_values() -> None:
@@ -63,7 +63,7 @@ def test_values_are_predicted_where_targets_are_values() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_seed_decides_the_values(kind: Architecture) -> None:
-    first, again, other = (small(kind, seed=seed).graph.initializers for seed in (1, 1, 2))
+    first, again, other = (make_small(kind, seed=seed).graph.initializers for seed in (1, 1, 2))
     drawn = [n for n, a in first.items() if a.dtype.kind == "f" and a.ndim and a.std() > 0]
     assert drawn
     for name in drawn:
@@ -73,11 +73,11 @@ def test_a_seed_decides_the_values(kind: Architecture) -> None:
 
 def test_what_was_trained_is_taken_for_other_classes(tmp_path: Path) -> None:
     """As ONNX and as safetensors: all but the last layer, which is named."""
-    trained = small(CNN, seed=3).graph
+    trained = make_small(CNN, seed=3).graph
     onnx_io.save(trained, tmp_path / "trained.onnx")
     safetensors.write(str(tmp_path / "trained.safetensors"), trained.initializers, {})
     for name in ("trained.onnx", "trained.safetensors"):
-        made = small(CNN, classes=5, weights=tmp_path / name)
+        made = make_small(CNN, classes=5, weights=tmp_path / name)
         assert made.random == ["fc2.weight", "fc2.bias"]
         np.testing.assert_array_equal(
             made.graph.initializers["fc1.weight"], trained.initializers["fc1.weight"]

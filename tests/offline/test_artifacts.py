@@ -42,7 +42,7 @@ from engine.errors import (
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.normalize import name_nodes, set_inference_mode
 from engine.training import artifact_set
-from tests.support.harness import gradient
+from tests.support.harness import get_gradient
 from tests.support.places import GOLDENS
 
 CASES = ("mlp", "regression_sgd", "bce", "l1", "cnn", "mobilenet")
@@ -405,7 +405,9 @@ def gradients(folder: Path, *inputs: Any) -> Arrays:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     module(*inputs)
-    return {name: gradient(state, name).copy() for name, p in state.parameters if p.requires_grad}
+    return {
+        name: get_gradient(state, name).copy() for name, p in state.parameters if p.requires_grad
+    }
 
 
 def check(folder: Path, loss: Any, x: Any, t: Any, expected: float, dx: Any) -> None:

@@ -21,7 +21,7 @@ from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
-from engine.tools.benchmark.workload import parameters
+from engine.tools.benchmark.workload import list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -40,7 +40,7 @@ BESIDES = {"LSTM": 5, "MaxPool": 2}  # times the output: gates and cells; places
 
 def trained(graph: Graph, part: str) -> list[str] | SparseUpdate:
     """Return the options `requires_grad` or `update` for a forward graph."""
-    names = parameters(graph)
+    names = list_parameters(graph)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     if part in ("biases", "norms"):
         return SparseUpdate(biases=part == "biases", norms=part == "norms")

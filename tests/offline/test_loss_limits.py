@@ -18,7 +18,7 @@ from engine.api import CheckpointState, Module
 from engine.errors import InputError, LabelError, ModelError, ShapeError
 from engine.loss_types import LOSSES
 from engine.trainer.names import choose_named, list_losses
-from tests.support.harness import gradient, identity, untyped
+from tests.support.harness import drop_type, get_gradient, make_identity
 from tests.support.places import DOCS
 
 Array = np.ndarray[Any, Any]
@@ -31,13 +31,13 @@ def taken(
     """The loss of values, and its gradients by them; without a warning of numpy's."""
     arrays = {str(i): np.array(x, dtype) for i, x in enumerate(inputs)}
     artifacts.generate_artifacts(
-        identity(arrays), [f"w{n}" for n in arrays], loss=loss, artifact_directory=folder
+        make_identity(arrays), [f"w{n}" for n in arrays], loss=loss, artifact_directory=folder
     )
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     given = [np.array(t, dtype if np.array(t).dtype.kind == "f" else None) for t in targets]
     value = float(np.asarray(module(*arrays.values(), *given)))
-    return value, [gradient(state, f"w{n}") for n in arrays]
+    return value, [get_gradient(state, f"w{n}") for n in arrays]
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
@@ -47,7 +47,7 @@ def test_focal_loss_of_extreme_scores(tmp_path: Path, activation: str, gamma: fl
     x = [[1e4, -1e4], [-1e4, 1e4], [200.0, -200.0]]
     right = {"sigmoid": [[1.0, 0], [0, 1], [1, 0]], "softmax": [0, 1, 0]}[activation]
     wrong = {"sigmoid": [[0.0, 1], [1, 0], [0, 1]], "softmax": [1, 0, 1]}[activation]
-    loss = artifacts.FocalLoss(untyped(activation), gamma)
+    loss = artifacts.FocalLoss(drop_type(activation), gamma)
     value, (dx,) = taken(tmp_path / "right", loss, [x], right)
     assert value == 0
     assert not dx.any()
@@ -112,7 +112,7 @@ def test_dice_of_perfect_answers_and_of_classes_that_are_nowhere(tmp_path: Path)
     x[0, 0] = 1e4
     for activation, target in (("softmax", [[0, 0]]), ("sigmoid", (x > 0) * 1.0)):
         value, (dx,) = taken(
-            tmp_path / activation, artifacts.DiceLoss(untyped(activation)), [x], target
+            tmp_path / activation, artifacts.DiceLoss(drop_type(activation)), [x], target
         )
         assert value == 0
         assert not dx.any()
@@ -243,7 +243,7 @@ def test_what_ctc_is_of(
 ) -> None:
     with pytest.raises(error, match=message):
         artifacts.generate_artifacts(
-            identity({"0": np.ones(shape)}), ["w0"], loss=loss, artifact_directory=tmp_path
+            make_identity({"0": np.ones(shape)}), ["w0"], loss=loss, artifact_directory=tmp_path
         )
 
 
@@ -276,7 +276,7 @@ def test_info_nce_takes_batches_of_any_size(tmp_path: Path) -> None:
     ("loss", "target", "error", "message"),
     [
         (
-            lambda: artifacts.FocalLoss(untyped("tanh")),
+            lambda: artifacts.FocalLoss(drop_type("tanh")),
             None,
             InputError,
             "'tanh'; expected one of 'sigmoid', 'softmax'",
@@ -295,7 +295,7 @@ def test_info_nce_takes_batches_of_any_size(tmp_path: Path) -> None:
             r"shape \[2\]; exp",
         ),
         (
-            lambda: artifacts.GIoULoss(untyped("xywh")),
+            lambda: artifacts.GIoULoss(drop_type("xywh")),
             None,
             InputError,
             "'xywh'; expected one of 'xyxy', 'cxcywh'",
@@ -359,7 +359,7 @@ def test_what_errors_say(
 ) -> None:
     with pytest.raises(error, match=message):
         artifacts.generate_artifacts(
-            identity({"0": np.ones((2, 3))}), ["w0"], loss=loss(), loss_input_names=target,
+            make_identity({"0": np.ones((2, 3))}), ["w0"], loss=loss(), loss_input_names=target,
             artifact_directory=tmp_path,
         )  # fmt: skip
 
@@ -367,10 +367,10 @@ def test_what_errors_say(
 def test_embeddings_have_two_axes(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match=r"'y0' is f64\[2,3,1\]; expected one \[batch, features\]"):
         artifacts.generate_artifacts(
-            identity({"0": np.ones((2, 3, 1))}), ["w0"], loss=artifacts.BatchHardTripletLoss(),
+            make_identity({"0": np.ones((2, 3, 1))}), ["w0"], loss=artifacts.BatchHardTripletLoss(),
             artifact_directory=tmp_path,
         )  # fmt: skip
-    pair = identity({"0": np.ones((2, 3)), "1": np.ones((2, 4))})
+    pair = make_identity({"0": np.ones((2, 3)), "1": np.ones((2, 4))})
     with pytest.raises(ShapeError, match=r"'y1' is f64\[2,4\]; expected 2 of one type"):
         artifacts.generate_artifacts(
             pair, ["w0"], loss=artifacts.InfoNCELoss(), artifact_directory=tmp_path
@@ -386,7 +386,9 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(snippets) == 4
     for snippet in snippets:
         exec(snippet, room)
-    model = identity({"0": np.zeros((2, 3, 5), np.float32), "1": np.ones((2, 3, 4), np.float32)})
+    model = make_identity(
+        {"0": np.zeros((2, 3, 5), np.float32), "1": np.ones((2, 3, 4), np.float32)}
+    )
     artifacts.generate_artifacts(
         model, ["w0", "w1"], loss=room["DetectorLoss"](), artifact_directory="detector"
     )

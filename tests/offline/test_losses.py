@@ -16,7 +16,7 @@ import engine.onnxblock as onnxblock
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import InputError, ShapeError
-from tests.support.harness import gradient, identity
+from tests.support.harness import get_gradient, make_identity
 from tests.support.places import DATA
 
 CASES = json.loads((DATA / "losses.json").read_text())["cases"]
@@ -43,7 +43,8 @@ def test_values_and_gradients_are_torch_s(case: dict[str, Any], where: Any, tmp_
     targets = [np.array(t) for t in case.get("targets", [case.get("target")])]
     inputs = {f"{i}": np.array(x) for i, x in enumerate(case["inputs"])}
     artifacts.generate_artifacts(
-        identity(inputs), [f"w{n}" for n in inputs], loss=getattr(where, case["loss"])(**options),
+        make_identity(inputs), [f"w{n}" for n in inputs],
+        loss=getattr(where, case["loss"])(**options),
         artifact_directory=tmp_path,
     )  # fmt: skip
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
@@ -65,7 +66,7 @@ def test_types_and_enums(name: str, tmp_path: Path) -> None:
     kinds = (artifacts.LossType[name], getattr(artifacts, name)())
     for folder, loss in zip("ab", kinds, strict=True):
         artifacts.generate_artifacts(
-            identity(inputs), ["w0"], loss=loss, artifact_directory=tmp_path / folder
+            make_identity(inputs), ["w0"], loss=loss, artifact_directory=tmp_path / folder
         )
     a, b = ((tmp_path / f / "training_model.onnx").read_bytes() for f in "ab")
     assert a == b
@@ -75,7 +76,7 @@ def test_smoothing_by_newer_opsets(tmp_path: Path) -> None:
     """ReduceMean takes its axes as an input from opset 18 on."""
     case = next(c for c in CASES if c["options"] == {"reduction": "mean", "label_smoothing": 0.1})
     x = {"0": np.array(case["inputs"][0])}
-    model = identity(x)
+    model = make_identity(x)
     model.opset_import[0].version = 18
     loss = artifacts.CrossEntropyLoss(label_smoothing=0.1)
     artifacts.generate_artifacts(model, ["w0"], loss=loss, artifact_directory=tmp_path)
@@ -87,11 +88,11 @@ def test_smoothing_by_newer_opsets(tmp_path: Path) -> None:
 def test_smoothing_without_a_label_that_counts_is_zero(tmp_path: Path) -> None:
     x = {"0": np.ones((2, 3))}
     loss = artifacts.CrossEntropyLoss(np.ones(3), ignore_index=1, label_smoothing=0.5)
-    artifacts.generate_artifacts(identity(x), ["w0"], loss=loss, artifact_directory=tmp_path)
+    artifacts.generate_artifacts(make_identity(x), ["w0"], loss=loss, artifact_directory=tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     assert module(x["0"], np.array([1, 1])) == 0
-    assert not gradient(state, "w0").any()
+    assert not get_gradient(state, "w0").any()
 
 
 @pytest.mark.parametrize(
@@ -108,12 +109,12 @@ def test_smoothing_without_a_label_that_counts_is_zero(tmp_path: Path) -> None:
 def test_what_errors_say(loss: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
         artifacts.generate_artifacts(
-            identity({"0": np.ones((2, 3))}), ["w0"], loss=loss(), artifact_directory=tmp_path
+            make_identity({"0": np.ones((2, 3))}), ["w0"], loss=loss(), artifact_directory=tmp_path
         )
 
 
 def test_cosine_needs_two_of_one_shape(tmp_path: Path) -> None:
-    model = identity({"0": np.ones((2, 3)), "1": np.ones((2, 3, 1))})
+    model = make_identity({"0": np.ones((2, 3)), "1": np.ones((2, 3, 1))})
     with pytest.raises(ShapeError, match=r"expected two of \[batch, features\]"):
         artifacts.generate_artifacts(
             model, ["w0"], loss=artifacts.LossType.CosineEmbeddingLoss, artifact_directory=tmp_path

@@ -27,7 +27,7 @@ from engine.errors import (
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.optim_types import OPTIMIZERS
 from engine.onnxblock import _graph_utils, model_accessor
-from tests.support.harness import run, untyped
+from tests.support.harness import drop_type, run
 from tests.support.places import DOCS
 
 F32 = np.float32
@@ -240,7 +240,7 @@ def test_checkpoints_fill_initializers(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a nominal checkpoint holds no values"):
         onnxblock.load_checkpoint_to_model(tmp_path / "n", model)
     with pytest.raises(DTypeError, match=r"parameters: expected 2 values \(a list"):
-        onnxblock.save_checkpoint(untyped(None), tmp_path / "x")
+        onnxblock.save_checkpoint(drop_type(None), tmp_path / "x")
 
 
 class Custom(onnxblock.Block):

@@ -10,13 +10,13 @@ import onnx
 import pytest
 
 from engine.kernels.ops.registry import ops
-from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.case_graphs import list_cases
 from engine.tools.dev.cases.case import Case
 from tests.support import peer_artifacts
-from tests.support.peer_artifacts import OURS, THEIRS, verdict
-from tests.support.peer_models import MODELS, is_trainable, of_case
+from tests.support.peer_artifacts import OURS, THEIRS, judge
+from tests.support.peer_models import MODELS, is_trainable, make_case_row
 
-POOLS = [c for c in all_cases() if "Pool" in c.op and is_trainable(c)]
+POOLS = [c for c in list_cases() if "Pool" in c.op and is_trainable(c)]
 
 
 def pool_gradients_have_pixels(model: onnx.ModelProto) -> int:
@@ -34,7 +34,7 @@ def pool_gradients_have_pixels(model: onnx.ModelProto) -> int:
 
 @pytest.mark.parametrize("title", MODELS)
 def test_models_use_operators_that_the_peer_has(title: str, tmp_path: Path) -> None:
-    MODELS[title]().artifacts(tmp_path)
+    MODELS[title]().write_artifacts(tmp_path)
     model = onnx.load(tmp_path / "training_model.onnx")
     known = {op.name for op in onnx.defs.get_all_schemas()}
     known |= {op.name for op in ops().values() if op.is_for_training}
@@ -45,7 +45,7 @@ def test_models_use_operators_that_the_peer_has(title: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("case", POOLS, ids=lambda c: c.id)
 def test_pool_gradients_say_how_many_pixels_they_make(case: Case, tmp_path: Path) -> None:
-    of_case(case).artifacts(tmp_path)
+    make_case_row(case).write_artifacts(tmp_path)
     pool_gradients_have_pixels(onnx.load(tmp_path / "training_model.onnx"))
 
 
@@ -69,7 +69,7 @@ def test_verdicts(tmp_path: Path, ours: float | None, theirs: float | None, kind
         (tmp_path / f"{side}.json").write_text(json.dumps(outcome))
         if value is not None:
             np.savez(tmp_path / f"{side}.npz", w=np.full(2, value))
-    assert verdict(tmp_path)[0] == kind
+    assert judge(tmp_path)[0] == kind
 
 
 def test_rows_are_written_as_the_peer_reads_them(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from engine import onnxblock
 from tests.support import peer_suite
-from tests.support.peer_suite import DIFFERS, Session, rewritten
+from tests.support.peer_suite import DIFFERS, Session, rewrite
 from tests.support.places import GOLDENS, ROOT
 
 
@@ -30,7 +30,7 @@ def test_imports_are_changed() -> None:
         '    device = "cuda"\n'
         "session = onnxruntime.InferenceSession(path, providers=[])\n"
     )
-    assert rewritten(text) == (
+    assert rewrite(text) == (
         "import onnxruntime\nfrom tests import peer_suite\n"
         "import engine.onnxblock as onnxblock\nfrom engine import artifacts\n"
         'from engine.api import CheckpointState\n    device = "cpu"\n'

@@ -18,7 +18,7 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.build_twins import Both
 from tests.support.builds import needs_cc
 from tests.support.places import GOLDENS
-from tests.support.sparse_net import batch, forward
+from tests.support.sparse_net import forward, make_batch
 
 TRAINED = ["w1", "b1", "w2", "s2", "w3", "w4", "w5"]
 KINDS = {"float": np.float32, "double": np.float64}
@@ -35,7 +35,7 @@ def step(folder: Path, state: CheckpointState, kind: str) -> tuple[float, dict[s
     """The loss of a step and the gradients."""
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=2)
     module.lazy_reset_grad()
-    loss = float(module(*batch(KINDS[kind])))
+    loss = float(module(*make_batch(KINDS[kind])))
     return loss, {n: np.array(p.grad) for n, p in state.parameters if p.requires_grad}
 
 
@@ -114,7 +114,7 @@ def test_a_trainer_holds_on_and_exports_the_model_alone(tmp_path: Path) -> None:
         before = {name: trainer.state.parameters[name].data.copy() for name in TRAINED}
         set_anchors(trainer.state, mu)
         for _ in range(20):
-            trainer.step(*batch(np.float32))
+            trainer.step(*make_batch(np.float32))
         assert not trainer.obstacle
         far[mu] = sum(
             float(((trainer.state.parameters[name].data - before[name]) ** 2).sum())
@@ -124,7 +124,7 @@ def test_a_trainer_holds_on_and_exports_the_model_alone(tmp_path: Path) -> None:
     trainer.save(tmp_path / "saved")
     other = Trainer(tmp_path, threads=2)
     other.load(tmp_path / "saved")
-    assert trainer.step(*batch(np.float32)) == other.step(*batch(np.float32))
+    assert trainer.step(*make_batch(np.float32)) == other.step(*make_batch(np.float32))
     trainer.export(tmp_path / "inference.onnx")
     import onnx
 
@@ -139,7 +139,7 @@ def test_the_pull_is_one_kernel_for_each_parameter(tmp_path: Path) -> None:
     for held in (False, True):
         made(tmp_path, optimizer=AdamW(), proximal=held)
         trainer = Trainer(tmp_path, threads=1)
-        found[held] = trainer.plan_of(*batch(np.float32)).plan
+        found[held] = trainer.plan_of(*make_batch(np.float32)).plan
     plain, with_pull = found[False], found[True]
     pulls = [step for step in with_pull.steps if "Proximal" in step.source]
     assert len(pulls) == len(TRAINED)
@@ -185,7 +185,7 @@ def test_parts_of_a_batch_have_one_term(tmp_path: Path) -> None:
         )  # fmt: skip
         set_anchors(trainer.state, 0.8)
         moved(trainer.state)
-        trainer.step(*batch(np.float32))
+        trainer.step(*make_batch(np.float32))
         found.append({name: p.data.copy() for name, p in trainer.state.parameters})
     for name in TRAINED:
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5, atol=1e-6)
@@ -211,6 +211,6 @@ def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
         Trainer.from_onnx(
             forward(), CrossEntropyLoss(reduction="sum"), proximal=True, micro_batches=2,
             frozen_batch_norm=True,
-        ).step(*batch(np.float32))  # fmt: skip
+        ).step(*make_batch(np.float32))  # fmt: skip
     with pytest.raises(StateError, match="no parameter 'proximal_mu'"):
         set_anchors(made(tmp_path, proximal=False), 0.1)

@@ -16,7 +16,7 @@ from engine import Trainer, artifacts
 from engine.api import CheckpointState, Module
 from engine.artifacts import AdamW, CrossEntropyLoss, SparseUpdate
 from engine.errors import InputError, NameNotFoundError, StateError
-from tests.support.sparse_net import SHAPES, batch, forward
+from tests.support.sparse_net import SHAPES, forward, make_batch
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +34,7 @@ def gradients(folder: Path, **choice: Any) -> tuple[float, dict[str, Array]]:
     )
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=2)
-    loss = module(*batch(np.float64))
+    loss = module(*make_batch(np.float64))
     found = {n: np.array(p.grad) for n, p in state.parameters if p.grad is not None}
     return float(loss), found
 
@@ -88,7 +88,7 @@ def test_only_the_channels_that_train_are_kept_and_multiplied(tmp_path: Path) ->
         forward(), "cross_entropy", train=["w2", "w3"], folder=tmp_path, threads=1,
         update=SparseUpdate(channels={"w2": 0.25, "w3": 0.5}),
     )  # fmt: skip
-    x, labels = batch(np.float32)
+    x, labels = make_batch(np.float32)
     plan = trainer.session.training.plan({"x": x.shape, "labels": labels.shape})
     kept = {plan.buffers[k.buffer].name: plan.buffers[k.buffer].shape for k in plan.kept()}
     assert kept.pop("r1_part") == (5, 2, 6, 6)
@@ -100,7 +100,7 @@ def test_only_the_channels_that_train_are_kept_and_multiplied(tmp_path: Path) ->
 def test_parts_are_not_unfrozen_by_name(tmp_path: Path) -> None:
     trainer = Trainer.from_onnx(forward(), "cross_entropy", update=SparseUpdate(last=1), threads=1)
     with pytest.raises(StateError, match="sparse update"):
-        trainer.fit(batch(np.float32), unfreeze={"*": 0}, progress=False)
+        trainer.fit(make_batch(np.float32), unfreeze={"*": 0}, progress=False)
 
 
 def test_a_sparse_training_learns_and_exports_whole_weights(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_sparse_training_learns_and_exports_whole_weights(tmp_path: Path) -> N
     trainer = Trainer.from_onnx(
         forward(), "cross_entropy", AdamW(0.02), update=update, folder=tmp_path, threads=1, seed=1
     )
-    x, labels = batch(np.float32)
+    x, labels = make_batch(np.float32)
     before = {n: numpy_helper.to_array(a) for a in forward().graph.initializer for n in [a.name]}
     losses = [float(trainer.step(x, labels)) for _ in range(20)]
     assert losses[-1] < losses[0] - 0.3

@@ -23,8 +23,8 @@ from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
 from engine.tools.dev.cases.attention import attend
-from engine.tools.dev.export_artifacts import batch_of, write_artifacts
-from tests.support.halves import EPSILON, rounded
+from engine.tools.dev.export_artifacts import list_batch, write_artifacts
+from tests.support.halves import EPSILON, round_to_half
 from tests.support.harness import execute, run
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -169,8 +169,8 @@ def test_halves_are_widened_and_rounded_once(name: str, monkeypatch: pytest.Monk
         results = execute(plan, fed)
         found = {n: -results[f"{n}_out"] if n in ("y", "dq") else results[n] for n in row.outs}
         made.append(found)
-        assert (found["y"] == rounded(found["y"], half)).all()
-        exact = {n: rounded(a, half) if n in halves else a for n, a in ins.items()}
+        assert (found["y"] == round_to_half(found["y"], half)).all()
+        exact = {n: round_to_half(a, half) if n in halves else a for n, a in ins.items()}
         exact = {n: a if a.dtype == bool else a.astype(float) for n, a in exact.items()}
         kept = _unplaced(found["y"], row.layout)
         for out, want in row._replace(given=row.given | {"kept": kept}).wanted(**exact).items():
@@ -501,7 +501,7 @@ def test_models_of_exporters(tag: str, tmp_path: Path) -> None:
     write_artifacts(onnx.load(DATA / f"{tag}.onnx"), data, tmp_path, is_training="train" in tag)
     graph = onnx_io.load(str(tmp_path / "training_model.onnx"))
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    fed = dict(zip(graph.inputs, batch_of(data), strict=False))
+    fed = dict(zip(graph.inputs, list_batch(data), strict=False))
     for name, t in graph.inputs.items():
         if name not in fed:
             given = state.parameters[name].data if name in state.parameters else None

@@ -29,7 +29,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.batchnorm import _ins
 from engine.tools.dev.cases.case import Case
-from tests.support.harness import gradient, run
+from tests.support.harness import get_gradient, run
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(2.0, 3.0, (6, 3, 4, 5)).astype(np.float32)
@@ -150,7 +150,7 @@ def test_frozen_layers_use_and_keep_their_statistics(
         e = np.zeros((3, 1, 1))
         e[i] = 1e-4
         slope = (loss(VALUES["w"] + e) - loss(VALUES["w"] - e)) / 2e-4
-        assert 2 * slope == pytest.approx(float(gradient(state, "w")[i, 0, 0]), rel=1e-3)
+        assert 2 * slope == pytest.approx(float(get_gradient(state, "w")[i, 0, 0]), rel=1e-3)
     for name in set(state.names) & {"mean", "var"}:
         np.testing.assert_array_equal(data(state, name), VALUES[name])
 

@@ -20,7 +20,7 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.case_graphs import list_cases
 from engine.tools.dev.cases.case import Tensor
 from tests.support.harness import run
 
@@ -179,7 +179,7 @@ def test_every_broadcasting_formula_has_a_row() -> None:
     """Ops that a formula declares broadcast their operands."""
     listed = {(row.domain, row.op) for row in ROWS}
     missing = set()
-    for case in all_cases():
+    for case in list_cases():
         op = ops().get((case.domain, case.op))
         shapes = {given.shape for given in case.ins if isinstance(given, Tensor)}
         if case.grad and op and op.expr and op.grad and len(shapes) > 1:

@@ -23,7 +23,15 @@ from engine.base.element_types import ELEMENT_TYPES, OF_ONNX
 from engine.errors import EngineError
 from engine.graphs.io import reference
 from engine.tools.dev import cases as case_files
-from tests.support.node_tests import LISTED, PASSED, RANDOM, REFUSED, brief, cases, graph_of
+from tests.support.node_tests import (
+    LISTED,
+    PASSED,
+    RANDOM,
+    REFUSED,
+    list_cases,
+    make_graph,
+    shorten_error,
+)
 from tests.support.places import DOCS
 
 REPORT = DOCS / "conformance.md"
@@ -35,7 +43,7 @@ def kinds(case: TestCase) -> set[str]:
     "optional_type".
     """
     found = set()
-    for value in (*graph_of(case).input, *graph_of(case).output):
+    for value in (*make_graph(case).input, *make_graph(case).output):
         kind = value.type.WhichOneof("value")
         element = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
         found.add(element if kind == "tensor_type" else kind)
@@ -67,9 +75,9 @@ def reason(case: TestCase) -> str:
     try:
         run(case)
     except EngineError as error:
-        return brief(" ".join(str(error).split()))
+        return shorten_error(" ".join(str(error).split()))
     except AssertionError:
-        if any(n.op_type in RANDOM for n in graph_of(case).node):
+        if any(n.op_type in RANDOM for n in make_graph(case).node):
             return "random numbers"
         try:
             run(case, 1e-6)
@@ -81,7 +89,7 @@ def reason(case: TestCase) -> str:
 
 @pytest.mark.parametrize("name", LISTED)
 def test_listed(name: str) -> None:
-    run(cases()[name])
+    run(list_cases()[name])
 
 
 def gradient_checks() -> dict[str, str]:
@@ -97,11 +105,11 @@ def gradient_checks() -> dict[str, str]:
 
 def report(passed: list[str], refused: dict[str, str]) -> str:
     """docs/conformance.md: op by op, and why the rest does not pass."""
-    numeric = {name for name, case in cases().items() if kinds(case) <= NUMERIC}
+    numeric = {name for name, case in list_cases().items() if kinds(case) <= NUMERIC}
     share = len(numeric.intersection(passed)) / len(numeric)
     rows: dict[str, list[bool]] = {}
-    for name, case in cases().items():
-        nodes = graph_of(case).node
+    for name, case in list_cases().items():
+        nodes = make_graph(case).node
         op = nodes[0].op_type if len(nodes) == 1 else "of several nodes"
         rows.setdefault(op, []).append(name in passed)
     checks = gradient_checks()
@@ -111,7 +119,7 @@ def report(passed: list[str], refused: dict[str, str]) -> str:
         "Made by `pytest tests/ops/test_conformance.py --update-golden`. The tests come from onnx "
         f"{onnx.__version__}.",
         "",
-        f"Of {len(cases())} node tests of the default domain {len(passed)} pass; on numeric "
+        f"Of {len(list_cases())} node tests of the default domain {len(passed)} pass; on numeric "
         f"tensors (bool, integers, float16, float32, float64) "
         f"{len(numeric.intersection(passed))} of "
         f"{len(numeric)}, which is {share:.1%}. The last column says where the gradient is checked "
@@ -133,10 +141,10 @@ def report(passed: list[str], refused: dict[str, str]) -> str:
 def test_not_listed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     """Each other test fails, and for the reason that is on record."""
     update = request.config.getoption("--update-golden")
-    rest = [name for name in cases() if update or name not in LISTED]
-    reasons = {name: reason(cases()[name]) for name in sorted(rest)}
+    rest = [name for name in list_cases() if update or name not in LISTED]
+    reasons = {name: reason(list_cases()[name]) for name in sorted(rest)}
     refused = {name: why for name, why in reasons.items() if why}
-    passed = sorted(cases().keys() - refused.keys())
+    passed = sorted(list_cases().keys() - refused.keys())
     text = report(passed, refused)
     if update:
         PASSED.write_text("".join(f"{n}\n" for n in passed))

@@ -13,7 +13,7 @@ from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
-from tests.support.harness import run, runner
+from tests.support.harness import make_runner, run
 
 FAR = 10**15  # an address computed from it would not be mapped
 
@@ -93,7 +93,7 @@ TIMES = 25  # that a call is repeated, so that another thread is faster now and 
 def reports(graph: Graph, inputs: dict[str, Any]) -> set[str]:
     """Return the reports of calls with many bad values."""
     shapes = {name: array.shape for name, array in inputs.items()}
-    run_once = runner(make_plan(graph, shapes, target=host(), threads=2))
+    run_once = make_runner(make_plan(graph, shapes, target=host(), threads=2))
     found = set()
     for _ in range(TIMES):
         with pytest.raises(LabelError) as caught:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 from engine.tools.dev.cases.case import Case
-from tests.support.harness import reference, run
+from tests.support.harness import compute_reference, run
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=lambda c: c.id)
+@pytest.mark.parametrize("case", list_cases(), ids=lambda c: c.id)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_forward(case: Case, threads: int) -> None:
     one = OneNode(case)
     found = run(one.graph, one.inputs, threads=threads)
-    for name, expected in zip(one.outputs, reference(one), strict=True):
+    for name, expected in zip(one.outputs, compute_reference(one), strict=True):
         got, want = found[name], np.asarray(expected)
         assert got.shape == want.shape
         if got.dtype.kind == "f":

@@ -18,7 +18,7 @@ import pytest
 from engine.errors import UnsupportedOpError
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import ops
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, with_loss
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, with_loss
 from engine.tools.dev.cases.case import Case, Tensor
 from tests.support.harness import run
 
@@ -29,7 +29,7 @@ TOL = 2e-7
 def rows() -> list[Any]:
     """Each row with a closed and an open plan; open ones beyond an op's first are not sampled."""
     found, seen = [], set()
-    for case in (c for c in all_cases() if c.grad):
+    for case in (c for c in list_cases() if c.grad):
         found.append(pytest.param(case, True, id=f"{case.id}-closed"))
         marks = [pytest.mark.whole] if (case.domain, case.op) in seen else []
         found.append(pytest.param(case, False, id=f"{case.id}-open", marks=marks))
@@ -43,7 +43,7 @@ def ignored() -> list[Any]:
     A fake output has the gradient of something else.
     """
     found: dict[str, Any] = {}
-    for case in (c for c in all_cases() if not c.grad and c.outs != 1):
+    for case in (c for c in list_cases() if not c.grad and c.outs != 1):
         op = ops().get((case.domain, case.op))
         if op is None or op.grad is None or op.title in found or "FakeQuant" in case.op:
             continue

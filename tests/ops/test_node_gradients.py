@@ -27,7 +27,7 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.tools.dev.case_graphs import with_loss
 from tests.support.harness import run
-from tests.support.node_tests import LISTED, RANDOM, brief, cases, graph_of
+from tests.support.node_tests import LISTED, RANDOM, list_cases, make_graph, shorten_error
 from tests.support.places import DATA
 
 LIST = DATA / "node_gradients.txt"
@@ -78,7 +78,7 @@ def _arrays(case: TestCase) -> dict[str, Any]:
     """The inputs of a test by name, float32 as float64."""
     (inputs, _), *_ = case.data_sets or ()
     arrays = [_normalize_tensor(value) for value in inputs]
-    named = zip((i.name for i in graph_of(case).input), arrays, strict=False)
+    named = zip((i.name for i in make_graph(case).input), arrays, strict=False)
     return {n: _finite(a) if a.dtype in (np.float32, np.float64) else a for n, a in named}
 
 
@@ -89,7 +89,7 @@ def _finite(a: Any) -> Any:
 
 def _is_real(case: TestCase) -> bool:
     """Return whether a test has an input of real numbers, and only tensors."""
-    graph = graph_of(case)
+    graph = make_graph(case)
     if any(v.type.WhichOneof("value") != "tensor_type" for v in (*graph.input, *graph.output)):
         return False
     if any(n.op_type in RANDOM for n in graph.node):
@@ -228,15 +228,19 @@ def outcome(case: TestCase) -> str:
     except EngineError as error:
         text = " ".join(str(error).split()).removeprefix(f"{case.name}: ")
         if "does not depend on them" in text:
-            return f"no gradient flows through {graph_of(case).node[0].op_type}"
-        return brief(text)
+            return f"no gradient flows through {make_graph(case).node[0].op_type}"
+        return shorten_error(text)
     return why
 
 
 @functools.cache
 def names() -> list[str]:
     """The tests with real inputs that the engine passes."""
-    return [n for n in LISTED if _is_real(cases()[n]) and _largest(_arrays(cases()[n])) <= MOST]
+    return [
+        n
+        for n in LISTED
+        if _is_real(list_cases()[n]) and _largest(_arrays(list_cases()[n])) <= MOST
+    ]
 
 
 def _sampled(listed: list[str]) -> list[Any]:
@@ -247,18 +251,18 @@ def _sampled(listed: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("name", _sampled(PASSED))
 def test_gradient(name: str) -> None:
-    assert outcome(cases()[name]) == "passes"
+    assert outcome(list_cases()[name]) == "passes"
 
 
 @pytest.mark.parametrize("name", _sampled(REST))
 def test_no_gradient_for_the_reason_on_record(name: str) -> None:
-    assert outcome(cases()[name]) == KNOWN[name]
+    assert outcome(list_cases()[name]) == KNOWN[name]
 
 
 def test_every_test_is_listed(request: pytest.FixtureRequest) -> None:
     """The list has each test with real inputs, and no gradient that is wrong."""
     if request.config.getoption("--update-golden"):
-        LIST.write_text("".join(f"{n}: {outcome(cases()[n])}\n" for n in names()))
+        LIST.write_text("".join(f"{n}: {outcome(list_cases()[n])}\n" for n in names()))
     known = dict(line.split(": ", 1) for line in LIST.read_text().splitlines())
     assert list(known) == names(), "run with --update-golden"
     assert not [n for n, why in known.items() if why.startswith("differs")]

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 from tests.support.harness import run
 
 # Operators that stock onnxruntime has kernels for on a CPU, and how many of their rows it refuses:
@@ -69,7 +69,7 @@ def test_rows_agree_with_onnxruntime(op: str) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     refused, compared = [], 0
-    for case in all_cases():
+    for case in list_cases():
         if (case.domain, case.op) != ("com.microsoft", op):
             continue
         one = OneNode(case)

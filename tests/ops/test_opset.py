@@ -90,7 +90,7 @@ def test_the_ops_of_a_training_step() -> None:
     files = (GOLDENS / "mlp").glob("*.onnx")
     found = of_graphs(onnx_io.load(path) for path in files)
     assert {"ai.onnx::Gemm", "com.microsoft::AdamWOptimizer",
-            "com.microsoft::InPlaceAccumulatorV2"} <= set(found.names())  # fmt: skip
+            "com.microsoft::InPlaceAccumulatorV2"} <= set(found.list_names())  # fmt: skip
     assert parse(str(found)) == found
 
 

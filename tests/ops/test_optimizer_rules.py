@@ -37,8 +37,8 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.runtime.program import Team
-from engine.tools.dev.cases.optimizer.case import DECAY, Case, Update, all_cases
-from tests.support.harness import gradient, untyped
+from engine.tools.dev.cases.optimizer.case import DECAY, Case, Update, list_cases
+from tests.support.harness import drop_type, get_gradient
 
 SHAPES = {  # sorted as saved checkpoints are: clipping adds squares in the order of the layout
     "a.bias": (4,), "a.weight": (5, 2, 3, 4), "b.bias": (70,), "b.weight": (13, 701), "c": (4133,),
@@ -86,7 +86,7 @@ class Training:
 
     def step(self, t: int) -> None:
         for name, g in gradients(t).items():
-            gradient(self.state, name)[...] = g
+            get_gradient(self.state, name)[...] = g
         self.optimizer.step()
 
     def values(self) -> Arrays:
@@ -102,7 +102,7 @@ def bits(arrays: Arrays) -> dict[str, bytes]:
     return {n: a.tobytes() for n, a in arrays.items()}
 
 
-CASES = list(all_cases())
+CASES = list(list_cases())
 GROUPS = (
     Group(["*.bias", "c"], lr_scale=0.25, weight_decay=0.0),
     Group(["b.*"], lr_scale=2.0),
@@ -224,7 +224,7 @@ def test_nan_is_not_lost(kind: OptimType, tmp_path: Path) -> None:
     generate_artifacts(model(), [*SHAPES], optimizer=kind, artifact_directory=tmp_path)
     training = Training(tmp_path, threads=2)
     before = training.values()
-    gradient(training.state, "c")[7] = np.nan
+    get_gradient(training.state, "c")[7] = np.nan
     training.optimizer.step()
     lost = np.isnan(training.values()["c"])
     assert lost[7]
@@ -319,7 +319,7 @@ def test_a_new_hyperparameter_compiles_nothing(tmp_path: Path) -> None:
         (lambda: RMSprop(alpha=1), InputError, "alpha=1: expected from 0 to below 1"),
         (lambda: Adagrad(eps=-1), InputError, "eps=-1: expected 0 or more"),
         (lambda: Lion(betas=(1, 0)), InputError, r"betas\[0\]=1: expected from 0 to below 1"),
-        (lambda: LAMB(weight_decay=untyped("x")), DTypeError, "weight_decay: expected a number"),
+        (lambda: LAMB(weight_decay=drop_type("x")), DTypeError, "weight_decay: expected a number"),
         (lambda: Adam(groups=[Group(["a.wieght"])]), NameNotFoundError, "nearest: 'a.weight'"),
         (lambda: Adam(groups=[Group(["*"]), Group(["c"])]), InputError, "group 1 has no parameter"),
         (lambda: Adam(groups=[Group("c")]), InputError, "match: expected a list of names"),
@@ -328,7 +328,7 @@ def test_a_new_hyperparameter_compiles_nothing(tmp_path: Path) -> None:
             InputError,
             "lr_scale=-1: expected 0 or more",
         ),
-        (lambda: Adam(groups=untyped(["c"])), DTypeError, r"groups\[0\]: expected a Group"),
+        (lambda: Adam(groups=drop_type(["c"])), DTypeError, r"groups\[0\]: expected a Group"),
     ],
 )
 def test_options_are_checked(

@@ -17,7 +17,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.offline.precision import tell
 from engine.graphs.offline.support import check_support
 from engine.tools import cli
-from tests.support.tiny import LABELS, X, forward, values
+from tests.support.tiny import LABELS, X, forward, read_values
 
 TENTH = np.array(0.1, np.float32)
 
@@ -88,8 +88,8 @@ def test_a_model_of_half_floats_trains_as_one_of_float32() -> None:
         trainer = Trainer.from_onnx(halved(), "cross_entropy", threads=1)
     other = Trainer.from_onnx(rounded(), "cross_entropy", threads=1)
     assert trainer.step(X, LABELS) == other.step(X, LABELS)
-    assert values(trainer) == values(other)
-    assert len(values(trainer)) == 4
+    assert read_values(trainer) == read_values(other)
+    assert len(read_values(trainer)) == 4
 
 
 def test_the_command_trains_half_floats_too(tmp_path: Path) -> None:

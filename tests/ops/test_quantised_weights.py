@@ -15,7 +15,7 @@ from engine.errors import DTypeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
-from tests.support.harness import gradient, run
+from tests.support.harness import get_gradient, run
 
 PASS = "read quantised"
 N, K = 64, 48  # of the weights
@@ -148,7 +148,7 @@ def test_gradients_flow_through_integers(tmp_path: Path, kind: str) -> None:
     loss = module(x, target)
     np.testing.assert_allclose(loss, np.mean(y**2), rtol=1e-5)
     wanted = flat.T @ (2 * y / y.size) @ right.T
-    found = gradient(module.session.state, "w")
+    found = get_gradient(module.session.state, "w")
     np.testing.assert_allclose(
         found, wanted.T.reshape(w.shape) if kind == "conv" else wanted, rtol=2e-5, atol=1e-6
     )

@@ -17,7 +17,7 @@ from engine.errors import DTypeError, ModelError
 from engine.graphs.io import onnx_io
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.case import Case, fed
-from tests.support.harness import gradient, run
+from tests.support.harness import get_gradient, run
 
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,3] x, float[3,2] w, float[2] s,
 int8[2] z, float[2] t) => (float[N,2] y) {{
@@ -75,7 +75,7 @@ def test_weights_train_as_if_quantised(tmp_path: Path, levels: str, low: int, hi
     inside = (level >= low) & (level <= high)
     assert 0 < inside.sum() <= 6 - (high == 4)
     expected = np.where(inside, X.T @ error * 2 / error.size, 0)
-    np.testing.assert_allclose(gradient(state, "w"), expected, rtol=1e-6)
+    np.testing.assert_allclose(get_gradient(state, "w"), expected, rtol=1e-6)
     np.testing.assert_allclose(module.eval()(X, TARGET), loss, rtol=1e-6)
     kinds = [
         [n.op for n in onnx_io.load(tmp_path / f"{name}_model.onnx").nodes]

@@ -25,7 +25,7 @@ from engine.plan.plan import Plan
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
-from tests.support.tiny import made
+from tests.support.tiny import make_trainer
 
 WORDS, WIDTH, BATCH = 4603, 56, 12  # 1.03 MB in rows of no whole vectors, in no even blocks
 BAG = f"""<ir_version: 8, opset_import: ["": 17]>
@@ -79,7 +79,7 @@ def makers(plan: Plan) -> int:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_is_bit_for_bit_what_two_calls_do(name: str, threads: int) -> None:
-    one, two = (made(BAG, optimizer=OPTIMIZERS[name], threads=threads) for _ in range(2))
+    one, two = (make_trainer(BAG, optimizer=OPTIMIZERS[name], threads=threads) for _ in range(2))
     for _ in range(3):
         assert one.step(IDS, LABELS) == two.accumulate(IDS, LABELS)
         two.update()
@@ -92,7 +92,7 @@ def test_a_step_is_bit_for_bit_what_two_calls_do(name: str, threads: int) -> Non
 
 
 def test_bad_indices_change_nothing() -> None:
-    trainer = made(BAG, threads=2)
+    trainer = make_trainer(BAG, threads=2)
     trainer.step(IDS, LABELS)
     before, ids = regions(trainer), IDS.copy()
     ids[3, 2] = -WORDS - 1
@@ -102,8 +102,8 @@ def test_bad_indices_change_nothing() -> None:
 
 
 def test_what_others_read_stays_whole() -> None:
-    twice = made(TWICE, threads=2)
-    reference = made(TWICE, threads=2)
+    twice = make_trainer(TWICE, threads=2)
+    reference = make_trainer(TWICE, threads=2)
     assert twice.step(IDS, LABELS) == reference.accumulate(IDS, LABELS)
     reference.update()
     assert regions(twice) == regions(reference)
@@ -111,7 +111,7 @@ def test_what_others_read_stays_whole() -> None:
 
 
 def test_two_calls_keep_the_gradient() -> None:
-    trainer = made(BAG)
+    trainer = make_trainer(BAG)
     trainer.accumulate(IDS, LABELS)
     gradient: Any = trainer.state.parameters["table"].grad
     used = np.unique(IDS % WORDS)
@@ -122,7 +122,7 @@ def test_two_calls_keep_the_gradient() -> None:
 @needs_cc
 def test_a_trimmed_build_trains_alike(tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
-    trainer = made(BAG, folder=folder, threads=2)
+    trainer = make_trainer(BAG, folder=folder, threads=2)
     build(folder, tmp_path / "built", Options("mnist", resolve("native"), [BATCH], 2, joined=True))
     face = load(tmp_path / "built")
     own = face.Trainer(folder / "checkpoint")

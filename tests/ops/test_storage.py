@@ -17,9 +17,9 @@ from engine.graphs.passes.storage import SMALL, choose_storage
 from engine.kernels.loops.gemm import gemm_mixed
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
-from tests.support.halves import EPSILON, rounded
+from tests.support.halves import EPSILON, round_to_half
 from tests.support.harness import run
 
 
@@ -95,7 +95,7 @@ def rows() -> dict[str, Case]:
     declared = {key for key, op in ops().items() if op.storage and op.lower}
     cases = [
         c
-        for c in all_cases()
+        for c in list_cases()
         if (c.domain, c.op) in declared
         and c.attrs.get("activation", "Relu") == "Relu"
         and OneNode(c).graph.inputs.get("x0", find_type(np.zeros(1, int))).dtype == "f32"
@@ -123,7 +123,7 @@ def rows_of_gradients() -> dict[str, Alone]:
     }
     made = [
         one
-        for c in all_cases()
+        for c in list_cases()
         if c.grad and ops()[c.domain, c.op].title in differentiable
         for one in gradients(c)
         if one.node.op not in known
@@ -148,7 +148,7 @@ def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {f"{n}_in" if f"{n}_in" in graph.inputs else n: a for n, a in one.inputs.items()}
     made = run(graph, given, threads=2, precision=half)
     cut = halves | rounded_factors(one, half)
-    seen = {n: -rounded(a, half) if n in cut else a for n, a in one.inputs.items()}
+    seen = {n: -round_to_half(a, half) if n in cut else a for n, a in one.inputs.items()}
     seen = {n: a if n in cut or f"{n}_in" not in graph.inputs else -a for n, a in seen.items()}
     expected = run(one.graph, seen, threads=2)
     for name in one.outputs:

@@ -20,7 +20,7 @@ from engine.plan.plan import align
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 from tests.support.harness import run
-from tests.support.targets import OTHERS, runnable
+from tests.support.targets import OTHERS, list_runnable
 
 DIRECT, WINOGRAD = False, True
 WHAT = ("Y", "bias", "dX", "dW")
@@ -190,12 +190,12 @@ def test_sums_over_tiles_are_the_same_in_every_run(
         np.testing.assert_array_equal(again, first)
 
 
-@pytest.mark.parametrize("name", runnable())
+@pytest.mark.parametrize("name", list_runnable())
 def test_plainer_variants_agree(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for what in WHAT:
         given = layer(LAYERS[1], what, np.float32)
         own = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what)
-        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what, 2, runnable()[name])
+        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what, 2, list_runnable()[name])
         np.testing.assert_allclose(found, own, rtol=0, atol=4e-6 * np.max(np.abs(own)))
 
 

@@ -25,7 +25,7 @@ from engine.tools.dev.cases.case import Case, f32
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
-from tests.support.harness import gradient, untyped
+from tests.support.harness import drop_type, get_gradient
 
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,64] x, float[64,32] w, float[32,10] v)
 => (float[N,10] y) {
@@ -109,7 +109,7 @@ def test_the_eval_model_drops_nothing_and_draws_nothing(artifacts: Path) -> None
 def test_a_training_step_learns_what_was_not_dropped(artifacts: Path) -> None:
     state, module, _ = make(artifacts)
     module(X[:1], LABELS[:1])
-    dropped = ~gradient(state, "v").any(axis=1)
+    dropped = ~get_gradient(state, "v").any(axis=1)
     assert 4 <= dropped.sum() <= 28  # of 32 at ratio 1/2: 1 in 10^5 is outside
 
 
@@ -145,7 +145,7 @@ def test_every_run_of_a_session_draws_others() -> None:
 @pytest.mark.parametrize(("seed", "error"), [("1", DTypeError), (2**63, InputError)])
 def test_seeds_are_whole_numbers_of_64_bits(seed: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="seed"):
-        engine.set_seed(untyped(seed))
+        engine.set_seed(drop_type(seed))
 
 
 @needs_cc

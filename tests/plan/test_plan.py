@@ -18,7 +18,7 @@ from engine.plan.plan import Arg, KernelSpec, Plan, Port
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 from tests.support.plans import RELU, chain
 
 
@@ -176,7 +176,7 @@ def test_a_plan_that_is_refused_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = checks(monkeypatch)
-    graph = OneNode(next(c for c in all_cases() if c.op == "Relu")).graph
+    graph = OneNode(next(c for c in list_cases() if c.op == "Relu")).graph
     plan = make_plan(graph, {}, target=host(), threads=1)
     program = Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
     assert found == [plan]

@@ -18,7 +18,7 @@ from engine.kernels.machine.target import make
 from engine.plan import file_reader
 from engine.plan.plan import ALIGN, Plan
 from engine.plan.plan_file import Tables, Writer, from_bytes, load, make_schema, to_bytes
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 from engine.trainer.step_plan import StepPlan
 from tests.support.places import GOLDENS
 from tests.support.plans import chain
@@ -65,7 +65,7 @@ def directory(data: bytes) -> tuple[int, int]:
 
 
 def test_plans_of_all_ops_come_back_equal() -> None:
-    for case in all_cases()[::5]:
+    for case in list_cases()[::5]:
         plan = make_plan(OneNode(case).graph, {}, target=TARGET, threads=2)
         data = written(plan)
         assert read(data) == plan, case.id

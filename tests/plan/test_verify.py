@@ -27,8 +27,8 @@ from engine.graphs.planner.planner import make_plan
 from engine.kernels.ops.registry import templates
 from engine.plan.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
 from engine.plan.verify import verify
-from engine.tools.dev.case_graphs import OneNode, all_cases
-from tests.support.golden_plans import TARGET, golden_plan
+from engine.tools.dev.case_graphs import OneNode, list_cases
+from tests.support.golden_plans import TARGET, make_golden_plan
 
 OPS = ("Softmax", "BatchNormalization", "Gather", "LSTM", "Transpose", "Dropout", "TopK", "Conv")
 
@@ -56,7 +56,7 @@ ANOTHER_PROGRAM = {
 @functools.cache
 def golden(case: str, threads: int) -> Plan:
     """Return the training plan of a golden model, its parameters and gradients in their regions."""
-    return golden_plan(case, 4, threads)
+    return make_golden_plan(case, 4, threads)
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def plans() -> tuple[Plan, ...]:
     """Plans of goldens, and of case rows, open and closed; of one and of two threads."""
     found = [golden(case, n) for case in ("mlp", "cnn", "bce") for n in (1, 2)]
     for op in OPS:
-        graph = OneNode(next(c for c in all_cases() if c.op == op)).graph
+        graph = OneNode(next(c for c in list_cases() if c.op == op)).graph
         for threads in (1, 2):
             for closed in (False, True):
                 found.append(

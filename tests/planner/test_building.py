@@ -24,9 +24,9 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from engine.tools.trimmed import build as build_tool
 from engine.tools.trimmed.build import Options, build
-from engine.tools.trimmed.plans import artifacts, make_plans
+from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import TARGETS, resolve
-from tests.support.builds import made as built
+from tests.support.builds import make_build as built
 from tests.support.builds import needs_cc, run
 from tests.support.places import GOLDENS
 
@@ -211,5 +211,7 @@ def test_a_batch_is_one_that_the_model_has(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"no input .* has 4 as its first dimension: input \[6, 64\]"
     ):
-        make_plans(artifacts(GOLDENS / "mlp"), host(), 1, [4], {"input": (6, 64), "labels": (6,)})
+        make_plans(
+            list_artifacts(GOLDENS / "mlp"), host(), 1, [4], {"input": (6, 64), "labels": (6,)}
+        )
     assert cli.main(["plan", str(GOLDENS / "mlp"), "-o", str(tmp_path / "plan"), *shape]) == 1

@@ -11,27 +11,27 @@ import pytest
 from engine.graphs.io import onnx_io
 from engine.plan.plan import Plan
 from engine.tools import cli
-from engine.tools.actions.plan_text import picture, words
-from tests.support.golden_plans import golden_plan
+from engine.tools.actions.plan_text import draw_arena, format_words
+from tests.support.golden_plans import make_golden_plan
 from tests.support.places import GOLDENS
 
 
 def plan(case: str, batch: int) -> Plan:
     """Return the training plan of a golden model, for the target of the golden texts."""
-    return golden_plan(case, batch, 2)
+    return make_golden_plan(case, batch, 2)
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
 def test_plan_text(case: str, golden: Callable[[str, str], None]) -> None:
     made = plan(case, 8)
-    golden(f"{case}.plan.txt", f"{made}\n{picture(made)}")
+    golden(f"{case}.plan.txt", f"{made}\n{draw_arena(made)}")
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
 def test_the_words_of_steps_have_names(case: str) -> None:
     """Every number of a step is told, in its order; none is told that the step does not pass."""
     made = plan(case, 8)
-    rows = words(made).splitlines()
+    rows = format_words(made).splitlines()
     assert len(rows) == len(made.steps)
     for row, step in zip(rows, made.steps, strict=True):
         told = re.findall(r"[=(,](-?[\d.e+-]+)", row)

@@ -19,14 +19,14 @@ from typing import Any, ClassVar
 import pytest
 
 from bench import budgets, deep
-from bench.growth import SHAPES, measured
+from bench.growth import SHAPES, measure_stages
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.models.post_norm import build_minilm
-from engine.tools.benchmark.workload import Workload, parameters
+from engine.tools.benchmark.workload import Workload, list_parameters
 
 FEW, TIMES, MOST = 84, 4, 4.6  # nodes; how many times as many; by how much work may grow then
 NOTABLE = 1000  # lines of a function below which its growth means nothing
@@ -47,7 +47,7 @@ def lines(name: str, nodes: int) -> Counter[CodeType]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        measured(name, nodes)
+        measure_stages(name, nodes)
     finally:
         sys.settrace(before)
     return count
@@ -56,7 +56,7 @@ def lines(name: str, nodes: int) -> Counter[CodeType]:
 @pytest.mark.parametrize("name", ["mlp", "concat", "outputs"])
 def test_four_times_the_nodes_execute_about_four_times_the_lines(name: str) -> None:
     """In every function, but for tries to place blocks, whose work has a limit in all."""
-    measured(name, FEW)  # what is made once
+    measure_stages(name, FEW)  # what is made once
     few, many = (lines(name, nodes) for nodes in (FEW, TIMES * FEW))
     assert many.total() < MOST * few.total()
     steep = [f for f, n in many.items() if n > NOTABLE and n > MOST * few[f]]
@@ -78,7 +78,7 @@ def test_the_search_for_a_budget_keeps_to_its_bound(
     monkeypatch.setattr(budget, "Effort", Seen)
     monkeypatch.setattr(search, "WAYS", 4)
     for nodes in (FEW, TIMES * FEW):
-        measured(name, nodes, least=True)
+        measure_stages(name, nodes, least=True)
     few, many = efforts
     assert 0 < few.ways <= few.most
     assert few.ways < many.ways <= many.most
@@ -144,7 +144,7 @@ def compared(name: str, nodes: int) -> int:
     begin = Counted.compared
     if trains:
         graph.nodes.append(Node("ReduceMean", ("scores",), ("mean",), {"keepdims": 0}, "", "mean"))
-        chosen = choose(graph, parameters(graph), None)
+        chosen = choose(graph, list_parameters(graph), None)
         graph = make_artifacts(graph, chosen, lambda _: "mean", []).training
     shapes = {n: [d if isinstance(d, int) else 2 for d in t.shape] for n, t in graph.inputs.items()}
     make_plan(with_counted_names(graph), shapes, target=host(), threads=2)

@@ -16,7 +16,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.optimizer.sgd import BLOCK
 from engine.kernels.vocabulary.op import TensorType
-from tests.support.harness import gradient
+from tests.support.harness import get_gradient
 
 WORDS, WIDTH, CLASSES = 300, 24, 5
 RATE = 0.125
@@ -69,7 +69,7 @@ class Training:
         return {n: p.data.copy() for n, p in self.state.parameters}
 
     def gradients(self) -> dict[str, np.ndarray]:
-        return {n: gradient(self.state, n).copy() for n, _ in self.state.parameters}
+        return {n: get_gradient(self.state, n).copy() for n, _ in self.state.parameters}
 
 
 def adamw(t: int, p: Any, g: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
@@ -165,8 +165,8 @@ def test_sgd_passes_over_nothing_that_is_not_a_number(tmp_path: Path) -> None:
     training = Training(tmp_path, SGD())
     training.backward(0)
     for g in training.gradients():
-        gradient(training.state, g)[...] = 0
-    gradient(training.state, "table")[200, 3] = np.nan
+        get_gradient(training.state, g)[...] = 0
+    get_gradient(training.state, "table")[200, 3] = np.nan
     training.optimizer.step()
     expected = np.zeros((WORDS, WIDTH), bool)
     expected[200, 3] = True
@@ -176,7 +176,7 @@ def test_sgd_passes_over_nothing_that_is_not_a_number(tmp_path: Path) -> None:
 def test_a_norm_that_is_not_a_number_reaches_every_parameter(tmp_path: Path) -> None:
     training = Training(tmp_path, SGD(clip_grad=1.0))
     training.backward(0)
-    gradient(training.state, "bias")[0] = np.nan
+    get_gradient(training.state, "bias")[0] = np.nan
     training.optimizer.step()
     assert all(np.isnan(p).all() for p in training.values().values())
 

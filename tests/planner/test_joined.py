@@ -27,8 +27,8 @@ from engine.errors import BudgetError, InputError, LabelError, NonFiniteError, S
 from engine.graphs.offline.optim_types import Method
 from engine.plan.plan import DONE, Plan
 from engine.runtime.program import Program
-from tests.support.tied_words import DEEP, IDS, TIED, WORDS, content
-from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, made
+from tests.support.tied_words import DEEP, IDS, TIED, WORDS, read_content
+from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, make_trainer
 
 OPTIMIZERS: dict[str, Method] = {
     "adamw": AdamW(0.05, weight_decay=0.1),
@@ -63,18 +63,18 @@ def step_plan(trainer: Trainer) -> Plan:
 )
 def test_a_step_is_bit_for_bit_what_two_calls_do(model: str, optimizer: str) -> None:
     text, x, labels = MODELS[model]
-    one, two = (made(text, optimizer=OPTIMIZERS[optimizer], threads=2) for _ in range(2))
+    one, two = (make_trainer(text, optimizer=OPTIMIZERS[optimizer], threads=2) for _ in range(2))
     for _ in range(3):
         loss = one.step(x, labels)
         assert loss == two.accumulate(x, labels)
         two.update()
-    assert content(one) == content(two)
+    assert read_content(one) == read_content(two)
     assert "grad" not in one.state.regions
     assert one.obstacle == ""
 
 
 def test_every_parameter_is_updated_when_its_gradient_is_complete() -> None:
-    trainer = made(PLAIN)
+    trainer = make_trainer(PLAIN)
     trainer.step(X, LABELS)
     plan = step_plan(trainer)
     assert plan.compute_region_bytes("grad") == 0
@@ -88,7 +88,7 @@ def test_every_parameter_is_updated_when_its_gradient_is_complete() -> None:
 
 
 def test_clipping_keeps_gradients_until_their_norm_is_known() -> None:
-    trainer = made(PLAIN, optimizer=AdamW(0.05, clip_grad=0.1))
+    trainer = make_trainer(PLAIN, optimizer=AdamW(0.05, clip_grad=0.1))
     trainer.step(X, LABELS)
     plan = step_plan(trainer)
     kinds = [step.kernel.split("_f32")[0] for step in plan.steps if step.phase == "opt"]
@@ -98,14 +98,14 @@ def test_clipping_keeps_gradients_until_their_norm_is_known() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor with momentum, clipped"])
 @pytest.mark.parametrize("bad", ["label", "index"])
 def test_bad_data_change_nothing(optimizer: str, bad: str) -> None:
-    trainer = made(TIED, optimizer=OPTIMIZERS[optimizer], threads=2)
+    trainer = make_trainer(TIED, optimizer=OPTIMIZERS[optimizer], threads=2)
     trainer.step(IDS, WORDS)
-    before = content(trainer)
+    before = read_content(trainer)
     ids, words = IDS.copy(), WORDS.copy()
     (ids if bad == "index" else words)[2] = 9
     with pytest.raises(LabelError, match=f"{bad} 9 at position"):
         trainer.step(ids, words)
-    assert content(trainer) == before
+    assert read_content(trainer) == before
     trainer.step(IDS, WORDS)
     assert trainer.steps == 2
 
@@ -147,27 +147,27 @@ def test_the_signal_waits_for_faults_that_only_the_backward_pass_sees() -> None:
 
 
 def test_bad_labels_do_not_move_running_statistics() -> None:
-    trainer = made(NORMED, threads=2)
+    trainer = make_trainer(NORMED, threads=2)
     trainer.step(X, LABELS)
-    before = content(trainer)
+    before = read_content(trainer)
     with pytest.raises(LabelError, match="label 9 at position"):
         trainer.step(X, np.where(np.arange(len(LABELS)) == 2, 9, LABELS))
-    assert content(trainer) == before
+    assert read_content(trainer) == before
 
 
 @pytest.mark.parametrize("model", [DROPPING, NORMED], ids=["dropout", "batch norm"])
 def test_a_loss_that_is_not_finite_changes_nothing_where_it_is_looked_at(model: str) -> None:
-    trainer = made(model)
+    trainer = make_trainer(model)
     trainer.step(X, LABELS)
-    regions, steps, draws = content(trainer)
+    regions, steps, draws = read_content(trainer)
     trainer.module.check_finite = True
     bad = np.where(np.arange(6) == 2, np.nan, X).astype(np.float32)
     with pytest.raises(NonFiniteError, match="'loss' is nan; no parameter has changed"):
         trainer.step(bad, LABELS)
-    assert content(trainer) == (regions, steps, draws + (model == DROPPING))
+    assert read_content(trainer) == (regions, steps, draws + (model == DROPPING))
     with pytest.raises(NonFiniteError, match="input 'x' has NaN at"):
         trainer.fit(batches((bad, LABELS), batch_size=20, allow_nan=True), progress=False)
-    assert content(trainer)[:2] == (regions, steps)
+    assert read_content(trainer)[:2] == (regions, steps)
     trainer.module.check_finite = False
     assert np.isnan(trainer.step(bad, LABELS))  # nobody looks: as two calls would
     assert trainer.steps == steps + 1
@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_where_it_is_looked_at(model: 
 def test_an_interrupt_leaves_a_whole_step_or_none(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, trainer = made(DROPPING), made(DROPPING)
+    whole, trainer = make_trainer(DROPPING), make_trainer(DROPPING)
     for each in (whole, trainer):
         each.step(X, LABELS)
     run = Program.run
@@ -194,12 +194,12 @@ def test_an_interrupt_leaves_a_whole_step_or_none(
     if when == "behind":
         whole.step(X, LABELS)
     trainer.predict(X)  # it shares the bytes of what tells whether the step was done
-    assert content(trainer) == content(whole)
+    assert read_content(trainer) == read_content(whole)
     assert trainer.step(X, LABELS) == whole.step(X, LABELS)
 
 
 def test_gradients_are_there_for_those_who_ask_for_them() -> None:
-    trainer, reference = made(PLAIN), made(PLAIN)
+    trainer, reference = make_trainer(PLAIN), make_trainer(PLAIN)
     trainer.step(X, LABELS)
     with pytest.raises(StateError, match=r"the gradient of 'body.bias' was not kept: .*accumulate"):
         trainer.state.parameters["body.bias"].grad  # noqa: B018  # it raises
@@ -215,11 +215,11 @@ def test_gradients_are_there_for_those_who_ask_for_them() -> None:
     np.testing.assert_array_equal(found, wanted)
     for each in (trainer, reference):
         each.update()
-    assert content(trainer)[:2] == content(reference)[:2]
+    assert read_content(trainer)[:2] == read_content(reference)[:2]
 
 
 def test_an_optimizer_that_cannot_be_joined_runs_as_a_plan_of_its_own(tmp_path: Path) -> None:
-    trainer = made(PLAIN, folder=tmp_path)
+    trainer = make_trainer(PLAIN, folder=tmp_path)
     path = tmp_path / "optimizer_model.onnx"
     model = onnx.load(path)
     signal = numpy_helper.from_array(np.array([True]), "always")
@@ -230,7 +230,7 @@ def test_an_optimizer_that_cannot_be_joined_runs_as_a_plan_of_its_own(tmp_path: 
     assert other.step(X, LABELS) == trainer.step(X, LABELS)
     assert other.obstacle.endswith("of the optimizer model has a signal of its own")
     assert DONE not in [port.name for port in step_plan(other).outputs]
-    assert content(other) == content(trainer)
+    assert read_content(other) == read_content(trainer)
 
 
 # --- budgets
@@ -238,17 +238,17 @@ def test_an_optimizer_that_cannot_be_joined_runs_as_a_plan_of_its_own(tmp_path: 
 
 def test_a_budget_bounds_a_step_and_a_summary_says_what_it_cost() -> None:
     x, labels = np.tile(X, (100, 1)), np.tile(LABELS, 100)
-    free = made(DEEP)
+    free = make_trainer(DEEP)
     with pytest.raises(StateError, match="there was no step yet"):
         free.plan  # noqa: B018  # it raises
     most = free.plan_of(x, labels)
     assert "second time" not in most.summary()
     budget = int(0.85 * most.nbytes)
-    tight = made(DEEP, memory_budget=budget)
+    tight = make_trainer(DEEP, memory_budget=budget)
     assert tight.step(x, labels) == free.step(x, labels)
     assert tight.plan.nbytes <= budget
     assert tight.plan.micro_batches == 1
-    assert content(tight) == content(free)
+    assert read_content(tight) == read_content(free)
     text = tight.plan.summary()
     assert "computed a second time: " in text
     assert "% of the predicted time" in text
@@ -257,19 +257,19 @@ def test_a_budget_bounds_a_step_and_a_summary_says_what_it_cost() -> None:
 
 
 def test_a_budget_that_is_too_small_changes_nothing() -> None:
-    trainer = made(PLAIN, memory_budget="2 kB")
-    before = content(trainer)
+    trainer = make_trainer(PLAIN, memory_budget="2 kB")
+    before = read_content(trainer)
     with pytest.raises(BudgetError, match="budget of 2000 bytes is too small"):
         trainer.step(X, LABELS)
-    assert content(trainer) == before
+    assert read_content(trainer) == before
     fixed = PLAIN.replace("float[N,6]", "float[20,6]").replace("float[N,3]", "float[20,3]")
     with pytest.raises(BudgetError):
-        made(fixed, memory_budget="2 kB")
+        make_trainer(fixed, memory_budget="2 kB")
     with pytest.raises(InputError, match="memory_budget='much'"):
-        made(PLAIN, memory_budget="much")
+        make_trainer(PLAIN, memory_budget="much")
 
 
 def test_a_summary_says_why_gradients_are_kept() -> None:
-    clipped = made(PLAIN, optimizer=AdamW(0.05, clip_grad=1.0))
+    clipped = make_trainer(PLAIN, optimizer=AdamW(0.05, clip_grad=1.0))
     assert "kept in region work until the norm" in clipped.plan_of(X, LABELS).summary()
-    assert "gradients" not in made(PLAIN).plan_of(X, LABELS).summary()
+    assert "gradients" not in make_trainer(PLAIN).plan_of(X, LABELS).summary()

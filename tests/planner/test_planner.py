@@ -18,7 +18,7 @@ from engine.graphs.planner.planner import Planner, make_plan
 from engine.kernels.machine.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 from engine.tools.dev.cases.case import Case
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -86,7 +86,7 @@ def shapes_of(graph: Graph, sizes: Mapping[str, int]) -> Shapes:
     }
 
 
-ROWS = [(c.id, *symbolic(OneNode(c).graph)) for c in all_cases()]
+ROWS = [(c.id, *symbolic(OneNode(c).graph)) for c in list_cases()]
 ROWS = [row for row in ROWS if row[2]]
 
 
@@ -117,7 +117,7 @@ def doubled(graph: Graph) -> Graph:
     return out
 
 
-OF_EVERY_OP = {case.op: case for case in all_cases()}
+OF_EVERY_OP = {case.op: case for case in list_cases()}
 
 
 @pytest.mark.parametrize("case", OF_EVERY_OP.values(), ids=OF_EVERY_OP)

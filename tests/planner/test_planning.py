@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from bench.planning import GRAPHS, elementwise, graph_of
+from bench.planning import GRAPHS, list_elementwise, make_graph
 from engine.errors import ShapeError
 from engine.graphs.io import onnx_io, schemas
 from engine.graphs.ir.graph import Graph, Names, Node
@@ -54,7 +54,7 @@ class Counter:
 
     def of(self, name: str, nodes: int, layers: int = 1) -> tuple[Plan, int]:
         """The plan of a graph, and the terms that were written for it."""
-        graph, before = graph_of(name, nodes, layers), self.terms
+        graph, before = make_graph(name, nodes, layers), self.terms
         plan = make_plan(graph, {}, target=host(), threads=2)
         return plan, self.terms - before
 
@@ -90,9 +90,9 @@ def test_the_formulas_of_a_chain_grow_with_its_length(
     assert len(long.specs) <= len(short.specs) + 2
 
 
-@pytest.mark.parametrize("name", [*elementwise(), "mix"])
+@pytest.mark.parametrize("name", [*list_elementwise(), "mix"])
 def test_a_fused_kernel_is_bounded(name: str) -> None:
-    plan = make_plan(graph_of(name, 300, 1), {}, target=host(), threads=2)
+    plan = make_plan(make_graph(name, 300, 1), {}, target=host(), threads=2)
     own = max(f.cost for f in FUNCTIONS.values())
     for program in programs(plan):
         assert program.formulas.cost() <= max(MAX_COST, 2 * own)
@@ -103,7 +103,7 @@ def test_a_fused_kernel_is_bounded(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in GRAPHS if n.startswith("dense")])
 def test_dense_layers_share_few_kernels(name: str) -> None:
     """Each layer reads all earlier ones: the kernels are of few sizes, not one for each layer."""
-    plan = make_plan(graph_of(name, 0, 60), {}, target=host(), threads=2)
+    plan = make_plan(make_graph(name, 0, 60), {}, target=host(), threads=2)
     assert max(len(program.ins) for program in programs(plan)) <= WIDE
     assert len(programs(plan)) < 60
 
@@ -111,7 +111,7 @@ def test_dense_layers_share_few_kernels(name: str) -> None:
 def test_nothing_recurses_with_the_length_of_a_chain() -> None:
     """Neither a chain of nodes nor one node of many inputs; 150 frames are for the planner."""
     for name in ("Relu", "Mul", "fan-out"):
-        graph = graph_of(name, 2000, 1)
+        graph = make_graph(name, 2000, 1)
         with shallow(150):
             make_plan(graph, {}, target=host(), threads=2)
 
@@ -208,7 +208,7 @@ def test_a_model_in_order_is_walked_once_to_be_sorted(monkeypatch: pytest.Monkey
 
 def test_a_schema_is_looked_up_once_and_not_asked_of_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was asked, and its attributes listed, for every node of a file."""
-    model = onnx_io.to_bytes(graph_of("mix", 300, 1))
+    model = onnx_io.to_bytes(make_graph("mix", 300, 1))
     parsed: list[str] = []
     parse_line = schemas.Schema.parse
 
@@ -247,7 +247,7 @@ def test_garbage_is_collected_after_planning_as_before(
     monkeypatch: pytest.MonkeyPatch,
     enabled: bool,
 ) -> None:
-    graph = graph_of("Relu", 3, 1)
+    graph = make_graph("Relu", 3, 1)
     inside = []
 
     def watched(*args: Any, **more: Any) -> Graph:
@@ -298,7 +298,7 @@ def test_of_nodes_that_are_alike_one_is_asked_for_its_types(
 ) -> None:
     """Every node was asked three times: when it was inferred, checked, and fused."""
     asked = Asked(monkeypatch)
-    few, many = (asked.of(graph_of(name, nodes, 1)) for nodes in (180, 360))
+    few, many = (asked.of(make_graph(name, nodes, 1)) for nodes in (180, 360))
     assert many <= few + 2 < 60  # the rest of a chain may be a smaller map
 
 
@@ -358,7 +358,7 @@ def test_calls_that_are_alike_are_made_once(
         """Count the calls that are made for the plan of a graph."""
         nonlocal count
         count = 0
-        graph = transposes(nodes) if name == "copies" else graph_of(name, nodes, 1)
+        graph = transposes(nodes) if name == "copies" else make_graph(name, nodes, 1)
         make_plan(graph, {}, target=host(), threads=2)
         return count
 
@@ -382,9 +382,9 @@ PLAN = """
 from engine.kernels.machine.target import make
 from engine.graphs.passes.pipeline import PASSES
 from engine.graphs.planner.planner import make_plan
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, list_cases
 target = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
-for case in all_cases():
+for case in list_cases():
     if case.op in ("TopK", "LayerNormalization"):
         print(make_plan(OneNode(case).graph, {}, target=target, threads=2))
 """

@@ -27,7 +27,7 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.planning import Update
-from tests.support.blocks import groups, model
+from tests.support.blocks import list_groups, make_model
 from tests.support.builds import load, needs_cc
 
 Array = npt.NDArray[Any]
@@ -59,7 +59,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layers")
     names = ["w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "w4"]
     generate_artifacts(
-        model(LAYERS),
+        make_model(LAYERS),
         loss=MSELoss(),
         optimizer=AdamW(),
         requires_grad=names,
@@ -107,7 +107,7 @@ def test_segments_compute_what_steps_do(
     assert np.array_equal(found, again)
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     template = {k.symbol: k.spec.template for k in plan.kernels}
-    cut = {template[s.kernel] for _, steps in groups(plan) for s in steps if not s.numbered}
+    cut = {template[s.kernel] for _, steps in list_groups(plan) for s in steps if not s.numbered}
     declared = {name for name, kernel in templates().items() if kernel.samples}
     assert declared & set(template.values()) <= cut
     assert len(declared & cut) >= 9
@@ -122,7 +122,7 @@ def test_what_segments_make_takes_a_sample_a_thread(
     assert len(made) == 2
     for b in made:
         assert b.nbytes == 2 * 4 * 32 * 20 * 20
-        (group,) = [steps for n, steps in groups(plan) if n == b.first]
+        (group,) = [steps for n, steps in list_groups(plan) if n == b.first]
         assert b.last == b.first + len(group) - 1
 
 
@@ -203,4 +203,4 @@ def test_a_trimmed_build_runs_segments(artifacts: Path, tmp_path: Path) -> None:
     built = load(tmp_path).Trainer()
     for _ in range(2):
         assert float(built.step(*one.batch.values())) == float(trainer.step(*one.batch.values()))
-    assert any(steps[0].tiles == 16 for _, steps in groups(one.plan(budget)))
+    assert any(steps[0].tiles == 16 for _, steps in list_groups(one.plan(budget)))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench.passes import traffic
+from bench.passes import count_traffic
 from engine.api import CheckpointState, Module
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
 from engine.errors import PlanError
@@ -30,7 +30,7 @@ from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model
-from tests.support.blocks import groups, model
+from tests.support.blocks import list_groups, make_model
 from tests.support.builds import load, needs_cc
 
 Array = npt.NDArray[Any]
@@ -60,7 +60,7 @@ TRAINED = ["w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "scale3", "
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("block")
     generate_artifacts(
-        model(BLOCK),
+        make_model(BLOCK),
         loss=MSELoss(),
         optimizer=AdamW(),
         requires_grad=TRAINED,
@@ -91,7 +91,9 @@ def test_plan_text(plan: Plan, golden: Callable[[str, str], None]) -> None:
 
 def test_a_block_passes_over_memory_in_a_few_groups(plan: Plan) -> None:
     """Each chain between two sums over all rows is one group."""
-    found = [[re.sub(r"_f32.*|_[0-9a-f]{10}$", "", s.kernel) for s in g] for _, g in groups(plan)]
+    found = [
+        [re.sub(r"_f32.*|_[0-9a-f]{10}$", "", s.kernel) for s in g] for _, g in list_groups(plan)
+    ]
     assert found[:3] == [
         ["conv", "channel_moments_cols"],
         ["depthwise", "channel_moments_cols"],
@@ -102,7 +104,7 @@ def test_a_block_passes_over_memory_in_a_few_groups(plan: Plan) -> None:
 
 
 def test_tiles_cover_what_steps_write(plan: Plan) -> None:
-    for _, steps in groups(plan):
+    for _, steps in list_groups(plan):
         for step in steps:
             for arg in step.args:
                 if arg.mode in ("w", "u"):
@@ -113,13 +115,13 @@ def test_tiles_cover_what_steps_write(plan: Plan) -> None:
 
 def test_a_target_with_a_larger_cache_gets_fewer_tiles(artifacts: Path, plan: Plan) -> None:
     large = plan_of(artifacts, target=replace(TARGET, tile_bytes=2 * TARGET.tile_bytes))
-    most = [max(steps[0].tiles for _, steps in groups(p)) for p in (plan, large)]
+    most = [max(steps[0].tiles for _, steps in list_groups(p)) for p in (plan, large)]
     assert most[1] < most[0]
 
 
 def test_rows_that_cannot_be_cut_run_whole(artifacts: Path) -> None:
     whole = plan_of(artifacts, target=replace(TARGET, tile_bytes=1 << 30))
-    assert not list(groups(whole))
+    assert not list(list_groups(whole))
 
 
 def test_groups_take_little_more_memory(artifacts: Path, plan: Plan) -> None:
@@ -137,7 +139,7 @@ def test_what_is_made_again_takes_a_tile(plan: Plan) -> None:
 def test_groups_move_fewer_bytes(artifacts: Path, plan: Plan) -> None:
     whole = plan_of(artifacts, target=replace(TARGET, tile_bytes=1 << 30))
     before, after = (
-        sum(t.read + t.written for t in traffic(made).values()) for made in (whole, plan)
+        sum(t.read + t.written for t in count_traffic(made).values()) for made in (whole, plan)
     )
     assert after < 0.75 * before
 
@@ -204,7 +206,7 @@ def test_a_group_is_one_step_of_a_stepwise_run(
     trained = made[1]
     (program,) = trained.session.memory.programs.values()
     units = list(program.run_stepwise())
-    members = {n + k for n, g in groups(program.plan) for k in range(1, len(g))}
+    members = {n + k for n, g in list_groups(program.plan) for k in range(1, len(g))}
     assert units == [n for n in range(len(program.plan.steps) + 1) if n not in members]
     trained.lazy_reset_grad()
     assert np.array_equal(step(made, BATCH)[1], gradients)
@@ -212,7 +214,7 @@ def test_a_group_is_one_step_of_a_stepwise_run(
     program.run(watch=watch)
     _, _, busy = watch.read()
     assert busy.shape == (2, len(program.plan.steps))
-    for n, group in groups(program.plan):
+    for n, group in list_groups(program.plan):
         assert (busy[:, n : n + len(group)] > 0).all()  # both threads have tiles of every step
     trained.lazy_reset_grad()
     assert np.array_equal(step(made, BATCH)[1], gradients)
@@ -253,7 +255,7 @@ def first_cut(made: Plan, modes: str) -> tuple[int, int, Arg]:
     """The first argument of a group that has tiles, and its place."""
     return next(
         (n + k, at, arg)
-        for n, steps in groups(made)
+        for n, steps in list_groups(made)
         for k, s in enumerate(steps)
         for at, arg in enumerate(s.args)
         if arg.tile and arg.mode in modes
@@ -261,17 +263,17 @@ def first_cut(made: Plan, modes: str) -> tuple[int, int, Arg]:
 
 
 def test_corrupted_groups_are_refused(plan: Plan) -> None:
-    n, steps = next(groups(plan))
+    n, steps = next(list_groups(plan))
     tiles = steps[0].tiles
     written = first_cut(plan, "w")
     read = next(
         (n + k, at, a)
-        for n, g in groups(plan)
+        for n, g in list_groups(plan)
         for k, s in enumerate(g)
         for at, a in enumerate(s.args)
         if a.tile and a.mode == "r" and any(b.buffer == a.buffer for o in g[:k] for b in o.args)
     )
-    numbered = next(n + k for n, g in groups(plan) for k, s in enumerate(g) if s.numbered)
+    numbered = next(n + k for n, g in list_groups(plan) for k, s in enumerate(g) if s.numbered)
     bad = [
         (with_arg(plan, numbered, 0, thread=64), "told no thread"),
         (with_step(plan, n, group=len(plan.steps) + 1), "a group of"),
@@ -296,7 +298,7 @@ def test_corrupted_groups_are_refused(plan: Plan) -> None:
 
 
 def test_buffers_live_through_all_of_a_group(plan: Plan) -> None:
-    for n, steps in groups(plan):
+    for n, steps in list_groups(plan):
         last = n + len(steps) - 1
         for i in {a.buffer for s in steps for a in s.args if a.buffer >= 0}:
             buffer = plan.buffers[i]
@@ -311,7 +313,7 @@ def test_buffers_live_through_all_of_a_group(plan: Plan) -> None:
 
 def test_threads_meet_behind_a_group(plan: Plan) -> None:
     """Steps after a group that read its results have a barrier before them."""
-    n, steps = next(groups(plan))
+    n, steps = next(list_groups(plan))
     after = n + len(steps)
     assert plan.steps[after].barrier
     with pytest.raises(PlanError, match="since the last barrier"):

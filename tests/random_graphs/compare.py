@@ -153,7 +153,7 @@ def plain_plan(graph: Graph) -> Plan:
 
 def runner(plan: Plan) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
     """Return a function that runs a plan: its outputs, and the inputs that it changes."""
-    run = harness.runner(plan)
+    run = harness.make_runner(plan)
 
     def quiet(fed: Mapping[str, Array]) -> dict[str, Array]:
         with np.errstate(all="ignore"):

@@ -101,7 +101,7 @@ def rows(opset: int) -> dict[str, list[Case]]:
     Left out is what writes to what it reads.
     """
     found: dict[str, list[Case]] = {}
-    for case in case_graphs.all_cases():
+    for case in case_graphs.list_cases():
         op = ops().get((case.domain, case.op))
         if op is None or op.internal or op.optimizer is not None:
             continue

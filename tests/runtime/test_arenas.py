@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.arenas import KINDS, Row, row_of
+from bench.arenas import KINDS, Row, make_plan_row
 from engine.graphs.planner import split
 from engine.tools.benchmark.workloads import WORKLOADS
 from tests.support.places import GOLDENS
@@ -24,7 +24,7 @@ def check(row: Row) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_arenas_of_goldens(case: str, kind: str) -> None:
     for threads in (1, 2):
-        check(row_of(GOLDENS / case, kind, threads, 8))
+        check(make_plan_row(GOLDENS / case, kind, threads, 8))
 
 
 @pytest.mark.parametrize("name", ["cnn", "mobilenet_v3", "transformer", "lstm"])
@@ -33,7 +33,7 @@ def test_arenas_of_workloads(name: str, tmp_path: Path) -> None:
     workload = WORKLOADS[name]
     workload.write(tmp_path, 2)
     for threads in (1, 2):
-        row = row_of(tmp_path, "joined", threads, [a.shape for a in workload.batch(2)])
+        row = make_plan_row(tmp_path, "joined", threads, [a.shape for a in workload.batch(2)])
         check(row)
         assert row.ordered <= 1.07 * row.least
 
@@ -45,7 +45,7 @@ def test_groups_are_split_where_they_make_the_peak_higher(
     workload = WORKLOADS["mobilenet_v3"]
     workload.write(tmp_path, 2)
     shapes = [array.shape for array in workload.batch(2)]
-    made = row_of(tmp_path, "eval", 2, shapes)
+    made = make_plan_row(tmp_path, "eval", 2, shapes)
     assert made.groups <= 1.02 * made.ordered
     monkeypatch.setattr(split, "SPLITS", 0)
-    assert row_of(tmp_path, "eval", 2, shapes).groups > 1.05 * made.ordered
+    assert make_plan_row(tmp_path, "eval", 2, shapes).groups > 1.05 * made.ordered

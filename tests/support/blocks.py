@@ -11,7 +11,7 @@ from onnx import numpy_helper, parser
 from engine.plan.plan import Plan, Step
 
 
-def model(text: str) -> onnx.ModelProto:
+def make_model(text: str) -> onnx.ModelProto:
     """Return the model of a text with random initializers instead of all its inputs except x."""
     proto, rng = parser.parse_model(text), np.random.default_rng(2)
     for value in list(proto.graph.input)[1:]:
@@ -25,7 +25,7 @@ def model(text: str) -> onnx.ModelProto:
     return proto
 
 
-def groups(made: Plan) -> Iterator[tuple[int, tuple[Step, ...]]]:
+def list_groups(made: Plan) -> Iterator[tuple[int, tuple[Step, ...]]]:
     """The first step of each group, and all its steps."""
     for n, step in enumerate(made.steps):
         if step.group:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
 from tests.support.builds import load
-from tests.support.builds import made as built
+from tests.support.builds import make_build as built
 from tests.support.places import GOLDENS
 
 

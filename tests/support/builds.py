@@ -23,7 +23,7 @@ from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import Source
 from engine.tools.trimmed.opset import of_graphs
-from engine.tools.trimmed.plans import artifacts, make_plans
+from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import GOLDENS
 
@@ -42,7 +42,7 @@ needs_cc = pytest.mark.skipif(
 
 
 @functools.cache
-def root() -> Path:
+def make_root() -> Path:
     """A folder for all builds of this process."""
     folder = Path(tempfile.mkdtemp(prefix="edgegrad-builds-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -50,10 +50,10 @@ def root() -> Path:
 
 
 @functools.cache
-def source(name: str, *, library: bool = False, threads: int = 1) -> Source:
+def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source:
     """The generated text of a build of the mlp golden, or of a library of its kernels."""
-    planned = make_plans(artifacts(GOLDENS / "mlp"), host(), threads, [2], {})
-    specs = planned.kernels()
+    planned = make_plans(list_artifacts(GOLDENS / "mlp"), host(), threads, [2], {})
+    specs = planned.list_kernels()
     symbols = [spec.symbol for spec in specs]
     numbers = {symbol: i for i, symbol in enumerate(symbols)}
     bundle = None if library else Bundle(planned, host(), threads, "0" * 16, numbers)
@@ -62,12 +62,12 @@ def source(name: str, *, library: bool = False, threads: int = 1) -> Source:
 
 def write_source(made: Source, folder: Path) -> None:
     """Write all C and C++ that a build gives: header, library, self-test and examples."""
-    (folder / f"{made.name}.h").write_text(made.header())
-    (folder / "library.c").write_text(made.source())
+    (folder / f"{made.name}.h").write_text(made.write_header())
+    (folder / "library.c").write_text(made.write_source())
     for file in ("example.c", "example.cpp", "device.c", "message.h"):
-        (folder / file).write_text(made.example(file))
+        (folder / file).write_text(made.write_example(file))
     (folder / "selftest.c").write_text(
-        made.selftest(
+        made.write_selftest(
             "#define CHECKPOINT_BYTES 1u\n#define CHECKPOINT_CRC32 0u\n"
             "#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n"
             "static const float recorded[] = {0.5f};\nstatic const double recorded_square_sum = 1;"
@@ -76,12 +76,12 @@ def write_source(made: Source, folder: Path) -> None:
 
 
 @functools.cache
-def made(
+def make_build(
     case: str, threads: int = 1, *, freestanding: bool = False, batches: tuple[int, ...] = (4,)
 ) -> Path:
     """The folder of a native build of a golden, called `mnist`."""
     sizes = "x".join(map(str, batches))
-    out = root() / f"{case}-{threads}-{sizes}{'-free' if freestanding else ''}"
+    out = make_root() / f"{case}-{threads}-{sizes}{'-free' if freestanding else ''}"
     platform = resolve("native")
     options = Options("mnist", platform, batches, threads, freestanding=freestanding)
     build(GOLDENS / case, out, options)
@@ -89,18 +89,18 @@ def made(
 
 
 @functools.cache
-def made_for(target: str, case: str, threads: int = 1, *, size: bool = False) -> Path:
+def make_build_for(target: str, case: str, threads: int = 1, *, size: bool = False) -> Path:
     """Build a golden for another platform, called `mnist`, batch 8, by ziglang."""
-    out = root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
+    out = make_root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
     options = Options("mnist", resolve(target), [8], threads, size=size, compiler="zig")
     build(GOLDENS / case, out, options)
     return out
 
 
 @functools.cache
-def library(threads: int = 1) -> Path:
+def make_library(threads: int = 1) -> Path:
     """The folder of a native library of the kernels for the ops of the mlp golden."""
-    out = root() / f"library-{threads}"
+    out = make_root() / f"library-{threads}"
     graphs = [onnx_io.load(p) for p in sorted((GOLDENS / "mlp").glob("*_model.onnx"))]
     options = Options("mnist", resolve("native"), [4], threads)
     build_library(of_graphs(graphs), [], out, options)
@@ -109,8 +109,8 @@ def library(threads: int = 1) -> Path:
 
 @functools.cache
 def plan_file(artifacts: Path, batches: str, threads: int = 1) -> Path:
-    """A plan file for `library`."""
-    out = root() / f"{artifacts.name}-{threads}-{batches}.plan"
+    """A plan file for `make_library`."""
+    out = make_root() / f"{artifacts.name}-{threads}-{batches}.plan"
     words = [str(artifacts), "--batch", batches, "--threads", str(threads), "-o", str(out)]
     assert cli.main(["plan", *words]) == 0
     return out
@@ -144,12 +144,12 @@ def run(*arguments: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-def sources(folder: Path) -> tuple[str | Path, ...]:
+def list_sources(folder: Path) -> tuple[str | Path, ...]:
     """Return the sources with which a driver contains the library's C code."""
     return (f"-I{folder}", folder / "src" / "mnist.c", folder / "src" / "kernels.o", "-pthread")
 
 
-def samples(count: int) -> tuple[Any, Any]:
+def make_samples(count: int) -> tuple[Any, Any]:
     """Return inputs and labels for the mlp golden."""
     rng = np.random.default_rng(count)
     return rng.standard_normal((count, 64)).astype(np.float32), rng.integers(0, 10, count)

@@ -17,41 +17,41 @@ from tests.support.places import ROOT
 DTYPES = [np.dtype(t) for t in ("?", *"bBhHiIqQfd")]
 
 
-def array(value: np.ndarray | NominalTensor) -> np.ndarray:
+def get_array(value: np.ndarray | NominalTensor) -> np.ndarray:
     """Return the value in a complete checkpoint."""
     assert isinstance(value, np.ndarray)
     return value
 
 
-def plain(cp: Checkpoint) -> object:
+def simplify(cp: Checkpoint) -> object:
     """Return the contents as values that compare with ==; floats and arrays bit by bit."""
 
-    def tensor(value: np.ndarray | NominalTensor) -> object:
+    def simplify_tensor(value: np.ndarray | NominalTensor) -> object:
         if isinstance(value, NominalTensor):
             return value
         return value.dtype, value.shape, value.tobytes()
 
-    def number(value: object) -> object:
+    def simplify_number(value: object) -> object:
         return struct.pack("<f", value) if isinstance(value, float) else value
 
     return (
-        {n: tensor(v) for n, v in cp.trainable.items()},
-        {n: tensor(v) for n, v in cp.frozen.items()},
+        {n: simplify_tensor(v) for n, v in cp.trainable.items()},
+        {n: simplify_tensor(v) for n, v in cp.frozen.items()},
         cp.nominal,
         {
             g.name: (
                 g.step,
-                number(g.initial_learning_rate),
-                {p: {m: tensor(a) for m, a in s.items()} for p, s in g.states.items()},
+                simplify_number(g.initial_learning_rate),
+                {p: {m: simplify_tensor(a) for m, a in s.items()} for p, s in g.states.items()},
                 dict(g.steps_before),
             )
             for g in cp.optimizer_groups
         },
-        {n: (type(v), number(v)) for n, v in cp.properties.items()},
+        {n: (type(v), simplify_number(v)) for n, v in cp.properties.items()},
     )
 
 
-def sample(value: float = 1.0, size: int = 40) -> Checkpoint:
+def make_sample(value: float = 1.0, size: int = 40) -> Checkpoint:
     """A checkpoint with something of everything; all its values depend on `value`."""
     weight = np.full((2, size), value, np.float32)
     return Checkpoint(
@@ -84,4 +84,4 @@ THRESHOLD = {"inline": 1 << 30, "external": 0}
 
 
 def put(value: float, path: str | Path, kind: str) -> None:
-    storage.write(sample(value), path, external_threshold=THRESHOLD[kind])
+    storage.write(make_sample(value), path, external_threshold=THRESHOLD[kind])

@@ -11,7 +11,7 @@ from engine import Trainer
 from engine.errors import GroupError
 from engine.training.membership import Membership
 from tests.support.thread_group import ThreadGroup, run
-from tests.support.tiny import NORMED, X, made
+from tests.support.tiny import NORMED, X, make_trainer
 
 # Convolutions with a bias or without, batch norms with channels that are few and many, a residual.
 CNN = """<ir_version: 8, opset_import: ["": 17]>
@@ -36,15 +36,15 @@ g (float[N,3,12,12] x, float[24,3,3,3] a.weight, float[24] an.scale, float[24] a
 IMAGES = np.random.default_rng(2).standard_normal((20, 3, 12, 12)).astype(np.float32) + 3.0
 
 
-def normed(text: str) -> str:
+def name_norms(text: str) -> str:
     """Return the text with names that `tiny` fills with positive numbers for variances."""
     return text.replace("an.", "anorm.").replace("bn.", "bnorm.").replace("cn.", "cnorm.")
 
 
-MODELS: dict[str, tuple[str, Any]] = {"dense": (NORMED, X), "cnn": (normed(CNN), IMAGES)}
+MODELS: dict[str, tuple[str, Any]] = {"dense": (NORMED, X), "cnn": (name_norms(CNN), IMAGES)}
 
 
-def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
+def run_step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
     """A step on samples cut[0] to cut[1] of a batch; without any it is one that does not count."""
     ranks, (begin, end) = trainer.session.training.ranks, cut
     assert ranks is not None
@@ -53,14 +53,14 @@ def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
     return trainer.step(x[chosen], labels[chosen])
 
 
-def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
+def join_trainer(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
     """A trainer of one rank."""
-    trainer = made(text, **options)
+    trainer = make_trainer(text, **options)
     trainer.session.training.ranks = Membership(group, statistics=statistics)
     return trainer
 
 
-def results_of(found: list[Any]) -> list[Any]:
+def collect_results(found: list[Any]) -> list[Any]:
     """Return the results of ranks; raise the first error that is not due to another rank's end."""
     errors = [each for each in found if isinstance(each, BaseException)]
     for error in sorted(errors, key=lambda each: isinstance(each, GroupError)):
@@ -68,8 +68,10 @@ def results_of(found: list[Any]) -> list[Any]:
     return found
 
 
-def ranks_of(cuts: Sequence[int], work: Callable[[ThreadGroup, tuple[int, int]], Any]) -> list[Any]:
+def run_ranks(
+    cuts: Sequence[int], work: Callable[[ThreadGroup, tuple[int, int]], Any]
+) -> list[Any]:
     """Return the results of the ranks, given their parts of the samples."""
-    return results_of(
+    return collect_results(
         run(len(cuts) - 1, lambda group: work(group, (cuts[group.rank], cuts[group.rank + 1])))
     )

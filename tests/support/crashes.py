@@ -83,7 +83,7 @@ def forward(scale: float) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def artifacts(scale: float, optimizer: OptimType, *, external: bool) -> Callable[[Path], None]:
+def make_artifacts(scale: float, optimizer: OptimType, *, external: bool) -> Callable[[Path], None]:
     """Make artifacts in a folder."""
 
     def make(folder: Path) -> None:
@@ -99,9 +99,9 @@ def artifacts(scale: float, optimizer: OptimType, *, external: bool) -> Callable
     return make
 
 
-def foreign(folder: Path) -> None:
+def make_foreign(folder: Path) -> None:
     """Return artifacts that do not name their set, as earlier versions wrote them."""
-    artifacts(1.0, OptimType.AdamW, external=False)(folder)
+    make_artifacts(1.0, OptimType.AdamW, external=False)(folder)
     for path in folder.glob("*.onnx"):
         model = onnx.load(path)
         del model.metadata_props[:]
@@ -111,7 +111,7 @@ def foreign(folder: Path) -> None:
     storage.write(plain, folder / "checkpoint", artifact=True)
 
 
-def trains_as(folder: Path) -> str:
+def find_trained(folder: Path) -> str:
     """Return which of two sets a folder trains as, by all its files."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     train, evaluation = folder / "training_model.onnx", folder / "eval_model.onnx"
@@ -126,14 +126,14 @@ def trains_as(folder: Path) -> str:
         1.0 if len(optimizer.model.lay_out_states().states) == 2 else 2.0
     }  # AdamW has two, SGD none
     assert len(found) == 1, f"{folder} trains as a mixture of {found}"
-    return _word(found.pop())
+    return _read_word(found.pop())
 
 
-def _word(value: float) -> str:
+def _read_word(value: float) -> str:
     return {1.0: "old", 2.0: "new"}[value]
 
 
-def checkpoint(value: float, threshold: int) -> Callable[[Path], None]:
+def save_checkpoint(value: float, threshold: int) -> Callable[[Path], None]:
     """Save a checkpoint; threshold: bytes from which on it has external data."""
 
     def write(folder: Path) -> None:
@@ -143,11 +143,11 @@ def checkpoint(value: float, threshold: int) -> Callable[[Path], None]:
     return write
 
 
-def loads_as(folder: Path) -> str:
+def find_loaded(folder: Path) -> str:
     """Return which of two checkpoints is in a folder."""
     found = storage.read(folder / "checkpoint")
     (value,) = {*np.unique(found.trainable["w"]), float(found.properties["epoch"])}  # type: ignore[arg-type]  # arrays
-    return _word(float(value))
+    return _read_word(float(value))
 
 
 def run(step: int) -> Callable[[Path], None]:
@@ -157,7 +157,7 @@ def run(step: int) -> Callable[[Path], None]:
         found = RunFolder(folder / "run")
         with found.locked():
             found.describe({"model": "m"})
-            found.save(step, {"step": step}, checkpoint(step, 1 << 30), is_best=False, keep=1)
+            found.save(step, {"step": step}, save_checkpoint(step, 1 << 30), is_best=False, keep=1)
 
     return write
 
@@ -169,11 +169,11 @@ def run_is_at(folder: Path) -> str:
     if last is None:
         raise EngineError("no run")
     position = found.position(last)
-    assert loads_as(last) == _word(position["step"])
-    return _word(position["step"])
+    assert find_loaded(last) == _read_word(position["step"])
+    return _read_word(position["step"])
 
 
-def exported(scale: float, *, external: bool) -> Callable[[Path], None]:
+def export_model(scale: float, *, external: bool) -> Callable[[Path], None]:
     """Write a model, with its initializers in one file beside it or in it."""
 
     def write(folder: Path) -> None:
@@ -183,14 +183,14 @@ def exported(scale: float, *, external: bool) -> Callable[[Path], None]:
     return write
 
 
-def model_is(folder: Path) -> str:
+def find_model(folder: Path) -> str:
     """Return which of two models it is."""
     values = onnx_io.load(folder / "model.onnx").initializers
     (value,) = {float(v) for name in ("w", "scale", "shift") for v in np.unique(values[name])}
-    return _word(value)
+    return _read_word(value)
 
 
-def prepared(value: int) -> Callable[[Path], object]:
+def write_prepared(value: int) -> Callable[[Path], object]:
     """Write prepared plans."""
     return lambda folder: plan_cache.write_prepared(
         os.fspath(folder / plan_cache.PREPARED),
@@ -199,56 +199,56 @@ def prepared(value: int) -> Callable[[Path], object]:
     )
 
 
-def prepared_is(folder: Path) -> str:
+def find_prepared(folder: Path) -> str:
     """Return which of two prepared plans are there; damaged ones are made again."""
     found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED)).get("ab" * 32)
     if found is None:
         raise EngineError("nothing is prepared")
-    return _word(int(chr(found[0])))
+    return _read_word(int(chr(found[0])))
 
 
-def adapter(value: float) -> Callable[[Path], None]:
+def save_adapter(value: float) -> Callable[[Path], None]:
     """Save an adapter whose values and scale go together."""
     tensors = {"fc.lora_A.weight": np.full((1, 4), value, F32)}
     tensors["fc.lora_B.weight"] = np.full((3, 1), value, F32)
     return lambda folder: Adapter(tensors, 1, alpha=value).save(folder / "adapter")
 
 
-def adapter_is(folder: Path) -> str:
+def find_adapter(folder: Path) -> str:
     """Return which of two adapters is there."""
     found = Adapter.load(folder / "adapter")
     assert found.alpha is not None
     (value,) = {found.alpha, *(float(v) for t in found.tensors.values() for v in np.unique(t))}
-    return _word(value)
+    return _read_word(value)
 
 
-def cached(value: int) -> Callable[[Path], None]:
+def write_cached(value: int) -> Callable[[Path], None]:
     """Write a file of the cache."""
-    return lambda folder: cache.write(_entry(folder), b"%d" % value * 500)
+    return lambda folder: cache.write(_make_entry(folder), b"%d" % value * 500)
 
 
-def _entry(folder: Path) -> cache.Entry:
+def _make_entry(folder: Path) -> cache.Entry:
     return cache.Entry(folder / "kernels" / "k", "o", "k")
 
 
-def cached_is(folder: Path) -> str:
+def find_cached(folder: Path) -> str:
     """Return what the cache returns; damaged entries are made again."""
-    found = cache.read(_entry(folder))
+    found = cache.read(_make_entry(folder))
     if found is None:
         raise EngineError("not in the cache")
-    return _word(int(chr(found[0])))
+    return _read_word(int(chr(found[0])))
 
 
 def _request(value: float) -> Message:
     return Message("train", "0" * 16, 1, {"w": np.full(100, value, F32)}, {"value": value})
 
 
-def asked(folder: Path) -> None:
+def ask_again(folder: Path) -> None:
     """The server of a federation that began anew asks again; an answer of before is there."""
     Folder(folder / "device").ask(_request(2.0))
 
 
-def answered(folder: Path) -> None:
+def make_answered(folder: Path) -> None:
     """A request and its answer."""
     place = Folder(folder / "device")
     place.ask(_request(1.0))
@@ -258,7 +258,7 @@ def answered(folder: Path) -> None:
     place.put(Message("trained", "0" * 16, 1, arrays, metrics=numbers), request)
 
 
-def asks_for(folder: Path) -> str:
+def find_request(folder: Path) -> str:
     """Return the request that is there; an answer that is there belongs to it."""
     place = Folder(folder / "device")
     (path,) = (folder / "device").glob("*train.safetensors")
@@ -267,7 +267,7 @@ def asks_for(folder: Path) -> str:
     answer = place.answer_to(_request(value))
     if answer is not None:
         assert float(answer.arrays["w"][0]) == value, "an answer to another request"
-    return _word(value)
+    return _read_word(value)
 
 
 def report(value: int) -> Callable[[Path], None]:
@@ -279,36 +279,44 @@ def report(value: int) -> Callable[[Path], None]:
 def report_is(folder: Path) -> str:
     """Return which of two files it is."""
     found: int = json.loads(files.read(os.fspath(folder / "report"), "report"))["value"]
-    return _word(found)
+    return _read_word(found)
 
 
-def _nothing(_: Path) -> None:
+def _do_nothing(_: Path) -> None:
     """There is nothing before."""
 
 
 _OLD, _NEW = (1.0, OptimType.AdamW), (2.0, OptimType.SGD)
 CASES = {
     "artifacts": Case(
-        artifacts(*_OLD, external=False), artifacts(*_NEW, external=False), trains_as
+        make_artifacts(*_OLD, external=False), make_artifacts(*_NEW, external=False), find_trained
     ),
     "artifacts, external data": Case(
-        artifacts(*_OLD, external=True), artifacts(*_NEW, external=True), trains_as
+        make_artifacts(*_OLD, external=True), make_artifacts(*_NEW, external=True), find_trained
     ),
-    "artifacts, the first": Case(_nothing, artifacts(*_NEW, external=False), trains_as),
-    "artifacts over foreign ones": Case(foreign, artifacts(*_NEW, external=False), trains_as),
-    "checkpoint": Case(checkpoint(1, 1 << 30), checkpoint(2, 1 << 30), loads_as),
-    "checkpoint, the first": Case(_nothing, checkpoint(2, 1 << 30), loads_as),
-    "checkpoint, external data": Case(checkpoint(1, 0), checkpoint(2, 0), loads_as),
-    "checkpoint, one file to two": Case(checkpoint(1, 1 << 30), checkpoint(2, 0), loads_as),
-    "checkpoint, two files to one": Case(checkpoint(1, 0), checkpoint(2, 1 << 30), loads_as),
+    "artifacts, the first": Case(_do_nothing, make_artifacts(*_NEW, external=False), find_trained),
+    "artifacts over foreign ones": Case(
+        make_foreign, make_artifacts(*_NEW, external=False), find_trained
+    ),
+    "checkpoint": Case(save_checkpoint(1, 1 << 30), save_checkpoint(2, 1 << 30), find_loaded),
+    "checkpoint, the first": Case(_do_nothing, save_checkpoint(2, 1 << 30), find_loaded),
+    "checkpoint, external data": Case(save_checkpoint(1, 0), save_checkpoint(2, 0), find_loaded),
+    "checkpoint, one file to two": Case(
+        save_checkpoint(1, 1 << 30), save_checkpoint(2, 0), find_loaded
+    ),
+    "checkpoint, two files to one": Case(
+        save_checkpoint(1, 0), save_checkpoint(2, 1 << 30), find_loaded
+    ),
     "run": Case(run(1), run(2), run_is_at),
-    "run, the first": Case(_nothing, run(2), run_is_at),
-    "export": Case(exported(1, external=False), exported(2, external=False), model_is),
-    "export, external data": Case(exported(1, external=True), exported(2, external=True), model_is),
-    "prepared plans": Case(prepared(1), prepared(2), prepared_is),
-    "adapter": Case(adapter(1), adapter(2), adapter_is),
-    "cache": Case(cached(1), cached(2), cached_is),
-    "request to a device": Case(answered, asked, asks_for),
+    "run, the first": Case(_do_nothing, run(2), run_is_at),
+    "export": Case(export_model(1, external=False), export_model(2, external=False), find_model),
+    "export, external data": Case(
+        export_model(1, external=True), export_model(2, external=True), find_model
+    ),
+    "prepared plans": Case(write_prepared(1), write_prepared(2), find_prepared),
+    "adapter": Case(save_adapter(1), save_adapter(2), find_adapter),
+    "cache": Case(write_cached(1), write_cached(2), find_cached),
+    "request to a device": Case(make_answered, ask_again, find_request),
     "file": Case(report(1), report(2), report_is),
 }
 KILLED = 9  # how a process ends that is killed
@@ -328,7 +336,7 @@ class Result:
     kinds: Counter[str]
 
 
-def attempt(name: str, folder: Path) -> Result:
+def try_states(name: str, folder: Path) -> Result:
     """Try every state of a case.
 
     Raises:
@@ -342,17 +350,17 @@ def attempt(name: str, folder: Path) -> Result:
     with Disk(place) as disk:
         case.write(place)
     kinds = Counter[str]()
-    for state in disk.states():
+    for state in disk.list_states():
         state.write(left)
         where = f"after {state.moment} operations, {state.how}: {sorted(state.files)}"
-        kind = _kind(case, left, where)
+        kind = _name_kind(case, left, where)
         kinds[kind] += 1
         if state.returned and name not in FORGETS:
             assert kind == "new", f"{name}: {kind} after the call had returned ({state.how})"
     return Result(len(disk.log), disk.played, kinds)
 
 
-def killed(name: str, folder: Path, every: int = 1) -> Counter[str]:
+def kill_writers(name: str, folder: Path, every: int = 1) -> Counter[str]:
     """Kill processes that write, one before each call of the system by which something changes.
 
     every: of how many such calls one is tried.
@@ -374,7 +382,7 @@ def killed(name: str, folder: Path, every: int = 1) -> Counter[str]:
             _write_and_die(case, place, nth)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status in (0, KILLED), f"{name}: the process that writes ended with {status}"
-        kinds[_kind(case, place, f"killed before call {nth}")] += 1
+        kinds[_name_kind(case, place, f"killed before call {nth}")] += 1
         if status == 0:
             return kinds
     raise AssertionError
@@ -384,7 +392,7 @@ def _write_and_die(case: Case, place: Path, nth: int) -> None:
     """In a process of its own: write, and end before the nth call that changes something."""
     count = itertools.count(1)
 
-    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+    def die_at(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(count) == nth:
                 os._exit(KILLED)
@@ -394,14 +402,14 @@ def _write_and_die(case: Case, place: Path, nth: int) -> None:
 
     try:
         for call in ("replace", "rename", "unlink", "mkdir", "rmdir", "fsync", "open", "ftruncate"):
-            setattr(os, call, dying(getattr(os, call)))
+            setattr(os, call, die_at(getattr(os, call)))
         case.write(place)
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _kind(case: Case, folder: Path, where: str) -> str:
+def _name_kind(case: Case, folder: Path, where: str) -> str:
     try:
         return case.load(folder)
     except EngineError:
@@ -416,7 +424,7 @@ def main(names: Sequence[str]) -> None:
     print("|---|---|---|---|---|")
     for name in names or CASES:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
-            found, kills = attempt(name, Path(folder)), killed(name, Path(other))
+            found, kills = try_states(name, Path(folder)), kill_writers(name, Path(other))
         words = [
             ", ".join(str(kinds[kind]) for kind in ("old", "new", "refused"))
             for kinds in (found.kinds, kills)

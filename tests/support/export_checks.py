@@ -40,13 +40,13 @@ def export_faults(model: Path, inputs: Mapping[str, Array]) -> list[str]:
     except Exception as error:  # onnxruntime's errors have no common class
         return [*out, f"{model.name}: {error}"]
     shapes = {name: list(a.shape) for name, a in zip(declared, found, strict=True)}
-    types = {name: _dims(v) for name, v in declared.items()}
-    given = {v.name: _dims(v) for v in proto.graph.input}
+    types = {name: _list_dims(v) for name, v in declared.items()}
+    given = {v.name: _list_dims(v) for v in proto.graph.input}
     shapes |= {name: list(inputs[name].shape) for name in given}
-    return out + _mismatches({**given, **types}, shapes)
+    return out + _list_mismatches({**given, **types}, shapes)
 
 
-def type_faults(model: Path, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+def list_type_faults(model: Path, shapes: Mapping[str, Sequence[int]]) -> list[str]:
     """The values of a model whose types in the file do not hold for some shapes of its inputs.
 
     For models that stock onnxruntime does not run: it compares with inference by numbers.
@@ -56,7 +56,7 @@ def type_faults(model: Path, shapes: Mapping[str, Sequence[int]]) -> list[str]:
     types = {name: list(t.shape) for name, t in graph.types.items() if name in made}
     types |= {name: list(t.shape) for name, t in graph.inputs.items()}
     true = infer(bind(graph, shapes)).types
-    return _mismatches(types, {name: list(true[name].dims) for name in types})
+    return _list_mismatches(types, {name: list(true[name].dims) for name in types})
 
 
 def _run(model: Path | bytes, inputs: Mapping[str, Array], level: Any) -> list[Array]:
@@ -69,13 +69,13 @@ def _run(model: Path | bytes, inputs: Mapping[str, Array], level: Any) -> list[A
     return list(session.run(None, {name: inputs[name] for name in names}))
 
 
-def _dims(value: onnx.ValueInfoProto) -> list[int | str]:
+def _list_dims(value: onnx.ValueInfoProto) -> list[int | str]:
     """The dimensions of a value; one without a name or a number is "?"."""
     dims = value.type.tensor_type.shape.dim
     return [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]
 
 
-def _mismatches(
+def _list_mismatches(
     types: Mapping[str, Sequence[int | str]], shapes: Mapping[str, Sequence[int]]
 ) -> list[str]:
     """The values that have other shapes than their types say; a symbol stands for one size."""

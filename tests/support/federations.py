@@ -22,28 +22,28 @@ CONFIG = {
 
 def make(config: Mapping[str, Any]) -> Trainer:
     text = {"plain": tiny.PLAIN, "normed": tiny.NORMED}[config.get("model", "plain")]
-    return tiny.made(text)
+    return tiny.make_trainer(text)
 
 
-def data_of(context: Context) -> tuple[Any, Any]:
+def make_data(context: Context) -> tuple[Any, Any]:
     number, clients = context.node_config["partition-id"], context.node_config["num-partitions"]
     mine = slice(int(number), None, int(clients))
     data = tiny.X[mine], tiny.LABELS[mine]
     return data, data
 
 
-def of_server(config: Mapping[str, Any]) -> Any:
+def make_server(config: Mapping[str, Any]) -> Any:
     return tiny.X, tiny.LABELS
 
 
-def federate(
+def run_federation(
     folder: Path, client: ClientApp | None = None, clients: int = 4, **config: Any
 ) -> tuple[Trainer, list[dict[str, str]]]:
     """Run a federation; the model that it ends with, and the rows of its history."""
     options = {**CONFIG, **{k.replace("_", "-"): v for k, v in config.items()}}
     options["output"] = str(folder)
-    app = flower.client_app(make, data_of) if client is None else client
-    flower.simulate(flower.server_app(make, of_server), app, clients, options)
+    app = flower.client_app(make, make_data) if client is None else client
+    flower.simulate(flower.server_app(make, make_server), app, clients, options)
     run = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
     trainer = make(options)
     trainer.load(run / "checkpoint")

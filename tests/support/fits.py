@@ -17,7 +17,7 @@ VALUES = {"loss": 0.4213, "val_loss": 0.4, "val_accuracy": 0.881}
 ROW = {**VALUES, "lr": 1e-3, "seconds": 4.2, "samples_per_second": 1240.4, "memory": 118.2e6}
 
 
-def new_fit(**more: Any) -> Fit:
+def make_fit(**more: Any) -> Fit:
     """A training as callbacks see it, of three epochs of four batches."""
     known = {"trainer": None, "epochs": 3, "batches": 4, "batch_size": SAMPLES}
     return Fit(**{**known, **more})
@@ -60,7 +60,7 @@ def train(fit: Fit, callbacks: Sequence[Callback], epochs: int = 3) -> None:
     tell(callbacks, "on_fit_end", fit)
 
 
-def resumed(before: Fit, epochs: int) -> Fit:
+def resume_fit(before: Fit, epochs: int) -> Fit:
     """A training that goes on after `epochs` of an earlier one."""
     history = History(before.history.rows[:epochs])
-    return new_fit(history=history, epoch=epochs, step=4 * epochs, resumed_from=Path("checkpoint"))
+    return make_fit(history=history, epoch=epochs, step=4 * epochs, resumed_from=Path("checkpoint"))

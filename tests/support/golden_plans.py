@@ -14,7 +14,7 @@ from tests.support.places import GOLDENS
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 
 
-def golden_plan(case: str, batch: int, threads: int, target: Target = TARGET) -> Plan:
+def make_golden_plan(case: str, batch: int, threads: int, target: Target = TARGET) -> Plan:
     """Return the training plan of a golden model, for any target."""
     folder = GOLDENS / case
     state = CheckpointState.load_checkpoint(folder / "checkpoint")

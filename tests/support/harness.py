@@ -20,7 +20,7 @@ from engine.runtime.program import Program
 from engine.tools.dev.case_graphs import OneNode, widen
 
 
-def untyped(value: object) -> Any:
+def drop_type(value: object) -> Any:
     """Return the value, untyped for type checkers: for arguments that must be refused."""
     return value
 
@@ -32,7 +32,7 @@ def evaluate(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[A
     return list(ReferenceEvaluator(model).run(None, dict(inputs)))
 
 
-def identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
+def make_identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
     """Compute y<i> = x<i> + w<i>, w<i> zero: the gradient by w<i> is the gradient of the loss by
     y<i>.
     """
@@ -45,7 +45,7 @@ def identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def gradient(state: CheckpointState, name: str) -> np.ndarray:
+def get_gradient(state: CheckpointState, name: str) -> np.ndarray:
     """The gradient of a parameter that is trained, as a view."""
     found = state.parameters[name].grad
     assert found is not None, f"{name} is not trained"
@@ -87,10 +87,10 @@ def execute(
 
     target: the one that the plan is for.  changes: the inputs may change, and are returned too.
     """
-    return runner(plan, target)(inputs, changes)
+    return make_runner(plan, target)(inputs, changes)
 
 
-def runner(
+def make_runner(
     plan: Plan, target: Target | None = None
 ) -> Callable[[Mapping[str, np.ndarray], bool], dict[str, np.ndarray]]:
     """Return a function that runs a plan repeatedly: it takes inputs, and whether they may
@@ -116,7 +116,7 @@ def runner(
 
 
 @np.errstate(all="ignore")
-def reference(one: OneNode) -> list[Any]:
+def compute_reference(one: OneNode) -> list[Any]:
     """The outputs in float64 by onnx.reference, or by the case's own reference."""
     values = {n: widen(a) for n, a in {**one.inputs, **one.graph.initializers}.items()}
     if one.case.reference is not None:

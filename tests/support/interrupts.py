@@ -14,7 +14,7 @@ from engine.errors import StateError
 FILES = {"lock.py", "program.py", "module.py", "optimizer.py", "session.py", "backend.py"}
 
 
-def interrupted(
+def interrupt_call(
     call: Callable[[], object], handler: Callable[[], object], files: Collection[str] = FILES
 ) -> set[str]:
     """Make a call, and run a handler between all of its lines that are the engine's.

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def rand(*shape: int, seed: int = 0) -> Array:
+def draw(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
@@ -36,71 +36,74 @@ def write(
     return path
 
 
-def node(op: str, *inputs: str, out: str = "y", domain: str = "", **attrs: Any) -> onnx.NodeProto:
+def make_node(
+    op: str, *inputs: str, out: str = "y", domain: str = "", **attrs: Any
+) -> onnx.NodeProto:
     return helper.make_node(op, inputs, [out], f"made/{out}/{op}", domain=domain, **attrs)
 
 
 NBITS: dict[str, Any] = {"K": 40, "N": 5, "bits": 4, "block_size": 16, "domain": "com.microsoft"}
 PACKED: dict[str, Array] = {
     "fc.weight_Q4": np.random.default_rng(3).integers(0, 256, (5, 3, 8)).astype(np.uint8),
-    "s": np.abs(rand(15)) / 10,
+    "s": np.abs(draw(15)) / 10,
     "z": np.random.default_rng(4).integers(0, 256, (5 * 2,)).astype(np.uint8),
-    "b": rand(5),
+    "b": draw(5),
 }
 
 INT8 = np.random.default_rng(5).integers(-127, 128, (6, 5)).astype(np.int8)
 
 FORMS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], Sequence[int | str]]] = {
-    "right": ([node("MatMul", "x", "fc.weight")], {"fc.weight": rand(6, 5)}, ("b", 3, 6)),
-    "left": ([node("MatMul", "fc.weight", "x")], {"fc.weight": rand(5, 6)}, ("b", 6, 2)),
-    "batched": ([node("MatMul", "x", "fc.weight")], {"fc.weight": rand(3, 6, 5)}, (3, "b", 6)),
+    "right": ([make_node("MatMul", "x", "fc.weight")], {"fc.weight": draw(6, 5)}, ("b", 3, 6)),
+    "left": ([make_node("MatMul", "fc.weight", "x")], {"fc.weight": draw(5, 6)}, ("b", 6, 2)),
+    "batched": ([make_node("MatMul", "x", "fc.weight")], {"fc.weight": draw(3, 6, 5)}, (3, "b", 6)),
     "gemm": (
-        [node("Gemm", "x", "fc.weight", "c", transA=1, transB=1, alpha=0.5, beta=2.0)],
-        {"fc.weight": rand(5, 6), "c": rand(5)}, (6, 4),
+        [make_node("Gemm", "x", "fc.weight", "c", transA=1, transB=1, alpha=0.5, beta=2.0)],
+        {"fc.weight": draw(5, 6), "c": draw(5)}, (6, 4),
     ),
     "gemm left": (
-        [node("Gemm", "fc.weight", "x", transA=1, transB=1, alpha=2.0)],
-        {"fc.weight": rand(6, 5)}, (3, 6),
+        [make_node("Gemm", "fc.weight", "x", transA=1, transB=1, alpha=2.0)],
+        {"fc.weight": draw(6, 5)}, (3, 6),
     ),
     "transposed": (
-        [node("Transpose", "fc.weight", out="t", perm=[1, 0]), node("MatMul", "x", "t")],
-        {"fc.weight": rand(5, 6)}, ("b", 6),
+        [make_node("Transpose", "fc.weight", out="t", perm=[1, 0]), make_node("MatMul", "x", "t")],
+        {"fc.weight": draw(5, 6)}, ("b", 6),
     ),
     "moved": (
         [
-            node("Reshape", "fc.weight", "shape", out="r"), node("Identity", "r", out="i"),
-            node("Transpose", "i", out="t", perm=[0, 2, 1]), node("MatMul", "x", "t"),
+            make_node("Reshape", "fc.weight", "shape", out="r"),
+            make_node("Identity", "r", out="i"),
+            make_node("Transpose", "i", out="t", perm=[0, 2, 1]), make_node("MatMul", "x", "t"),
         ],
-        {"fc.weight": rand(30), "shape": np.array([1, 5, 6])}, (1, "b", 6),
+        {"fc.weight": draw(30), "shape": np.array([1, 5, 6])}, (1, "b", 6),
     ),
     "conv": (
-        [node("Conv", "x", "fc.weight", "c", strides=[2, 2], pads=[1, 1, 0, 0])],
-        {"fc.weight": rand(5, 6, 1, 1), "c": rand(5)}, ("b", 6, 4, 4),
+        [make_node("Conv", "x", "fc.weight", "c", strides=[2, 2], pads=[1, 1, 0, 0])],
+        {"fc.weight": draw(5, 6, 1, 1), "c": draw(5)}, ("b", 6, 4, 4),
     ),
     "groups": (
-        [node("Conv", "x", "fc.weight", "c", group=3)],
-        {"fc.weight": rand(9, 2, 1, 1), "c": rand(9)}, ("b", 6, 4, 4),
+        [make_node("Conv", "x", "fc.weight", "c", group=3)],
+        {"fc.weight": draw(9, 2, 1, 1), "c": draw(9)}, ("b", 6, 4, 4),
     ),
     "twice": (
         [
-            node("MatMul", "x", "fc.weight", out="h"), node("Tanh", "h", out="a"),
-            node("MatMul", "a", "fc.weight"),
+            make_node("MatMul", "x", "fc.weight", out="h"), make_node("Tanh", "h", out="a"),
+            make_node("MatMul", "a", "fc.weight"),
         ],
-        {"fc.weight": rand(6, 6)}, ("b", 6),
+        {"fc.weight": draw(6, 6)}, ("b", 6),
     ),
     "int8": (
         [
-            node("DequantizeLinear", "fc.weight_quantized", "s", "z", out="w", axis=1),
-            node("MatMul", "x", "w"),
+            make_node("DequantizeLinear", "fc.weight_quantized", "s", "z", out="w", axis=1),
+            make_node("MatMul", "x", "w"),
         ],
-        {"fc.weight_quantized": INT8, "s": np.abs(rand(5)), "z": np.zeros(5, np.int8)}, ("b", 6),
+        {"fc.weight_quantized": INT8, "s": np.abs(draw(5)), "z": np.zeros(5, np.int8)}, ("b", 6),
     ),
     "4 bits": (
-        [node("MatMulNBits", "x", "fc.weight_Q4", "s", **NBITS)],
+        [make_node("MatMulNBits", "x", "fc.weight_Q4", "s", **NBITS)],
         {k: PACKED[k] for k in ("fc.weight_Q4", "s")}, ("b", 2, 40),
     ),
     "4 bits, zeros, bias": (
-        [node("MatMulNBits", "x", "fc.weight_Q4", "s", "z", "", "b", **NBITS)],
+        [make_node("MatMulNBits", "x", "fc.weight_Q4", "s", "z", "", "b", **NBITS)],
         PACKED, ("b", 40),
     ),
 }  # fmt: skip

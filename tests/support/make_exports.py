@@ -136,7 +136,7 @@ class Layers(nn.Module):
         return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
 
 
-def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+def list_models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
     """The models by name, each with an input."""
     torch.manual_seed(0)
     row, weight_norm = torch.randn(5, 4), parametrizations.weight_norm
@@ -156,7 +156,7 @@ def main() -> None:
     """Write all models in all forms."""
     EXPORTS.mkdir(exist_ok=True)
     warnings.simplefilter("ignore")
-    for name, (module, x) in models().items():
+    for name, (module, x) in list_models().items():
         for form, options in FORMS.items():
             module.train(not form.endswith("folded"))
             stream = io.BytesIO()

@@ -152,7 +152,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torch.Tensor]]]:
+def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torch.Tensor]]]:
     """Losses with their options, the values that they are taken of, and their targets."""
     x, truth = numbers(4, 3, scale=2), torch.rand(4, 3, dtype=torch.float64).round().abs()
     soft = torch.rand(4, 3, dtype=torch.float64).round(decimals=3)
@@ -244,7 +244,7 @@ def main() -> None:
     """Write the values and the gradients of all rows."""
     torch.manual_seed(0)
     cases = []
-    for name, options, inputs, targets in rows():
+    for name, options, inputs, targets in list_rows():
         leaves = [x.clone().requires_grad_() for x in inputs]
         value = LOSSES[name](*leaves, *targets, **options)
         value.backward()

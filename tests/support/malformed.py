@@ -30,7 +30,7 @@ ELEMENTS = (1, 2, 3, 6, 7, 9, 10, 11)
 OPSETS = (13, 14, 17, 18, 20, 21, 22, 24, 28)
 
 
-def model_of(case: Case) -> ModelProto:
+def make_model(case: Case) -> ModelProto:
     """The model of one node that a case row describes."""
     one = OneNode(case)
     graph = one.graph
@@ -49,7 +49,7 @@ def model_of(case: Case) -> ModelProto:
 # --- mutations: each changes one thing, and returns what it was
 
 
-def _number(value: int, rng: random.Random) -> int:
+def _draw_number(value: int, rng: random.Random) -> int:
     return rng.choice((*NUMBERS, max(value - 1, -(2**63)), min(value + 1, 2**63 - 1)))
 
 
@@ -78,19 +78,19 @@ def change_attribute(model: ModelProto, rng: random.Random) -> None:
     a = rng.choice(node.attribute)
     match a.type:
         case AttributeProto.INT:
-            a.i = _number(a.i, rng)
+            a.i = _draw_number(a.i, rng)
         case AttributeProto.FLOAT:
             a.f = rng.choice(REALS)
         case AttributeProto.STRING:
             a.s = rng.choice(TEXTS).encode()
         case AttributeProto.INTS:
-            a.ints[:] = _list(list(a.ints), lambda v: _number(v, rng), rng)
+            a.ints[:] = _list(list(a.ints), lambda v: _draw_number(v, rng), rng)
         case AttributeProto.FLOATS:
             a.floats[:] = _list(list(a.floats), lambda v: rng.choice(REALS), rng)
         case AttributeProto.STRINGS:
             a.strings[:] = _list(list(a.strings), lambda v: rng.choice(TEXTS).encode(), rng)
         case AttributeProto.TENSOR:
-            a.t.CopyFrom(_constant(numpy_helper.to_array(a.t), a.t.name, rng))
+            a.t.CopyFrom(_make_constant(numpy_helper.to_array(a.t), a.t.name, rng))
 
 
 def add_attribute(model: ModelProto, rng: random.Random) -> None:
@@ -116,7 +116,7 @@ def add_attribute(model: ModelProto, rng: random.Random) -> None:
     node.attribute.append(helper.make_attribute(name, value, attr_type=known[name]))
 
 
-def retype_attribute(model: ModelProto, rng: random.Random) -> None:
+def change_attribute_type(model: ModelProto, rng: random.Random) -> None:
     """One of another type, or none, or twice."""
     node = model.graph.node[0]
     if not node.attribute:
@@ -189,10 +189,10 @@ def change_constant(model: ModelProto, rng: random.Random) -> None:
         model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
         model.graph.initializer.remove(t)
         return
-    t.CopyFrom(_constant(numpy_helper.to_array(t), t.name, rng))
+    t.CopyFrom(_make_constant(numpy_helper.to_array(t), t.name, rng))
 
 
-def _constant(array: Any, name: str, rng: random.Random) -> TensorProto:
+def _make_constant(array: Any, name: str, rng: random.Random) -> TensorProto:
     array = np.array(array)
     with np.errstate(all="ignore"):
         match rng.randrange(5):
@@ -217,7 +217,7 @@ def change_opset(model: ModelProto, rng: random.Random) -> None:
 
 
 MUTATIONS = (
-    change_attribute, change_attribute, add_attribute, retype_attribute, change_operands,
+    change_attribute, change_attribute, add_attribute, change_attribute_type, change_operands,
     change_input, change_input, change_constant, change_constant, change_opset,
 )  # fmt: skip
 
@@ -228,7 +228,7 @@ MUTATIONS = (
 LARGE = 1 << 24  # elements of all inputs; a model with more is not planned here
 
 
-def outcome(model: ModelProto) -> str:
+def find_outcome(model: ModelProto) -> str:
     """ "fine", or the name of the error by which a model or its gradient is refused."""
     try:
         graph = onnx_io.load(model)
@@ -236,13 +236,13 @@ def outcome(model: ModelProto) -> str:
         if size > LARGE:
             return "large"
         make_plan(graph, {}, target=host(), threads=2)
-        gradient(graph)
+        plan_gradient(graph)
     except EngineError as error:
         return type(error).__name__
     return "fine"
 
 
-def gradient(graph: Graph) -> None:
+def plan_gradient(graph: Graph) -> None:
     """Plan the gradients of the sum of all outputs."""
     graph = name_nodes(unroll(graph.copy()))
     types = infer(graph.copy()).types

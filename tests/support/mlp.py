@@ -35,7 +35,7 @@ class Training:
         return b"".join(r.tobytes() for r in self.state.regions.values())
 
 
-def stepped(_: int) -> float:
+def run_step(_: int) -> float:
     """Return the loss of a training of its own, as processes of a pool run it."""
     folder = GOLDENS / "mlp"
     with np.load(folder / "trace.npz") as trace:

@@ -13,11 +13,11 @@ from tests.support.mlp import MLP
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def proto(part: str) -> onnx.ModelProto:
+def make_proto(part: str) -> onnx.ModelProto:
     return onnx.load(MLP / f"{part}_model.onnx")
 
 
-def artifact(**options: Any) -> None:
+def make_artifact(**options: Any) -> None:
     artifacts.generate_artifacts(
         MLP / "forward.onnx",
         **{"requires_grad": NAMES, "loss": LossType.CrossEntropyLoss, **options},

@@ -17,14 +17,14 @@ CLASSES, WORDS = 3, 40
 PAD = 256
 
 
-def shape_of(kind: Architecture) -> tuple[int, ...]:
+def get_shape(kind: Architecture) -> tuple[int, ...]:
     """Return the shape of a small sample."""
     return _OTHERS.get(kind.name) or _BY_RANK[len(kind.shape)]
 
 
-def small(kind: Architecture, **given: object) -> NamedModel:
+def make_small(kind: Architecture, **given: object) -> NamedModel:
     """Return a model for such samples, without dropout if it is to be compared."""
-    options: dict[str, object] = {"input_shape": shape_of(kind)}
+    options: dict[str, object] = {"input_shape": get_shape(kind)}
     if kind.answers != "input":
         options["classes"] = CLASSES
     if kind.takes("words"):
@@ -32,10 +32,10 @@ def small(kind: Architecture, **given: object) -> NamedModel:
     return make(kind, **(options | given))  # type: ignore[arg-type]  # any argument
 
 
-def batch(kind: Architecture, size: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+def make_batch(kind: Architecture, size: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     """Return samples whose targets can be told from them."""
     rng = np.random.default_rng(seed)
-    shape = shape_of(kind)
+    shape = get_shape(kind)
     labels = rng.integers(0, CLASSES, size)
     if kind.takes("words"):
         if kind.answers == "position":

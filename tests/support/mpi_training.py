@@ -24,7 +24,7 @@ from engine.trainer.fit import Fit
 from engine.trainer.metrics import Accuracy
 from engine.trainer.ranks import Ranks
 from engine.trainer.schedules import Cosine
-from tests.support.tiny import DROPPING, LABELS, NORMED, PLAIN, X, made
+from tests.support.tiny import DROPPING, LABELS, NORMED, PLAIN, X, make_trainer
 
 IGNORING = np.where(np.arange(20) % 3 == 0, -100, LABELS)
 HALF = np.where(np.arange(20) >= 10, -100, LABELS)  # so that a share has no label that counts
@@ -46,11 +46,13 @@ def close(one: Trainer, two: Trainer) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
-def steps(group: Group) -> None:
+def check_steps(group: Group) -> None:
     """Uneven and empty shares, ignored labels, weights, sums, accumulated batches, clipping."""
     for loss, target in LOSSES:
         optimizer = SGD(0.05, momentum=0.9, clip_grad=0.5)
-        several, one = (made(PLAIN, loss=loss, optimizer=optimizer, group=g) for g in (group, None))
+        several, one = (
+            make_trainer(PLAIN, loss=loss, optimizer=optimizer, group=g) for g in (group, None)
+        )
         for count in (20, 7, 1):
             x, y = X[:count], target[:count]
             assert several.step(x, y) == pytest.approx(one.step(x, y), rel=1e-5)
@@ -59,8 +61,8 @@ def steps(group: Group) -> None:
                 trainer.accumulate(X[5:6], target[5:6])
                 trainer.update()
         close(several, one)
-    several = made(PLAIN, optimizer=SGD(0.05), micro_batches=3, group=group)
-    one = made(PLAIN, optimizer=SGD(0.05))
+    several = make_trainer(PLAIN, optimizer=SGD(0.05), micro_batches=3, group=group)
+    one = make_trainer(PLAIN, optimizer=SGD(0.05))
     for count in (20, 7, 1):
         assert several.step(X[:count], LABELS[:count]) == pytest.approx(
             one.step(X[:count], LABELS[:count]), rel=1e-5
@@ -68,7 +70,7 @@ def steps(group: Group) -> None:
     close(several, one)
 
 
-def ranks_of(trainer: Trainer) -> Ranks:
+def get_ranks(trainer: Trainer) -> Ranks:
     """The ranks of a trainer that has some."""
     assert trainer.ranks is not None
     return trainer.ranks
@@ -97,14 +99,14 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def fits(group: Group, folder: Path) -> None:
+def check_fits(group: Group, folder: Path) -> None:
     """Epochs with a smaller last batch, validations, checkpoints; resumed by one process."""
     seen = _Seen()
-    several = made(PLAIN, optimizer=AdamW(0.05), group=group)
+    several = make_trainer(PLAIN, optimizer=AdamW(0.05), group=group)
     history = several.fit(Arrays((X, LABELS)), epochs=2, folder=folder, callbacks=[seen], **OPTIONS)
     assert seen.epochs == ([] if group.rank else [0, 1])
     assert (folder / "report.html").exists()
-    one = made(PLAIN, optimizer=AdamW(0.05))
+    one = make_trainer(PLAIN, optimizer=AdamW(0.05))
     wanted = one.fit((X, LABELS), epochs=2, **OPTIONS)
     for mine, other in zip(history.rows, wanted.rows, strict=True):
         names = [name for name in other if name.startswith(("loss", "val_", "lr"))]
@@ -112,7 +114,7 @@ def fits(group: Group, folder: Path) -> None:
     close(several, one)
     counted: dict[str, Any] = {**OPTIONS, "metrics": ["accuracy", "f1", "auroc"]}
     rows = [
-        made(PLAIN, group=g).fit((X, LABELS), epochs=2, train_metrics=True, **counted).rows
+        make_trainer(PLAIN, group=g).fit((X, LABELS), epochs=2, train_metrics=True, **counted).rows
         for g in (group, None)
     ]
     for mine, other in zip(*rows, strict=True):
@@ -131,9 +133,9 @@ class _Interrupting(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def ends(group: Group, folder: Path) -> None:
+def check_ends(group: Group, folder: Path) -> None:
     """Check that an error of one rank, or Ctrl-C, ends all ranks, which continue afterwards."""
-    trainer = made(PLAIN, group=group)
+    trainer = make_trainer(PLAIN, group=group)
     labels = LABELS.copy()
     labels[19] = 3  # in the share of the last rank
     with pytest.raises(LabelError, match=rf"rank {group.size - 1}: .*label 3 at position \d"):
@@ -153,7 +155,7 @@ def ends(group: Group, folder: Path) -> None:
         callbacks=[_Interrupting()], progress=False,
     )  # fmt: skip
     assert (history.stop_reason, trainer.steps) == ("interrupted", 4)
-    resumed = made(PLAIN, group=group)
+    resumed = make_trainer(PLAIN, group=group)
     resumed.fit(
         (X, LABELS), batch_size=4, epochs=3, folder=folder / "stopped", resume=True, progress=False
     )
@@ -166,9 +168,9 @@ def ends(group: Group, folder: Path) -> None:
         trainer.fit((X[group.rank :], LABELS[group.rank :]), progress=False)
 
 
-def normed(group: Group) -> None:
+def check_norms(group: Group) -> None:
     """Batch normalisations: by joint statistics, or by their own, whose mean checkpoints have."""
-    several, one = (made(NORMED, optimizer=SGD(0.05), group=each) for each in (group, None))
+    several, one = (make_trainer(NORMED, optimizer=SGD(0.05), group=each) for each in (group, None))
     for count in (20, 7):
         assert several.step(X[:count], LABELS[:count]) == pytest.approx(
             one.step(X[:count], LABELS[:count]), rel=1e-4
@@ -178,38 +180,38 @@ def normed(group: Group) -> None:
         trainer.accumulate(X[:9], LABELS[:9])
         trainer.update()
     close(several, one)
-    trainer = made(NORMED, group=group, own_statistics=True)
+    trainer = make_trainer(NORMED, group=group, own_statistics=True)
     trainer.step(X, LABELS)
     own = trainer.state.parameters["norm.mean"].data.copy()
     found = np.asarray([own], np.float64)
     group.sum(found)
-    ranks_of(trainer).average_moved()
+    get_ranks(trainer).average_moved()
     mean = trainer.state.parameters["norm.mean"].data
     np.testing.assert_allclose(mean, found[0] / group.size, rtol=1e-6)
     assert not np.array_equal(mean, own)
-    ranks_of(trainer).check_same()
+    get_ranks(trainer).check_same()
 
 
-def draws(group: Group) -> None:
+def check_draws(group: Group) -> None:
     """Ranks draw other numbers for dropout, and count them alike."""
-    trainer = made(DROPPING, group=group)
+    trainer = make_trainer(DROPPING, group=group)
     trainer.step(X, LABELS)
     trainer.step(X[:1], LABELS[:1])
     assert trainer.state.draws == 2
     seeds = group.gather(trainer.session.seed)
     assert seeds is None or len(set(seeds)) == group.size
-    ranks_of(trainer).check_same()
+    get_ranks(trainer).check_same()
 
 
 def main(folder: Path) -> None:
     """Do all, and tell."""
     group = world(patience=30.0)
     assert group is not None
-    steps(group)
-    fits(group, folder / "fit")
-    ends(group, folder)
-    normed(group)
-    draws(group)
+    check_steps(group)
+    check_fits(group, folder / "fit")
+    check_ends(group, folder)
+    check_norms(group)
+    check_draws(group)
     print("equal", group.rank, flush=True)
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from engine.tools.dev.browser import PROGRAM
-from engine.tools.dev.emulators import emulator
+from engine.tools.dev.emulators import find_emulator
 
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -15,13 +15,13 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node
 
 def needs_emulator(target: str) -> pytest.MarkDecorator:
     """Skip, to be counted, where a target's programs cannot be run."""
-    found = emulator(target)
-    missing = found.missing() if found else [f"a machine for {target}"]
+    found = find_emulator(target)
+    missing = found.list_missing() if found else [f"a machine for {target}"]
     reason = f"needs {', '.join(missing)}: CONTRIBUTING.md"
     return pytest.mark.skipif(bool(missing), reason=reason)
 
 
-def flower(*, simulation: bool = False) -> None:
+def require_flower(*, simulation: bool = False) -> None:
     """Skip the test where Flower, or what its simulation needs, is not installed."""
     pytest.importorskip("flwr", reason="Flower is not installed")
     if simulation:

@@ -18,14 +18,14 @@ LISTED = PASSED.read_text().split()
 RANDOM = {"Bernoulli", "Dropout", "RandomUniformLike"}  # every implementation draws others
 
 
-def graph_of(case: TestCase) -> onnx.GraphProto:
+def make_graph(case: TestCase) -> onnx.GraphProto:
     """The model of a test that comes with one, as node tests do."""
     assert case.model is not None
     return case.model.graph
 
 
 @functools.cache
-def cases() -> dict[str, TestCase]:
+def list_cases() -> dict[str, TestCase]:
     """The node tests all of whose nodes are of ONNX's default domain."""
     from onnx.backend.test.case.node import collect_testcases
     from onnx.backend.test.loader import load_model_tests
@@ -34,10 +34,10 @@ def cases() -> dict[str, TestCase]:
         warnings.simplefilter("ignore")  # overflows on purpose
         load_model_tests(kind="node")
         found = collect_testcases(None)
-    return {c.name: c for c in found if not any(n.domain for n in graph_of(c).node)}
+    return {c.name: c for c in found if not any(n.domain for n in make_graph(c).node)}
 
 
-def brief(text: str) -> str:
+def shorten_error(text: str) -> str:
     """The kind of an error."""
     missing = re.findall(r"(\w+) '[^']*' \(opset \d+\) in '[^']*' is not supported", text)
     missing += re.findall(r"also: (\w+)", text)

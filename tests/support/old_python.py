@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.builds import made
+from tests.support.builds import make_build
 
 PROGRAM = """
 import hashlib, sys
@@ -46,7 +46,7 @@ except mnist.InputError as error:
 """
 
 
-def said(python: str, folder: Path) -> str:
+def run_under(python: str, folder: Path) -> str:
     """Return the output of the program under a Python."""
     with tempfile.TemporaryDirectory() as work:
         words = [python, "-c", PROGRAM, str(folder), work]
@@ -56,11 +56,13 @@ def said(python: str, folder: Path) -> str:
 def main(pythons: list[str]) -> None:
     """Compare each Python with this one."""
     for threads in (1, 2):
-        folder = made("mlp", threads)
-        expected = said(sys.executable, folder)
+        folder = make_build("mlp", threads)
+        expected = run_under(sys.executable, folder)
         for python in pythons:
-            if said(python, folder) != expected:
-                raise SystemExit(f"{python}, {threads} threads:\n{said(python, folder)}{expected}")
+            if run_under(python, folder) != expected:
+                raise SystemExit(
+                    f"{python}, {threads} threads:\n{run_under(python, folder)}{expected}"
+                )
             print(f"{python}, {threads} threads: as here")
 
 

@@ -17,7 +17,7 @@ from edgegrad.artifacts import CrossEntropyLoss
 from edgegrad.federated.message import Message
 
 
-def kinds() -> tuple[type[engine.Trainer], type[engine.AdamW]]:
+def list_kinds() -> tuple[type[engine.Trainer], type[engine.AdamW]]:
     """Return classes of `edgegrad` as classes of `engine`."""
     return eg.Trainer, eg.AdamW
 

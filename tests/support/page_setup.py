@@ -46,8 +46,8 @@ def forward(path: str = "forward.onnx", features: int = 20, classes: int = 3) ->
             helper.make_node("Gemm", ["active", *PARAMETERS[2:]], ["output"], "fc2", transB=1),
         ],
         "classifier",
-        [_floats("images", ["batch", features])],
-        [_floats("output", ["batch", classes])],
+        [_make_input("images", ["batch", features])],
+        [_make_input("output", ["batch", classes])],
         [numpy_helper.from_array(value, name) for name, value in values.items()],
     )
     opsets = [helper.make_opsetid("", 17)]
@@ -74,8 +74,8 @@ def pictures(path: str, channels: int, side: int, classes: int) -> None:
             node("Gemm", ["flat", "4.weight", "4.bias"], ["output"], "fc", transB=1),
         ],
         "pictures",
-        [_floats("input", ["batch", channels, side, side])],
-        [_floats("output", ["batch", classes])],
+        [_make_input("input", ["batch", channels, side, side])],
+        [_make_input("output", ["batch", classes])],
         [numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()],
     )
     opsets = [helper.make_opsetid("", 17)]
@@ -107,7 +107,7 @@ def digits(folder: str = "photos", count: int = 600) -> None:
         picture.resize((32, 32), Image.Resampling.BICUBIC).save(place / f"{i}.png")
 
 
-def _floats(name: str, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
+def _make_input(name: str, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
 

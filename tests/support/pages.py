@@ -67,7 +67,7 @@ class Block:
     output: str = ""
 
 
-def blocks(page: str) -> Iterator[Block]:
+def list_blocks(page: str) -> Iterator[Block]:
     """The code blocks of a page in order.
 
     Raises:
@@ -110,8 +110,8 @@ def run(page: Path) -> None:
     sys.path.insert(0, os.getcwd())
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder:
-        environment, printed = _environment(Path(folder)), io.StringIO()
-        for block in blocks(page.read_text("utf-8")):
+        environment, printed = _make_environment(Path(folder)), io.StringIO()
+        for block in list_blocks(page.read_text("utf-8")):
             place = f"{page}:{block.line}"
             if block.output:
                 _check_output(block.text, printed.getvalue(), place)
@@ -121,16 +121,16 @@ def run(page: Path) -> None:
             elif block.why or block.language not in RUN or not _is_there(block.needs):
                 continue
             elif block.language == "pycon":
-                _session(block, names, page)
+                _run_session(block, names, page)
             elif block.language in ("python", "hidden"):
                 printed = io.StringIO()
                 text = "\n" * (block.line - 1) + block.text  # so that tracebacks name its lines
                 with redirect_stdout(printed), redirect_stderr(printed):
                     exec(compile(text, str(page), "exec"), names)
             elif block.language == "sh":
-                printed = io.StringIO(_commands(block.text, environment, place))
+                printed = io.StringIO(_run_commands(block.text, environment, place))
             else:
-                _console(block, environment, place)
+                _run_console(block, environment, place)
 
 
 def _check_output(expected: str, printed: str, place: str) -> None:
@@ -151,7 +151,7 @@ def _is_there(package: str) -> bool:
     return not package or find_spec(package) is not None
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _make_environment(folder: Path) -> dict[str, str]:
     """Return variables for commands: `python` and `edgegrad` of this checkout."""
     for name, module in (("python", ""), ("python3", ""), ("edgegrad", " -m engine.tools.cli")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
@@ -159,7 +159,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": PATHS}
 
 
-def _session(block: Block, names: dict[str, Any], page: Path) -> None:
+def _run_session(block: Block, names: dict[str, Any], page: Path) -> None:
     test = doctest.DocTestParser().get_doctest(block.text, {}, page.name, str(page), block.line - 1)
     test.globs = names
     told: list[str] = []
@@ -168,7 +168,7 @@ def _session(block: Block, names: dict[str, Any], page: Path) -> None:
         raise Failure("".join(told))
 
 
-def _commands(text: str, environment: dict[str, str], place: str) -> str:
+def _run_commands(text: str, environment: dict[str, str], place: str) -> str:
     """Run commands by bash; returns what they print."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
@@ -180,10 +180,10 @@ def _commands(text: str, environment: dict[str, str], place: str) -> str:
     return done.stdout
 
 
-def _console(block: Block, environment: dict[str, str], place: str) -> None:
+def _run_console(block: Block, environment: dict[str, str], place: str) -> None:
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
-        got = _commands(f"{command} || true", environment, place)
+        got = _run_commands(f"{command} || true", environment, place)
         if not doctest.OutputChecker().check_output(expected, got, FLAGS):
             raise Failure(f"{place}: $ {command}\nexpected:\n{expected}\ngot:\n{got}")
 

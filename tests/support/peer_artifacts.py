@@ -42,15 +42,15 @@ def write(folder: Path, word: str, *, whole: bool = False) -> list[str]:
     artifacts are printed and left out: of running statistics, and of nodes that no file may have.
     """
     from engine.errors import EngineError
-    from engine.tools.dev.case_graphs import all_cases
-    from tests.support.peer_models import MODELS, Row, is_trainable, of_case
+    from engine.tools.dev.case_graphs import list_cases
+    from tests.support.peer_models import MODELS, Row, is_trainable, make_case_row
 
     titles: list[str] = []
     rows: list[tuple[str, Callable[[], Row]]] = [*MODELS.items()]
-    cases = [c for c in all_cases() if is_trainable(c)]
+    cases = [c for c in list_cases() if is_trainable(c)]
     if not whole:
         cases = list({c.op: c for c in reversed(cases)}.values())
-    rows += [(c.id, partial(of_case, c)) for c in cases]
+    rows += [(c.id, partial(make_case_row, c)) for c in cases]
     for title, make in rows:
         if word not in title:
             continue
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         titles = write(folder, words[0] if words else "", whole="--whole" in argv)
         command = [peer, str(Path(__file__).resolve()), "--peer", made, str(len(titles))]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""})
-        verdicts = [verdict(folder / str(i)) for i in range(len(titles))]
+        verdicts = [judge(folder / str(i)) for i in range(len(titles))]
     width = max(map(len, titles))
     for title, (kind, text) in zip(titles, verdicts, strict=True):
         if kind.startswith("FAULT"):
@@ -87,11 +87,11 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(kind.startswith("FAULT") for kind, _ in verdicts) else 0
 
 
-def verdict(folder: Path) -> tuple[str, str]:
+def judge(folder: Path) -> tuple[str, str]:
     """Return the result of a row, and the reason."""
     found = {side: json.loads((folder / f"{side}.json").read_text()) for side in (OURS, THEIRS)}
     expected = dict(np.load(folder / "expected.npz"))
-    off = {side: difference(folder / f"{side}.npz", expected) for side in (OURS, THEIRS)}
+    off = {side: measure_difference(folder / f"{side}.npz", expected) for side in (OURS, THEIRS)}
     if found[OURS] == "ran" and off[OURS] < TOLERANCE:
         return "run as ours", ""
     if found[THEIRS] != "ran":
@@ -103,7 +103,7 @@ def verdict(folder: Path) -> tuple[str, str]:
     return "rows whose gradient the peer gets wrong with its own artifacts, too", ""
 
 
-def difference(path: Path, expected: Gradients) -> float:
+def measure_difference(path: Path, expected: Gradients) -> float:
     """The largest difference of gradients, relative to the largest element of each."""
     if not path.exists():
         return float("inf")
@@ -118,7 +118,7 @@ def difference(path: Path, expected: Gradients) -> float:
 # --- the peer's side
 
 
-def step(folder: Path, models: Path) -> Gradients:
+def run_step(folder: Path, models: Path) -> Gradients:
     """A training step of the peer: the gradient of every weight."""
     from onnxruntime.training.api import CheckpointState, Module
 
@@ -142,10 +142,10 @@ def serve(folder: Path, side: str) -> None:
             str(folder / "forward.onnx"), requires_grad=spec["weights"], loss=loss,
             artifact_directory=str(models),
         )  # fmt: skip
-    np.savez(folder / f"{side}.npz", **step(folder, models))
+    np.savez(folder / f"{side}.npz", **run_step(folder, models))
 
 
-def peer(folder: Path, count: int) -> None:
+def run_rows(folder: Path, count: int) -> None:
     """Run every row in processes of their own, which have the peer's packages loaded already."""
     import onnxruntime.training.api
     import onnxruntime.training.artifacts  # noqa: F401  # loaded before the fork
@@ -172,6 +172,6 @@ def peer(folder: Path, count: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--peer"]:
-        peer(Path(sys.argv[2]), int(sys.argv[3]))
+        run_rows(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         raise SystemExit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Models that onnxruntime-training 1.19.2 can train, as rows for tests/support/peer_artifacts.py.
 
-`MODELS` are whole models, including tests/data/goldens; `of_case` makes a row of a case.
+`MODELS` are whole models, including tests/data/goldens; `make_case_row` makes a row of a case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.loss_types import LOSSES
 from engine.proximal import ANCHOR, set_anchors
 from engine.tools.dev.case_graphs import OneNode, with_loss
 from engine.tools.dev.cases.case import Case
-from tests.support.harness import gradient, identity
+from tests.support.harness import get_gradient, make_identity
 from tests.support.places import DATA, GOLDENS
 
 LOSS_ROWS = DATA / "torch_losses.json"
@@ -52,15 +52,15 @@ class Row:
         onnx_io.save(self.graph, folder / "forward.onnx")
         spec = {"weights": self.weights, "loss": self.loss}
         (folder / "row.json").write_text(json.dumps(spec))
-        self.artifacts(folder)
+        self.write_artifacts(folder)
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         module = Module(folder / "training_model.onnx", state, threads=1)
         module(*(self.batch[name] for name in module.input_names()))
         np.savez(folder / "batch.npz", **self.batch)
-        expected: dict[str, Any] = {n: gradient(state, n) for n in self.weights}
+        expected: dict[str, Any] = {n: get_gradient(state, n) for n in self.weights}
         np.savez(folder / "expected.npz", **expected)
 
-    def artifacts(self, folder: Path) -> None:
+    def write_artifacts(self, folder: Path) -> None:
         """Write our artifacts alone."""
         loss = LossType[self.loss] if self.loss else None
         model = onnx_io.to_bytes(self.graph)
@@ -81,7 +81,7 @@ def is_trainable(case: Case) -> bool:
     return not case.domain and kinds == {"float32"}
 
 
-def of_case(case: Case) -> Row:
+def make_case_row(case: Case) -> Row:
     """The gradient of a case with respect to the inputs that it differentiates.
 
     The loss is the sum of all float outputs, each with random weights, times an input of 1.
@@ -107,7 +107,7 @@ def of_case(case: Case) -> Row:
     return Row(graph, weights, "", {**batch, "one": np.ones((), NUMPY[kind])})
 
 
-def golden(name: str) -> Row:
+def make_golden_row(name: str) -> Row:
     """The model of a trace of the peer."""
     spec = json.loads((GOLDENS / name / "case.json").read_text())
     trace = np.load(GOLDENS / name / "trace.npz")
@@ -118,7 +118,7 @@ def golden(name: str) -> Row:
     return Row(graph, spec["requires_grad"], spec["loss"], batch)
 
 
-def loss_of_torch(name: str) -> Row:
+def make_loss_row(name: str) -> Row:
     """A loss with its default options, by its first row in tests/data/torch_losses.json."""
     cases = json.loads(LOSS_ROWS.read_text())["cases"]
     case = next(c for c in cases if c["loss"] == name and not c["options"])
@@ -126,12 +126,12 @@ def loss_of_torch(name: str) -> Row:
     targets = [np.array(t) for t in case["targets"]]
     batch = {n: t.astype(np.float32) if t.dtype.kind == "f" else t
              for n, t in zip(LOSSES[LossType[name]].targets, targets, strict=False)}  # fmt: skip
-    graph = onnx_io.load(identity(inputs))
+    graph = onnx_io.load(make_identity(inputs))
     graph.types = {f"y{n}": t for n, t in graph.inputs.items()}
     return Row(graph, [f"w{n}" for n in inputs], name, {**inputs, **batch})
 
 
-def image(
+def make_image_row(
     *nodes: Node, batch: str | int = "batch", pixels: tuple[str | int, str | int] = (9, 8)
 ) -> Row:
     """A classifier of images: a convolution that makes a, `nodes` from a to p, and a layer.
@@ -173,26 +173,26 @@ PEER_HAS_OPS_OF = (
 )  # fmt: skip
 
 MODELS: dict[str, Callable[[], Row]] = {
-    **{f"loss {name}": partial(loss_of_torch, name) for name in PEER_HAS_OPS_OF},
-    **{f"golden {name}": partial(golden, name) for name in GOLDEN},
-    "proximal term": lambda: replace(golden("mlp"), mu=0.5),
-    "relu": partial(image, Node("Relu", ("a",), ("p",), name="relu")),
+    **{f"loss {name}": partial(make_loss_row, name) for name in PEER_HAS_OPS_OF},
+    **{f"golden {name}": partial(make_golden_row, name) for name in GOLDEN},
+    "proximal term": lambda: replace(make_golden_row("mlp"), mu=0.5),
+    "relu": partial(make_image_row, Node("Relu", ("a",), ("p",), name="relu")),
     "images of any size": partial(
-        image, Node("Relu", ("a",), ("p",), name="relu"), pixels=("height", "width")
+        make_image_row, Node("Relu", ("a",), ("p",), name="relu"), pixels=("height", "width")
     ),
-    "max pool": partial(image, _pool("MaxPool", 3, 2, 1)),
-    "max pool that leaves a rim": partial(image, _pool("MaxPool", 2, 3)),
+    "max pool": partial(make_image_row, _pool("MaxPool", 3, 2, 1)),
+    "max pool that leaves a rim": partial(make_image_row, _pool("MaxPool", 2, 3)),
     "max pool beside a skip connection": partial(
-        image, _pool("MaxPool", 3, 1, 1, "m"), Node("Add", ("m", "a"), ("p",), name="skip")
+        make_image_row, _pool("MaxPool", 3, 1, 1, "m"), Node("Add", ("m", "a"), ("p",), name="skip")
     ),
-    "mean pool": partial(image, _pool("AveragePool", 2, 1), batch=2),
-    "mean pool that leaves a rim": partial(image, _pool("AveragePool", 2, 3), batch=2),
+    "mean pool": partial(make_image_row, _pool("AveragePool", 2, 1), batch=2),
+    "mean pool that leaves a rim": partial(make_image_row, _pool("AveragePool", 2, 3), batch=2),
     "mean pool beside a skip connection": partial(
-        image, _pool("AveragePool", 3, 1, 1, "m"), Node("Add", ("m", "a"), ("p",), name="skip"),
-        batch=2,
+        make_image_row, _pool("AveragePool", 3, 1, 1, "m"),
+        Node("Add", ("m", "a"), ("p",), name="skip"), batch=2,
     ),
     "pool, convolution and skip": partial(
-        image,
+        make_image_row,
         _pool("MaxPool", 2, 2, 0, "m"),
         Node("Conv", ("m", "v"), ("c",), {"pads": [1] * 4}, name="second"),
         Node("Add", ("c", "m"), ("p",), name="skip"),

@@ -94,7 +94,7 @@ class Session:
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
             artifacts.generate_artifacts(
-                _sums(values), [f"p{i}" for i in range(len(values))], artifact_directory=base
+                _make_sums(values), [f"p{i}" for i in range(len(values))], artifact_directory=base
             )
             state = CheckpointState.load_checkpoint(base / "checkpoint")
             module = Module(base / "training_model.onnx", state)
@@ -113,7 +113,7 @@ class Session:
 _BUFFER = "_grad.accumulation.buffer"
 
 
-def _sums(values: Sequence[Array]) -> onnx.ModelProto:
+def _make_sums(values: Sequence[Array]) -> onnx.ModelProto:
     """A model of the initializers p0, p1, ...: its input times the sum of their elements."""
     nodes = [
         helper.make_node("ReduceSum", [f"p{i}"], [f"s{i}"], keepdims=0) for i in range(len(values))
@@ -154,7 +154,7 @@ def _with_sgd(model: onnx.ModelProto) -> onnx.ModelProto:
     return out
 
 
-def rewritten(text: str) -> str:
+def rewrite(text: str) -> str:
     """A file of the suite with its imports changed, and what else `REWRITES` names."""
     for before, after in REWRITES:
         text = text.replace(before, after)
@@ -180,7 +180,7 @@ def run(source: Path) -> dict[str, str]:
     folder = source / FOLDER if (source / FOLDER).is_dir() else source
     with tempfile.TemporaryDirectory() as copies:
         for name in FILES:
-            text = rewritten((folder / name).read_text("utf-8"))
+            text = rewrite((folder / name).read_text("utf-8"))
             Path(copies, name).write_text(text, "utf-8")
         report = _Report()
         paths = [os.path.join(copies, name) for name in FILES]

@@ -27,16 +27,16 @@ class Work:
         monkeypatch.setattr(plan_cache, "find_folder", lambda: self.folder)
         load, plan = onnx_io.load, Planner.plan
 
-        def counted_load(*args: Any, **rest: Any) -> Any:
+        def count_load(*args: Any, **rest: Any) -> Any:
             self.read += 1
             return load(*args, **rest)
 
-        def counted_plan(planner: Planner, shapes: Any) -> Any:
+        def count_plan(planner: Planner, shapes: Any) -> Any:
             self.planned += 1
             return plan(planner, shapes)
 
-        monkeypatch.setattr(onnx_io, "load", counted_load)
-        monkeypatch.setattr(Planner, "plan", counted_plan)
+        monkeypatch.setattr(onnx_io, "load", count_load)
+        monkeypatch.setattr(Planner, "plan", count_plan)
 
     def of(self, call: Callable[[], Any]) -> tuple[int, int]:
         """Return how many graphs a call reads, and how many plans it makes."""
@@ -44,7 +44,7 @@ class Work:
         call()
         return self.read - before[0], self.planned - before[1]
 
-    def records(self) -> list[Path]:
+    def list_records(self) -> list[Path]:
         return sorted(self.folder.iterdir())
 
 

@@ -7,7 +7,7 @@ from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step
 RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
 
 
-def buffer(name: str, offset: int, first: int, last: int, region: str = "work") -> Buffer:
+def make_buffer(name: str, offset: int, first: int, last: int, region: str = "work") -> Buffer:
     return Buffer(name, "f32", (16,), region, offset, 64, first, last)
 
 
@@ -19,10 +19,10 @@ def chain() -> Plan:
         threads=1,
         regions=(("io", 128), ("work", 128)),
         buffers=(
-            buffer("x", 0, 0, 2, "io"),
-            buffer("a", 0, 0, 1),
-            buffer("b", 64, 1, 2),
-            buffer("y", 64, 0, 2, "io"),
+            make_buffer("x", 0, 0, 2, "io"),
+            make_buffer("a", 0, 0, 1),
+            make_buffer("b", 64, 1, 2),
+            make_buffer("y", 64, 0, 2, "io"),
         ),
         steps=tuple(
             Step(RELU.symbol, (Arg(i, "r"), Arg(i + 1, "w")), (1, 16, 1), f"n{i}", "fwd", ((1, 0),))

@@ -23,7 +23,7 @@ _ADDRESSES: dict[tuple[KernelSpec, Target], int] = {}
 MARGIN = 64  # elements after an array that must stay as they are
 
 
-def bits_of(x: Array, T: str) -> Array:
+def store_as(x: Array, T: str) -> Array:
     """Return floats as they are stored as T, rounded to nearest, ties to even: bf16 as integers."""
     if T != "bf16":
         return x.astype(NUMPY[T])
@@ -31,13 +31,13 @@ def bits_of(x: Array, T: str) -> Array:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def array_type(T: str) -> type[np.generic]:
+def get_array_type(T: str) -> type[np.generic]:
     """Return the type of arrays that hold elements T, of bf16 their bits."""
     kind: type[np.generic] = np.uint16 if T == "bf16" else NUMPY[T]
     return kind
 
 
-def value_of(x: Array, T: str) -> Array:
+def load_as(x: Array, T: str) -> Array:
     """Return the float64 of what is stored as T."""
     if T == "bf16":
         x = (x.astype(np.uint32) << 16).view(np.float32)
@@ -54,24 +54,24 @@ class Calls:
 
     def put(self, name: str, x: Array, T: str) -> Operand:
         """Return an operand of this content; after it no memory is read or changed unseen."""
-        self.arrays[name] = self._room(x.size, T)
+        self.arrays[name] = self._make_room(x.size, T)
         self.arrays[name][: x.size] = x.reshape(-1)
         return Operand(name, TensorType(T, x.shape))
 
     def get(self, name: str, shape: tuple[int, ...]) -> Array:
         """Return the content of an operand, whose margin nobody has touched."""
         found, size = self.arrays[name], int(np.prod(shape))
-        fresh = self._room(0, "f32").view(np.uint8)[: MARGIN * found.itemsize]
+        fresh = self._make_room(0, "f32").view(np.uint8)[: MARGIN * found.itemsize]
         np.testing.assert_array_equal(found[size:].view(np.uint8), fresh)
         return found[:size].reshape(shape)
 
-    def _room(self, size: int, T: str) -> Array:
+    def _make_room(self, size: int, T: str) -> Array:
         """Return memory whose every bit is set: NaN in each type."""
-        return np.full((size + MARGIN) * ITEMSIZE[T], 0xFF, np.uint8).view(array_type(T))
+        return np.full((size + MARGIN) * ITEMSIZE[T], 0xFF, np.uint8).view(get_array_type(T))
 
     def temp(self, dtype: str, shape: tuple[int, ...]) -> Operand:
         return self.put(
-            f"temp {len(self.arrays)}", np.full(shape, np.nan, array_type(dtype)), dtype
+            f"temp {len(self.arrays)}", np.full(shape, np.nan, get_array_type(dtype)), dtype
         )
 
     def call(self, kernel: Any, **named: Operand | int | Packed | None) -> None:

@@ -12,7 +12,7 @@ from tests.support.places import PATHS, ROOT
 COLUMNS = {"epoch/loss", "epoch/val_accuracy", "step/loss", "step/lr", "step/samples_per_second"}
 
 
-def ran(code: str, folder: Path) -> str:
+def run_code(code: str, folder: Path) -> str:
     """Run a program that has succeeded, with a home of its own; return its last line."""
     own = {"PYTHONPATH": PATHS, "WANDB_SILENT": "true", "HOME": str(folder)}
     done = subprocess.run(

@@ -43,7 +43,7 @@ declare i64 @__tsan_atomic64_exchange(ptr, i64, i32)
 """
 
 
-def instrumented(bitcode: bytes, *, weak: bool = False) -> bytes:
+def instrument(bitcode: bytes, *, weak: bool = False) -> bytes:
     """The bitcode of a kernel that tells ThreadSanitizer what it does with memory.
 
     weak: its atomic operations order nothing, so that whatever they were to order is a race.
@@ -53,11 +53,11 @@ def instrumented(bitcode: bytes, *, weak: bool = False) -> bytes:
     """
     context = llvm.create_context()
     text = str(llvm.parse_bitcode(bitcode, context))
-    text = "\n".join(_line(line, weak) for line in text.splitlines()) + _DECLARATIONS
+    text = "\n".join(_instrument_line(line, weak) for line in text.splitlines()) + _DECLARATIONS
     return bytes(llvm.parse_assembly(text, context).as_bitcode())
 
 
-def _line(line: str, weak: bool) -> str:
+def _instrument_line(line: str, weak: bool) -> str:
     code = line.strip()
     if weak:
         code = re.sub(r"\b(acquire|release|acq_rel|seq_cst)\b", "monotonic", code)
@@ -73,7 +73,7 @@ def _line(line: str, weak: bool) -> str:
             return f"  {match['to']} = call i64 @__tsan_atomic64_{what}({arguments})"
     for pattern, what in ((_LOAD, "read"), (_STORE, "write")):
         if match := pattern.match(code):
-            size = _bytes(match["type"])
+            size = _count_bytes(match["type"])
             return f"  call void @__tsan_{what}_range(ptr {match['at']}, i64 {size})\n{line}"
     words = re.sub(r"[%@!][\w.]+", "", code)  # without names
     if _ACCESS.search(words) or re.search(r"@llvm\.(masked|mem\w+)\.", code):
@@ -81,10 +81,10 @@ def _line(line: str, weak: bool) -> str:
     return line
 
 
-def _bytes(kind: str) -> int:
+def _count_bytes(kind: str) -> int:
     """The size of a type."""
     if match := re.fullmatch(r"<(\d+) x (\w+)>", kind):
-        return int(match[1]) * _bytes(match[2])
+        return int(match[1]) * _count_bytes(match[2])
     if match := re.fullmatch(r"i(\d+)", kind):
         return -(-int(match[1]) // 8)
     return _BYTES[kind]

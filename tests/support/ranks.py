@@ -38,7 +38,7 @@ _LOCAL = {
 _WRITE = 'rank=${PMI_RANK-$OMPI_COMM_WORLD_RANK}; exec "$@" >"$0/$rank.out" 2>"$0/$rank.err"'
 
 
-def launcher() -> str:
+def find_launcher() -> str:
     """The mpirun of the MPI library that mpi4py uses here; without one the test is skipped."""
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     beside = Path(sys.executable).parent / "mpirun"  # of the wheel
@@ -55,11 +55,11 @@ class Started:
     process: subprocess.Popen[str]
     folder: Path
 
-    def written(self, kind: str) -> str:
+    def read_output(self, kind: str) -> str:
         """Return the output of the ranks so far, one after the other; kind: out or err."""
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"*.{kind}")))
 
-    def line(self, begin: str) -> str:
+    def wait_for_line(self, begin: str) -> str:
         """The first whole line with this beginning, once a rank has written it.
 
         Raises:
@@ -68,10 +68,10 @@ class Started:
         until = time.monotonic() + LIMIT
         while True:
             ended = self.process.poll() is not None or time.monotonic() > until
-            for line in self.written("out").splitlines(keepends=True):
+            for line in self.read_output("out").splitlines(keepends=True):
                 if line.startswith(begin) and line.endswith("\n"):
                     return line
-            assert not ended, f"no line begins with {begin!r}: {self.written('err')}"
+            assert not ended, f"no line begins with {begin!r}: {self.read_output('err')}"
             time.sleep(0.02)
 
 
@@ -86,7 +86,7 @@ def start(
     environment["PYTHONPATH"] = str(ROOT)
     written = Path(tempfile.mkdtemp(prefix="written", dir=folder))
     process = subprocess.Popen(
-        [launcher(), "-n", str(count), "sh", "-c", _WRITE, written, sys.executable, *words],
+        [find_launcher(), "-n", str(count), "sh", "-c", _WRITE, written, sys.executable, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -109,7 +109,10 @@ def finish(started: Started) -> subprocess.CompletedProcess[str]:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     return subprocess.CompletedProcess(
-        process.args, process.returncode, started.written("out") + out, started.written("err") + err
+        process.args,
+        process.returncode,
+        started.read_output("out") + out,
+        started.read_output("err") + err,
     )
 
 

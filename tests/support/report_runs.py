@@ -49,7 +49,7 @@ def forward() -> onnx.ModelProto:
     return model
 
 
-def samples(count: int, seed: int = 0) -> tuple[Array, Array]:
+def make_samples(count: int, seed: int = 0) -> tuple[Array, Array]:
     """Pictures whose brighter half is the class, with noise."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 4, count)
@@ -111,8 +111,8 @@ class Run:
 def fit(folder: Path, epochs: int, **more: Any) -> History:
     """Train the model of pictures by `Trainer.fit`, with a validation."""
     trainer = Trainer.from_onnx(forward(), CrossEntropyLoss(), AdamW(3e-3), seed=0)
-    source = Arrays(samples(BATCHES * BATCH), classes=CLASSES)
+    source = Arrays(make_samples(BATCHES * BATCH), classes=CLASSES)
     return trainer.fit(
-        source, validation=samples(64, seed=1), epochs=epochs, batch_size=BATCH, folder=folder,
+        source, validation=make_samples(64, seed=1), epochs=epochs, batch_size=BATCH, folder=folder,
         metrics="accuracy", **more,
     )  # fmt: skip

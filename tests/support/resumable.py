@@ -22,12 +22,12 @@ from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.history import History
 from engine.trainer.schedules import Plateau
-from tests.support.tiny import DROPPING, LABELS, X, made
+from tests.support.tiny import DROPPING, LABELS, X, make_trainer
 
 EPOCHS, BATCH = 4, 4  # five batches an epoch, three steps
 
 
-def noise(sample: Sample, rng: np.random.Generator) -> Sample:
+def add_noise(sample: Sample, rng: np.random.Generator) -> Sample:
     """An augmentation."""
     x, *labels = sample
     return (x + rng.standard_normal(x.shape, np.float32) / 4, *labels)
@@ -48,8 +48,8 @@ class Kill(Callback):
 
 def train(folder: Path, *more: Callback, **options: Any) -> tuple[Trainer, History, EarlyStopping]:
     """Train, or go on with the run in the folder."""
-    trainer = made(DROPPING)
-    data = batches((X, LABELS), batch_size=BATCH, shuffle=True, seed=5, augment=noise)
+    trainer = make_trainer(DROPPING)
+    data = batches((X, LABELS), batch_size=BATCH, shuffle=True, seed=5, augment=add_noise)
     stopping = EarlyStopping("val_loss", patience=3, min_delta=0.4, restore_best=True)
     options = {
         "validation": (X[:8], LABELS[:8]),

@@ -42,7 +42,7 @@ class File:
     content: bytearray = field(default_factory=bytearray)
     synced: bytes = b""  # of one that is there when recording begins
 
-    def after(self, how: str, content: bytes, synced: bytes) -> bytes:
+    def list_remaining(self, how: str, content: bytes, synced: bytes) -> bytes:
         """Return the remaining data; how: a word of `DATA`."""
         if how == "written" or content == synced:
             return content
@@ -71,7 +71,7 @@ class Change:
     entry: Entry | None = None
     node: Node | None = None
 
-    def folders(self) -> set[int]:
+    def list_folders(self) -> set[int]:
         """The folders in which names change; a rename into a folder is synced with that."""
         return {id(self.entry[0])} if self.entry else {id(folder) for folder, _ in self.gone}
 
@@ -105,7 +105,7 @@ class Disk:
     """Records what this process does to the files beneath a folder, which exists.
 
     log: the operations: a `Change`, or a file or folder that was synced, with copies of contents.
-    played: how many states `states` has looked at, those that are alike included.
+    played: how many states `list_states` has looked at, those that are alike included.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ class Disk:
 
     # --- where paths lead
 
-    def _entry(self, path: Any) -> Entry | None:
+    def _find_entry(self, path: Any) -> Entry | None:
         """The entry that a path is; None if it is not beneath the folder."""
         if not isinstance(path, str | os.PathLike):
             return None
@@ -155,21 +155,23 @@ class Disk:
             self._names[change.entry] = change.node
         self.log.append(("names", change))
 
-    def _wrote(self, node: File) -> None:
+    def _note_write(self, node: File) -> None:
         self.log.append(("data", (node, bytes(node.content))))
 
     # --- recording
 
     def __enter__(self) -> Disk:
         for owner, name, patch in (
-            (os, "open", self._os_open), (os, "close", self._close), (os, "write", self._write),
-            (os, "ftruncate", self._ftruncate), (os, "fsync", self._fsync),
+            (os, "open", self._wrap_os_open), (os, "close", self._close),
+            (os, "write", self._write),
+            (os, "ftruncate", self._wrap_ftruncate), (os, "fsync", self._fsync),
             (os, "replace", self._rename), (os, "rename", self._rename),
-            (os, "unlink", self._unlink), (os, "remove", self._unlink), (os, "mkdir", self._mkdir),
-            (os, "rmdir", self._unlink), (shutil, "rmtree", self._rmtree),
+            (os, "unlink", self._wrap_unlink), (os, "remove", self._wrap_unlink),
+            (os, "mkdir", self._wrap_mkdir),
+            (os, "rmdir", self._wrap_unlink), (shutil, "rmtree", self._wrap_rmtree),
         ):  # fmt: skip
             self._patch(owner, name, patch(getattr(owner, name)))
-        opening = self._file_open(builtins.open)
+        opening = self._wrap_file_open(builtins.open)
         self._patch(builtins, "open", opening)
         self._patch(io, "open", opening)
         return self
@@ -192,7 +194,7 @@ class Disk:
 
     def _check(self) -> None:
         """The record must be complete: played whole, it gives what is in the folder."""
-        *_, last = (s for s in self._played() if s.how == "written, all")
+        *_, last = (s for s in self._play_states() if s.how == "written, all")
         found = {
             os.path.relpath(path, self.place): path.read_bytes()
             for path in Path(self.place).rglob("*")
@@ -200,24 +202,24 @@ class Disk:
         }
         assert last.files == found, "something was written that was not recorded"
 
-    def _created(self, entry: Entry, *, empty: bool) -> File:
+    def _note_created(self, entry: Entry, *, empty: bool) -> File:
         node = self._names.get(entry)
         if not isinstance(node, File):
             node = File()
             self._note(Change(entry=entry, node=node))
         elif empty and node.content:
             del node.content[:]
-            self._wrote(node)
+            self._note_write(node)
         return node
 
-    def _os_open(self, real: Callable[..., int]) -> Callable[..., int]:
+    def _wrap_os_open(self, real: Callable[..., int]) -> Callable[..., int]:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
             found = real(path, flags, *args, **kwargs)
-            entry = None if kwargs.get("dir_fd") is not None else self._entry(path)
+            entry = None if kwargs.get("dir_fd") is not None else self._find_entry(path)
             if os.path.realpath(os.fsdecode(path)) == self.place:
                 self._open[found] = self.root
             elif entry is not None and flags & os.O_CREAT:
-                self._open[found] = self._created(entry, empty=bool(flags & os.O_TRUNC))
+                self._open[found] = self._note_created(entry, empty=bool(flags & os.O_TRUNC))
             elif entry is not None and entry in self._names:
                 self._open[found] = self._names[entry]
             return found
@@ -245,15 +247,15 @@ class Disk:
     def _put(self, node: File, at: int, data: bytes) -> None:
         node.content += bytes(max(at - len(node.content), 0))
         node.content[at : at + len(data)] = data
-        self._wrote(node)
+        self._note_write(node)
 
-    def _ftruncate(self, real: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_ftruncate(self, real: Callable[..., None]) -> Callable[..., None]:
         def call(descriptor: int, size: int) -> None:
             real(descriptor, size)
             node = self._open.get(descriptor)
             if isinstance(node, File):
                 del node.content[size:]
-                self._wrote(node)
+                self._note_write(node)
 
         return call
 
@@ -270,7 +272,7 @@ class Disk:
 
     def _rename(self, real: Callable[..., None]) -> Callable[..., None]:
         def call(source: Any, target: Any) -> None:
-            one, other = self._entry(source), self._entry(target)
+            one, other = self._find_entry(source), self._find_entry(target)
             real(source, target)
             if other is None:
                 assert one is None, "a file was moved out of the recorded folder"
@@ -287,29 +289,29 @@ class Disk:
 
         return call
 
-    def _unlink(self, real: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_unlink(self, real: Callable[..., None]) -> Callable[..., None]:
         def call(path: Any, *args: Any, **kwargs: Any) -> None:
             real(path, *args, **kwargs)
-            entry = self._entry(path)
+            entry = self._find_entry(path)
             if entry is not None:
                 self._note(Change(gone=(entry,)))
 
         return call
 
-    def _mkdir(self, real: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_mkdir(self, real: Callable[..., None]) -> Callable[..., None]:
         def call(path: Any, *args: Any, **kwargs: Any) -> None:
             real(path, *args, **kwargs)
-            entry = self._entry(path)
+            entry = self._find_entry(path)
             if entry is not None:
                 self._note(Change(entry=entry, node=Folder()))
 
         return call
 
-    def _rmtree(self, real: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_rmtree(self, real: Callable[..., None]) -> Callable[..., None]:
         """By paths, entry by entry; Python removes by descriptors of folders."""
 
         def call(path: Any, ignore_errors: bool = False, **kwargs: Any) -> None:
-            if self._entry(path) is None:
+            if self._find_entry(path) is None:
                 real(path, ignore_errors, **kwargs)
                 return
             try:
@@ -325,7 +327,7 @@ class Disk:
 
         return call
 
-    def _file_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_file_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             found = real(file, mode, *args, **kwargs)
             if not set(mode) & set("wxa+"):
@@ -334,10 +336,10 @@ class Disk:
             if isinstance(file, int):
                 node = self._open.get(file)
             else:
-                entry = self._entry(file)
+                entry = self._find_entry(file)
                 if entry is None:
                     return found
-                node = self._created(entry, empty="w" in mode)
+                node = self._note_created(entry, empty="w" in mode)
             if not isinstance(node, File):
                 return found
             self._open[found.fileno()] = node
@@ -347,7 +349,7 @@ class Disk:
 
     # --- what a crash leaves
 
-    def _played(self) -> Iterator[State]:
+    def _play_states(self) -> Iterator[State]:
         """All states, many of them more than once."""
         names, synced = dict(self.start), dict[int, bytes]()
         contents = dict[int, bytes]()
@@ -363,18 +365,18 @@ class Disk:
             elif kind == "sync" and isinstance(what, File):
                 synced[id(what)] = contents.get(id(what), b"")
             elif kind == "sync":
-                done = [c for c in pending if id(what) in c.folders()]
-                pending = [c for c in pending if id(what) not in c.folders()]
+                done = [c for c in pending if id(what) in c.list_folders()]
+                pending = [c for c in pending if id(what) not in c.list_folders()]
                 _apply(durable, done)
             is_end = kind == "end"
-            for text, chosen in _subsets(pending, moment):
+            for text, chosen in _list_subsets(pending, moment):
                 found = dict(durable)
                 _apply(found, chosen)
                 for how in DATA:
-                    files, folders = self._tree(found, how, contents, synced)
+                    files, folders = self._make_tree(found, how, contents, synced)
                     yield State(files, folders, moment, is_end, f"{how}, {text}")
 
-    def _tree(
+    def _make_tree(
         self,
         names: dict[Entry, Node],
         how: str,
@@ -393,18 +395,18 @@ class Disk:
                     walk(node, place)
                 else:
                     known = contents.get(id(node), b""), synced.get(id(node), b"")
-                    files[place] = node.after(how, *known)
+                    files[place] = node.list_remaining(how, *known)
 
         walk(self.root, "")
         return files, tuple(folders)
 
-    def states(self) -> Iterator[State]:
+    def list_states(self) -> Iterator[State]:
         """Every state in which a crash can leave the folder, once.
 
         Temporary files that nobody reads do not make a state another one.
         """
         seen = set[bytes]()
-        for state in self._played():
+        for state in self._play_states():
             self.played += 1
             digest = hashlib.sha256(repr(state.returned).encode())
             for path, content in sorted(state.files.items()):
@@ -423,7 +425,7 @@ def _apply(names: dict[Entry, Node], changes: list[Change]) -> None:
             names[change.entry] = change.node
 
 
-def _subsets(pending: list[Change], seed: int) -> Iterator[tuple[str, list[Change]]]:
+def _list_subsets(pending: list[Change], seed: int) -> Iterator[tuple[str, list[Change]]]:
     """All of the changes, none, and other choices of them, with words for each."""
     yield "all", pending
     if not pending:
@@ -473,7 +475,7 @@ class _Written:
         self.flush()
         found: int = self._file.truncate(size)
         del self._node.content[found:]
-        self._disk._wrote(self._node)
+        self._disk._note_write(self._node)
         return found
 
     def close(self) -> None:

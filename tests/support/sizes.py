@@ -20,7 +20,7 @@ C_FUNCTION = re.compile(
 )
 
 
-def files() -> Iterator[Path]:
+def list_files() -> Iterator[Path]:
     """The Python and C files of the repository, each once."""
     for top in FOLDERS:  # os.walk does not enter symlinks, which rglob does
         for folder, _, names in os.walk(ROOT / top):
@@ -28,7 +28,7 @@ def files() -> Iterator[Path]:
             yield from (path for path in found if path.suffix in {".py", *C_SUFFIXES})
 
 
-def functions(path: Path) -> Iterator[tuple[int, str]]:
+def list_functions(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of every function of a file, and where it stands."""
     where = path.relative_to(ROOT).as_posix()
     text = path.read_text("utf-8")
@@ -49,10 +49,10 @@ def show(title: str, rows: Iterable[tuple[int, str]]) -> None:
 
 
 def main() -> None:
-    every = [*files()]
+    every = [*list_files()]
     lengths = ((len(p.read_text("utf-8").splitlines()), str(p.relative_to(ROOT))) for p in every)
     show("files", lengths)
-    show("functions", (row for path in every for row in functions(path)))
+    show("functions", (row for path in every for row in list_functions(path)))
 
 
 if __name__ == "__main__":

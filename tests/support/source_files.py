@@ -7,11 +7,11 @@ from pathlib import Path
 from tests.support.places import ROOT
 
 
-def files(*folders: str) -> list[Path]:
+def list_files(*folders: str) -> list[Path]:
     """Every Python file of these folders and of those in them; symlinks are not followed."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted(p for p in found if p.resolve() == p)
 
 
-def name_of(path: Path) -> str:
+def name_file(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()

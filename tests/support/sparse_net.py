@@ -47,6 +47,6 @@ def forward(kind: str = "float") -> onnx.ModelProto:
     return proto
 
 
-def batch(dtype: Any) -> tuple[Array, Array]:
+def make_batch(dtype: Any) -> tuple[Array, Array]:
     rng = np.random.default_rng(1)
     return rng.standard_normal((5, 3, 6, 6)).astype(dtype), np.array([0, 1, 2, 3, 1])

@@ -19,7 +19,7 @@ OTHERS = {
 }
 
 
-def runnable() -> dict[str, Target]:
+def list_runnable() -> dict[str, Target]:
     """Plainer targets than this machine's own that it can run."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return {"generic": make(host().triple, "generic", "", "neon")}

@@ -38,7 +38,7 @@ class _Room:
         self.meetings: dict[int, _Meeting] = {}
         self.broken = ""
 
-    def come(
+    def join_meeting(
         self, number: int, rank: int, thing: Any, join: Callable[[list[Any]], Any]
     ) -> _Meeting:
         """Bring a thing to the meeting of this number; the last to come joins all of them."""
@@ -92,7 +92,7 @@ class ThreadGroup:
 
     def _meet(self, thing: Any, join: Callable[[list[Any]], Any]) -> _Meeting:
         self._count += 1
-        return self._room.come(self._count, self.rank, thing, join)
+        return self._room.join_meeting(self._count, self.rank, thing, join)
 
     def sum(self, array: Array) -> None:
         self.calls.append(("sum", array.size, array.dtype.name))
@@ -132,14 +132,14 @@ def run(size: int, rank: Callable[[ThreadGroup], Result]) -> list[Result | BaseE
     room = _Room(size)
     found: list[Any] = [None] * size
 
-    def work(number: int) -> None:
+    def run_rank(number: int) -> None:
         try:
             found[number] = rank(ThreadGroup(room, number))
         except BaseException as error:
             found[number] = error
             room.break_up(f"rank {number} has ended: {error}")
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(size)]
+    threads = [threading.Thread(target=run_rank, args=(n,)) for n in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:

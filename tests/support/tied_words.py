@@ -38,7 +38,7 @@ g (float[N,6] x, float[6,32] a, float[32,32] b, float[32,32] c, float[32,3] d)
 }"""
 
 
-def content(trainer: Trainer) -> tuple[Any, ...]:
+def read_content(trainer: Trainer) -> tuple[Any, ...]:
     """All that a step may change: parameters, states, and what is counted."""
     state = trainer.state
     regions = {name: state.regions[name].tobytes() for name in ("param", "state")}

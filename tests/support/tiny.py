@@ -67,13 +67,13 @@ def forward(text: str = PLAIN, seed: int = 1) -> onnx.ModelProto:
     return proto
 
 
-def made(text: str = PLAIN, **options: Any) -> Trainer:
+def make_trainer(text: str = PLAIN, **options: Any) -> Trainer:
     """A trainer of the model; the same arguments make the same one."""
     options = {"optimizer": AdamW(0.05), "threads": 1, "seed": 7, **options}
     loss = options.pop("loss", None) or CrossEntropyLoss()
     return Trainer.from_onnx(forward(text), loss, **options)
 
 
-def values(trainer: BatchTrainer) -> dict[str, bytes]:
+def read_values(trainer: BatchTrainer) -> dict[str, bytes]:
     """The bytes of all parameters."""
     return {name: p.data.tobytes() for name, p in trainer.state.parameters}

@@ -14,9 +14,9 @@ from tests.support import tiny
 CLIENTS = 3
 
 
-def trainer(_: Mapping[str, Any]) -> Trainer:
+def make_trainer(_: Mapping[str, Any]) -> Trainer:
     """The trainer of the server and of each client."""
-    return tiny.made()
+    return tiny.make_trainer()
 
 
 def share(context: Context) -> tuple[Any, Any]:
@@ -25,5 +25,5 @@ def share(context: Context) -> tuple[Any, Any]:
     return (tiny.X[rows], tiny.LABELS[rows]), (tiny.X[:6], tiny.LABELS[:6])
 
 
-server = server_app(trainer, lambda _: (tiny.X, tiny.LABELS))
-client = client_app(trainer, share)
+server = server_app(make_trainer, lambda _: (tiny.X, tiny.LABELS))
+client = client_app(make_trainer, share)

@@ -17,7 +17,7 @@ from tests.support.simulated_disk import Disk
 
 @pytest.mark.parametrize("name", crashes.CASES)
 def test_every_state_that_a_power_cut_can_leave(name: str, tmp_path: Path) -> None:
-    found = crashes.attempt(name, tmp_path)
+    found = crashes.try_states(name, tmp_path)
     assert found.kinds["new"]
     assert found.kinds["old"] or "first" in name or name == "run, the first"
 
@@ -27,7 +27,7 @@ def test_every_state_that_a_power_cut_can_leave(name: str, tmp_path: Path) -> No
     [("artifacts", 5), ("artifacts over foreign ones", 5), ("run", 3), ("adapter", 2)],
 )
 def test_processes_that_are_killed(name: str, every: int, tmp_path: Path) -> None:
-    assert sum(crashes.killed(name, tmp_path, every).values()) > 5
+    assert sum(crashes.kill_writers(name, tmp_path, every).values()) > 5
 
 
 # --- the simulated disk loses what a disk may lose
@@ -81,7 +81,7 @@ def test_the_disk_loses_what_was_not_synced(
     (tmp_path / "file").write_bytes(OLD)
     with Disk(tmp_path) as disk:
         write(tmp_path)
-    states = list(disk.states())
+    states = list(disk.list_states())
     assert {state.files["file"] for state in states} == expected
     assert OLD in {state.files["file"] for state in states if state.returned}
 
@@ -92,5 +92,5 @@ def test_the_disk_swaps_renames(tmp_path: Path) -> None:
         (tmp_path / f"{name}2").write_bytes(b"new")
     with Disk(tmp_path) as disk:
         swapped(tmp_path)
-    found = {(s.files["file"], s.files["other"]) for s in disk.states()}
+    found = {(s.files["file"], s.files["other"]) for s in disk.list_states()}
     assert found == {(a, b) for a in (b"old", b"new") for b in (b"old", b"new")}

@@ -15,7 +15,7 @@ from engine.errors import (
     FileError,
 )
 from tests.support.mlp import Training
-from tests.support.mlp_files import NAMES, artifact
+from tests.support.mlp_files import NAMES, make_artifact
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_a_full_disk_keeps_the_old_artifacts(
     tmp_path: Path, full_disk: Callable[[int], None], n: int
 ) -> None:
     options = {"optimizer": AdamW(), "nominal_checkpoint": True, "artifact_directory": tmp_path}
-    artifact(**options)
+    make_artifact(**options)
     old = contents(tmp_path)
     assert len(old) == 5
     full_disk(n)
     with pytest.raises(FileError, match="No space left"):
-        artifact(**options | {"requires_grad": NAMES[:2]})
+        make_artifact(**options | {"requires_grad": NAMES[:2]})
     assert contents(tmp_path) == old
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.runtime.arena import HUGE_BYTES, allocate
-from tests.support.builds import load, made, needs_cc
+from tests.support.builds import load, make_build, needs_cc
 from tests.support.places import GOLDENS
 
 SMAPS = Path("/proc/self/smaps")
@@ -42,6 +42,6 @@ def test_large_memory_of_the_engine_asks_for_huge_pages(zero: bool) -> None:
 
 @needs_cc
 def test_large_memory_of_a_build_asks_for_huge_pages() -> None:
-    trainer = load(made("cnn", batches=(1024,))).Trainer(GOLDENS / "cnn/checkpoint")
+    trainer = load(make_build("cnn", batches=(1024,))).Trainer(GOLDENS / "cnn/checkpoint")
     address = trainer.state._handle.pointer.value
     assert "hg" in flags(address + HUGE_BYTES // 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.balance import balance, intervals
+from bench.balance import balance, list_intervals
 from engine.api import CheckpointState, Module, Optimizer
 from engine.models import mobilenets, post_norm, pre_norm, recurrent, resnets
 from engine.models import sound as sounds
@@ -91,7 +91,7 @@ def test_the_busiest_thread_between_barriers_decides() -> None:
         step(True, (3.0, 1.0)), step(False, (1.0, 3.0)), step(True, (4.0, 0.0)),
         step(False, (1.0, 1.0), "optimizer"),
     ]  # fmt: skip
-    assert [len(part) for part in intervals(steps)] == [2, 1, 1]
+    assert [len(part) for part in list_intervals(steps)] == [2, 1, 1]
     found = balance(steps)
     assert (found.threads, found.work, found.busiest, found.serial) == (2, 14.0, 9.0, 4.0)
     assert found.ratio == 9 * 2 / 14

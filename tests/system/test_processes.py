@@ -16,7 +16,7 @@ import pytest
 
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint
-from tests.support.interrupts import interrupted
+from tests.support.interrupts import interrupt_call
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
@@ -138,11 +138,11 @@ def test_pools_of_processes() -> None:
     """Each way to start them, after steps of the parent."""
     code = """
     from concurrent.futures import ProcessPoolExecutor
-    from tests.support.mlp import stepped
-    expected = stepped(0)
+    from tests.support.mlp import run_step
+    expected = run_step(0)
     for way in ("fork", "spawn", "forkserver"):
         with ProcessPoolExecutor(2, multiprocessing.get_context(way)) as pool:
-            assert list(pool.map(stepped, range(3))) == [expected] * 3, way
+            assert list(pool.map(run_step, range(3))) == [expected] * 3, way
     """
     succeed(code)
 
@@ -225,7 +225,7 @@ def test_a_save_inside_a_save(tmp_path: Path) -> None:
             storage.write(content, path, external_threshold=threshold)
 
         save()
-        said = interrupted(save, save, {"storage.py", "files.py"})
+        said = interrupt_call(save, save, {"storage.py", "files.py"})
         assert not said
         found = storage.read(tmp_path / str(threshold))
         np.testing.assert_array_equal(found.trainable["w"], np.ones(100, np.float32))

@@ -14,11 +14,11 @@ from engine.kernels.binaries import load
 from engine.kernels.compiler import emit
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import Source
-from engine.tools.trimmed.plans import artifacts, make_plans
+from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import WARNINGS, compile_c, needs_cc
 from tests.support.places import DRIVERS, GOLDENS
-from tests.support.races import instrumented
+from tests.support.races import instrument
 
 # Kernels that access memory by plain loads and stores alone.
 TARGETS = {"x86_64": "x86-64-v2", "aarch64": "aarch64"}
@@ -32,16 +32,16 @@ pytestmark = [needs_cc, pytest.mark.skipif(HERE is None, reason="no such kernels
 def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     """tests/c/threads.c with a build of the mlp for so many threads, all of it instrumented."""
     target = resolve(str(HERE)).target
-    planned = make_plans(artifacts(MLP), target, threads, [SAMPLES], {})
-    specs = planned.kernels()
+    planned = make_plans(list_artifacts(MLP), target, threads, [SAMPLES], {})
+    specs = planned.list_kernels()
     numbers = {spec.symbol: i for i, spec in enumerate(specs)}
     bundle = Bundle(planned, target, threads, "0" * 16, numbers)
     source = Source("mnist", target, threads, "0" * 16, list(numbers), bundle)
     codes = load.codes(specs, target, load.BITCODE)
-    parts = {symbol: instrumented(code, weak=weak) for symbol, code in codes.items()}
+    parts = {symbol: instrument(code, weak=weak) for symbol, code in codes.items()}
     code = emit.emit_library(parts, source.link_name("kernels"), source.data(), target)
-    (folder / "mnist.h").write_text(source.header())
-    (folder / "mnist.c").write_text(source.source())
+    (folder / "mnist.h").write_text(source.write_header())
+    (folder / "mnist.c").write_text(source.write_source())
     (folder / "kernels.o").write_bytes(code)
     sanitize = ("-g", "-O1", "-fsanitize=thread", *WARNINGS)
     files = (DRIVERS / "threads.c", folder / "mnist.c", folder / "kernels.o")
@@ -100,4 +100,4 @@ def test_what_is_not_known_is_refused() -> None:
     for line in ("fence seq_cst", "%a = cmpxchg ptr %p, i64 0, i64 1 seq_cst seq_cst"):
         text = f"define void @f(ptr %p) {{\n  {line}\n  ret void\n}}\n"
         with pytest.raises(ValueError, match="not known"):
-            instrumented(llvm.parse_assembly(text).as_bitcode())
+            instrument(llvm.parse_assembly(text).as_bitcode())

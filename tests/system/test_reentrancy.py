@@ -17,7 +17,7 @@ from engine.api import CheckpointState
 from engine.errors import StateError
 from engine.runtime.program import get_team
 from engine.system.lock import RunLock
-from tests.support.interrupts import interrupted
+from tests.support.interrupts import interrupt_call
 from tests.support.mlp import Training
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs si
 def test_a_step_inside_a_step_is_refused(threads: int) -> None:
     training = Training(threads)
     training.step()
-    said = interrupted(training.step, training.step)
+    said = interrupt_call(training.step, training.step)
     assert any(s.startswith("a step of this model has begun on this thread") for s in said)
     plain = Training(threads)
     del training
@@ -41,7 +41,9 @@ def test_a_step_of_another_model_is_refused_or_whole() -> None:
     losses: list[float] = [reference.step()]
     assert training.state.to_bytes(True) == reference.state.to_bytes(True)
     found: list[float] = []
-    said = interrupted(training.step, lambda: found.append(other.module.eval()(other.x, other.y)))
+    said = interrupt_call(
+        training.step, lambda: found.append(other.module.eval()(other.x, other.y))
+    )
     losses.append(reference.step())
     assert training.state.to_bytes(True) == reference.state.to_bytes(True)
     assert len(set(map(float, found))) == 1
@@ -53,7 +55,7 @@ def test_saving_inside_a_step_is_allowed() -> None:
     training = Training(1)
     training.step()
     saved = list[bytes]()
-    assert not interrupted(training.step, lambda: saved.append(training.state.to_bytes(True)))
+    assert not interrupt_call(training.step, lambda: saved.append(training.state.to_bytes(True)))
     assert saved
     for content in (saved[0], saved[-1]):
         CheckpointState.from_bytes(content)
@@ -68,7 +70,7 @@ def test_a_run_of_the_backend_inside_another_is_refused() -> None:
     )
     rep = backend.prepare(model, threads=1)
     expected = rep.run([training.x])
-    said = interrupted(lambda: rep.run([training.x]), lambda: rep.run([training.x]))
+    said = interrupt_call(lambda: rep.run([training.x]), lambda: rep.run([training.x]))
     assert any("a step of this model has begun" in s for s in said)
     np.testing.assert_array_equal(rep.run([training.x])[0], expected[0])
 

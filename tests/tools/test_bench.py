@@ -68,7 +68,7 @@ def test_a_system_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_bits_of_throttling(bits: int, said: str) -> None:
-    assert machine.throttled(bits) == said
+    assert machine.explain_throttled(bits) == said
 
 
 # --- how it measures
@@ -126,7 +126,7 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.Monk
             raise EngineError("out of memory")
         return replace(row, step=1.0, inference=0.5)
 
-    monkeypatch.setattr(measure, "_row", fail)
+    monkeypatch.setattr(measure, "_measure_row", fail)
     found = measure.measure(["mlp"], [1, 2])
     assert [row.failed for row in found.rows] == ["out of memory", ""]
     assert str(found).endswith("mlp, 1 threads: out of memory\n")
@@ -144,12 +144,12 @@ def test_an_unknown_workload_is_refused() -> None:
 
 def test_peers_are_asked_what_they_have(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot run it"):
-        beside.peers([str(tmp_path / "python")])
+        beside.find_peers([str(tmp_path / "python")])
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho $WHAT\n")
     python.chmod(0o755)
     with pytest.raises(InputError, match=r"has no onnxruntime\.training nor torch"):
-        beside.peers([str(python)])
+        beside.find_peers([str(python)])
 
 
 def test_a_peer_takes_turns_and_has_a_ratio(
@@ -160,7 +160,7 @@ def test_a_peer_takes_turns_and_has_a_ratio(
     monkeypatch.setattr(beside, "SCRIPT", script)
     broken = tmp_path / "broken.py"
     broken.write_text("")
-    kinds = [("quick", beside.opener(sys.executable, "quick"))]
+    kinds = [("quick", beside.make_opener(sys.executable, "quick"))]
     (row,) = measure.measure(["mlp"], [1], 0.01, 2, kinds).rows
     assert set(row.peers) == {"quick"}
     assert 0 < row.peers["quick"].ratio < 1

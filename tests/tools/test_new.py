@@ -95,11 +95,11 @@ def test_wrong_words(
 
 
 def test_every_template_can_be_copied_and_says_what_to_do(tmp_path: Path) -> None:
-    for name in templates.templates():
+    for name in templates.list_templates():
         made = {path.name for path in templates.copy(name, tmp_path / name)}
         assert "README.md" in made, name
         assert "train.py" in made or name == "federated"
-        assert templates.first_commands(name), name
+        assert templates.list_first_commands(name), name
 
 
 def test_an_app_of_flower_gets_its_name_and_the_path_of_its_runs(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_an_app_of_flower_gets_its_name_and_the_path_of_its_runs(tmp_path: Path)
 
 
 def test_the_configurations_of_templates_can_be_read() -> None:
-    for name in templates.templates():
+    for name in templates.list_templates():
         path = templates.FOLDER / name / "run.toml"
         if path.exists():
-            config = run_config.config_of(run_config.read(path), str(path))
+            config = run_config.make_config(run_config.read(path), str(path))
             assert config.model.path, name
             assert config.data.path, name

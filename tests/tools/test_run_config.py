@@ -16,7 +16,7 @@ from engine.base import option_tables as tables
 from engine.base.fields import read_declaration
 from engine.errors import DTypeError, EngineError, FileError, InputError
 from engine.tools.actions import run_config
-from engine.tools.actions.run_config import RunConfig, config_of, override, read, to_toml
+from engine.tools.actions.run_config import RunConfig, make_config, override_values, read, to_toml
 from engine.trainer.schedules import Cosine
 
 TEXT = """
@@ -48,7 +48,7 @@ unfreeze = {"features.*" = 2}
 
 
 def config(text: str) -> RunConfig:
-    return config_of(tomllib.loads(text), "run.toml")
+    return make_config(tomllib.loads(text), "run.toml")
 
 
 def test_a_file_becomes_what_it_names() -> None:
@@ -60,23 +60,23 @@ def test_a_file_becomes_what_it_names() -> None:
     loss = made.loss("mse")
     assert isinstance(loss, CrossEntropyLoss)
     assert loss.label_smoothing == 0.1
-    assert made.method() == SGD(1.0, momentum=0.9)
-    assert isinstance(made.rates(), Cosine)
-    assert made.rates().warmup == 0.1
+    assert made.make_optimizer() == SGD(1.0, momentum=0.9)
+    assert isinstance(made.make_schedule(), Cosine)
+    assert made.make_schedule().warmup == 0.1
     assert isinstance(RunConfig().loss("mse"), MSELoss)
 
 
 def test_what_is_written_is_read_again() -> None:
     for made in (RunConfig(), config(TEXT)):
         assert config(to_toml(made)) == made
-    changed = RunConfig().changed("data", classes=('a "b"', "ü\x7f\n"), kind="images")
+    changed = RunConfig().change("data", classes=('a "b"', "ü\x7f\n"), kind="images")
     assert config(to_toml(changed)) == changed
 
 
 @given(st.text(), st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1))
 def test_all_values_survive_writing(text: str, number: float, whole: int) -> None:
     options = {"a": text, text or "b": number, "c": [whole, True, {"d": text}]}
-    made = RunConfig().changed("data", options=options)
+    made = RunConfig().change("data", options=options)
     assert tomllib.loads(to_toml(made))["data"]["options"] == options
 
 
@@ -150,7 +150,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_words_override() -> None:
     found: dict[str, Any] = {"fit": {"epochs": 3}}
     words = ["fit.epochs=5", "data.path=photos/", "model.train=['a', 'b']", "data.options.size=8"]
-    override(found, tables.parse_assignments(words, "--set"), "--set")
+    override_values(found, tables.parse_assignments(words, "--set"), "--set")
     assert found == {
         "fit": {"epochs": 5}, "data": {"path": "photos/", "options": {"size": 8}},
         "model": {"train": ["a", "b"]},
@@ -162,7 +162,9 @@ def test_words_override() -> None:
         (["fit.epochs=1", "fit.epochs=2"], "given twice"),
     ):
         with pytest.raises(InputError, match=message):
-            override({"fit": {"epochs": 3}}, tables.parse_assignments(words, "--set"), "--set")
+            override_values(
+                {"fit": {"epochs": 3}}, tables.parse_assignments(words, "--set"), "--set"
+            )
 
 
 def test_every_key_is_explained() -> None:

@@ -68,9 +68,9 @@ def test_predict(kind: str, name: str, files: Path) -> None:
     count = MATRIX[name].get(kind, 0)
     if not count:
         with pytest.raises(EngineError):
-            run_data.unlabelled(table, [files / name], learned(kind, files))[1][0]
+            run_data.open_unlabelled(table, [files / name], learned(kind, files))[1][0]
         return
-    places, samples = run_data.unlabelled(table, [files / name], learned(kind, files))
+    places, samples = run_data.open_unlabelled(table, [files / name], learned(kind, files))
     assert (len(places), len(samples)) == (count, count)
     assert [place.get("row") for place in places[:2]] == ([None] * 2 if "row" not in places[0]
                                                           else [0, 1])[: len(places)]  # fmt: skip
@@ -97,6 +97,6 @@ def test_train_and_eval(kind: str, name: str, files: Path) -> None:
 def test_the_text_of_a_row_is_what_it_was_in_training(files: Path) -> None:
     table = DataTable(kind="text", options=OPTIONS["text"])
     trained = run_data.open_data(table, files / "reviews.csv")
-    _, samples = run_data.unlabelled(table, [files / "reviews.csv"], {})
+    _, samples = run_data.open_unlabelled(table, [files / "reviews.csv"], {})
     for i in range(3):
         assert np.array_equal(samples[i][0], trained[i][0])

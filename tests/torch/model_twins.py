@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.models.catalog import ARCHITECTURES
-from tests.support.model_samples import CLASSES, shape_of
+from tests.support.model_samples import CLASSES, get_shape
 
 PAD = 256
 
@@ -145,7 +145,7 @@ class UNet(nn.Module):
 
 def twin(name: str) -> Any:
     """Return the module of an architecture, for the small samples of tests, without dropout."""
-    shape = shape_of(ARCHITECTURES[name])
+    shape = get_shape(ARCHITECTURES[name])
     width = shape[0]
     if name in ("mobilenet_v2", "mobilenet_v3_small"):
         return getattr(torchvision.models, name)(num_classes=CLASSES, dropout=0.0)

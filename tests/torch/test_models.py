@@ -20,8 +20,8 @@ from engine.models.catalog import ARCHITECTURES, Architecture
 from engine.models.named_model import make
 from engine.models.weights import take_over
 from engine.trainer.trainer import Trainer
-from tests.support.harness import gradient
-from tests.support.model_samples import batch, small
+from tests.support.harness import get_gradient
+from tests.support.model_samples import make_batch, make_small
 from tests.torch.model_twins import state_of, twin
 
 KINDS = ARCHITECTURES.values()
@@ -33,7 +33,7 @@ PUBLISHED = ("mobilenet_v2", "mobilenet_v3_small", "resnet18", "vit_tiny")
 
 def without_dropout(kind: Architecture) -> Any:
     """Return the small graph of an architecture, in which nothing is random."""
-    graph = small(kind).graph
+    graph = make_small(kind).graph
     for node in graph.nodes:
         if node.op == "Dropout":
             node.op, node.inputs = "Identity", node.inputs[:1]
@@ -52,8 +52,8 @@ def test_scores_and_gradients_are_those_of_pytorch(kind: Architecture, tmp_path:
     assert not unexpected
     assert all(name.endswith("num_batches_tracked") for name in missing)
 
-    data = batch(kind, 4)
-    made = small(kind)
+    data = make_batch(kind, 4)
+    made = make_small(kind)
     trainer = Trainer.from_onnx(
         onnx_io.to_bytes(graph), made.loss, loss_inputs=made.loss_inputs, threads=2, folder=tmp_path
     )
@@ -67,7 +67,7 @@ def test_scores_and_gradients_are_those_of_pytorch(kind: Architecture, tmp_path:
     loss.backward()
     assert trainer.accumulate(*data) == pytest.approx(loss.item(), rel=1e-4)
     names = [name for name, parameter in trainer.state.parameters if parameter.requires_grad]
-    ours = state_of(kind.name, {name: gradient(trainer.state, name) for name in names})
+    ours = state_of(kind.name, {name: get_gradient(trainer.state, name) for name in names})
     theirs = {name: p.grad.numpy() for name, p in net.named_parameters()}
     assert ours.keys() == theirs.keys()
     largest = max(map(np.linalg.norm, theirs.values()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.measuring import ROOT
-from bench.recipes import PAGE, Recipe, recipes
+from bench.recipes import PAGE, Recipe, list_recipes
 
 PEERS = ("torchvision", "timm", "transformers", "onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -27,7 +27,7 @@ def test_the_page_begins_with_what_works(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not all(map(find_spec, PEERS)), reason=f"recipes need {', '.join(PEERS)}")
-@pytest.mark.parametrize("recipe", [*recipes(PAGE.read_text("utf-8"))], ids=lambda r: r.title)
+@pytest.mark.parametrize("recipe", [*list_recipes(PAGE.read_text("utf-8"))], ids=lambda r: r.title)
 def test_a_recipe_trains_as_in_torch(recipe: Recipe) -> None:
     """In a process of its own, which can take this folder off its path."""
     command = [sys.executable, "-m", "bench", "recipes", recipe.title]

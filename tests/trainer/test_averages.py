@@ -13,7 +13,7 @@ from engine.errors import FileError, InputError, StateError
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Cosine
-from tests.support.tiny import BATCH, LABELS, NORMED, X, made, values
+from tests.support.tiny import BATCH, LABELS, NORMED, X, make_trainer, read_values
 
 DATA = (X, LABELS)
 QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False}
@@ -49,7 +49,7 @@ def copies(trainer: Any) -> dict[str, Any]:
 
 
 def test_ema_is_the_average_of_the_steps() -> None:
-    trainer, seen = made(), Values()
+    trainer, seen = make_trainer(), Values()
     trainer.fit(DATA, epochs=3, ema=0.5, callbacks=[seen], **QUIET)
     mean = dict(seen.steps[0])
     for count, step in enumerate(seen.steps[1:], 2):
@@ -62,7 +62,7 @@ def test_ema_is_the_average_of_the_steps() -> None:
 
 
 def test_swa_is_the_mean_of_the_epochs_from_one_on() -> None:
-    trainer, seen = made(NORMED), Values()
+    trainer, seen = make_trainer(NORMED), Values()
     trainer.fit(DATA, validation=DATA, epochs=4, swa=0.5, callbacks=[seen], **QUIET)
     for name, value in copies(trainer).items():
         if "_mean" not in name and "_var" not in name:
@@ -71,20 +71,20 @@ def test_swa_is_the_mean_of_the_epochs_from_one_on() -> None:
 
 
 def test_validation_measures_the_averaged_parameters() -> None:
-    trainer = made()
+    trainer = make_trainer()
     history = trainer.fit(DATA, validation=DATA, epochs=2, ema=0.9, **QUIET)
     assert trainer.evaluate(DATA, batch_size=BATCH)["loss"] == history["val_loss"][-1]
 
 
 def test_averages_may_be_kept_in_checkpoints_alone(tmp_path: Path) -> None:
-    plain, other = made(), made()
+    plain, other = make_trainer(), make_trainer()
     plain.fit(DATA, epochs=2, **QUIET)
     other.fit(DATA, epochs=2, ema=0.9, averaged=False, folder=tmp_path / "run", **QUIET)
-    assert values(other) == values(plain)
+    assert read_values(other) == read_values(plain)
     assert list((tmp_path / "run").glob("checkpoints/*/average"))
-    again = made()
+    again = make_trainer()
     again.load(RunFolder(tmp_path / "run").last or "")
-    assert values(again) == values(plain)
+    assert read_values(again) == read_values(plain)
 
 
 @pytest.mark.parametrize("options", [{"ema": 0.9}, {"swa": 1}], ids=str)
@@ -95,30 +95,30 @@ def test_a_resumed_run_has_the_same_averages(
     common: dict[str, Any] = {
         "validation": DATA, "epochs": 4, "checkpoint_every": 2, **options, **QUIET,
     }  # fmt: skip
-    whole = made(NORMED, optimizer=AdamW(0.05))
+    whole = make_trainer(NORMED, optimizer=AdamW(0.05))
     told = whole.fit(DATA, folder=tmp_path / "whole", **common)
-    first = made(NORMED, optimizer=AdamW(0.05))
+    first = make_trainer(NORMED, optimizer=AdamW(0.05))
     first.fit(DATA, folder=tmp_path / "run", callbacks=[Stop(step)], **common)
-    second = made(NORMED, optimizer=AdamW(0.05))
+    second = make_trainer(NORMED, optimizer=AdamW(0.05))
     rest = second.fit(DATA, folder=tmp_path / "run", resume=True, **common)
-    assert values(second) == values(whole)
+    assert read_values(second) == read_values(whole)
     assert rest["val_loss"] == told["val_loss"]
-    third = made(NORMED, optimizer=AdamW(0.05))
+    third = make_trainer(NORMED, optimizer=AdamW(0.05))
     third.load(tmp_path / "run")
-    fourth = made(NORMED, optimizer=AdamW(0.05))
+    fourth = make_trainer(NORMED, optimizer=AdamW(0.05))
     fourth.load(tmp_path / "whole")
-    assert values(third) == values(fourth)
+    assert read_values(third) == read_values(fourth)
 
 
 def test_a_resumed_run_must_have_the_same_average(tmp_path: Path) -> None:
-    made().fit(DATA, epochs=1, ema=0.9, folder=tmp_path / "run", **QUIET)
+    make_trainer().fit(DATA, epochs=1, ema=0.9, folder=tmp_path / "run", **QUIET)
     with pytest.raises(StateError, match=r"ema is None here and 0\.9 in the run"):
-        made().fit(DATA, epochs=2, folder=tmp_path / "run", resume=True, **QUIET)
+        make_trainer().fit(DATA, epochs=2, folder=tmp_path / "run", resume=True, **QUIET)
 
 
 def test_two_kinds_of_averages_are_refused() -> None:
     with pytest.raises(InputError, match=r"ema=0\.9 and swa=1\.0: give one of the two"):
-        made().fit(DATA, ema=0.9, swa=1.0, **QUIET)
+        make_trainer().fit(DATA, ema=0.9, swa=1.0, **QUIET)
 
 
 class Spoil(Callback):
@@ -132,18 +132,18 @@ class Spoil(Callback):
 @pytest.mark.parametrize("has_folder", [False, True])
 def test_a_training_ends_with_the_best_parameters(tmp_path: Path, has_folder: bool) -> None:
     options: dict[str, Any] = {"validation": DATA, "callbacks": [Spoil()], **QUIET}
-    expected, trainer = made(optimizer=SGD(0.1)), made(optimizer=SGD(0.1))
+    expected, trainer = make_trainer(optimizer=SGD(0.1)), make_trainer(optimizer=SGD(0.1))
     expected.fit(DATA, epochs=2, **options)
     if has_folder:
         options["folder"] = tmp_path / "run"
     history = trainer.fit(DATA, epochs=4, restore="best", **options)
     assert history.best("val_loss")["epoch"] == 1
-    assert values(trainer) == values(expected)
+    assert read_values(trainer) == read_values(expected)
 
 
 def test_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"validation": DATA, "callbacks": [Spoil()], **QUIET}
-    made(optimizer=SGD(0.1)).fit(
+    make_trainer(optimizer=SGD(0.1)).fit(
         DATA, epochs=6, folder=tmp_path, keep=1, keep_best=3, checkpoint_every=100, **options
     )
     run = RunFolder(tmp_path)
@@ -156,32 +156,32 @@ def test_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_is_loaded_by_its_folder(tmp_path: Path) -> None:
-    trainer = made(optimizer=SGD(0.1))
+    trainer = make_trainer(optimizer=SGD(0.1))
     trainer.fit(DATA, validation=DATA, epochs=3, folder=tmp_path / "run", **QUIET)
-    again = made(optimizer=SGD(0.1))
+    again = make_trainer(optimizer=SGD(0.1))
     again.load(tmp_path / "run")
     best = RunFolder(tmp_path / "run").best
     assert best is not None
-    named = made(optimizer=SGD(0.1))
+    named = make_trainer(optimizer=SGD(0.1))
     named.load(best)
-    assert values(again) == values(named)
+    assert read_values(again) == read_values(named)
     with pytest.raises(FileError, match="has no checkpoint, so it is not the folder of a run"):
         again.load(tmp_path)
 
 
 @pytest.mark.parametrize("given", ["cosine", {"name": "cosine", "end": 0.0}, "Cosine"], ids=str)
 def test_a_schedule_is_given_by_name(given: Any) -> None:
-    first, second = made(), made()
+    first, second = make_trainer(), make_trainer()
     one = first.fit(DATA, epochs=3, schedule=given, **QUIET)
     two = second.fit(DATA, epochs=3, schedule=Cosine(), **QUIET)
     assert one["lr"] == two["lr"]
-    assert values(first) == values(second)
+    assert read_values(first) == read_values(second)
 
 
 def test_names_of_schedules_that_are_not_known() -> None:
     with pytest.raises(InputError, match="schedule: no schedule 'cosin'; nearest: 'cosine'"):
-        made().fit(DATA, schedule="cosin", **QUIET)
+        make_trainer().fit(DATA, schedule="cosin", **QUIET)
     with pytest.raises(InputError, match="schedule cosine: unknown key 'warm'"):
-        made().fit(DATA, schedule={"name": "cosine", "warm": 3}, **QUIET)
+        make_trainer().fit(DATA, schedule={"name": "cosine", "warm": 3}, **QUIET)
     with pytest.raises(InputError, match='expected a key "name"'):
-        made().fit(DATA, schedule={"warmup": 3}, **QUIET)
+        make_trainer().fit(DATA, schedule={"warmup": 3}, **QUIET)

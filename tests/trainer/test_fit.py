@@ -17,7 +17,7 @@ from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.schedules import Linear, Plateau
-from tests.support.tiny import BATCH, LABELS, X, made, values
+from tests.support.tiny import BATCH, LABELS, X, make_trainer, read_values
 
 DATA = (X, LABELS)
 QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False}
@@ -45,7 +45,7 @@ for _name in HOOKS:  # every hook is written down
 
 
 def test_it_does_what_a_loop_of_steps_does() -> None:
-    fitted, looped = made(), made()
+    fitted, looped = make_trainer(), make_trainer()
     history = fitted.fit(DATA, epochs=2, seed=3, **QUIET)
     source, losses = batches(DATA, batch_size=BATCH, shuffle=True, seed=3), []
     for epoch in range(2):
@@ -55,14 +55,14 @@ def test_it_does_what_a_loop_of_steps_does() -> None:
             total += looped.step(*batch) * len(batch[0])
         losses.append(total / len(X))
     assert history["loss"] == losses
-    assert values(fitted) == values(looped)
+    assert read_values(fitted) == read_values(looped)
     assert history["epoch"] == [0, 1]
     assert history.stop_reason is None
     assert losses[1] < losses[0]
 
 
 def test_the_history_has_validation_rates_times_and_memory() -> None:
-    trainer = made()
+    trainer = make_trainer()
     history = trainer.fit(
         DATA, validation=DATA, metrics=["accuracy", "top2"], epochs=2, schedule=Linear(), **QUIET
     )
@@ -80,10 +80,10 @@ def test_the_history_has_validation_rates_times_and_memory() -> None:
 
 
 def test_a_validation_changes_nothing() -> None:
-    plain, validated = made(), made()
+    plain, validated = make_trainer(), make_trainer()
     plain.fit(DATA, epochs=2, **QUIET)
     validated.fit(DATA, validation=DATA, metrics="accuracy", epochs=2, **QUIET)
-    assert values(plain) == values(validated)
+    assert read_values(plain) == read_values(validated)
     assert validated.module.training
 
 
@@ -100,18 +100,18 @@ def test_a_share_for_the_validation_is_not_trained_on() -> None:
             self.rows += [row.tobytes() for row in fit.evaluation.inputs["x"]]
 
     seen, recorder = Seen(), Recorder()
-    made().fit(DATA, validation=0.2, callbacks=[seen, recorder], seed=1, **QUIET)
+    make_trainer().fit(DATA, validation=0.2, callbacks=[seen, recorder], seed=1, **QUIET)
     assert len(seen.rows) == 4
     assert recorder.calls.count("batch_end") == 2  # of 16 samples
     again = Seen()
-    made().fit(DATA, validation=0.2, callbacks=[again], seed=1, **QUIET)
+    make_trainer().fit(DATA, validation=0.2, callbacks=[again], seed=1, **QUIET)
     assert again.rows == seen.rows
 
 
 @pytest.mark.parametrize("accumulate", [2, 5])
 def test_accumulated_batches_are_one_large_batch(accumulate: int) -> None:
     """Of mean losses, without batch normalisation: the mean of gradients of equal batches."""
-    small, large = (made(optimizer=SGD(0.5)) for _ in range(2))
+    small, large = (make_trainer(optimizer=SGD(0.5)) for _ in range(2))
     one = small.fit(DATA, epochs=3, batch_size=2, accumulate=accumulate, progress=False)
     other = large.fit(DATA, epochs=3, batch_size=2 * accumulate, progress=False)
     assert small.steps == large.steps == 3 * (10 // accumulate)
@@ -121,7 +121,7 @@ def test_accumulated_batches_are_one_large_batch(accumulate: int) -> None:
 
 
 def test_the_last_batches_of_an_epoch_are_a_step_of_their_own() -> None:
-    trainer, recorder = made(), Recorder()
+    trainer, recorder = make_trainer(), Recorder()
     trainer.fit(DATA, epochs=2, accumulate=2, callbacks=[recorder], **QUIET)
     assert trainer.steps == 4
     inner = [c for c in recorder.calls if c in ("batch_end", "step_end")]
@@ -130,7 +130,7 @@ def test_the_last_batches_of_an_epoch_are_a_step_of_their_own() -> None:
 
 def test_the_order_of_hooks(tmp_path: Path) -> None:
     recorder = Recorder()
-    made().fit(DATA, validation=DATA, folder=tmp_path, callbacks=[recorder], **QUIET)
+    make_trainer().fit(DATA, validation=DATA, folder=tmp_path, callbacks=[recorder], **QUIET)
     step = ["batch_end", "step_end"]
     evaluation = ["evaluate_begin", *["evaluate_batch_end"] * 3, "evaluate_end"]
     assert recorder.calls == [
@@ -152,7 +152,7 @@ def test_hooks_that_nobody_overrides_are_not_called(monkeypatch: pytest.MonkeyPa
 
     own, assigned, steps = Own(), Callback(), []
     vars(assigned)["on_step_end"] = lambda fit: steps.append(fit.step)
-    made().fit(DATA, callbacks=[own, assigned], **QUIET)
+    make_trainer().fit(DATA, callbacks=[own, assigned], **QUIET)
     assert own.count == 3
     assert steps == [1, 2, 3]
 
@@ -169,7 +169,7 @@ def test_what_a_callback_sees() -> None:
             assert fit.history.rows[-1]["epoch"] == fit.epoch
             assert (fit.batch, fit.samples) == (3, 20)
 
-    made().fit(DATA, epochs=2, callbacks=[Look()], **QUIET)
+    make_trainer().fit(DATA, epochs=2, callbacks=[Look()], **QUIET)
     assert seen == [
         (0, 1, 3, 8, 8), (0, 2, 3, 16, 16), (0, 3, 3, 20, 20),
         (1, 1, 3, 8, 28), (1, 2, 3, 16, 36), (1, 3, 3, 20, 40),
@@ -177,7 +177,7 @@ def test_what_a_callback_sees() -> None:
 
 
 def test_a_schedule_sets_the_rate_before_each_step() -> None:
-    trainer, rates = made(), []
+    trainer, rates = make_trainer(), []
     learn = trainer.training_steps.learn
 
     def watched(*batch: Any, **options: Any) -> float:
@@ -192,7 +192,7 @@ def test_a_schedule_sets_the_rate_before_each_step() -> None:
 
 
 def test_a_plateau_observes_the_monitored_column() -> None:
-    trainer = made()
+    trainer = make_trainer()
     history = trainer.fit(
         DATA, epochs=4, schedule=Plateau(factor=0.5, patience=1, min_delta=99), **QUIET
     )
@@ -201,14 +201,14 @@ def test_a_plateau_observes_the_monitored_column() -> None:
 
 
 def test_early_stopping_waits_and_brings_back_the_best_values() -> None:
-    trainer, kept = made(optimizer=SGD(0.1)), []
+    trainer, kept = make_trainer(optimizer=SGD(0.1)), []
 
     class Spoil(Callback):
         """Epoch 2 is the best; from then on the model gets worse."""
 
         def on_epoch_begin(self, fit: Fit) -> None:
             if fit.epoch >= 3:
-                kept.append(values(fit.trainer))
+                kept.append(read_values(fit.trainer))
                 fit.trainer.state.parameters["head.weight"].data[...] = 9
 
     stopping = EarlyStopping("val_loss", patience=2, restore_best=True)
@@ -219,13 +219,13 @@ def test_early_stopping_waits_and_brings_back_the_best_values() -> None:
     assert len(history) == 5
     assert history.stop_reason == "val_loss has not become better for 2 epochs"
     assert (stopping.best_epoch, stopping.best) == (2, history["val_loss"][2])
-    assert values(trainer) == kept[0]
+    assert read_values(trainer) == kept[0]
     assert calls.calls[-2:] == ["stop", "fit_end"]
 
 
 def test_early_stopping_of_a_column_that_is_not_there() -> None:
     with pytest.raises(NameNotFoundError, match=r"no column 'val_acuracy'.*'val_accuracy'"):
-        made().fit(
+        make_trainer().fit(
             DATA, validation=DATA, metrics="accuracy",
             callbacks=[EarlyStopping("val_acuracy", mode="max")], **QUIET,
         )  # fmt: skip
@@ -239,7 +239,7 @@ def test_stop_ends_behind_the_batch(tmp_path: Path) -> None:
                 fit.stop("too late")
 
     recorder = Recorder()
-    history = made().fit(
+    history = make_trainer().fit(
         DATA, validation=DATA, epochs=5, callbacks=[Stop(), recorder], folder=tmp_path, **QUIET
     )
     assert history.stop_reason == "enough"
@@ -254,7 +254,7 @@ def test_a_stop_finishes_the_accumulated_step() -> None:
         def on_batch_end(self, fit: Fit) -> None:
             fit.stop("at once")
 
-    trainer = made()
+    trainer = make_trainer()
     trainer.fit(DATA, accumulate=3, epochs=5, batch_size=4, callbacks=[Stop()], progress=False)
     assert trainer.steps == 1
 
@@ -267,7 +267,9 @@ def test_a_time_limit_ends_the_run_behind_a_batch(monkeypatch: pytest.MonkeyPatc
         def on_batch_end(self, fit: Fit) -> None:
             now[0] += 3600
 
-    history = made().fit(DATA, validation=DATA, epochs=9, hours=3.5, callbacks=[Hour()], **QUIET)
+    history = make_trainer().fit(
+        DATA, validation=DATA, epochs=9, hours=3.5, callbacks=[Hour()], **QUIET
+    )
     assert history.stop_reason == "the time limit is reached"
     assert [row["epoch"] for row in history.rows] == [0, 1]
     assert history["seconds"] == [3 * 3600, 3600]
@@ -285,7 +287,7 @@ def test_iterables_without_a_length() -> None:
         def on_epoch_begin(self, fit: Fit) -> None:
             lengths.append(fit.batches)
 
-    trainer = made()
+    trainer = make_trainer()
     trainer.fit(source, epochs=2, callbacks=[Look()], progress=False)
     assert lengths == [None, 2]
     assert trainer.steps == 4
@@ -296,14 +298,14 @@ def test_iterables_without_a_length() -> None:
 
 
 def test_batches_by_name() -> None:
-    one, other = made(), made()
+    one, other = make_trainer(), make_trainer()
     first = one.fit({"labels": LABELS, "x": X}, epochs=2, **QUIET)
     second = other.fit(DATA, epochs=2, **QUIET)
     assert first["loss"] == second["loss"]
     named = [{"x": X[:8], "labels": LABELS[:8]}]
     assert (
-        made().fit(named, progress=False)["loss"]
-        == made().fit([(X[:8], LABELS[:8])], progress=False)["loss"]
+        make_trainer().fit(named, progress=False)["loss"]
+        == make_trainer().fit([(X[:8], LABELS[:8])], progress=False)["loss"]
     )
 
 
@@ -317,7 +319,7 @@ def test_an_exception_reaches_the_caller_and_the_callbacks() -> None:
         def on_fit_end(self, fit: Fit) -> None:
             self.error = fit.error
 
-    fail, trainer = Fail(), made()
+    fail, trainer = Fail(), make_trainer()
     with pytest.raises(ZeroDivisionError, match="of mine"):
         trainer.fit(DATA, schedule=Linear(), callbacks=[fail], **QUIET)
     assert isinstance(fail.error, ZeroDivisionError)
@@ -331,7 +333,7 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_is_well() -> None:
         def on_fit_end(self, fit: Fit) -> None:
             seen.append((fit.error, fit.stop_reason, len(fit.history)))
 
-    made().fit(DATA, callbacks=[Look()], **QUIET)
+    make_trainer().fit(DATA, callbacks=[Look()], **QUIET)
     assert seen == [(None, None, 1)]
 
 
@@ -362,20 +364,20 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_is_well() -> None:
 def test_options_that_mean_nothing(
     options: dict[str, Any], error: type[EngineError], text: str
 ) -> None:
-    trainer = made()
-    before = values(trainer)
+    trainer = make_trainer()
+    before = read_values(trainer)
     with pytest.raises(error, match=text):
         trainer.fit(DATA, **{**QUIET, **options})
-    assert values(trainer) == before
+    assert read_values(trainer) == before
 
 
 def test_a_share_of_an_iterable_cannot_be_set_apart() -> None:
     with pytest.raises(InputError, match=r"validation=0\.2: a share can be set apart of arrays"):
-        made().fit(iter([DATA]), validation=0.2, progress=False)
+        make_trainer().fit(iter([DATA]), validation=0.2, progress=False)
 
 
 def test_a_trainer_without_an_optimizer() -> None:
-    trainer = made()
+    trainer = make_trainer()
     trainer.learner.optimizer = None
     with pytest.raises(StateError, match="no optimizer_model"):
         trainer.fit(DATA, **QUIET)
@@ -388,7 +390,7 @@ def test_a_metric_decides_by_its_own_mode(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match="'val_distance' does not say whether less or more is better"
     ):
-        made().fit(DATA, validation=DATA, metrics=distance, monitor="val_distance", **QUIET)
+        make_trainer().fit(DATA, validation=DATA, metrics=distance, monitor="val_distance", **QUIET)
 
 
 def test_gradients_from_before_are_dropped_and_none_are_left() -> None:
@@ -396,22 +398,22 @@ def test_gradients_from_before_are_dropped_and_none_are_left() -> None:
         def on_batch_end(self, fit: Fit) -> None:
             raise ZeroDivisionError
 
-    one, other = made(), made()
+    one, other = make_trainer(), make_trainer()
     one.accumulate(X[8:16], LABELS[8:16])
     one.fit(DATA, **QUIET)
     other.fit(DATA, **QUIET)
-    assert values(one) == values(other)
+    assert read_values(one) == read_values(other)
     with pytest.raises(ZeroDivisionError):
         one.fit(DATA, accumulate=3, callbacks=[Fail()], **QUIET)
     one.step(X[:8], LABELS[:8])
     other.step(X[:8], LABELS[:8])
-    assert values(one) == values(other)
+    assert read_values(one) == read_values(other)
 
 
 def test_metrics_ignore_what_the_loss_ignores() -> None:
     labels = LABELS.copy()
     labels[:10] = 1
-    trainer = made(loss=CrossEntropyLoss(ignore_index=1))
+    trainer = make_trainer(loss=CrossEntropyLoss(ignore_index=1))
     history = trainer.fit(
         (X, labels), validation=(X, labels), metrics=["accuracy"], epochs=1, **QUIET
     )
@@ -426,18 +428,18 @@ def test_metrics_ignore_what_the_loss_ignores() -> None:
 
 def test_run_json_tells_what_was_asked_for(tmp_path: Path) -> None:
     options: dict[str, Any] = {"folder": tmp_path, "schedule": Linear(), **QUIET}
-    made().fit(DATA, epochs=2, **options)
+    make_trainer().fit(DATA, epochs=2, **options)
     first = json.loads((tmp_path / "run.json").read_text())
     assert (first["epochs"], first["schedule"], first["batch_size"]) == (2, "Linear", BATCH)
     assert first["parameters"]["head.bias"] == ["float32", 3]
     assert "resumed" not in first
-    made().fit(DATA, epochs=3, resume=True, **options)
+    make_trainer().fit(DATA, epochs=3, resume=True, **options)
     second = json.loads((tmp_path / "run.json").read_text())
     assert (second["epochs"], second["resumed"]) == (3, "00000006")
 
 
 def test_a_model_that_cannot_be_evaluated_is_told_of_before_the_training(tmp_path: Path) -> None:
-    made(folder=tmp_path)
+    make_trainer(folder=tmp_path)
     (tmp_path / "eval_model.onnx").unlink()
     trainer = Trainer(tmp_path, threads=1)
     with pytest.raises(StateError, match="no eval model"):

@@ -14,7 +14,7 @@ from engine.models.catalog import find_architecture
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.trainer import Trainer
 from tests.support import page_setup
-from tests.support.model_samples import small
+from tests.support.model_samples import make_small
 
 NAMES = ["blue", "green", "red"]
 
@@ -72,7 +72,7 @@ def test_values_are_learned_by_the_squared_error() -> None:
 
 
 def test_weights_leave_the_last_layer_random_and_say_so(tmp_path: Path) -> None:
-    onnx_io.save(small(find_architecture("cnn")).graph, tmp_path / "trained.onnx")
+    onnx_io.save(make_small(find_architecture("cnn")).graph, tmp_path / "trained.onnx")
     with pytest.warns(ModelWarning, match=r"cnn: fc2.weight, fc2.bias stay random"):
         Trainer.from_model(
             "cnn", classes=5, input_shape=(1, 12, 12), weights=tmp_path / "trained.onnx"

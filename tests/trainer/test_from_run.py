@@ -19,7 +19,7 @@ from engine.data import Arrays
 from engine.errors import CheckpointError, EngineError, FileError, StateError
 from engine.trainer.schedules import Cosine
 from tests.support.places import ROOT
-from tests.support.tiny import BATCH, DROPPING, LABELS, X, made, values
+from tests.support.tiny import BATCH, DROPPING, LABELS, X, make_trainer, read_values
 
 DATA = Arrays((X, LABELS), classes=["a", "b", "c"])
 QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False, "validation": 0.3}
@@ -31,14 +31,14 @@ def options(**more: Any) -> dict[str, Any]:
 
 def ended(folder: Path, **kept: Any) -> Trainer:
     """Return the trainer of a run of two of four epochs, whose folder has then another name."""
-    trainer = made(DROPPING, **kept)
+    trainer = make_trainer(DROPPING, **kept)
     trainer.fit(DATA, folder=folder / "first", **options(epochs=2))
     shutil.move(folder / "first", folder / "run")
     return trainer
 
 
 def test_a_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
-    whole = made(DROPPING, micro_batches=2)
+    whole = make_trainer(DROPPING, micro_batches=2)
     told = whole.fit(DATA, folder=tmp_path / "whole", **options(epochs=2))
     told = whole.fit(DATA, folder=tmp_path / "whole", resume=True, **options())
     artifacts = Path(ended(tmp_path, micro_batches=2).folder)
@@ -46,7 +46,7 @@ def test_a_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
     again = Trainer.from_run(tmp_path / "run", threads=1)
     rest = again.fit(DATA, folder=tmp_path / "run", resume=True, **options())
     assert rest["loss"] == told["loss"]
-    assert values(again) == values(whole)
+    assert read_values(again) == read_values(whole)
 
 
 def test_another_process_has_the_parameters_and_the_classes(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ print(made.classes, made.learning_rate)
 
 
 def test_the_best_checkpoint_is_the_default(tmp_path: Path) -> None:
-    trainer = made()
+    trainer = make_trainer()
     history = trainer.fit(DATA, folder=tmp_path, **options(monitor="loss", mode="max"))
     assert history.best("loss")["epoch"] == 3
     best, last = Trainer.from_run(tmp_path, threads=1), Trainer.from_run(tmp_path, "last")
-    assert values(last) == values(trainer) != values(best)
+    assert read_values(last) == read_values(trainer) != read_values(best)
 
 
 def test_metrics_leave_out_and_decide_as_the_loss_of_the_run(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_metrics_leave_out_and_decide_as_the_loss_of_the_run(tmp_path: Path) -> 
         ("labels", BCEWithLogitsLoss(), several),
         ("ignored", CrossEntropyLoss(ignore_index=9), labels),
     ):
-        trainer = made(loss=loss)
+        trainer = make_trainer(loss=loss)
         trainer.fit((X, targets), folder=tmp_path / name, progress=False)
         again = Trainer.from_run(tmp_path / name, threads=1)
         asked: dict[str, Any] = {"metrics": ["accuracy", "f1"]}
@@ -90,7 +90,7 @@ def test_metrics_leave_out_and_decide_as_the_loss_of_the_run(tmp_path: Path) -> 
 
 
 def test_a_loss_by_its_name_decides_as_well() -> None:
-    assert made(loss="bce_with_logits").threshold == BCEWithLogitsLoss().threshold
+    assert make_trainer(loss="bce_with_logits").threshold == BCEWithLogitsLoss().threshold
 
 
 def test_the_loss_of_the_artifacts_stays(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def _damage(**entries: Any) -> Callable[[Path], None]:
 def test_damaged_folders(
     change: Callable[[Path], Any], error: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    made().fit(DATA, folder=tmp_path / "run", **QUIET)
+    make_trainer().fit(DATA, folder=tmp_path / "run", **QUIET)
     change(tmp_path / "run")
     with pytest.raises(error, match=text):
         Trainer.from_run(tmp_path / "run", threads=1)

@@ -455,13 +455,15 @@ def test_a_training_that_is_killed_and_resumed_repeats_no_row(tmp_path: Path) ->
 def test_several_labels_have_a_table_as_the_loss_declares(loss: Any, tmp_path: Path) -> None:
     targets = (tiny.X[:, :3] > 0).astype(np.float32)
     data = Arrays((tiny.X, targets))
-    tiny.made(loss=loss).fit(data, validation=data, folder=tmp_path, progress=False)
+    tiny.make_trainer(loss=loss).fit(data, validation=data, folder=tmp_path, progress=False)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert 'id="classes"' in page
     assert "mean of the labels" in page
     assert 'id="residuals"' not in page
     (tmp_path / "values").mkdir()
-    tiny.made(loss="mse").fit(data, validation=data, folder=tmp_path / "values", progress=False)
+    tiny.make_trainer(loss="mse").fit(
+        data, validation=data, folder=tmp_path / "values", progress=False
+    )
     page = (tmp_path / "values" / "report.html").read_text("utf-8")
     assert 'id="residuals"' in page
     assert "mean of the labels" not in page

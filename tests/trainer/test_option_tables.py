@@ -13,7 +13,7 @@ from engine.artifacts import AdamW, Group
 from engine.base import option_tables as tables
 from engine.base.option_tables import describe, fit_value, make, parse_assignments
 from engine.errors import DTypeError, EngineError, InputError
-from engine.tools.actions.run_config import config_of, to_toml
+from engine.tools.actions.run_config import make_config, to_toml
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ def test_words_are_values_of_toml_or_texts() -> None:
 
 def test_groups_of_parameters_from_a_file() -> None:
     groups = [{"match": ["*.bias"], "weight_decay": 0.0}, {"match": "norm.*", "lr_scale": 0.5}]
-    config = config_of({"optimizer": {"weight_decay": 0.1, "groups": groups}}, "run.toml")
-    assert config.method() == AdamW(
+    config = make_config({"optimizer": {"weight_decay": 0.1, "groups": groups}}, "run.toml")
+    assert config.make_optimizer() == AdamW(
         weight_decay=0.1, groups=(Group(("*.bias",), weight_decay=0.0), Group(("norm.*",), 0.5))
     )
-    assert config_of(tomllib.loads(to_toml(config)), "run.toml") == config
+    assert make_config(tomllib.loads(to_toml(config)), "run.toml") == config
 
 
 def test_every_option_of_what_is_chosen_by_name_can_be_read() -> None:

@@ -14,7 +14,7 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss
 from engine.errors import InputError, StateError
 from engine.trainer.rate_search import RateSearch
 from tests.support.run_models import write_classifier, write_pictures
-from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, X, made, values
+from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, X, make_trainer, read_values
 
 DATA = (X, LABELS)
 
@@ -26,7 +26,7 @@ DATA = (X, LABELS)
 )
 def test_the_trainer_is_as_it_was(options: dict[str, Any]) -> None:
     """Also in what it does next: it has the moments, draws, statistics and rate of a twin."""
-    trainer, twin = made(**options), made(**options)
+    trainer, twin = make_trainer(**options), make_trainer(**options)
     for each in (trainer, twin):
         each.step(X[:BATCH], LABELS[:BATCH])
     before = trainer.state.to_bytes(include_optimizer_state=True)
@@ -36,18 +36,18 @@ def test_the_trainer_is_as_it_was(options: dict[str, Any]) -> None:
     assert len(found.losses) > 20
     for _ in range(2):
         assert trainer.step(X[BATCH:], LABELS[BATCH:]) == twin.step(X[BATCH:], LABELS[BATCH:])
-    assert values(trainer) == values(twin)
+    assert read_values(trainer) == read_values(twin)
 
 
 def test_a_trainer_that_has_not_begun_is_as_it_was() -> None:
-    trainer, twin = made(optimizer=AdamW(0.05)), made(optimizer=AdamW(0.05))
+    trainer, twin = make_trainer(optimizer=AdamW(0.05)), make_trainer(optimizer=AdamW(0.05))
     trainer.find_learning_rate(DATA, batch_size=BATCH, steps=20)
     assert trainer.step(X, LABELS) == twin.step(X, LABELS)
-    assert values(trainer) == values(twin)
+    assert read_values(trainer) == read_values(twin)
 
 
 def test_rates_rise_by_a_factor_and_a_high_one_ends_the_search() -> None:
-    found = made(optimizer=SGD(0.1)).find_learning_rate(
+    found = make_trainer(optimizer=SGD(0.1)).find_learning_rate(
         DATA, batch_size=BATCH, lowest=1e-3, highest=1e4, steps=60
     )
     assert len(found.rates) < 60
@@ -64,7 +64,7 @@ def test_one_high_loss_does_not_flatten_the_picture() -> None:
 
 
 def test_the_picture_has_a_logarithmic_axis_and_the_suggestion(tmp_path: Path) -> None:
-    found = made(optimizer=SGD(0.1)).find_learning_rate(DATA, batch_size=BATCH, steps=40)
+    found = make_trainer(optimizer=SGD(0.1)).find_learning_rate(DATA, batch_size=BATCH, steps=40)
     found.plot().save(tmp_path / "rates.svg")
     text = (tmp_path / "rates.svg").read_text("utf-8")
     assert "learning rate" in text
@@ -73,7 +73,7 @@ def test_the_picture_has_a_logarithmic_axis_and_the_suggestion(tmp_path: Path) -
 
 
 def test_what_cannot_be_searched() -> None:
-    trainer = made()
+    trainer = make_trainer()
     with pytest.raises(InputError, match=r"lowest=1\.0, highest=0\.1: expected lowest < highest"):
         trainer.find_learning_rate(DATA, lowest=1.0, highest=0.1)
     with pytest.raises(InputError, match="steps=2: expected 20 or more"):

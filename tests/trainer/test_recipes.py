@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from bench.recipes import LOSSES, MARK, PAGE, TOLERANCE, Result, recipes
+from bench.recipes import LOSSES, MARK, PAGE, TOLERANCE, Result, list_recipes
 from engine import artifacts
 
 TEXT = PAGE.read_text("utf-8")
@@ -19,7 +19,7 @@ def table() -> list[list[str]]:
 
 
 def test_every_recipe_is_compared_with_torch_and_has_its_row() -> None:
-    titles = [recipe.title for recipe in recipes(TEXT)]
+    titles = [recipe.title for recipe in list_recipes(TEXT)]
     assert titles == list(LOSSES)
     assert titles == [row[0] for row in table()]
 
@@ -37,7 +37,7 @@ def test_a_result_that_is_far_off_is_no_good() -> None:
 
 
 def test_recipes_are_python_and_name_what_there_is() -> None:
-    for recipe in recipes(TEXT):
+    for recipe in list_recipes(TEXT):
         tree = ast.parse(recipe.code)
         imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
         named = {a.name for i in imports if i.module == "edgegrad.artifacts" for a in i.names}

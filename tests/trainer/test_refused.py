@@ -24,7 +24,7 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.thread_group import run
-from tests.support.tiny import BAD, LABELS, NORMED, X, forward, made
+from tests.support.tiny import BAD, LABELS, NORMED, X, forward, make_trainer
 
 WRONG = np.where(np.arange(20) == 19, 3, LABELS)  # the last label is not a class
 STATISTICS = ("norm.mean", "norm.var")
@@ -122,7 +122,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_of_a_trainer(kind: str, skip: bool) -> None:
     """By one plan, by parts, and by batches that wait for an update."""
-    trainer = made(NORMED, **KINDS[kind], skip_nonfinite=skip)
+    trainer = make_trainer(NORMED, **KINDS[kind], skip_nonfinite=skip)
     trainer.module.check_finite = not skip
     trainer.step(X, LABELS)
     refused(trainer, lambda: trainer.step(X, WRONG))
@@ -134,7 +134,7 @@ def test_steps_of_a_trainer(kind: str, skip: bool) -> None:
 
 
 def test_a_fit_of_accumulated_batches_that_ends() -> None:
-    trainer = made(NORMED)
+    trainer = make_trainer(NORMED)
     both = np.concatenate([X, BAD]), np.concatenate([LABELS, LABELS])
     data = batches(both, batch_size=20, shuffle=False, allow_nan=True)
     refused(trainer, lambda: trainer.fit(data, accumulate=2, progress=False))
@@ -145,7 +145,7 @@ def test_ranks_refuse_alike(parts: dict[str, Any]) -> None:
     """An error on one rank makes all refuse; statistics of both ranks stay."""
 
     def train(group: Any) -> str:
-        trainer = made(NORMED, group=group, skip_nonfinite=True, **parts)
+        trainer = make_trainer(NORMED, group=group, skip_nonfinite=True, **parts)
         trainer.step(X, LABELS)
         refused(trainer, lambda: trainer.step(X, WRONG))
         refused(trainer, lambda: trainer.step(BAD, LABELS))

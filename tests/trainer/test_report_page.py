@@ -28,7 +28,7 @@ from tests.support.report_runs import (
     Array,
     Run,
     forward,
-    samples,
+    make_samples,
 )
 
 WIDTHS = (320, 480, 768, 1280, 1920)
@@ -43,8 +43,8 @@ def train(path: Path) -> tuple[Run, Array]:
     report = HtmlReport(path)
     run = Run(report, trainer, classes=CLASSES, folder=path.parent)
     report._trace.seconds = report._window.seconds = 0.0  # every step is a point
-    images, labels = samples(BATCHES * BATCH)
-    test = samples(64, seed=1)
+    images, labels = make_samples(BATCHES * BATCH)
+    test = make_samples(64, seed=1)
     counts = np.zeros((4, 4), np.int64)
     for epoch in range(EPOCHS):
         parts = zip(np.split(images, BATCHES), np.split(labels, BATCHES), strict=True)
@@ -82,7 +82,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(made: Made, chromium: Browser) -> Iterator[Page]:
-    found = chromium.page(made.path)
+    found = chromium.open_page(made.path)
     yield found
     found.close()
 
@@ -180,7 +180,7 @@ def check_layout(page: Page, width: int) -> None:
 def test_nothing_is_cut_off_or_lies_on_other_text(
     made: Made, chromium: Browser, width: int
 ) -> None:
-    check_layout(chromium.page(made.path, width), width)
+    check_layout(chromium.open_page(made.path, width), width)
 
 
 def regression(path: Path) -> None:
@@ -233,7 +233,7 @@ def test_pages_of_other_trainings_are_as_tidy(
     kind: Callable[[Path], None], width: int, tmp_path: Path, chromium: Browser
 ) -> None:
     kind(tmp_path / "report.html")
-    page = chromium.page(tmp_path / "report.html", width)
+    page = chromium.open_page(tmp_path / "report.html", width)
     assert page.complaints() == []
     assert "This section failed" not in page.ask("document.body.textContent")
     check_layout(page, width)
@@ -268,7 +268,7 @@ CONTRAST = """(() => {
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_stands_out_in_light_and_dark(made: Made, chromium: Browser, dark: bool) -> None:
-    page = chromium.page(made.path, dark=dark)
+    page = chromium.open_page(made.path, dark=dark)
     ground = page.ask("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 3 * 60) == dark
     contrasts = page.ask(CONTRAST)
@@ -294,7 +294,7 @@ def test_the_mouse_on_a_chart_shows_the_values(made: Made, page: Page) -> None:
 
 @needs_browser
 def test_without_scripts_all_is_there(made: Made, chromium: Browser) -> None:
-    page = chromium.page(made.path, scripts=False)
+    page = chromium.open_page(made.path, scripts=False)
     assert page.ask("document.querySelectorAll('.tip').length") == 0, "no script has run"
     assert page.ask("document.querySelectorAll('#curves path.line').length") == 6
     assert page.ask("document.querySelectorAll('#curves .tick').length") > 30

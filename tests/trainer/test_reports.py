@@ -29,7 +29,7 @@ from engine.trainer.fit import Callback
 from engine.trainer.history import History
 from engine.trainer.metrics.named import is_share
 from engine.trainer.reports import progress as progress_module
-from tests.support.fits import SAMPLES, new_fit, resumed, tell, train, train_epoch
+from tests.support.fits import SAMPLES, make_fit, resume_fit, tell, train, train_epoch
 from tests.support.places import ROOT
 
 
@@ -81,7 +81,7 @@ def test_other_metrics_are_numbers() -> None:
 
 
 def test_where_nobody_watches_an_epoch_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    train(new_fit(), [Progress()], 2)
+    train(make_fit(), [Progress()], 2)
     out, err = capsys.readouterr()
     assert out == ""
     rest = "val_loss 0.4000  val_accuracy 88.1 %  1,240 samples/s  118 MB  4.2 s"
@@ -90,7 +90,7 @@ def test_where_nobody_watches_an_epoch_is_one_line(capsys: pytest.CaptureFixture
 
 def test_the_reason_of_a_stop_and_of_a_beginning_in_the_middle_are_told() -> None:
     out = io.StringIO()
-    fit = new_fit(epoch=1, step=1234, resumed_from=Path("checkpoint"), stop_reason="enough")
+    fit = make_fit(epoch=1, step=1234, resumed_from=Path("checkpoint"), stop_reason="enough")
     progress = Progress(out)
     for hook in ("on_fit_begin", "on_stop", "on_fit_end"):
         tell([progress], hook, fit)
@@ -107,7 +107,7 @@ class Terminal(io.StringIO):
 def test_on_a_terminal_a_bar_moves_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "PATIENCE", 0.0)
     out = Terminal()
-    train(new_fit(), [Progress(out)], 1)
+    train(make_fit(), [Progress(out)], 1)
     states = [s.strip() for s in out.getvalue().split("\r")]
     bars = [s for s in states if s.startswith("epoch 1/3 ") and "|" in s]
     assert any("25% |" in s and "1/4" in s for s in bars), "it begins with the first batch"
@@ -121,7 +121,7 @@ def test_on_a_terminal_a_bar_moves_and_goes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_bar_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     progress = Progress(out)
-    fit = new_fit()
+    fit = make_fit()
     tell([progress], "on_fit_begin", fit)
     tell([progress], "on_epoch_begin", fit)
     assert out.getvalue() == ""
@@ -129,7 +129,7 @@ def test_no_bar_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_epoch_of_unknown_length_has_a_count() -> None:
     out = Terminal()
-    train(new_fit(batches=None), [Progress(out)], 1)
+    train(make_fit(batches=None), [Progress(out)], 1)
     assert "epoch 1/3 1 batches" in out.getvalue()
 
 
@@ -138,7 +138,7 @@ def test_a_bar_moves_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> No
     clock = SimpleNamespace(perf_counter=lambda: next(looks) / 1000)
     monkeypatch.setattr(progress_module, "time", clock)
     out = Terminal()
-    progress, fit = Progress(out), new_fit(batches=1000)
+    progress, fit = Progress(out), make_fit(batches=1000)
     tell([progress], "on_fit_begin", fit)
     train_epoch(fit, [progress], [1.0] * 1000)
     assert out.getvalue().count("\r") < 25
@@ -146,7 +146,7 @@ def test_a_bar_moves_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_failed_training_leaves_no_bar() -> None:
     out = Terminal()
-    progress, fit = Progress(out), new_fit()
+    progress, fit = Progress(out), make_fit()
     tell([progress], "on_fit_begin", fit)
     tell([progress], "on_epoch_begin", fit)
     fit.batch, fit.samples, fit.logs = 1, SAMPLES, {"loss": 1.0}
@@ -164,18 +164,18 @@ def test_a_stream_that_breaks_ends_nothing(what: str, monkeypatch: pytest.Monkey
 
     if what == "none":
         monkeypatch.setattr(sys, "stderr", None)
-        train(new_fit(), [Progress()])
+        train(make_fit(), [Progress()])
         return
     out = Gone() if what == "gone" else io.StringIO()
     if what == "closed":
         out.close()
-    train(new_fit(), [Progress(out)])
+    train(make_fit(), [Progress(out)])
 
 
 def test_without_tqdm_a_terminal_gets_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     out = Terminal()
-    train(new_fit(), [Progress(out)], 1)
+    train(make_fit(), [Progress(out)], 1)
     assert out.getvalue().startswith("epoch 1/3  loss 2.5")
     assert "\r" not in out.getvalue()
 
@@ -185,7 +185,7 @@ def test_a_notebook_gets_bars_and_lines_on_standard_output(
 ) -> None:
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    train(new_fit(), [Progress()], 1)
+    train(make_fit(), [Progress()], 1)
     out, err = capsys.readouterr()
     assert "25% |" in out
     assert out.split("\r")[-1].strip().startswith("epoch 1/3  loss 2.500")
@@ -196,7 +196,7 @@ def test_a_notebook_gets_bars_and_lines_on_standard_output(
 
 
 def test_the_history_is_kept_as_csv(tmp_path: Path) -> None:
-    fit, path = new_fit(), tmp_path / "made" / "history.csv"
+    fit, path = make_fit(), tmp_path / "made" / "history.csv"
     log = CsvLog(path)
     tell([log], "on_fit_begin", fit)
     assert path.read_text() == ""
@@ -210,18 +210,18 @@ def test_the_history_is_kept_as_csv(tmp_path: Path) -> None:
 
 
 def test_a_history_that_is_resumed_repeats_no_row(tmp_path: Path) -> None:
-    fit, path = new_fit(), tmp_path / "history.csv"
+    fit, path = make_fit(), tmp_path / "history.csv"
     train(fit, [CsvLog(path)])
-    again = resumed(fit, 2)
+    again = resume_fit(fit, 2)
     train(again, [CsvLog(path)], 1)
     assert History.read(path)["epoch"] == [0, 1, 2]
-    train(new_fit(), [CsvLog(path)], 1)
+    train(make_fit(), [CsvLog(path)], 1)
     assert History.read(path)["epoch"] == [0], "a new training begins the file anew"
 
 
 def test_every_event_is_a_json_object_a_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    fit, log = new_fit(), JsonLog(path, seconds=0)
+    fit, log = make_fit(), JsonLog(path, seconds=0)
     tell([log], "on_fit_begin", fit)
     train_epoch(fit, [log])
     tell([log], "on_checkpoint", fit, tmp_path / "checkpoint")
@@ -242,7 +242,7 @@ def test_every_event_is_a_json_object_a_line(tmp_path: Path) -> None:
 
 def test_lines_of_steps_are_a_sample(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    fit, log = new_fit(batches=100), JsonLog(path, seconds=3600)
+    fit, log = make_fit(batches=100), JsonLog(path, seconds=3600)
     tell([log], "on_fit_begin", fit)
     train_epoch(fit, [log], [1.0] * 100)
     assert [row["kind"] for row in lines(path)] == ["fit", "step", "epoch"]
@@ -250,7 +250,7 @@ def test_lines_of_steps_are_a_sample(tmp_path: Path) -> None:
 
 def test_a_follower_sees_a_line_at_once_and_no_nan(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    fit, log = new_fit(), JsonLog(path, seconds=0)
+    fit, log = make_fit(), JsonLog(path, seconds=0)
     tell([log], "on_fit_begin", fit)
     with path.open() as follower:
         assert json.loads(follower.readline())["kind"] == "fit"
@@ -260,11 +260,11 @@ def test_a_follower_sees_a_line_at_once_and_no_nan(tmp_path: Path) -> None:
 
 def test_a_log_that_is_resumed_repeats_nothing(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    fit = new_fit()
+    fit = make_fit()
     train(fit, [JsonLog(path, seconds=0)])
     with path.open("a") as file:
         file.write('{"kind": "step", "st')  # the process was killed here
-    again = resumed(fit, 2)
+    again = resume_fit(fit, 2)
     train(again, [JsonLog(path, seconds=0)], 1)
     rows = lines(path)
     assert [row["step"] for row in rows if row["kind"] == "step"] == list(range(1, 13))
@@ -273,7 +273,7 @@ def test_a_log_that_is_resumed_repeats_nothing(tmp_path: Path) -> None:
 
 
 def test_a_window_that_begins_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    fit, log = new_fit(resumed_from=Path("checkpoint")), JsonLog(tmp_path / "log", seconds=0)
+    fit, log = make_fit(resumed_from=Path("checkpoint")), JsonLog(tmp_path / "log", seconds=0)
     fit.batch, fit.samples, fit.logs = 2, 2 * SAMPLES, {"loss": 4.0}
     tell([log], "on_fit_begin", fit)
     tell([log], "on_epoch_begin", fit)
@@ -312,7 +312,7 @@ def events(folder: Path) -> Iterator[Any]:
 
 
 def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
-    fit = new_fit()
+    fit = make_fit()
     train(fit, [TensorBoard(tmp_path, seconds=0)])
     first, *rest = events(tmp_path)
     assert first.file_version == "brain.Event:2"
@@ -320,7 +320,7 @@ def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     assert [found[step, "step/loss"] for step in (1, 2, 3, 4)] == [4.0, 3.0, 2.0, 1.0]
     assert found[12, "epoch/val_accuracy"] == pytest.approx(0.881)
     assert found[8, "step/lr"] == pytest.approx(1e-3)
-    train(resumed(fit, 2), [TensorBoard(tmp_path)], 1)
+    train(resume_fit(fit, 2), [TensorBoard(tmp_path)], 1)
     (start,) = (e for e in events(tmp_path) if e.WhichOneof("what") == "session_log")
     assert (start.step, start.session_log.status) == (9, 1), "what follows replaces steps from 9 on"
 
@@ -379,7 +379,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(
 ) -> None:
     caplog.set_level(logging.WARNING, "edgegrad")
     disk = FullDisk(monkeypatch, tmp_path)
-    fit, callback = new_fit(), FILES[kind](tmp_path)
+    fit, callback = make_fit(), FILES[kind](tmp_path)
     tell([callback], "on_fit_begin", fit)
     train_epoch(fit, [callback])
     disk.full = True
@@ -403,7 +403,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(
 def test_a_column_that_is_new_after_a_full_disk_repeats_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, fit, log = FullDisk(monkeypatch, tmp_path), new_fit(), CsvLog(tmp_path / "history.csv")
+    disk, fit, log = FullDisk(monkeypatch, tmp_path), make_fit(), CsvLog(tmp_path / "history.csv")
     tell([log], "on_fit_begin", fit)
     train_epoch(fit, [log])
     disk.full = True
@@ -420,8 +420,8 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(kind: str, tmp_
     (tmp_path / "file").write_text("")
     callback = FILES[kind](tmp_path / "file" / "run")
     with pytest.raises(FileError, match=r"cannot write the .*give a folder that can be written to"):
-        tell([callback], "on_fit_begin", new_fit())
-    fit = new_fit(error=FileError("as above"))
+        tell([callback], "on_fit_begin", make_fit())
+    fit = make_fit(error=FileError("as above"))
     tell([callback], "on_fit_end", fit)
 
 
@@ -440,13 +440,13 @@ def test_a_read_only_folder_is_refused_at_the_start(
 
         monkeypatch.setattr(tempfile, "mkdtemp", refused)
     with pytest.raises(FileError, match=r"Permission denied; give a folder"):
-        tell([FILES[kind](folder)], "on_fit_begin", new_fit())
+        tell([FILES[kind](folder)], "on_fit_begin", make_fit())
 
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "history.csv").mkdir()
     with pytest.raises(FileError, match="Is a directory"):
-        tell([CsvLog(tmp_path / "history.csv")], "on_fit_begin", new_fit())
+        tell([CsvLog(tmp_path / "history.csv")], "on_fit_begin", make_fit())
 
 
 # --- what `fit` adds
@@ -467,12 +467,12 @@ def test_no_error_of_the_system_ends_a_training(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from engine.reports import CsvLog, HtmlReport, JsonLog
-from tests.support.fits import new_fit, train_epoch, tell
+from tests.support.fits import make_fit, train_epoch, tell
 from types import SimpleNamespace
 place = Path(sys.argv[1])
 calls = [CsvLog(place / "h.csv"), JsonLog(place / "l.jsonl", 0), HtmlReport(place / "r.html")]
 model = SimpleNamespace(plans=list)
-fit = new_fit(epochs=30)
+fit = make_fit(epochs=30)
 fit.trainer = SimpleNamespace(module=model, features=[], outputs=[], inputs=[])
 tell(calls, "on_fit_begin", fit)
 limit = resource.getrlimit(resource.RLIMIT_FSIZE)

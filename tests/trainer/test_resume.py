@@ -36,7 +36,7 @@ from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Linear
 from tests.support.places import ROOT
 from tests.support.resumable import Count, train
-from tests.support.tiny import BATCH, LABELS, NORMED, PLAIN, X, made, values
+from tests.support.tiny import BATCH, LABELS, NORMED, PLAIN, X, make_trainer, read_values
 
 DATA = (X, LABELS)
 QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False}
@@ -62,7 +62,7 @@ def outcome(trainer: Trainer, history: History, stopping: EarlyStopping) -> Outc
     return Outcome(
         timeless,
         history.stop_reason,
-        values(trainer),
+        read_values(trainer),
         trainer.state.regions["state"].tobytes(),
         trainer.steps,
         trainer.state.draws,
@@ -198,7 +198,7 @@ def test_other_threads_install_no_handlers() -> None:
         def on_batch_end(self, fit: Fit) -> None:
             seen.append(signal.getsignal(signal.SIGINT))
 
-    thread = threading.Thread(target=lambda: made().fit(DATA, callbacks=[Look()], **QUIET))
+    thread = threading.Thread(target=lambda: make_trainer().fit(DATA, callbacks=[Look()], **QUIET))
     thread.start()
     thread.join()
     assert seen == [before] * 3
@@ -207,7 +207,7 @@ def test_other_threads_install_no_handlers() -> None:
 def test_a_signal_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        history = made().fit(DATA, epochs=2, callbacks=[Send(1, signal.SIGINT)], **QUIET)
+        history = make_trainer().fit(DATA, epochs=2, callbacks=[Send(1, signal.SIGINT)], **QUIET)
     finally:
         signal.signal(signal.SIGINT, before)
     assert (history.stop_reason, len(history)) == (None, 2)
@@ -247,12 +247,12 @@ def test_an_error_of_the_data_leaves_a_checkpoint(tmp_path: Path) -> None:
                 raise OSError("the card was pulled")
             yield X[:4], LABELS[:4]
 
-    trainer = made()
+    trainer = make_trainer()
     with pytest.raises(OSError, match="the card was pulled"):
         trainer.fit(source, epochs=2, folder=tmp_path, progress=False)
-    again = made()
+    again = make_trainer()
     again.load(tmp_path / "checkpoints" / "00000005" / "checkpoint")
-    assert values(again) == values(trainer)
+    assert read_values(again) == read_values(trainer)
 
 
 @pytest.mark.parametrize("hook", ["on_evaluate_batch_end", "on_evaluate_end", "on_epoch_end"])
@@ -276,13 +276,13 @@ def test_a_finished_run_has_nothing_to_do(whole: Outcome, tmp_path: Path) -> Non
     counted = Count()
     trainer, history, _ = train(tmp_path, counted)
     assert counted.batches == 0
-    assert values(trainer) == whole.parameters
+    assert read_values(trainer) == whole.parameters
     assert len(history) == 4
 
 
 def test_a_run_that_was_stopped_early_is_over_until_it_gets_more_patience(tmp_path: Path) -> None:
     def run(patience: int) -> tuple[Trainer, History, int]:
-        trainer, counted = made(), Count()
+        trainer, counted = make_trainer(), Count()
         stopping = EarlyStopping("loss", patience=patience, min_delta=9, restore_best=True)
         options = {**QUIET, "epochs": 9, "resume": True, "folder": tmp_path}
         return trainer, trainer.fit(DATA, callbacks=[stopping, counted], **options), counted.batches
@@ -292,17 +292,17 @@ def test_a_run_that_was_stopped_early_is_over_until_it_gets_more_patience(tmp_pa
     assert count == 0
     assert again.rows == history.rows
     assert again.stop_reason == history.stop_reason == "loss has not become better for 2 epochs"
-    assert values(second) == values(first), "the values of the best epoch"
+    assert read_values(second) == read_values(first), "the values of the best epoch"
     _, longer, count = run(4)
     assert (len(longer), count) == (5, 2 * 3)
 
 
 def test_more_epochs_go_on_from_the_last_one(tmp_path: Path) -> None:
-    one, other = made(), made()
+    one, other = make_trainer(), make_trainer()
     one.fit(DATA, epochs=2, folder=tmp_path, **QUIET)
     longer = one.fit(DATA, epochs=4, folder=tmp_path, resume=True, **QUIET)
     assert longer["loss"] == other.fit(DATA, epochs=4, **QUIET)["loss"]
-    assert values(one) == values(other)
+    assert read_values(one) == read_values(other)
 
 
 # --- what must be the same
@@ -310,22 +310,32 @@ def test_more_epochs_go_on_from_the_last_one(tmp_path: Path) -> None:
 
 RUN: dict[str, Any] = {"epochs": 1, "batch_size": BATCH, "progress": False}
 OTHERS: list[tuple[Callable[[], Trainer], Any, dict[str, Any], str]] = [
-    (lambda: made(PLAIN.replace("8", "9")), DATA, {}, r"parameter 'body.bias' is float32\[9\] h"),
-    (lambda: made(PLAIN.replace("Tanh", "Sigmoid")), DATA, {}, "another model: its parameters are"),
-    (lambda: made(PLAIN.replace("body.weight", "body.matrix")), DATA, {}, "and missing in the run"),
-    (lambda: made(train=["head.*"]), DATA, {}, "what is trained of it differ"),
-    (lambda: made(optimizer=SGD(0.05)), DATA, {}, "another optimizer, or other options of it"),
-    (lambda: made(optimizer=AdamW(0.05, clip_grad=1.0)), DATA, {}, "another optimizer"),
-    (lambda: made(optimizer=AdamW(0.01)), DATA, {}, "the learning rate is 0.0.* and 0.05"),
-    (lambda: made(seed=8), DATA, {}, "the seed of the model's random numbers is 8 here and 7"),
-    (lambda: made(micro_batches=2), DATA, {}, r"own_statistics\] is \[2, False\] here and None"),
-    (made, (X[:-1], LABELS[:-1]), {}, "number of samples of an epoch is 19 here and 20 in the run"),
-    (made, DATA, {"batch_size": 5}, "number of batches of an epoch is 4 here and 3 in the run"),
-    (made, DATA, {"batch_size": 9}, "batch_size is 9 here and 8 in the run"),
-    (made, DATA, {"shuffle": False}, "shuffle is False here and True in the run"),
-    (made, DATA, {"accumulate": 2}, "accumulate is 2 here and 1 in the run"),
-    (made, DATA, {"seed": 1}, "seed is 1 here and 0 in the run"),
-    (made, DATA, {"unfreeze": {"*": 0}}, r"unfreeze is \{'\*': 0\} here and None in the run"),
+    (lambda: make_trainer(PLAIN.replace("8", "9")), DATA, {}, r"parameter 'body.bias' is "
+                                                              r"float32\[9\] h"),
+    (lambda: make_trainer(PLAIN.replace("Tanh", "Sigmoid")), DATA, {}, "another model: its "
+                                                                       "parameters are"),
+    (lambda: make_trainer(PLAIN.replace("body.weight", "body.matrix")), DATA, {}, "and "
+                                                                                  "missing "
+                                                                                  "in the run"),
+    (lambda: make_trainer(train=["head.*"]), DATA, {}, "what is trained of it differ"),
+    (lambda: make_trainer(optimizer=SGD(0.05)), DATA, {}, "another optimizer, or other "
+                                                          "options of it"),
+    (lambda: make_trainer(optimizer=AdamW(0.05, clip_grad=1.0)), DATA, {}, "another optimizer"),
+    (lambda: make_trainer(optimizer=AdamW(0.01)), DATA, {}, "the learning rate is 0.0.* and 0.05"),
+    (lambda: make_trainer(seed=8), DATA, {}, "the seed of the model's random numbers is 8 "
+                                             "here and 7"),
+    (lambda: make_trainer(micro_batches=2), DATA, {}, r"own_statistics\] is \[2, False\] "
+                                                      r"here and None"),
+    (make_trainer, (X[:-1], LABELS[:-1]), {}, "number of samples of an epoch is 19 here and "
+                                              "20 in the run"),
+    (make_trainer, DATA, {"batch_size": 5}, "number of batches of an epoch is 4 here and 3 "
+                                            "in the run"),
+    (make_trainer, DATA, {"batch_size": 9}, "batch_size is 9 here and 8 in the run"),
+    (make_trainer, DATA, {"shuffle": False}, "shuffle is False here and True in the run"),
+    (make_trainer, DATA, {"accumulate": 2}, "accumulate is 2 here and 1 in the run"),
+    (make_trainer, DATA, {"seed": 1}, "seed is 1 here and 0 in the run"),
+    (make_trainer, DATA, {"unfreeze": {"*": 0}}, r"unfreeze is \{'\*': 0\} here and None in "
+                                                 r"the run"),
 ]  # fmt: skip
 
 
@@ -358,11 +368,11 @@ DATA_OPTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_options_of_the_data_and_the_loss_belong_to_a_run(
     kept: dict[str, Any], other: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
-    made().fit(DATA, folder=tmp_path, **RUN, **kept)
+    make_trainer().fit(DATA, folder=tmp_path, **RUN, **kept)
     longer = {**RUN, "epochs": 2, "folder": tmp_path, "resume": True}
     with pytest.raises(StateError, match=f"resume: .*{text}"):
-        made().fit(DATA, **longer, **other)
-    made().fit(DATA, **longer, **kept)
+        make_trainer().fit(DATA, **longer, **other)
+    make_trainer().fit(DATA, **longer, **kept)
 
 
 @pytest.mark.parametrize(
@@ -377,9 +387,9 @@ def test_options_of_the_data_and_the_loss_belong_to_a_run(
 def test_batches_of_the_callers_own_bring_their_options(
     option: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
-    made().fit(batches(DATA, batch_size=BATCH), folder=tmp_path, progress=False)
+    make_trainer().fit(batches(DATA, batch_size=BATCH), folder=tmp_path, progress=False)
     with pytest.raises(StateError, match=f"resume: .*{text}"):
-        made().fit(
+        make_trainer().fit(
             batches(DATA, batch_size=BATCH, **option), folder=tmp_path, resume=True, progress=False
         )
 
@@ -396,20 +406,22 @@ def test_the_identity_of_buckets_says_how_sequences_are_padded() -> None:
 def test_a_run_of_something_else_is_not_gone_on_with(
     make: Callable[[], Trainer], data: Any, options: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
-    made().fit(DATA, folder=tmp_path, **RUN)
+    make_trainer().fit(DATA, folder=tmp_path, **RUN)
     trainer = make()
-    before = values(trainer)
+    before = read_values(trainer)
     with pytest.raises(StateError, match=f"resume: .*({text}).*the run in '.*' had, or another"):
         trainer.fit(data, folder=tmp_path, resume=True, **{**RUN, "epochs": 2, **options})
-    assert values(trainer) == before
-    made().fit(DATA, folder=tmp_path, resume=True, **{**RUN, "epochs": 2})  # nothing is lost
+    assert read_values(trainer) == before
+    make_trainer().fit(
+        DATA, folder=tmp_path, resume=True, **{**RUN, "epochs": 2}
+    )  # nothing is lost
 
 
 def test_a_folder_with_a_run_is_not_trained_over(tmp_path: Path) -> None:
-    made().fit(DATA, folder=tmp_path, **RUN)
+    make_trainer().fit(DATA, folder=tmp_path, **RUN)
     kept = (tmp_path / "last").read_text()
     with pytest.raises(StateError, match="has a run already: resume=True goes on with it; or give"):
-        made().fit(DATA, folder=tmp_path, **RUN)
+        make_trainer().fit(DATA, folder=tmp_path, **RUN)
     assert (tmp_path / "last").read_text() == kept
 
 
@@ -426,23 +438,23 @@ def test_a_folder_with_a_run_is_not_trained_over(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_files_are_told_of(name: str, content: bytes, text: str, tmp_path: Path) -> None:
-    made().fit(DATA, folder=tmp_path, **RUN)
+    make_trainer().fit(DATA, folder=tmp_path, **RUN)
     path = tmp_path / name
     if name != "last":
         path = tmp_path / "checkpoints" / "00000003" / name
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=text):
-        made().fit(DATA, folder=tmp_path, resume=True, **RUN)
+        make_trainer().fit(DATA, folder=tmp_path, resume=True, **RUN)
 
 
 def test_a_position_that_lacks_something(tmp_path: Path) -> None:
-    made().fit(DATA, folder=tmp_path, **RUN)
+    make_trainer().fit(DATA, folder=tmp_path, **RUN)
     path = tmp_path / "checkpoints" / "00000003" / "position.json"
     content = json.loads(path.read_text())
     del content["loss_sum"]
     path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"position of the run is damaged: .*loss_sum"):
-        made().fit(DATA, folder=tmp_path, resume=True, **RUN)
+        make_trainer().fit(DATA, folder=tmp_path, resume=True, **RUN)
 
 
 # --- folders
@@ -454,7 +466,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
             if fit.epoch >= 2:
                 fit.trainer.state.parameters["head.weight"].data[...] = 9
 
-    trainer = made()
+    trainer = make_trainer()
     history = trainer.fit(
         DATA, validation=DATA, epochs=6, callbacks=[Spoil()], folder=tmp_path, **QUIET
     )
@@ -465,14 +477,14 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert run.best is not None
     assert run.last is not None
     assert (run.best.name, run.last.name) == ("00000006", "00000018")
-    best = made()
+    best = make_trainer()
     best.load(run.best / "checkpoint")
     assert best.evaluate(DATA, batch_size=BATCH)["loss"] == history["val_loss"][1]
     assert json.loads((tmp_path / "run.json").read_text())["epochs"] == 6
 
 
 def test_all_checkpoints_are_kept_if_asked_for(tmp_path: Path) -> None:
-    made().fit(DATA, epochs=4, folder=tmp_path, keep=None, checkpoint_every=2, **QUIET)
+    make_trainer().fit(DATA, epochs=4, folder=tmp_path, keep=None, checkpoint_every=2, **QUIET)
     found = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     steps = {2, 4, 6, 8, 10, 12}
     assert {f"{step:08d}" for step in steps} <= set(found)
@@ -484,11 +496,11 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     class Second(Callback):
         def on_batch_end(self, fit: Fit) -> None:
             with pytest.raises(StateError, match="another run is training in") as caught:
-                made().fit(DATA, folder=tmp_path, resume=True, **QUIET)
+                make_trainer().fit(DATA, folder=tmp_path, resume=True, **QUIET)
             refused.append(str(caught.value))
             fit.stop("seen")
 
-    made().fit(DATA, folder=tmp_path, callbacks=[Second()], **QUIET)
+    make_trainer().fit(DATA, folder=tmp_path, callbacks=[Second()], **QUIET)
     assert f"(process {os.getpid()})" in refused[0]
 
 
@@ -509,11 +521,11 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
         with pytest.raises(StateError, match=rf"another run is training in .*process {other.pid}"):
-            made().fit(DATA, folder=tmp_path, **QUIET)
+            make_trainer().fit(DATA, folder=tmp_path, **QUIET)
         other.kill()
         while other.poll() is None:
             pass
-        made().fit(DATA, folder=tmp_path, **QUIET)
+        make_trainer().fit(DATA, folder=tmp_path, **QUIET)
 
 
 def test_looking_at_a_folder_makes_nothing(tmp_path: Path) -> None:
@@ -525,7 +537,7 @@ def test_looking_at_a_folder_makes_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match=r"cannot make the folder .*file/run"):
-        made().fit(DATA, folder=tmp_path / "file" / "run", **QUIET)
+        make_trainer().fit(DATA, folder=tmp_path / "file" / "run", **QUIET)
 
 
 # --- a full disk
@@ -559,13 +571,13 @@ class Fill(Callback):
 def test_a_full_disk_in_the_middle_is_told_of_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, plain = FullDisk(monkeypatch), made()
-    trainer = made()
+    disk, plain = FullDisk(monkeypatch), make_trainer()
+    trainer = make_trainer()
     text = "checkpoint of step 6 could not be written: .*No space left.*whole, and the training"
     with pytest.warns(CheckpointWarning, match=text):
         trainer.fit(DATA, epochs=3, folder=tmp_path, callbacks=[Fill(disk, 1)], **QUIET)
     plain.fit(DATA, epochs=3, **QUIET)
-    assert values(trainer) == values(plain)
+    assert read_values(trainer) == read_values(plain)
     found = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert found == ["00000003", "00000009"]
 
@@ -573,16 +585,16 @@ def test_a_full_disk_in_the_middle_is_told_of_and_the_run_goes_on(
 def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, trainer, plain = FullDisk(monkeypatch), made(), made()
+    disk, trainer, plain = FullDisk(monkeypatch), make_trainer(), make_trainer()
     with pytest.raises(FileError, match=r"checkpoint of step 6 could not be written: .*No space"):
         trainer.fit(DATA, epochs=2, folder=tmp_path, callbacks=[Fill(disk, 1)], **QUIET)
     plain.fit(DATA, epochs=2, **QUIET)
-    assert values(trainer) == values(plain)  # the trainer still has them
+    assert read_values(trainer) == read_values(plain)  # the trainer still has them
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["00000003"]
     disk.is_full = False
-    again = made()
+    again = make_trainer()
     again.fit(DATA, epochs=2, folder=tmp_path, resume=True, **QUIET)
-    assert values(again) == values(plain)
+    assert read_values(again) == read_values(plain)
 
 
 def test_no_checkpoint_holds_parameters_that_are_not_finite(tmp_path: Path) -> None:
@@ -592,7 +604,7 @@ def test_no_checkpoint_holds_parameters_that_are_not_finite(tmp_path: Path) -> N
                 fit.trainer.state.parameters["body.bias"].data[2] = np.nan
 
     with pytest.raises(NonFiniteError, match=r"parameter 'body.bias' has NaN at \[2\]: the update"):
-        made().fit(DATA, epochs=3, folder=tmp_path, callbacks=[Spoil()], **QUIET)
+        make_trainer().fit(DATA, epochs=3, folder=tmp_path, callbacks=[Spoil()], **QUIET)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["00000003"]
 
 
@@ -605,7 +617,7 @@ def test_a_callbacks_state_must_be_json(tmp_path: Path) -> None:
             return {"array": np.zeros(2)}
 
     with pytest.raises(EngineError, match=r"Odd\.state\(\) .* JSON"):
-        made().fit(DATA, folder=tmp_path, callbacks=[Odd()], **QUIET)
+        make_trainer().fit(DATA, folder=tmp_path, callbacks=[Odd()], **QUIET)
 
 
 def test_callbacks_that_come_and_go(tmp_path: Path) -> None:
@@ -623,9 +635,11 @@ def test_callbacks_that_come_and_go(tmp_path: Path) -> None:
             self.count = state["count"]
 
     first, second = Counting(), Counting()
-    made().fit(DATA, folder=tmp_path, callbacks=[first, Count()], **QUIET)
+    make_trainer().fit(DATA, folder=tmp_path, callbacks=[first, Count()], **QUIET)
     stopping = EarlyStopping("loss", patience=9)
-    made().fit(DATA, epochs=2, folder=tmp_path, resume=True, callbacks=[stopping, second], **QUIET)
+    make_trainer().fit(
+        DATA, epochs=2, folder=tmp_path, resume=True, callbacks=[stopping, second], **QUIET
+    )
     assert (first.count, second.count) == (3, 6)
 
 
@@ -636,18 +650,18 @@ def test_running_statistics_go_on(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     options: dict[str, Any] = {"epochs": 2, "validation": DATA, **QUIET}
-    whole, cut, again = (made(NORMED) for _ in range(3))
+    whole, cut, again = (make_trainer(NORMED) for _ in range(3))
     expected = whole.fit(DATA, **options)
     with pytest.raises(KeyboardInterrupt):
         cut.fit(DATA, folder=tmp_path, checkpoint_every=2, callbacks=[End()], **options)
     history = again.fit(DATA, folder=tmp_path, checkpoint_every=2, resume=True, **options)
     assert (history["loss"], history["val_loss"]) == (expected["loss"], expected["val_loss"])
-    assert values(again) == values(whole)
-    assert len(values(whole)) == 8
+    assert read_values(again) == read_values(whole)
+    assert len(read_values(whole)) == 8
 
 
 def test_a_schedule_goes_on_at_its_step(tmp_path: Path) -> None:
-    trainer = made()
+    trainer = make_trainer()
     trainer.fit(DATA, **QUIET)  # steps that a later run does not count
     rates = trainer.fit(DATA, epochs=2, schedule=Linear(), folder=tmp_path, **QUIET)["lr"]
     assert rates == [np.float32(0.05 * 4 / 6), np.float32(0.05 / 6)]

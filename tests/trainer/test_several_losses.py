@@ -15,7 +15,7 @@ from engine.data import Mixup
 from engine.errors import DTypeError, InputError, NameNotFoundError
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.metrics import MAE, Accuracy, Metric
-from tests.support.tiny import LABELS, X, values
+from tests.support.tiny import LABELS, X, read_values
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 g (float[N,6] x) => (float[N,3] scores, float[N,2] box) {
@@ -109,7 +109,7 @@ def test_a_resumed_run_has_the_same_parts(tmp_path: Path) -> None:
     first.fit(DATA, folder=tmp_path, callbacks=[Stop()], **options)
     rest = second.fit(DATA, folder=tmp_path, resume=True, **options)
     assert rest["loss_box"] == told["loss_box"]
-    assert values(second) == values(whole)
+    assert read_values(second) == read_values(whole)
 
 
 def test_parts_may_be_named_and_have_the_types_of_artifacts(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ import pytest
 
 from engine.errors import InputError, MissingPackageError, StateError
 from engine.reports import AimLog, MlflowLog, TensorBoard, WandbLog
-from engine.tools.actions.run_config import config_of, to_toml
+from engine.tools.actions.run_config import make_config, to_toml
 from engine.trainer.reports import event_file
-from tests.support.fits import new_fit, train
-from tests.support.programs import COLUMNS, ran
+from tests.support.fits import make_fit, train
+from tests.support.programs import COLUMNS, run_code
 
 
 class Sink:
@@ -48,7 +48,7 @@ class Sink:
 @pytest.mark.parametrize("kind", [WandbLog, AimLog])
 def test_any_object_with_their_methods_will_do(kind: Any) -> None:
     sink = Sink()
-    train(new_fit(), [kind(sink, seconds=0)])
+    train(make_fit(), [kind(sink, seconds=0)])
     assert {name for row in sink.rows for name in row} >= COLUMNS
     assert [r["step/loss"] for r in sink.rows if "step/loss" in r][:4] == [4.0, 3.0, 2.0, 1.0]
     assert sink.rows[-1]["trainer/step"] == 12
@@ -71,7 +71,7 @@ def test_a_service_that_fails_ends_no_training(caplog: pytest.LogCaptureFixture)
         def log(self, values: Mapping[str, Any]) -> None:
             raise ConnectionError("no route to the host")
 
-    fit = new_fit()
+    fit = make_fit()
     with caplog.at_level(logging.WARNING, logger="edgegrad"):
         train(fit, [WandbLog(Broken(), seconds=0)])
     (record,) = caplog.records
@@ -85,7 +85,7 @@ def test_a_service_that_cannot_start_is_told_before_the_training() -> None:
             raise ValueError("the run is finished")
 
     with pytest.raises(StateError, match="WandbLog cannot start: ValueError: the run is finished"):
-        WandbLog(Closed()).on_fit_begin(new_fit())
+        WandbLog(Closed()).on_fit_begin(make_fit())
 
 
 def test_wandb_offline(tmp_path: Path) -> None:
@@ -93,17 +93,17 @@ def test_wandb_offline(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from engine.reports import WandbLog
-from tests.support.fits import new_fit, resumed, train
+from tests.support.fits import make_fit, resume_fit, train
 options = dict(project="tests", mode="offline", dir={str(tmp_path)!r})
-fit, log = new_fit(), WandbLog(seconds=0, **options)
+fit, log = make_fit(), WandbLog(seconds=0, **options)
 train(fit, [log])
 again = WandbLog(seconds=0, **options)
 again.restore(log.state())
-train(resumed(fit, 2), [again], 1)
+train(resume_fit(fit, 2), [again], 1)
 assert again.state() == log.state()
 print(log.state()["run"])
 """
-    name = ran(code, tmp_path)
+    name = run_code(code, tmp_path)
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert all(f"-{name}" in folder.name for folder in folders)  # "-1" ends a second of one time
@@ -137,9 +137,9 @@ import os
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from mlflow import MlflowClient
 from engine.reports import MlflowLog
-from tests.support.fits import new_fit, resumed, train
+from tests.support.fits import make_fit, resume_fit, train
 uri = {(tmp_path / "mlruns").as_uri()!r}
-fit, log = new_fit(), MlflowLog(name="first", uri=uri, seconds=0)
+fit, log = make_fit(), MlflowLog(name="first", uri=uri, seconds=0)
 train(fit, [log])
 client = MlflowClient(uri)
 run = client.get_run(log.state()["run"])
@@ -150,23 +150,23 @@ losses = client.get_metric_history(run.info.run_id, "step/loss")
 assert [each.value for each in losses][:4] == [4.0, 3.0, 2.0, 1.0]
 again = MlflowLog(uri=uri, seconds=0)
 again.restore(log.state())
-train(resumed(fit, 2), [again], 1)
+train(resume_fit(fit, 2), [again], 1)
 assert again.state() == log.state()
 assert client.get_run(run.info.run_id).info.status == "FINISHED"
 """
-    ran(code, tmp_path)
+    run_code(code, tmp_path)
 
 
 def test_tensorboard_accumulates_the_events(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
-    fit = new_fit()
+    fit = make_fit()
     train(fit, [TensorBoard(tmp_path, seconds=0)])
     code = f"""
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator({str(tmp_path)!r}).Reload()
 print({{tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}})
 """
-    read = eval(ran(code, tmp_path))
+    read = eval(run_code(code, tmp_path))
     assert set(read) >= COLUMNS
     assert [value for _, value in read["step/loss"]][:4] == [4.0, 3.0, 2.0, 1.0]
     assert [value for _, value in read["epoch/loss"]] == pytest.approx(fit.history["loss"])
@@ -176,12 +176,12 @@ def test_event_files_need_no_package(tmp_path: Path) -> None:
     code = f"""
 import sys
 from engine.reports import TensorBoard
-from tests.support.fits import new_fit, train
+from tests.support.fits import make_fit, train
 from tests.support.programs import COLUMNS, ran
-train(new_fit(), [TensorBoard({str(tmp_path)!r}, seconds=0)])
+train(make_fit(), [TensorBoard({str(tmp_path)!r}, seconds=0)])
 print(sorted({{"torch", "tensorboard", "tensorboardX", "google.protobuf"}} & set(sys.modules)))
 """
-    assert ran(code, tmp_path) == "[]"
+    assert run_code(code, tmp_path) == "[]"
     assert len(list(tmp_path.glob("*tfevents*"))) == 1
 
 
@@ -196,11 +196,11 @@ def test_checksums_and_numbers_of_event_files() -> None:
 def test_configurations_name_logs(tmp_path: Path) -> None:
     table = {"folder": str(tmp_path), "log": ["tensorboard", "wandb"], "tensorboard": True}
     options = {"wandb": {"project": "flowers", "mode": "offline"}}
-    config = config_of({"output": {**table, "log_options": options}}, "run.toml")
-    assert config_of(tomllib.loads(to_toml(config)), "run.toml").output == config.output
-    made = config.trackers()
+    config = make_config({"output": {**table, "log_options": options}}, "run.toml")
+    assert make_config(tomllib.loads(to_toml(config)), "run.toml").output == config.output
+    made = config.make_trackers()
     assert [type(each) for each in made] == [TensorBoard, WandbLog]
-    train(new_fit(), made[:1])
+    train(make_fit(), made[:1])
     assert list((tmp_path / "tensorboard").glob("*tfevents*"))
     for wrong, text in (
         ({"log": ["wandbb"]}, r"\[output\] log: no log 'wandbb'; nearest: 'wandb'"),
@@ -208,4 +208,4 @@ def test_configurations_name_logs(tmp_path: Path) -> None:
         ({"log": ["aim"], "log_options": {"aim": {"repos": "x"}}}, r"unknown key 'repos'"),
     ):
         with pytest.raises(InputError, match=text):
-            config_of({"output": wrong}, "run.toml").trackers()
+            make_config({"output": wrong}, "run.toml").make_trackers()

@@ -42,7 +42,7 @@ from engine.errors import (
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import list_parameters
 from engine.trainer.evaluation import EvaluationBatch
-from tests.support.harness import untyped
+from tests.support.harness import drop_type
 from tests.support.tiny import DROPPING, forward
 from tests.support.tiny import PLAIN as MODEL
 
@@ -221,7 +221,7 @@ def test_several_outputs_are_predicted_as_a_tuple(tmp_path: Path) -> None:
     trainer = Trainer(made(folder=tmp_path).folder, outputs=["scores", "h"], threads=1)
     scores, h = trainer.predict(X, batch_size=5)
     assert (scores.shape, h.shape) == ((12, 3), (12, 8))
-    nothing = untyped(
+    nothing = drop_type(
         type("Nothing", (Batches,), {"__len__": lambda self: 0, "epoch": lambda self: iter(())})
     )()
     for act in (trainer.predict, trainer.evaluate):
@@ -360,7 +360,7 @@ def test_batches_are_cast_where_no_kind_is_lost() -> None:
         ((X, LABELS + 1), IndexError, "label 3 at position 2"),
     ):
         with pytest.raises(error) as caught:
-            trainer.step(*untyped(batch))
+            trainer.step(*drop_type(batch))
         assert text in str(caught.value)
     assert trainer.steps == 1
     assert trainer.step(X, LABELS) == same.step(X, LABELS)
@@ -423,11 +423,11 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(NameNotFoundError, match=r"'haed\.\*' matches none of 4 parameters"):
         made(train="haed.*")
     with pytest.raises(InputError, match="expected a list of names"):
-        made(train=untyped(3))
+        made(train=drop_type(3))
     with pytest.raises(InputError, match="lr=-1: expected 0 or more"):
         made(optimizer=AdamW(-1))
     with pytest.raises(DTypeError, match="lr: expected a number or None, got True"):
-        made(optimizer=AdamW(untyped(True)))
+        made(optimizer=AdamW(drop_type(True)))
     generate_artifacts(forward(), NAMES, loss=MSELoss(), artifact_directory=tmp_path)
     trainer = Trainer(tmp_path, threads=1)
     trainer.accumulate(X, np.zeros((12, 3), np.float32))
@@ -467,7 +467,7 @@ def test_a_learning_rate_of_the_artifacts_is_in_their_checkpoint(tmp_path: Path)
 def test_the_engine_has_the_trainer_as_an_attribute() -> None:
     assert engine.Trainer is Trainer
     with pytest.raises(AttributeError, match="no attribute 'Trainers'"):
-        untyped(engine).Trainers  # noqa: B018  # the access is the test
+        drop_type(engine).Trainers  # noqa: B018  # the access is the test
 
 
 def test_a_step_imports_no_more_than_a_module_does(tmp_path: Path) -> None:
@@ -501,4 +501,4 @@ for name in room.__all__:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
     with pytest.raises(AttributeError, match="has no attribute 'EarlyStoping'"):
-        untyped(engine.trainer).EarlyStoping  # noqa: B018  # the access is the test
+        drop_type(engine.trainer).EarlyStoping  # noqa: B018  # the access is the test

@@ -14,7 +14,7 @@ from engine.errors import InputError
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.metrics import Metric
 from tests.support.thread_group import ThreadGroup, run
-from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, made, values
+from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, make_trainer, read_values
 
 DATA = (X, LABELS)
 NAMES = ["accuracy", "auroc", "f1", "perplexity"]
@@ -24,7 +24,7 @@ QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False}
 @pytest.mark.parametrize(("accumulate", "parts"), [(1, 1), (2, 1), (1, 2)])
 def test_they_are_of_the_outputs_before_each_update(accumulate: int, parts: int) -> None:
     """With a rate of 0 no update changes anything, so that an evaluation gives the same."""
-    trainer = made(optimizer=SGD(0.0), micro_batches=parts)
+    trainer = make_trainer(optimizer=SGD(0.0), micro_batches=parts)
     history = trainer.fit(
         DATA, metrics=NAMES, train_metrics=True, epochs=2, accumulate=accumulate, **QUIET
     )
@@ -36,21 +36,21 @@ def test_they_are_of_the_outputs_before_each_update(accumulate: int, parts: int)
 
 @pytest.mark.parametrize("text", [PLAIN, DROPPING, NORMED])
 def test_they_change_nothing_that_is_trained(text: str) -> None:
-    plain, measured = made(text), made(text)
+    plain, measured = make_trainer(text), make_trainer(text)
     options: dict[str, Any] = {"epochs": 2, "validation": DATA, "metrics": "accuracy", **QUIET}
     without = plain.fit(DATA, **options)
     history = measured.fit(DATA, train_metrics=True, **options)
-    assert values(plain) == values(measured)
+    assert read_values(plain) == read_values(measured)
     assert history["loss"] == without["loss"]
     assert history["val_accuracy"] == without["val_accuracy"]
     assert "accuracy" not in without
     assert measured.session.watch is None
     assert measured.step(*DATA) == plain.step(*DATA)
-    assert values(plain) == values(measured)
+    assert read_values(plain) == read_values(measured)
 
 
 def test_a_column_of_the_training_data_can_be_monitored() -> None:
-    trainer = made()
+    trainer = make_trainer()
     history = trainer.fit(DATA, metrics=["recall_per_class"], train_metrics=True, epochs=2, **QUIET)
     assert history.columns[2:5] == ["recall_0", "recall_1", "recall_2"]
     history = trainer.fit(DATA, metrics="accuracy", train_metrics=True, monitor="accuracy", **QUIET)
@@ -61,7 +61,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "metrics": NAMES, "train_metrics": True, "epochs": 2, "checkpoint_every": 1, **QUIET
     }  # fmt: skip
-    whole = made().fit(DATA, folder=tmp_path / "whole", **options)
+    whole = make_trainer().fit(DATA, folder=tmp_path / "whole", **options)
 
     class Stop(Callback):
         def on_batch_end(self, fit: Fit) -> None:
@@ -69,8 +69,8 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made().fit(DATA, folder=tmp_path / "parts", callbacks=[Stop()], **options)
-    again = made().fit(DATA, folder=tmp_path / "parts", resume=True, **options)
+        make_trainer().fit(DATA, folder=tmp_path / "parts", callbacks=[Stop()], **options)
+    again = make_trainer().fit(DATA, folder=tmp_path / "parts", resume=True, **options)
     for name in ("loss", *NAMES):
         assert again[name] == whole[name]
 
@@ -79,10 +79,10 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
 def test_ranks_count_together(parts: int) -> None:
     """The last batch of a run of 17 samples has one, so that a rank has none of it."""
     data, asked = (X[:17], LABELS[:17]), {"metrics": NAMES, "train_metrics": True, **QUIET}
-    alone = made(optimizer=SGD(0.1)).fit(data, epochs=2, **asked)
+    alone = make_trainer(optimizer=SGD(0.1)).fit(data, epochs=2, **asked)
 
     def rank(group: ThreadGroup) -> list[list[float]]:
-        trainer = made(optimizer=SGD(0.1), group=group, micro_batches=parts)
+        trainer = make_trainer(optimizer=SGD(0.1), group=group, micro_batches=parts)
         history = trainer.fit(data, epochs=2, **asked)
         return [history[name] for name in NAMES]
 
@@ -95,7 +95,7 @@ def test_ranks_count_together(parts: int) -> None:
 def test_steps_that_are_skipped_do_not_count() -> None:
     x = X.copy()
     x[3] = np.nan
-    trainer = made(optimizer=SGD(0.0), skip_nonfinite=True)
+    trainer = make_trainer(optimizer=SGD(0.0), skip_nonfinite=True)
     source = batches((x, LABELS), batch_size=BATCH, allow_nan=True)
     history = trainer.fit(source, metrics="accuracy", train_metrics=True, progress=False)
     scores = trainer.predict(X)
@@ -120,14 +120,14 @@ def test_what_cannot_be_measured() -> None:
         ([], "train_metrics=True without metrics"),
     ):
         with pytest.raises(InputError, match=text):
-            made().fit(DATA, metrics=metrics, train_metrics=True, **QUIET)
+            make_trainer().fit(DATA, metrics=metrics, train_metrics=True, **QUIET)
     with pytest.raises(InputError, match="give validation=, or train_metrics=True"):
-        made().fit(DATA, metrics="accuracy", **QUIET)
+        make_trainer().fit(DATA, metrics="accuracy", **QUIET)
 
 
 def test_mixed_labels_count_as_the_class_with_the_larger_share() -> None:
     options: dict[str, Any] = {"augment": Mixup(classes=3), "shuffle": False, **QUIET}
-    trainer = made(optimizer=SGD(0.0))
+    trainer = make_trainer(optimizer=SGD(0.0))
     history = trainer.fit(DATA, metrics=["accuracy", "f1"], train_metrics=True, **options)
     expected = []
     for batch in batches(DATA, batch_size=BATCH, augment=Mixup(classes=3)).epoch():

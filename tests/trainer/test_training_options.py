@@ -40,11 +40,11 @@ def test_a_function_lists_the_options_that_it_takes(function: Any, kind: type) -
 
 def test_keywords_of_type_checkers_are_those_of_the_options() -> None:
     written = (ROOT / "engine" / "training" / "keywords.py").read_text("utf-8")
-    assert written == keywords.source(), "python -m engine.tools.dev.keywords"
+    assert written == keywords.write_source(), "python -m engine.tools.dev.keywords"
 
 
 def test_options_are_handed_down_whole() -> None:
-    trainer = tiny.made(micro_batches=2, skip_limit=3, tie=[], proximal=True)
+    trainer = tiny.make_trainer(micro_batches=2, skip_limit=3, tie=[], proximal=True)
     assert (trainer.options.micro_batches, trainer.options.skip_limit) == (2, 3)
     assert trainer.recipe is not None
     assert (trainer.recipe.options.ties, trainer.recipe.options.proximal) == ([], True)
@@ -58,7 +58,7 @@ def test_an_option_is_checked_where_it_is_declared() -> None:
     with pytest.raises(InputError, match="memory_budget='much': expected bytes"):
         StepOptions(memory_budget="much")
     with pytest.raises(TypeError, match="unexpected keyword argument 'treads'"):
-        tiny.made(treads=1)
+        tiny.make_trainer(treads=1)
 
 
 def test_the_defaults_of_a_run_are_those_of_a_trainer() -> None:

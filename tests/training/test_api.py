@@ -28,7 +28,7 @@ from engine.errors import (
 )
 from engine.system import config
 from engine.training import memory
-from tests.support.harness import gradient, untyped
+from tests.support.harness import drop_type, get_gradient
 from tests.support.places import GOLDENS
 
 MLP = GOLDENS / "mlp"
@@ -113,7 +113,7 @@ def test_properties_round_trip(value: float | str, tmp_path: Path) -> None:
 def test_properties_are_checked() -> None:
     state, _, _ = make()
     with pytest.raises(DTypeError, match="got list"):
-        state.properties["p"] = untyped([1])
+        state.properties["p"] = drop_type([1])
     with pytest.raises(InputError, match="64 bits"):
         state.properties["p"] = 2**70
     with pytest.raises(NameNotFoundError, match="no property 'p'"):
@@ -125,7 +125,7 @@ def test_properties_are_checked() -> None:
 
 def test_state_is_made_by_loading_only() -> None:
     with pytest.raises(TypeError, match="load_checkpoint"):
-        CheckpointState(untyped({}))
+        CheckpointState(drop_type({}))
 
 
 # --- steps
@@ -135,11 +135,11 @@ def test_gradients_accumulate_until_reset() -> None:
     state, module, _ = make()
     x, y = batch()
     module(x, y)
-    once = gradient(state, "2.weight").copy()
+    once = get_gradient(state, "2.weight").copy()
     module(x, y)
-    np.testing.assert_allclose(gradient(state, "2.weight"), 2 * once, rtol=1e-6)
+    np.testing.assert_allclose(get_gradient(state, "2.weight"), 2 * once, rtol=1e-6)
     module.lazy_reset_grad()
-    np.testing.assert_allclose(gradient(state, "2.weight"), 2 * once, rtol=1e-6)
+    np.testing.assert_allclose(get_gradient(state, "2.weight"), 2 * once, rtol=1e-6)
     module(x, y)
     np.testing.assert_array_equal(state.parameters["2.weight"].grad, once)
 
@@ -148,7 +148,7 @@ def test_optimizer_step_keeps_gradients_and_changes_parameters() -> None:
     state, module, optimizer = make()
     before = module.get_contiguous_parameters()
     module(*batch())
-    grad = gradient(state, "0.weight").copy()
+    grad = get_gradient(state, "0.weight").copy()
     optimizer.step()
     assert not np.array_equal(module.get_contiguous_parameters(), before)
     np.testing.assert_array_equal(state.parameters["0.weight"].grad, grad)
@@ -276,7 +276,7 @@ def test_an_input_without_elements_computes(tmp_path: Path) -> None:
     x, labels = rng.standard_normal((2, 3, 4)).astype(np.float32), np.array([0, 2])
     found = []
     for past in (np.zeros((2, 1, 4), np.float32), np.zeros((2, 0, 4), np.float32)):
-        found.append((float(module(past, x, labels)), gradient(state, "w").tolist()))
+        found.append((float(module(past, x, labels)), get_gradient(state, "w").tolist()))
         module.lazy_reset_grad()
     assert found[0] == found[1]
     with pytest.raises(InputError, match=r"'past' is empty: shape \[0, 1, 4\]"):
@@ -330,7 +330,7 @@ def test_a_label_out_of_range_changes_no_gradient(label: int, threads: int) -> N
     state, module, _ = make(threads=threads)
     x, y = batch(9)
     module(x, y)
-    kept = {n: gradient(state, n).copy() for n, _ in state.parameters}
+    kept = {n: get_gradient(state, n).copy() for n, _ in state.parameters}
     bad = y.copy()
     bad[5] = label
     with pytest.raises(LabelError, match=rf"label {label} at position 5 is outside \[0, 10\)"):

@@ -25,7 +25,7 @@ from engine.errors import (
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
-from tests.support.harness import untyped
+from tests.support.harness import drop_type
 
 
 def model(
@@ -145,7 +145,9 @@ def test_the_module_is_a_backend_for_the_suite_of_onnx() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # overflows on purpose, while cases are made
-        suite = BackendTest(untyped(backend), __name__).include("test_relu_(cpu|cuda)$").test_cases
+        suite = (
+            BackendTest(drop_type(backend), __name__).include("test_relu_(cpu|cuda)$").test_cases
+        )
     result = unittest.TestResult()
     for name in ("test_relu_cpu", "test_relu_cuda"):
         suite["OnnxBackendNodeModelTest"](name).run(result)

@@ -27,7 +27,7 @@ from engine.tools import cli
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.case import Case, f32
 from engine.tools.trimmed import opset
-from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.kernel_set import find_kernel_set
 from tests.support import builds
 from tests.support.harness import run
 from tests.support.places import DOCS
@@ -202,9 +202,9 @@ def test_an_op_that_becomes_what_it_does_not_declare_is_refused() -> None:
         register(declare(becomes))
         np.testing.assert_array_equal(run(one.graph.copy(), one.inputs)["y0"], 2 * one.inputs["x0"])
     with pytest.raises(UnsupportedOpError, match=r"'my\.ops::Twice': its declaration has no 'bec"):
-        kernel_set(config)
+        find_kernel_set(config)
     register(declare("Gather"))
-    assert {"gather", "formula"} == {spec.template for spec in kernel_set(config)}
+    assert {"gather", "formula"} == {spec.template for spec in find_kernel_set(config)}
     custom.unregister(declare(None))
 
 
@@ -256,7 +256,7 @@ def test_a_lowering_may_call_the_kernels_it_is_registered_with(my_ops: Any) -> N
     assert ops()["my.ops", "SquaredRelu"].calls == (my_ops.squared_relu,)
     register(plain)
     with pytest.raises(UnsupportedOpError, match=r"'my\.ops::SquaredRelu': .* no 'calls'"):
-        kernel_set(opset.parse("my.ops;1;SquaredRelu\n"))
+        find_kernel_set(opset.parse("my.ops;1;SquaredRelu\n"))
     one = OneNode(Case("SquaredRelu", (f32(3, 5),), domain="my.ops"))
     run(one.graph, one.inputs)
 

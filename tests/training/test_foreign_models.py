@@ -24,13 +24,13 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from tests.support.mlp import MLP, Training
-from tests.support.mlp_files import FILES, proto
+from tests.support.mlp_files import FILES, make_proto
 from tests.support.places import GOLDENS
 
 
 def without_buffer(name: str) -> bytes:
     """The training model without the gradient of one parameter."""
-    model = proto("training")
+    model = make_proto("training")
     graph = model.graph
     node = next(n for n in graph.node if n.input and n.input[0].startswith(f"{name}_grad.acc"))
     graph.input.remove(next(i for i in graph.input if i.name == node.input[0]))
@@ -78,7 +78,7 @@ def test_models_of_another_kind(
 
 
 def optimizer_with(change: Callable[[onnx.ModelProto], Any]) -> bytes:
-    model = proto("optimizer")
+    model = make_proto("optimizer")
     change(model)
     return bytes(model.SerializeToString())
 
@@ -131,7 +131,7 @@ def test_optimizer_models(model: bytes, error: type[Exception], message: str) ->
 
 
 def test_an_operator_that_is_not_there_is_named() -> None:
-    model = proto("eval")
+    model = make_proto("eval")
     next(n for n in model.graph.node if n.op_type == "Relu").op_type = "Relo"
     training = Training()
     module = Module(FILES["training"], training.state, model.SerializeToString()).eval()
@@ -140,7 +140,7 @@ def test_an_operator_that_is_not_there_is_named() -> None:
 
 
 def test_a_layout_for_one_cpu_is_refused_with_what_to_do() -> None:
-    model = proto("eval")
+    model = make_proto("eval")
     next(n for n in model.graph.node if n.op_type == "Relu").domain = "com.microsoft.nchwc"
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft.nchwc", 1))
     training = Training()
@@ -185,7 +185,7 @@ def test_mutated_models(part: str) -> None:
         rng = random.Random(f"{part} {seed}")
         sources: dict[str, Any] = {**FILES}
         if seed % 4:
-            model = proto(part)
+            model = make_proto(part)
             mutate(model, rng)
             sources[part] = model.SerializeToString()
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
-from tests.support.harness import gradient
+from tests.support.harness import get_gradient
 from tests.support.places import GOLDENS
 
 CASES = (
@@ -69,7 +69,7 @@ def test_training_trace(case: str, origin: str, threads: int, tmp_path: Path) ->
     noise = 1e-6 * max(np.abs(g).max() for g in expected.values())  # of gradients that are 0
     for name, dx in expected.items():  # of the last step: the trace was taken through a view
         np.testing.assert_allclose(
-            gradient(state, name), dx, rtol=0, atol=1e-4 * np.abs(dx).max() + noise,
+            get_gradient(state, name), dx, rtol=0, atol=1e-4 * np.abs(dx).max() + noise,
             err_msg=name,
         )  # fmt: skip
     np.testing.assert_allclose(losses, trace["losses"], rtol=1e-4)
@@ -102,7 +102,7 @@ def test_trace_of_pytorch(threads: int, tmp_path: Path) -> None:
         for name in names if step == 0 else ():
             expected = trace[f"grad/{name}"]
             np.testing.assert_allclose(
-                gradient(state, name), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
+                get_gradient(state, name), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
             )
         optimizer.step()
         module.lazy_reset_grad()

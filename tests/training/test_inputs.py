@@ -21,17 +21,17 @@ from engine.errors import (
     LabelError,
     ShapeError,
 )
-from tests.support.harness import untyped
+from tests.support.harness import drop_type
 from tests.support.mlp import MLP, Training
 
 ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
-    (lambda t: CheckpointState.load_checkpoint(untyped(3)), TypeError, "a path or bytes, got 3"),
+    (lambda t: CheckpointState.load_checkpoint(drop_type(3)), TypeError, "a path or bytes, got 3"),
     (lambda t: CheckpointState.load_checkpoint("a\0b"), OSError, "a null character"),
-    (lambda t: CheckpointState.from_bytes(untyped("ODTC")), TypeError, "bytes, got 'ODTC'"),
+    (lambda t: CheckpointState.from_bytes(drop_type("ODTC")), TypeError, "bytes, got 'ODTC'"),
     (lambda t: CheckpointState.from_bytes(memoryview(bytes(9))[::2]), TypeError, "one after"),
-    (lambda t: CheckpointState.save_checkpoint(untyped(None), "c"),
+    (lambda t: CheckpointState.save_checkpoint(drop_type(None), "c"),
      TypeError, "state: expected a Check"),
-    (lambda t: CheckpointState.save_checkpoint(t.state, untyped(3)),
+    (lambda t: CheckpointState.save_checkpoint(t.state, drop_type(3)),
      TypeError, "expected a path, got"),
     (lambda t: t.state.parameters[5], KeyError, "no parameter 5"),
     (lambda t: t.state.parameters[["x"]], KeyError, "no parameter"),
@@ -40,16 +40,16 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda t: t.state.properties.__setitem__("\udcff", 1), ValueError, "no UTF-8 form"),
     (lambda t: t.state.properties.__setitem__("p", "\udcff"), ValueError, "'p'.*no UTF-8 form"),
     (lambda t: t.state.properties.__setitem__("p", 1e300), ValueError, "too large for float32"),
-    (lambda t: Module(MLP / "training_model.onnx", untyped(None)),
+    (lambda t: Module(MLP / "training_model.onnx", drop_type(None)),
      TypeError, "expected a CheckpointS"),
-    (lambda t: Module(untyped(3), t.state), TypeError, "train_model_uri: expected a path or"),
+    (lambda t: Module(drop_type(3), t.state), TypeError, "train_model_uri: expected a path or"),
     (lambda t: Module(b"", t.state), ValueError, "empty; expected an ONNX model"),
     (lambda t: Module(MLP / "checkpoint", t.state), ValueError, "this is a checkpoint"),
-    (lambda t: Module(MLP / "training_model.onnx", t.state, threads=untyped("2")),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, threads=drop_type("2")),
      TypeError, "whole num"),
     (lambda t: Module(MLP / "training_model.onnx", t.state, threads=-1), RuntimeError, "1 to 1024"),
     (lambda t: Module(MLP / "training_model.onnx", t.state, threads=2**70), RuntimeError, "1024"),
-    (lambda t: Module(MLP / "training_model.onnx", t.state, device=untyped(np.ones(2))),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, device=drop_type(np.ones(2))),
      RuntimeError, "c"),
     (lambda t: t.module.train("no"), TypeError, "mode: expected True or False, got 'no'"),
     (lambda t: t.module.plan(4, 4), TypeError, r"shapes: expected a list \(each .*\), got 4"),
@@ -60,13 +60,13 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda t: t.module.inference_model_to_bytes(iter(())), ValueError, "at least one"),
     (lambda t: t.module.inference_model_to_bytes(["outpu"]), KeyError, "nearest: 'output'"),
     (lambda t: t.module.export_model_for_inferencing(3, ["output"]), TypeError, "a path, got 3"),
-    (lambda t: Optimizer(MLP / "optimizer_model.onnx", untyped(None)),
+    (lambda t: Optimizer(MLP / "optimizer_model.onnx", drop_type(None)),
      TypeError, "expected a Module"),
     (lambda t: t.optimizer.set_learning_rate("fast"), TypeError, "expected a number, got 'fast'"),
     (lambda t: t.optimizer.set_learning_rate(10**400), ValueError, "too large"),
     (lambda t: t.optimizer.set_learning_rate(1e300), ValueError, "too large for float32"),
-    (lambda t: LinearLRScheduler(untyped(None), 1, 2, 0.1), TypeError, "expected an Optimizer"),
-    (lambda t: LinearLRScheduler(t.optimizer, untyped(1.5), 2, 0.1),
+    (lambda t: LinearLRScheduler(drop_type(None), 1, 2, 0.1), TypeError, "expected an Optimizer"),
+    (lambda t: LinearLRScheduler(t.optimizer, drop_type(1.5), 2, 0.1),
      TypeError, "warmup_step_count.*whole"),
     (lambda t: LinearLRScheduler(t.optimizer, 1, 2, np.nan), ValueError, "initial_lr nan is not"),
 ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_arrays_of_any_layout_are_the_same_input(shared: Training) -> None:
     shifted = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
     for same in (
         np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], frozen, shifted,
-        memoryview(untyped(x.copy())),
+        memoryview(drop_type(x.copy())),
         x.tolist(), tuple(map(tuple, x)), np.ma.masked_array(x), x.view(np.matrix),
     ):  # fmt: skip
         assert shared.module(same, np.repeat(y, 3)[::3]) == expected

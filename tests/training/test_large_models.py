@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bench import large_models
-from bench.measuring import fresh
+from bench.measuring import call_fresh
 from engine import Trainer, artifacts, backend, lora
 from engine.api import CheckpointState, Module
 from engine.errors import EngineError, FileError, ModelError
@@ -44,7 +44,7 @@ def test_memory_between_a_file_and_its_artifacts(tmp_path: Path, kind: str, inli
     """
     path = large_models.make(tmp_path, LAYERS, SIDE, inline=inline)
     whole = LAYERS * SIDE**2 * 4
-    grown = fresh(large_models.grown, kind, path, tmp_path / "out")
+    grown = call_fresh(large_models.measure_growth, kind, path, tmp_path / "out")
     assert grown <= 1.3 * SIDE**2 * 4 + 100 * MB < whole / 2
     sizes = {p.name: p.stat().st_size for p in (tmp_path / "out").iterdir()}
     if kind == "lora":  # the weights are written once, for all models of the folder

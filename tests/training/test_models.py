@@ -17,7 +17,7 @@ from onnx import numpy_helper, parser
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import CrossEntropyLoss, LossType, OptimType, generate_artifacts
-from tests.support.harness import evaluate, gradient
+from tests.support.harness import evaluate, get_gradient
 
 CE, MSE, BCE = LossType.CrossEntropyLoss, LossType.MSELoss, LossType.BCEWithLogitsLoss
 WEIGHT = np.array([1, 2, 0.5, 3], np.float32)
@@ -170,7 +170,7 @@ class Trained:
         self.module.train()
         self.module.lazy_reset_grad()
         self.module(*batch.values())
-        return {n: gradient(self.state, n).copy() for n, _ in self.state.parameters}
+        return {n: get_gradient(self.state, n).copy() for n, _ in self.state.parameters}
 
 
 def make(name: str, folder: Path) -> tuple[Reference, Arrays, dict[str, tuple[int, ...]]]:

@@ -16,12 +16,12 @@ from engine.errors import (
     StateError,
 )
 from tests.support.mlp import Training
-from tests.support.mlp_files import FILES, artifact
+from tests.support.mlp_files import FILES, make_artifact
 from tests.support.places import GOLDENS
 
 
 def test_a_nominal_state_waits_for_values(tmp_path: Path) -> None:
-    artifact(artifact_directory=tmp_path, optimizer=AdamW(), nominal_checkpoint=True)
+    make_artifact(artifact_directory=tmp_path, optimizer=AdamW(), nominal_checkpoint=True)
     state = CheckpointState.load_checkpoint(tmp_path / "nominal_checkpoint")
     bias = np.zeros(48, np.float32)
     with pytest.raises(ModelError, match=r"'6\.weight'"):  # a failure must not fix any shape

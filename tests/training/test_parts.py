@@ -17,8 +17,17 @@ from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import Loss, MixedError
-from tests.support.tied_words import DEEP, IDS, TIED, WORDS, content
-from tests.support.tiny import DROPPING, LABELS, NORMED, PLAIN, X, forward, made, values
+from tests.support.tied_words import DEEP, IDS, TIED, WORDS, read_content
+from tests.support.tiny import (
+    DROPPING,
+    LABELS,
+    NORMED,
+    PLAIN,
+    X,
+    forward,
+    make_trainer,
+    read_values,
+)
 
 IGNORING = np.where(np.arange(20) % 3 == 0, -100, LABELS)
 WEIGHTS = np.array([0.5, 1.0, 3.0], np.float32)
@@ -47,8 +56,8 @@ def close(one: Trainer, two: Trainer) -> None:
 def test_parts_are_the_whole_batch(loss: Any, target: Any, parts: int) -> None:
     """20 samples in parts of 7, 7 and 6, or one by one."""
     optimizer = SGD(0.05, momentum=0.9)
-    whole = made(PLAIN, loss=loss, optimizer=optimizer)
-    parted = made(PLAIN, loss=loss, optimizer=optimizer, micro_batches=parts)
+    whole = make_trainer(PLAIN, loss=loss, optimizer=optimizer)
+    parted = make_trainer(PLAIN, loss=loss, optimizer=optimizer, micro_batches=parts)
     for _ in range(3):
         assert parted.step(X, target) == pytest.approx(whole.step(X, target), rel=1e-5)
     close(parted, whole)
@@ -58,7 +67,7 @@ def test_parts_are_the_whole_batch(loss: Any, target: Any, parts: int) -> None:
 
 def test_samples_of_words_and_of_several_rows_are_kept_apart() -> None:
     text = TIED.replace("float {0.25}", "float {0.0}")
-    whole, parted = made(text), made(text, micro_batches=4)
+    whole, parted = make_trainer(text), make_trainer(text, micro_batches=4)
     assert parted.step(IDS, WORDS) == pytest.approx(whole.step(IDS, WORDS), rel=1e-5)
     close(parted, whole)
 
@@ -109,7 +118,10 @@ def test_the_gradient_of_an_op_of_ones_own_is_followed(is_crossing: bool) -> Non
     register(op)
     try:
         options: dict[str, Any] = {"optimizer": SGD(0.05)}
-        whole, parted = made(text, **options), made(text, micro_batches=3, **options)
+        whole, parted = (
+            make_trainer(text, **options),
+            make_trainer(text, micro_batches=3, **options),
+        )
         loss = whole.step(X, LABELS)
         if is_crossing:
             with pytest.raises(
@@ -201,7 +213,7 @@ def test_told_gradients_of_parts_are_those_of_the_whole_batch(
     name: str, loss: Any, target: Any
 ) -> None:
     text, options = told(ALONE[name]), {"loss": loss, "optimizer": SGD(0.05)}
-    whole, parted = made(text, **options), made(text, micro_batches=3, **options)
+    whole, parted = make_trainer(text, **options), make_trainer(text, micro_batches=3, **options)
     for _ in range(2):
         assert parted.step(X, target) == pytest.approx(whole.step(X, target), rel=1e-5)
     close(parted, whole)
@@ -213,10 +225,10 @@ def test_told_gradients_that_cross_samples_are_refused_by_name(name: str) -> Non
     of = "body.bias" if "bias" in name else "t"
     text = told(f"{nodes} r = engine.Redirect(k, d, {of}, e)")
     with pytest.raises(InputError) as refused:
-        made(text, micro_batches=2).step(X, LABELS)
+        make_trainer(text, micro_batches=2).step(X, LABELS)
     assert re.search(f"in parts: .*of node 'Redirect_[0-9]+' .*{why}", str(refused.value))
     assert "or train on whole batches" in str(refused.value)
-    made(text).step(X, LABELS)
+    make_trainer(text).step(X, LABELS)
 
 
 def test_a_told_gradient_of_a_loss_is_followed() -> None:
@@ -230,17 +242,17 @@ def test_a_told_gradient_of_a_loss_is_followed() -> None:
 
 def test_what_mixes_samples_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"in parts: node .*BatchNorm.* statistics over all samp"):
-        made(NORMED, micro_batches=2).step(X, LABELS)
-    chosen = made(NORMED, micro_batches=2, own_statistics=True)
+        make_trainer(NORMED, micro_batches=2).step(X, LABELS)
+    chosen = make_trainer(NORMED, micro_batches=2, own_statistics=True)
     assert np.isfinite(chosen.step(X, LABELS))
     turned = PLAIN.replace("r = Tanh(b)", "m = ReduceMean<axes = [0]>(b)\n    r = Sub(b, m)")
     with pytest.raises(InputError, match=r"in parts: node 'Sub_\d+' \(Sub\) joins values that"):
-        made(turned, micro_batches=2).step(X, LABELS)
+        make_trainer(turned, micro_batches=2).step(X, LABELS)
     fixed = PLAIN.replace("float[N,6]", "float[20,6]").replace("float[N,3]", "float[20,3]")
     with pytest.raises(InputError, match="the model fixes how many samples it has"):
-        made(fixed, micro_batches=2).step(X, LABELS)
+        make_trainer(fixed, micro_batches=2).step(X, LABELS)
     with pytest.raises(InputError, match="micro_batches=0"):
-        made(PLAIN, micro_batches=0)
+        make_trainer(PLAIN, micro_batches=0)
 
 
 # Ops between `b` and `r` that keep the axis of the samples, as torch exports them.
@@ -448,7 +460,7 @@ def placed(nodes: str) -> str:
 
 @pytest.mark.parametrize("nodes", WHOLE.values(), ids=WHOLE)
 def test_what_leaves_the_samples_as_they_are_is_seen(nodes: str) -> None:
-    splitter = made(placed(nodes), optimizer=SGD(0.05)).training_steps.splitter
+    splitter = make_trainer(placed(nodes), optimizer=SGD(0.05)).training_steps.splitter
     assert splitter.find_loss([X.shape, LABELS.shape]).is_mean
     assert splitter.find_loss([(200, 6), (200,)]).is_mean  # constants are too large to be folded
 
@@ -459,8 +471,8 @@ def test_what_leaves_the_samples_as_they_are_is_seen(nodes: str) -> None:
 def test_models_whose_samples_are_left_as_they_are_train_in_parts(name: str) -> None:
     optimizer, text = SGD(0.05), placed(WHOLE[name])
     whole, parted = (
-        made(text, optimizer=optimizer),
-        made(text, optimizer=optimizer, micro_batches=4),
+        make_trainer(text, optimizer=optimizer),
+        make_trainer(text, optimizer=optimizer, micro_batches=4),
     )
     for _ in range(2):
         assert parted.step(X, LABELS) == pytest.approx(whole.step(X, LABELS), rel=1e-5)
@@ -471,7 +483,7 @@ def test_models_whose_samples_are_left_as_they_are_train_in_parts(name: str) -> 
 @pytest.mark.parametrize("nodes", MIXING.values(), ids=MIXING)
 def test_what_moves_samples_or_counts_them_is_refused(nodes: str) -> None:
     with pytest.raises(InputError, match=r"cannot be trained on in parts: node '"):
-        made(placed(nodes)).training_steps.splitter.find_loss([X.shape, LABELS.shape])
+        make_trainer(placed(nodes)).training_steps.splitter.find_loss([X.shape, LABELS.shape])
 
 
 def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
@@ -484,7 +496,7 @@ def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
     r = Tanh(t)""")
     for rows in (20, 2000):
         with pytest.raises(InputError, match="depends on how many samples a batch has"):
-            made(text).training_steps.splitter.find_loss([(rows, 6), (rows,)])
+            make_trainer(text).training_steps.splitter.find_loss([(rows, 6), (rows,)])
     mean = PLAIN.replace("float[N,3] scores", "float y").replace(
         "scores = Add(s, head.bias)",
         """scores = Add(s, head.bias)
@@ -498,24 +510,25 @@ def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
 
 
 def test_a_fault_in_a_later_part_changes_nothing() -> None:
-    trainer = made(DROPPING, micro_batches=4)
+    trainer = make_trainer(DROPPING, micro_batches=4)
     trainer.step(X, LABELS)
-    before = content(trainer)
+    before = read_content(trainer)
     labels = LABELS.copy()
     labels[17] = 3
     with pytest.raises(LabelError):
         trainer.step(X, labels)
-    assert content(trainer) == before
+    assert read_content(trainer) == before
     trainer.step(X, LABELS)
 
 
 def test_a_batch_that_does_not_fit_is_parted_or_refused_with_the_reason() -> None:
     x, labels = np.tile(X, (100, 1)), np.tile(LABELS, 100)
     with pytest.raises(BudgetError) as refused:
-        made(DEEP.replace("u = Tanh(t)", "m = ReduceMean<axes = [0]>(t)\n    u = Sub(t, m)"),
+        make_trainer(DEEP.replace("u = Tanh(t)", "m = ReduceMean<axes = [0]>(t)\n    u = "
+                                                 "Sub(t, m)"),
              memory_budget=1000).step(x, labels)  # fmt: skip
     assert "cannot be trained on in parts: node 'Sub" in str(refused.value)
-    whole, parted = made(DEEP), made(DEEP, memory_budget="200 kB")
+    whole, parted = make_trainer(DEEP), make_trainer(DEEP, memory_budget="200 kB")
     for _ in range(2):
         assert parted.step(x, labels) == pytest.approx(whole.step(x, labels), rel=1e-5)
     close(parted, whole)
@@ -527,7 +540,7 @@ def test_a_batch_that_does_not_fit_is_parted_or_refused_with_the_reason() -> Non
 def test_a_checkpoint_goes_on_to_the_last_bit(options: dict[str, Any], tmp_path: Path) -> None:
     """Parameters, moments, the rate, the step and what dropout draws."""
     optimizer = AdamW(0.05, weight_decay=0.1)
-    one, two = (made(DROPPING, optimizer=optimizer, **options) for _ in range(2))
+    one, two = (make_trainer(DROPPING, optimizer=optimizer, **options) for _ in range(2))
     for _ in range(2):
         one.step(X, LABELS)
     one.learning_rate = 0.01
@@ -535,5 +548,5 @@ def test_a_checkpoint_goes_on_to_the_last_bit(options: dict[str, Any], tmp_path:
     two.load(tmp_path / "checkpoint")
     for _ in range(2):
         assert one.step(X, LABELS) == two.step(X, LABELS)
-    assert content(one) == content(two)
-    assert values(one) == values(two)
+    assert read_content(one) == read_content(two)
+    assert read_values(one) == read_values(two)

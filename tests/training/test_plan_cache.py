@@ -30,7 +30,7 @@ from engine.system import cache
 from engine.training import model_file, plan_cache
 from engine.training.interface import Interface, Large, list_pieces
 from engine.training.model import Model
-from tests.support.harness import untyped
+from tests.support.harness import drop_type
 from tests.support.places import GOLDENS, ROOT
 from tests.support.plan_records import ALL, MLP, NONE, TRACE, Work, train
 
@@ -175,7 +175,7 @@ def _artifacts(folder: Path, frozen: list[str]) -> Path:
 
 def test_damaged_records_cost_time_only(work: Work) -> None:
     expected = train()
-    count = len(work.records())
+    count = len(work.list_records())
     names = dict[bytes, str]()
     name_of = names.__getitem__
     for spoil in (
@@ -187,18 +187,18 @@ def test_damaged_records_cost_time_only(work: Work) -> None:
         lambda raw: cache.seal("plan", name_of(raw), b"[" * 100_000),
     ):
         names.clear()
-        for record in work.records():
+        for record in work.list_records():
             raw = record.read_bytes()
             names[raw] = record.name
             record.write_bytes(spoil(raw))
         assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
         assert work.of(train) == NONE
-    assert len(work.records()) == count
+    assert len(work.list_records()) == count
 
 
 def test_a_record_under_the_name_of_another_is_no_plan(work: Work) -> None:
     expected = train()
-    records = work.records()
+    records = work.list_records()
     contents = [r.read_bytes() for r in records]
     for record, content in zip(records, contents[1:] + contents[:1], strict=True):
         record.write_bytes(content)
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_or_read_only_costs_time_only(
     monkeypatch.setattr(os, "replace", full)
     for _ in range(2):
         assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
-    assert work.records() == []  # no temporary file
+    assert work.list_records() == []  # no temporary file
     monkeypatch.undo()
     (tmp_path / "file").write_bytes(b"")
     work = Work(monkeypatch, tmp_path / "file" / "plans")
@@ -227,16 +227,16 @@ def test_a_disk_that_is_full_or_read_only_costs_time_only(
 
 def test_the_cache_is_bounded(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     train()
-    size = sum(r.stat().st_size for r in work.records())
+    size = sum(r.stat().st_size for r in work.list_records())
     monkeypatch.setattr(plan_cache, "CACHE_BYTES", size)
     for rows in (1, 2, 3):
         train(rows=slice(0, rows))
-        assert 0 < sum(r.stat().st_size for r in work.records()) <= size
+        assert 0 < sum(r.stat().st_size for r in work.list_records()) <= size
     monkeypatch.setattr(plan_cache, "CACHE_BYTES", 1)
-    for record in work.records():
+    for record in work.list_records():
         record.unlink()
     assert work.of(train) == work.of(train) == ALL
-    assert work.records() == []
+    assert work.list_records() == []
 
 
 def test_the_least_recently_used_goes(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_processes_that_write_and_remove_do_not_disturb_one_another(
     for thread in threads:
         thread.join()
     assert not wrong
-    assert not [r for r in work.records() if r.suffix == ".tmp"]
+    assert not [r for r in work.list_records() if r.suffix == ".tmp"]
 
 
 # --- the interface of a model
@@ -303,7 +303,7 @@ def test_checks_and_errors_are_those_of_the_graph(work: Work, tmp_path: Path) ->
             lambda: module.plan((2,)),
         ):
             with pytest.raises(EngineError) as error:
-                untyped(call)()
+                drop_type(call)()
             found.append(f"{type(error.value).__name__}: {error.value}")
         names = [*module.input_names(), *module.output_names()]
         return [*found, *names, str(module.get_parameters_size())]
@@ -365,7 +365,7 @@ def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
         return module.inference_model_to_bytes(["y"])
 
     exported = run()
-    size = sum(r.stat().st_size for r in work.records())
+    size = sum(r.stat().st_size for r in work.list_records())
     assert size < 2 * 4 * n + 20_000  # the folded constant, in the records of two models
     assert work.of(lambda: exported == run() or pytest.fail("exported differently")) == (1, 0)
     assert work.of(lambda: backend.prepare(path).run([x])) == (1, 1)

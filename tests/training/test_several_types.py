@@ -38,7 +38,7 @@ from engine.tools.trimmed.targets import resolve
 from tests.support import tiny
 from tests.support.builds import load, needs_cc
 from tests.support.thread_group import run
-from tests.support.tiny import LABELS, NAMES, X, values
+from tests.support.tiny import LABELS, NAMES, X, read_values
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 g (float[N,6] x, float[6,8] body.weight, double[8] body.bias, double[8,3] head.weight,
@@ -141,14 +141,14 @@ def test_what_is_not_finite_in_either_type_is_skipped() -> None:
     for clip in (None, 0.5):
         for kept in (False, True):
             trainer = made(optimizer=SGD(0.1, clip_grad=clip, skip_nonfinite=True))
-            before = values(trainer)
+            before = read_values(trainer)
             trainer.accumulate(X, LABELS)
             gradient = trainer.state.parameters["body.bias" if kept else "body.weight"].grad
             assert gradient is not None
             gradient[...] = np.inf
             trainer.update()
             assert trainer.state.skipped == 1
-            assert values(trainer) == before
+            assert read_values(trainer) == before
 
 
 def test_accumulated_and_parted_batches_are_one() -> None:
@@ -216,7 +216,7 @@ def test_fit_keeps_to_a_budget() -> None:
     free, tight = made(), made(memory_budget=64 << 20)
     free.fit(data, epochs=2)
     tight.fit(data, epochs=2)
-    assert values(free) == values(tight)
+    assert read_values(free) == read_values(tight)
 
 
 def test_files_say_what_is_of_which_type(tmp_path: Path) -> None:

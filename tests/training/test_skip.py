@@ -16,8 +16,8 @@ from engine.data import batches
 from engine.errors import GroupError, InputError, NonFiniteError
 from engine.graphs.offline.optim_types import Method
 from tests.support.thread_group import run
-from tests.support.tied_words import IDS, TIED, WORDS, content
-from tests.support.tiny import BAD, LABELS, NORMED, PLAIN, X, forward, made, values
+from tests.support.tied_words import IDS, TIED, WORDS, read_content
+from tests.support.tiny import BAD, LABELS, NORMED, PLAIN, X, forward, make_trainer, read_values
 
 # The square root of 0 is finite, and its gradient is not: the loss does not tell.
 ROOTS = PLAIN.replace(
@@ -42,9 +42,10 @@ def optimizer(name: str, **more: Any) -> Method:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_step_leaves_no_trace(name: str, threads: int) -> None:
     """Of one plan and of two: as if the batch had not been there, to the last bit."""
-    plain = made(optimizer=optimizer(name), threads=threads)
+    plain = make_trainer(optimizer=optimizer(name), threads=threads)
     one, two = (
-        made(optimizer=optimizer(name, skip_nonfinite=True), threads=threads) for _ in range(2)
+        make_trainer(optimizer=optimizer(name, skip_nonfinite=True), threads=threads)
+        for _ in range(2)
     )
     for batch in (X, BAD, BAD, X, BAD, X):
         one.step(batch, LABELS)
@@ -52,49 +53,49 @@ def test_a_skipped_step_leaves_no_trace(name: str, threads: int) -> None:
         two.update()
         if batch is X:
             plain.step(batch, LABELS)
-    assert content(one) == content(two) == content(plain)
+    assert read_content(one) == read_content(two) == read_content(plain)
     assert one.skipped == two.skipped == 3
     assert one.steps == 3
     assert one.obstacle == ""
 
 
 def test_the_loss_may_be_finite() -> None:
-    trainer = made(ROOTS, optimizer=AdamW(0.05), skip_nonfinite=True)
-    before = values(trainer)
+    trainer = make_trainer(ROOTS, optimizer=AdamW(0.05), skip_nonfinite=True)
+    before = read_values(trainer)
     assert np.isfinite(trainer.step(X, LABELS))
-    assert (trainer.skipped, trainer.steps, values(trainer)) == (1, 0, before)
-    free = made(ROOTS, optimizer=AdamW(0.05, clip_grad=1.0))
+    assert (trainer.skipped, trainer.steps, read_values(trainer)) == (1, 0, before)
+    free = make_trainer(ROOTS, optimizer=AdamW(0.05, clip_grad=1.0))
     free.step(X, LABELS)
     assert all(np.isnan(free.state.parameters[n].data).all() for n in ("head.bias", "body.bias"))
 
 
 def test_running_statistics_of_one_plan_stay() -> None:
-    trainer = made(NORMED, optimizer=AdamW(0.05, skip_nonfinite=True))
+    trainer = make_trainer(NORMED, optimizer=AdamW(0.05, skip_nonfinite=True))
     trainer.step(X, LABELS)
-    before = content(trainer)
+    before = read_content(trainer)
     trainer.step(BAD, LABELS)
-    assert content(trainer) == before
+    assert read_content(trainer) == before
 
 
 def test_the_gradient_of_a_table_is_looked_at_in_blocks() -> None:
-    plain, trainer = made(TIED), made(TIED, skip_nonfinite=True)
+    plain, trainer = make_trainer(TIED), make_trainer(TIED, skip_nonfinite=True)
     for each in (plain, trainer):
         each.step(IDS, WORDS)
-    assert content(plain) == content(trainer)
+    assert read_content(plain) == read_content(trainer)
     trainer.state.parameters["mix"].data[0, 0] = np.nan
-    before = content(trainer)
+    before = read_content(trainer)
     trainer.step(IDS, WORDS)
-    assert content(trainer)[:2] == before[:2]
+    assert read_content(trainer)[:2] == before[:2]
 
 
 def test_parts_of_a_batch_are_one_update() -> None:
-    trainer = made(optimizer=AdamW(0.05), micro_batches=2, skip_nonfinite=True)
-    before = values(trainer)
+    trainer = make_trainer(optimizer=AdamW(0.05), micro_batches=2, skip_nonfinite=True)
+    before = read_values(trainer)
     trainer.step(BAD, LABELS)
     trainer.accumulate(X, LABELS)
     trainer.accumulate(BAD, LABELS)
     trainer.update()
-    assert (trainer.skipped, trainer.steps, values(trainer)) == (2, 0, before)
+    assert (trainer.skipped, trainer.steps, read_values(trainer)) == (2, 0, before)
 
 
 def test_artifacts_without_the_option_by_module_and_optimizer(tmp_path: Path) -> None:
@@ -125,11 +126,11 @@ def test_fit_goes_on_counts_and_tells(tmp_path: Path) -> None:
     def some(*which: Any) -> Any:
         return batches(lambda: iter([(x, LABELS) for x in which]), allow_nan=True)
 
-    plain, trainer = made(), made(skip_nonfinite=True)
+    plain, trainer = make_trainer(), make_trainer(skip_nonfinite=True)
     expected = plain.fit(some(X, X), epochs=2, progress=False)
     found = trainer.fit(some(X, BAD, X), epochs=2, folder=tmp_path, progress=False)
     assert trainer.steps == 4
-    assert values(trainer) == values(plain)
+    assert read_values(trainer) == read_values(plain)
     assert found["loss"] == expected["loss"]
     assert found["skipped"] == [1, 1]
     assert np.isfinite(found["loss"]).all()
@@ -143,7 +144,7 @@ def test_fit_goes_on_counts_and_tells(tmp_path: Path) -> None:
 
 
 def test_too_many_in_a_row_end_a_fit_with_the_node(tmp_path: Path) -> None:
-    trainer = made(ROOTS, skip_nonfinite=True, skip_limit=2)
+    trainer = make_trainer(ROOTS, skip_nonfinite=True, skip_limit=2)
     text = r"3 updates in a row were skipped: .*'Sqrt_\d+_Grad/.* of the backward pass of 'Sqrt_0'"
     with pytest.raises(NonFiniteError, match=text):
         trainer.fit((X, LABELS), batch_size=4, shuffle=False, progress=False)
@@ -153,7 +154,7 @@ def test_too_many_in_a_row_end_a_fit_with_the_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_all_ranks_skip_alike(accumulate: int) -> None:
     def train(group: Any) -> tuple[int, int, dict[str, bytes]]:
-        trainer = made(group=group, skip_nonfinite=True)
+        trainer = make_trainer(group=group, skip_nonfinite=True)
         x = X.copy()
         x[1, 2] = np.nan  # of rank 0 alone
         for batch in (X, x, X):
@@ -161,7 +162,7 @@ def test_all_ranks_skip_alike(accumulate: int) -> None:
                 trainer.accumulate(batch, LABELS) if accumulate > 1 else trainer.step(batch, LABELS)
             if accumulate > 1:
                 trainer.update()
-        return trainer.steps, trainer.skipped, values(trainer)
+        return trainer.steps, trainer.skipped, read_values(trainer)
 
     first, second = run(2, train)
     assert first == second
@@ -172,7 +173,7 @@ def test_all_ranks_skip_alike(accumulate: int) -> None:
 def test_ranks_must_agree_on_it() -> None:
     def begin(group: Any) -> str:
         with pytest.raises(GroupError, match="skip_nonfinite"):
-            made(group=group, skip_nonfinite=group.rank == 0)
+            make_trainer(group=group, skip_nonfinite=group.rank == 0)
         return "refused"
 
     assert run(2, begin) == ["refused"] * 2

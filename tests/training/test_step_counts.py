@@ -15,8 +15,8 @@ from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.errors import CheckpointError
 from engine.graphs.offline.optim_types import OPTIMIZERS
 from engine.trainer.batch_trainer import BatchTrainer
-from tests.support.checkpoints import plain
-from tests.support.tiny import BATCH, LABELS, NAMES, X, forward, made, values
+from tests.support.checkpoints import simplify
+from tests.support.tiny import BATCH, LABELS, NAMES, X, forward, make_trainer, read_values
 
 DATA = (X, LABELS)
 BODY = ["body.bias", "body.weight"]
@@ -30,7 +30,7 @@ def still(name: str) -> Trainer:
     options: dict[str, Any] = {"momentum": 0.9, "dampening": 0.5} if name == "SGD" else {}
     if name == "Adagrad":
         options = {"lr_decay": 0.3}
-    trainer = made(optimizer=METHODS[name](groups=STILL, **options))
+    trainer = make_trainer(optimizer=METHODS[name](groups=STILL, **options))
     trainer.learning_rate = 0.05
     return trainer
 
@@ -52,7 +52,7 @@ def body(trainer: BatchTrainer) -> list[bytes]:
     """The values of the body and all that the optimizer keeps of it."""
     (group,) = trainer.state.groups
     kept = [array.tobytes() for name in BODY for array in group.states[name].values()]
-    return [values(trainer)[name] for name in BODY] + kept
+    return [read_values(trainer)[name] for name in BODY] + kept
 
 
 def own_steps(trainer: BatchTrainer) -> dict[str, int]:
@@ -89,7 +89,7 @@ def test_checkpoints_have_the_counts_of_all(tmp_path: Path) -> None:
     again = still("AdamW")
     for each in (after, again):
         each.step(X[:BATCH], LABELS[:BATCH])
-    assert values(after) == values(again)
+    assert read_values(after) == read_values(again)
 
 
 def test_equal_counts_are_written_as_onnxruntime_training_writes_them(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_equal_counts_are_written_as_onnxruntime_training_writes_them(tmp_path: 
     zero = Checkpoint(optimizer_groups=[OptimizerGroup("group0", 5, 0.1, states, {"a": 0})])
     own = Checkpoint(optimizer_groups=[OptimizerGroup("group0", 5, 0.1, states, {"a": 3})])
     assert storage.encode(zero) == storage.encode(equal)
-    assert plain(storage.decode(storage.encode(own)[0])) == plain(own)
+    assert simplify(storage.decode(storage.encode(own)[0])) == simplify(own)
     assert len(storage.encode(own)[0]) > len(storage.encode(equal)[0])
     wrong = Checkpoint(optimizer_groups=[OptimizerGroup("group0", 2, 0.1, states, {"a": 3})])
     with pytest.raises(CheckpointError, match="steps_before 3; expected 0 to the 2 steps"):
@@ -133,7 +133,7 @@ def reference(epochs: int, from_epoch: int, options: dict[str, Any]) -> dict[str
 
 def test_a_staged_training_is_that_of_numpy() -> None:
     options: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-3, "weight_decay": 0.1}
-    trainer = made(optimizer=AdamW(adam_mode=0, **options))
+    trainer = make_trainer(optimizer=AdamW(adam_mode=0, **options))
     trainer.learning_rate = 0.02
     plan = {"head.*": 0, "*": 2}
     trainer.fit(DATA, epochs=4, unfreeze=plan, shuffle=False, **QUIET)

@@ -14,7 +14,7 @@ from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError
 from engine.trainer.batch_trainer import BatchTrainer
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.fit import Callback, Fit
-from tests.support.tiny import BATCH, DROPPING, LABELS, NAMES, NORMED, X, made, values
+from tests.support.tiny import BATCH, DROPPING, LABELS, NAMES, NORMED, X, make_trainer, read_values
 
 DATA = (X, LABELS)
 QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False}
@@ -34,12 +34,12 @@ class Look(Callback):
     def on_epoch_begin(self, fit: Fit) -> None:
         state = fit.trainer.state
         self.trained.append(state.trainable_names())
-        self.before.append(values(fit.trainer))
+        self.before.append(read_values(fit.trainer))
         self.moments.append(moments(fit.trainer))
         self.steps.append(fit.trainer.steps)
 
     def on_epoch_end(self, fit: Fit) -> None:
-        self.after.append(values(fit.trainer))
+        self.after.append(read_values(fit.trainer))
         self.moments.append(moments(fit.trainer))
 
 
@@ -50,7 +50,7 @@ def moments(trainer: BatchTrainer) -> dict[str, bytes]:
 
 
 def test_what_is_frozen_stays_and_what_is_kept_goes_on() -> None:
-    trainer, look = made(DROPPING), Look()
+    trainer, look = make_trainer(DROPPING), Look()
     trainer.fit(DATA, epochs=4, unfreeze=PLAN, callbacks=[look], **QUIET)
     head = ["head.bias", "head.weight"]
     assert look.trained == [head, head, NAMES, NAMES]
@@ -71,21 +71,21 @@ def test_what_is_frozen_stays_and_what_is_kept_goes_on() -> None:
 
 def test_frozen_epochs_are_those_of_a_trainer_of_the_head() -> None:
     """Bit for bit: the models of the first epochs are those that train the head alone."""
-    staged, head = made(), made(train=["head.*"])
+    staged, head = make_trainer(), make_trainer(train=["head.*"])
     staged.fit(DATA, epochs=2, unfreeze={"head.*": 0, "*": 9}, **QUIET)
     head.fit(DATA, epochs=2, **QUIET)
-    assert values(staged) == values(head)
+    assert read_values(staged) == read_values(head)
 
 
 def test_without_momentum_unfreezing_at_once_changes_nothing() -> None:
-    one, other = made(optimizer=SGD(0.1)), made(optimizer=SGD(0.1))
+    one, other = make_trainer(optimizer=SGD(0.1)), make_trainer(optimizer=SGD(0.1))
     one.fit(DATA, epochs=2, unfreeze={"*": 0}, **QUIET)
     other.fit(DATA, epochs=2, **QUIET)
-    assert values(one) == values(other)
+    assert read_values(one) == read_values(other)
 
 
 def test_the_first_pattern_counts_and_the_rest_is_not_trained() -> None:
-    trainer, look = made(), Look()
+    trainer, look = make_trainer(), Look()
     trainer.fit(
         DATA, epochs=3, unfreeze={"head.bias": 1, "head.*": 0, "body.w*": 2}, callbacks=[look],
         **QUIET,
@@ -97,7 +97,7 @@ def test_the_first_pattern_counts_and_the_rest_is_not_trained() -> None:
 
 def test_the_best_values_of_an_earlier_stage_are_all_brought_back() -> None:
     """Statistics among them, which were constants then and have been trained since."""
-    trainer, seen = made(NORMED), []
+    trainer, seen = make_trainer(NORMED), []
 
     class Spoil(Callback):
         def on_epoch_begin(self, fit: Fit) -> None:
@@ -117,7 +117,7 @@ def test_the_best_values_of_an_earlier_stage_are_all_brought_back() -> None:
 def test_checkpoints_of_every_stage_are_those_of_the_trainer_as_it_was_made(
     tmp_path: Path,
 ) -> None:
-    trainer, scores = made(NORMED), []
+    trainer, scores = make_trainer(NORMED), []
 
     class Scores(Callback):
         def on_epoch_end(self, fit: Fit) -> None:
@@ -128,7 +128,7 @@ def test_checkpoints_of_every_stage_are_those_of_the_trainer_as_it_was_made(
         DATA, epochs=2, unfreeze=plan, callbacks=[Scores()], folder=tmp_path, keep=None, **QUIET
     )
     places = sorted((tmp_path / "checkpoints").iterdir())
-    for each in (made(NORMED), trainer):
+    for each in (make_trainer(NORMED), trainer):
         for place, expected in zip(places, scores, strict=True):
             each.load(place / "checkpoint")
             np.testing.assert_array_equal(each.predict(X, batch_size=BATCH), expected)
@@ -143,14 +143,14 @@ def test_a_run_is_resumed_in_any_stage(end: int, tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     options: dict[str, Any] = {"epochs": 3, "unfreeze": {"head.*": 0, "*": 1}, **QUIET}
-    whole, cut = made(DROPPING), made(DROPPING)
+    whole, cut = make_trainer(DROPPING), make_trainer(DROPPING)
     expected = whole.fit(DATA, **options)
     with pytest.raises(KeyboardInterrupt):
         cut.fit(DATA, folder=tmp_path, checkpoint_every=1, callbacks=[End()], **options)
-    again = made(DROPPING)
+    again = make_trainer(DROPPING)
     history = again.fit(DATA, folder=tmp_path, checkpoint_every=1, resume=True, **options)
     assert history["loss"] == expected["loss"]
-    assert values(again) == values(whole)
+    assert read_values(again) == read_values(whole)
     assert moments(again) == moments(whole)
     assert again.steps == whole.steps
     assert again.state.draws == whole.state.draws
@@ -158,16 +158,16 @@ def test_a_run_is_resumed_in_any_stage(end: int, tmp_path: Path) -> None:
 
 def test_the_same_trainer_resumes_its_own_run(tmp_path: Path) -> None:
     options: dict[str, Any] = {"unfreeze": {"head.*": 0, "*": 1}, "folder": tmp_path, **QUIET}
-    trainer, whole = made(), made()
+    trainer, whole = make_trainer(), make_trainer()
     trainer.fit(DATA, epochs=2, **options)
     trainer.fit(DATA, epochs=3, resume=True, **options)
     whole.fit(DATA, epochs=3, unfreeze=options["unfreeze"], **QUIET)
-    assert values(trainer) == values(whole)
+    assert read_values(trainer) == read_values(whole)
 
 
 def test_statistics_of_frozen_normalisations_are_not_lost() -> None:
     """They are constants while scale and bias are frozen, and otherwise parameters."""
-    trainer, plain = made(NORMED), made(NORMED)
+    trainer, plain = make_trainer(NORMED), make_trainer(NORMED)
     for each in (trainer, plain):
         each.fit(DATA, **QUIET)  # statistics that differ from the file's
     statistics: list[Any] = []
@@ -190,30 +190,33 @@ def test_statistics_of_frozen_normalisations_are_not_lost() -> None:
 
 def test_groups_of_an_optimizer_hold_in_every_stage() -> None:
     groups = [Group(["body.*"], lr_scale=0.0)]
-    trainer = made(optimizer=AdamW(0.05, groups=groups))
-    before = values(trainer)
+    trainer = make_trainer(optimizer=AdamW(0.05, groups=groups))
+    before = read_values(trainer)
     trainer.fit(DATA, epochs=2, unfreeze={"head.*": 0, "*": 1}, **QUIET)
-    assert [n for n in NAMES if values(trainer)[n] != before[n]] == ["head.bias", "head.weight"]
+    assert [n for n in NAMES if read_values(trainer)[n] != before[n]] == [
+        "head.bias",
+        "head.weight",
+    ]
 
 
 def test_a_trained_trainer_can_be_unfrozen_anew() -> None:
     """Moments of what is frozen are dropped; values stay."""
-    trainer = made()
+    trainer = make_trainer()
     trainer.fit(DATA, **QUIET)
-    before = values(trainer)
+    before = read_values(trainer)
     look = Look()
     trainer.fit(DATA, unfreeze={"head.*": 0, "*": 5}, callbacks=[look], **QUIET)
     assert look.before[0] == before
     assert look.steps == [3]
-    assert values(trainer)["body.weight"] == before["body.weight"]
+    assert read_values(trainer)["body.weight"] == before["body.weight"]
 
 
 def test_the_trainer_is_whole_after_it(tmp_path: Path) -> None:
-    trainer = made()
+    trainer = make_trainer()
     trainer.fit(DATA, epochs=2, unfreeze={"head.*": 0, "*": 1}, **QUIET)
     scores = trainer.predict(X, batch_size=BATCH)
     trainer.save(tmp_path / "checkpoint")
-    again = made()
+    again = make_trainer()
     again.load(tmp_path / "checkpoint")
     np.testing.assert_array_equal(again.predict(X, batch_size=BATCH), scores)
     trainer.export(tmp_path / "inference.onnx")
@@ -237,10 +240,10 @@ def test_the_trainer_is_whole_after_it(tmp_path: Path) -> None:
 )
 def test_plans_that_mean_nothing(given: Any, error: type[EngineError], text: str) -> None:
     with pytest.raises(error, match=text):
-        made().fit(DATA, unfreeze=given, **QUIET)
+        make_trainer().fit(DATA, unfreeze=given, **QUIET)
 
 
 def test_artifacts_alone_cannot_be_unfrozen(tmp_path: Path) -> None:
-    made(folder=tmp_path)
+    make_trainer(folder=tmp_path)
     with pytest.raises(StateError, match=r"this trainer was made of artifacts: make it by Trainer"):
         Trainer(tmp_path, threads=1).fit(DATA, unfreeze=PLAN, **QUIET)

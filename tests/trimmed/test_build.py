@@ -30,12 +30,12 @@ from engine.kernels.machine.target import host
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import quote
-from engine.tools.trimmed.plans import artifacts, make_plans
-from engine.tools.trimmed.selftest import A, C, random_words
+from engine.tools.trimmed.plans import list_artifacts, make_plans
+from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve
 from tests.support.build_twins import Both
 from tests.support.builds import load, needs_cc, run
-from tests.support.builds import made as built
+from tests.support.builds import make_build as built
 from tests.support.harness import evaluate
 from tests.support.places import GOLDENS
 
@@ -171,8 +171,8 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
 
 
 def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
-    planned = make_plans(artifacts(GOLDENS / "cnn"), host(), 1, [4], {}, joined=True)
-    budget = max(plan.nbytes for plan in planned.every()) - 1
+    planned = make_plans(list_artifacts(GOLDENS / "cnn"), host(), 1, [4], {}, joined=True)
+    budget = max(plan.nbytes for plan in planned.list_plans()) - 1
     options = Options("mnist", resolve("native"), [4], joined=True, budget=budget)
     build(GOLDENS / "cnn", tmp_path, options)
     both = Both("cnn", made=tmp_path)
@@ -362,7 +362,7 @@ def test_what_cannot_be_built_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(EngineError, match=r"training_model\.onnx"):
-        artifacts(tmp_path)
+        list_artifacts(tmp_path)
     words = ["build", str(GOLDENS / "mlp"), "-o", str(tmp_path / "out")]
     assert cli.main([*words, "--batch", "1", "--shape", "x=1,a"]) == 2
     assert "NAME=D" in capsys.readouterr().err
@@ -396,7 +396,7 @@ def test_text_of_names_survives_c() -> None:
 
 
 def test_the_generator_of_the_selftest_is_the_plain_recurrence() -> None:
-    words, last = random_words(100, 7)
+    words, last = draw_words(100, 7)
     seed = 7
     for word in words:
         seed = (A * seed + C) % 2**32

@@ -16,13 +16,13 @@ from tests.support.builds import (
     SANITIZE,
     WARNINGS,
     compile_c,
-    library,
+    list_sources,
     load,
-    made,
+    make_build,
+    make_library,
     needs_cc,
     plan_file,
     run,
-    sources,
 )
 from tests.support.places import DRIVERS, GOLDENS
 
@@ -39,7 +39,7 @@ THREADS = {
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with optimizer state and properties of every kind."""
     path = tmp_path_factory.mktemp("state") / "checkpoint"
-    trainer = load(made("mlp")).Trainer()
+    trainer = load(make_build("mlp")).Trainer()
     trainer.step(np.zeros((4, 64), np.float32), np.arange(4))
     for name, value in (("epoch", 3), ("loss", 0.25), ("note", "hello")):
         trainer.state.properties[name] = value
@@ -49,13 +49,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_library_needs_nothing_but_libc(threads: int) -> None:
-    found = binary.read(made("mlp", threads) / "libmnist.so").needs
+    found = binary.read(make_build("mlp", threads) / "libmnist.so").needs
     assert found <= LIBC | (THREADS if threads > 1 else set())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_freestanding_build_needs_nothing_at_all(threads: int, tmp_path: Path) -> None:
-    folder = made("mlp", threads, freestanding=True)
+    folder = make_build("mlp", threads, freestanding=True)
     whole = ("-Wl,--whole-archive", folder / "libmnist.a", "-Wl,--no-whole-archive")
     shared = compile_c(tmp_path / "x.so", "-shared", "-nostdlib", *whole)
     assert binary.read(shared).needs == set()
@@ -63,7 +63,7 @@ def test_a_freestanding_build_needs_nothing_at_all(threads: int, tmp_path: Path)
     driver = DRIVERS / "freestanding.c"
     program = compile_c(tmp_path / "x", *flags, driver, folder / "libmnist.a")
     losses = [float.fromhex(line) for line in run(program, folder / "checkpoint").split()]
-    trainer = load(made("mlp", threads)).Trainer()
+    trainer = load(make_build("mlp", threads)).Trainer()
     x = np.array([np.float32(i % 7) / np.float32(7) for i in range(256)], np.float32)
     expected = [float(trainer.step(x.reshape(4, 64), np.arange(4))) for _ in range(5)]
     assert losses == expected
@@ -78,7 +78,7 @@ def test_examples_compile_without_warnings_and_train(
 ) -> None:
     if not shutil.which(compiler):
         pytest.skip(f"needs {compiler}")
-    folder = made("mlp", 2)
+    folder = make_build("mlp", 2)
     flags = (f"-std={standard}", "-pedantic", *WARNINGS, f"-I{folder}")
     library = (f"-L{folder}", "-lmnist", f"-Wl,-rpath,{folder}")
     example = folder / "src" / source
@@ -93,7 +93,7 @@ def test_examples_compile_without_warnings_and_train(
 @pytest.mark.parametrize("define", ["", "-DEDGEGRAD_FREESTANDING"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_library_compiles_without_warnings(threads: int, define: str, tmp_path: Path) -> None:
-    folder = made("mlp", threads)
+    folder = make_build("mlp", threads)
     strict = ("-std=c11", "-pedantic", *WARNINGS, "-Wshadow", "-Wconversion", "-O2")
     flags = (*strict, *filter(None, [define]), f"-I{folder}")
     compile_c(tmp_path / "x.o", *flags, "-c", folder / "src" / "mnist.c")
@@ -102,7 +102,9 @@ def test_the_library_compiles_without_warnings(threads: int, define: str, tmp_pa
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("c") / "hostile"
-    return compile_c(out, *WARNINGS, *SANITIZE, DRIVERS / "hostile.c", *sources(made("mlp")))
+    return compile_c(
+        out, *WARNINGS, *SANITIZE, DRIVERS / "hostile.c", *list_sources(make_build("mlp"))
+    )
 
 
 def test_hostile_checkpoints_never_crash(hostile: Path, checkpoint: Path) -> None:
@@ -119,7 +121,7 @@ def test_every_truncation_is_refused(hostile: Path) -> None:
 def test_calls_in_any_order_are_safe(checkpoint: Path, tmp_path: Path) -> None:
     driver = DRIVERS / "calls.c"
     program = compile_c(
-        tmp_path / "calls", *WARNINGS, *SANITIZE, driver, *sources(made("mlp", 2)), "-lm"
+        tmp_path / "calls", *WARNINGS, *SANITIZE, driver, *list_sources(make_build("mlp", 2)), "-lm"
     )
     assert run(program, checkpoint, tmp_path) == "ok\n"
 
@@ -127,10 +129,10 @@ def test_calls_in_any_order_are_safe(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["build", "library"])
 def test_every_refusal_says_what_was_found(kind: str, checkpoint: Path, tmp_path: Path) -> None:
     """tests/c/refusals.c is a table of calls, codes and messages; no call touches the file."""
-    folder = made("mlp") if kind == "build" else library()
+    folder = make_build("mlp") if kind == "build" else make_library()
     driver = DRIVERS / "refusals.c"
     program = compile_c(
-        tmp_path / "refusals", *WARNINGS, *SANITIZE, driver, *sources(folder), "-lm"
+        tmp_path / "refusals", *WARNINGS, *SANITIZE, driver, *list_sources(folder), "-lm"
     )
     mine = tmp_path / "checkpoint"
     shutil.copy(checkpoint, mine)
@@ -144,7 +146,9 @@ def test_every_refusal_says_what_was_found(kind: str, checkpoint: Path, tmp_path
 def test_no_step_allocates(checkpoint: Path, tmp_path: Path) -> None:
     wrap = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc")]
     driver = DRIVERS / "allocations.c"
-    program = compile_c(tmp_path / "count", *WARNINGS, driver, *sources(made("mlp")), *wrap)
+    program = compile_c(
+        tmp_path / "count", *WARNINGS, driver, *list_sources(make_build("mlp")), *wrap
+    )
     found = re.match(r"creation (\d+) steps (\d+)", run(program, checkpoint))
     assert found is not None
     assert int(found[1]) > 0, "the counter works"

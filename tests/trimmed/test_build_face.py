@@ -21,7 +21,7 @@ from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.errors import StateError
 from engine.tools.trimmed.generate import RUNTIME
-from tests.support.builds import load, made, needs_cc
+from tests.support.builds import load, make_build, needs_cc
 from tests.support.newer_python import NewerThan39
 from tests.support.places import GOLDENS
 
@@ -32,7 +32,7 @@ FACE = ("device.py", "library.py")
 
 @pytest.fixture
 def face() -> Any:
-    return load(made("mlp"))
+    return load(make_build("mlp"))
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_a_signal_handler_cannot_step_within_a_step(face: Any, trainer: Any) -> 
 def test_a_forked_process_is_told_to_load_its_own_model(tmp_path: Path) -> None:
     code = f"""if True:
         import os, sys
-        sys.path.insert(0, {str(made("mlp", 2))!r})
+        sys.path.insert(0, {str(make_build("mlp", 2))!r})
         import mnist, numpy as np
         x, y = np.zeros((4, 64), np.float32), np.arange(4)
         t = mnist.Trainer()

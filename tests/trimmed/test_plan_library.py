@@ -24,12 +24,12 @@ from tests.support.builds import (
     SANITIZE,
     WARNINGS,
     compile_c,
-    library,
+    list_sources,
     load,
+    make_library,
     needs_cc,
     plan_file,
     run,
-    sources,
 )
 from tests.support.harness import evaluate
 from tests.support.places import DRIVERS, GOLDENS
@@ -100,7 +100,7 @@ class Engine:
 @pytest.mark.parametrize("golden", [True, False], ids=["golden", "wide"])
 def test_plans_of_any_shape_train_like_the_engine(golden: bool, threads: int, wide: Path) -> None:
     folder = MLP if golden else wide
-    face, engine = load(library(threads)), Engine(folder, threads)
+    face, engine = load(make_library(threads)), Engine(folder, threads)
     trainer = face.Trainer(folder / "checkpoint", plan_file(folder, "6,1", threads))
     features, classes = (64, 10) if golden else (33, 5)
     rng = np.random.default_rng(1)
@@ -157,14 +157,16 @@ def test_one_library_trains_models_of_several_families(name: str, families: Path
 
 def test_closed_plans_follow_the_golden_trace() -> None:
     trace = np.load(MLP / "trace.npz")
-    trainer = load(library()).Trainer(MLP / "checkpoint", plan_file(MLP, str(len(trace["y"][0]))))
+    trainer = load(make_library()).Trainer(
+        MLP / "checkpoint", plan_file(MLP, str(len(trace["y"][0])))
+    )
     for k, rate in enumerate(trace["learning_rates"]):
         trainer.optimizer.set_learning_rate(float(rate))
         assert trainer.step(trace["x"][k], trace["y"][k]) == pytest.approx(trace["losses"][k], 1e-4)
 
 
 def test_the_inference_model_travels_with_the_plan(tmp_path: Path) -> None:
-    trainer = load(library()).Trainer(MLP / "checkpoint", plan_file(MLP, "6,1").read_bytes())
+    trainer = load(make_library()).Trainer(MLP / "checkpoint", plan_file(MLP, "6,1").read_bytes())
     trainer.module.export_model_for_inferencing(tmp_path / "m.onnx")
     x = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 64)
     (expected,) = evaluate(onnx.load(tmp_path / "m.onnx"), {"input": x})
@@ -173,19 +175,19 @@ def test_the_inference_model_travels_with_the_plan(tmp_path: Path) -> None:
 
 def test_a_missing_kernel_is_named_with_its_op(tmp_path: Path) -> None:
     conv = plan_file(GOLDENS / "cnn", "2")
-    face = load(library())
+    face = load(make_library())
     with pytest.raises(
         face.PlanError, match=r"needs kernel conv\w*, made for Conv.* in the config"
     ):
         face.Trainer(GOLDENS / "cnn" / "checkpoint", conv)
-    config = library() / "required_operators.config"
+    config = make_library() / "required_operators.config"
     words = [str(GOLDENS / "cnn"), "--batch", "2", "-o", str(tmp_path / "p")]
     assert cli.main(["plan", *words, "--ops", str(config)]) == 1
     assert not (tmp_path / "p").exists()
 
 
 def test_plans_for_others_are_refused(tmp_path: Path) -> None:
-    face = load(library())
+    face = load(make_library())
     for words, message in (
         (["--threads", "2"], "number of threads"),
         (["--target", "raspberrypi4"], "another target than x86_64"),
@@ -206,7 +208,9 @@ def test_plans_for_others_are_refused(tmp_path: Path) -> None:
 
 def test_hostile_plans_never_crash(tmp_path: Path) -> None:
     driver = DRIVERS / "plans.c"
-    program = compile_c(tmp_path / "plans", *WARNINGS, *SANITIZE, driver, *sources(library()))
+    program = compile_c(
+        tmp_path / "plans", *WARNINGS, *SANITIZE, driver, *list_sources(make_library())
+    )
     out = run(program, plan_file(MLP, "6,1"), MLP / "checkpoint", "29", "4000")
     accepted, refused = map(int, re.findall(r"\d+", out))
     assert accepted > 500, "changes of constants and weights are accepted"
@@ -214,7 +218,7 @@ def test_hostile_plans_never_crash(tmp_path: Path) -> None:
 
 
 def test_the_library_compiles_without_warnings_and_its_example_trains(tmp_path: Path) -> None:
-    folder = library(2)
+    folder = make_library(2)
     strict = ("-std=c11", "-pedantic", *WARNINGS, "-Wshadow", "-Wconversion", f"-I{folder}")
     for define in ("-O2", "-DEDGEGRAD_FREESTANDING"):
         compile_c(tmp_path / "x.o", *strict, define, "-c", folder / "src" / "mnist.c")
@@ -244,7 +248,7 @@ def test_the_commands_make_a_library_from_a_config(
 def test_an_op_without_kernels_of_its_own_needs_no_rebuild(tmp_path: Path) -> None:
     """Elementwise ops are data: Tanh runs on a library whose config never named it."""
     folder = write_model(tmp_path / "tanh", (8, 6, 3), "Tanh")
-    trainer = load(library()).Trainer(folder / "checkpoint", plan_file(folder, "2"))
+    trainer = load(make_library()).Trainer(folder / "checkpoint", plan_file(folder, "2"))
     engine = Engine(folder, 1)
     x, y = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8), np.array([0, 2])
     for _ in range(3):

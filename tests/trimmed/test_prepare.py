@@ -310,8 +310,8 @@ def test_the_best_set_that_plans_were_prepared_for_is_used(
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return shipped kernels for this machine, enough for the models."""
     out = tmp_path_factory.mktemp("shipped")
-    used = zoo.kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
-    ship.ship(used, HERE, sys.platform, out)
+    used = zoo.list_kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
+    ship.ship_kernels(used, HERE, sys.platform, out)
     return out
 
 
@@ -444,7 +444,7 @@ def test_a_target_needs_an_installation_that_ships_kernels(
     with pytest.raises(EngineError, match="--target aarch64: this installation ships no kernels"):
         cli.invoke(["prepare", str(folder), "--batch", "1", "--target", "aarch64"])
     with pytest.raises(EngineError, match="--target windows-x86_64: give the level of its"):
-        prepare.elsewhere("windows-x86_64")
+        prepare.make_kernel_set("windows-x86_64")
 
 
 @needs_level
@@ -456,7 +456,7 @@ def test_plans_for_another_architecture(
     cli.invoke(["prepare", str(folder), "--batch", "4", "--threads", "1,4", "--target", target])
     found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED))
     assert found.made is not None
-    level = prepare.elsewhere(target)
+    level = prepare.make_kernel_set(target)
     assert {s[:2] for s in found.made.settings} == {(level.name, level.target.name)}
     assert level.target.arch == "aarch64"
     assert [s[2] for s in found.made.settings] == [1, 4]

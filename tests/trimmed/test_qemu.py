@@ -22,13 +22,13 @@ from engine.kernels.loops.gemm import GEMM_WORDS
 from engine.plan.plan import KernelSpec
 from engine.tools import cli
 from engine.tools.benchmark.workloads import WORKLOADS
-from engine.tools.dev.emulators import emulator
+from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import LIBC, made_for
+from tests.support.builds import LIBC, make_build_for
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS, GOLDENS
 
@@ -51,12 +51,12 @@ SHARED = [row for row in PLATFORMS if row.values[0] in ("raspberrypi4", "windows
 
 def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) -> list[float]:
     """The losses of the self-test of a golden model's build."""
-    return losses_of(made_for(target, case, threads, size=size), target)
+    return losses_of(make_build_for(target, case, threads, size=size), target)
 
 
 def losses_of(folder: Path, target: str) -> list[float]:
     """The losses of a self-test, which passes, and whose losses agree to rounding."""
-    found = emulator(target)
+    found = find_emulator(target)
     assert found is not None
     program = folder / resolve(target).file_name("executable", "selftest")
     said = found.run(program, folder / "checkpoint")
@@ -78,7 +78,7 @@ def test_a_build_trains_as_this_machine_does(target: str) -> None:
 )
 def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
     """Every register tile, in order of loads and products as it is for this CPU."""
-    platform, found = resolve(target), emulator(target)
+    platform, found = resolve(target), find_emulator(target)
     assert found is not None
     kinds = ((0, 0), (0, 1), (1, 0))
     kernels = [object_code(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
@@ -146,7 +146,7 @@ def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
     library = tmp_path / "own" / "libmnist.so"
     assert (
         library.stat().st_size
-        < made_for("raspberrypi4", "mlp").joinpath(library.name).stat().st_size + KIB
+        < make_build_for("raspberrypi4", "mlp").joinpath(library.name).stat().st_size + KIB
     )
     config = tmp_path / "required_operators.config"
     assert cli.main(["ops", str(case), "-o", str(config)]) == 0
@@ -184,7 +184,7 @@ def test_aarch64_libraries_are_small_and_need_libc_alone(
 
 def train(target: str, folder: Path, *arguments: str | Path, plan: bool = False) -> list[float]:
     """The losses of a program outside the build that uses its shared library."""
-    platform, found = resolve(target), emulator(target)
+    platform, found = resolve(target), find_emulator(target)
     assert found is not None
     program = link(
         [], [DRIVERS / "train.c"], platform, folder / platform.file_name("executable", "train"),
@@ -197,7 +197,7 @@ def train(target: str, folder: Path, *arguments: str | Path, plan: bool = False)
 @pytest.mark.parametrize("target", SHARED)
 def test_a_program_of_the_shared_library_trains(target: str) -> None:
     """Outside the build: a program linked with -lmnist computes what the self-test does."""
-    folder = made_for(target, "mlp")
+    folder = make_build_for(target, "mlp")
     losses = train(target, folder, folder / "checkpoint", str(STEPS), str(RATE))
     assert losses == pytest.approx(selftest("mlp", target), rel=1e-7)
 
@@ -212,7 +212,9 @@ def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
     assert cli.main(["plan", *words, "-o", str(tmp_path / "mnist.plan")]) == 0
     arguments = (GOLDENS / "mlp" / "checkpoint", str(STEPS), str(RATE))
     found = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
-    assert found == pytest.approx(train(target, made_for(target, "mlp"), *arguments), rel=2e-6)
+    assert found == pytest.approx(
+        train(target, make_build_for(target, "mlp"), *arguments), rel=2e-6
+    )
 
 
 def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
@@ -227,8 +229,8 @@ def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    assert builds.verdict([1.0, 2.0], [1.0, 2.0]) == "equal"
-    assert builds.verdict([1.0, 2.000002], [1.0, 2.0]) == "1e-06"
-    assert builds.verdict([1.0, 2.1], [1.0, 2.0]) == "WRONG: 5e-02"
-    assert builds.verdict([1.0], [1.0, 2.0]) == "WRONG: 1 losses"
-    assert builds.verdict([1.0, float("nan")], [1.0, 2.0]) == "WRONG: nan"
+    assert builds.judge([1.0, 2.0], [1.0, 2.0]) == "equal"
+    assert builds.judge([1.0, 2.000002], [1.0, 2.0]) == "1e-06"
+    assert builds.judge([1.0, 2.1], [1.0, 2.0]) == "WRONG: 5e-02"
+    assert builds.judge([1.0], [1.0, 2.0]) == "WRONG: 1 losses"
+    assert builds.judge([1.0, float("nan")], [1.0, 2.0]) == "WRONG: nan"

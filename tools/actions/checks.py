@@ -20,7 +20,7 @@ from engine.loss_types import Loss
 from engine.runtime.roofline import Roofline
 from engine.system import config
 from engine.tools.actions import choices
-from engine.tools.trimmed.plans import artifacts, bind_shapes
+from engine.tools.trimmed.plans import bind_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
@@ -86,7 +86,7 @@ def check_path(
     with tempfile.TemporaryDirectory() as folder:
         try:
             progress.say(f"making {path} trainable")
-            _recipe(graph, made).write(Forward(path, graph), made.train, folder)
+            _make_recipe(graph, made).write(Forward(path, graph), made.train, folder)
         except InternalError:
             raise
         except EngineError as error:
@@ -102,12 +102,16 @@ def check_path(
         return replace(result, faults=tuple(list_faults(path)) or result.faults)
     if asked.variants and result.figures is not None:
         most = result.figures.nbytes
-        more = (s for s in _remade(path, graph, asked, made, progress) if s.figures.nbytes < most)
+        more = (
+            s
+            for s in _suggest_remade(path, graph, asked, made, progress)
+            if s.figures.nbytes < most
+        )
         result = replace(result, suggestions=sort_by_bytes([*result.suggestions, *more]))
     return result
 
 
-def _remade(
+def _suggest_remade(
     path: Path, graph: Graph, asked: CheckRequest, made: TrainingChoices, progress: Progress
 ) -> Iterator[Suggestion]:
     """Yield variants of a training with artifacts of their own, possible only for a forward model.
@@ -123,7 +127,7 @@ def _remade(
     for change, variant in variants.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
-                forward, recipe, train = Forward(path), _recipe(graph, made), made.train
+                forward, recipe, train = Forward(path), _make_recipe(graph, made), made.train
                 if isinstance(variant, Lora):
                     forward.adapt(variant)
                     train = ("*",)  # the adapters alone
@@ -143,7 +147,7 @@ def _remade(
 def _of_artifacts(
     folder: Path, asked: CheckRequest, source: str, progress: Progress, opened: Opened | None = None
 ) -> Check:
-    files = artifacts(folder)
+    files = list_artifacts(folder)
     progress.say(f"reading {source}")
     slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
     threads = config.choose_threads(asked.threads)
@@ -166,19 +170,19 @@ def _of_artifacts(
     )
 
 
-def _recipe(graph: Graph, made: TrainingChoices) -> Recipe:
-    return Recipe(_loss(graph, made.loss), _optimizer(made.optimizer), RecipeOptions())
+def _make_recipe(graph: Graph, made: TrainingChoices) -> Recipe:
+    return Recipe(_choose_loss(graph, made.loss), _make_optimizer(made.optimizer), RecipeOptions())
 
 
-def _loss(graph: Graph, name: str | None) -> Loss | None:
+def _choose_loss(graph: Graph, name: str | None) -> Loss | None:
     """Return the loss of a name, or the one that fits the first output of a model."""
     if name == "none":
         return None
     if name is None:
         first = graph.types.get(graph.outputs[0])
         name = "cross_entropy" if first is None or len(first.shape) == 2 else "mse"
-    return choices.loss(name, {}, "--loss")
+    return choices.make_loss(name, {}, "--loss")
 
 
-def _optimizer(name: str) -> OptimizerSpec | None:
-    return None if name == "none" else choices.optimizer(name, {}, "--optimizer")
+def _make_optimizer(name: str) -> OptimizerSpec | None:
+    return None if name == "none" else choices.make_optimizer(name, {}, "--optimizer")

@@ -18,41 +18,41 @@ from engine.trainer.schedules import Schedule
 Kind = TypeVar("Kind")
 
 
-def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
+def make_loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
     """Return a loss with its options.
 
     Raises:
         InputError, DTypeError: there is none of that name, or an option does not fit.
     """
     return tables.make(
-        _chosen(names.list_losses(), name, "loss", place), options, f"{place} {name}"
+        _choose(names.list_losses(), name, "loss", place), options, f"{place} {name}"
     )
 
 
-def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpec:
-    """Return an optimizer with its options, as `loss`."""
-    kind = _chosen(names.list_optimizers(), name, "optimizer", place)
+def make_optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpec:
+    """Return an optimizer with its options, as `make_loss`."""
+    kind = _choose(names.list_optimizers(), name, "optimizer", place)
     return tables.make(kind, options, f"{place} {name}")
 
 
 def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
-    """Return a schedule with its options, as `loss`."""
+    """Return a schedule with its options, as `make_loss`."""
     return names.make_schedule(name, options, place)
 
 
-def tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> Tracker:
-    """Return a tracker with its options, as `loss`.
+def make_tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> Tracker:
+    """Return a tracker with its options, as `make_loss`.
 
     folder: of the run; a tracker that writes files into a folder of its own has one in it.
     """
-    kind = _chosen(trackers.list_known(), name, "log", place)
+    kind = _choose(trackers.list_known(), name, "log", place)
     known = tables.list_options(kind)
     given: dict[str, Any] = {"folder": folder / name.lower(), "run": None}
     given = {key: value for key, value in given.items() if key in known}
     return tables.make(kind, options, f"{place} {name}", **given)
 
 
-def _chosen(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:
+def _choose(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:
     try:
         return names.choose_named(known, name, what)
     except InputError as error:

@@ -27,17 +27,17 @@ BATCH, CHANNELS, HIDDEN = 32, 64, 128
 GOAL = 0.97
 
 
-def classifier(rng: np.random.Generator) -> Graph:
+def make_classifier(rng: np.random.Generator) -> Graph:
     """Return a forward-only CNN: conv 3x3, relu, maxpool 2x2, flatten, two linear layers (He
     2015).
     """
 
-    def weight(*shape: int) -> Floats:
+    def draw_weight(*shape: int) -> Floats:
         fan_in = int(np.prod(shape[1:]))
         values: Floats = (rng.standard_normal(shape) * np.sqrt(2 / fan_in)).astype(np.float32)
         return values
 
-    def zeros(n: int) -> Floats:
+    def make_zeros(n: int) -> Floats:
         return np.zeros(n, np.float32)
 
     flat = CHANNELS * 4 * 4
@@ -46,12 +46,12 @@ def classifier(rng: np.random.Generator) -> Graph:
         {"image": TensorType("f32", ("batch", 1, 8, 8))},
         ["scores"],
         {
-            "conv.weight": weight(CHANNELS, 1, 3, 3),
-            "conv.bias": zeros(CHANNELS),
-            "hidden.weight": weight(HIDDEN, flat),
-            "hidden.bias": zeros(HIDDEN),
-            "out.weight": weight(10, HIDDEN),
-            "out.bias": zeros(10),
+            "conv.weight": draw_weight(CHANNELS, 1, 3, 3),
+            "conv.bias": make_zeros(CHANNELS),
+            "hidden.weight": draw_weight(HIDDEN, flat),
+            "hidden.bias": make_zeros(HIDDEN),
+            "out.weight": draw_weight(10, HIDDEN),
+            "out.bias": make_zeros(10),
         },
         [
             Node(
@@ -77,7 +77,7 @@ def classifier(rng: np.random.Generator) -> Graph:
     )
 
 
-def digits(rng: np.random.Generator) -> tuple[Floats, Labels, Floats, Labels]:
+def read_digits(rng: np.random.Generator) -> tuple[Floats, Labels, Floats, Labels]:
     """Return training images and labels, then held-out ones (20 %); pixels in [0, 1]."""
     from sklearn.datasets import load_digits
 
@@ -89,7 +89,7 @@ def digits(rng: np.random.Generator) -> tuple[Floats, Labels, Floats, Labels]:
     return images[held_out:], labels[held_out:], images[:held_out], labels[:held_out]
 
 
-def batches(count: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
+def shuffle_batches(count: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
     """Yield shuffled indices in batches; the last one may be smaller."""
     order = rng.permutation(count)
     for start in range(0, count, BATCH):
@@ -109,7 +109,7 @@ def train(module: Module, optimizer: Optimizer, x: Floats, y: Labels, epochs: in
     for epoch in range(1, epochs + 1):
         losses, hits, seen = 0.0, 0, 0
         bar = None
-        for chosen in batches(len(x), rng):
+        for chosen in shuffle_batches(len(x), rng):
             start = time.perf_counter()
             loss, scores = module(x[chosen], y[chosen])
             optimizer.step()
@@ -130,7 +130,7 @@ def train(module: Module, optimizer: Optimizer, x: Floats, y: Labels, epochs: in
     return seconds
 
 
-def accuracy_by_onnxruntime(model: Path, x: Floats, y: Labels) -> float:
+def measure_accuracy(model: Path, x: Floats, y: Labels) -> float:
     """Share of images that stock onnxruntime classifies right with the exported model."""
     import onnxruntime
 
@@ -142,9 +142,9 @@ def accuracy_by_onnxruntime(model: Path, x: Floats, y: Labels) -> float:
 def run(out: Path, epochs: int, threads: int | None = None) -> int:
     """Run the demo in a folder; returns 0 when the exported model reaches the goal."""
     rng = np.random.default_rng(0)
-    x, y, x_test, y_test = digits(rng)
+    x, y, x_test, y_test = read_digits(rng)
     out.mkdir(parents=True, exist_ok=True)
-    graph = classifier(rng)
+    graph = make_classifier(rng)
     onnx_io.save(graph, out / "forward.onnx")
     artifacts.generate_artifacts(
         str(out / "forward.onnx"),
@@ -162,7 +162,7 @@ def run(out: Path, epochs: int, threads: int | None = None) -> int:
     plan = module.plan((BATCH, 1, 8, 8), (BATCH,))
     module.eval()
     module.export_model_for_inferencing(out / "inference.onnx", ["scores"])
-    score = accuracy_by_onnxruntime(out / "inference.onnx", x_test, y_test)
+    score = measure_accuracy(out / "inference.onnx", x_test, y_test)
     print(f"\nwrote to {out}/:")
     for path in sorted(out.iterdir()):
         print(f"  {path.name:24s}{path.stat().st_size:>10,} bytes")

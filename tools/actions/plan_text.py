@@ -9,7 +9,7 @@ from engine.kernels.ops.registry import templates
 from engine.plan.plan import Plan, format_bytes
 
 
-def picture(plan: Plan, width: int = 72) -> str:
+def draw_arena(plan: Plan, width: int = 72) -> str:
     """Return the work arena over time, as text.
 
     One line is one step.  Bytes run from left to right; a letter stands for the buffer that holds
@@ -32,7 +32,7 @@ def picture(plan: Plan, width: int = 72) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kept(plan: Plan) -> str:
+def format_kept(plan: Plan) -> str:
     """Return the values that the forward pass keeps for the backward pass, a line each, largest
     first.
 
@@ -53,7 +53,7 @@ def kept(plan: Plan) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def named_words(plan: Plan) -> list[dict[str, Any]]:
+def list_words(plan: Plan) -> list[dict[str, Any]]:
     """Return the numbers that each step passes to its kernel, by the names the kernel has for
     them.
     """
@@ -64,24 +64,24 @@ def named_words(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def words(plan: Plan) -> str:
+def format_words(plan: Plan) -> str:
     """Return the same as text: one line is one step; an array is in parentheses.
 
     0 softmax_rows_f32_1: rows=8 n=10
     """
     lines = []
-    for n, (step, named) in enumerate(zip(plan.steps, named_words(plan), strict=True)):
-        texts = (f"{k}={_text(v)}" for k, v in named.items())
+    for n, (step, named) in enumerate(zip(plan.steps, list_words(plan), strict=True)):
+        texts = (f"{k}={_format_value(v)}" for k, v in named.items())
         lines.append(f"{n:4d} {step.kernel}: {' '.join(texts)}".rstrip(" :"))
     return "\n".join(lines) + "\n"
 
 
-def _text(value: int | float | tuple[int, ...]) -> str:
+def _format_value(value: int | float | tuple[int, ...]) -> str:
     """Return a number, or the numbers of an array in parentheses."""
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def table(plan: Plan) -> dict[str, Any]:
+def make_table(plan: Plan) -> dict[str, Any]:
     """Return a plan as dictionaries and lists: all that its text has, and the words of steps by
     name.
     """
@@ -98,7 +98,7 @@ def table(plan: Plan) -> dict[str, Any]:
             "arguments": [asdict(arg) for arg in step.args],
             "words": named,
         }
-        for step, named in zip(plan.steps, named_words(plan), strict=True)
+        for step, named in zip(plan.steps, list_words(plan), strict=True)
     ]
     return {
         "name": plan.name,

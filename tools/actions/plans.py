@@ -26,7 +26,7 @@ from engine.plan.plan_file import MAGIC, PlanReader, Tables
 from engine.plan.verify import verify
 from engine.system import files
 from engine.system.paths import Paths
-from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, make_plans
+from engine.tools.trimmed.plans import bind_shapes, find_batch_shapes, list_artifacts, make_plans
 from engine.tools.trimmed.progress import Progress
 from engine.training import plan_cache
 from engine.training.large_constants import freeze_constants
@@ -62,7 +62,7 @@ class PlanRequest:
     precision: Precision = "f32"
 
 
-def opened(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
+def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
     """Return the models of a training step of artifacts, ready to be planned; None without an
     optimizer.
 
@@ -82,7 +82,7 @@ def opened(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
     return Opened(train, update)
 
 
-def plans(
+def plan_models(
     path: Path, asked: PlanRequest, progress: Progress, models: Opened | None = None
 ) -> dict[str, Plan]:
     """Return the plans of a model, or of all models in a folder of artifacts, by titles.
@@ -90,28 +90,30 @@ def plans(
     Plans of artifacts begin with the steps of training, one plan each.  With a budget or ranks
     there are no others.
 
-    models: the models of a step of artifacts, from `opened`; None opens them.
+    models: the models of a step of artifacts, from `open_models`; None opens them.
 
     Raises:
         InputError: ranks are given for a path other than artifacts with an optimizer model.
         BudgetError: no plan keeps to the budget.
         EngineError: a model cannot be read or planned.
     """
-    if asked.ranks is not None and "optimizer" not in (artifacts(path) if path.is_dir() else ()):
+    if asked.ranks is not None and "optimizer" not in (
+        list_artifacts(path) if path.is_dir() else ()
+    ):
         raise InputError(f"{path}: ranks share a training step, which takes a folder of artifacts")
     return _of_artifacts(path, asked, progress, models) if path.is_dir() else _of_model(path, asked)
 
 
-def titled(plan: Plan, paths: Paths) -> Plan:
+def add_titles(plan: Plan, paths: Paths) -> Plan:
     """Return a plan for reading: its steps name the submodule of their node, where it is known."""
     return replace(
         plan, steps=tuple(replace(s, source=paths.label_node(s.source)) for s in plan.steps)
     )
 
 
-def paths_of(path: Path) -> Paths:
+def find_paths(path: Path) -> Paths:
     """Return where the nodes of a model, or of the training model of artifacts, are in a module."""
-    model = artifacts(path)["train"] if path.is_dir() else path
+    model = list_artifacts(path)["train"] if path.is_dir() else path
     return Paths.of(onnx_io.load(model).metadata)
 
 
@@ -140,10 +142,12 @@ def _of_artifacts(
     batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
     if not batches:
         raise InputError(f"{folder}: give the samples of a step, as --batch 8")
-    files = artifacts(folder)
+    files = list_artifacts(folder)
     steps = {
         f"step, batch {batch}": plan
-        for batch, plan in training_steps(files, asked, batches, given, progress, models).items()
+        for batch, plan in plan_training_steps(
+            files, asked, batches, given, progress, models
+        ).items()
     }
     if asked.budget is not None or asked.ranks is not None:
         return steps
@@ -166,7 +170,7 @@ def _of_artifacts(
     return by_title
 
 
-def training_steps(
+def plan_training_steps(
     files: Mapping[str, Path],
     asked: PlanRequest,
     batches: Sequence[int],
@@ -178,19 +182,19 @@ def training_steps(
 
     There are none without an optimizer model, or, without a budget, with one that cannot be joined.
 
-    models: as for `plans`.
+    models: as for `plan_models`.
 
     Raises:
         BudgetError: no plan keeps to the budget; the message says what would help.
         NotJoinableError: there is a budget, and the optimizer model cannot be joined.
     """
-    models = models or opened(files, asked)
+    models = models or open_models(files, asked)
     if models is None:
         return {}
     train = models.train
     by_batch = {}
     for batch in batches:
-        bound = batch_shapes(train, batch, shapes, len(batches) > 1)
+        bound = find_batch_shapes(train, batch, shapes, len(batches) > 1)
         progress.say(f"planning a training step, batch {batch}")
         try:
             by_batch[batch] = models.plan_step(bound, asked.budget)
@@ -225,7 +229,7 @@ def check_file(path: Path) -> list[str]:
     try:
         tables = Tables(data)
         if not tables.stripped:
-            return _checked(tables)
+            return _describe_checked(tables)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
     (target,) = tables.read_texts("head", "target")
@@ -236,7 +240,7 @@ def check_file(path: Path) -> list[str]:
     ]
 
 
-def _checked(tables: Tables) -> list[str]:
+def _describe_checked(tables: Tables) -> list[str]:
     """Return descriptions of the plans of a whole file, after checking all of them.
 
     Raises:
@@ -261,7 +265,7 @@ def _check_prepared(path: Path) -> list[str]:
         record = prepared.get(name) or b""
         if record.startswith(MAGIC):
             try:
-                _checked(Tables(record))
+                _describe_checked(Tables(record))
             except PlanError as error:
                 raise PlanError(f"{path}: {error}") from None
     models = ", ".join(dict.fromkeys(made.models.values()))

@@ -38,14 +38,14 @@ def predict(
     """
     config = runs.read_config(folder)
     learned = run_data.read_learned(config.data, folder)
-    places, samples = run_data.unlabelled(config.data, list(paths), learned)
+    places, samples = run_data.open_unlabelled(config.data, list(paths), learned)
     outputs = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
     if isinstance(outputs, tuple):
         raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
     return make_rows(places, outputs, config.data.classes)
 
 
-def line(row: Mapping[str, Any]) -> str:
+def format_row(row: Mapping[str, Any]) -> str:
     """Return a row as a line for people."""
     place = str(row["file"]) + (f", row {row['row']}" if "row" in row else "")
     if "class" in row:
@@ -59,11 +59,11 @@ def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         FileError: it cannot be written.
     """
-    text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=1) + "\n"
+    text = _list_columns(rows) if path.suffix == ".csv" else json.dumps(rows, indent=1) + "\n"
     files.write(os.fspath(path), [text.encode()])
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def _list_columns(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a column for each probability, or for each value."""
     flat = []
     for row in rows:

@@ -23,7 +23,7 @@ from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
-from engine.tools.trimmed.plans import artifacts, batch_shapes
+from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
@@ -76,7 +76,7 @@ def prepare(
         BudgetError: no plan of a step keeps to the budget.
         EngineError: a model cannot be read or planned, or the file cannot be written.
     """
-    paths = artifacts(folder)
+    paths = list_artifacts(folder)
     collected, models = Collected(), dict[str, str]()
     for kernels, threads in settings:
         progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
@@ -130,13 +130,13 @@ def _plan(
         state.regions["state"] = allocate(layout.nbytes)
         plans.append(last.plan_update(layout))
         with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
-            for bound in (batch_shapes(train, *each) for each in bounds):
-                progress.say(f"planning the {Update.what} for {_text(bound)}")
+            for bound in (find_batch_shapes(train, *each) for each in bounds):
+                progress.say(f"planning the {Update.what} for {_format_shapes(bound)}")
                 plans.append(train.make_plan(bound, update=Update(last, layout)))
             joined = True
     for model, each in itertools.product(models, bounds):
-        bound = batch_shapes(model, *each)
-        progress.say(f"planning the {model.what} for {_text(bound)}")
+        bound = find_batch_shapes(model, *each)
+        progress.say(f"planning the {model.what} for {_format_shapes(bound)}")
         try:
             plans.append(model.make_plan(bound))
         except BudgetError:  # with gradients of its own; steps do without
@@ -155,11 +155,11 @@ def _plan(
     return models
 
 
-def _text(shapes: Shapes) -> str:
+def _format_shapes(shapes: Shapes) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
-def elsewhere(name: str) -> KernelSet:
+def make_kernel_set(name: str) -> KernelSet:
     """Return the kernels of a device that has nothing but what its wheel ships.
 
     name: an instruction-set level, or a target that `edgegrad targets` lists.
@@ -167,7 +167,7 @@ def elsewhere(name: str) -> KernelSet:
     Raises:
         EngineError: nothing is shipped for it, or this installation ships nothing.
     """
-    level = _level(name)
+    level = _find_level(name)
     chosen = source.of_level(level, "shipped", level.systems[0])
     if chosen is None:
         raise EngineError(
@@ -178,7 +178,7 @@ def elsewhere(name: str) -> KernelSet:
     return chosen
 
 
-def _level(name: str) -> Level:
+def _find_level(name: str) -> Level:
     """Return the level of shipped kernels that a name stands for.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, LabelError
 from engine.profiling import Profile
-from engine.tools.trimmed.plans import artifacts, batch_shapes
+from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training.model import Model
 from engine.training.module import Module
@@ -40,34 +40,36 @@ def profile(
     Raises:
         EngineError: a model cannot be read, planned or run; the message names it.
     """
-    paths = artifacts(folder)
+    paths = list_artifacts(folder)
     progress.say(f"reading {folder}")
     state = CheckpointState.load_checkpoint(paths["checkpoint"])
     if not state.loaded:
         raise InputError(f"{folder}: the checkpoint is nominal; a step needs parameters' values")
     module = Module(paths["train"], state, threads=threads)
     optimizer = Optimizer(paths["optimizer"], module) if "optimizer" in paths else None
-    inputs = made_up(module, batch, shapes or {})
+    inputs = invent_inputs(module, batch, shapes or {})
     progress.say(f"running {repeats} steps")
     return module.profile(*inputs, optimizer=optimizer, repeats=repeats)
 
 
-def made_up(module: Module, batch: int | None, shapes: Shapes) -> list[npt.NDArray[np.generic]]:
+def invent_inputs(
+    module: Module, batch: int | None, shapes: Shapes
+) -> list[npt.NDArray[np.generic]]:
     """Return invented inputs of a step: normal floats, integers in range, masks of ones.
 
     Raises:
         InputError: the shape of an input is not known, or no numbers that are tried are in range.
     """
     model = module.session.training
-    bound = batch_shapes(model, batch or _samples(model, shapes), shapes, several=False)
+    bound = find_batch_shapes(model, batch or _count_samples(model, shapes), shapes, several=False)
     rng = np.random.default_rng(0)
-    inputs = {name: _array(model, name, shape, rng, 1) for name, shape in bound.items()}
+    inputs = {name: _invent_array(model, name, shape, rng, 1) for name, shape in bound.items()}
     numbers = [name for name in inputs if inputs[name].dtype.kind in "iu" and "mask" not in name]
     with module.session.state.unchanged():
         _try(module, inputs)
         for name in numbers:
             for below in BELOW:
-                tried = {**inputs, name: _array(model, name, bound[name], rng, below)}
+                tried = {**inputs, name: _invent_array(model, name, bound[name], rng, below)}
                 try:
                     _try(module, tried)
                 except LabelError:
@@ -77,7 +79,7 @@ def made_up(module: Module, batch: int | None, shapes: Shapes) -> list[npt.NDArr
     return [inputs[name] for name in model.inputs]
 
 
-def _samples(model: Model, shapes: Shapes) -> int:
+def _count_samples(model: Model, shapes: Shapes) -> int:
     """Return the samples of a step: as a given shape has it, as the model fixes it, or
     `SAMPLES`.
     """
@@ -86,7 +88,7 @@ def _samples(model: Model, shapes: Shapes) -> int:
     return next((d for d in given if isinstance(d, int)), SAMPLES)
 
 
-def _array(
+def _invent_array(
     model: Model, name: str, shape: tuple[int, ...], rng: np.random.Generator, below: int
 ) -> npt.NDArray[np.generic]:
     """Return values for an input: numbers below a limit, or 1 for a mask."""

@@ -180,17 +180,17 @@ class RunConfig:
         table = self.model
         if table.loss == "none":
             return None
-        return choices.loss(table.loss or default, table.loss_options, "[model] loss")
+        return choices.make_loss(table.loss or default, table.loss_options, "[model] loss")
 
-    def method(self) -> OptimizerSpec:
+    def make_optimizer(self) -> OptimizerSpec:
         """Return the optimizer."""
-        return choices.optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
+        return choices.make_optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
 
-    def rates(self) -> Schedule:
+    def make_schedule(self) -> Schedule:
         """Return the schedule of the learning rate."""
         return choices.schedule(self.schedule.name, self.schedule.options, "[schedule]")
 
-    def trackers(self) -> list[Tracker]:
+    def make_trackers(self) -> list[Tracker]:
         """Return the callbacks that log to other programs.
 
         Raises:
@@ -206,11 +206,11 @@ class RunConfig:
                 )
         folder = Path(table.folder)
         return [
-            choices.tracker(name, table.log_options.get(name, {}), place, folder)
+            choices.make_tracker(name, table.log_options.get(name, {}), place, folder)
             for name in dict.fromkeys(named)
         ]
 
-    def changed(self, table: str, **values: Any) -> RunConfig:
+    def change(self, table: str, **values: Any) -> RunConfig:
         """Return a configuration with other values in a table."""
         return dataclasses.replace(
             self, **{table: dataclasses.replace(getattr(self, table), **values)}
@@ -237,7 +237,7 @@ def read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {error}") from error
 
 
-def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> None:
+def override_values(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> None:
     """Put values in their places; their names are TABLE.KEY, such as fit.epochs.
 
     Raises:
@@ -262,7 +262,7 @@ def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> 
         table[last] = value
 
 
-def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
+def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
     """Make a configuration from the tables of a file.
 
     Raises:
@@ -277,17 +277,17 @@ def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
         if not isinstance(table, Mapping):
             raise InputError(f"{place}: expected a table, found {table!r}")
         if TABLES[name] is Chosen:
-            made[name] = _chosen(table, name, place)
+            made[name] = _choose(table, name, place)
         else:
             made[name] = tables.make(TABLES[name], table, place)
     config = RunConfig(**made)
     table = config.model
     if table.loss not in ("", "none"):
-        choices.loss(table.loss, table.loss_options, f"{source} [model] loss")
+        choices.make_loss(table.loss, table.loss_options, f"{source} [model] loss")
     return config
 
 
-def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
+def _choose(table: Mapping[str, Any], which: str, place: str) -> Chosen:
     rest = dict(table)
     default = {"optimizer": "adamw", "schedule": "constant"}[which]
     name = arguments.check_text(f"{place}: name", rest.pop("name", default))
@@ -300,11 +300,11 @@ def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
 
 def as_written(config: RunConfig) -> RunConfig:
     """The configuration as it is read again from what `to_toml` writes: with lists for tuples."""
-    return config_of(tomllib.loads(to_toml(config)), "configuration")
+    return make_config(tomllib.loads(to_toml(config)), "configuration")
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML; `config_of` reads the same from it."""
+    """The configuration as TOML; `make_config` reads the same from it."""
     lines = []
     for name in TABLES:
         table = getattr(config, name)
@@ -313,28 +313,30 @@ def to_toml(config: RunConfig) -> str:
         else:
             values = {f.name: getattr(table, f.name) for f in list_options(type(table))}
         lines.append(f"[{name}]")
-        lines += [f"{_key(k)} = {toml_value(v)}" for k, v in values.items() if v is not None]
+        lines += [
+            f"{_format_key(k)} = {format_toml(v)}" for k, v in values.items() if v is not None
+        ]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _key(name: str) -> str:
+def _format_key(name: str) -> str:
     bare = name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
-    return name if bare else _text(name)
+    return name if bare else _format_text(name)
 
 
-def _text(value: str) -> str:
+def _format_text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
+def _find_default(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a field, made by its factory if it has one."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
-def toml_value(value: Any) -> str:
+def format_toml(value: Any) -> str:
     """A value as TOML writes it.
 
     Raises:
@@ -347,12 +349,14 @@ def toml_value(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return _text(value)
+        return _format_text(value)
     if dataclasses.is_dataclass(value):  # with the options that are not the defaults
-        values = {f.name: (getattr(value, f.name), _default_of(f)) for f in fields(value)}
+        values = {f.name: (getattr(value, f.name), _find_default(f)) for f in fields(value)}
         value = {name: v for name, (v, default) in values.items() if v != default}
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_format_key(k)} = {format_toml(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
+        return "[" + ", ".join(map(format_toml, value)) + "]"
     raise InputError(f"{value!r} has no form in TOML")

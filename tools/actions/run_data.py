@@ -53,7 +53,7 @@ def open_rest(table: DataTable, training: Dataset, seed: int) -> tuple[Dataset, 
     share = choose_validation(table.path) if table.validation is None else table.validation
     if isinstance(share, str):
         place = Path(split_of(share, VALIDATION, TEST))
-        return training, open_data(table, place, learned_of(table, training))
+        return training, open_data(table, place, get_learned(table, training))
     if share == 0:
         return training, None
     return training.split(share, seed=seed)
@@ -64,13 +64,13 @@ def open_test(table: DataTable, training: Dataset) -> Dataset | None:
     if not table.test:
         return None
     source = table.path if table.test == "split" else table.test
-    return open_data(table, Path(split_of(source, TEST)), learned_of(table, training))
+    return open_data(table, Path(split_of(source, TEST)), get_learned(table, training))
 
 
 def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset of a settled table, of the data in a path.
 
-    learned: what `learned_of` or `read_learned` has returned of the data that are trained on.
+    learned: what `get_learned` or `read_learned` has returned of the data that are trained on.
 
     Raises:
         EngineError: an option is not known or does not fit, or the data are not what they should
@@ -81,7 +81,7 @@ def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = 
     return KINDS[table.kind].open(table, path, learned or {})
 
 
-def learned_of(table: DataTable, training: Dataset) -> dict[str, Any]:
+def get_learned(table: DataTable, training: Dataset) -> dict[str, Any]:
     """Return the options that a dataset has learned from its training samples, for other data."""
     assert table.kind != "auto"
     return KINDS[table.kind].read_learned(training)
@@ -107,7 +107,7 @@ def read_learned(table: DataTable, folder: Path) -> dict[str, Any]:
     return KINDS[table.kind].read(folder)
 
 
-def unlabelled(
+def open_unlabelled(
     table: DataTable, paths: list[Path], learned: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], Dataset]:
     """Return the origins of samples to predict for, and the samples.

@@ -46,7 +46,7 @@ def run_loss(config: RunConfig) -> Loss | None:
     return config.loss("cross_entropy" if has_classes else "mse")
 
 
-def metrics(config: RunConfig) -> Sequence[str]:
+def choose_metrics(config: RunConfig) -> Sequence[str]:
     """Return the metrics of a run; by default one that fits the data, and none without targets."""
     if config.fit.metrics is not None:
         return config.fit.metrics
@@ -70,7 +70,7 @@ def read_config(folder: Path) -> RunConfig:
     path = folder / CONFIG
     if not path.is_file():
         raise FileError(f"{folder}: no run of `edgegrad train`: it has no {CONFIG}")
-    return run_config.config_of(run_config.read(path), str(path))
+    return run_config.make_config(run_config.read(path), str(path))
 
 
 def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:

@@ -21,7 +21,7 @@ SUFFIXES = (".py", ".md", ".toml", ".txt", ".csv", ".onnx")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def templates() -> dict[str, str]:
+def list_templates() -> dict[str, str]:
     """Return the templates by name, with the title of their README."""
     titles = {}
     for readme in sorted(FOLDER.glob("*/README.md")):
@@ -30,13 +30,13 @@ def templates() -> dict[str, str]:
     return titles
 
 
-def contents(name: str) -> list[Path]:
+def list_contents(name: str) -> list[Path]:
     """Return the files of a template, relative to its folder.
 
     Raises:
         NameNotFoundError: there is no such template; the message has the nearest ones.
     """
-    known = templates()
+    known = list_templates()
     if name not in known:
         raise NameNotFoundError(
             f"no template {name!r}{suggest_nearest(name, known)}; there are "
@@ -57,7 +57,7 @@ def copy(name: str, folder: Path) -> list[Path]:
         StateError: the folder is not empty.
         FileError: the folder cannot be written.
     """
-    made = contents(name)
+    made = list_contents(name)
     title = Path(os.path.abspath(folder)).name
     if not _NAME.fullmatch(title):
         raise InputError(
@@ -72,7 +72,7 @@ def copy(name: str, folder: Path) -> list[Path]:
         for path in made:
             content = files.read(str(FOLDER / name / path), "template")
             if path.name == "pyproject.toml":
-                content = _filled(content.decode("utf-8"), Path(os.path.abspath(folder))).encode()
+                content = _fill(content.decode("utf-8"), Path(os.path.abspath(folder))).encode()
             target = place / path
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def copy(name: str, folder: Path) -> list[Path]:
     return [folder / path for path in made]
 
 
-def _filled(text: str, folder: Path) -> str:
+def _fill(text: str, folder: Path) -> str:
     """Return the pyproject.toml of an app of Flower, with the project's name and where its runs are
     kept.
 
@@ -96,7 +96,7 @@ def _filled(text: str, folder: Path) -> str:
     return re.sub(r'(?m)^output = "runs"', lambda _: f"output = {runs}", text, count=1)
 
 
-def first_commands(name: str) -> list[str]:
+def list_first_commands(name: str) -> list[str]:
     """Return the first commands that the README of a template shows."""
     text = (FOLDER / name / "README.md").read_text("utf-8")
     block = re.search(r"```(?:sh|bash|console)\n(.*?)```", text, re.DOTALL)

@@ -122,15 +122,15 @@ def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: 
     """
     prepared, error = list[_Prepared](), None
 
-    def first() -> tuple[str, Sequence[str]]:
+    def make_first() -> tuple[str, Sequence[str]]:
         prepared.append(_prepare(config, resume))
         return run_config.to_toml(prepared[0].config), prepared[0].lines
 
-    text, lines = ranks.lead(first)
+    text, lines = ranks.lead(make_first)
     if not ranks.is_first:
         try:
-            settled = run_config.config_of(tomllib.loads(text), "rank 0")
-            parts = _parts(settled, run_data.open_training(settled.data))
+            settled = run_config.make_config(tomllib.loads(text), "rank 0")
+            parts = _split_data(settled, run_data.open_training(settled.data))
             prepared.append(_Prepared(settled, *parts, place, place / FORWARD, lines))
         except Exception as problem:
             error = problem
@@ -164,29 +164,29 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     _check_folder(folder, resume)
     _check_apart(folder, config)
     own = folder / FORWARD
-    source = own if resume and own.exists() else _existing(config)
+    source = own if resume and own.exists() else _find_existing(config)
     lines: list[str] = []
     if isinstance(source, Architecture):
-        config, dataset, forward = _made(config, source, lines.append)
+        config, dataset, forward = _build_model(config, source, lines.append)
     else:
         graph = onnx_io.load(source)
         name, feature = next(iter(graph.inputs.items()))
-        config, dataset = _settled(config, feature)
+        config, dataset = _settle(config, feature)
         check_sample(dataset, name, feature)
         forward = Forward(source, graph)
-    training, validation = _parts(config, dataset)
+    training, validation = _split_data(config, dataset)
     find_changes(config.data.augment, training)  # refuses what is not known, before any work
     run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
     is_measured = validation is not None or config.fit.train_metrics
-    measured = runs.metrics(config) if is_measured else config.fit.metrics or ()
+    measured = runs.choose_metrics(config) if is_measured else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
-    config.trackers()
-    lines.append(_data_line(config, training, validation))
+    config.make_trackers()
+    lines.append(_describe_data(config, training, validation))
     if resume:
         _check_same(run_config.as_written(config), runs.read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
-        recipe = _recipe(config, training)
+        recipe = _make_recipe(config, training)
         _begin(config, recipe, forward, folder, lines.append)
         run_data.write_learned(config.data, training, folder)
     path = own if own.exists() else Path(config.model.path)
@@ -200,21 +200,21 @@ def _train(
     config, training, validation = prepared.config, prepared.training, prepared.validation
     folder, is_first = Path(config.output.folder), ranks is None or ranks.is_first
     is_measured = validation is not None or config.fit.train_metrics
-    measured = runs.metrics(config) if is_measured else config.fit.metrics or ()
+    measured = runs.choose_metrics(config) if is_measured else config.fit.metrics or ()
     for line in prepared.lines if is_first else ():
         say(line)
     steps = select_options(config.fit, StepOptions)
     if not steps.threads:
-        steps = dataclasses.replace(steps, threads=_threads(ranks))
+        steps = dataclasses.replace(steps, threads=_choose_threads(ranks))
     group = None if ranks is None else ranks.group
     trainer = Trainer(prepared.artifacts, group=group, **vars(steps))
     # Unfreezing makes artifacts anew, in the way these were made.
-    trainer.forward, trainer.recipe = prepared.forward, _recipe(config, training)
+    trainer.forward, trainer.recipe = prepared.forward, _make_recipe(config, training)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.session.training, config.data.batch_size
     batched = partial(make_batches, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
-    monitor = _monitor(config, validation is not None)
+    monitor = _choose_monitor(config, validation is not None)
     unfreeze = dict(config.fit.unfreeze or {}) or None  # of a run.toml: {} for none
     asked = dataclasses.replace(
         select_options(config.fit, FitOptions),
@@ -232,8 +232,8 @@ def _train(
             None if validation is None else batched(validation, what="validation data", **options)
         ),
         metrics=measured,
-        schedule=config.rates(),
-        callbacks=_callbacks(config, validation is not None) if is_first else (),
+        schedule=config.make_schedule(),
+        callbacks=_make_callbacks(config, validation is not None) if is_first else (),
         folder=folder,
         resume=resume,
         progress=progress,
@@ -257,7 +257,7 @@ def find_rate(config: RunConfig, say: Say) -> RateSearch:
         EngineError: as `train` and `Trainer.find_learning_rate`.
     """
     with tempfile.TemporaryDirectory(prefix="edgegrad-") as place:
-        config = config.changed("output", folder=os.path.join(place, "run"))
+        config = config.change("output", folder=os.path.join(place, "run"))
         prepared = _prepare(config, resume=False)
         for line in prepared.lines:
             say(line)
@@ -272,7 +272,7 @@ def find_rate(config: RunConfig, say: Say) -> RateSearch:
         return trainer.find_learning_rate(source)
 
 
-def _threads(ranks: Agreement | None) -> int | None:
+def _choose_threads(ranks: Agreement | None) -> int | None:
     """Return the default number of threads; ranks on one machine divide its cores."""
     launcher = find_launcher()
     if ranks is None or launcher is None or switch("THREADS"):
@@ -283,7 +283,7 @@ def _threads(ranks: Agreement | None) -> int | None:
 # --- before
 
 
-def _existing(config: RunConfig) -> Path | Architecture:
+def _find_existing(config: RunConfig) -> Path | Architecture:
     """Return the path of the forward model, or its architecture, which no file may have.
 
     Raises:
@@ -356,25 +356,27 @@ def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
                 )
 
 
-def _made(config: RunConfig, kind: Architecture, say: Say) -> tuple[RunConfig, Dataset, Forward]:
+def _build_model(
+    config: RunConfig, kind: Architecture, say: Say
+) -> tuple[RunConfig, Dataset, Forward]:
     """Build an architecture for the data; return the configuration that both decide, and both.
 
     Raises:
         EngineError: as `models.made.make`.
     """
     table = config.data
-    config = config.changed("data", options={**kind.reads, **table.options})
-    config, dataset = _settled(config, kind.feature)
+    config = config.change("data", options={**kind.reads, **table.options})
+    config, dataset = _settle(config, kind.feature)
     made = make(kind, data=dataset, weights=config.model.weights or None, seed=config.fit.seed)
     if made.loss_inputs and not config.model.loss_inputs:
-        config = config.changed("model", loss_inputs=made.loss_inputs)
+        config = config.change("model", loss_inputs=made.loss_inputs)
     say(f"model: {made.summary}")
     if made.random:
         say(f"model: {', '.join(made.random)} stay random, for another number of classes")
     return config, dataset, Forward.of(made.graph)
 
 
-def _settled(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset]:
+def _settle(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset]:
     """Return the configuration with what the model's input and the data decide, and the data."""
     data = run_data.settle(config.data, feature)
     dataset = run_data.open_training(data)
@@ -382,12 +384,12 @@ def _settled(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset
     return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
 
 
-def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
+def _split_data(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
     """Return the data to train on, and the data to validate with."""
     return run_data.open_rest(config.data, dataset, config.fit.seed)
 
 
-def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None) -> str:
+def _describe_data(config: RunConfig, training: Dataset, validation: Dataset | None) -> str:
     """Describe the data in a line."""
     counts = f"{len(training):,} samples to train"
     if validation is not None:
@@ -420,7 +422,7 @@ def _begin(config: RunConfig, recipe: Recipe, forward: Forward, folder: Path, sa
     _write(folder / CONFIG, run_config.to_toml(config))
 
 
-def _recipe(config: RunConfig, training: Dataset) -> Recipe:
+def _make_recipe(config: RunConfig, training: Dataset) -> Recipe:
     """Return how the artifacts are made: with the loss that the data and the options ask for."""
     mixes = [name for name in config.data.augment if name in MIXING]
     loss, given = runs.run_loss(config), config.fit.class_weight
@@ -432,7 +434,7 @@ def _recipe(config: RunConfig, training: Dataset) -> Recipe:
         weight = class_weights(given, training.labels(), len(known), known)
     if mixes or weight is not None:
         loss = adapt(loss, weight, mixes)
-    return Recipe(loss, config.method(), select_options(config.model, RecipeOptions))
+    return Recipe(loss, config.make_optimizer(), select_options(config.model, RecipeOptions))
 
 
 def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say) -> None:
@@ -460,17 +462,17 @@ def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say)
         say(f"model: its last layer {replaced!r} is replaced, for {classes} classes")
 
 
-def _monitor(config: RunConfig, validates: bool) -> str:
+def _choose_monitor(config: RunConfig, validates: bool) -> str:
     """The column of the history that decides which checkpoint is the best."""
     return config.fit.monitor or ("val_loss" if validates else "loss")
 
 
-def _callbacks(config: RunConfig, validates: bool) -> list[Callback]:
+def _make_callbacks(config: RunConfig, validates: bool) -> list[Callback]:
     callbacks: list[Callback] = []
-    monitor = _monitor(config, validates)
+    monitor = _choose_monitor(config, validates)
     if config.fit.patience is not None:
         callbacks.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
-    return [*callbacks, *config.trackers()]
+    return [*callbacks, *config.make_trackers()]
 
 
 # --- after
@@ -491,7 +493,7 @@ def _test(config: RunConfig, folder: Path, data: Dataset, threads: int | None) -
     """Measure the best model of a run on the test data."""
     trainer = Trainer.from_run(folder, threads=threads)
     size = config.data.batch_size
-    return trainer.evaluate(data, batch_size=size, metrics=runs.metrics(config))
+    return trainer.evaluate(data, batch_size=size, metrics=runs.choose_metrics(config))
 
 
 def _write(path: Path, text: str) -> None:

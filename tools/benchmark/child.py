@@ -21,7 +21,7 @@ import numpy as np
 from engine.api import CheckpointState, Module, Optimizer
 
 
-def peak_memory() -> int:
+def measure_peak_memory() -> int:
     """Return the most bytes that this process has had resident; 0 where the system does not tell.
 
     Source: ru_maxrss of getrusage(2), in KiB but on macOS.
@@ -62,7 +62,7 @@ def serve(folder: Path, threads: int, answer: Callable[[dict[str, Any]], None]) 
             start = time.perf_counter()
             step()
             seconds.append(time.perf_counter() - start)
-        answer({"seconds": seconds, "memory": peak_memory()})
+        answer({"seconds": seconds, "memory": measure_peak_memory()})
 
 
 def main() -> None:

@@ -32,26 +32,26 @@ def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
     root: of the file system that is read.
     """
     facts = {
-        "machine": _model(root),
-        "processor": _processor(root),
+        "machine": _find_model(root),
+        "processor": _find_processor(root),
         "architecture": platform.machine(),
         "cores": f"{count_cores()} usable of {os.cpu_count() or 'an unknown number'}",
-        "memory": _memory(root),
-        **_frequency(root),
-        "temperature": _temperature(root),
-        "throttling": _throttling(root),
+        "memory": _find_memory(root),
+        **_find_frequency(root),
+        "temperature": _measure_temperature(root),
+        "throttling": _find_throttling(root),
         "load": _load(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "edgegrad": engine.__version__,
-        **{name: _version(name) for name in PACKAGES},
+        **{name: _find_version(name) for name in PACKAGES},
         "kernels": kernels,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return {name: value for name, value in facts.items() if value}
 
 
-def _text(path: Path) -> str:
+def _read_line(path: Path) -> str:
     """Return a small file of the system in one line, or nothing; device trees end texts by a null
     byte.
     """
@@ -61,18 +61,18 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _model(root: Path) -> str:
+def _find_model(root: Path) -> str:
     """Return the name of the board or computer."""
     for place in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
-        if name := _text(root / place):
+        if name := _read_line(root / place):
             return name
     return ""
 
 
-def _processor(root: Path) -> str:
+def _find_processor(root: Path) -> str:
     """Return the processor's name; of an ARM without one, the numbers that stand for it."""
     rows: dict[str, str] = {}
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in _read_line(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         rows.setdefault(name.strip(), value.strip())
     for name in ("model name", "Hardware", "uarch"):
@@ -82,40 +82,40 @@ def _processor(root: Path) -> str:
     return ", ".join(parts) or platform.processor()
 
 
-def _memory(root: Path) -> str:
-    for line in _text(root / "proc/meminfo").splitlines():
+def _find_memory(root: Path) -> str:
+    for line in _read_line(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":
             return f"{int(value.split()[0]) / 1024:,.0f} MiB"
     return ""
 
 
-def _frequency(root: Path) -> dict[str, str]:
+def _find_frequency(root: Path) -> dict[str, str]:
     """Return the governor, and the frequencies now and at most, each for all kinds of cores."""
     folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    governors = {_text(folder / "scaling_governor") for folder in folders} - {""}
+    governors = {_read_line(folder / "scaling_governor") for folder in folders} - {""}
 
-    def megahertz(name: str) -> str:
-        values = {_text(folder / name) for folder in folders}
+    def format_megahertz(name: str) -> str:
+        values = {_read_line(folder / name) for folder in folders}
         whole = sorted({int(v) // 1000 for v in values if v.isdecimal()})
         ends = dict.fromkeys((whole[0], whole[-1])) if whole else {}
         return f"{' to '.join(f'{v:,}' for v in ends)} MHz" if ends else ""
 
     return {
         "governor": ", ".join(sorted(governors)),
-        "frequency now": megahertz("scaling_cur_freq"),
-        "frequency at most": megahertz("cpuinfo_max_freq"),
+        "frequency now": format_megahertz("scaling_cur_freq"),
+        "frequency at most": format_megahertz("cpuinfo_max_freq"),
     }
 
 
-def _temperature(root: Path) -> str:
+def _measure_temperature(root: Path) -> str:
     """Return the temperature of the hottest zone that the system reports."""
     zones = (root / "sys/class/thermal").glob("thermal_zone*/temp")
-    values = [int(text) for zone in zones if (text := _text(zone)).lstrip("-").isdecimal()]
+    values = [int(text) for zone in zones if (text := _read_line(zone)).lstrip("-").isdecimal()]
     return f"{max(values) / 1000:.0f} °C" if values else ""
 
 
-def _throttling(root: Path) -> str:
+def _find_throttling(root: Path) -> str:
     """Return whether the machine is held back, by what a Raspberry Pi or an x86-64 says of
     itself.
     """
@@ -124,15 +124,15 @@ def _throttling(root: Path) -> str:
         with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
             words = [program, "get_throttled"]
             told = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
-            return throttled(int(told.stdout.partition("=")[2], 16))
+            return explain_throttled(int(told.stdout.partition("=")[2], 16))
     counts = (root / "sys/devices/system/cpu").glob(
         "cpu[0-9]*/thermal_throttle/core_throttle_count"
     )
-    values = [int(text) for path in counts if (text := _text(path)).isdecimal()]
+    values = [int(text) for path in counts if (text := _read_line(path)).isdecimal()]
     return f"{sum(values)} times since the start" if values else ""
 
 
-def throttled(bits: int) -> str:
+def explain_throttled(bits: int) -> str:
     """Return the meaning of the bits of `vcgencmd get_throttled`, as `now: hot; since the start:
     hot`.
     """
@@ -149,7 +149,7 @@ def _load() -> str:
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
 
 
-def _version(package: str) -> str:
+def _find_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

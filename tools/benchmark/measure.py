@@ -24,7 +24,7 @@ from engine.runtime import roofline
 from engine.tools.benchmark import machine
 from engine.tools.benchmark.result import Peer, Result, Row
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
-from engine.tools.trimmed.plans import artifacts
+from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training.module import Module
 from engine.training.state import CheckpointState
@@ -150,17 +150,17 @@ def measure(
                 progress.say(f"{name}: {count} thread{'s' if count > 1 else ''}")
                 empty = Row(name, batch or WORKLOADS[name].x[0], count, peak=limits[count])
                 try:
-                    rows.append(_row(empty, folder, seconds, peers))
+                    rows.append(_measure_row(empty, folder, seconds, peers))
                 except EngineError as error:
-                    rows.append(_failed(empty, error))
+                    rows.append(_note_failure(empty, error))
     return Result(about, tuple(rows))
 
 
-def _failed(row: Row, error: EngineError) -> Row:
+def _note_failure(row: Row, error: EngineError) -> Row:
     return Row(row.workload, row.batch, row.threads, peak=row.peak, failed=str(error))
 
 
-def _row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
+def _measure_row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
     """Measure one row; `row` says what and on how many threads."""
     with child(folder, row.threads):  # makes and keeps plans and kernels
         pass
@@ -180,7 +180,7 @@ def _row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
         (passes,) = take_turns([_Inference(mine)], seconds / 4)
     steps = [each for turn in turns[0] for each in turn]
     values = {
-        name: Peer(_typical(theirs), _typical(theirs) / _typical(turns[0]))
+        name: Peer(_find_typical(theirs), _find_typical(theirs) / _find_typical(turns[0]))
         for name, theirs in zip(others, turns[1:], strict=True)
     }
     return Row(
@@ -191,7 +191,7 @@ def _row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
         len(steps),
         spread(steps),
         statistics.median(each for turn in passes for each in turn),
-        operations(folder, row.threads),
+        count_operations(folder, row.threads),
         row.peak,
         memory,
         mine.start,
@@ -217,7 +217,7 @@ def take_turns(runners: Sequence[Runner], seconds: float) -> list[list[list[floa
         took = min(runner.train(WARM_UP))
         whole = max(LEAST, min(TURNS * 1000, int(seconds / max(took, 1e-9))))
         counts.append(math.ceil(whole / TURNS))
-    turns = TURNS if max(counts) > 1 else max(LEAST, _turns(runners, seconds))
+    turns = TURNS if max(counts) > 1 else max(LEAST, _count_turns(runners, seconds))
     times: list[list[list[float]]] = [[] for _ in runners]
     for _ in range(turns):
         for i, runner in enumerate(runners):
@@ -225,12 +225,12 @@ def take_turns(runners: Sequence[Runner], seconds: float) -> list[list[list[floa
     return times
 
 
-def _turns(runners: Sequence[Runner], seconds: float) -> int:
+def _count_turns(runners: Sequence[Runner], seconds: float) -> int:
     """Return how many turns of a step each fit in the time of the slowest."""
     return min(TURNS, int(seconds / max(max(runner.train(1)) for runner in runners)))
 
 
-def _typical(turns: Sequence[Sequence[float]]) -> float:
+def _find_typical(turns: Sequence[Sequence[float]]) -> float:
     """Return the median of the turns, each the mean of its steps."""
     return statistics.median(statistics.fmean(turn) for turn in turns)
 
@@ -243,11 +243,11 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle
 
 
-def operations(folder: Path, threads: int) -> int:
+def count_operations(folder: Path, threads: int) -> int:
     """Return the floating-point operations of the products of a training step, by its plan."""
     import numpy as np
 
-    paths = artifacts(folder)
+    paths = list_artifacts(folder)
     state = CheckpointState.load_checkpoint(paths["checkpoint"])
     module = Module(paths["train"], state, threads=threads)
     batch = np.load(folder / "batch.npz")

@@ -89,11 +89,11 @@ class Result:
                 "% of peak", "memory MB", "start s"]  # fmt: skip
         for name in names:
             head += [f"{name} ms", "ratio"]
-        table = align_cells([head, *(_cells(row, names) for row in self.rows)])
+        table = align_cells([head, *(_list_cells(row, names) for row in self.rows)])
         failed = [f"{r.workload}, {r.threads} threads: {r.failed}\n" for r in self.rows if r.failed]
-        return "".join([self.about(), "\n", table, *failed])
+        return "".join([self.list_facts(), "\n", table, *failed])
 
-    def about(self) -> str:
+    def list_facts(self) -> str:
         """Return the facts about the machine, a line each."""
         width = max(map(len, self.machine), default=0)
         return "".join(f"{name:{width}}  {value}\n" for name, value in self.machine.items())
@@ -104,7 +104,7 @@ class Result:
             "kind": KIND,
             "version": VERSION,
             "machine": dict(self.machine),
-            "rows": [_plain(asdict(row)) for row in self.rows],
+            "rows": [_convert(asdict(row)) for row in self.rows],
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -135,14 +135,14 @@ def read(path: str | os.PathLike[str]) -> Result:
             f"benchmark {name!r}: version {content.get('version')!r}; this edgegrad reads {VERSION}"
         )
     try:
-        rows = tuple(_row(row) for row in content["rows"])
+        rows = tuple(_parse_row(row) for row in content["rows"])
         machine = {str(name): str(value) for name, value in content["machine"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"benchmark {name!r}: damaged ({type(error).__name__}: {error})") from None
     return Result(machine, rows)
 
 
-def _row(values: Mapping[str, Any]) -> Row:
+def _parse_row(values: Mapping[str, Any]) -> Row:
     """Return a row of a file; None is a number that is not known."""
     known = {f.name for f in fields(Row)}
     given: dict[str, Any] = {
@@ -177,64 +177,71 @@ def compare(first: Result, second: Result, names: Sequence[str]) -> str:
              "start B/A"]]  # fmt: skip
     for key in ours:
         if key in theirs:
-            rows.append(_compared(ours[key], theirs[key]))
+            rows.append(_compare_values(ours[key], theirs[key]))
     lines = [f"A: {names[0]}\nB: {names[1]}\n\n"]
     if len(rows) > 1:
         lines += [align_cells(rows), "\nA ratio below 1: B is faster, or needs less.\n"]
     else:
         lines.append("no row is in both\n")
     for name, mine, other in (("A", ours, theirs), ("B", theirs, ours)):
-        alone = [_named(key) for key in mine if key not in other]
+        alone = [_name_fact(key) for key in mine if key not in other]
         if alone:
             lines.append(f"in {name} alone: {', '.join(alone)}\n")
-    different = differences(first.machine, second.machine)
+    different = list_differences(first.machine, second.machine)
     if different:
         lines.append("\nThe two differ in more than what is compared:\n")
         lines.append(align_cells([["", "A", "B"], *different], left=3))
     return "".join(lines)
 
 
-def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[list[str]]:
+def list_differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[list[str]]:
     """Name and both values of each fact in which two machines or installations differ."""
     every = dict.fromkeys((*first, *second))
     rows = [[name, first.get(name, "unknown"), second.get(name, "unknown")] for name in every]
     return [row for row in rows if row[0] not in PASSING and row[1] != row[2]]
 
 
-def _named(key: tuple[str, int, int]) -> str:
+def _name_fact(key: tuple[str, int, int]) -> str:
     workload, batch, threads = key
     return f"{workload} b{batch} {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _compared(a: Row, b: Row) -> list[str]:
+def _compare_values(a: Row, b: Row) -> list[str]:
     workload, batch, threads = a.key
     memory = b.memory / a.memory if a.memory and b.memory else math.nan
     return [
-        workload, str(batch), str(threads), _number(1e3 * a.step), _number(100 * a.spread, 0),
-        _number(1e3 * b.step), _number(100 * b.spread, 0), _number(b.step / a.step, 3),
-        _number(memory), _number(b.start / a.start),
+        workload, str(batch), str(threads),
+        _format_number(1e3 * a.step), _format_number(100 * a.spread, 0),
+        _format_number(1e3 * b.step), _format_number(100 * b.spread, 0),
+        _format_number(b.step / a.step, 3),
+        _format_number(memory), _format_number(b.start / a.start),
     ]  # fmt: skip
 
 
-def _cells(row: Row, peers: Sequence[str]) -> list[str]:
+def _list_cells(row: Row, peers: Sequence[str]) -> list[str]:
     cells = [
-        row.workload, str(row.batch), str(row.threads), _number(1e3 * row.step),
-        _number(100 * row.spread, 0), _number(row.ratio), _number(row.gflops, 1),
-        _number(100 * row.gflops * 1e9 / row.peak, 0),
-        _number(row.memory / 1e6, 0) if row.memory else "", _number(row.start),
+        row.workload, str(row.batch), str(row.threads), _format_number(1e3 * row.step),
+        _format_number(100 * row.spread, 0), _format_number(row.ratio),
+        _format_number(row.gflops, 1),
+        _format_number(100 * row.gflops * 1e9 / row.peak, 0),
+        _format_number(row.memory / 1e6, 0) if row.memory else "", _format_number(row.start),
     ]  # fmt: skip
     for name in peers:
         peer = row.peers.get(name)
-        cells += ["", ""] if peer is None else [_number(1e3 * peer.seconds), _number(peer.ratio)]
+        cells += (
+            ["", ""]
+            if peer is None
+            else [_format_number(1e3 * peer.seconds), _format_number(peer.ratio)]
+        )
     return cells
 
 
-def _number(value: float, digits: int = 2) -> str:
+def _format_number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else ""
 
 
-def _plain(value: Any) -> Any:
+def _convert(value: Any) -> Any:
     """Return a value as JSON can hold it."""
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _convert(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -60,7 +60,7 @@ class Workload:
         return write_artifacts(self.build(), folder, self.trained)
 
 
-def parameters(graph: Graph, trained: tuple[str, ...] = ()) -> list[str]:
+def list_parameters(graph: Graph, trained: tuple[str, ...] = ()) -> list[str]:
     """Return the trained initializers: floats of at least one dimension, except running statistics.
 
     trained: beginnings of their names; empty for all.
@@ -82,7 +82,7 @@ def write_artifacts(graph: Graph, folder: Path, trained: tuple[str, ...] = ()) -
     onnx_io.save(graph, path)
     artifacts.generate_artifacts(
         str(path),
-        requires_grad=parameters(graph, trained),
+        requires_grad=list_parameters(graph, trained),
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,

@@ -24,7 +24,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad artifacts forward.onnx --loss cross_entropy -o artifacts/",
         "edgegrad artifacts mobilenet.onnx --loss cross_entropy --train 'classifier.*' \\",
         "    --optimizer sgd --optimizer-option momentum=0.9 --lr 0.01 --classes 5 -o artifacts/",
@@ -33,7 +33,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     )
 )
 @click.argument("model", type=options.Existing(), metavar="MODEL")
-@options.out("Folder to write to.", required=True)
+@options.take_out("Folder to write to.", required=True)
 @click.option(
     "--loss",
     required=True,
@@ -95,7 +95,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     help="Sparse update: train the first input channels of matching weights, such as "
     "'*.conv2.*=0.25'; repeat.",
 )
-@options.output_names
+@options.take_output_names
 @options.of(RecipeOptions, "recipe")
 @click.option(
     "--classes",
@@ -142,10 +142,12 @@ def command(
         settings["lr"] = lr
     chosen = None
     if loss != "none":
-        chosen = choices.loss(
+        chosen = choices.make_loss(
             loss, tables.parse_assignments(loss_options, "--loss-option"), "--loss"
         )
-    method = None if optimizer == "none" else choices.optimizer(optimizer, settings, "--optimizer")
+    method = (
+        None if optimizer == "none" else choices.make_optimizer(optimizer, settings, "--optimizer")
+    )
     update = None
     if layers or biases or norms or last or channels:
         shares = tables.parse_assignments(channels, "--channels")
@@ -153,7 +155,7 @@ def command(
     recipe = Recipe(
         chosen,
         method,
-        RecipeOptions(update=update, **options.given(RecipeOptions, "recipe", given)),
+        RecipeOptions(update=update, **options.select_given(RecipeOptions, "recipe", given)),
         outputs,
     )
     forward = Forward(model)

@@ -10,7 +10,7 @@ from engine.tools.commands import options
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad bench",
         "edgegrad bench mlp mobilenet --threads 1,4 --json > here.json",
         "edgegrad bench --compare here.json there.json",
@@ -18,9 +18,9 @@ from engine.tools.commands import options
 )
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD...]")
 @click.option(
-    "--threads", "threads", type=options.counts, multiple=True, callback=options.each_once,
-    metavar="N,...", help="Threads per step; repeat, or separate with commas.  [default: 1 and "
-    "all cores]",
+    "--threads", "threads", type=options.parse_counts, multiple=True,
+    callback=options.require_unique, metavar="N,...",
+    help="Threads per step; repeat, or separate with commas.  [default: 1 and all cores]",
 )  # fmt: skip
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
@@ -35,7 +35,7 @@ from engine.tools.commands import options
     help="Compare two files written with --json, without measuring.",
 )  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Print the names of the workloads.")
-@options.out("Also write the result as a JSON file.")
+@options.take_out("Also write the result as a JSON file.")
 @options.as_json
 def command(
     workloads: tuple[str, ...],

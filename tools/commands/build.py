@@ -15,18 +15,18 @@ from engine.tools.trimmed.targets import resolve
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad build artifacts/ --target raspberrypi4 --batch 8 --name mnist -o build/",
         "edgegrad build --ops required_operators.config --name ops -o build/",
     )
 )
 @click.argument("artifacts", required=False, type=options.Existing(), metavar="[ARTIFACTS]")
-@options.out("Folder to write to.", required=True)
+@options.take_out("Folder to write to.", required=True)
 @options.batch
 @options.shape
-@options.threads("1")
-@options.targets
-@options.output_names
+@options.take_threads("1")
+@options.take_target
+@options.take_output_names
 @click.option(
     "--ops",
     type=options.Existing(),

@@ -13,7 +13,7 @@ _CANNOT, _OVER = 3, 4  # exit status
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad check artifacts/ --batch 16",
         "edgegrad check artifacts/ --batch 16 --budget 48MB",
         "edgegrad check forward.onnx --batch 8 --train 'classifier.*'",
@@ -26,7 +26,7 @@ _CANNOT, _OVER = 3, 4  # exit status
 @options.shape
 @options.budget
 @options.precision
-@options.threads("as a Module here")
+@options.take_threads("as a Module here")
 @click.option(
     "--loss", metavar="NAME",
     help="For a forward model: the loss.  [default: cross_entropy for an output of two dimensions, "

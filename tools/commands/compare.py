@@ -11,13 +11,13 @@ from engine.trainer.reports.comparison import compare
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad compare runs/first runs/second",
         "edgegrad compare runs/* -o comparison.html",
     )
 )
 @click.argument("runs", type=options.Existing(), nargs=-1, required=True, metavar="RUN...")
-@options.out("A page of HTML to write, with the curves of all runs.")
+@options.take_out("A page of HTML to write, with the curves of all runs.")
 @options.as_json
 def command(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Compare runs: best values, time, memory, sizes and the settings that differ.

@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         'eval "$(edgegrad completion bash)"                                    # in ~/.bashrc',
         'eval "$(edgegrad completion zsh)"                                     # in ~/.zshrc',
         "edgegrad completion fish > ~/.config/fish/completions/edgegrad.fish",

@@ -10,8 +10,8 @@ from engine.tools.actions import demo
 from engine.tools.commands import options
 
 
-@click.command(epilog=options.examples("edgegrad demo", "edgegrad demo --epochs 3 -o digits/"))
-@options.out("Folder to write to.", default="demo_output")
+@click.command(epilog=options.list_examples("edgegrad demo", "edgegrad demo --epochs 3 -o digits/"))
+@options.take_out("Folder to write to.", default="demo_output")
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
@@ -19,7 +19,7 @@ from engine.tools.commands import options
     metavar="N",
     help="Passes over the data.  [default: 10]",
 )
-@options.threads("all cores")
+@options.take_threads("all cores")
 def command(out: Path, epochs: int, threads: int | None) -> int:
     """Train, export and check a digit classifier.
 

@@ -13,7 +13,7 @@ from engine.trainer.trainer import Trainer
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad eval run --data test/",
         "edgegrad eval run --data test/ --metric accuracy --metric f1 --json",
     )
@@ -23,7 +23,7 @@ from engine.trainer.trainer import Trainer
 @options.batch_size
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="To measure; repeat.")
 @options.checkpoint
-@options.threads("all cores")
+@options.take_threads("all cores")
 @options.as_json
 @options.imports
 def command(
@@ -45,7 +45,7 @@ def command(
     values = trainer.evaluate(
         dataset,
         batch_size=batch_size or config.data.batch_size,
-        metrics=metrics or runs.metrics(config),
+        metrics=metrics or runs.choose_metrics(config),
     )
     if as_json:
         options.print_json({"samples": len(dataset), "checkpoint": checkpoint, **values})

@@ -13,16 +13,16 @@ from engine.trainer.trainer import Trainer
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad export run -o model.onnx",
         "edgegrad export artifacts/ -o model.onnx",
         "edgegrad export run --artifacts -o device/        # for a device that continues training",
     )
 )
 @click.argument("run", type=options.Existing(), metavar="RUN|ARTIFACTS")
-@options.out("File to write; with --artifacts a folder.", required=True)
+@options.take_out("File to write; with --artifacts a folder.", required=True)
 @options.checkpoint
-@options.output_names
+@options.take_output_names
 @click.option(
     "--artifacts",
     "as_artifacts",

@@ -11,7 +11,7 @@ from engine.tools.commands import options
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad lora forward.onnx --rank 8 --alpha 16 --match 'attn.*(q|v)' -o forward.lora.onnx",
         "edgegrad artifacts forward.lora.onnx --loss cross_entropy -o artifacts/",
         "edgegrad lora trained.onnx --merge -o merged.onnx",
@@ -19,7 +19,7 @@ from engine.tools.commands import options
     )
 )
 @click.argument("model", type=options.Existing(), metavar="MODEL")
-@options.out("File to write.", required=True)
+@options.take_out("File to write.", required=True)
 @click.option(
     "--match",
     "patterns",

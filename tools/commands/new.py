@@ -11,7 +11,7 @@ from engine.tools.commands import options
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad new                                    # lists the templates",
         "edgegrad new image-classifier my-app",
     )
@@ -25,7 +25,7 @@ def command(template: str | None, folder: Path | None, as_json: bool) -> None:
     Without arguments, list the templates.
     """
     if template is None:
-        known = templates.templates()
+        known = templates.list_templates()
         if as_json:
             options.print_json(known)
         for name, title in known.items() if not as_json else ():
@@ -36,7 +36,7 @@ def command(template: str | None, folder: Path | None, as_json: bool) -> None:
             "give the folder of the project, as in: edgegrad new TEMPLATE my-app"
         )
     made = templates.copy(template, folder)
-    steps = [f"cd {folder}", *templates.first_commands(template)]
+    steps = [f"cd {folder}", *templates.list_first_commands(template)]
     if as_json:
         options.print_json({"folder": folder, "wrote": made, "next": steps})
         return

@@ -20,7 +20,7 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad ops",
         "edgegrad ops model.onnx",
         "edgegrad ops artifacts/ -o required_operators.config",
@@ -28,7 +28,7 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
 )
 @click.argument("models", nargs=-1, type=options.Existing(), metavar="[MODEL|FOLDER]...")
 @options.as_json
-@options.out("Write the op list of a reduced build instead; - is standard output.")
+@options.take_out("Write the op list of a reduced build instead; - is standard output.")
 @click.option(
     "--within",
     type=options.Existing(),
@@ -52,7 +52,7 @@ def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: P
             raise click.UsageError("--out and --within read models: name one or more")
         _print_operators(as_json)
         return 0
-    paths = _models(models)
+    paths = _list_models(models)
     if not within and not out:
         return _print_support(paths, as_json)
     graphs = [(path, onnx_io.load(path)) for path in paths]
@@ -70,7 +70,7 @@ def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: P
     return 0
 
 
-def _models(paths: Sequence[Path]) -> list[Path]:
+def _list_models(paths: Sequence[Path]) -> list[Path]:
     """Return the ONNX files that paths name: a file itself, or every model in a folder.
 
     Raises:

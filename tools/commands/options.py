@@ -45,7 +45,7 @@ class Existing(click.Path):
         raise FileError(f"{path}: no such file or folder{suggest_nearest(path.name, names)}")
 
 
-def counts(value: str) -> tuple[int, ...]:
+def parse_counts(value: str) -> tuple[int, ...]:
     """Return whole numbers from 1 on, from a word `N,...`."""
     words = [word.strip() for word in value.split(",")]
     if not all(w.isdecimal() and int(w) > 0 for w in words):
@@ -53,7 +53,7 @@ def counts(value: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def named_shape(value: str) -> tuple[str, tuple[int, ...]]:
+def parse_named_shape(value: str) -> tuple[str, tuple[int, ...]]:
     """Return the name and the shape of an input, from a word `NAME=D,D,...`."""
     name, _, dims = value.rpartition("=")
     words = [word.strip() for word in dims.split(",") if word.strip()]
@@ -62,7 +62,7 @@ def named_shape(value: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, words))
 
 
-def in_bytes(value: str) -> int:
+def parse_bytes(value: str) -> int:
     """Return a number of bytes, from a word such as 48MB."""
     from engine.base import arguments  # numpy, which help does without
     from engine.base.errors import InputError
@@ -73,7 +73,7 @@ def in_bytes(value: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
-def each_once(
+def require_unique(
     ctx: click.Context, param: click.Parameter, value: Sequence[tuple[int, ...]]
 ) -> tuple[int, ...]:
     """Return the numbers of an option that may be given several times, each once."""
@@ -83,9 +83,9 @@ def each_once(
 batch = click.option(
     "--batch",
     "batches",
-    type=counts,
+    type=parse_counts,
     multiple=True,
-    callback=each_once,
+    callback=require_unique,
     metavar="N,...",
     help="Samples per step; repeat, or separate with commas.",
 )
@@ -96,14 +96,14 @@ batch_size = click.option(
 shape = click.option(
     "--shape",
     "shapes",
-    type=named_shape,
+    type=parse_named_shape,
     multiple=True,
     metavar="NAME=D,D,...",
     help="Shape of an input; repeat for each input whose shape the batch size does not determine.",
 )
 budget = click.option(
     "--budget",
-    type=in_bytes,
+    type=parse_bytes,
     metavar="BYTES",
     help="Memory limit for all regions of a step, such as 48MB or 1.5GiB.",
 )
@@ -147,14 +147,14 @@ def of(kind: type, place: str) -> Decorator[Any]:
     def add(function: Command) -> Command:
         hints = typing.get_type_hints(kind)
         for field in reversed(list_options(kind)):
-            made = _option(field, hints[field.name], f"{place}_{field.name}")
+            made = _make_option(field, hints[field.name], f"{place}_{field.name}")
             function = function if made is None else made(function)
         return function
 
     return add
 
 
-def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def select_given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options that `of` has added, by field; those not given are left out.
 
     values: all parameters of the command.
@@ -172,7 +172,7 @@ def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
+def _make_option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
     """Return the option of a command for a field; None: its values are tables."""
     from engine.base.fields import read_declaration
 
@@ -218,7 +218,7 @@ class Value(click.ParamType[Any]):
         return tables.parse_value(value) if isinstance(value, str) else value
 
 
-def threads(default: str) -> Decorator[Any]:
+def take_threads(default: str) -> Decorator[Any]:
     """Return the option --threads, one number; `default` describes its default in words."""
     return click.option(
         "--threads",
@@ -228,7 +228,7 @@ def threads(default: str) -> Decorator[Any]:
     )
 
 
-def out(what: str, *, required: bool = False, default: str | None = None) -> Decorator[Any]:
+def take_out(what: str, *, required: bool = False, default: str | None = None) -> Decorator[Any]:
     """Return the option -o, --out; `what` is its help text."""
     return click.option(
         "-o",
@@ -241,7 +241,7 @@ def out(what: str, *, required: bool = False, default: str | None = None) -> Dec
     )
 
 
-def targets(function: Command) -> Command:
+def take_target(function: Command) -> Command:
     """Add the options that choose a processor: --target, or its parts."""
     rows = (
         ("--target", "native", "TARGET", "A name from `edgegrad targets`.  [default: native]"),
@@ -254,7 +254,7 @@ def targets(function: Command) -> Command:
     return function
 
 
-def output_names(function: Command) -> Command:
+def take_output_names(function: Command) -> Command:
     """Add the option --output, which chooses the results of inference."""
     return click.option(
         "--output",
@@ -265,7 +265,7 @@ def output_names(function: Command) -> Command:
     )(function)
 
 
-def examples(*lines: str) -> str:
+def list_examples(*lines: str) -> str:
     """Return the end of a command's help: examples of command lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -277,14 +277,14 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON; numbers that JSON lacks, NaN and the infinities, are null."""
-    click.echo(json.dumps(_plain(value), indent=1, allow_nan=False))
+    click.echo(json.dumps(_convert(value), indent=1, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def _convert(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _convert(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_convert(v) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else str(value)

@@ -45,17 +45,17 @@ _OURS = {
 }  # not from the file
 
 
-def page(text: str) -> str:
+def make_page(text: str) -> str:
     """Return the page with its generated parts made again."""
     return _PART.sub(lambda found: f"{found[1]}\n{_PARTS[found['name']]()}\n{found[3]}", text)
 
 
-def commands() -> str:
+def describe_commands() -> str:
     """Describe every command: its help, arguments and options, examples."""
-    return "\n".join(_command(name) for name, row in COMMANDS.items() if row.section)
+    return "\n".join(_describe_command(name) for name, row in COMMANDS.items() if row.section)
 
 
-def _command(name: str) -> str:
+def _describe_command(name: str) -> str:
     command = COMMANDS[name].load()
     with root.make_context("edgegrad", [], resilient_parsing=True) as outer:
         context = click.Context(command, outer, name)
@@ -67,7 +67,9 @@ def _command(name: str) -> str:
         shown = [row for row in rows if row is not None]
         if shown:
             lines.append("| option | |\n|---|---|")
-            lines += [f"| `{_cell(words)}` | {_cell(text)} |" for words, text in shown]
+            lines += [
+                f"| `{_escape_cell(words)}` | {_escape_cell(text)} |" for words, text in shown
+            ]
             lines.append("")
     if command.epilog:
         examples = command.epilog.replace("\b\n", "").partition("\n")[2]
@@ -75,42 +77,45 @@ def _command(name: str) -> str:
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def statuses() -> str:
+def list_statuses() -> str:
     """List the exit statuses that all commands share."""
     rows = "\n".join(f"| {status} | {meaning} |" for status, meaning in STATUSES.items())
     return f"| status | meaning |\n|---|---|\n{rows}\n"
 
 
-def configuration() -> str:
+def list_configuration() -> str:
     """List all tables of run.toml, with the types and defaults of their keys."""
-    return "\n".join(_tables())
+    return "\n".join(_list_tables())
 
 
-def _tables() -> Iterator[str]:
+def _list_tables() -> Iterator[str]:
     for name, kind in run_config.TABLES.items():
         yield f"### [{name}]\n"
         yield f"{inspect.getdoc(kind)}\n"
         if kind is run_config.Chosen:
-            yield from _choices(name)
+            yield from _list_choices(name)
             continue
         yield "| key | type | default | |\n|---|---|---|---|"
         known = tables.list_options(kind)
         for field in list_options(kind):
             option, text = known[field.name], read_declaration(field).text
-            yield f"| `{field.name}` | {_type(option)} | {_default(option)} | {_cell(text)} |"
+            yield (
+                f"| `{field.name}` | {_name_type(option)} | {_format_default(option)} | "
+                f"{_escape_cell(text)} |"
+            )
         yield ""
         if name == "model":
             losses = ", ".join(f"`{each}`" for each in names.list_losses())
             yield f"`loss` is one of {losses}; [docs/losses.md](losses.md) has their options.\n"
         if name == "data":
-            yield from _datasets()
+            yield from _list_datasets()
 
 
-def _choices(name: str) -> Iterator[str]:
+def _list_choices(name: str) -> Iterator[str]:
     makers: Mapping[str, Callable[..., Any]] = names.schedule_kinds()
     if name == "optimizer":
         makers = names.list_optimizers()
@@ -118,51 +123,51 @@ def _choices(name: str) -> Iterator[str]:
     yield f"`name` is one of these, by default `{default}`; the other keys are its options.\n"
     yield "| name | options |\n|---|---|"
     for each, maker in makers.items():
-        yield f"| `{each}` | {_options(maker, set())} |"
+        yield f"| `{each}` | {_list_options(maker, set())} |"
     yield ""
 
 
-def _datasets() -> Iterator[str]:
+def _list_datasets() -> Iterator[str]:
     yield "`options` of the kinds, which [docs/data.md](data.md) explains:\n"
     yield "| kind | options |\n|---|---|"
     for kind, maker in _DATASETS.items():
-        yield f"| {kind} | {_options(maker, _OURS)} |"
+        yield f"| {kind} | {_list_options(maker, _OURS)} |"
     yield ""
 
 
-def _options(maker: Callable[..., Any], left_out: set[str]) -> str:
+def _list_options(maker: Callable[..., Any], left_out: set[str]) -> str:
     """List options, with their defaults if TOML can express them."""
     shown = []
     for name, option in tables.list_options(maker).items():
         if name not in left_out:
-            default = _default(option).strip("`")
+            default = _format_default(option).strip("`")
             shown.append(f"`{name} = {default}`" if default else f"`{name}`")
     return ", ".join(shown) or "none"
 
 
-def _type(option: tables.Option) -> str:
-    return _cell(tables.describe(option.type))
+def _name_type(option: tables.Option) -> str:
+    return _escape_cell(tables.describe(option.type))
 
 
-def _default(option: tables.Option) -> str:
+def _format_default(option: tables.Option) -> str:
     """Return the default in TOML; empty if there is none, or if it stands for another one."""
     if option.default is None or option.default is dataclasses.MISSING:
         return ""
     try:
-        return f"`{_cell(run_config.toml_value(option.default))}`"
+        return f"`{_escape_cell(run_config.format_toml(option.default))}`"
     except InputError:  # it has None in it
         return ""
 
 
 _PARTS: dict[str, Callable[[], str]] = {
-    "commands": commands, "statuses": statuses, "configuration": configuration,
+    "commands": describe_commands, "statuses": list_statuses, "configuration": list_configuration,
 }  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
     """Make the generated parts of a page again."""
     path = Path(argv[0])
-    path.write_text(page(path.read_text("utf-8")), "utf-8")
+    path.write_text(make_page(path.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

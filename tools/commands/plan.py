@@ -18,17 +18,17 @@ from engine.system import config
 from engine.tools.actions import checks, plan_text
 from engine.tools.actions.plans import (
     PlanRequest,
+    add_titles,
     check_file,
+    find_paths,
     is_plan_file,
-    opened,
-    paths_of,
-    plans,
-    titled,
+    open_models,
+    plan_models,
 )
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, write_plans
-from engine.tools.trimmed.plans import artifacts
+from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
 
@@ -36,7 +36,7 @@ _DIFFERENT = 3  # exit status of --diff
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad plan model.onnx --batch 8 --arena",
         "edgegrad plan artifacts/ --batch 8 --budget 48MB --picture plan.html",
         "edgegrad plan artifacts/ --batch 8 --diff other/",
@@ -56,9 +56,9 @@ _DIFFERENT = 3  # exit status of --diff
     metavar="N",
     help="Plan the training step of one of N ranks, which gets --batch samples of each batch.",
 )
-@options.threads("as a Module here; with -o 1")
-@options.targets
-@options.output_names
+@options.take_threads("as a Module here; with -o 1")
+@options.take_target
+@options.take_output_names
 @click.option("--arena", is_flag=True, help="Also draw the work arena over time.")
 @click.option(
     "--kept",
@@ -80,7 +80,7 @@ _DIFFERENT = 3  # exit status of --diff
     metavar="OTHER",
     help="Compare with the plans of another model or folder of artifacts.",
 )
-@options.out("Write the plans as a file for a library of `edgegrad build --ops`.")
+@options.take_out("Write the plans as a file for a library of `edgegrad build --ops`.")
 @click.option(
     "--ops",
     type=options.Existing(),
@@ -154,20 +154,22 @@ def command(
         platform.target, number, batches, dict(shapes), outputs, budget, ranks, precision
     )
     progress = Progress() if source.is_dir() else SILENT
-    models = opened(artifacts(source), asked) if source.is_dir() else None
-    machine, made = Machine.of(platform.target), plans(source, asked, progress, models)
-    paths = paths_of(source)
-    verified = {title: titled(check(verify(plan), machine), paths) for title, plan in made.items()}
+    models = open_models(list_artifacts(source), asked) if source.is_dir() else None
+    machine, made = Machine.of(platform.target), plan_models(source, asked, progress, models)
+    paths = find_paths(source)
+    verified = {
+        title: add_titles(check(verify(plan), machine), paths) for title, plan in made.items()
+    }
     if picture is not None:
         here = target == "native" and not triple and not cpu and features is None
         _draw(picture, source, verified, asked, here, progress, models)
         return 0
     if other is not None:
-        others = paths_of(other)
-        theirs = {t: titled(p, others) for t, p in plans(other, asked, progress).items()}
+        others = find_paths(other)
+        theirs = {t: add_titles(p, others) for t, p in plan_models(other, asked, progress).items()}
         return _compare(verified, theirs, source, other, as_json)
     if as_json:
-        table = plan_text.table
+        table = plan_text.make_table
         options.print_json(
             {t: {"summary": p.summary()} if only_verify else table(p) for t, p in verified.items()}
         )
@@ -175,11 +177,11 @@ def command(
     for plan in verified.values():
         options.echo(f"{plan.summary()}\n" if only_verify or kept else str(plan), nl=False)
         if kept:
-            options.echo(plan_text.kept(plan), nl=False)
+            options.echo(plan_text.format_kept(plan), nl=False)
         if words:
-            options.echo(plan_text.words(plan), nl=False)
+            options.echo(plan_text.format_words(plan), nl=False)
         if arena:
-            options.echo(plan_text.picture(plan), nl=False)
+            options.echo(plan_text.draw_arena(plan), nl=False)
     return 0
 
 

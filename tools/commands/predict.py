@@ -13,7 +13,7 @@ from engine.trainer.trainer import Trainer
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad predict run photo.jpg",
         "edgegrad predict run photos/ -o predictions.csv",
         "edgegrad predict run photos/ --json",
@@ -23,8 +23,8 @@ from engine.trainer.trainer import Trainer
 @click.argument("files", nargs=-1, required=True, type=options.Existing(), metavar="FILE|FOLDER...")
 @options.batch_size
 @options.checkpoint
-@options.threads("all cores")
-@options.out("Write a table, *.csv or *.json, instead of lines.")
+@options.take_threads("all cores")
+@options.take_out("Write a table, *.csv or *.json, instead of lines.")
 @options.as_json
 @options.imports
 def command(
@@ -53,4 +53,4 @@ def command(
         options.echo(f"{out}: {len(rows):,} predictions")
     else:
         for row in rows:
-            options.echo(prediction.line(row))
+            options.echo(prediction.format_row(row))

@@ -16,7 +16,7 @@ from engine.tools.trimmed.progress import Progress
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad prepare artifacts/ --batch 8,32                    # for this machine",
         "edgegrad prepare artifacts/ --batch 8 --threads 4 --target raspberrypi4",
     )
@@ -26,9 +26,9 @@ from engine.tools.trimmed.progress import Progress
 @options.shape
 @click.option(
     "--threads",
-    type=options.counts,
+    type=options.parse_counts,
     multiple=True,
-    callback=options.each_once,
+    callback=options.require_unique,
     metavar="N,...",
     help="Threads per step; repeat, or separate with commas.  [default: as a Module here]",
 )
@@ -61,10 +61,10 @@ def command(
     """
     if not batches and not shapes:
         raise click.UsageError("give the samples of a step, as --batch 8, or --shape")
-    kernels = [prepare.elsewhere(name) for name in targets] or [source.current()]
+    kernels = [prepare.make_kernel_set(name) for name in targets] or [source.current()]
     numbers = [config.choose_threads(n) for n in threads] or [config.choose_threads()]
     settings = list(itertools.product(kernels, numbers))
-    asked = _shapes(shapes, batches)
+    asked = _list_shapes(shapes, batches)
     path, size = prepare.prepare(artifacts, settings, asked, Progress(), budget, precision)
     if as_json:
         made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
@@ -73,7 +73,7 @@ def command(
         options.echo(f"{path}: {size:,} bytes")
 
 
-def _shapes(
+def _list_shapes(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], batches: tuple[int, ...]
 ) -> list[tuple[int, prepare.Shapes]]:
     """Return the shapes to plan for: every batch size with every shape given for an input."""

@@ -10,7 +10,7 @@ from engine.tools.commands import options
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad profile artifacts/ --batch 8",
         "edgegrad profile artifacts/ --batch 8 --threads 1 --by node",
         "edgegrad profile artifacts/ --batch 8 --trace step.json --html step.html",
@@ -22,7 +22,7 @@ from engine.tools.commands import options
     help="Samples per step.  [default: the model's fixed size, or 8]",
 )  # fmt: skip
 @options.shape
-@options.threads("as a Module here")
+@options.take_threads("as a Module here")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
     help="Number of runs to take medians over.",

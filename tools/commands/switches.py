@@ -8,7 +8,7 @@ from engine.system.config import PREFIX, SWITCHES, switch
 from engine.tools.commands import options
 
 
-@click.command(epilog=options.examples("edgegrad switches"))
+@click.command(epilog=options.list_examples("edgegrad switches"))
 @options.as_json
 def command(as_json: bool) -> None:
     """List the EDGEGRAD_* environment variables and their values.

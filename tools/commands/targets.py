@@ -12,7 +12,7 @@ from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve
 
 
-@click.command(epilog=options.examples("edgegrad targets", "edgegrad targets --json"))
+@click.command(epilog=options.list_examples("edgegrad targets", "edgegrad targets --json"))
 @options.as_json
 def command(as_json: bool) -> None:
     """List the devices that builds and plans are made for.

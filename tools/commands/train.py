@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 @click.command(
-    epilog=options.examples(
+    epilog=options.list_examples(
         "edgegrad train --model mobilenet_v3_small --data photos/ --epochs 10",
         "edgegrad train --model mine.onnx --data photos/",
         "edgegrad train --config run.toml --set fit.epochs=20 --set optimizer.weight_decay=0.01",
@@ -71,7 +71,7 @@ def command(
     differs from the number of classes in the data, its last layer is replaced.  Under mpirun all
     processes train one model together, see docs/cluster.md.
     """
-    asked = _configuration(config, settings, resume, given)
+    asked = _merge_configuration(config, settings, resume, given)
     if picture is not None:
         return _find_rate(asked, picture, as_json)
     result = training_run.train(
@@ -130,7 +130,7 @@ def _find_rate(asked: RunConfig, picture: Path, as_json: bool) -> int:
     return 0
 
 
-def _configuration(
+def _merge_configuration(
     path: Path | None, settings: tuple[str, ...], resume: bool, given: dict[str, Any]
 ) -> RunConfig:
     """Merge a file, the options and --set, in this order; to resume, use the run's own file.
@@ -142,7 +142,7 @@ def _configuration(
         f"{table}.{key}": value
         for table, kind in run_config.TABLES.items()
         if kind is not run_config.Chosen
-        for key, value in options.given(kind, table, given).items()
+        for key, value in options.select_given(kind, table, given).items()
     }
     for name, place in _PLACES.items():
         if given[name] not in (None, ()):
@@ -153,6 +153,6 @@ def _configuration(
         if not path.is_file():
             raise StateError(f"{path.parent} holds no run to resume: leave out --resume")
     content = {} if path is None else run_config.read(path)
-    run_config.override(content, changes, "option")
-    run_config.override(content, tables.parse_assignments(settings, "--set"), "--set")
-    return run_config.config_of(content, "options" if path is None else str(path))
+    run_config.override_values(content, changes, "option")
+    run_config.override_values(content, tables.parse_assignments(settings, "--set"), "--set")
+    return run_config.make_config(content, "options" if path is None else str(path))

@@ -13,11 +13,11 @@ from engine.tools.commands import options
 _REPORTED = ("numpy", "numba", "llvmlite", "onnx", "click", "onnxruntime", "ziglang")
 
 
-@click.command(epilog=options.examples("edgegrad version", "edgegrad version --json"))
+@click.command(epilog=options.list_examples("edgegrad version", "edgegrad version --json"))
 @options.as_json
 def command(as_json: bool) -> None:
     """Print the versions of edgegrad and its dependencies."""
-    packages = {name: _version(name) for name in _REPORTED}
+    packages = {name: _find_version(name) for name in _REPORTED}
     python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
     if as_json:
         versions = {"edgegrad": __version__, "python": python, "system": system}
@@ -29,7 +29,7 @@ def command(as_json: bool) -> None:
         options.echo(f"{name} {version or 'not installed'}")
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -30,7 +30,7 @@ SIDE, TIMES, MARGIN, NAMES = 128, 4, 8, 110
 Bytes = npt.NDArray[np.uint8]
 
 
-def scene(hill: float, sky: tuple[int, int, int]) -> Bytes:
+def draw_scene(hill: float, sky: tuple[int, int, int]) -> Bytes:
     """Draw a house, a tree and the sun, so that all directions can be told apart."""
     rows, columns = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     drawn = np.empty((SIDE, SIDE, 3))
@@ -49,7 +49,7 @@ def scene(hill: float, sky: tuple[int, int, int]) -> Bytes:
     return drawn.astype(np.uint8)
 
 
-def drawn_features(features: npt.NDArray[Any]) -> Bytes:
+def draw_features(features: npt.NDArray[Any]) -> Bytes:
     """Draw the features of a sound: time to the right, low bands below, louder is brighter."""
     low, high = np.percentile(features, [1, 99])
     grey = np.clip((features[0][::-1] - low) / (high - low), 0, 1)
@@ -57,9 +57,9 @@ def drawn_features(features: npt.NDArray[Any]) -> Bytes:
     return np.stack([np.asarray(image)] * 3, -1)
 
 
-def rows() -> dict[str, list[Bytes]]:
+def make_rows() -> dict[str, list[Bytes]]:
     """Return the pictures of each change, by its name; the first one of a row is unchanged."""
-    house, other = scene(0.03, (120, 170, 230)), scene(-0.06, (230, 150, 120))[:, ::-1]
+    house, other = draw_scene(0.03, (120, 170, 230)), draw_scene(-0.06, (230, 150, 120))[:, ::-1]
     changes: dict[str, Any] = {
         "flip": RandomFlip(probability=0.7, vertical=True),
         "crop": RandomResizedCrop(SIDE, scale=(0.3, 1.0)),
@@ -84,8 +84,8 @@ def rows() -> dict[str, list[Bytes]]:
     generators = [np.random.default_rng(k) for k in range(TIMES)]
     moved = [features(TimeShift(share=0.4)((word,), rng)[0])[np.newaxis] for rng in generators]
     masked = [SpecAugment()((plain,), rng)[0] for rng in generators]
-    shown["shift"] = [drawn_features(each) for each in (plain, *moved)]
-    shown["spec"] = [drawn_features(each) for each in (plain, *masked)]
+    shown["shift"] = [draw_features(each) for each in (plain, *moved)]
+    shown["spec"] = [draw_features(each) for each in (plain, *masked)]
     return shown
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     """Write the picture."""
     from PIL import ImageDraw
 
-    shown = rows()
+    shown = make_rows()
     step = SIDE + MARGIN
     size = (NAMES + step * (TIMES + 1), step * len(shown) + MARGIN)
     sheet = import_pillow().new("RGB", size, "white")

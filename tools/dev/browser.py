@@ -32,7 +32,7 @@ os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 class Browser:
-    """Process of the browser; `page` opens files in it."""
+    """Process of the browser; `open_page` opens files in it."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -47,7 +47,7 @@ class Browser:
         if session is not None:
             message["sessionId"] = session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        for answer in self._messages():
+        for answer in self._read_messages():
             if answer.get("id") == number:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 result: dict[str, Any] = answer["result"]
@@ -59,12 +59,12 @@ class Browser:
         """Wait until an event of this kind comes, or has come since the last `events.clear()`."""
         if any(e.get("method") == method for e in self.events):
             return
-        for event in self._messages():
+        for event in self._read_messages():
             self.events.append(event)
             if event.get("method") == method:
                 return
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
+    def _read_messages(self) -> Iterator[dict[str, Any]]:
         end = time.monotonic() + PATIENCE
         while True:
             while b"\0" in self._buffer:
@@ -77,7 +77,7 @@ class Browser:
                 return
             self._buffer += data
 
-    def page(
+    def open_page(
         self,
         file: Path,
         width: int = 1280,

@@ -18,7 +18,7 @@ from engine.tools.dev import cases
 from engine.tools.dev.cases.case import Case, Tensor
 
 
-def all_cases() -> list[Case]:
+def list_cases() -> list[Case]:
     """Return the rows of every file of cases; optimizers have rows of their own kind."""
     files = (m for m in pkgutil.iter_modules(cases.__path__) if not m.ispkg)
     names = [m.name for m in files if m.name != "case"]
@@ -102,10 +102,10 @@ def backward_of(
     return graph, names
 
 
-def largest_rows() -> dict[str, Case]:
+def find_largest_rows() -> dict[str, Case]:
     """Return, by kernel template, the case row with most input elements whose plans call it."""
     largest: dict[str, tuple[int, Case]] = {}
-    for case in all_cases():
+    for case in list_cases():
         one = OneNode(case)
         size = sum(a.size for a in one.inputs.values())
         graphs = [one.graph, backward_of(one)[0]] if case.grad else [one.graph]

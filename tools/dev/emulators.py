@@ -27,14 +27,14 @@ process.exitCode = wasi.start(await WebAssembly.instantiate(wasm, wasi.getImport
 
 
 @functools.cache
-def _folder() -> Path:
+def _make_folder() -> Path:
     """Return the folder of what emulators of this process read and write."""
     made = Path(tempfile.mkdtemp(prefix="edgegrad-emulators-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 
 
-def wine() -> str:
+def find_wine() -> str:
     """Return Wine's loader of 64-bit programs, which Debian keeps out of the PATH, or ""."""
     return shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine") or ""
 
@@ -54,7 +54,7 @@ class Emulator:
     folder: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def missing(self) -> list[str]:
+    def list_missing(self) -> list[str]:
         """Return the tools that this machine lacks."""
         return [t for t in self.tools if not (shutil.which(t) or Path(t).exists())]
 
@@ -85,12 +85,12 @@ class Emulator:
 ARM64 = ("cortex-a53", "cortex-a72", "cortex-a76")  # that qemu knows; others run as the last
 
 
-def _qemu(machine: str, cpu: str, triple: str) -> Emulator:
+def _make_qemu(machine: str, cpu: str, triple: str) -> Emulator:
     command, folder = f"qemu-{machine}-static", f"/usr/{triple}"
     return Emulator((command, "-cpu", cpu), (command, f"{folder}/lib/libc.so.6"), folder)
 
 
-def emulator(target: str) -> Emulator | None:
+def find_emulator(target: str) -> Emulator | None:
     """Return the emulator for the programs of a named target, or None."""
     if target == "native":
         return Emulator(())
@@ -98,19 +98,19 @@ def emulator(target: str) -> Emulator | None:
         return Emulator(()) if _has(target) else None
     if target in ("raspberrypi1", "raspberrypi2"):
         # Debian's C library for hard floats is for ARMv7; so is the CPU that runs builds for ARMv6.
-        return _qemu("arm", "cortex-a7", "arm-linux-gnueabihf")
+        return _make_qemu("arm", "cortex-a7", "arm-linux-gnueabihf")
     triple, cpu, *_ = TARGETS.get(target, ("", ""))
     if triple.startswith("aarch64-") and "linux-gnu" in triple:
         emulated = {"generic": "cortex-a53"} | {core: core for core in ARM64}
-        return _qemu("aarch64", emulated.get(cpu, ARM64[-1]), "aarch64-linux-gnu")
+        return _make_qemu("aarch64", emulated.get(cpu, ARM64[-1]), "aarch64-linux-gnu")
     if target == "riscv64":
-        return _qemu("riscv64", "rv64", "riscv64-linux-gnu")
+        return _make_qemu("riscv64", "rv64", "riscv64-linux-gnu")
     if target == "windows-x86_64":
-        quiet = {"WINEPREFIX": str(_folder() / "wine"), "WINEDEBUG": "-all",
+        quiet = {"WINEPREFIX": str(_make_folder() / "wine"), "WINEDEBUG": "-all",
                  "WINEDLLOVERRIDES": "mscoree,mshtml,winemenubuilder.exe="}  # fmt: skip
-        return Emulator((wine() or "wine64",), (wine() or "wine64",), "", quiet)
+        return Emulator((find_wine() or "wine64",), (find_wine() or "wine64",), "", quiet)
     if target == "wasm32":
-        script = _folder() / "wasi.mjs"
+        script = _make_folder() / "wasi.mjs"
         script.write_text(WASI)
         # With threads of its own Node 20 crashes as a program of WASI ends whose memory has grown.
         return Emulator(("node", "--no-warnings", "--single-threaded", str(script)), ("node",))

@@ -15,14 +15,14 @@ OUTPUT = "logits"  # of a model whose loss is added here
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def inputs_of(data: dict[str, Array]) -> list[Array]:
+def list_inputs(data: dict[str, Array]) -> list[Array]:
     """Return the inputs of a model, without its target."""
     return [data[f"in{i}"] for i in range(sum(k.startswith("in") for k in data))]
 
 
-def batch_of(data: dict[str, Array]) -> list[Array]:
+def list_batch(data: dict[str, Array]) -> list[Array]:
     """Return the inputs of a model, and its target if it has one."""
-    return inputs_of(data) + ([data["target"]] if "target" in data else [])
+    return list_inputs(data) + ([data["target"]] if "target" in data else [])
 
 
 def write_artifacts(
@@ -54,7 +54,7 @@ def write_artifacts(
     return parameters
 
 
-def first_line(error: BaseException) -> str:
+def cut_first_line(error: BaseException) -> str:
     """Return the kind of an error and the first line it says, of no more than 200 characters."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:200]

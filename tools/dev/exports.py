@@ -34,7 +34,7 @@ EXPORTS = (
 BY_TAG = {export.tag: export for export in EXPORTS}
 
 
-def parts(tag: str) -> tuple[str, Export]:
+def split_tag(tag: str) -> tuple[str, Export]:
     """Return the family and the export that `<family>-<export>` names."""
     family, _, export = tag.partition("-")
     return family, BY_TAG[export]

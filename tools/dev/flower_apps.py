@@ -24,7 +24,7 @@ def free_port() -> int:
         return int(place.getsockname()[1])
 
 
-def environment(home: Path) -> dict[str, str]:
+def make_environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's processes: a home of their own, no telemetry, no
     network.
     """
@@ -49,7 +49,7 @@ def process(words: list[str], home: Path, log: Path) -> Iterator[subprocess.Pope
     command = [str(BINARIES / words[0]), *words[1:]]
     with log.open("wb") as out:
         started = subprocess.Popen(
-            command, env=environment(home), stdin=subprocess.DEVNULL, stdout=out,
+            command, env=make_environment(home), stdin=subprocess.DEVNULL, stdout=out,
             stderr=subprocess.STDOUT, start_new_session=True, cwd=home,
         )  # fmt: skip
         try:
@@ -107,7 +107,7 @@ def run_app(app: Path, clients: int | None = None, config: str = "", limit: floa
         command = ["flwr", "run", ".", "test", "--stream", "--federation-config", size]
         done = subprocess.run(
             [str(BINARIES / command[0]), *command[1:], *(["-c", config] if config else [])],
-            cwd=app, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=app, env=make_environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=limit,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout

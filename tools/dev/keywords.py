@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.base.fields import list_options
-from engine.tools.commands.page import page
+from engine.tools.commands.page import make_page
 from engine.training import settings
 
 KINDS: tuple[type, ...] = (
@@ -36,12 +36,12 @@ from engine.training.mode import Mode
 '''
 
 
-def source() -> str:
+def write_source() -> str:
     """Return the text of the file."""
-    return "\n".join((_HEAD, *(line for kind in KINDS for line in _class(kind))))
+    return "\n".join((_HEAD, *(line for kind in KINDS for line in _write_class(kind))))
 
 
-def _class(kind: type) -> Iterator[str]:
+def _write_class(kind: type) -> Iterator[str]:
     bases = [base for base in kind.__bases__ if dataclasses.is_dataclass(base)]
     named = ", ".join(map(_name, bases)) or "TypedDict"
     yield f"\nclass {_name(kind)}({named}, total=False):"
@@ -58,9 +58,9 @@ def _name(kind: type) -> str:
 
 def main() -> None:
     """Write the file and the generated parts of the page of commands."""
-    Path(settings.__file__).with_name("keywords.py").write_text(source(), "utf-8")
+    Path(settings.__file__).with_name("keywords.py").write_text(write_source(), "utf-8")
     commands = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/commands.md")
-    commands.write_text(page(commands.read_text("utf-8")), "utf-8")
+    commands.write_text(make_page(commands.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

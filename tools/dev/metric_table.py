@@ -12,7 +12,7 @@ _BEGIN = "<!-- metrics: made by `python -m engine.tools.dev.metric_table docs/me
 _END = "<!-- end of metrics -->\n"
 
 
-def table() -> str:
+def make_table() -> str:
     """Return the table as Markdown, then what each metric is."""
     rows = ["| name | variants | better | takes | targets | where it is not defined |"]
     rows.append("|---|---|---|---|---|---|")
@@ -33,7 +33,7 @@ def table() -> str:
 def with_table(page: str) -> str:
     """Return a page with the table between its marks."""
     head, _, rest = page.partition(_BEGIN)
-    return f"{head}{_BEGIN}{table()}{_END}{rest.partition(_END)[2]}"
+    return f"{head}{_BEGIN}{make_table()}{_END}{rest.partition(_END)[2]}"
 
 
 def main(argv: list[str]) -> None:
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
         page = Path(argv[0])
         page.write_text(with_table(page.read_text("utf-8")), "utf-8")
     else:
-        sys.stdout.write(table())
+        sys.stdout.write(make_table())
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ _HEAD = """\
 _ROW = 20  # features of a row
 
 
-def table() -> str:
+def make_table() -> str:
     """Return the table as Markdown: sizes are for 10 classes, rows for 20 features."""
-    return _HEAD + "".join(map(_row, ARCHITECTURES.values()))
+    return _HEAD + "".join(map(_make_row, ARCHITECTURES.values()))
 
 
-def _row(kind: Architecture) -> str:
+def _make_row(kind: Architecture) -> str:
     made = make(
         kind,
         classes=None if kind.answers == "input" else CLASSES,
@@ -39,18 +39,18 @@ def _row(kind: Architecture) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def page(text: str) -> str:
+def make_page(text: str) -> str:
     """Return the page with its table made anew."""
-    return _PART.sub(lambda match: match[1] + table() + match[2], text)
+    return _PART.sub(lambda match: match[1] + make_table() + match[2], text)
 
 
 def main(argv: list[str]) -> None:
     """Write the table into the named page, or print it if none is named."""
     if argv:
         path = Path(argv[0])
-        path.write_text(page(path.read_text("utf-8")), "utf-8")
+        path.write_text(make_page(path.read_text("utf-8")), "utf-8")
     else:
-        sys.stdout.write(table())
+        sys.stdout.write(make_table())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ _DOMAINS = {
 }
 
 
-def table() -> str:
+def make_table() -> str:
     """Return the table as Markdown."""
     parts = [_HEAD]
     every = [
@@ -54,9 +54,9 @@ def table() -> str:
 def main(argv: list[str]) -> None:
     """Write the table to the named file, or print it if none is named."""
     if argv:
-        Path(argv[0]).write_text(table(), "utf-8")
+        Path(argv[0]).write_text(make_table(), "utf-8")
     else:
-        sys.stdout.write(table())
+        sys.stdout.write(make_table())
 
 
 if __name__ == "__main__":

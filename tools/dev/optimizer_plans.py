@@ -15,7 +15,7 @@ from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.plan import Plan
 from engine.plan.states import lay_out
-from engine.tools.dev.cases.optimizer.case import all_cases
+from engine.tools.dev.cases.optimizer.case import list_cases
 
 SIZES = {"mlp": 24 << 14, "minilm": 11 << 20}  # parameters
 TENSORS, ROW = 64, 256
@@ -34,10 +34,10 @@ ROWS: dict[str, Method] = {
 }
 
 
-def plans() -> Iterator[Plan]:
+def make_plans() -> Iterator[Plan]:
     """Return the plans of all rows and cases, and of a clipping whose result steps do not read."""
     yield from map(plan_of, ROWS.values())
-    yield from (plan_of(case.method) for case in all_cases())
+    yield from (plan_of(case.method) for case in list_cases())
     size = TensorType("f32", (SIZES["mlp"],))
     node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
     graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
@@ -85,7 +85,7 @@ def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
     return make_plan(graph, {}, target=host(), threads=1)
 
 
-def moved(plan: Plan) -> int:
+def count_moved(plan: Plan) -> int:
     """Return the bytes that a step reads and writes; nodes of one kernel share its operands."""
     operands = {
         (task.spec, use.name, use.mode): use.nbytes * (1 if use.mode == "r" else 2)

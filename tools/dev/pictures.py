@@ -46,7 +46,7 @@ class Shot:
         if source.suffix == target.suffix:
             shutil.copyfile(source, target)
             return
-        page = chromium.page(source, WIDTH, self.height, dark=self.dark)
+        page = chromium.open_page(source, WIDTH, self.height, dark=self.dark)
         if self.section:
             page.ask(f"document.getElementById('{self.section}').scrollIntoView()")
         page.picture(target, whole=False)

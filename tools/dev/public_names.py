@@ -24,13 +24,13 @@ HOMES = {
 '''
 
 
-def source() -> str:
+def write_source() -> str:
     """Return the text of the file."""
-    rows = (f'    "{name}": "{home}",\n' for name, home in sorted(_offered("engine")))
+    rows = (f'    "{name}": "{home}",\n' for name, home in sorted(_list_offered("engine")))
     return f"{_HEAD}{''.join(rows)}}}\n"
 
 
-def _offered(package: str) -> Iterator[tuple[str, str]]:
+def _list_offered(package: str) -> Iterator[tuple[str, str]]:
     """Yield the names that a package shows type checkers, each with the module that has it."""
     file = import_module(package).__file__ or ""
     for node in ast.walk(ast.parse(Path(file).read_text("utf-8"))):
@@ -39,21 +39,23 @@ def _offered(package: str) -> Iterator[tuple[str, str]]:
                 assert isinstance(each, ast.ImportFrom)
                 assert each.module is not None
                 for name in each.names:
-                    yield from [(name.name, each.module)] if name.name != "*" else _all(each.module)
+                    yield from (
+                        [(name.name, each.module)] if name.name != "*" else _list_all(each.module)
+                    )
 
 
-def _all(module: str) -> Iterator[tuple[str, str]]:
+def _list_all(module: str) -> Iterator[tuple[str, str]]:
     """Yield the names that `from module import *` brings, each with the module that has it."""
     room = import_module(module)
     if "__getattr__" in vars(room):
-        yield from _offered(module)
+        yield from _list_offered(module)
     else:
         yield from ((name, module) for name in room.__all__)
 
 
 def main() -> None:
     """Write the file."""
-    Path(public_names.__file__).write_text(source(), "utf-8")
+    Path(public_names.__file__).write_text(write_source(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from engine.graphs.io import schemas
 from engine.graphs.io.opsets import FIRST, LAST
 
 
-def forms() -> Iterator[tuple[str, int, schemas.Schema]]:
+def list_forms() -> Iterator[tuple[str, int, schemas.Schema]]:
     """Yield every form of every op of ONNX's domain, with the opset that brought it."""
     for op in sorted({s.name for s in onnx.defs.get_all_schemas_with_history() if not s.domain}):
         versions = {}
@@ -28,14 +28,14 @@ def forms() -> Iterator[tuple[str, int, schemas.Schema]]:
         yield from ((op, since, schema) for since, schema in versions.items())
 
 
-def lines() -> Iterator[str]:
+def list_lines() -> Iterator[str]:
     """Return the lines of the table."""
-    return (f"{op}\t{since}\t{schema}\n" for op, since, schema in forms())
+    return (f"{op}\t{since}\t{schema}\n" for op, since, schema in list_forms())
 
 
 def main() -> None:
     """Write the table."""
-    made = "".join(lines())
+    made = "".join(list_lines())
     path = Path(schemas.__file__).with_name("schemas.txt")
     path.write_text(made, "utf-8")
     print(f"{made.count(chr(10))} schemas in {path.name}")

@@ -3,8 +3,8 @@
     python -m engine.tools.dev.ship [--level LEVEL ...] [--system SYSTEM] [--out FOLDER] [--jobs N]
 
 Wheels have these libraries (kernels/binaries/shipped.py reads them).  A library has every kernel
-that `kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt: what
-the plans of all models of the benchmarks and tests use, collected by `python -m
+that `find_kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt:
+what the plans of all models of the benchmarks and tests use, collected by `python -m
 engine.tools.dev.zoo`.  It is compiled and linked by the path of trimmed builds, needs no other
 library, and is the same for every distribution of Linux.
 """
@@ -31,7 +31,7 @@ from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.roofline import PEAK, STREAM
 from engine.runtime.timing import TIMED_KERNEL
-from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.progress import SILENT, Progress
@@ -42,18 +42,18 @@ ALWAYS = (LAUNCH, WORKER, PEAK, STREAM, TIMED_KERNEL)  # to run plans, and to me
 SHARE = 96  # kernels of one object, which a process emits at a time
 
 
-def zoo() -> list[KernelSpec]:
+def read_zoo() -> list[KernelSpec]:
     """Return the kernels in zoo.txt: a JSON list a line, the template and its parameters."""
     rows = (json.loads(line) for line in ZOO.read_text("utf-8").splitlines())
     return [KernelSpec(template, tuple(params)) for template, *params in rows]
 
 
-def every() -> list[KernelSpec]:
+def list_kernels() -> list[KernelSpec]:
     """Return all kernels that wheels ship."""
-    return list(dict.fromkeys((*ALWAYS, *kernel_set(OpSet(all_if_none=True)), *zoo())))
+    return list(dict.fromkeys((*ALWAYS, *find_kernel_set(OpSet(all_if_none=True)), *read_zoo())))
 
 
-def ship(
+def ship_kernels(
     specs: Iterable[KernelSpec],
     levels: Sequence[Level],
     system: str,
@@ -81,7 +81,7 @@ def ship(
     made = {shipped.KEYS: folder / shipped.KEYS}
     for level in levels:
         progress.say(f"compiling {len(wanted)} kernels for {level.name}")
-        made[level.name] = _library(wanted, level, system, folder, jobs)
+        made[level.name] = _make_library(wanted, level, system, folder, jobs)
         progress.say(f"{made[level.name].name}: {made[level.name].stat().st_size:,} bytes")
     sources = fingerprint.package_digest()
     compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite")]
@@ -91,21 +91,21 @@ def ship(
         "digest": digest.hexdigest()[:12],
         "sources": sources.hex(),
         "compilers": compilers,
-        "files": {name: row(path) for name, path in made.items()},
+        "files": {name: read_row(path) for name, path in made.items()},
     }
     path = folder / shipped.MANIFEST
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return path
 
 
-def row(path: Path) -> dict[str, str | int]:
+def read_row(path: Path) -> dict[str, str | int]:
     """Return the facts of the manifest about a file."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     return {"file": path.name, "bytes": len(content), "sha256": digest}
 
 
-def _library(
+def _make_library(
     specs: Sequence[KernelSpec], level: Level, system: str, folder: Path, jobs: int
 ) -> Path:
     """Compile and link the library of one level."""
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if not chosen:
         raise EngineError(f"--level {args.level}: none of them is shipped for {args.system}")
-    ship(every(), chosen, args.system, args.out, args.jobs, Progress())
+    ship_kernels(list_kernels(), chosen, args.system, args.out, args.jobs, Progress())
     return 0
 
 

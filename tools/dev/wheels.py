@@ -25,7 +25,7 @@ from pathlib import Path
 from engine.base.errors import EngineError
 from engine.kernels.machine.levels import LEVELS, Level
 from engine.plan.plan import KernelSpec
-from engine.tools.dev.ship import every, ship
+from engine.tools.dev.ship import list_kernels, ship_kernels
 from engine.tools.trimmed.progress import SILENT, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,19 +48,19 @@ class Wheel:
     arch: str
     tags: str
 
-    def levels(self) -> list[Level]:
+    def list_levels(self) -> list[Level]:
         """Return the levels that are shipped for this platform."""
         return [v for v in LEVELS if v.arch == self.arch and self.system in v.systems]
 
 
-def _linux(arch: str) -> Wheel:
+def _make_linux(arch: str) -> Wheel:
     return Wheel("linux", arch, f"manylinux2014_{arch}.manylinux_2_17_{arch}.musllinux_1_1_{arch}")
 
 
 # The systems are those for which NumPy 2 has wheels; macOS 11 is the first on both architectures.
 PLATFORMS = {
-    "linux-x86_64": _linux("x86_64"),
-    "linux-aarch64": _linux("aarch64"),
+    "linux-x86_64": _make_linux("x86_64"),
+    "linux-aarch64": _make_linux("aarch64"),
     "macos-arm64": Wheel("darwin", "aarch64", "macosx_11_0_arm64"),
     "macos-x86_64": Wheel("darwin", "x86_64", "macosx_11_0_x86_64"),
     "windows-x86_64": Wheel("win32", "x86_64", "win_amd64"),
@@ -105,7 +105,7 @@ def make_wheel(
             archive.extractall(name, filter="data")
         (sources,) = Path(name).iterdir()
         shipped = sources / "engine" / "shipped"
-        ship(kernels, levels or wheel.levels(), wheel.system, shipped, jobs, progress)
+        ship_kernels(kernels, levels or wheel.list_levels(), wheel.system, shipped, jobs, progress)
         for path in shipped.iterdir():
             path.chmod(0o644)  # whatever the linker gave it
         made = _build(
@@ -133,7 +133,7 @@ def _build(sources: Path, out: Path, *words: str, epoch: str = "") -> Path:
             [*command, name, *words, str(sources)],
             capture_output=True,
             text=True,
-            env={**os.environ, "SOURCE_DATE_EPOCH": epoch or _epoch()},
+            env={**os.environ, "SOURCE_DATE_EPOCH": epoch or _find_epoch()},
         )
         if done.returncode:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-10:])
@@ -143,7 +143,7 @@ def _build(sources: Path, out: Path, *words: str, epoch: str = "") -> Path:
         return Path(shutil.move(made, out / made.name))
 
 
-def _epoch() -> str:
+def _find_epoch() -> str:
     """Return the date of the files: SOURCE_DATE_EPOCH, otherwise the commit's, otherwise 1980."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return given
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress = Progress()
     sdist = make_sdist(args.out)
     made = [sdist, make_pure_wheel(sdist, args.out)]
-    kernels = every()
+    kernels = list_kernels()
     for name in args.platform:
         progress.say(f"wheel for {name}")
         made.append(

@@ -33,15 +33,15 @@ from engine.models.layers import CLASSES
 from engine.models.named_model import make
 from engine.models.recurrent import build_gru
 from engine.plan.plan import KernelSpec, Plan
-from engine.tools.actions.plans import PlanRequest, training_steps
+from engine.tools.actions.plans import PlanRequest, plan_training_steps
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import optimizer_plans, ship
-from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
-from engine.tools.dev.cases.optimizer.case import all_cases as optimizer_cases
-from engine.tools.dev.export_artifacts import first_line, inputs_of, write_artifacts
-from engine.tools.dev.exports import parts
+from engine.tools.dev.cases.optimizer.case import list_cases as optimizer_cases
+from engine.tools.dev.export_artifacts import cut_first_line, list_inputs, write_artifacts
+from engine.tools.dev.exports import split_tag
 from engine.tools.trimmed import plans
 from engine.tools.trimmed.progress import SILENT
 
@@ -56,7 +56,7 @@ SAMPLES = {
 _OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
 
 
-def named(name: str, shape: tuple[int, ...]) -> Workload:
+def find_named(name: str, shape: tuple[int, ...]) -> Workload:
     """Return a model by name as a workload, with what is random in its training."""
     kind = find_architecture(name)
     words = ByteTokenizer.size if kind.takes("words") else 0
@@ -70,7 +70,7 @@ def named(name: str, shape: tuple[int, ...]) -> Workload:
 MODELS = (
     *WORKLOADS.values(),
     Workload("gru", (8, 24, 12), build_gru),
-    *(named(name, shape) for name, shape in SAMPLES.items()),
+    *(find_named(name, shape) for name, shape in SAMPLES.items()),
 )
 
 
@@ -84,11 +84,11 @@ def of_case(case: Case) -> Iterator[Plan]:
 
 def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
     """Yield the plans of artifacts: of each model, and of training steps in one."""
-    files, given = plans.artifacts(folder), shapes or {}
+    files, given = plans.list_artifacts(folder), shapes or {}
     for threads in THREADS:
-        yield from plans.make_plans(files, TARGET, threads, [batch], given).every()
+        yield from plans.make_plans(files, TARGET, threads, [batch], given).list_plans()
         request = PlanRequest(TARGET, threads)
-        yield from training_steps(files, request, [batch], given, SILENT).values()
+        yield from plan_training_steps(files, request, [batch], given, SILENT).values()
 
 
 def of_export(path: Path) -> Iterator[Plan]:
@@ -96,24 +96,26 @@ def of_export(path: Path) -> Iterator[Plan]:
     with np.load(path.with_suffix(".npz")) as file:
         data = dict(file)
     with tempfile.TemporaryDirectory() as folder:
-        write_artifacts(onnx.load(path), data, Path(folder), is_training=parts(path.stem)[1].trains)
-        shapes = {f"in{i}": a.shape for i, a in enumerate(inputs_of(data))}
+        write_artifacts(
+            onnx.load(path), data, Path(folder), is_training=split_tag(path.stem)[1].trains
+        )
+        shapes = {f"in{i}": a.shape for i, a in enumerate(list_inputs(data))}
         if "target" in data:
             shapes |= dict.fromkeys(("labels", "target"), data["target"].shape)
         yield from of_folder(Path(folder), len(data["in0"]), shapes)
 
 
-def goldens() -> list[Path]:
+def list_goldens() -> list[Path]:
     """Return the folders of golden models."""
     return sorted(path.parent for path in GOLDENS.glob("*/training_model.onnx"))
 
 
 def of_golden(folder: Path) -> Iterator[Plan]:
     """Yield the plans of a golden model, for the batch size of its trace."""
-    yield from of_folder(folder, batch_of(folder))
+    yield from of_folder(folder, find_batch(folder))
 
 
-def batch_of(golden: Path) -> int:
+def find_batch(golden: Path) -> int:
     """Return the batch size of the trace of a golden model."""
     with np.load(golden / "trace.npz") as trace:
         return len(trace["y"][0])
@@ -125,7 +127,7 @@ def of_ops(names: Collection[str]) -> Iterator[Plan]:
     Raises:
         InputError: an op has no case row.
     """
-    rows, updates = all_cases(), [case.method for case in optimizer_cases()]
+    rows, updates = list_cases(), [case.method for case in optimizer_cases()]
     known = {case.op for case in rows} | {method.op for method in updates}
     if missing := sorted(set(names) - known):
         raise InputError(f"no case row is of {', '.join(missing)}")
@@ -135,12 +137,12 @@ def of_ops(names: Collection[str]) -> Iterator[Plan]:
     yield from (optimizer_plans.plan_of(method) for method in updates if method.op in names)
 
 
-def everything(families: Path | None) -> Iterator[Plan]:
+def plan_everything(families: Path | None) -> Iterator[Plan]:
     """Yield every plan of the zoo; what cannot be planned is named and left out."""
-    for case in all_cases():
+    for case in list_cases():
         yield from of_case(case)
-    yield from optimizer_plans.plans()
-    for golden in goldens():
+    yield from optimizer_plans.make_plans()
+    for golden in list_goldens():
         yield from of_golden(golden)
     for work in MODELS:
         with tempfile.TemporaryDirectory() as folder:
@@ -149,10 +151,10 @@ def everything(families: Path | None) -> Iterator[Plan]:
         try:
             yield from of_export(path)
         except EngineError as error:
-            print(f"{path.stem}: {first_line(error)}", flush=True)
+            print(f"{path.stem}: {cut_first_line(error)}", flush=True)
 
 
-def kernels(made: Iterable[Plan]) -> set[KernelSpec]:
+def list_kernels(made: Iterable[Plan]) -> set[KernelSpec]:
     """Return the kernels of plans that compute with float32, integers and booleans alone."""
     specs = {spec for plan in made for spec in plan.specs}
     return {spec for spec in specs if not _OTHER_TYPES.search(repr(spec.params))}
@@ -168,8 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--ops", nargs="+", metavar="NAME", help="plan the case rows of these alone"
     )
     args = parser.parse_args(argv)
-    made = of_ops(args.ops) if args.ops else everything(args.families)
-    chosen = kernels(made) | set(() if args.families else ship.zoo())
+    made = of_ops(args.ops) if args.ops else plan_everything(args.families)
+    chosen = list_kernels(made) | set(() if args.families else ship.read_zoo())
     rows = sorted(json.dumps([spec.template, *spec.params]) for spec in chosen)
     ship.ZOO.write_text("".join(f"{row}\n" for row in rows), "utf-8")
     print(f"{len(rows)} kernels in {ship.ZOO.name}")

@@ -60,8 +60,8 @@ def parse(data: bytes, name: str = "binary") -> Binary:
         EngineError: they are not a binary of these forms, or its tables reach beyond its end.
     """
     readers = {
-        b"\x7fELF": _elf, b"\xcf\xfa\xed\xfe": _macho, b"MZ": _pe, b"\x64\x86": _coff,
-        b"\0asm": _wasm,
+        b"\x7fELF": _read_elf, b"\xcf\xfa\xed\xfe": _read_macho, b"MZ": _read_pe,
+        b"\x64\x86": _read_coff, b"\0asm": _read_wasm,
     }  # fmt: skip
     for magic, reader in readers.items():
         if data.startswith(magic):
@@ -72,7 +72,7 @@ def parse(data: bytes, name: str = "binary") -> Binary:
     raise EngineError(f"{name}: neither ELF, 64-bit Mach-O, PE nor WebAssembly")
 
 
-def _text(data: bytes, at: int) -> str:
+def _read_text(data: bytes, at: int) -> str:
     """Return the text that ends at the next zero byte."""
     return data[at : data.index(0, at)].decode()
 
@@ -84,7 +84,7 @@ _DYNAMIC, _SYMBOLS = 6, 11  # types of sections: SHT_DYNAMIC, SHT_DYNSYM
 _GLOBAL = 1  # binding of a symbol: STB_GLOBAL
 
 
-def _elf(data: bytes) -> Binary:
+def _read_elf(data: bytes) -> Binary:
     """Read an ELF file; all forms here are little-endian.  Names come from the dynamic symbols."""
     wide = data[4] == 2
     machine = _ELF_MACHINES[struct.unpack_from("<H", data, 18)[0]]
@@ -103,15 +103,17 @@ def _elf(data: bytes) -> Binary:
                 fields = struct.unpack_from(entry, data, at)
                 info, section = (fields[1], fields[3]) if wide else (fields[3], fields[5])
                 if section:
-                    exports.add(_text(data, names + fields[0]))
+                    exports.add(_read_text(data, names + fields[0]))
                 elif info >> 4 == _GLOBAL:
-                    needs.add(_text(data, names + fields[0]))
+                    needs.add(_read_text(data, names + fields[0]))
         elif kind == _DYNAMIC:
             entry, step = ("<QQ", 16) if wide else ("<II", 8)
             tags = [
                 struct.unpack_from(entry, data, at) for at in range(begin, begin + length, step)
             ]
-            libraries += [_text(data, sections[link][1] + value) for tag, value in tags if tag == 1]
+            libraries += [
+                _read_text(data, sections[link][1] + value) for tag, value in tags if tag == 1
+            ]
     return Binary(
         "elf", machine, "", "", frozenset(exports), frozenset(needs), tuple(libraries)
     )  # fmt: skip
@@ -125,7 +127,7 @@ _SYMTAB, _LOAD_DYLIB, _BUILD_VERSION = 0x2, 0xC, 0x32  # load commands
 _OF_LINKERS = {"_mh_dylib_header", "_mh_execute_header", "__dso_handle"}  # of every file
 
 
-def _macho(data: bytes) -> Binary:
+def _read_macho(data: bytes) -> Binary:
     """Read a Mach-O file; symbols lose the leading underscore of C's names."""
     machine = _MACHO_MACHINES[struct.unpack_from("<I", data, 4)[0]]
     system = oldest = ""
@@ -137,7 +139,7 @@ def _macho(data: bytes) -> Binary:
             platform, version = struct.unpack_from("<II", data, at + 8)
             system, oldest = _PLATFORMS[platform], f"{version >> 16}.{version >> 8 & 255}"
         elif command == _LOAD_DYLIB:
-            libraries.append(_text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
+            libraries.append(_read_text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
         elif command == _SYMTAB:
             begin, count, names, _ = struct.unpack_from("<IIII", data, at + 8)
             for i in range(count):
@@ -145,7 +147,7 @@ def _macho(data: bytes) -> Binary:
                 is_debug, is_hidden = kind & 0xE0, kind & 0x10
                 if not kind & 1 or is_debug or is_hidden:
                     continue
-                symbol = _text(data, names + name).removeprefix("_")
+                symbol = _read_text(data, names + name).removeprefix("_")
                 if kind & 0x0E and symbol not in _OF_LINKERS:
                     exports.add(symbol)
                 elif kind & 0x0E:
@@ -163,12 +165,12 @@ def _macho(data: bytes) -> Binary:
 _PE_MACHINES = {0x8664: "x86_64"}
 
 
-def _coff(data: bytes) -> Binary:
+def _read_coff(data: bytes) -> Binary:
     """Return an object; its symbols are not read."""
     return Binary("pe", _PE_MACHINES[struct.unpack_from("<H", data)[0]], "windows")
 
 
-def _pe(data: bytes) -> Binary:
+def _read_pe(data: bytes) -> Binary:
     """Return a library or program of 64 bits."""
     head = struct.unpack_from("<I", data, 60)[0]
     if data[head : head + 4] != b"PE\0\0":
@@ -193,14 +195,14 @@ def _pe(data: bytes) -> Binary:
         count = struct.unpack_from("<I", data, table + 24)[0]
         names = place(struct.unpack_from("<I", data, table + 32)[0]) if count else 0
         pointers = struct.unpack_from(f"<{count}I", data, names)
-        exports = {_text(data, place(pointer)) for pointer in pointers}
+        exports = {_read_text(data, place(pointer)) for pointer in pointers}
     at = place(imported) if imported else 0
     while imported and (row := struct.unpack_from("<IIIII", data, at))[3]:
-        libraries.append(_text(data, place(row[3])))
+        libraries.append(_read_text(data, place(row[3])))
         lookup = place(row[0])
         while entry := struct.unpack_from("<Q", data, lookup)[0]:
             by_number = entry >> 63
-            needs.add(f"#{entry & 0xFFFF}" if by_number else _text(data, place(entry) + 2))
+            needs.add(f"#{entry & 0xFFFF}" if by_number else _read_text(data, place(entry) + 2))
             lookup += 8
         at += 20
     return Binary(
@@ -220,7 +222,7 @@ class _Leb:
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at
 
-    def number(self) -> int:
+    def read_number(self) -> int:
         value = shift = 0
         while True:
             byte = self.data[self.at]
@@ -231,42 +233,42 @@ class _Leb:
                 return value
 
     def name(self) -> str:
-        length = self.number()
+        length = self.read_number()
         self.at += length
         return self.data[self.at - length : self.at].decode()
 
-    def limits(self) -> None:
-        flags = self.number()
+    def skip_limits(self) -> None:
+        flags = self.read_number()
         for _ in range(1 + (flags & 1)):
-            self.number()
+            self.read_number()
 
 
-def _wasm(data: bytes) -> Binary:
+def _read_wasm(data: bytes) -> Binary:
     exports, needs, modules = set(), set(), {}
     at = _Leb(data, 8)
     while at.at < len(data):
-        section, length = at.number(), at.number()
+        section, length = at.read_number(), at.read_number()
         end = at.at + length
         if section == _IMPORTS:
-            for _ in range(at.number()):
+            for _ in range(at.read_number()):
                 module, name = at.name(), at.name()
                 needs.add(name)
                 modules[module] = True
-                match at.number():
+                match at.read_number():
                     case 0:  # function: its type
-                        at.number()
+                        at.read_number()
                     case 1:  # table: type of elements, limits
-                        at.number()
-                        at.limits()
+                        at.read_number()
+                        at.skip_limits()
                     case 2:
-                        at.limits()
+                        at.skip_limits()
                     case _:  # global: type, mutability
-                        at.number()
-                        at.number()
+                        at.read_number()
+                        at.read_number()
         elif section == _EXPORTS:
-            for _ in range(at.number()):
+            for _ in range(at.read_number()):
                 exports.add(at.name())
-                at.number()
-                at.number()
+                at.read_number()
+                at.read_number()
         at.at = end
     return Binary("wasm", "wasm32", "", "", frozenset(exports), frozenset(needs), tuple(modules))

@@ -23,15 +23,15 @@ from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import files as files_io
 from engine.tools.trimmed import federated
-from engine.tools.trimmed.bundle import Bundle, inference_info
+from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
-from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import find_compiler, link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
-from engine.tools.trimmed.plans import Planned, artifacts, make_plans
+from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.progress import SILENT, Progress
-from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record
+from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
 
@@ -82,8 +82,8 @@ def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT
     """
     check_name(options.name)
     _find_compiler(options)
-    files = artifacts(folder)
-    content = _first_values(files["checkpoint"])
+    files = list_artifacts(folder)
+    content = _read_first_values(files["checkpoint"])
     checkpoint = Checkpoint.of(content)
     keep_trained(out, checkpoint)
     with staged(out) as made:
@@ -92,7 +92,7 @@ def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT
         return _build(files, made, options, checkpoint, progress)
 
 
-def _first_values(path: Path) -> bytes:
+def _read_first_values(path: Path) -> bytes:
     """Return the content of the checkpoint that a build is given.
 
     Raises:
@@ -129,8 +129,8 @@ def _build(
         budget=options.budget,
         precision=options.precision,
     )
-    specs = planned.kernels()
-    digest = _digest(options, map(str, planned.every()))
+    specs = planned.list_kernels()
+    digest = _digest(options, map(str, planned.list_plans()))
     numbers = {spec.symbol: i for i, spec in enumerate(specs)}
     bundle = Bundle(planned, platform.target, options.threads, digest, numbers)
     source = Source(
@@ -138,26 +138,28 @@ def _build(
     )
     code = _write(out, source, specs, options, progress)
     for file in ("example.cpp", "device.c", "message.h"):
-        (out / "src" / file).write_text(source.example(file), "utf-8")
+        (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
         progress.say(f"linking for {platform.name}")
         linked = linker.submit(_link, out, code, options)
         recorded = ""
         if not options.freestanding:
             progress.say("recording the self-test: a few steps on this machine")
-            recorded = record(files, planned, options.threads, checkpoint)
-    manifest = _manifest(source, specs, options, linked.result()) | _contents(bundle, name)
+            recorded = record_steps(files, planned, options.threads, checkpoint)
+    manifest = _make_manifest(source, specs, options, linked.result()) | _describe_contents(
+        bundle, name
+    )
     manifest["checkpoint"] = asdict(checkpoint)
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
     manifest["sizes"] |= {
-        "memory": bundle.memory(), "plans": len(bundle.tables),
+        "memory": bundle.count_memory(), "plans": len(bundle.tables),
         "constants": len(bundle.constants),
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     if recorded:
         progress.say("linking the self-test")
-        _selftest(out, code, source, recorded, options)
+        _make_selftest(out, code, source, recorded, options)
     return manifest
 
 
@@ -179,10 +181,10 @@ def build_library(
     """
     name, platform = check_name(options.name), options.platform
     _find_compiler(options)
-    wanted = {spec.symbol: spec for spec in kernel_set(config)}
+    wanted = {spec.symbol: spec for spec in find_kernel_set(config)}
     for folder in models:
         planned = make_plans(
-            artifacts(folder),
+            list_artifacts(folder),
             platform.target,
             options.threads,
             options.batches,
@@ -193,7 +195,7 @@ def build_library(
             joined=options.joined,
             budget=options.budget,
         )
-        wanted |= {spec.symbol: spec for spec in planned.kernels()}
+        wanted |= {spec.symbol: spec for spec in planned.list_kernels()}
     runtime = [LAUNCH, WORKER]
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
     symbols = [spec.symbol for spec in specs]
@@ -203,7 +205,7 @@ def build_library(
         progress.say(f"linking for {options.platform.name}")
         library = _link(made, code, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
-        manifest = _manifest(source, specs, options, library)
+        manifest = _make_manifest(source, specs, options, library)
         (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return manifest
 
@@ -218,23 +220,23 @@ def _write(
     """Compile the kernels and write all sources to `out`; returns the object file of kernels."""
     name, made = options.name, out / "src"
     code = load.library_code(
-        progress.each("compiling kernels, or reading them from the cache", specs),
+        progress.count_each("compiling kernels, or reading them from the cache", specs),
         options.platform.target,
         table=source.link_name("kernels"),
         data=source.data(),
         small=options.size,
     )
     made.mkdir(parents=True, exist_ok=True)
-    (made / f"{name}.c").write_text(source.source(), "utf-8")
+    (made / f"{name}.c").write_text(source.write_source(), "utf-8")
     (made / "kernels.o").write_bytes(code)
-    (out / f"{name}.h").write_text(source.header(), "utf-8")
-    (made / "example.c").write_text(source.example("example.c"), "utf-8")
+    (out / f"{name}.h").write_text(source.write_header(), "utf-8")
+    (made / "example.c").write_text(source.write_example("example.c"), "utf-8")
     if not (options.static or options.freestanding):  # Python loads shared libraries
         for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):
             python = (RUNTIME / file).read_text("utf-8").replace('"model"', f'"{name}"', 1)
             (out / named).write_text(python, "utf-8")
         if options.federated:
-            federated.stage(out, name)
+            federated.write_package(out, name)
     return code
 
 
@@ -244,7 +246,7 @@ def _digest(options: Options, contents: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _posix_threads(options: Options) -> bool:
+def _needs_posix_threads(options: Options) -> bool:
     """Return whether the runtime calls pthread; on Windows it calls the system's own functions."""
     return options.threads > 1 and "windows" not in options.platform.target.triple
 
@@ -258,7 +260,7 @@ def _find_compiler(options: Options) -> None:
     find_compiler(
         options.platform,
         options.compiler,
-        threads=_posix_threads(options),
+        threads=_needs_posix_threads(options),
         freestanding=options.freestanding,
     )
 
@@ -275,19 +277,19 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         defines={"EDGEGRAD_FREESTANDING": ""} if options.freestanding else {},
         include=[out],
         size=True,  # the C code is not hot
-        threads=_posix_threads(options),
+        threads=_needs_posix_threads(options),
         freestanding=options.freestanding,
         compiler=options.compiler,
     )
 
 
-def _selftest(out: Path, code: bytes, source: Source, recorded: str, options: Options) -> None:
+def _make_selftest(out: Path, code: bytes, source: Source, recorded: str, options: Options) -> None:
     """Make the self-test, a program that needs the checkpoint and nothing else of the build.
 
     recorded: C that declares what it compares with, see tools/trimmed/selftest.py.
     """
     platform, made = options.platform, out / "src"
-    (made / "selftest.c").write_text(source.selftest(recorded), "utf-8")
+    (made / "selftest.c").write_text(source.write_selftest(recorded), "utf-8")
     link(
         [code],
         [made / f"{options.name}.c", made / "selftest.c"],
@@ -296,7 +298,7 @@ def _selftest(out: Path, code: bytes, source: Source, recorded: str, options: Op
         kind="executable",
         include=[out],
         size=True,  # the C code is not hot
-        threads=_posix_threads(options),
+        threads=_needs_posix_threads(options),
         compiler=options.compiler,
     )
 
@@ -304,7 +306,7 @@ def _selftest(out: Path, code: bytes, source: Source, recorded: str, options: Op
 # --- manifest
 
 
-def _manifest(
+def _make_manifest(
     source: Source, specs: Sequence[KernelSpec], options: Options, library: Path
 ) -> dict[str, Any]:
     target = options.platform.target
@@ -322,15 +324,15 @@ def _manifest(
     }
 
 
-def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
+def _describe_contents(bundle: Bundle, name: str) -> dict[str, Any]:
     """Return the part of a manifest that describes the model: batches, phases, inference and
     plans.
     """
     planned = bundle.planned
     phases = {
         phase: {
-            "inputs": _ports(plan, planned.inputs[phase]),
-            "outputs": _ports(plan, planned.outputs[phase]),
+            "inputs": _list_ports(plan, planned.inputs[phase]),
+            "outputs": _list_ports(plan, planned.outputs[phase]),
         }
         for phase, plan in planned.plans.items()
         if phase in planned.inputs
@@ -338,7 +340,7 @@ def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
     return {
         "batches": list(planned.batches),
         "phases": phases,
-        "inference": inference_info(planned),
+        "inference": describe_inference(planned),
         "plans": {
             **{
                 f"{phase}, batch {batch}": plan.summary()
@@ -354,7 +356,7 @@ def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
     }
 
 
-def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
+def _list_ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     ports = {p.name: p for p in (*plan.inputs, *plan.outputs)}
     pairs = [(ports[n], plan.buffers[ports[n].buffer]) for n in names]
     return [
@@ -384,7 +386,7 @@ def write_plans(
     """
     target = options.platform.target
     planned = make_plans(
-        artifacts(folder),
+        list_artifacts(folder),
         target,
         options.threads,
         options.batches,
@@ -397,8 +399,8 @@ def write_plans(
     )
     if config is not None:
         check_kernels(planned, config)
-    digest = hashlib.sha256("\n".join(map(str, planned.every())).encode()).hexdigest()[:16]
-    content = Bundle(planned, target, options.threads, digest).file()
+    digest = hashlib.sha256("\n".join(map(str, planned.list_plans())).encode()).hexdigest()[:16]
+    content = Bundle(planned, target, options.threads, digest).write_file()
     files_io.write(os.fspath(out), [content])
     return len(content)
 
@@ -409,8 +411,8 @@ def check_kernels(planned: Planned, config: OpSet) -> None:
     Raises:
         UnsupportedOpError: a kernel is missing; the message names the op to add to the config.
     """
-    known = {spec.symbol for spec in (*kernel_set(config), LAUNCH, WORKER)}
-    for spec in planned.kernels():
+    known = {spec.symbol for spec in (*find_kernel_set(config), LAUNCH, WORKER)}
+    for spec in planned.list_kernels():
         if spec.symbol not in known:
             raise UnsupportedOpError(
                 f"the plan needs kernel {spec.symbol}, made for {planned.makers[spec.symbol]}: "

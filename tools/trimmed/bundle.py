@@ -24,7 +24,7 @@ from engine.plan.plan_file import Writer
 from engine.plan.states import FORMS
 from engine.runtime.program import list_moves
 from engine.tools.trimmed.plans import PHASES, Planned
-from engine.tools.trimmed.protobuf import initializer_places
+from engine.tools.trimmed.protobuf import find_initializers
 from engine.training.model_file import RESET
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
@@ -36,14 +36,14 @@ OF_OPTIMIZER = {"rate": "learning_rate", "step": "step"}  # more of the optimize
 OF_JOINED = {"rate": RATE, "step": COUNT}  # and of a plan that trains and updates
 
 
-def kernels_digest() -> str:
+def digest_kernels() -> str:
     """Return a digest of the sources of all kernels; a plan and a library fit if theirs are
     equal.
     """
     return package_digest().hex()[:16]
 
 
-def target_text(target: Target) -> str:
+def describe_target(target: Target) -> str:
     """Return the properties of a target on which the words of a plan's steps depend, as text.
 
     A library refuses a plan whose text differs from its own.
@@ -86,30 +86,30 @@ class Bundle:
         self.entries = [planned.plans.get("optimizer")]
         for plans in planned.batches.values():
             self.entries += [plans.get(phase) for phase in PHASES[:3]]
-        self.io = [self._io(phase) for phase in PHASES]
-        self.moved = self._moved_parameters()
-        self._out = Writer(kernels_digest(), target_text(target), threads, stripped=True)
-        self._numbers = self._kernels() if numbers is None else numbers
+        self.io = [self._count_io(phase) for phase in PHASES]
+        self.moved = self._find_moved_parameters()
+        self._out = Writer(digest_kernels(), describe_target(target), threads, stripped=True)
+        self._numbers = self._write_kernels() if numbers is None else numbers
         for index, plan in enumerate(self.entries):
             self._plan(index, plan)
-        self._parameters()
-        self._sizes(build)
+        self._add_parameters()
+        self._write_sizes(build)
         # Kernels may load a whole register at the last element.
         self._out.constants += bytes(ALIGN)
         self.constants = bytes(self._out.constants)
         whole = self._out.to_bytes()
         self.tables = whole[: len(whole) - len(self.constants)]
 
-    def file(self) -> bytes:
+    def write_file(self) -> bytes:
         """Return the whole file: the plans, and then a line of JSON and the inference model for
         Python.
         """
-        info = json.dumps(inference_info(self.planned)).encode() + b"\n"
+        info = json.dumps(describe_inference(self.planned)).encode() + b"\n"
         return self._out.to_bytes(info + (self.planned.inference or b""))
 
     # --- sizes
 
-    def _moved_parameters(self) -> frozenset[str]:
+    def _find_moved_parameters(self) -> frozenset[str]:
         """Return the parameters that training steps change otherwise than by updates:
         statistics.
         """
@@ -136,7 +136,7 @@ class Bundle:
         slots = [self.planned.state.slots[name] for name in self.moved]
         return sum(align(slot.size * ITEMSIZE[slot.dtype]) for slot in slots)
 
-    def _io(self, phase: str) -> int:
+    def _count_io(self, phase: str) -> int:
         """Return the bytes of the inputs and outputs of a phase, in the plan that needs the
         most.
         """
@@ -145,7 +145,7 @@ class Bundle:
         every_plan = [plans[phase] for plans in every if phase in plans]
         return max((align(p.compute_region_bytes("io")) for p in every_plan), default=0)
 
-    def region(self, name: str) -> int:
+    def count_region(self, name: str) -> int:
         """Return the bytes of a region of memory that all plans share, such as `param`."""
         if name == "grad" and self.planned.is_joined:
             return 0
@@ -156,7 +156,7 @@ class Bundle:
         """Bytes of the work memory, in the plan that needs the most."""
         return max(p.compute_region_bytes("work") for p in self.entries if p)
 
-    def memory(self, file: bool = False) -> int:
+    def count_memory(self, file: bool = False) -> int:
         """Return the bytes of a model on the device, added up as in `lay_out` of plan_read.c.
 
         file: whether the plans come from a file, which the model copies.
@@ -181,8 +181,8 @@ class Bundle:
             8 * (rows("parameter_dim") + rows("port_dim")),
             8 * words,
             PROPERTY_BYTES + 128,
-            self.region("param"),
-            self.region("grad"),
+            self.count_region("param"),
+            self.count_region("grad"),
             self.planned.states.nbytes,
             self.kept * self.copies,
             *self.io,
@@ -192,7 +192,7 @@ class Bundle:
 
     # --- tables
 
-    def _kernels(self) -> dict[str, int]:
+    def _write_kernels(self) -> dict[str, int]:
         """Write the names of the kernels, for a library that was built without these plans.
 
         Returns the row of each kernel in the file's table, by symbol.
@@ -202,7 +202,7 @@ class Bundle:
             spec.symbol: self._out.add(
                 "kernel", symbol=text(spec.symbol), op=text(makers.get(spec.symbol, spec.template))
             )
-            for spec in self.planned.kernels()
+            for spec in self.planned.list_kernels()
             if spec.template not in RUNTIME
         }
 
@@ -210,28 +210,28 @@ class Bundle:
         """Append an entry to the file; the constants of all plans share one block."""
         out, columns = self._out, {"steps": 0}
         if plan is not None:
-            rows = self._buffers(plan)
+            rows = self._add_buffers(plan)
             for step in plan.steps:
                 buffers = [0 if a.buffer < 0 else 1 + rows[a.buffer] for a in step.args]
                 out.add_step(step, self._numbers[step.kernel], buffers)
-            ports = self._ports(index, plan)
+            ports = self._list_ports(index, plan)
             for port in ports:
                 dtype = plan.buffers[port.buffer].dtype
-                _header_type(port.name, dtype)
+                _find_header_type(port.name, dtype)
                 out.add_port(port, dtype, rows[port.buffer])
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
             filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
-            if index and RESET in self.planned.inputs[_phase(index)]:
+            if index and RESET in self.planned.inputs[_name_phase(index)]:
                 del filled["reset"]  # an input of the caller's
             columns = {c: 1 + places[name] for c, name in filled.items() if name in places}
-            inputs = len(self.planned.inputs[_phase(index)]) if index else 0
+            inputs = len(self.planned.inputs[_name_phase(index)]) if index else 0
             if "rate" in columns:  # of all plans that update, as the caller does not see it
                 (flag,) = (p for p in plan.outputs if p.name == DONE or not index)
                 columns["done"] = 1 + plan.buffers[flag.buffer].offset
             columns |= {"steps": len(plan.steps), "ports": len(ports), "inputs": inputs}
         out.add("plan", **columns)
 
-    def _buffers(self, plan: Plan) -> list[int]:
+    def _add_buffers(self, plan: Plan) -> list[int]:
         """Append the buffers of a plan; returns the row of each in the file's table.
 
         Buffers of the regions `const` and `frozen` become places in the file's constants.
@@ -250,20 +250,20 @@ class Bundle:
             rows.append(self._out.add_once("buffer", region=region, line=offset // ALIGN))
         return rows
 
-    def _ports(self, index: int, plan: Plan) -> list[Port]:
+    def _list_ports(self, index: int, plan: Plan) -> list[Port]:
         """Return the inputs and then the outputs of an entry that the caller of a step sees, in
         order.
         """
         if not index:
             return []
         ins, outs = ({p.name: p for p in ports} for ports in (plan.inputs, plan.outputs))
-        phase = _phase(index)
+        phase = _name_phase(index)
         return [
             *(ins[name] for name in self.planned.inputs[phase]),
             *(outs[name] for name in self.planned.outputs[phase]),
         ]
 
-    def _parameters(self) -> None:
+    def _add_parameters(self) -> None:
         out, slots = self._out, self.planned.state.slots
         names = list(self.planned.parameters)
         for i, name in enumerate(names):
@@ -271,7 +271,7 @@ class Bundle:
             out.add(
                 "parameter",
                 name=out.add_text(name),
-                dtype=_header_type(name, s.dtype),
+                dtype=_find_header_type(name, s.dtype),
                 trainable=int(s.trainable),
                 listed=int(i < self.planned.listed),
                 moved=int(name in self.moved),
@@ -281,13 +281,13 @@ class Bundle:
         for name in sorted(names, key=lambda n: (not slots[n].trainable, n)):
             out.add("order", parameter=names.index(name))
 
-    def _sizes(self, build: str) -> None:
+    def _write_sizes(self, build: str) -> None:
         out = self._out
         out.add(
             "model",
             build=out.add_text(build),
-            param=align(self.region("param")),
-            grad=align(self.region("grad")),
+            param=align(self.count_region("param")),
+            grad=align(self.count_region("grad")),
             state=self.planned.states.nbytes,
             work=align(self.work),
             kept=self.kept // ALIGN,
@@ -309,12 +309,12 @@ class Bundle:
             out.add("batch", samples=batch)
 
 
-def _phase(index: int) -> str:
+def _name_phase(index: int) -> str:
     """Return the phase of an entry; the first, which is the optimizer's, is not asked for."""
     return PHASES[(index - 1) % 3]
 
 
-def _header_type(name: str, dtype: str) -> int:
+def _find_header_type(name: str, dtype: str) -> int:
     """Return the number that the header of a library has for the element type of a tensor.
 
     Raises:
@@ -326,7 +326,7 @@ def _header_type(name: str, dtype: str) -> int:
     return element.onnx
 
 
-def inference_info(planned: Planned) -> dict[str, Any] | None:
+def describe_inference(planned: Planned) -> dict[str, Any] | None:
     """Return the facts for exporting the inference model on a device, or None.
 
     outputs: the names of its outputs.
@@ -337,7 +337,7 @@ def inference_info(planned: Planned) -> dict[str, Any] | None:
     if planned.inference is None:
         return None
     slots = planned.state.slots
-    places = initializer_places(planned.inference, {*slots, *planned.joined})
+    places = find_initializers(planned.inference, {*slots, *planned.joined})
     parts: dict[str, tuple[int, int, int]] = {}
     for name, (pair, axis) in planned.joined.items():
         at = places.pop(name, None)

@@ -28,7 +28,7 @@ _HERE = Path(engine.__file__).resolve().parent
 _IMPORT = re.compile(r"^( *from )engine(?:\.federated)?(?=[. ])", re.MULTILINE)
 
 
-def stage(out: Path, name: str) -> None:
+def write_package(out: Path, name: str) -> None:
     """Write the package into the folder of a build.
 
     Raises:
@@ -36,7 +36,7 @@ def stage(out: Path, name: str) -> None:
     """
     package = f"{name}_federated"
     files = dict[Path, str]()
-    for module, path in sorted(modules().items()):
+    for module, path in sorted(list_modules().items()):
         parts = module.removeprefix("engine.").removeprefix("federated.").split(".")
         place = Path(package, *parts).with_suffix(".py")
         if place in files:
@@ -45,13 +45,13 @@ def stage(out: Path, name: str) -> None:
     for place in list(files):
         for folder in place.parents:
             if folder.name:
-                files[folder / "__init__.py"] = _door(folder, package)
+                files[folder / "__init__.py"] = _write_init(folder, package)
     for place, text in files.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
         (out / place).write_text(text, "utf-8")
 
 
-def modules() -> dict[str, Path]:
+def list_modules() -> dict[str, Path]:
     """Return the files of the modules that are needed, by the names they have here.
 
     They are the roots and what is imported by them and by one another when they are imported;
@@ -64,11 +64,11 @@ def modules() -> dict[str, Path]:
         if module in places or not path.is_file():
             continue
         places[module] = path
-        waiting += _imports(ast.parse(path.read_text("utf-8")))
+        waiting += _list_imports(ast.parse(path.read_text("utf-8")))
     return places
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
+def _list_imports(node: ast.AST) -> Iterator[str]:
     """Yield the modules that a file imports; `from a import b` counts as `a` and as `a.b`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ImportFrom) and str(child.module).split(".")[0] == "engine":
@@ -77,10 +77,10 @@ def _imports(node: ast.AST) -> Iterator[str]:
         elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _imports(child)
+            yield from _list_imports(child)
 
 
-def _door(folder: Path, package: str) -> str:
+def _write_init(folder: Path, package: str) -> str:
     """Return the `__init__` of a folder."""
     text = f"A device of a federation; copied from edgegrad {engine.__version__}."
     return f'"""{text}"""\n' if folder.name == package else '"""See the package around it."""\n'

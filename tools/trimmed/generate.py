@@ -3,7 +3,7 @@
 The files of `runtime/` are text with few changes to make.  The files for users (the header, the
 examples) have the marks `@name@` and `@NAME@`, which the name of the build replaces.  The rest says
 `model_` wherever a name is public, and macros at the top of the source give these words the names
-of the build (see `Source._words`).
+of the build (see `Source._write_words`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.tools.trimmed.bundle import (
     PROPERTY_BYTES,
     Bundle,
+    describe_target,
+    digest_kernels,
     handle_bytes,
-    kernels_digest,
-    target_text,
 )
 
 RUNTIME = Path(__file__).parent / "runtime"
@@ -135,7 +135,7 @@ def quote(text: str) -> str:
     return f'"{plain}"'
 
 
-def _comment(text: str) -> str:
+def _clean_comment(text: str) -> str:
     """Return text that cannot end its C comment, of at most 60 characters."""
     return quote(text)[1:-1].replace("*/", "* /").replace("//", "/ /")[:60]
 
@@ -163,39 +163,41 @@ class Source:
         """
         self.name, self.target, self.threads, self.build = name, target, threads, build
         self.symbols, self.bundle = symbols, bundle
-        aliases = self._aliases()
+        aliases = self._list_aliases()
         twice = sorted(made for made in aliases.values() if aliases.get(made, made) != made)
         if twice:
             raise ModelError(f"name {name!r}: {twice[0]} would have two meanings; choose another")
 
-    def header(self) -> str:
+    def write_header(self) -> str:
         """Return the public header."""
-        text = _template("model.h")
+        text = _read_template("model.h")
         for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
             text = text.replace(mark, own)
-        rows = [f"#define {'@NAME@_' + k:26s} {v} /* {what} */" for k, v, what in self._constants()]
-        return self.public(text.replace("/*@constants@*/", "\n".join(rows)))
+        rows = [
+            f"#define {'@NAME@_' + k:26s} {v} /* {what} */" for k, v, what in self._list_constants()
+        ]
+        return self.fill_names(text.replace("/*@constants@*/", "\n".join(rows)))
 
-    def source(self) -> str:
+    def write_source(self) -> str:
         """Return everything in the library except its kernels, as one C file."""
-        rows = "\n".join(self._declarations()) + "\n"
-        return "\n".join([_HEAD, self._words(), rows, *map(_template, PARTS)])
+        rows = "\n".join(self._write_declarations()) + "\n"
+        return "\n".join([_HEAD, self._write_words(), rows, *map(_read_template, PARTS)])
 
-    def example(self, file: str) -> str:
+    def write_example(self, file: str) -> str:
         """Return the text of an example program; `file` is its name in `runtime/`."""
-        text = _template(file)
+        text = _read_template(file)
         for old, new in () if self.bundle else _EXAMPLE:
             text = text.replace(old, new)
-        return self.public(text)
+        return self.fill_names(text)
 
-    def selftest(self, recorded: str) -> str:
+    def write_selftest(self, recorded: str) -> str:
         """Return the self-test of a build; `recorded` is C that declares the values it compares
         with.
         """
-        text = _template("selftest.c").replace("/*@recorded@*/", recorded)
-        return "\n".join([_SELFTEST_HEAD, self._words(), text])
+        text = _read_template("selftest.c").replace("/*@recorded@*/", recorded)
+        return "\n".join([_SELFTEST_HEAD, self._write_words(), text])
 
-    def public(self, text: str) -> str:
+    def fill_names(self, text: str) -> str:
         """Return a text with the marks `@name@` and `@NAME@` replaced by the name of the build."""
         return text.replace("@name@", self.name).replace("@NAME@", self.name.upper())
 
@@ -205,7 +207,7 @@ class Source:
         """
         return f"{self.name}_edgegrad_{word}"
 
-    def _words(self) -> str:
+    def _write_words(self) -> str:
         """Return the lines that include the header and give the runtime's words the build's names.
 
             #define mnist model
@@ -220,36 +222,42 @@ class Source:
         tests/base/test_names.py checks that no word of the source ends as a public name does.
         """
         rows = [f"#define {self.name} model", f'#include "{self.name}.h"', f"#undef {self.name}"]
-        rows += [f"#define {word} {name}" for word, name in self._aliases().items() if word != name]
+        rows += [
+            f"#define {word} {name}" for word, name in self._list_aliases().items() if word != name
+        ]
         return "\n".join(rows) + "\n"
 
-    def _aliases(self) -> dict[str, str]:
+    def _list_aliases(self) -> dict[str, str]:
         """Return the public names of this build, by the words that the runtime's source has for
         them.
         """
-        text = _template("model.h") + "".join((_BUILD if self.bundle else _LIBRARY).values())
-        text += "".join(f"@NAME@_{key} " for key, _, _ in self._constants())
+        text = _read_template("model.h") + "".join((_BUILD if self.bundle else _LIBRARY).values())
+        text += "".join(f"@NAME@_{key} " for key, _, _ in self._list_constants())
         names = {}
         for mark, word in (("@name@", "model"), ("@NAME@", "MODEL")):
             for rest in sorted(set(re.findall(rf"{mark}(_\w+)", text))):
-                names[word + rest] = self.public(mark) + rest
+                names[word + rest] = self.fill_names(mark) + rest
         for word, rest in LINKED.items():
             names[word] = self.link_name(rest)
         return names
 
-    def _constants(self) -> Iterator[tuple[str, int, str]]:
+    def _list_constants(self) -> Iterator[tuple[str, int, str]]:
         if self.bundle:
-            yield from self._sizes(self.bundle)
+            yield from self._list_sizes(self.bundle)
         yield "THREADS", self.threads, "threads of a step, the caller's included"
         yield "PROPERTY_BYTES", PROPERTY_BYTES, "user properties"
         yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
 
-    def _sizes(self, bundle: Bundle) -> Iterator[tuple[str, int, str]]:
+    def _list_sizes(self, bundle: Bundle) -> Iterator[tuple[str, int, str]]:
         planned = bundle.planned
         yield "PARAMETERS", len(planned.parameters), "number of parameter tensors"
-        yield "MEMORY_BYTES", bundle.memory(), "all memory of a model, the sum of what follows"
-        yield "PARAMETER_BYTES", bundle.region("param"), "parameters"
-        yield "GRADIENT_BYTES", bundle.region("grad"), "gradients"
+        yield (
+            "MEMORY_BYTES",
+            bundle.count_memory(),
+            "all memory of a model, the sum of what follows",
+        )
+        yield "PARAMETER_BYTES", bundle.count_region("param"), "parameters"
+        yield "GRADIENT_BYTES", bundle.count_region("grad"), "gradients"
         yield "STATE_BYTES", planned.states.nbytes, "optimizer"
         kept = bundle.kept * bundle.copies
         yield "KEPT_BYTES", kept, "running statistics from before steps that may be refused"
@@ -260,12 +268,12 @@ class Source:
             for what, names in (("inputs", planned.inputs), ("outputs", planned.outputs)):
                 listed = names.get(phase, ())
                 meaning = ", ".join(listed) or "no such phase"
-                yield f"{phase}_{what}".upper(), len(listed), _comment(meaning)
+                yield f"{phase}_{what}".upper(), len(listed), _clean_comment(meaning)
 
-    def _declarations(self) -> Iterator[str]:
+    def _write_declarations(self) -> Iterator[str]:
         yield f"#define BUILD {quote(self.build)}"
-        yield f"#define KERNELS {quote(kernels_digest())}"
-        yield f"#define TARGET {quote(target_text(self.target))}"
+        yield f"#define KERNELS {quote(digest_kernels())}"
+        yield f"#define TARGET {quote(describe_target(self.target))}"
         yield f"#define LAUNCH {len(self.symbols) - 2}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
         yield write_c_header()
@@ -282,7 +290,7 @@ class Source:
         return {self.link_name("names"): names.encode()}
 
 
-def _template(file: str) -> str:
+def _read_template(file: str) -> str:
     return (RUNTIME / file).read_text("utf-8")
 
 
@@ -300,12 +308,12 @@ def _format(*, rules: bool) -> Iterator[str]:
     yield f"enum {{ {', '.join(f'T_{name.upper()}' for name in tables)}, TABLES }};"
     names = ", ".join(f"C_{c.table.upper()}_{c.name.upper()}" for c in columns)
     yield f"enum {{ {names}, COLUMNS }};"
-    yield _bytes("column_table", [numbers[c.table] for c in columns])
+    yield _write_bytes("column_table", [numbers[c.table] for c in columns])
     if rules:
         yield "enum { PLAIN, ROW, ROW_OR_NONE, ROW_COUNT }; /* of the numbers of a column */"
-        yield _bytes("column_rule", [get_args(Rule).index(c.rule) for c in columns])
-        yield _bytes("column_of", [numbers[c.of] if c.of else 0 for c in columns])
+        yield _write_bytes("column_rule", [get_args(Rule).index(c.rule) for c in columns])
+        yield _write_bytes("column_of", [numbers[c.of] if c.of else 0 for c in columns])
 
 
-def _bytes(name: str, values: Sequence[int]) -> str:
+def _write_bytes(name: str, values: Sequence[int]) -> str:
     return f"static const uint8_t {name}[] = {{{', '.join(map(str, values))}}};"

@@ -31,7 +31,7 @@ OWN = ("", MS, OURS)  # domains of the ops of this package
 DEFAULT = ("f32", "i64", "b1")  # element types of a config that names none
 
 
-def types_of(config: OpSet) -> tuple[str, ...]:
+def list_types(config: OpSet) -> tuple[str, ...]:
     """Return the element types that a config allows; booleans and i64, for indices, are always
     among them.
 
@@ -52,7 +52,7 @@ def types_of(config: OpSet) -> tuple[str, ...]:
     return tuple(k for k in ITEMSIZE if k in allowed)
 
 
-def kernel_set(config: OpSet) -> dict[KernelSpec, str]:
+def find_kernel_set(config: OpSet) -> dict[KernelSpec, str]:
     """Return the kernels that a library for a config contains, each with the name of an op that
     calls it.
 
@@ -60,18 +60,18 @@ def kernel_set(config: OpSet) -> dict[KernelSpec, str]:
         UnsupportedOpError: an op of the config is unknown, or its declaration does not say which
             kernels it calls or which ops it becomes.
     """
-    types = types_of(config)
+    types = list_types(config)
     users: dict[KernelSpec, str] = {}
-    for op in _reached(config):
+    for op in _list_reached(config):
         for template in op.calls or ():
-            for spec in _instances(template, types):
+            for spec in _list_instances(template, types):
                 users.setdefault(spec, op.name)
-    for domain in formula_domains(types):
+    for domain in list_formula_domains(types):
         users.setdefault(KernelSpec("formula", (domain,)), "elementwise ops")
     return users
 
 
-def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
+def find_makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
     """Return the name of an op that calls each kernel of closed plans, by the kernel's symbol.
 
     graphs: the graphs the plans were made of.
@@ -82,13 +82,13 @@ def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
     config, names = of_graphs(graphs), {t.name: t.cpp for t in ELEMENT_TYPES.values()}
     kinds = {b.dtype for plan in plans for b in plan.buffers} & names.keys()
     config.types = tuple(names[kind] for kind in sorted(kinds))
-    known = kernel_set(config)
+    known = find_kernel_set(config)
     templates = {spec.template: op for spec, op in known.items()}
     specs = [spec for plan in plans for spec in plan.specs]
     return {s.symbol: known.get(s) or templates.get(s.template, s.template) for s in specs}
 
 
-def formula_domains(types: Iterable[str]) -> list[str]:
+def list_formula_domains(types: Iterable[str]) -> list[str]:
     """Return the domains of formulas that element-wise ops on these types can need.
 
     A domain is a set of element types that one interpreter of formulas computes with.  These are
@@ -99,16 +99,17 @@ def formula_domains(types: Iterable[str]) -> list[str]:
     return [d for d in DOMAINS if set(DOMAINS[d]) <= set(DOMAINS[largest])]
 
 
-def _reached(config: OpSet) -> list[Op]:
+def _list_reached(config: OpSet) -> list[Op]:
     """Return the ops that a config names, followed by the ops they may become in a plan.
 
     Raises:
-        UnsupportedOpError: an op is unknown, or its declaration is incomplete (see `kernel_set`).
+        UnsupportedOpError: an op is unknown, or its declaration is incomplete (see
+            `find_kernel_set`).
     """
     if config.all_if_none and not config.ops:
         declared = list(ops().values())
     else:
-        held = _joined(_held(config))
+        held = _add_joining(_list_held(config))
         order = (*sorted(held), *sorted(find_reachable(held) - held))
         declared = [ops()[key] for key in order if key in ops()]
     for op in declared:
@@ -121,7 +122,7 @@ def _reached(config: OpSet) -> list[Op]:
     return declared
 
 
-def _joined(held: Keys) -> Keys:
+def _add_joining(held: Keys) -> Keys:
     """Return the ops, and those that join training and optimizer models to one plan, of the domain
     engine.
 
@@ -133,7 +134,7 @@ def _joined(held: Keys) -> Keys:
     return held | more | ({(OURS, "ClipFactor")} if clips else set())
 
 
-def _held(config: OpSet) -> Keys:
+def _list_held(config: OpSet) -> Keys:
     """Return the ops that a config names, as keys (domain, name).
 
     The domains of OWN count as one: a name stands for the ops of that name in all of them.
@@ -141,7 +142,7 @@ def _held(config: OpSet) -> Keys:
     Raises:
         UnsupportedOpError: an op is unknown.
     """
-    names = set(config.names())
+    names = set(config.list_names())
     plain = {name.split("::")[1] for name in names}
     known = {*ops(), *(("", name) for name in control.FORMS)}
     keys = {
@@ -158,7 +159,7 @@ def _held(config: OpSet) -> Keys:
     return frozenset(keys)
 
 
-def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]:
+def _list_instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]:
     """Yield the kernels of a template, one for each combination of values that its parameters may
     have.
 
@@ -179,12 +180,12 @@ def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]
         given = template.ranges.get(p.name, usual)
         if given == OPEN:
             return
-        choices.append(_kinds(given, types) if isinstance(given, str) else given)
+        choices.append(_list_kinds(given, types) if isinstance(given, str) else given)
     for params in itertools.product(*choices):
         yield KernelSpec(template.name, params)
 
 
-def _kinds(what: str, types: Iterable[str]) -> tuple[str, ...]:
+def _list_kinds(what: str, types: Iterable[str]) -> tuple[str, ...]:
     """Return the element types that a parameter of kind `what` may have, in a library of these
     types.
     """

@@ -3,7 +3,7 @@
 The name of a build becomes a type and a prefix in C and C++ (`mnist`, `mnist_create`), the name of
 a header (`mnist.h`) and of a Python module (`mnist.py`).  It may be any identifier that has no
 other meaning in these places.  Words of the runtime's own source are allowed too, because that
-source never contains the bare name (see `Source._words` of generate.py).
+source never contains the bare name (see `Source._write_words` of generate.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 from engine.base.errors import ModelError
 
 
-def _words(text: str) -> frozenset[str]:
+def _list_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Of C23 and C++20, and the namespace of the C++ library.
-KEYWORDS = _words("""
+KEYWORDS = _list_words("""
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
     char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
     constinit continue decltype default delete do double dynamic_cast else enum explicit export
@@ -31,7 +31,7 @@ KEYWORDS = _words("""
 """)
 
 # Headers of C, and those that the runtime includes.
-HEADERS = _words("""
+HEADERS = _list_words("""
     assert complex ctype errno fcntl fenv float inttypes io iso646 limits locale math process
     pthread setjmp signal stdalign stdarg stdatomic stdbit stdbool stdckdint stddef stdint stdio
     stdlib stdnoreturn string tgmath threads time uchar unistd wchar wctype windows
@@ -39,7 +39,7 @@ HEADERS = _words("""
 """)
 
 # Declarations in the headers of C, reserved by ISO C 7.1.3, and main.
-LIBRARY = _words("""
+LIBRARY = _list_words("""
     EOF NULL abort abs acos acosh asctime asin asinh assert atan atan2 atanh atexit atof atoi atol
     atoll bsearch calloc cbrt ceil clearerr clock copysign cos cosh ctime difftime div errno erf
     erfc exit exp exp2 expm1 fabs fclose fdim feof ferror fflush fgetc fgetpos fgets floor fma fmax

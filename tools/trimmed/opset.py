@@ -54,14 +54,14 @@ class OpSet:
             return True
         return any(op in row for (d, _), row in self.ops.items() if d == (domain or ONNX))
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return all required ops as `domain::Op`, sorted."""
         return sorted({f"{d}::{op}" for (d, _), row in self.ops.items() for op in row})
 
     def __str__(self) -> str:
-        return "".join(f"{line}\n" for line in self._lines())
+        return "".join(f"{line}\n" for line in self._list_lines())
 
-    def _lines(self) -> Iterator[str]:
+    def _list_lines(self) -> Iterator[str]:
         if self.types:
             yield f"{TYPES};{','.join(self.types)}"
         if self.all_if_none:
@@ -193,7 +193,7 @@ def check(graph: Graph, allowed: OpSet, source: str) -> None:
             outside.setdefault(f"{node.domain or ONNX}::{node.op}", node.name or node.outputs[0])
     if outside:
         rows = (
-            f"{op} (node {node!r}{suggest_nearest(op, allowed.names())})"
+            f"{op} (node {node!r}{suggest_nearest(op, allowed.list_names())})"
             for op, node in sorted(outside.items())
         )
         raise UnsupportedOpError(f"{source}: not in the op set: {', '.join(rows)}")

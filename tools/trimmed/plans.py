@@ -19,7 +19,7 @@ from engine.plan.plan import KernelSpec, Plan
 from engine.plan.states import Layout, lay_out
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
-from engine.tools.trimmed.kernel_set import makers
+from engine.tools.trimmed.kernel_set import find_makers
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training import checks
 from engine.training.large_constants import freeze_constants
@@ -67,20 +67,20 @@ class Planned:
     batches: Mapping[int, Mapping[str, Plan]]
     makers: Mapping[str, str]
 
-    def every(self) -> list[Plan]:
+    def list_plans(self) -> list[Plan]:
         """Return every plan once: the plans of all batch sizes, then the optimizer's."""
         rest = [plan for plans in self.batches.values() for plan in plans.values()]
         return [*rest, *(p for p in self.plans.values() if p not in rest)]
 
-    def kernels(self) -> list[KernelSpec]:
+    def list_kernels(self) -> list[KernelSpec]:
         """Return every kernel that the plans use, in the order of symbols, then `launch` and
         `worker`.
         """
-        specs = {spec.symbol: spec for plan in self.every() for spec in plan.specs}
+        specs = {spec.symbol: spec for plan in self.list_plans() for spec in plan.specs}
         return [*(specs[symbol] for symbol in sorted(specs)), LAUNCH, WORKER]
 
 
-def artifacts(folder: Path) -> dict[str, Path]:
+def list_artifacts(folder: Path) -> dict[str, Path]:
     """Return the paths of the artifacts in a folder, by what they are; some may be missing.
 
     Raises:
@@ -110,7 +110,7 @@ def make_plans(
     budget: int | None = None,
     precision: Precision = "f32",
 ) -> Planned:
-    """Plan the models of a folder of artifacts (see `artifacts`).
+    """Plan the models of a folder of artifacts (see `list_artifacts`).
 
     batches: the batch sizes to plan for.  A symbolic first dimension of an input has this size.
     shapes: the shapes of inputs by name, where the batch size does not determine them.
@@ -134,23 +134,23 @@ def make_plans(
     memory = Memory()
     memory.budget, memory.precision = budget, precision
 
-    def model(source: Path | bytes, what: str) -> Model:
+    def open_model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)
 
-    models = {"train": model(files["train"], "training model")}
+    models = {"train": open_model(files["train"], "training model")}
     inference, parts = None, dict[str, tuple[Sequence[str], int]]()
     if "eval" in files:
-        models["eval"] = model(files["eval"], "eval model")
+        models["eval"] = open_model(files["eval"], "eval model")
         concats = sparse.find_joins(models["eval"].graph)
         parts = {name: (node.inputs, node.attrs["axis"]) for name, node in concats.items()}
         names = list(outputs) or forward_outputs(models["eval"])
         if names:
-            inference, source = _inference(models["eval"], state, names)
-            models["infer"] = model(source, "inference model")
+            inference, source = _make_inference(models["eval"], state, names)
+            models["infer"] = open_model(source, "inference model")
     freeze_constants(list(models.values()), memory)
     _check(models, state)
     graphs, states, update = [m.graph for m in models.values()], lay_out((), {}), None
-    optimizer = model(files["optimizer"], "optimizer model") if "optimizer" in files else None
+    optimizer = open_model(files["optimizer"], "optimizer model") if "optimizer" in files else None
     if optimizer is not None:
         states = optimizer.lay_out_states()
         state.regions["state"] = allocate(states.nbytes)
@@ -159,7 +159,9 @@ def make_plans(
         if optimizer is None:
             raise StateError("joined steps update parameters, and there is no optimizer model")
         update = Update(optimizer, states)
-    every = {b: _plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches}
+    every = {
+        b: _make_phase_plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches
+    }
     plans = dict(every[batches[0]])
     if optimizer is not None and update is None:
         plans["optimizer"] = optimizer.plan_update(states)
@@ -178,7 +180,7 @@ def make_plans(
         inference=inference,
         joined=parts,
         batches=every,
-        makers=makers(graphs, plans.values()) if closed else {},
+        makers=find_makers(graphs, plans.values()) if closed else {},
     )
 
 
@@ -196,7 +198,9 @@ def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
             checks.check_eval(model)
 
 
-def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tuple[bytes, bytes]:
+def _make_inference(
+    model: Model, state: CheckpointState, names: Sequence[str]
+) -> tuple[bytes, bytes]:
     """Return the serialised inference model, with the checkpoint's values and, for planning,
     without.
     """
@@ -206,7 +210,7 @@ def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tu
     return whole, onnx_io.to_bytes(graph)
 
 
-def _plans(
+def _make_phase_plans(
     models: Mapping[str, Model],
     batch: int,
     shapes: Shapes,
@@ -216,21 +220,21 @@ def _plans(
 ) -> dict[str, Plan]:
     """Return the plans for one batch size, by phase.
 
-    several: as `batch_shapes` has it.  update: what the training plan does with gradients; None if
-        it adds them to those before.
+    several: as `find_batch_shapes` has it.  update: what the training plan does with gradients;
+        None if it adds them to those before.
 
     Raises:
-        InputError: as `batch_shapes`.
+        InputError: as `find_batch_shapes`.
     """
     planned: dict[str, Plan] = {}
     for phase, model in models.items():
-        bound = batch_shapes(model, batch, shapes, several)
+        bound = find_batch_shapes(model, batch, shapes, several)
         progress.say(f"planning the {model.what}, batch {batch}")
         planned[phase] = model.plan(bound, update=update if phase == "train" else None)
     return planned
 
 
-def batch_shapes(
+def find_batch_shapes(
     model: Model, batch: int, shapes: Shapes, several: bool
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's inputs for one batch size, in numbers.
@@ -240,7 +244,7 @@ def batch_shapes(
 
     Raises:
         InputError: there are several, but the model fixes the number of samples; or as
-            `input_shapes`.
+            `find_input_shapes`.
     """
     first = {n: (*model.interface.inputs[n].shape, 0)[0] for n in model.inputs}
     if several and all(isinstance(d, int) for d in first.values()):
@@ -249,7 +253,7 @@ def batch_shapes(
         n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
         for n, s in shapes.items()
     }
-    bound = input_shapes(model, batch, mine)
+    bound = find_input_shapes(model, batch, mine)
     if model.what != "inference model":  # it is the eval model without labels
         _check_samples(model, batch, bound)
     return bound
@@ -277,7 +281,7 @@ def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
         )
 
 
-def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
+def find_input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's inputs, in numbers; see `bind_shapes`."""
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     return bind_shapes(declared, batch, given, model.what)

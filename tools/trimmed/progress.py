@@ -28,7 +28,7 @@ class Progress:
         if not self.silent:
             print(f"[{time.monotonic() - self._start:5.1f} s] {text}", file=sys.stderr, flush=True)
 
-    def each(self, text: str, items: Sequence[Item]) -> Iterator[Item]:
+    def count_each(self, text: str, items: Sequence[Item]) -> Iterator[Item]:
         """Yield the items; a line before the first, and one every EVERY seconds that counts
         them.
         """

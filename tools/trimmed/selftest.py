@@ -68,7 +68,7 @@ def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
         )
 
 
-def random_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:
+def draw_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:
     """Return the next `count` numbers (uint32) of the generator, and its state after them.
 
     The state k steps after s is a_k s + c_k.  Applied to the first k numbers, this gives the next k
@@ -88,7 +88,7 @@ def make_input(
     dtype: str, shape: tuple[int, ...], seed: int
 ) -> tuple[npt.NDArray[np.generic], int]:
     """Return an input of made-up values, and the state of the generator after them."""
-    words, seed = random_words(int(np.prod(shape, dtype=np.int64)), seed)
+    words, seed = draw_words(int(np.prod(shape, dtype=np.int64)), seed)
     kind = np.dtype(NUMPY[dtype])
     if kind.kind == "f":
         values = ((words >> np.uint32(8)) * 2.0**-24).astype(kind)
@@ -97,7 +97,7 @@ def make_input(
     return values.reshape(shape), seed
 
 
-def _square_sum(values: npt.NDArray[Any]) -> float:
+def _sum_squares(values: npt.NDArray[Any]) -> float:
     """Return the sum of squares of a 1-D array in float64, without a copy of all of it in that
     type.
     """
@@ -105,7 +105,7 @@ def _square_sum(values: npt.NDArray[Any]) -> float:
     return math.fsum(float(block @ block) for block in blocks)
 
 
-def record(
+def record_steps(
     files: Mapping[str, Path], planned: Planned, threads: int, checkpoint: Checkpoint
 ) -> str:
     """Train a few steps on this machine, with the engine.
@@ -133,7 +133,7 @@ def record(
             optimizer.step()
             module.lazy_reset_grad()
     trained = (p.data.reshape(-1) for _, p in state.parameters if p.requires_grad)
-    square_sum = math.fsum(_square_sum(values) for values in trained)
+    square_sum = math.fsum(_sum_squares(values) for values in trained)
     rows = [
         f"#define CHECKPOINT_BYTES {checkpoint.size}u",
         f"#define CHECKPOINT_CRC32 {checkpoint.crc32}u",

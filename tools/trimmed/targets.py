@@ -191,7 +191,7 @@ def of_target(target: Target) -> Platform:
     Raises:
         EngineError: the system is not known.
     """
-    return _of_system(target.name, target, *_system(target.triple))
+    return _of_system(target.name, target, *_find_system(target.triple))
 
 
 def native() -> Platform:
@@ -202,7 +202,7 @@ def native() -> Platform:
     """
     if sys.platform not in ("linux", "darwin", "win32"):
         raise EngineError(f"target native: unknown system {sys.platform!r}; name a target")
-    platform = _of_system("native", host(), *_system(host().triple))
+    platform = _of_system("native", host(), *_find_system(host().triple))
     return replace(platform, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
 
 
@@ -210,13 +210,13 @@ def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: st
     arch = triple.split("-")[0]
     if arch not in _LEVELS:
         raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(_LEVELS)}")
-    level = level or _level(_LEVELS[arch], features or "")
+    level = level or _find_level(_LEVELS[arch], features or "")
     features = _FEATURES.get(level, "") if features is None else features
     made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
-    return _of_system(name, made, *_system(triple))
+    return _of_system(name, made, *_find_system(triple))
 
 
-def _system(triple: str) -> tuple[str, str]:
+def _find_system(triple: str) -> tuple[str, str]:
     """Return the name in `_SYSTEMS` of a triple's system, and the version it names or an empty
     string.
 
@@ -237,7 +237,7 @@ def _system(triple: str) -> tuple[str, str]:
     raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
 
 
-def _level(level: str, features: str) -> str:
+def _find_level(level: str, features: str) -> str:
     """Return the widest level of x86 that a list of LLVM features allows; other levels stay."""
     flags = set(features.split(","))
     if level == "sse" and {"+avx512f", "+avx512vl", "+avx512dq"} <= flags:

@@ -56,7 +56,7 @@ class Parameter:
 
     @data.setter
     def data(self, value: Any) -> None:
-        new = _L.array(value, None, f"parameter {self.name!r}")
+        new = _L.convert_array(value, None, f"parameter {self.name!r}")
         _check(new, self._info, f"parameter {self.name!r}")
         self.data[...] = new
 
@@ -104,13 +104,17 @@ class Properties:
         return known[name]
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
-        label = _L.text(name, "the name of a property")
+        label = _L.convert_text(name, "the name of a property")
         if isinstance(value, str):
-            self._handle.call("set_property_string", label, _L.text(value, f"property {name!r}"))
+            self._handle.call(
+                "set_property_string", label, _L.convert_text(value, f"property {name!r}")
+            )
         elif isinstance(value, (float, np.floating)):
             self._handle.call("set_property_float", label, float(value))
         else:
-            self._handle.call("set_property_int", label, _L.whole(value, f"property {name!r}"))
+            self._handle.call(
+                "set_property_int", label, _L.convert_whole(value, f"property {name!r}")
+            )
 
 
 class CheckpointState:
@@ -134,15 +138,15 @@ class CheckpointState:
     def save_checkpoint(
         state: CheckpointState, checkpoint_uri: File, include_optimizer_state: bool = False
     ) -> None:
-        path = os.fsencode(_L.path_of(checkpoint_uri, "checkpoint"))
-        _state(state)._handle.call("save", path, bool(include_optimizer_state))
+        path = os.fsencode(_L.convert_path(checkpoint_uri, "checkpoint"))
+        _check_state(state)._handle.call("save", path, bool(include_optimizer_state))
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
-        content: bytes = self._handle.content(bool(include_optimizer_state))
+        content: bytes = self._handle.read_content(bool(include_optimizer_state))
         return content
 
 
-def _state(value: Any) -> CheckpointState:
+def _check_state(value: Any) -> CheckpointState:
     if not isinstance(value, CheckpointState):
         raise InputError(f"state: expected a CheckpointState, got {value!r}")
     return value
@@ -152,7 +156,11 @@ class Module:
     """Model: a call is a training step, or in eval mode an evaluation step."""
 
     def __init__(self, train_model_uri: Any, state: CheckpointState, *_: Any, **__: Any) -> None:
-        self.training, self._state, self._handle = True, _state(state), _state(state)._handle
+        self.training, self._state, self._handle = (
+            True,
+            _check_state(state),
+            _check_state(state)._handle,
+        )
 
     def __call__(self, *user_inputs: Any) -> Any:
         return self._run("train" if self.training else "eval", user_inputs)
@@ -167,7 +175,7 @@ class Module:
         if len(values) != len(ins):
             raise InputError(f"{phase} takes {[i['name'] for i in ins]}, got {len(values)} inputs")
         names = [f"input {info['name']!r}" for info in ins]
-        arrays = [_L.array(v, ins[k]["dtype"], names[k]) for k, v in enumerate(values)]
+        arrays = [_L.convert_array(v, ins[k]["dtype"], names[k]) for k, v in enumerate(values)]
         shapes = [list(array.shape) for array in arrays]
         fits = [[i["shape"] for i in each[phase][0]] == shapes for each in handle.phases]
         at = fits.index(True) if any(fits) else 0
@@ -193,7 +201,7 @@ class Module:
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of the random numbers of dropout, initially 0."""
-        self._handle.call("set_seed", _L.whole(seed, "seed"))
+        self._handle.call("set_seed", _L.convert_whole(seed, "seed"))
 
     def input_names(self, side: int = 0) -> list[str]:
         phase = "train" if self.training else "eval"
@@ -211,7 +219,7 @@ class Module:
         return out
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        values = np.ascontiguousarray(_L.array(buffer, None, "the buffer"))
+        values = np.ascontiguousarray(_L.convert_array(buffer, None, "the buffer"))
         if values.dtype != np.float32:
             raise InputError(f"the buffer is {values.dtype}: float32 is supported")
         self._handle.call("set_parameters", values.ctypes.data, values.size, int(trainable_only))
@@ -234,7 +242,7 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: File, graph_output_names: Sequence[str] | None = None
     ) -> None:
-        path = _L.path_of(inference_model_uri, "inference model")
+        path = _L.convert_path(inference_model_uri, "inference model")
         _L.write(path, self.inference_model_to_bytes(graph_output_names))
 
 
@@ -255,7 +263,7 @@ class Optimizer:
         self._handle.call("optimizer_step")
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        self._handle.call("set_learning_rate", _L.number(learning_rate, "learning rate"))
+        self._handle.call("set_learning_rate", _L.convert_number(learning_rate, "learning rate"))
 
     def get_learning_rate(self) -> float:
         return float(_C["get_learning_rate"](self._handle.pointer))
@@ -276,14 +284,14 @@ class LinearLRScheduler:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InputError(f"optimizer: expected an Optimizer, got {optimizer!r}")
-        self._warmup = _L.whole(warmup_step_count, "warmup_step_count")
-        self._total = _L.whole(total_step_count, "total_step_count")
+        self._warmup = _L.convert_whole(warmup_step_count, "warmup_step_count")
+        self._total = _L.convert_whole(total_step_count, "total_step_count")
         if not 0 <= self._warmup <= self._total:
             raise InputError(
                 f"warmup_step_count={self._warmup}, total_step_count={self._total}: "
                 "expected 0 <= warm-up <= total"
             )
-        self._optimizer, self._initial = optimizer, _L.number(initial_lr, "initial_lr")
+        self._optimizer, self._initial = optimizer, _L.convert_number(initial_lr, "initial_lr")
         self.step()
 
     def step(self) -> None:

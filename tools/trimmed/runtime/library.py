@@ -72,7 +72,7 @@ if functions["build"]().decode() != INFO["build"]:
 # --- what callers pass, as C takes it
 
 
-def path_of(value: Any, what: str) -> str:
+def convert_path(value: Any, what: str) -> str:
     """Return a path as text; `what` is its name in errors."""
     try:
         path = os.fsdecode(value)
@@ -83,7 +83,7 @@ def path_of(value: Any, what: str) -> str:
     return path
 
 
-def text(value: Any, what: str) -> bytes:
+def convert_text(value: Any, what: str) -> bytes:
     """Return text in C's form."""
     if not isinstance(value, str) or "\0" in value:
         raise InputError(f"{what}: expected text without null characters, got {value!r}")
@@ -93,14 +93,14 @@ def text(value: Any, what: str) -> bytes:
         raise InputError(f"{what}: {value!r} cannot be written as UTF-8") from None
 
 
-def whole(value: Any, what: str) -> int:
+def convert_whole(value: Any, what: str) -> int:
     """Return a whole number of 64 bits."""
     if not isinstance(value, (int, np.integer, np.bool_)) or not -(2**63) <= int(value) < 2**63:
         raise InputError(f"{what}: expected a whole number of 64 bits, got {value!r}")
     return int(value)
 
 
-def number(value: Any, what: str) -> float:
+def convert_number(value: Any, what: str) -> float:
     """Return a finite number that float32 can hold."""
     try:
         value_ = ctypes.c_float(value).value
@@ -111,7 +111,7 @@ def number(value: Any, what: str) -> float:
     return value_
 
 
-def array(value: Any, dtype: Any, what: str) -> np.ndarray:
+def convert_array(value: Any, dtype: Any, what: str) -> np.ndarray:
     """Return a value as an array; other values than arrays get this element type."""
     try:
         return np.asarray(value, None if isinstance(value, np.ndarray) else dtype)
@@ -130,7 +130,7 @@ def check(array: np.ndarray, info: dict[str, Any], what: str, batches: Any = ())
 # --- models
 
 
-def _info(found: Any) -> dict[str, Any]:
+def _describe_port(found: Any) -> dict[str, Any]:
     t = found.contents
     return {
         "name": t.name.decode(),
@@ -143,7 +143,7 @@ def _info(found: Any) -> dict[str, Any]:
 def _read(source: Any, what: str) -> bytes:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
-    path = path_of(source, what)
+    path = convert_path(source, what)
     if os.path.exists(f"{path}.odtc-new"):
         raise FileError(f"{what} '{path}' was not completely written; load it with the engine")
     try:
@@ -201,12 +201,12 @@ class Handle:
             self.model = (HERE / f"{NAME}.onnx").read_bytes()
         m = self.pointer
         count = functions["parameter_count"](m)
-        self.parameters = [_info(functions["parameter_info"](m, i)) for i in range(count)]
+        self.parameters = [_describe_port(functions["parameter_info"](m, i)) for i in range(count)]
         count = functions["batch_count"](m)
         self.batches = [functions["batch_size"](m, i) for i in range(count)]
-        self.phases = [self._ports(batch) for batch in self.batches]
+        self.phases = [self._list_ports(batch) for batch in self.batches]
 
-    def _ports(self, batch: int) -> dict[str, tuple[list[dict[str, Any]], ...]]:
+    def _list_ports(self, batch: int) -> dict[str, tuple[list[dict[str, Any]], ...]]:
         """Return inputs and outputs by phase."""
         phases: dict[str, tuple[list[dict[str, Any]], ...]] = {}
         m = self.pointer
@@ -215,8 +215,8 @@ class Handle:
             if functions["output_count"](m, p):
                 ins, outs = functions["input_count"](m, p), functions["output_count"](m, p)
                 phases[phase] = (
-                    [_info(functions["input_info"](m, p, i)) for i in range(ins)],
-                    [_info(functions["output_info"](m, p, i)) for i in range(outs)],
+                    [_describe_port(functions["input_info"](m, p, i)) for i in range(ins)],
+                    [_describe_port(functions["output_info"](m, p, i)) for i in range(outs)],
                 )
         return phases
 
@@ -252,7 +252,7 @@ class Handle:
         if code:
             raise _CODE[code](functions["message"](self.pointer).decode(errors="replace"))
 
-    def content(self, include_optimizer_state: bool) -> bytes:
+    def read_content(self, include_optimizer_state: bool) -> bytes:
         """Return the checkpoint."""
         with self.turn("save_to"):
             size = functions["checkpoint_size"](self.pointer, include_optimizer_state)

@@ -31,7 +31,7 @@ class Case:
     states: int
 
 
-def all_cases() -> Iterator[Case]:
+def list_cases() -> Iterator[Case]:
     """Return the cases of all files of this folder, in the order of their names."""
     package = importlib.import_module(__name__.rpartition(".")[0])
     for name in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
