@@ -117,7 +117,8 @@ class Channels:
 
     def _name(self, vt: Any) -> str:
         """Return the name of the element type of a vector type."""
-        return {self.wide: "i64", self.bytes: "i8", self.half: "i16"}.get(vt, self.T)
+        element = vt.element
+        return f"i{element.width}" if isinstance(element, ir.IntType) else self.T
 
     def _size(self, vt: Any) -> int:
         """Return the bytes of an element of a vector type."""

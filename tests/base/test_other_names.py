@@ -65,7 +65,10 @@ def test_every_key_of_the_table_is_one() -> None:
             "name",
             *option_tables.list_options(type(choices.make_optimizer("adamw", {}, ""))),
         },
-        "schedule": {"name", *option_tables.list_options(type(choices.schedule("cosine", {}, "")))},
+        "schedule": {
+            "name",
+            *option_tables.list_options(type(choices.make_schedule("cosine", {}, ""))),
+        },
     }
     for here in HERE.values():
         if here.key:

@@ -12,8 +12,8 @@ conversion or a copy with `to_`, `as_`, `from_`, `of`, `with_` or `without_`, an
 - methods of the names that `edgegrad` offers, functions that a page calls, and methods that
   override one of a base class;
 - the words of the rules of ops: the methods of the protocols in `kernels/vocabulary/op.py`;
-- functions that are called as the elementary function that they compute, and those of
-  `REFERENCES`, which have the name of the op, the loss or the network that they are.
+- functions that are called as the elementary function that they compute;
+- functions in the places of `REFERENCES`, which are called as an op, a loss or a network is.
 """
 
 from __future__ import annotations

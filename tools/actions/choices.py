@@ -35,7 +35,7 @@ def make_optimizer(name: str, options: Mapping[str, Any], place: str) -> Optimiz
     return tables.make(kind, options, f"{place} {name}")
 
 
-def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
+def make_schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
     """Return a schedule with its options, as `make_loss`."""
     return names.make_schedule(name, options, place)
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -188,7 +188,7 @@ class RunConfig:
 
     def make_schedule(self) -> Schedule:
         """Return the schedule of the learning rate."""
-        return choices.schedule(self.schedule.name, self.schedule.options, "[schedule]")
+        return choices.make_schedule(self.schedule.name, self.schedule.options, "[schedule]")
 
     def make_trackers(self) -> list[Tracker]:
         """Return the callbacks that log to other programs.
@@ -287,11 +287,18 @@ def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
     return config
 
 
+# The table's name where it gives none, and the function that makes what is chosen.
+_CHOICES: dict[str, tuple[str, Callable[[str, Mapping[str, Any], str], object]]] = {
+    "optimizer": ("adamw", choices.make_optimizer),
+    "schedule": ("constant", choices.make_schedule),
+}
+
+
 def _choose(table: Mapping[str, Any], which: str, place: str) -> Chosen:
     rest = dict(table)
-    default = {"optimizer": "adamw", "schedule": "constant"}[which]
+    default, make = _CHOICES[which]
     name = arguments.check_text(f"{place}: name", rest.pop("name", default))
-    getattr(choices, which)(name, rest, place)  # refuses what does not fit, before any work
+    make(name, rest, place)  # refuses what does not fit, before any work
     return Chosen(name, rest)
 
 
