@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from engine.checking.dry_run import advise, check, list_faults
-from engine.checking.report import Check, Fault, Figures, Input, Suggestion, sort_by_bytes
+from engine.checking.report import Check, Fault, Figures, Halves, Input, Suggestion, sort_by_bytes
 from engine.checking.subject import Subject
 
 __all__ = [
     "Check",
     "Fault",
     "Figures",
+    "Halves",
     "Input",
     "Subject",
     "Suggestion",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+from engine.base.element_types import HALVES, ITEMSIZE
 from engine.base.errors import BudgetError, EngineError, InternalError
 from engine.checking import process
 from engine.checking.report import (
@@ -16,6 +18,7 @@ from engine.checking.report import (
     Check,
     Fault,
     Figures,
+    Halves,
     Input,
     Suggestion,
     sort_by_bytes,
@@ -102,8 +105,50 @@ def check(
         first=None if made is None else sum(made.values()),
         least=kept.least,
         suggestions=sort_by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
+        halves=_count_by_precision(subject, kept.plans),
         machine=(machine.flops, machine.memory),
         unsure=machine.unsure,
+    )
+
+
+def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | None:
+    """Count values in 16 bits, and nodes that stay in float32; None if all is float32.
+
+    A pass that replaces a node names what it makes after that, with a slash and more.  Nodes of the
+    optimizer, and what is made for no node, as an input's change of layout, do not count.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.kernels.analysis.flops import count_factor_bytes
+    from engine.kernels.vocabulary.op import op_title
+
+    if subject.precision == "f32":
+        return None
+    graph = onnx_io.load(subject.training)
+    uses = Counter(node.name for node in graph.nodes)
+    nodes = {node.name: node for node in graph.nodes if node.name and uses[node.name] == 1}
+    touched: dict[str, set[str]] = {}
+    for plan in plans:
+        rounding = {k.symbol for k in plan.kernels if count_factor_bytes(k.spec) < ITEMSIZE["f32"]}
+        for step in plan.steps:
+            name = step.source
+            while name not in nodes and "/" in name:
+                name = name.rpartition("/")[0]
+            if step.phase == "opt" or name not in nodes:
+                continue
+            types = touched.setdefault(name, set())
+            types.update(plan.buffers[arg.buffer].dtype for arg in step.args if arg.buffer >= 0)
+            if step.kernel in rounding:
+                types.add(subject.precision)
+    wide = Counter(
+        op_title(nodes[name].domain, nodes[name].op)
+        for name, types in touched.items()
+        if "f32" in types and types.isdisjoint(HALVES)
+    )
+    return Halves(
+        precision=subject.precision,
+        values=sum(plan.count_halves() for plan in plans),
+        in_float32=dict(wide.most_common()),
+        unnamed=len(graph.nodes) - len(nodes),
     )
 
 

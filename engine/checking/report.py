@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from engine.base.precision import Precision
 from engine.plan.plan import format_bytes
 
 Status = Literal["trains", "cannot train", "does not fit"]
@@ -68,6 +69,29 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """Values and nodes of a training step whose precision is not float32.
+
+    values: the number of those stored in 16 bits.
+    in_float32: the numbers of nodes by operator, the most first, that touch float32 numbers, but no
+        value in 16 bits, and round no factors to them.
+    unnamed: the nodes without a name of their own, which are not counted.
+    """
+
+    precision: Precision
+    values: int
+    in_float32: Mapping[str, int]
+    unnamed: int
+
+    def list_lines(self) -> Iterator[str]:
+        """Yield the lines of a report."""
+        yield f"precision {self.precision}  values in 16 bits {self.values}"
+        ops = ", ".join(f"{op} {count}" for op, count in self.in_float32.items())
+        unnamed = f"; not counted, as they have no name of their own: {self.unnamed}"
+        yield f"  nodes in float32: {ops or 'none'}{unnamed if self.unnamed else ''}"
+
+
+@dataclass(frozen=True, slots=True)
 class Suggestion:
     """Change, and the figures of a step with it."""
 
@@ -97,6 +121,7 @@ class Check:
     budget: the most bytes of all regions, or None.
     least: the least bytes of regions for which there is a plan, if the budget is less.
     suggestions: variants that take less, the least memory first.
+    halves: the values and nodes of plans in 16 bits; None if the precision is float32.
     machine: the operations and bytes a second for the estimate of time.
     unsure: whether the machine was busy while that was measured, so that steps may take less.
     """
@@ -114,6 +139,7 @@ class Check:
     budget: int | None = None
     least: int | None = None
     suggestions: tuple[Suggestion, ...] = ()
+    halves: Halves | None = None
     machine: tuple[float, float] = (0.0, 0.0)
     unsure: bool = False
 
@@ -183,6 +209,8 @@ class Check:
                 f"{format_bytes(self.cold)} where "
                 "kernels are compiled, too"
             )
+        if self.halves is not None:
+            yield from self.halves.list_lines()
         flops, speed = self.machine
         yield (
             f"time of a step   {format_seconds(found.seconds)} on {self.threads} threads, by "

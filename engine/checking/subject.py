@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from engine.base.element_types import NUMPY
+from engine.base.precision import Precision
 from engine.checkpoint.contents import Checkpoint, NominalTensor
 from engine.plan.plan import Plan
 from engine.training.memory import Memory
@@ -31,6 +32,7 @@ class Subject:
     evaluation: the eval model, which a process that trains reads too, if it has one.
     parameters: the element types and shapes of all parameters by name, in the order of the file.
     trained: the names of the trained ones.
+    precision: of the plans.
     """
 
     training: Source
@@ -39,6 +41,7 @@ class Subject:
     trained: frozenset[str]
     threads: int
     evaluation: Source | None = None
+    precision: Precision = "f32"
 
     @classmethod
     def of(
@@ -48,11 +51,12 @@ class Subject:
         slots: Mapping[str, Slot],
         threads: int,
         evaluation: Source | None = None,
+        precision: Precision = "f32",
     ) -> Subject:
         """Return the subject of models whose parameters have these slots."""
         trained = frozenset(name for name, slot in slots.items() if slot.trainable)
         shapes = {name: (slot.dtype, slot.shape) for name, slot in slots.items()}
-        return cls(training, optimizer, shapes, trained, threads, evaluation)
+        return cls(training, optimizer, shapes, trained, threads, evaluation, precision)
 
     def make_state(self) -> CheckpointState:
         """Return a state with these parameters, which have no values and take no memory."""
@@ -76,6 +80,7 @@ class Subject:
             EngineError: see `open_models`.
         """
         state, memory = self.make_state(), Memory()
+        memory.precision = self.precision
         train, _ = open_models(self.training, None, state, memory, self.threads, Records)
         update = None
         if self.optimizer is not None:
@@ -94,7 +99,7 @@ class Subject:
 class Opened:
     """Open models of a subject.
 
-    made: the plans of training steps so far, by shapes and budgets.
+    made: the plans of training steps so far, by shapes, budgets and precisions.
     """
 
     train: Model
@@ -134,7 +139,7 @@ class Opened:
             EngineError: the step cannot be planned for these shapes.
         """
         assert self.update is not None
-        key = (budget, *sorted(shapes.items()))
+        key = (budget, self.train.memory.precision, *sorted(shapes.items()))
         if key not in self.made:
             self.train.memory.budget = budget
             update = Update(self.update, self.update.lay_out_states())

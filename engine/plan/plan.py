@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
+from engine.base.element_types import HALVES
+
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
 SHOWN = 5  # values to report, the ones that take most memory
 
@@ -258,18 +260,25 @@ class Plan(_Sealed):
         """The bytes of all that `kept` lists: what lives where the backward pass begins."""
         return sum(self.buffers[k.buffer].nbytes for k in self.kept())
 
+    def count_halves(self) -> int:
+        """Count the values in region work that are stored in 16 bits."""
+        return sum(b.region == "work" and b.dtype in HALVES for b in self.buffers)
+
     def summary(self) -> str:
         """Return one line: sizes of the regions, steps, how good the placement is.
 
-        Of a plan that a budget made also the search for it, and what holds most of its memory.
+        Of a plan with values in 16 bits also their number.  Of a plan that a budget made also the
+        search for it, and what holds most of its memory.
         """
         sizes = "  ".join(f"{name} {format_bytes(size)}" for name, size in self.regions if size)
         ways, most = self.searched
         searched = f"  searched {ways:,} of at most {most:,} ways" if most else ""
         held = self.describe_fullest() if most else ""
+        halves = self.count_halves()
+        in_halves = f"  values in 16 bits {halves}" if halves else ""
         return (
             f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
-            f"{sizes}  arena/bound {self.ratio:.3f}{searched}{held}"
+            f"{sizes}  arena/bound {self.ratio:.3f}{in_halves}{searched}{held}"
         )
 
     def find_fullest(self) -> tuple[int, list[Buffer]]:

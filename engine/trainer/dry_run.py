@@ -49,6 +49,7 @@ def _make_subject(learner: Learner) -> Subject:
         learner.state.slots,
         learner.module.threads,
         None if evaluation is None else evaluation.source,
+        learner.options.precision,
     )
 
 

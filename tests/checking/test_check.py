@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Node
 from engine.kernels.analysis.cost import nominal
-from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.op import TensorType, op_title
 from engine.models.images import build_cnn, build_mlp
 from engine.plan.plan import format_bytes
 from engine.tools.benchmark.workload import write_artifacts
@@ -106,6 +107,63 @@ def test_a_trainer_tells_of_a_batch_or_its_shapes(artifacts: Path) -> None:
         trainer.check((16, 784))
     with pytest.raises(InputError, match="lacks the input 'labels'; it has 'x'"):
         trainer.check({"x": (16, 784)})
+
+
+def test_a_check_in_16_bits_is_of_the_plans_of_its_trainer(artifacts: Path) -> None:
+    batch = {"x": (16, 784), "labels": (16,)}
+    single, half = (Trainer(artifacts, threads=1, precision=p) for p in ("f32", "bf16"))
+    arrays = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
+    plan = half.plan_of(*arrays).plan
+    found, wide = half.check(batch), single.check(batch, variants=False)
+    assert found.figures is not None
+    assert wide.figures is not None
+    assert found.figures.regions["work"] == plan.compute_region_bytes("work")
+    assert found.figures.nbytes < wide.figures.nbytes
+    by_change = {s.change: s.figures.nbytes for s in found.suggestions}
+    smaller = half.plan_of(*(a[:8] for a in arrays)).plan
+    assert by_change["a batch of 8 instead of 16"] == smaller.nbytes
+    assert found.halves is not None
+    assert found.halves.values == sum(b.dtype == "bf16" for b in plan.buffers) > 0
+    assert f"  values in 16 bits {found.halves.values}" in plan.summary()
+    assert "16 bits" not in single.plan_of(*arrays).plan.summary() + str(wide)
+    assert wide.halves is None
+
+
+def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
+    """A product and what is elementwise are not among them, a loss is; nor is the optimizer."""
+    subject = replace(subject_of(artifacts), precision="bf16")
+    found = check(subject, SHAPES, source="mlp", machine=nominal(2), variants=False)
+    loss = "SoftmaxCrossEntropyLoss"
+    assert found.halves is not None
+    assert found.halves.in_float32 == {loss: 1, f"com.microsoft::{loss}Grad": 1, "ReduceSum": 1}
+    told = f"nodes in float32: {loss} 1, com.microsoft::{loss}Grad 1, ReduceSum 1"
+    assert told in str(found)
+    assert f"precision bf16  values in 16 bits {found.halves.values}\n" in str(found)
+    assert "not counted" not in str(found)
+    assert json.loads(json.dumps(found.as_dict()))["halves"]["in_float32"]["ReduceSum"] == 1
+
+
+def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
+    """Convolutions are fused, and change layout; a node without a name cannot be told apart."""
+    write_artifacts(build_cnn(), tmp_path)
+    subject = replace(subject_of(tmp_path), precision="bf16")
+    shapes = {"x": (4, 1, 28, 28), "labels": (4,)}
+    found = check(subject, shapes, source="cnn", machine=nominal(2), variants=False).halves
+    assert found is not None
+    graph = onnx_io.load(subject.training)
+    assert found.in_float32["SoftmaxCrossEntropyLoss"] == 1  # of fewer values than are stored so
+    assert found.in_float32.keys() < {op_title(node.domain, node.op) for node in graph.nodes}
+    assert "Gemm" not in found.in_float32
+    for node in graph.nodes:
+        node.name = ""
+    bare = replace(subject, training=onnx_io.to_bytes(graph))
+    told = check(bare, shapes, source="cnn", machine=nominal(2), variants=False)
+    assert told.halves is not None
+    assert told.halves.values == found.values
+    assert (told.halves.in_float32, told.halves.unnamed) == ({}, len(graph.nodes))
+    assert f"float32: none; not counted, as they have no name of their own: {len(graph.nodes)}" in (
+        str(told)
+    )
 
 
 def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:

@@ -151,10 +151,11 @@ def _of_artifacts(
     progress.say(f"reading {source}")
     slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
     threads = config.choose_threads(asked.threads)
-    subject = Subject.of(files["train"], files.get("optimizer"), slots, threads, files.get("eval"))
+    subject = Subject.of(
+        files["train"], files.get("optimizer"), slots, threads, files.get("eval"), asked.precision
+    )
     opened = opened or subject.open()
     model = opened.train
-    model.memory.precision = asked.precision
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)
     progress.say("planning")
