@@ -151,7 +151,7 @@ def invent_batch(trainer: Trainer) -> dict[str, Array]:
     """Return a batch of invented values for the training model, by the names of its inputs."""
     batch, seed = {}, 1
     for name in trainer.inputs:
-        declared = trainer.session.training.interface.inputs[name]
+        declared = trainer.learner.session.training.interface.inputs[name]
         shape = (BATCH, *(d for d in declared.shape[1:] if isinstance(d, int)))
         batch[name], seed = make_input(declared.dtype, shape, seed)
     return batch

@@ -103,7 +103,7 @@ def train_once(folder: Path, steps: int, budget: str | None) -> Row:
     with np.load(folder / "batch.npz") as file:
         batch = file["x"], file["y"]
     times = time_rounds(lambda: trainer.step(*batch), steps, warm_up=0)
-    held, state = trainer.session.memory, trainer.state
+    held, state = trainer.learner.session.memory, trainer.state
     plans = [program.plan for program in held.programs.values()]
     names = ("param", "grad", "state")
     sizes = {name: state.regions[name].nbytes for name in names if name in state.regions}

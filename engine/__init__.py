@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine import data as data
     from engine import distributed as distributed
     from engine import errors as errors
+    from engine import inference as inference
     from engine import lora as lora
     from engine import onnxblock as onnxblock
     from engine import profiling as profiling
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from engine.backend import supported as supported
     from engine.data import *
     from engine.errors import EngineError as EngineError
+    from engine.inference import Session as Session
     from engine.lora import Lora as Lora
     from engine.reports import AimLog as AimLog
     from engine.reports import Comparison as Comparison

@@ -89,7 +89,9 @@ class Learner:
             raise StateError("begin() gives a learner the parameters of the round first")
         require_samples(data, "train on")
         trainer, count = self.trainer, _Count()
-        trainer.session.seed = options.seed  # of dropout: different for each client and round
+        trainer.learner.session.seed = (
+            options.seed
+        )  # of dropout: different for each client and round
         history = trainer.fit(
             data,
             epochs=options.epochs,

@@ -345,6 +345,7 @@ class Program:
             np.array(at, np.int32), np.array(region, np.uint8), np.array(offset, np.int64)
         )  # fmt: skip
         self._table = np.zeros(len(plan.steps), STEP.dtype)
+        self._table_at = self._table.ctypes.data  # asking takes longer than a small step
         self._table["kernel"] = [code[s.kernel] for s in plan.steps]
         self._table["arguments"] = self._args.ctypes.data + np.array(places, np.int64)
         self._table["barrier"] = [s.barrier for s in plan.steps]
@@ -394,6 +395,7 @@ class Program:
         )
         status = self.inputs.pop(FAULT, np.zeros(STATUS.size, np.int64))
         self._status = status.view(STATUS.dtype)
+        self._status_at = self._status.ctypes.data
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
     def run(self, step: int = 0, seed: int | None = None, watch: Stopwatch | None = None) -> Before:
@@ -455,9 +457,11 @@ class Program:
 
     def _prepare(self, step: int, seed: int | None) -> None:
         """Set what a run begins with besides `inputs`."""
-        self._status["kind"] = 0
-        self._random["seed"] = noise.get_seed() if seed is None else seed
-        self._random["step"] = step
+        if self._reports:
+            self._status["kind"] = 0
+        if self.draws:
+            self._random["seed"] = noise.get_seed() if seed is None else seed
+            self._random["step"] = step
 
     def run_stepwise(self, step: int = 0, seed: int | None = None) -> Iterator[int]:
         """Do what `run` does, one step of the plan each time that the iterator is advanced.
@@ -497,8 +501,9 @@ class Program:
 
     def _run_steps(self, table: Array, first: int, count: int) -> None:
         """Run some steps of a table with all threads."""
-        at = table.ctypes.data + first * table.dtype.itemsize
-        self._get_team().run(at, count, self._status.ctypes.data)
+        base = self._table_at if table is self._table else table.ctypes.data
+        at = base + first * table.dtype.itemsize
+        self._get_team().run(at, count, self._status_at)
 
     def make_stopwatch(self) -> Stopwatch:
         """Return a stopwatch for this program, which `run` takes.

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from engine.trainer.recipe import Recipe
     from engine.trainer.step_plan import StepPlan
     from engine.trainer.summary import Summary
+    from engine.training.inference import Session
     from engine.training.module import Module
     from engine.training.nonfinite import NonFinite
     from engine.training.optimizer import Optimizer
-    from engine.training.session import Session
     from engine.training.state import CheckpointState
 
 
@@ -70,7 +70,8 @@ class BatchTrainer:
             self.features  # noqa: B018  # any name that the model lacks is refused now
         if learning_rate is not None:
             self.learning_rate = learning_rate
-        declared = [self.session.training.interface.inputs[name].shape for name in self.inputs]
+        interface = self.learner.session.training.interface
+        declared = [interface.inputs[name].shape for name in self.inputs]
         if all(isinstance(d, int) for shape in declared for d in shape):
             self.training_steps.shapes = [tuple(map(int, shape)) for shape in declared]
             if self.memory_budget is not None and self.optimizer is not None and self.state.loaded:
@@ -94,11 +95,6 @@ class BatchTrainer:
     def optimizer(self) -> Optimizer | None:
         """The optimizer; None if the artifacts have none."""
         return self.learner.optimizer
-
-    @property
-    def session(self) -> Session:
-        """The models that steps run, and the memory that they share."""
-        return self.learner.session
 
     @property
     def folder(self) -> str:
@@ -174,7 +170,7 @@ class BatchTrainer:
         self.learner.reopen(folder)
         self.training_steps.forget()
         # Labels are classes where they were shares of classes, or the other way round.
-        ranks = [len(self.session.training.interface.inputs[n].shape) for n in self.inputs]
+        ranks = [len(self.learner.session.training.interface.inputs[n].shape) for n in self.inputs]
         pairs = list(zip(self.training_steps.shapes or (), ranks, strict=False))
         fits = pairs and all(len(shape) >= rank for shape, rank in pairs)
         self.training_steps.shapes = [shape[:rank] for shape, rank in pairs] if fits else None
@@ -192,7 +188,8 @@ class BatchTrainer:
         """
         if self.ranks is not None:
             return self.ranks.accumulate(self.ranks.share(self.learner.check_arrays(batch)))
-        return self.learner.add_batch(self.learner.make_arrays(self.session.training, batch))
+        learner = self.learner
+        return learner.add_batch(learner.make_arrays(learner.session.training, batch))
 
     def update(self) -> None:
         """Update the parameters from the mean gradient of the batches since the last update.
@@ -233,7 +230,7 @@ class BatchTrainer:
         loss = self._learn(self.learner.check_arrays(batch), check_finite=check_finite)
         if check_finite and not math.isfinite(loss):
             raise NonFiniteError(
-                f"training step: output {self.session.training.outputs[0]!r} is {loss}; no "
+                f"training step: output {self.learner.session.training.outputs[0]!r} is {loss}; no "
                 "parameter has changed"
             )
         self.learner.require_optimizer().check_skipped()
@@ -280,7 +277,7 @@ class BatchTrainer:
         try:
             data, _ = open_training(learner, data, 0, self.classes or ())
             source = make_batches(
-                self.session.training, data, batch_size, "the data", shuffle=True, seed=seed,
+                learner.session.training, data, batch_size, "the data", shuffle=True, seed=seed,
                 names=self.inputs,
             )  # fmt: skip
             return search(learner, self._learn, source, lowest, highest, steps)
@@ -462,6 +459,14 @@ class BatchTrainer:
         classes = list(known or self.classes or ()) or None
         source = open_labelled(self.learner, data)
         return evaluate(self.learner, self.ranks, source, batch_size, chosen, each, classes)
+
+    def session(self) -> Session:
+        """Return a session that answers with the parameters as they are at each call.
+
+        It copies no parameter, and uses the memory of this trainer: answers wait for the step that
+        another thread of Python runs.
+        """
+        return self.learner.make_session()
 
     @overload
     def predict(self, data: str | os.PathLike[str], *, batch_size: int | None = None) -> Any: ...

@@ -28,6 +28,7 @@ from engine.training.state import CheckpointState
 if TYPE_CHECKING:
     from engine.data.dataset import Dataset
     from engine.data.known import Known
+    from engine.training import inference
     from engine.training.model import Model
     from engine.training.session import Session
 
@@ -271,6 +272,12 @@ class Learner:
         model = self.prediction
         values = self.session.run(model, self.make_arrays(model, features))
         return dict(zip(self.outputs, values, strict=True))
+
+    def make_session(self) -> inference.Session:
+        """See `Trainer.session`."""
+        from engine.training.inference import follow
+
+        return follow(lambda: (self.prediction, self.session.seed))
 
     # --- checkpoints
 

@@ -120,7 +120,7 @@ def request(
     train, validation = open_training(trainer.learner, train, validation, trainer.classes or ())
     if isinstance(validation, float):
         train, validation = _split(train, validation, options.seed)
-    model, names = trainer.session.training, trainer.inputs
+    model, names = trainer.learner.session.training, trainer.inputs
     more: dict[str, Any] = {"balanced": True} if balanced else {}
     more |= {} if augment is None else {"augment": augment}
     data = make_batches(
@@ -217,7 +217,7 @@ def _weigh_classes(
         else:
             count = len(given)
         weights = class_weights(given, labels, count, data.classes)
-    takes_shares = SHARES in trainer.session.training.interface.notes
+    takes_shares = SHARES in trainer.learner.session.training.interface.notes
     if weights is None and (not mixes or takes_shares):
         return None, None
     if trainer.recipe is None:

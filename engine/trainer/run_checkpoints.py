@@ -163,7 +163,7 @@ class RunCheckpoints:
         made_of = {
             "classes": None if classes is None else list(classes),
             "outputs": list(self.trainer.learner.outputs)
-            if self.trainer.session.evaluation
+            if self.trainer.learner.session.evaluation
             else None,
             "ignore_index": self.trainer.ignore_index,
             "threshold": self.trainer.threshold,

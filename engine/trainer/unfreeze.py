@@ -89,7 +89,7 @@ class Unfreezing:
         self.plan = {str(pattern): arguments.count(pattern, e) for pattern, e in given.items()}
         self.epochs: dict[str, int] = {}  # from which a parameter is trained
         known = trainer.state.trainable_names()
-        self._paths = paths = Paths.of(trainer.session.training.interface.notes, KEY)
+        self._paths = paths = Paths.of(trainer.learner.session.training.interface.notes, KEY)
         for pattern, epoch in self.plan.items():
             if epoch < 0:
                 raise InputError(f"unfreeze: {pattern!r} from epoch {epoch}; expected 0 or more")

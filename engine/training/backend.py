@@ -18,23 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.errors import (
-    EngineError,
-    InputError,
-    InternalError,
-    UnknownValueError,
-    suggest_nearest,
-)
+from engine.base.errors import EngineError, InputError, InternalError
 from engine.base.representation import represent
 from engine.base.signatures import check_arguments
-from engine.checkpoint.storage import Checkpoint
-from engine.system import config
-from engine.training.large_constants import freeze_constants
-from engine.training.memory import Memory
-from engine.training.model import Model
+from engine.training import inference
 from engine.training.model_file import ModelSource
-from engine.training.plan_cache import Records
-from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -46,24 +34,14 @@ Array = npt.NDArray[Any]
 
 @check_arguments
 class Session:
-    """Prepared model, with a plan for each combination of input shapes.
-
-    Inputs whose values decide shapes are constants in a plan; other values are another plan.
-    """
+    """Prepared model: an `engine.inference.Session` whose inputs may go by their order."""
 
     def __init__(self, model: ModelSource | Any, threads: int | None = None) -> None:
-        self._memory = Memory()
-        state = CheckpointState(Checkpoint(trainable={}, frozen={}))
-        number = config.choose_threads(threads)
-        self._model = Model(model, state, self._memory, number, "model", records=Records)
-        freeze_constants([self._model], self._memory)
-        self._deciding: list[str] = []  # inputs whose values are part of plans
-        self._draws = 0  # runs that drew random numbers
+        self._session = inference.Session(model, threads=threads)
+        self._names = [each.name for each in self._session.get_inputs()]
 
     def __repr__(self) -> str:
-        declared = self._model.interface.inputs
-        takes = ", ".join(f"{name} {declared[name]}" for name in self._model.inputs)
-        return f"Session({takes} -> {', '.join(self._model.outputs)})"
+        return repr(self._session)
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Array, ...]:
         """Return the outputs for these inputs, which are given in the order of the model or by
@@ -73,42 +51,12 @@ class Session:
             InputError, DTypeError, ShapeError: naming the input.
             UnsupportedOpError: naming the node.
         """
-        arrays = self._make_arrays(inputs)
-        with self._memory.lock.take():
-            program = self._make_program(arrays)
-            for name, place in program.inputs.items():
-                np.copyto(place, arrays[name])
-            program.run(self._draws)
-            self._draws += program.draws
-            return tuple(program.outputs[name].copy() for name in self._model.outputs)
-
-    def _make_arrays(self, given: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
-        names = self._model.inputs
-        if not isinstance(given, Mapping):
-            if len(given) != len(names):
-                raise InputError(f"the model takes {len(names)} inputs {names}, got {len(given)}")
-            given = dict(zip(names, given, strict=True))
-        for name in given:
-            if name not in names:
-                raise InputError(f"the model has no input {name!r}{suggest_nearest(name, names)}")
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise InputError(f"the model also takes the inputs {missing}")
-        return {name: self._model.make_array(name, given[name]) for name in names}
-
-    def _make_program(self, arrays: Mapping[str, Array]) -> Any:
-        """Return the program for these inputs; each value that planning asks for becomes part of
-        it.
-        """
-        shapes = [a.shape for a in arrays.values()]
-        while True:
-            try:
-                return self._model.get_program(shapes, {n: arrays[n] for n in self._deciding})
-            except UnknownValueError as error:
-                new = [n for n in error.inputs if n not in self._deciding]
-                if not new:
-                    raise
-                self._deciding += new
+        if not isinstance(inputs, Mapping):
+            names = self._names
+            if len(inputs) != len(names):
+                raise InputError(f"the model takes {len(names)} inputs {names}, got {len(inputs)}")
+            inputs = dict(zip(names, inputs, strict=True))
+        return tuple(self._session.run(None, inputs))
 
 
 @check_arguments

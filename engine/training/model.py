@@ -99,27 +99,10 @@ class Model(BoundModel):
             UnsupportedOpError: naming the node.
             FileError: a file that holds constants has been changed.
         """
-        for mapped in self.memory.files:
-            mapped.check()
-        if not self.state.loaded:
-            raise StateError(
-                "the state was made from a nominal checkpoint. "
-                "Please load the model parameters first."
-            )
-        values = values or {}
-        what = self.what if update is None else update.what
-        key = (
-            what,
-            () if update is None else tuple(update.layout.steps_before.items()),
-            self.selected,
-            is_part,
-            self.memory.precision,
-            self.memory.budget,
-            *shapes,
-            *((name, v.tobytes()) for name, v in values.items()),
-        )
-        program = self.memory.use_program(key)
+        key = self.make_key(shapes, values, update, is_part)
+        program = self.find_program(key)
         if program is None:
+            what = self.what if update is None else update.what
             with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
                 named = dict(zip(self.inputs, shapes, strict=True))
                 plan, file = self._make_plan(named, values, update, is_part)
@@ -130,6 +113,41 @@ class Model(BoundModel):
             program = Program(plan, resolve, shared, constants, file, group)
             self.memory.keep(key, program)
         return program
+
+    def make_key(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
+        is_part: bool = False,
+    ) -> tuple[Any, ...]:
+        """Return the key by which the memory keeps the program; the arguments of `get_program`."""
+        return (
+            self.what if update is None else update.what,
+            () if update is None else tuple(update.layout.steps_before.items()),
+            self.selected,
+            is_part,
+            self.memory.precision,
+            self.memory.budget,
+            *shapes,
+            *((name, v.tobytes()) for name, v in (values or {}).items()),
+        )
+
+    def find_program(self, key: tuple[Any, ...]) -> Program | None:
+        """Return the program that is kept by a key of `make_key`; None if there is none.
+
+        Raises:
+            StateError: a nominal state has no values yet.
+            FileError: a file that holds constants has been changed.
+        """
+        for mapped in self.memory.files:
+            mapped.check()
+        if not self.state.loaded:
+            raise StateError(
+                "the state was made from a nominal checkpoint. "
+                "Please load the model parameters first."
+            )
+        return self.memory.use_program(key)
 
     # --- plans
 

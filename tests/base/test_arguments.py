@@ -32,7 +32,8 @@ from tests.support.harness import drop_type
 from tests.support.places import GOLDENS
 
 MODULES = (
-    "engine.api", "engine.artifacts", "engine.backend", "engine.data", "engine.lora",
+    "engine.api", "engine.artifacts", "engine.backend", "engine.data", "engine.inference",
+    "engine.lora",
     "engine.onnxblock", "engine.onnxblock.blocks", "engine.onnxblock.loss",
     "engine.base.sparse_update", "engine.onnxblock.optim", "engine.reports",
     "engine.trainer.callbacks",
@@ -52,7 +53,12 @@ SIGNED = {  # numbers that may be negative
 
 
 REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-ELSEWHERE = ("CheckpointState", "CheckpointState.region_bytes", "Section")  # made by loading; plain
+ELSEWHERE = (
+    "CheckpointState",
+    "CheckpointState.region_bytes",
+    "NodeArg",
+    "Section",
+)  # made by loading; plain
 
 
 class Hostile:

@@ -334,7 +334,7 @@ def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
 def test_kernels_of_wheels_are_enough() -> None:
     """A closed plan of a rank uses kernels that a library of all ops has."""
     trainer = make_trainer(NORMED, proximal=True)
-    model = trainer.session.training
+    model = trainer.learner.session.training
     closed = Model(
         model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
     )
@@ -362,7 +362,7 @@ def test_a_module_takes_its_ranks() -> None:
 
 def _alone(trainer: Trainer, group: ThreadGroup) -> float:
     module = Module(
-        trainer.session.training.source, trainer.state, threads=1, ranks=Membership(group)
+        trainer.learner.session.training.source, trainer.state, threads=1, ranks=Membership(group)
     )
     return float(module(X, LABELS))
 

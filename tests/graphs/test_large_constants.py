@@ -90,9 +90,9 @@ def test_a_constant_that_decides_no_shape_stays_shared(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", 17)]
     rep = backend.prepare(helper.make_model(graph, opset_imports=opsets, ir_version=8))
     np.testing.assert_array_equal(rep.run([np.array([5, 1])])[0], table[[5, 1]])
-    (program,) = rep._memory.programs.values()
+    (program,) = rep._session._calls.model.memory.programs.values()
     assert program.plan.compute_region_bytes("const") < table.nbytes
-    assert rep._model.deciding == set()
+    assert rep._session._calls.model.deciding == set()
 
 
 def test_large_half_floats_run_as_small_ones_do() -> None:

@@ -249,7 +249,7 @@ def test_what_is_printed_of_nodes_names_their_submodules(
         n.name
         for n in onnx_io.load(tmp_path / "training_model.onnx").nodes
         if n.op in ("MatMul", "Gemm")
-        and trainer.session.training.paths.find_module(n.name) == "layers.0.q"
+        and trainer.learner.session.training.paths.find_module(n.name) == "layers.0.q"
     )
     shown = node if form == "old" else f"layers.0.q: {node}"
     profile = trainer.module.profile(X, LABELS, optimizer=trainer.optimizer, repeats=1)

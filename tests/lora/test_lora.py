@@ -131,7 +131,7 @@ def test_a_model_of_4_bits_learns_through_its_weights(tmp_path: Path) -> None:
         losses.append([trainer.step(words, labels) for _ in range(4)])
         assert trainer.state.region_bytes("param") == 4 * made.summary.added
         sizes = [a.nbytes for a in graph.initializers.values() if a.dtype == np.uint8]
-        assert trainer.session.memory.frozen.nbytes < 1.3 * sum(sizes)
+        assert trainer.learner.session.memory.frozen.nbytes < 1.3 * sum(sizes)
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert losses[0][-1] < losses[0][0]
 
@@ -265,7 +265,8 @@ def test_nothing_below_the_first_adapter_is_kept_or_differentiated(tmp_path: Pat
     )
     assert trainer.state.region_bytes("param") == 4 * 64 * 3  # 4 matrices of 48 values
     trainer.step(draw(2, 6), draw(2, 6))
-    (program,) = [p for p in trainer.session.memory.programs.values() if "training" in p.plan.name]
+    programs = trainer.learner.session.memory.programs.values()
+    (program,) = [p for p in programs if "training" in p.plan.name]
     backward = {step.source for step in program.plan.steps if step.phase == "bwd"}
     assert any("block.2" in source for source in backward)
     assert not any(f"block.{i}" in source for i in (0, 1) for source in backward)
@@ -327,14 +328,14 @@ def test_adapters_of_one_base_are_trained_apart(trainer: Trainer) -> None:
     trainer.optimizer.restore(type(trainer.state).from_bytes(trainer.state.to_bytes()))  # type: ignore[union-attr]  # it has one
     adapters = Adapters(trainer, "a")
     adapters.add("b")
-    programs = dict(trainer.session.memory.programs)
+    programs = dict(trainer.learner.session.memory.programs)
     turns: dict[str, list[float]] = {"a": [], "b": []}
     for _ in range(2):
         for name, target in (("a", y), ("b", z)):
             adapters.use(name)
             turns[name] += [trainer.step(x, target) for _ in range(2)]
     assert turns == alone
-    assert trainer.session.memory.programs == programs
+    assert trainer.learner.session.memory.programs == programs
     assert [*adapters] == ["b", "a"]
     for key, value in values.tensors.items():
         np.testing.assert_array_equal(adapters["a"].tensors[key], value)

@@ -89,7 +89,7 @@ def test_only_the_channels_that_train_are_kept_and_multiplied(tmp_path: Path) ->
         update=SparseUpdate(channels={"w2": 0.25, "w3": 0.5}),
     )  # fmt: skip
     x, labels = make_batch(np.float32)
-    plan = trainer.session.training.plan({"x": x.shape, "labels": labels.shape})
+    plan = trainer.learner.session.training.plan({"x": x.shape, "labels": labels.shape})
     kept = {plan.buffers[k.buffer].name: plan.buffers[k.buffer].shape for k in plan.kept()}
     assert kept.pop("r1_part") == (5, 2, 6, 6)
     assert kept.pop("p_part") == (5, 3, 3, 5)

@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[str, Any]] = {"dense": (NORMED, X), "cnn": (name_norms(C
 
 def run_step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
     """A step on samples cut[0] to cut[1] of a batch; without any it is one that does not count."""
-    ranks, (begin, end) = trainer.session.training.ranks, cut
+    ranks, (begin, end) = trainer.learner.session.training.ranks, cut
     assert ranks is not None
     ranks.share = ranks.samples = (end - begin) / len(x)
     chosen = slice(begin, end) if end > begin else slice(0, 1)
@@ -56,7 +56,7 @@ def run_step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> flo
 def join_trainer(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
     """A trainer of one rank."""
     trainer = make_trainer(text, **options)
-    trainer.session.training.ranks = Membership(group, statistics=statistics)
+    trainer.learner.session.training.ranks = Membership(group, statistics=statistics)
     return trainer
 
 

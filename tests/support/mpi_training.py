@@ -198,7 +198,7 @@ def check_draws(group: Group) -> None:
     trainer.step(X, LABELS)
     trainer.step(X[:1], LABELS[:1])
     assert trainer.state.draws == 2
-    seeds = group.gather(trainer.session.seed)
+    seeds = group.gather(trainer.learner.session.seed)
     assert seeds is None or len(set(seeds)) == group.size
     get_ranks(trainer).check_same()
 

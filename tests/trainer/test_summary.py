@@ -125,7 +125,7 @@ def test_a_device_without_the_planner_shows_all_but_the_layers(
     made = Trainer(tmp_path)
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.setattr(
-        type(made.session.training), "graph", property(_raise_missing), raising=False
+        type(made.learner.session.training), "graph", property(_raise_missing), raising=False
     )
     summary = made.summary()
     assert not summary.layers

@@ -408,7 +408,7 @@ def test_large_constants_are_kept_once_for_all_views(tmp_path: Path) -> None:
     )
     for _ in range(2):  # the second time from what is kept, if anything is
         trainer = Trainer(tmp_path, threads=1)
-        assert trainer.learner.prediction.frozen == trainer.session.require_eval().frozen
+        assert trainer.learner.prediction.frozen == trainer.learner.session.require_eval().frozen
         found = trainer.predict_batch(X)["scores"]
         known = {**values(trainer), "table": table, "narrow": narrow}
         biases = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}

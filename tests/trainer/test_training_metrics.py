@@ -44,7 +44,7 @@ def test_they_change_nothing_that_is_trained(text: str) -> None:
     assert history["loss"] == without["loss"]
     assert history["val_accuracy"] == without["val_accuracy"]
     assert "accuracy" not in without
-    assert measured.session.watch is None
+    assert measured.learner.session.watch is None
     assert measured.step(*DATA) == plain.step(*DATA)
     assert read_values(plain) == read_values(measured)
 

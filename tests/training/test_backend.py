@@ -64,7 +64,7 @@ def test_values_that_decide_shapes_become_part_of_the_plan() -> None:
         (y,) = rep.run([x, np.array([rows])])
         np.testing.assert_array_equal(y, -x.reshape(rows, -1))
     assert [n.op_type for n in reshape().graph.node].count("Neg") == 1
-    (plan,) = {p.plan.inputs for p in rep._memory.programs.values()}
+    (plan,) = {p.plan.inputs for p in rep._session._calls.model.memory.programs.values()}
     assert [p.name for p in plan] == ["x"], "the data stays an input"
 
 
@@ -162,4 +162,4 @@ def test_only_what_decides_a_shape_is_bound() -> None:
     for sign in (1, -1):
         (y,) = rep.run([sign * x, np.array([1, 1, 2, 1], np.float32)])
         np.testing.assert_array_equal(y[0, 0], sign * np.repeat(x[0, 0], 2, axis=0))
-    assert len(rep._memory.programs) == 1
+    assert len(rep._session._calls.model.memory.programs) == 1

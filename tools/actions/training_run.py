@@ -211,7 +211,7 @@ def _train(
     # Unfreezing makes artifacts anew, in the way these were made.
     trainer.forward, trainer.recipe = prepared.forward, _make_recipe(config, training)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
-    model, size = trainer.session.training, config.data.batch_size
+    model, size = trainer.learner.session.training, config.data.batch_size
     batched = partial(make_batches, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
     monitor = _choose_monitor(config, validation is not None)
@@ -264,7 +264,8 @@ def find_rate(config: RunConfig, say: Say) -> RateSearch:
         config = prepared.config
         trainer = Trainer(prepared.artifacts, **vars(select_options(config.fit, StepOptions)))
         source = make_batches(
-            trainer.session.training, prepared.training, config.data.batch_size, "training data",
+            trainer.learner.session.training, prepared.training, config.data.batch_size,
+            "training data",
             names=trainer.inputs, augment=list(config.data.augment) or None,
             balanced=config.data.balanced, shuffle=config.data.shuffle,
             seed=config.fit.seed, prefetch=config.data.prefetch,

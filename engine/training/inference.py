@@ -1,0 +1,251 @@
+"""Session: answers of a model with the least between Python and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base.element_types import NUMPY
+from engine.base.errors import (
+    DTypeError,
+    InputError,
+    ShapeError,
+    UnknownValueError,
+    suggest_nearest,
+)
+from engine.base.signatures import check_arguments
+from engine.checkpoint.storage import Checkpoint
+from engine.runtime.program import Program
+from engine.system import config
+from engine.training.large_constants import freeze_constants
+from engine.training.memory import Memory
+from engine.training.model import Model
+from engine.training.model_file import ModelSource
+from engine.training.plan_cache import Records
+from engine.training.state import CheckpointState
+
+Array = npt.NDArray[Any]
+
+_ONNX_NAMES = {"float32": "float", "float64": "double"}  # where ONNX's differs from NumPy's
+
+
+class NodeArg(NamedTuple):
+    """An input or output of a model, as onnxruntime describes it.
+
+    type: such as "tensor(float)"; "" of an output that the file does not describe.
+    shape: a dimension that is a text is symbolic; None of an output that the file does not
+        describe.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str] | None
+
+
+def _describe(name: str, tensor: Any) -> NodeArg:
+    """Return the description of an input or output; tensor: its type, None if it is unknown."""
+    if tensor is None:
+        return NodeArg(name, "", None)
+    kind = np.dtype(NUMPY[tensor.dtype]).name if tensor.dtype in NUMPY else tensor.dtype
+    return NodeArg(name, f"tensor({_ONNX_NAMES.get(kind, kind)})", list(tensor.shape))
+
+
+class _Calls:
+    """Signatures of the inputs that a model has answered, with the keys of their programs.
+
+    names: of the inputs.
+    deciding: inputs whose values are part of plans.
+    keys: of programs, by the element types and shapes of the inputs.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.names = tuple(model.inputs)
+        self.deciding: list[str] = []
+        self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def find_key(self, feed: Any) -> tuple[Any, ...] | None:
+        """Return the key of the program for inputs, None where they need checks."""
+        if type(feed) is not dict or len(feed) != len(self.names):
+            return None
+        signature = self._begin_signature()
+        for name in self.names:
+            array = feed.get(name)
+            if type(array) is not np.ndarray:
+                return None
+            signature += array.dtype, array.shape
+        return self.keys.get(tuple(signature))
+
+    def _begin_signature(self) -> list[Any]:
+        """Return what decides a program besides the inputs."""
+        memory = self.model.memory
+        return [memory.precision, memory.budget]
+
+    def make_program(self, arrays: Mapping[str, Array]) -> Program:
+        """Return the program for inputs, planned where needed.
+
+        Each value that planning asks for becomes part of the plan.
+        """
+        shapes = [array.shape for array in arrays.values()]
+        while True:
+            values = {name: arrays[name] for name in self.deciding}
+            try:
+                program = self.model.get_program(shapes, values)
+                break
+            except UnknownValueError as error:
+                new = [name for name in error.inputs if name not in self.deciding]
+                if not new:
+                    raise
+                self.deciding += new
+                self.keys.clear()
+        if not self.deciding:
+            kept = self.model.memory.programs
+            keys = {known: key for known, key in self.keys.items() if key in kept}
+            signature = self._begin_signature()
+            for array in arrays.values():
+                signature += array.dtype, array.shape
+            self.keys = {**keys, tuple(signature): self.model.make_key(shapes)}
+        return program
+
+    def check_inputs(self, feed: Any) -> dict[str, Array]:
+        if not isinstance(feed, Mapping):
+            raise DTypeError(f"the inputs are a {type(feed).__name__}; expected a dict by name")
+        names = self.names
+        for name in feed:
+            if not isinstance(name, str):
+                raise DTypeError(f"an input is named by {type(name).__name__}; expected a text")
+            if name not in names:
+                raise InputError(f"the model has no input {name!r}{suggest_nearest(name, names)}")
+        missing = [name for name in names if name not in feed]
+        if missing:
+            raise InputError(f"the model also takes the inputs {missing}")
+        return {name: self.model.make_array(name, feed[name]) for name in names}
+
+    def check_outputs(self, names: Any, out: Any, outputs: Mapping[str, Array]) -> None:
+        """Check the outputs that are asked for, and the arrays that take them."""
+        if isinstance(names, str) or not isinstance(names, list | tuple):
+            raise DTypeError(f"output_names is {names!r}; expected a list of names, or None")
+        if not isinstance(out, Mapping):
+            raise DTypeError(f"out is a {type(out).__name__}; expected a dict of arrays by name")
+        for name in (*names, *out):
+            if not isinstance(name, str):
+                raise DTypeError(f"an output is named by {type(name).__name__}; expected a text")
+            if name not in outputs:
+                near = suggest_nearest(name, self.model.outputs)
+                raise InputError(f"the model has no output {name!r}{near}")
+        for name, array in out.items():
+            place = outputs[name]
+            if not isinstance(array, np.ndarray) or array.dtype != place.dtype:
+                kind = getattr(array, "dtype", type(array).__name__)
+                raise DTypeError(f"out {name!r}: expected an array of {place.dtype}, got {kind}")
+            if array.shape != place.shape:
+                raise ShapeError(
+                    f"out {name!r}: expected shape {list(place.shape)}, got {list(array.shape)}"
+                )
+            if not array.flags.writeable:
+                raise InputError(f"out {name!r} is read-only; expected an array to write to")
+
+
+@check_arguments
+class Session:
+    """A model that answers, with the names of `onnxruntime.InferenceSession`.
+
+        session = edgegrad.Session("trained.onnx")
+        (y,) = session.run(None, {"x": x})
+
+    There is a plan for each combination of input shapes, made at its first call; a call with known
+    shapes and element types checks nothing else.  Inputs whose values decide shapes are constants
+    in a plan; other values are another plan.
+
+    Threads of Python may share a session: their calls take turns, as a plan has one memory.
+    """
+
+    def __init__(self, path_or_bytes: ModelSource | Any, *, threads: int | None = None) -> None:
+        """Open a model.
+
+        path_or_bytes: a path, bytes or `ModelProto`.
+        threads: as of `engine.api.Module`.
+
+        Raises:
+            FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
+        """
+        memory = Memory()
+        state = CheckpointState(Checkpoint(trainable={}, frozen={}))
+        number = config.choose_threads(threads)
+        model = Model(path_or_bytes, state, memory, number, "model", records=Records)
+        freeze_constants([model], memory)
+        self._open(lambda: (model, None))
+
+    def _open(self, find: Callable[[], tuple[Model, int | None]]) -> None:
+        """Answer with the model that is found at each call, its state and its memory."""
+        self._find = find
+        self._calls = _Calls(find()[0])
+
+    def __repr__(self) -> str:
+        declared = self._calls.model.interface.inputs
+        takes = ", ".join(f"{name} {declared[name]}" for name in self._calls.names)
+        return f"Session({takes} -> {', '.join(self._calls.model.outputs)})"
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the names, types and shapes of the inputs."""
+        declared = self._calls.model.interface.inputs
+        return [_describe(name, declared[name]) for name in self._calls.names]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the names of the outputs, and types and shapes as far as the file has them."""
+        graph = self._calls.model.graph
+        known = {**graph.inputs, **graph.types}
+        return [_describe(name, known.get(name)) for name in self._calls.model.outputs]
+
+    def run(self, output_names: Any, input_feed: Any, *, out: Any = None) -> list[Array]:
+        """Return outputs for these inputs.
+
+        output_names: of the outputs that are returned, in this order; None: all of them.
+        input_feed: all inputs by name.
+        out: arrays by the names of outputs, which are written and returned instead of new ones.
+
+        Raises:
+            InputError, DTypeError, ShapeError: naming the input or output.
+            UnsupportedOpError: naming the node.
+            LabelError: an index or a length among the inputs is out of range.
+        """
+        model, seed = self._find()
+        calls = self._calls
+        if calls.model is not model:
+            calls = self._calls = _Calls(model)
+        key = calls.find_key(input_feed)
+        if key is None:
+            input_feed = calls.check_inputs(input_feed)
+        state = model.state
+        with model.memory.lock.take():
+            state.settle()  # of an interrupted step, whose flag this run may overwrite
+            program = None if key is None else model.find_program(key)
+            if program is None:
+                program = calls.make_program(input_feed)
+            outputs = program.outputs
+            names = model.outputs if output_names is None else output_names
+            if output_names is not None or out is not None:
+                calls.check_outputs(names, {} if out is None else out, outputs)
+            for name, place in program.inputs.items():
+                place[...] = input_feed[name]
+            program.run(state.draws, seed)
+            state.draws += program.draws
+            if out is None:
+                return [outputs[name].copy() for name in names]
+            for name in out:
+                out[name][...] = outputs[name]
+            return [out[name] if name in out else outputs[name].copy() for name in names]
+
+
+def follow(find: Callable[[], tuple[Model, int | None]]) -> Session:
+    """Return a session over a model that may be replaced, its state and its memory.
+
+    find: returns the model that answers, and the seed of the random numbers that it draws; None:
+        the process's seed.
+    """
+    session = Session.__new__(Session)
+    session._open(find)
+    return session
