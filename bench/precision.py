@@ -74,7 +74,7 @@ BENCHES = (
             "autocast / bf16:.2f", "f32 MB:.1f", "bf16 MB:.1f", "MB ratio:.2f",
         ),
         measure,
-        usual=("minilm", "vit", "gpt2"),
+        usual=("minilm", "vit", "gpt2", "resnet18"),
         options=(THREADS, Option("turns", 9, "turns of each")),
         small="mlp --turns 1 --threads 1",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from engine.kernels.analysis.flops import work
 from engine.kernels.binaries.load import linker, object_code
 from engine.kernels.loops.window import Axis, parts
 from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
+from engine.kernels.ops.conv import convolution, weight_gradient, winograd, winograd_calls
 from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.row_program import Program as Rows
 from engine.plan.plan import align
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
+from tests.support.halves import round_to_half
 from tests.support.harness import run
 from tests.support.targets import OTHERS, list_runnable
 
@@ -336,3 +339,44 @@ def test_threads_have_equal_work(tiles: int, columns: int, threads: int) -> None
     rows = parts(parts(tiles, host().mr), mt) * host().mr
     mine = min(parts(parts(columns, width), nt) * width, columns)
     assert rows * mine * threads <= 1.5 * tiles * columns
+
+
+def matrix(program: str, count: int) -> np.ndarray:
+    """Return the matrix of a transform of so many inputs."""
+    return np.array(Rows.of(program, "f64").formulas.evaluate([*np.eye(count)]))
+
+
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_transformed_operands_are_too_inexact_in_halves(is_positive: bool) -> None:
+    """They have 4 times the error of direct products of halves, so products are of float32."""
+    rng, channels = np.random.default_rng(0), 64
+    x = rng.standard_normal((32, channels, winograd.IN, winograd.IN))
+    x = np.maximum(x, 0) if is_positive else x
+    w = rng.standard_normal((16, channels, winograd.TAPS, winograd.TAPS))
+
+    def direct(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], (2, 3))
+        return np.asarray(np.einsum("tcijkl,ockl->toij", windows, w))
+
+    def halved(values: np.ndarray) -> np.ndarray:
+        return round_to_half(values.astype(np.float32), "bf16").astype(np.float64)
+
+    def transformed(values: np.ndarray, program: str, count: int) -> np.ndarray:
+        made = matrix(program, count)
+        return np.asarray(np.einsum("ij,abjk,lk->abil", made, values, made))
+
+    def by_winograd(x: np.ndarray, w: np.ndarray, cut: Callable[..., np.ndarray]) -> np.ndarray:
+        v = cut(transformed(x, winograd.WINDOW, winograd.IN))
+        u = cut(transformed(w, winograd.FILTER, winograd.TAPS))
+        products = np.einsum("tcij,ocij->toij", v, u)
+        return transformed(products, winograd.OUTPUT, winograd.IN)
+
+    def error(found: np.ndarray) -> float:
+        return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+    exact, stored = direct(x, w), halved(x)
+    np.testing.assert_allclose(by_winograd(x, w, np.asarray), exact, atol=1e-11)
+    rounded = error(direct(stored, halved(w)))
+    assert 2.0**-9.5 < rounded < 2.0**-8
+    assert 3.5 * rounded < error(by_winograd(stored, w, halved)) < 5.5 * rounded
+    assert error(by_winograd(stored, w, np.asarray)) < rounded  # weights are not rounded

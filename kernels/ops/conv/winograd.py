@@ -13,6 +13,9 @@ but the filters, transformed once before, goes to memory in between.
 Error     max |y^ - y| <= (8 + sqrt(Ci)) u max |window of x|_2 max |filter|_2, u = 2**-24.  For
           weights of both signs 5 u is measured, 2 to 8 times the error of the direct kernel; for
           values all positive, where both grow with sqrt(Ci), 1 to 3 times (ops/test_winograd.py)
+Halves    products are of float32 whatever the images have: rounding transformed windows and filters
+          to 16 bits has 4 to 5 times the error of rounding images and weights for direct products,
+          in bf16 1 % of |y| instead of a quarter of one (ops/test_winograd.py)
 Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXiv 1509.09308; points
           with small errors: Barabasz et al., "Error analysis and improving the accuracy of Winograd
           convolution", arXiv 1803.10986.  The usual 0, +-1, +-2 have twice the error of these.
