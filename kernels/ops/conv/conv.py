@@ -19,7 +19,9 @@ from engine.kernels.ops.conv.convolution import (
     convolve,
     convolve_back,
 )
+from engine.kernels.ops.conv.few_channels import is_few
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
+from engine.kernels.ops.conv.winograd_calls import fits
 from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
 from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
@@ -55,13 +57,19 @@ def _lower_grad(lowering: Lowering) -> None:
 
 
 def _choose_storage(site: Site) -> Storage | None:
-    """Return the images, of a convolution of one filter a channel: its kernels take 16 bits."""
+    """Return the images, unless kernels for few channels or Winograd's may compute them: those
+    read and write float32.
+    """
     is_gradient = site.op == "ConvGrad"
     x, w = (site.type(i) for i in ((1, 2) if is_gradient else (0, 1)))
-    if not w.dims[0] == x.dims[1] == site.attrs["group"] > 1:
+    (co, per), groups = w.dims[:2], site.attrs["group"]
+    if x.dtype != "f32" or is_few(x.dims[1], co, groups) or is_few(co, x.dims[1], groups):
         return None
-    # dB is made by the kernel of dense convolutions.
-    return None if site.n_outs > 2 else _GRADIENT if is_gradient else ALIKE
+    if per == 1 < groups and (co != groups or site.n_outs > 2):  # channels are repeated; dB
+        return None
+    if fits(windows(site, x, w.dims[2:]), groups):
+        return None
+    return _GRADIENT if is_gradient else ALIKE
 
 
 # --- ops

@@ -49,7 +49,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.op import Lowering, Operand, stored_as
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, OPEN, Field, Words
 
@@ -86,18 +86,19 @@ PACK_WORDS = Words(
 )
 
 
-_CUT = ("direct", "scatter", "rows", "ldx", "ldy", "mt", "nt")  # words of a job
-
-
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     """Return the rows of P, where they are rows of X and Y as they lie in memory."""
-    jobs, size = CONV_WORDS.place("jobs"), ITEMSIZE[str(params[0])]
-    at = {name: jobs + P.JOB.place(name) for name in _CUT}
-    direct, scatter, rows, ldx, ldy = (int(numbers[at[name]]) for name in _CUT[:5])
-    if numbers[CONV_WORDS.place("count")] != 1 or not direct or scatter:
+    at, stored = CONV_WORDS.place("jobs"), len(params) > 1
+    if numbers[CONV_WORDS.place("count")] != 1:
         return None
-    one = {at["mt"]: 1, at["nt"]: 1}
-    return Tiling(rows, (size * ldx, 0, size * ldy, 0, 0), (at["rows"],), one)
+    q = P.JOB.unpack([int(n) for n in numbers[at : at + P.JOB.size]])
+    if not (
+        P.is_plain(q) and P.is_spread_in_order(q) if stored else q["direct"] and not q["scatter"]
+    ):
+        return None
+    size = ITEMSIZE[str(params[-1])]
+    steps = (size * q["ldx"], 0, size * q["ldy"], 0, 0)
+    return Tiling(q["rows"], steps, (at + P.JOB.place("rows"),), P.alone(at))
 
 
 def _reach(c: KernelCall) -> Reach:
@@ -149,7 +150,7 @@ def _products(c: KernelCall) -> int:
 
 @kernel(
     """
-    x, b: T[...]   y: out T[...]   bias: T[...]   work: scratch T[...]
+    x: S[...]   b: T[...]   y: out S[...]   bias: T[...]   work: scratch T[...]
     g: i64[] where mode <= BIAS | RELU
     """,
     words={"g": CONV_WORDS},
@@ -158,12 +159,12 @@ def _products(c: KernelCall) -> int:
     tiling=_tiling,
     samples=_samples,
 )
-def conv(target: Target, T: str) -> Body:
+def conv(target: Target, T: str, S: str = "") -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.
 
-    x, y: channels-last; b: panels of `conv_pack`.
+    x, y: channels-last; b: panels of `conv_pack`.  S: how x and y are stored.
     """
-    run = P.sweep(target, T)
+    run = P.sweep(target, T, S)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def body(x, b, y, bias, work, g, tid, nthreads):
@@ -361,12 +362,15 @@ def _run(
 ) -> None:
     """Convolve x with the panels b into y; operands are x, b, y and bias."""
     x, b, y, bias = operands
+    T, S = stored_as(x)
+    if S:
+        jobs = [P.in_blocks(j) for j in jobs]
     room = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
     words = CONV_WORDS.pack(
         count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
     )
-    work = lowering.temp(x.type.dtype, (room * lowering.threads,))
-    lowering.call(conv(x.type.dtype), x=x, b=b, y=y, bias=bias, work=work, g=words)
+    work = lowering.temp(T, (room * lowering.threads,))
+    lowering.call(conv(T, *S), x=x, b=b, y=y, bias=bias, work=work, g=words)
 
 
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
@@ -127,6 +127,30 @@ def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: 
         direct=int(d.plain and h.plain and w.plain),
         **rest,
     )
+
+
+def in_blocks(j: Job) -> Job:
+    """Return the job whose rows are gathered, and scattered into Y, where they are converted."""
+    n, d, h, w = _steps_of(j.out)
+    in_order = n * j.ldy, d * j.ldy, h * j.ldy, w * j.ldy
+    return replace(j, direct=0, scatter=1, y_step=j.y_step if j.scatter else in_order)
+
+
+def _steps_of(out: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Return the pixels from image to image, and from pixel to pixel along each axis."""
+    return math.prod(out), out[1] * out[2], out[2], 1
+
+
+def is_plain(q: Mapping[str, Any]) -> bool:
+    """Return whether rows of P are rows of X."""
+    ones = *q["taps"], *q["stride"]
+    return q["out"] == q["size"] and set(ones) == {1} and not any(q["pad"])
+
+
+def is_spread_in_order(q: Mapping[str, Any]) -> bool:
+    """Return whether rows that are scattered into Y lie there one after another."""
+    steps = tuple(step * q["ldy"] for step in _steps_of(q["out"]))
+    return not q["y_at"] and q["y_step"] == steps
 
 
 # --- reach
@@ -277,13 +301,18 @@ def _first_run(r, per, q):
     return r, plane, row - plane * q.taps_h, r - row * per
 
 
-def _edge(T: str) -> Inline:
+def _copier(T: str, S: str) -> Inline:
+    """Return a native: copy(into, x, n) of elements stored as S, as T."""
+    return Native("convert", (T, S)) if S else Native("copy", (T,))
+
+
+def _edge(T: str, S: str) -> Inline:
     """Return an inline function: a row of a block of P, taps outside the image 0.
 
     edge(x, dst, q, n, iz, ih, left, kh, kw, begin, kb): from element `begin` of the run of taps
     that starts at image n, depth iz, height ih, and width `left` for its first tap.
     """
-    copy, zero = Native("copy", (T,)), Native("zero", (T,))
+    copy, zero = _copier(T, S), Native("zero", (T,))
 
     @inline
     def run(x, dst, q, n, iz, ih, left, kh, kw, begin, kb):
@@ -317,12 +346,28 @@ def _edge(T: str) -> Inline:
     return run
 
 
-def gather(T: str) -> Inline:
+def _copier_of_rows(T: str, S: str) -> Inline:
+    """Return an inline function: copy_rows(into, x, ld, ldx, rows, n) of rows stored as S."""
+    if not S:
+        return Native("copy_rows", (T,))
+    copy = _copier(T, S)
+
+    @inline
+    def run(into, x, ld, ldx, rows, n):
+        for r in range(rows):
+            copy(off(into, r * ld), off(x, r * ldx), n)
+
+    return run
+
+
+def gather(T: str, S: str = "") -> Inline:
     """Return an inline function: into[i lda + k] = P[i0 + i, k0 + k] for i < mb, k < kb.
 
     gather(x, into, lda, q, i0, mb, k0, kb)
+
+    S: how x is stored; T if empty.
     """
-    edge, block = _edge(T), Native("copy_rows", (T,))
+    edge, block = _edge(T, S), _copier_of_rows(T, S)
 
     @inline
     def run(x, into, lda, q, i0, mb, k0, kb):
@@ -364,12 +409,25 @@ def gather(T: str) -> Inline:
     return run
 
 
-def scatter(T: str) -> Inline:
+def scatter(T: str, S: str = "") -> Inline:
     """Return an inline function: rows [i0, i0 + mb) of Y from a contiguous block c[mb, N].
 
     scatter(c, y, bias, q, i0, mb, j0, nb, mode); when K = 0 the rows are the bias, or 0 without.
+
+    S: how y is stored; T if empty.
     """
-    copy, zero = Native("copy", (T,)), Native("zero", (T,))
+    copy, zero = _copier(S, T) if S else _copier(T, ""), Native("zero", (T,))
+
+    @inline
+    def clear(into, c, n):
+        zero(into, n)
+
+    @inline
+    def clear_stored(into, c, n):
+        zero(c, n)
+        copy(into, c, n)
+
+    empty = clear_stored if S else clear
 
     @inline
     def run(c, y, bias, q, i0, mb, j0, nb, mode):
@@ -382,21 +440,52 @@ def scatter(T: str) -> Inline:
             elif mode & BIAS != 0:
                 copy(off(y, at), off(bias, j0), nb)
             else:
-                zero(off(y, at), nb)
+                empty(off(y, at), off(c, (i - i0) * nb), nb)
 
     return run
 
 
-def sweep(target: Target, T: str) -> Inline:
+def sweep(target: Target, T: str, S: str = "") -> Inline:
     """Return an inline function: a rectangle [m0, m1) x [n0, n1) of a job's Y for one group.
 
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
 
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
     the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU.
+
+    S: how x and y are stored; T if empty.  The job is one of `in_blocks` then.
     """
-    fill, spread, rows = gather(T), scatter(T), strip(target, T, 0)
+    fill, spread, rows = gather(T, S), scatter(T, S), strip(target, T, 0)
     width = target.nv * target.lanes(ITEMSIZE[T])
+
+    # A strided dX: rows of the block are pixels apart in Y, so the block is computed in `work` and
+    # spread.  Its rows are then as long as the columns of this thread alone.
+    @inline
+    def place_block(y, work, q, i0, n0, n1):
+        into, ldc = off(y, i0 * q.ldy), q.ldy
+        if q.scatter != 0:
+            into, ldc = off(work, q.mc * q.kc - n0), n1 - n0
+        return into, ldc
+
+    @inline
+    def place_in_work(y, work, q, i0, n0, n1):
+        return off(work, q.mc * q.kc - n0), n1 - n0
+
+    # 1x1 windows of stride 1: rows of X are rows of P already.
+    @inline
+    def take_block(x, work, q, i0, mb, k0, kb):
+        left, lda = off(x, i0 * q.ldx + k0), q.ldx
+        if q.direct == 0:
+            left, lda = work, kb
+            fill(x, work, kb, q, i0, mb, k0, kb)
+        return left, lda
+
+    @inline
+    def take_converted(x, work, q, i0, mb, k0, kb):
+        fill(x, work, kb, q, i0, mb, k0, kb)
+        return work, kb
+
+    place, take = (place_in_work, take_converted) if S else (place_block, take_block)
 
     @inline
     def run(x, b, y, bias, work, q, m0, m1, n0, n1, mode):
@@ -406,11 +495,7 @@ def sweep(target: Target, T: str) -> Inline:
         # panels of B; so P, which repeats each pixel of X once a tap, is never whole in memory.
         while i0 < m1:
             mb = imin(mc, m1 - i0)
-            into, ldc = off(y, i0 * q.ldy), q.ldy
-            # A strided dX: rows of the block are pixels apart in Y, so the block is computed in
-            # `work` and spread.  ldc is then the columns of this thread alone.
-            if q.scatter != 0:
-                into, ldc = off(work, mc * q.kc - n0), n1 - n0
+            into, ldc = place(y, work, q, i0, n0, n1)
             k0 = 0
             while k0 < depth:
                 kb = imin(q.kc, depth - k0)
@@ -419,11 +504,7 @@ def sweep(target: Target, T: str) -> Inline:
                 step = mode if k0 + kb == depth else 0
                 if k0 > 0:
                     step = step | ACCUMULATE
-                left, lda = off(x, i0 * q.ldx + k0), q.ldx
-                # 1x1 windows of stride 1: rows of X are rows of P already.
-                if q.direct == 0:
-                    left, lda = work, kb
-                    fill(x, work, kb, q, i0, mb, k0, kb)
+                left, lda = take(x, work, q, i0, mb, k0, kb)
                 j = n0
                 while j < n1:
                     panel = off(b, j * depth + k0 * q.panel)

@@ -41,19 +41,19 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.op import Lowering, Operand, stored_as
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
 
 
-def _row_sums(T: str) -> Any:
+def _row_sums(T: str, S: str) -> Any:
     """Return an inline function: into[c] += sum over i of y[i co + c], in blocks of mc rows.
 
-    row_sums(y, into, work, begin, end, co, mc)
+    row_sums(y, into, work, begin, end, co, mc); S: how y is stored.
     """
-    add = loop(T, "x[] y[] -> x[] = x + y")
+    add, add_row = loop(T, "x[] y[] -> x[] = x + y"), loop(T, "x[] y:S[] -> x[] = x + y", S)
     zero = Native("zero", (T,))
 
     @inline
@@ -63,11 +63,31 @@ def _row_sums(T: str) -> Any:
         while begin < end:
             zero(work, co)
             for i in range(begin, imin(begin + mc, end)):
-                add(work, off(y, i * co), work, co)
+                add_row(work, off(y, i * co), work, co)
             add(into, work, into, co)
             begin += mc
 
     return run
+
+
+def _take(T: str, S: str) -> Any:
+    """Return an inline function: a block of mb rows of dy that are stored as S, co apart, as T.
+
+    take(dy, co, into, mb, n) returns (pointer, elements from row to row).
+    """
+    copy = Native("convert", (T, S)) if S else None
+
+    @inline
+    def in_place(dy, co, into, mb, n):
+        return dy, co
+
+    @inline
+    def converted(dy, co, into, mb, n):
+        for i in range(mb):
+            copy(off(into, i * n), off(dy, i * co), n)
+        return into, n
+
+    return converted if S else in_place
 
 
 _FLAGS: dict[str, str | Field] = {
@@ -103,20 +123,20 @@ ALWAYS = 2  # of adds_w and adds_b: whatever the flag says
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     """Pixels, where P is X itself; each thread has its own sums of dw."""
-    size, job = ITEMSIZE[str(params[0])], DW_WORDS.place("job")
+    job, stored = DW_WORDS.place("job"), len(params) > 1
     at = {name: DW_WORDS.place(name) for name in ("co", "has_b", "adds_w")}
-    at |= {name: job + P.JOB.place(name) for name in ("direct", "rows", "ldx", "columns")}
-    word = {name: int(numbers[place]) for name, place in at.items()}
-    if not word["direct"] or word["has_b"] or word["adds_w"]:
+    co, has_b, adds_w = (int(numbers[place]) for place in at.values())
+    q = P.JOB.unpack([int(n) for n in numbers[job : job + P.JOB.size]])
+    if not (P.is_plain(q) if stored else q["direct"]) or has_b or adds_w:
         return None
-    one = {job + P.JOB.place("mt"): 1, job + P.JOB.place("nt"): 1}
+    one, rows, size = P.alone(job), job + P.JOB.place("rows"), ITEMSIZE[str(params[-1])]
     return Tiling(
-        word["rows"],
-        (size * word["ldx"], size * word["co"], 0, 0, 0, 0, 0),
-        counts=(at["rows"],),
+        q["rows"],
+        (size * q["ldx"], size * co, 0, 0, 0, 0, 0),
+        counts=(rows,),
         fixed={**one, at["adds_w"]: ALWAYS},
-        sums=(2, size * word["co"] * word["columns"]),
-        clears={**one, at["rows"]: 0, at["co"]: None},
+        sums=(2, ITEMSIZE[str(params[0])] * co * q["columns"]),
+        clears={**one, rows: 0, at["co"]: None},
     )
 
 
@@ -150,6 +170,8 @@ def _reach(c: KernelCall) -> Reach:
         else:
             x = P.images_reach(c, q, c.groups)
             work = min(q["mc"], rows) * up(min(c.block, n), c.lanes)
+        if len(c.params) > 1:
+            work = q["mc"] * c.block + min(q["mc"], rows) * per
         dy = c.span(0, (rows, c.co), (c.groups, per), (up(per, c.lanes) if c.crossed else per, 1))
         dw = mt * c.groups * per * n
         if not rows:
@@ -167,7 +189,7 @@ def _products(c: KernelCall) -> int:
 
 @kernel(
     f"""
-    x, dy: T[...]   dw: out T[...] updates if adds_w   db: out T[...] updates if adds_b
+    x, dy: S[...]   dw: out T[...] updates if adds_w   db: out T[...] updates if adds_b
     keep_w: b1[1] if adds_w not in (0, {ALWAYS})   keep_b: b1[1] if has_b and adds_b
     work: scratch T[...]   g: i64[] where max(has_w, has_b) <= 1
     """,
@@ -177,16 +199,31 @@ def _products(c: KernelCall) -> int:
     tiling=_tiling,
     samples=_samples,
 )
-def conv_dw(target: Target, T: str) -> Body:
+def conv_dw(target: Target, T: str, S: str = "") -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].
 
     x, dy: channels-last; m over the pixels of one of MT parts; dw or db may be null.  Adds to dw
     when `adds_w` and not keep_w[0], or when `adds_w` is ALWAYS; to db when `adds_b` and not
-    keep_b[0].
+    keep_b[0].  S: how x and dy are stored; the job is not direct then.
     """
-    fill, rows = P.gather(T), strip(target, T, 1)
+    fill, rows, take_dy = P.gather(T, S), strip(target, T, 1), _take(T, S)
     lanes = target.lanes(ITEMSIZE[T])
-    width, sums, zero = target.nv * lanes, _row_sums(T), Native("zero", (T,))
+    width, sums, zero = target.nv * lanes, _row_sums(T, S), Native("zero", (T,))
+
+    @inline
+    def gather(x, into, q, m0, mb, j0, nb):
+        ldb = udiv(nb + lanes - 1, lanes) * lanes
+        fill(x, into, ldb, q, m0, mb, j0, nb)
+        return into, ldb
+
+    @inline
+    def gather_or_point(x, into, q, m0, mb, j0, nb):
+        right, ldb = off(x, m0 * q.ldx + j0), q.ldx
+        if q.direct == 0:
+            right, ldb = gather(x, into, q, m0, mb, j0, nb)
+        return right, ldb
+
+    take_x = gather if S else gather_or_point
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
         groups, co, cog, crossed, q = g.groups, g.co, g.per_group, g.crossed, g.job
@@ -215,16 +252,14 @@ def conv_dw(target: Target, T: str) -> Body:
                 m0, mode = begin, start
                 while m0 < end:
                     mb = imin(mc, end - m0)
-                    right, ldb = off(x, m0 * q.ldx + group * c + j0), q.ldx
-                    if q.direct == 0:
-                        right, ldb = mine, udiv(nb + lanes - 1, lanes) * lanes
-                        fill(off(x, group * c), mine, ldb, q, m0, mb, j0, nb)
+                    right, ldb = take_x(off(x, group * c), mine, q, m0, mb, j0, nb)
                     # dW = dY^T P, or crossed dW^T = P^T dY: the tile broadcasts the left factor and
                     # reads vectors of the right one, whose rows should be whole vectors.
-                    left, into = off(dy, m0 * co + group * cog), off(dw, at)
-                    a, lda, b, step, ldc, high, wide = left, co, right, ldb, n, cog, nb
+                    stored, into = off(dy, m0 * co + group * cog), off(dw, at)
+                    left, ldl = take_dy(stored, co, off(mine, mc * g.block), mb, cog)
+                    a, lda, b, step, ldc, high, wide = left, ldl, right, ldb, n, cog, nb
                     if crossed != 0:
-                        a, lda, b, step, ldc, high, wide = right, ldb, left, co, cog, nb, cog
+                        a, lda, b, step, ldc, high, wide = right, ldb, left, ldl, cog, nb, cog
                     j = 0
                     while j < wide:
                         w = imin(width, wide - j)
@@ -352,7 +387,7 @@ def _weights(
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
-    T, co = x.type.dtype, dy.type.dims[1]
+    (T, S), co = stored_as(x), dy.type.dims[1]
     lanes, per = lowering.target.lanes(ITEMSIZE[T]), co // groups
     # Crossed where that leaves fewer cut vectors, by a fifth at least: the fold then strides.
     whole = dw.have and per % lanes == 0
@@ -370,24 +405,24 @@ def _weights(
     # Blocks of equal size: a short last one would gather for little work.
     block = round_up(parts(columns, parts(columns, 512)), lowering.target.nv * lanes)
     # No row of the factor that is read by vectors may end inside one.
-    direct = int(j.direct and (crossed or x.type.dims[1] % lanes == 0))
-    j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
-    stride = round_up(max(j.mc * block, co), 16)
+    is_plain = j.direct and (crossed or x.type.dims[1] % lanes == 0)
+    j = replace(j, mt=mt, nt=nt, mc=128, direct=int(is_plain and not S))
+    stride = round_up(max(j.mc * (block + (per if S else 0)), co), 16)
     work = lowering.temp(T, (stride * lowering.threads,))
     outs: dict[str, Any] = {"dw": dw.out, "db": db.out, "keep_w": dw.reset, "keep_b": db.reset}
     have = {"has_w": dw.have, "has_b": db.have}
     adds = {"adds_w": dw.keep, "adds_b": db.keep}
     head = {"groups": groups, "co": co, "per_group": per, "room": stride, "block": block, **have}
     # In tiles (graphs/planner/tile.py) every thread has sums of its own, to be added in the end.
-    in_tiles = direct and not db.have and j.rows > max(n, co)
+    in_tiles = is_plain and not db.have and j.rows > max(n, co)
     if mt == taps == 1 and not crossed and not in_tiles:
         words = DW_WORDS.pack(**head, **adds, crossed=0, job=j.words())
-        lowering.call(conv_dw(T), x=x, dy=dy, **outs, work=work, g=words)
+        lowering.call(conv_dw(T, *S), x=x, dy=dy, **outs, work=work, g=words)
         return
     part = lowering.temp(T, (mt * co * n,)) if dw.have else None
     dbs = lowering.temp(T, (mt * co,)) if db.have else None
     words = DW_WORDS.pack(**head, adds_w=0, adds_b=0, crossed=int(crossed), job=j.words())
-    lowering.call(conv_dw(T), x=x, dy=dy, dw=part, db=dbs, work=work, g=words)
+    lowering.call(conv_dw(T, *S), x=x, dy=dy, dw=part, db=dbs, work=work, g=words)
     words = FOLD_WORDS.pack(
         parts=mt,
         co=co,

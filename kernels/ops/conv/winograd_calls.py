@@ -26,6 +26,13 @@ PART = 3  # what adding up the sums of one more part costs, in tiles
 TRANSFORM, FILTER = 400, 700
 
 
+def fits(axes: Axes, groups: int) -> bool:
+    """Return whether Winograd's algorithm can compute a convolution."""
+    d, h, w = axes
+    windows = all((a.taps, a.stride, a.dilation) == (W.TAPS, 1, 1) for a in (h, w))
+    return groups == 1 and windows and d.plain
+
+
 def pays(
     target: Target, T: str, images: int, axes: Axes, channels: int, columns: int, groups: int
 ) -> bool:
@@ -34,9 +41,8 @@ def pays(
     axes: from the images read, of `channels`, to the images written, of `columns`.  Never for f64:
     a user who asks for double precision gets it.
     """
-    d, h, w = axes
-    windows = all((a.taps, a.stride, a.dilation) == (W.TAPS, 1, 1) for a in (h, w))
-    if groups > 1 or T != "f32" or not (windows and d.plain):
+    _, h, w = axes
+    if T != "f32" or not fits(axes, groups):
         return False
     if switch("CONVOLUTION") == "direct":
         return False
