@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 
-from engine.base.errors import EngineError
+from engine.base.errors import EngineError, ModelError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_site
 from engine.graphs.passes.infer import NodeResults
@@ -42,17 +42,16 @@ class Watch:
             then only names and order are checked.
 
         Raises:
-            ModelError: a value is made twice, or is read before it is made.
-            LookupError: a value has no type.
+            LookupError: a value is made twice, is read before it is made, or has no type.
             TypeError: a node makes another type than the recorded one.
         """
         if not types:
-            graph.check()
+            _check_order(graph)
             return
         changed = self._list_changed(graph.nodes)
         ends = {*graph.inputs, *graph.initializers}, list(graph.outputs)
         if changed or ends != self._ends or graph.nodes != self._nodes:
-            graph.check()
+            _check_order(graph)
         self._nodes, self._ends = list(graph.nodes), ends
         for node in changed:
             self._check_node(graph, node, types, constants)
@@ -150,3 +149,11 @@ class Watch:
                 pairs = zip(reversed(t.shape), reversed(kept.shape), strict=False)
                 if t.rank > kept.rank or not all(a is b or a in (1, b) for a, b in pairs):
                     raise TypeError(f"{node}: {t} does not broadcast to {name}, recorded as {kept}")
+
+
+def _check_order(graph: Graph) -> None:
+    """Check names and order; a fault is a pass's: the model was checked before."""
+    try:
+        graph.check()
+    except ModelError as error:
+        raise LookupError(str(error)) from error

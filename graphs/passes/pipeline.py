@@ -191,6 +191,7 @@ def run_passes(work: Work, without: Collection[str] = ()) -> None:
 
     without: names in `OPTIONAL` of passes to leave out.
     """
+    work.graph.check()
     held, watch = list_kinds(work.graph), Watch(work.answers)
     for step in PASSES:
         if step.name in without:
