@@ -222,7 +222,7 @@ def _get_module(source: Any) -> Any:
 
 def _list_parameters(source: Any) -> dict[str, Parameter]:
     """Return all parameters by name, in the order of their names."""
-    session = getattr(source, "session", None)  # a trimmed build has none
+    session = getattr(_get_module(source), "session", None)  # a trimmed build has none
     state = getattr(session or source, "state", None) or getattr(source, "_state", None)
     if state is None or not hasattr(state, "parameters"):
         raise DTypeError(f"expected a Trainer or a Module, got {type(source).__name__}")

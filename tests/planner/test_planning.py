@@ -324,7 +324,7 @@ def test_an_expansion_asks_its_own_nodes_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_names_and_order_are_checked_where_a_pass_has_changed_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A walk over all nodes followed each of the eighteen passes."""
+    """A walk over all nodes followed each of the eighteen passes; one checks what was given."""
     walks, walk = 0, Graph.check
 
     def counted(graph: Graph) -> Graph:
@@ -337,7 +337,7 @@ def test_names_and_order_are_checked_where_a_pass_has_changed_something(
     types = {"x": TensorType("f32", (4, 4))}
     make_plan(Graph("g", types, ["y"], {}, [node], {"": 17}), {}, target=host(), threads=1)
     untyped = [step.name for step in PASSES].index("infer")
-    assert walks <= untyped + 1
+    assert walks <= untyped + 2
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_event_files_need_no_package(tmp_path: Path) -> None:
 import sys
 from engine.reports import TensorBoard
 from tests.support.fits import make_fit, train
-from tests.support.programs import COLUMNS, ran
+from tests.support.programs import COLUMNS, run_code
 train(make_fit(), [TensorBoard({str(tmp_path)!r}, seconds=0)])
 print(sorted({{"torch", "tensorboard", "tensorboardX", "google.protobuf"}} & set(sys.modules)))
 """

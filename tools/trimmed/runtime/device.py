@@ -106,15 +106,13 @@ class Properties:
     def __setitem__(self, name: str, value: int | float | str) -> None:
         label = _L.convert_text(name, "the name of a property")
         if isinstance(value, str):
-            self._handle.call(
-                "set_property_string", label, _L.convert_text(value, f"property {name!r}")
-            )
+            text = _L.convert_text(value, f"property {name!r}")
+            self._handle.call("set_property_string", label, text)
         elif isinstance(value, (float, np.floating)):
             self._handle.call("set_property_float", label, float(value))
         else:
-            self._handle.call(
-                "set_property_int", label, _L.convert_whole(value, f"property {name!r}")
-            )
+            whole = _L.convert_whole(value, f"property {name!r}")
+            self._handle.call("set_property_int", label, whole)
 
 
 class CheckpointState:
@@ -156,11 +154,8 @@ class Module:
     """Model: a call is a training step, or in eval mode an evaluation step."""
 
     def __init__(self, train_model_uri: Any, state: CheckpointState, *_: Any, **__: Any) -> None:
-        self.training, self._state, self._handle = (
-            True,
-            _check_state(state),
-            _check_state(state)._handle,
-        )
+        self.training, self._state = True, _check_state(state)
+        self._handle = self._state._handle
 
     def __call__(self, *user_inputs: Any) -> Any:
         return self._run("train" if self.training else "eval", user_inputs)
