@@ -89,9 +89,8 @@ class Learner:
             raise StateError("begin() gives a learner the parameters of the round first")
         require_samples(data, "train on")
         trainer, count = self.trainer, _Count()
-        trainer.learner.session.seed = (
-            options.seed
-        )  # of dropout: different for each client and round
+        # Of dropout: different for each client and round.
+        trainer.learner.session.seed = options.seed
         history = trainer.fit(
             data,
             epochs=options.epochs,

@@ -161,6 +161,11 @@ def _part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, 
     return fn, True
 
 
+def _copy_elements(b: Any, of: Any, into: Any, n: Any, kind: Any) -> None:
+    """Copy n elements, one by one."""
+    counted(b, I64(0), n, 1, lambda i: b.store(b.load(b.gep(of, [i]), typ=kind), b.gep(into, [i])))
+
+
 def _read_part(module: Any, T: str, vt: Any) -> Any:
     """Return a function read_part(p, n): the vector of the first n elements at p, then 0."""
     name, P = f"read_part_{T}_{vt.count}", vt.element.as_pointer()
@@ -171,13 +176,7 @@ def _read_part(module: Any, T: str, vt: Any) -> Any:
         room = b.alloca(vt)
         b.store(ir.Constant(vt, [0] * vt.count), room)
         into = b.bitcast(room, P)
-        counted(
-            b,
-            I64(0),
-            n,
-            1,
-            lambda i: b.store(b.load(b.gep(p, [i]), typ=vt.element), b.gep(into, [i])),
-        )
+        _copy_elements(b, p, into, n, vt.element)
         b.ret(b.load(room, typ=vt))
     return fn
 
@@ -192,13 +191,7 @@ def _write_part(module: Any, T: str, vt: Any) -> Any:
         room = b.alloca(vt)
         b.store(v, room)
         of = b.bitcast(room, P)
-        counted(
-            b,
-            I64(0),
-            n,
-            1,
-            lambda i: b.store(b.load(b.gep(of, [i]), typ=vt.element), b.gep(p, [i])),
-        )
+        _copy_elements(b, of, p, n, vt.element)
         b.ret_void()
     return fn
 

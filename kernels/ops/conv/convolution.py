@@ -88,13 +88,11 @@ PACK_WORDS = Words(
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     """Return the rows of P, where they are rows of X and Y as they lie in memory."""
-    at, stored = CONV_WORDS.place("jobs"), len(params) > 1
+    at = CONV_WORDS.place("jobs")
     if numbers[CONV_WORDS.place("count")] != 1:
         return None
     q = P.JOB.unpack([int(n) for n in numbers[at : at + P.JOB.size]])
-    if not (
-        P.is_plain(q) and P.is_spread_in_order(q) if stored else q["direct"] and not q["scatter"]
-    ):
+    if not P.is_plain(q) or (q["scatter"] and not P.is_spread_in_order(q)):
         return None
     size = ITEMSIZE[str(params[-1])]
     steps = (size * q["ldx"], 0, size * q["ldy"], 0, 0)
