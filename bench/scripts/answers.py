@@ -1,0 +1,46 @@
+"""Answers of a model to one batch, by our session or by onnxruntime's.
+
+    python answers.py (session|onnxruntime) FOLDER THREADS
+
+FOLDER has forward.onnx and batch.npz.  Every line on standard input is a number of answers, and is
+answered by `done`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def open_session(side: str, model: Path, threads: int) -> Any:
+    """Return a session of one side."""
+    if side == "session":
+        from engine.inference import Session
+
+        return Session(model, threads=threads)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def main(side: str, folder: Path, threads: int) -> None:
+    """Serve answers until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print must not look like an answer
+    session = open_session(side, folder / "forward.onnx", threads)
+    with np.load(folder / "batch.npz") as batch:
+        feed = {session.get_inputs()[0].name: batch["x"]}
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            session.run(None, feed)
+        print("done", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
