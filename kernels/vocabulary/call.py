@@ -97,7 +97,11 @@ class KernelCall:
     @property
     def S(self) -> str:
         """The element type of operands that are stored as another than T; empty: of none."""
-        return str(self.template.bound(self.params).get("S", ""))
+        return self.type_of("S")
+
+    def type_of(self, parameter: str) -> str:
+        """Return a compile-time parameter that is an element type; empty if it is not given."""
+        return str(self.template.bound(self.params).get(parameter, ""))
 
     @property
     def lanes(self) -> int:

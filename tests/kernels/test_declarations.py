@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.optim_types import SGD
+from engine.graphs.passes import storage
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
@@ -32,6 +34,7 @@ from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case, Tensor, f32
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from tests.support import collective
+from tests.support.halves import may_be_halves, wrap
 from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny import LABELS
@@ -140,6 +143,9 @@ def recorded() -> Record:
                 if case.op in PRODUCTS:
                     make_plan(graph.copy(), {}, target=WITH_BF16, threads=2, precision="bf16")
             op = ops().get((case.domain, case.op))
+            if may_be_halves(case):
+                with mock.patch.object(storage, "SMALL", 0):
+                    make_plan(wrap(one), {}, target=WITH_BF16, threads=2, precision="bf16")
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):

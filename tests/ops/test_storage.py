@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -19,38 +18,8 @@ from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
-from tests.support.halves import EPSILON, round_to_half
+from tests.support.halves import EPSILON, Alone, may_be_halves, round_to_half, wrap
 from tests.support.harness import run
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A node as a graph of its own, as `OneNode` has it.
-
-    inputs: what is fed; the graph holds the constants.
-    """
-
-    graph: Graph
-    node: Node
-    inputs: Mapping[str, np.ndarray]
-    outputs: list[str]
-
-
-def wrapped(one: OneNode | Alone) -> Graph:
-    """Return the graph with a Neg before each float32 input and after each float32 output."""
-    graph = one.graph.copy()
-    node = one.node
-    before = [
-        Node("Neg", (f"{n}_in",), (n,), name=f"neg_{n}")
-        for n, t in graph.inputs.items()
-        if t.dtype == "f32" and n in node.inputs
-    ]
-    made = {n.outputs[0] for n in before}
-    graph.inputs = {f"{n}_in" if n in made else n: t for n, t in graph.inputs.items()}
-    after = [Node("Neg", (o,), (f"{o}_out",), name=f"neg_{o}") for o in one.outputs]
-    graph.nodes = [*before, *graph.nodes, *after]
-    graph.outputs = [f"{o}_out" for o in one.outputs]
-    return graph
 
 
 def gradients(case: Case) -> Iterator[Alone]:
@@ -92,16 +61,11 @@ def rows() -> dict[str, Case]:
 
     A product with another activation than Relu is two ops, and what is between them is rounded too.
     """
-    declared = {key for key, op in ops().items() if op.storage and op.lower}
     cases = [
-        c
-        for c in list_cases()
-        if (c.domain, c.op) in declared
-        and c.attrs.get("activation", "Relu") == "Relu"
-        and OneNode(c).graph.inputs.get("x0", find_type(np.zeros(1, int))).dtype == "f32"
+        c for c in list_cases() if may_be_halves(c) and c.attrs.get("activation", "Relu") == "Relu"
     ]
     with mock.patch.object(storage, "SMALL", 0):
-        kept = [c for c in cases if stored(wrapped(OneNode(c)))]
+        kept = [c for c in cases if stored(wrap(OneNode(c)))]
     assert {c.op for c in kept} == {c.op for c in cases}
     return {f"{c.op}-{i}": c for i, c in enumerate(kept)}
 
@@ -129,7 +93,7 @@ def rows_of_gradients() -> dict[str, Alone]:
         if one.node.op not in known
     ]
     with mock.patch.object(storage, "SMALL", 0):
-        kept = [one for one in made if stored(wrapped(one))]
+        kept = [one for one in made if stored(wrap(one))]
     assert {one.node.op for one in kept} == {one.node.op for one in made}
     return {f"{one.node.op}-{i}": one for i, one in enumerate(kept)}
 
@@ -141,7 +105,7 @@ def test_a_gradient_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that inputs and outputs are rounded, and nothing between them."""
-    graph, half = wrapped(one), "bf16"
+    graph, half = wrap(one), "bf16"
     monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
     halves = stored(graph)
     assert halves

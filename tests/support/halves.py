@@ -1,8 +1,16 @@
-"""The rounding of 16-bit floats, in numpy."""
+"""16-bit floats in tests: their rounding in numpy, and nodes whose operands may be stored so."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.ops.registry import ops
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case
 
 EPSILON = {"bf16": 2.0**-8}  # the half of the distance from 1 to the next number
 
@@ -12,3 +20,40 @@ def round_to_half(x: np.ndarray, half: str) -> np.ndarray:
     assert half == "bf16"
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A node as a graph of its own, as `OneNode` has it.
+
+    inputs: what is fed; the graph holds the constants.
+    """
+
+    graph: Graph
+    node: Node
+    inputs: Mapping[str, np.ndarray]
+    outputs: list[str]
+
+
+def may_be_halves(case: Case) -> bool:
+    """Return whether a row is of an op that declares a storage, and its first input is float32."""
+    op, inputs = ops().get((case.domain, case.op)), OneNode(case).graph.inputs
+    declares = op is not None and op.storage is not None and op.lower is not None
+    return declares and "x0" in inputs and inputs["x0"].dtype == "f32"
+
+
+def wrap(one: OneNode | Alone) -> Graph:
+    """Return the graph with a Neg before each float32 input and after each float32 output."""
+    graph = one.graph.copy()
+    node = one.node
+    before = [
+        Node("Neg", (f"{n}_in",), (n,), name=f"neg_{n}")
+        for n, t in graph.inputs.items()
+        if t.dtype == "f32" and n in node.inputs
+    ]
+    made = {n.outputs[0] for n in before}
+    graph.inputs = {f"{n}_in" if n in made else n: t for n, t in graph.inputs.items()}
+    after = [Node("Neg", (o,), (f"{o}_out",), name=f"neg_{o}") for o in one.outputs]
+    graph.nodes = [*before, *graph.nodes, *after]
+    graph.outputs = [f"{o}_out" for o in one.outputs]
+    return graph

@@ -42,23 +42,32 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import RANDOM
 
 
-def backward_work(bq: int, bk: int, width: int, value_width: int, lanes: int, S: str = "") -> int:
+def backward_work(
+    blocks: tuple[int, int], keys: int, widths: tuple[int, int], lanes: int, S: str, D: str
+) -> int:
     """Return the elements of scratch that a thread needs.
 
-    lanes: elements of a vector.  Rows of Q or dY that are not whole vectors are copied.  S: how
-    matrices are stored; a block of Q, dY, K and V each is widened.
+    blocks: columns and rows of a block.  keys, widths: of K and V.  lanes: elements of a vector.
+    Rows of Q or dY that are not whole vectors are copied.  S: how matrices are stored; a block of
+    Q, dY, K and V each is widened.  D: how dK and dV are stored, whose sums are scratch then.
     """
+    (bq, bk), (width, value_width) = blocks, widths
     is_copied = S or width % lanes or value_width % lanes
     rows = (bq if is_copied else 0) + (bk if S else 0)
     spare = count_padded(rows, width, lanes) + count_padded(rows, value_width, lanes)
-    return bq * (2 * width + value_width + 5 * bk + 3) + spare
+    sums = keys * (width + value_width) if D else 0
+    return bq * (2 * width + value_width + 5 * bk + 3) + spare + sums
 
 
 def _reach(c: KernelCall) -> Reach:
     check_blocks(c)
     width, columns = c.width, c.value_width
     wants_q, wants_k, wants_v, wants_bias = c.wants
-    used = backward_work(c.block_queries, c.block_keys, width, columns, c.lanes, c.S)
+    D = c.type_of("D")
+    if D and c.parts > 1:
+        c.refuse(f"{c.parts} parts of dK and dV, which are rounded")
+    blocks = c.block_queries, c.block_keys
+    used = backward_work(blocks, c.keys, (width, columns), c.lanes, c.S, D)
     return {
         "q": matrices_reach(c, "q", c.heads, c.queries, width),
         "k": matrices_reach(c, "k", c.groups, c.keys, width),
@@ -86,18 +95,18 @@ def _parts_reach(c: KernelCall, name: str, part: int, width: int) -> int:
     f"""
     q, k, v: S[...]   bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
     y: S[...]   lse: T[2, batch, heads, queries]   dy: S[...]
-    dq: out S[...]   dk, dv, dbias: out T[...]   work: scratch T[...]
+    dq: out S[...]   dk, dv: out D[...]   dbias: out T[...]   work: scratch T[...]
     scale, cap, fill, ratio: f64   g: i64[] where {SIZES} and min(parts, batch) >= 1
     """,
     words={"noise": RANDOM, "g": ATTENTION_WORDS},
     reach=_reach,
     multiply_adds=lambda c: seen_scores(c) * int(2 * c.width + 2 * c.value_width),
 )
-def attention_grad(target: Target, T: str, S: str = "") -> Body:
+def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
     """dQ, dK, dV and the bias's gradient of `attention` from dY, Y and lse, as `g.wants` says.
 
     Matrices strided as `g` says, columns next to each other; dk, dv: one such for each of
-    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored.
+    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored; D: how dk and dv are.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")
@@ -117,6 +126,7 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
     fetch = rows_as(target, T, S)
     right, left = product(target, T, 0), product(target, T, 1)
     change, blank = adjust(target, T), masked(target, T)
+    narrow = Native("convert", (D or T, T))
 
     @inline
     def drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk):
@@ -218,11 +228,11 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
     def whole(inputs, outs, noise, mine, numbers, g, place):
         """The gradients of a block of queries: dQ of it, its part of dK and dV, its rows of dbias.
 
-        inputs, outs: of the kernel; numbers: scale, cap, fill, ratio; place: the batch, the head,
-        the first query and the number of queries.
+        inputs, outs: of the kernel, with `sums_of` in the place of dK and dV; numbers: scale, cap,
+        fill, ratio; place: the batch, the head, the first query and the number of queries.
         """
         q, k, v, bias, mask, y, lse, dy = inputs
-        dq, dk, dv, dbias = outs
+        dq, (dkh, dk_row, dvh, dv_row), dbias = outs
         scale, cap, fill, ratio = numbers
         b, h, q0, nq = place
         bq, bk, width, columns = g.block_queries, g.block_keys, g.width, g.value_width
@@ -236,8 +246,6 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
         group = udiv(h * g.groups, g.heads)
         kh = off(k, b * g.k_batch + group * g.k_head)
         vh = off(v, b * g.v_batch + group * g.v_head)
-        dkh = off(dk, b * g.dk_batch + group * g.dk_head)
-        dvh = off(dv, b * g.dv_batch + group * g.dv_head)
         bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
         dbias_h = off(dbias, b * g.dbias_batch + h * g.dbias_head)
@@ -278,7 +286,7 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
             # Forward: Y = P V; so dV += P^T dY.  Blocks lie transposed: P^T is what p holds.
             if g.wants_v != 0:
                 right(
-                    p, bq, rows_dy, ldy, off(dvh, k0 * g.dv_row), g.dv_row, nq, nk, columns,
+                    p, bq, rows_dy, ldy, off(dvh, k0 * dv_row), dv_row, nq, nk, columns,
                     ACCUMULATE,
                 )  # fmt: skip
             if g.wants_q + g.wants_k + g.wants_bias != 0:
@@ -289,7 +297,7 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
                 # being in dS by now.
                 if g.wants_k != 0:
                     right(
-                        s, bq, rows_q, ldq, off(dkh, k0 * g.dk_row), g.dk_row, nq, nk, width,
+                        s, bq, rows_q, ldq, off(dkh, k0 * dk_row), dk_row, nq, nk, width,
                         ACCUMULATE,
                     )  # fmt: skip
                 if g.wants_q != 0:
@@ -306,15 +314,50 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
             zero(off(x, r * row), n)
 
     @inline
-    def prepare(dk, dv, dbias, g, b, group, part):
-        """Zero the part of dK and dV of a group, and its rows of dbias if the group is the first.
+    def outputs_of(dk, dv, g, b, group):
+        """The dK and dV of a group: where each begins, and its stride."""
+        dkh = off(dk, b * g.dk_batch + group * g.dk_head)
+        return dkh, g.dk_row, off(dv, b * g.dv_batch + group * g.dv_head), g.dv_row
+
+    @inline
+    def outputs_as_sums(dk, dv, mine, g, b, group):
+        """Where dK and dV of a group are summed: in the outputs."""
+        return outputs_of(dk, dv, g, b, group)
+
+    @inline
+    def sums_in_scratch(dk, dv, mine, g, b, group):
+        """As `outputs_as_sums`, in the last part of a thread's scratch."""
+        sums = off(mine, g.per_thread - g.keys * (g.width + g.value_width))
+        return sums, g.width, off(sums, g.keys * g.width), g.value_width
+
+    @inline
+    def keep_sums(sums, dk, dv, g, b, group):
+        """Do nothing: the sums are outputs."""
+
+    @inline
+    def round_sums(sums, dk, dv, g, b, group):
+        """Write dK and dV of a group from their sums, each rounded once."""
+        from_k, ldk, from_v, ldv = sums
+        dkh, row_k, dvh, row_v = outputs_of(dk, dv, g, b, group)
+        for r in range(g.keys):
+            if g.wants_k != 0:
+                narrow(off(dkh, r * row_k), off(from_k, r * ldk), g.width)
+            if g.wants_v != 0:
+                narrow(off(dvh, r * row_v), off(from_v, r * ldv), g.value_width)
+
+    sums_of, finish_sums = (sums_in_scratch, round_sums) if D else (outputs_as_sums, keep_sums)
+
+    @inline
+    def prepare(sums, dbias, g, b, group, part):
+        """Zero the sums of dK and dV of a group, and its rows of dbias if the group is the first.
 
         The first of those that add to the same rows: later ones add to what is there.
         """
+        dkh, dk_row, dvh, dv_row = sums
         if g.wants_k != 0:
-            clear(off(dk, b * g.dk_batch + group * g.dk_head), g.dk_row, g.width, g.keys)
+            clear(dkh, dk_row, g.width, g.keys)
         if g.wants_v != 0:
-            clear(off(dv, b * g.dv_batch + group * g.dv_head), g.dv_row, g.value_width, g.keys)
+            clear(dvh, dv_row, g.value_width, g.keys)
         is_first = (g.together_batch == 0 or b == 0) and (g.together_head == 0 or group == 0)
         if g.wants_bias != 0 and is_first:
             each = udiv(g.heads, g.groups)
@@ -355,10 +398,11 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
             # Threads that share the queries of a head add to parts of dK and dV of their own,
             # which another kernel sums in the order of the parts.
             mine_k, mine_v = off(dk, part * g.part_k), off(dv, part * g.part_v)
-            outs = dq, mine_k, mine_v, dbias
             for b in range(b_outer * b_inside, (b_outer + 1) * b_inside):
                 for group in range(g_outer * g_inside, (g_outer + 1) * g_inside):
-                    prepare(mine_k, mine_v, dbias, g, b, group, part)
+                    sums = sums_of(mine_k, mine_v, mine, g, b, group)
+                    outs = dq, sums, dbias
+                    prepare(sums, dbias, g, b, group, part)
                     for h in range(group * each, (group + 1) * each):
                         # Under a causal band later blocks see more keys, so parts take them in
                         # turns from either end.  With a bias a part keeps its rows: others would
@@ -372,6 +416,7 @@ def attention_grad(target: Target, T: str, S: str = "") -> Body:
                             place = b, h, q0, nq
                             whole(inputs, outs, noise, mine, numbers, g, place)
                             at += parts
+                    finish_sums(sums, mine_k, mine_v, g, b, group)
             i += nthreads
 
     return body

@@ -6,7 +6,7 @@ Backward  P = exp(S - m - log sum) again, block by block; with D = rows of sum(d
           dV = drop(P)^T dY,  dP = drop(dY V^T),  dS = P (dP - D),  dbias = sum dS,
           then dS by the cap, dQ = scale dS K,  dK = scale dS^T Q
 Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/ops/test_attention.py;
-          halves are widened block by block, and Y and dQ rounded once
+          halves are widened block by block, and results rounded once
 Source    Dao, "FlashAttention-2", arXiv 2307.08691; Milakov, Gimelshein, "Online normalizer
           calculation for softmax", arXiv 1805.02867
 
@@ -23,6 +23,7 @@ from typing import Any
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.fold import FOLDS, fold_axes, reduce_cols
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
@@ -256,6 +257,7 @@ def parts_of(apart: int, blocks: int, threads: int) -> int:
 def _lower_grad(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
     form, (T, S) = form_of(site), stored_as(q)
+    half = "".join(S)
     batch, groups, keys = form.batch, form.groups, form.keys
     width, columns = form.width, form.value_width
     blocks = block_sizes(lowering.target, T, form.queries, keys)
@@ -275,7 +277,8 @@ def _lower_grad(lowering: Lowering) -> None:
             if wants[i]:
                 into[name] = lowering.temp(T, (parts, *form.shape(name)))
     lanes = lowering.target.lanes(ITEMSIZE[T])
-    per_thread = backward_work(*blocks, width, columns, lanes, *S)
+    rounded = half if parts == 1 else ""  # dK and dV; their parts are summed before
+    per_thread = backward_work(blocks, keys, (width, columns), lanes, half, rounded)
     work = lowering.temp(T, (lowering.threads, per_thread))
     bias_step = (0, 0, 0, 0)
     if wants[3]:
@@ -286,7 +289,7 @@ def _lower_grad(lowering: Lowering) -> None:
         heads = 1 if not by_head else form.heads
         bias_step = (by_batch * heads, by_head, keys, 1)
     lowering.call(
-        attention_grad(T, *S),
+        attention_grad(T, *filter(None, (half, rounded))),
         **_inputs(lowering),
         y=lowering.x(_BACKWARD["y"]),
         lse=lowering.x(_BACKWARD["lse"]),
@@ -310,9 +313,13 @@ def _lower_grad(lowering: Lowering) -> None:
     )
     if parts > 1:
         for name, i in (("dk", 1), ("dv", 2)):
-            part = into[name]
-            if part is not None:
-                fold_axes(lowering, FOLDS["ReduceSum"], part, (0,), lowering.y(i))
+            if not wants[i]:
+                continue
+            out = lowering.y(i)
+            total = lowering.temp(T, form.shape(name)) if half else out
+            fold_axes(lowering, FOLDS["ReduceSum"], into[name], (0,), total)
+            if half:
+                lower_map(lowering, [("in", 0)], [total], [out])
 
 
 _ATTRS: dict[str, Any] = {
@@ -345,8 +352,8 @@ OPS = (
         takes=_TAKES,
         infer=_infer_grad,
         lower=_lower_grad,
-        calls=(attention_grad, reduce_cols),
-        storage=Storage(frozenset({0, 1, 2, 5, 7}), frozenset({0}), alike=True),
+        calls=(attention_grad, reduce_cols, *MAP_KERNELS),
+        storage=Storage(frozenset({0, 1, 2, 5, 7}), frozenset({0, 1, 2}), alike=True),
         no_gradient=frozenset(range(8)),
     ),
 )
