@@ -19,6 +19,7 @@ from engine.base.errors import (
 )
 from engine.graphs.ir.graph import Graph, count_constant_bytes
 from engine.graphs.passes.infer import bind, find_sizes, resize
+from engine.graphs.passes.losses import keep_scores
 from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.passes.storage import choose_storage
 from engine.graphs.planner.assemble import assemble
@@ -178,6 +179,7 @@ class Planner:
         with sizes.noting() as answers:
             run_passes(work, self.without)
             if self.precision != "f32":
+                keep_scores(work.graph, work.types)
                 choose_storage(work.graph, work.types, work.constants, self.precision)
             recipe = Recipe(
                 work.graph,

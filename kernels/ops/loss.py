@@ -3,8 +3,11 @@
 Forward   loss_i = -w[l_i] logp[i, l_i], 0 where l_i is ignore_index; `mean` divides the sum by
           the sum of the w[l_i] that count, and is 0 when none does (as onnxruntime; torch: NaN)
 Backward  dx = dy_i w[l_i] (exp(logp) - [c = l_i]) / (mean: that sum); needs logp and the labels.
-          Of the likelihood alone: the same with logp = -inf, for exp(-inf) = 0
-Error     as of log softmax (softmax.py); sums over samples are in double
+          Of the likelihood alone: the same with logp = -inf, for exp(-inf) = 0.  In 16 bits logp
+          would have an error that grows with |logp|, so the pair of ops in domain engine has the
+          scores themselves, which are rounded already, and their log sums (passes/losses.py)
+Error     as of log softmax (softmax.py); sums over samples are in double; halves are computed with
+          as float32, and dx is rounded once
 
 Scores are seen as [n, classes, inner].  A label outside [0, classes) that is not ignore_index reads
 and writes nothing: its loss and gradient are NaN, and it is written to the fault word: 1, the
@@ -21,14 +24,30 @@ import numpy as np
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
-from engine.kernels.loops.fold import FOLD_KERNELS, lower_logsumexp
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
+from engine.kernels.ops.softmax import (
+    BLOCK,
+    LOG_SUM_KERNELS,
+    SOFTMAX_KERNELS,
+    softmax,
+    take_log_sums,
+)
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    pick,
+    share,
+    udiv,
+)
 from engine.kernels.vocabulary.op import (
     MS,
+    OURS,
     Array,
     Grad,
     Kind,
@@ -36,7 +55,9 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
+    stored_as,
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import LABEL, STATUS
@@ -71,17 +92,19 @@ _OPTIONS = "weight: T[classes] if weighted   ignore: i64[1] if ignored"
 
 @kernel(
     f"""
-    x: T[n, classes, inner]   lse: T[n, inner] if shifted   label: i64[n, inner]   {_OPTIONS}
+    x: S[n, classes, inner]   lse: T[2, n, inner] if shifted   label: i64[n, inner]   {_OPTIONS}
     loss: out T[n, inner] if each   sums: out f64[threads, 2] if not each
     fault: update i64[1 record]   n, classes, inner, shifted, weighted, ignored, each: i64
     """,
     words={"fault": STATUS},
 )
-def likelihood(target: Target, T: str) -> Body:
-    """loss[i, d] = -w[l] (x[i, l, d] - lse[i, d]), l = label[i, d]; without lse when not `shifted`.
+def likelihood(target: Target, T: str, S: str = "") -> Body:
+    """loss[i, d] = -w[l] (x[i, l, d] - lse[0, i, d] - lse[1, i, d]), l = label[i, d].
 
-    Unless `each` is set, writes sums[tid] = (sum of losses, sum of weights) instead.
+    lse: as `log_sums_rows` has it, 0 when not `shifted`.  Unless `each` is set, writes
+    sums[tid] = (sum of losses, sum of weights) instead.  S: how x is stored.
     """
+    score = loop(T, "x:S[] -> max(x)", S)
 
     def body(
         x,
@@ -110,9 +133,10 @@ def likelihood(target: Target, T: str) -> Body:
             if at >= 0:
                 a = udiv(i, inner)
                 # Times 1.0: sums are in double, whatever T is.
-                value = x[(a * classes + at) * inner + i - a * inner] * 1.0
+                value = score(off(x, (a * classes + at) * inner + i - a * inner), 1) * 1.0
                 if shifted != 0:
                     value -= lse[i]
+                    value -= lse[n * inner + i]
                 value = -w * value
             if each != 0:
                 loss[i] = value
@@ -182,22 +206,25 @@ def over(sums, parts):
 
 @kernel(
     f"""
-    dy: T[(n - 1) * each + 1] if n   logp: T[n, classes]   label: i64[n]   {_OPTIONS}
-    sums: f64[parts]   dx: out T[n, classes] may alias logp   fault: update i64[1 record]
-    n, classes, weighted, ignored, each, parts: i64
+    dy: T[(n - 1) * each + 1] if n   x: S[n, classes]   lse: T[2, n] if shifted
+    label: i64[n]   {_OPTIONS}   sums: f64[parts]   dx: out S[n, classes] may alias x
+    fault: update i64[1 record]   n, classes, shifted, weighted, ignored, each, parts: i64
     """,
     words={"fault": STATUS},
 )
-def cross_entropy_grad_rows(target: Target, T: str) -> Body:
-    """dx[i] = f_i (exp(logp[i]) - [c = label[i]]), f_i = dy w[label[i]] / sum of sums.
+def cross_entropy_grad_rows(target: Target, T: str, S: str = "") -> Body:
+    """dx[i] = f_i (exp(x[i] - lse[0, i] - lse[1, i]) - [c = label[i]]).
 
-    dy: T[n] if `each`, and T[1] otherwise.
+    f_i = dy w[label[i]] / sum of sums.  dy: T[n] if `each`, and T[1] otherwise.  lse: 0 unless
+    `shifted`.  S: how x and dx are stored.
     """
-    write = loop(T, f"logp[] f -> dx[] = {_SPREAD}")
+    write = loop(T, f"c:i32.. x:S[] top log_sum f label:i32 -> dx:S[] = {_SPREAD}", S)
+    zero = loop(T, "-> 0")
 
     def body(
         dy,
-        logp,
+        x,
+        lse,
         label,
         weight,
         ignore,
@@ -206,6 +233,7 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
         fault,
         n,
         classes,
+        shifted,
         weighted,
         ignored,
         each,
@@ -214,44 +242,46 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
         nthreads,
     ):
         scale, bad = over(sums, parts), NO_POSITION
+        top = log_sum = zero(1)
         first, last = share(n, tid, nthreads)
         for i in range(first, last):
             at, w, bad = read_label(label, i, weight, weighted, ignore, ignored, classes, bad)
+            if shifted != 0:
+                top, log_sum = lse[i], lse[n + i]
             # Forward: loss_i = -w (x[l] - log sum exp x); so dx = w dy (softmax(x) - [c = l]).
             f = scale * w * dy[i * each]
-            row = off(dx, i * classes)
-            write(off(logp, i * classes), f, row, classes)
-            if at >= 0:
-                # The label's own -1, after the vector loop over all classes.
-                row[at] -= f
+            write(0, off(x, i * classes), top, log_sum, f, at, off(dx, i * classes), classes)
         report_at(fault, LABEL, label, bad, classes)
 
     return body
 
 
-_SPREAD = "where(f == 0, 0, f * exp(logp))"  # exactly 0 where f is
+# Exactly 0 where f is.
+_SPREAD = "where(f == 0, 0, f * exp(x - top - log_sum)) - where(c == label, f, 0)"
 
 
 @kernel(
     f"""
-    dy: T[(n * inner - 1) * each + 1] if n * inner   logp: T[n, classes, inner]
-    label: i64[n, inner]   {_OPTIONS}   sums: f64[parts]
-    dx: out T[n, classes, inner] may alias logp   fault: update i64[1 record]
-    work: scratch T[threads, block]
-    n, classes, weighted, ignored, each, parts, inner: i64   block: i64 where block >= 1
+    dy: T[(n * inner - 1) * each + 1] if n * inner   x: S[n, classes, inner]
+    lse: T[2, n, inner] if shifted   label: i64[n, inner]   {_OPTIONS}   sums: f64[parts]
+    dx: out S[n, classes, inner] may alias x   fault: update i64[1 record]
+    work: scratch T[threads, 2, block]
+    n, classes, shifted, weighted, ignored, each, parts, inner: i64   block: i64 where block >= 1
     """,
     words={"fault": STATUS},
 )
-def cross_entropy_grad_cols(target: Target, T: str) -> Body:
+def cross_entropy_grad_cols(target: Target, T: str, S: str = "") -> Body:
     """As cross_entropy_grad_rows of [n, classes, inner], inner > 1: dx[i, :, d] of label[i, d].
 
-    work: the factors f of `block` columns at a time.
+    work: the factors f of `block` columns at a time, and as many zeros.
     """
-    write = loop(T, f"logp[] f[] -> dx[] = {_SPREAD}")
+    write = loop(T, f"x:S[] top[] log_sum[] f[] label:i64[] c:i64 -> dx:S[] = {_SPREAD}", S)
+    zero = Native("zero", (T,))
 
     def body(
         dy,
-        logp,
+        x,
+        lse,
         label,
         weight,
         ignore,
@@ -261,6 +291,7 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
         work,
         n,
         classes,
+        shifted,
         weighted,
         ignored,
         each,
@@ -271,7 +302,9 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
         nthreads,
     ):
         scale, bad = over(sums, parts), NO_POSITION
-        factors = off(work, tid * block)
+        factors = off(work, tid * 2 * block)
+        zeros = off(factors, block)
+        zero(zeros, block)
         blocks = udiv(inner + block - 1, block)
         first, last = share(n * blocks, tid, nthreads)
         for b in range(first, last):
@@ -287,12 +320,11 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
                 )
                 # As by rows; factors of a block of columns, since vectors run along `inner`.
                 factors[j] = scale * w * dy[(p + j) * each]
+            highest = pick(shifted, off(lse, p), zeros)
+            log_sum = pick(shifted, off(lse, n * inner + p), zeros)
             for c in range(classes):
-                write(off(logp, top + c * inner), factors, off(dx, top + c * inner), k)
-            for j in range(k):
-                at = label[p + j]
-                if at >= 0 and at < classes:
-                    dx[top + at * inner + j] -= factors[j]
+                q = top + c * inner
+                write(off(x, q), highest, log_sum, factors, off(label, p), c, off(dx, q), k)
         report_at(fault, LABEL, label, bad, classes)
 
     return body
@@ -324,8 +356,8 @@ def _optional(lowering: Lowering, i: int) -> Operand | None:
 
 def _ignore(lowering: Lowering, at: int | None) -> Operand | None:
     """Return ignore_index as an operand: input `at` of the node, or its attribute."""
-    if at is not None:
-        return _labels(lowering, at) if lowering.site.has(at) else None
+    if at is not None and lowering.site.has(at):
+        return _labels(lowering, at)
     index = lowering.site.attrs.get("ignore_index")
     return None if index is None else lowering.const(np.array([index], np.int64))
 
@@ -339,20 +371,21 @@ def _dims(site: Site, i: int) -> tuple[int, int, int]:
 def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
     """Append the calls for the likelihood of log softmax(x), or of x unless `scores`; reduce it."""
     x, y = lowering.x(0), lowering.y(0)
-    T, (n, classes, inner) = x.type.dtype, _dims(lowering.site, 0)
+    (T, S), (n, classes, inner) = stored_as(x), _dims(lowering.site, 0)
     reduction, lse = _reduction(lowering.site), None
-    # log softmax is made only if it is an output; otherwise log sum exp is enough: one number a
+    is_wanted = lowering.site.n_outs > 1 and lowering.wants(1)
+    # log softmax is made only if it is an output; otherwise log sum exp is enough: two numbers a
     # sample, not one a class.
-    if scores and lowering.site.n_outs > 1 and lowering.wants(1):
+    if scores and is_wanted and lowering.site.domain != OURS:
         softmax(lowering, x, lowering.y(1), (n, classes, inner), 1)
         x = lowering.y(1)
     elif scores:
-        lse = lowering.temp(T, (n, inner))
-        lower_logsumexp(lowering, x, [1], lse)
+        lse = lowering.y(1) if is_wanted else lowering.temp(T, (2, n, inner))
+        take_log_sums(lowering, x, lse, (n, classes, inner))
     weight, ignore = _optional(lowering, 2), _ignore(lowering, at)
     sums = None if reduction == NONE else lowering.temp("f64", (lowering.threads, 2))
     lowering.call(
-        likelihood(T), x=x, lse=lse, label=_labels(lowering, 1), weight=weight, ignore=ignore,
+        likelihood(T, *S), x=x, lse=lse, label=_labels(lowering, 1), weight=weight, ignore=ignore,
         loss=y if sums is None else None, sums=sums, fault=lowering.fault(),
         n=n, classes=classes, inner=inner, shifted=int(lse is not None),
         weighted=int(weight is not None), ignored=int(ignore is not None), each=int(sums is None),
@@ -363,14 +396,11 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
 
 
 def _lower_grad(lowering: Lowering, at: int | None) -> None:
-    dy, logp, dx, label = lowering.x(0), lowering.x(1), lowering.y(0), _labels(lowering, 2)
+    dy, x, dx, label = lowering.x(0), lowering.x(1), lowering.y(0), _labels(lowering, 2)
     if not dx.type.size:
         return
-    T, (n, classes, inner), reduction = (
-        logp.type.dtype,
-        _dims(lowering.site, 1),
-        _reduction(lowering.site),
-    )
+    (T, S), (n, classes, inner) = stored_as(x), _dims(lowering.site, 1)
+    reduction, lse = _reduction(lowering.site), _optional(lowering, _LSE)
     weight, ignore = _optional(lowering, 3), _ignore(lowering, at)
     labels: dict[str, Any] = {
         "label": label, "weight": weight, "ignore": ignore, "classes": classes,
@@ -383,21 +413,23 @@ def _lower_grad(lowering: Lowering, at: int | None) -> None:
         sums = lowering.temp("f64", (lowering.threads,))
         lowering.call(label_weights(T), **labels, sums=sums, fault=lowering.fault(), n=n * inner)
     labels |= {
+        "dy": dy,
+        "x": x,
+        "lse": lse,
+        "sums": sums,
+        "dx": dx,
+        "n": n,
+        "shifted": int(lse is not None),
         "fault": lowering.fault(),
         "each": int(reduction == NONE),
         "parts": lowering.threads if sums else 0,
     }
     if inner == 1:
-        lowering.call(
-            cross_entropy_grad_rows(T), dy=dy, logp=logp, sums=sums, dx=dx, **labels, n=n
-        )  # fmt: skip
+        lowering.call(cross_entropy_grad_rows(T, *S), **labels)
         return
     block = min(-(-inner // 16) * 16, BLOCK)
-    work = lowering.temp(T, (lowering.threads, block))
-    lowering.call(
-        cross_entropy_grad_cols(T), dy=dy, logp=logp, sums=sums, dx=dx, work=work, **labels,
-        n=n, inner=inner, block=block,
-    )  # fmt: skip
+    work = lowering.temp(T, (lowering.threads, 2, block))
+    lowering.call(cross_entropy_grad_cols(T, *S), **labels, work=work, inner=inner, block=block)
 
 
 # --- shapes, gradients
@@ -405,7 +437,8 @@ def _lower_grad(lowering: Lowering, at: int | None) -> None:
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
     loss, x = _loss_and_scores(site, 0)
-    return (loss, x.but())[: max(site.n_outs, 1)]
+    second = x.but((2, *site.type(1).shape)) if site.domain == OURS else x.but()
+    return (loss, second)[: max(site.n_outs, 1)]
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -462,12 +495,13 @@ def _likelihood_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (dx, None, None)
 
 
+_LSE = 5  # the input of a gradient that has log sums
 MEAN_OF_ALL = {"reduction": "mean"}
 IGNORED: dict[str, Kind] = {"ignore_index": "int", "output_type": "int"}
 LABELS = frozenset((1, 2))
 
 LIKELIHOOD_KERNELS = (likelihood, total_loss, *MAP_KERNELS)
-CROSS_ENTROPY_KERNELS = (*LIKELIHOOD_KERNELS, *SOFTMAX_KERNELS, *FOLD_KERNELS)
+CROSS_ENTROPY_KERNELS = (*LIKELIHOOD_KERNELS, *LOG_SUM_KERNELS, *SOFTMAX_KERNELS)
 CROSS_ENTROPY_GRAD_KERNELS = (
     label_weights,
     cross_entropy_grad_rows,
@@ -531,6 +565,32 @@ OPS = (
         attrs=MEAN_OF_ALL,
         lower=lambda lowering: _lower_grad(lowering, 4),
         calls=CROSS_ENTROPY_GRAD_KERNELS,
+    ),
+    # As the Internal pair, with the log sums of the scores in the place of log softmax: its output
+    # 1, and its gradient's input 5 beside the scores.
+    Op(
+        name="SoftmaxCrossEntropyLoss",
+        domain=OURS,
+        internal=True,
+        takes=IGNORED,
+        infer=_infer,
+        attrs=MEAN_OF_ALL,
+        lower=lambda lowering: _lower_loss(lowering, 3, scores=True),
+        calls=(*LIKELIHOOD_KERNELS, *LOG_SUM_KERNELS),
+        no_gradient=frozenset(range(4)),
+        storage=Storage(frozenset({0}), frozenset()),
+    ),
+    Op(
+        name="SoftmaxCrossEntropyLossGrad",
+        domain=OURS,
+        internal=True,
+        gradient_of=f"{OURS}::SoftmaxCrossEntropyLoss",
+        takes=IGNORED,
+        infer=_infer_grad,
+        attrs=MEAN_OF_ALL,
+        lower=lambda lowering: _lower_grad(lowering, 4),
+        calls=CROSS_ENTROPY_GRAD_KERNELS,
+        storage=Storage(frozenset({1}), frozenset({0}), alike=True),
     ),
 )
 KERNELS = (

@@ -18,7 +18,17 @@ from typing import Any
 
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.kernel import Body, Instance, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Instance,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
 from engine.kernels.vocabulary.op import (
     MS,
     Grad,
@@ -32,6 +42,7 @@ from engine.kernels.vocabulary.op import (
     stored_as,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import up
 
 BLOCK = 256  # columns whose running values stay in the first-level cache
 
@@ -125,6 +136,62 @@ def softmax_cols(target: Target, T: str, log: int, S: str = "") -> Body:
     return body
 
 
+@kernel("x: S[rows, n]  lse: out T[2, rows]  rows: i64  n: i64 where n >= 1")
+def log_sums_rows(target: Target, T: str, S: str = "") -> Body:
+    """lse[0, r] = m = max x[r], lse[1, r] = log sum exp(x[r] - m).  S: how x is stored.
+
+    Apart: their sum would round away the logarithm where |m| is large.
+    """
+    largest = loop(T, "x:S[] -> max(x)", S)
+    total = loop(T, "x:S[] m -> sum(exp(x - m))", S)
+    logarithm = loop(T, "s -> log(s)")
+
+    def body(x, lse, rows, n, tid, nthreads):
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            row = off(x, r * n)
+            m = largest(row, n)
+            lse[r] = m
+            lse[rows + r] = logarithm(total(row, m, n), 1)
+
+    return body
+
+
+@kernel(
+    """
+    x: S[outer, n, inner]   lse: out T[2, outer, inner]
+    outer: i64   n: i64 where n >= 1   inner: i64   block: i64 where block >= 1
+    """
+)
+def log_sums_cols(target: Target, T: str, S: str = "") -> Body:
+    """As `log_sums_rows`, of x[a, :, j] for all a and j, by blocks of columns."""
+    first_max = loop(T, "x:S[] -> m[] = x", S)
+    more_max = loop(T, "x:S[] m[] -> m[] = max(x, m)", S)
+    collect = loop(T, "x:S[] m[] s[] -> s[] = s + exp(x - m)", S)
+    logarithm = loop(T, "s[] -> s[] = log(s)")
+    zero = Native("zero", (T,))
+
+    def body(x, lse, outer, n, inner, block, tid, nthreads):
+        blocks = udiv(inner + block - 1, block)
+        first, last = share(outer * blocks, tid, nthreads)
+        for i in range(first, last):
+            a = udiv(i, blocks)
+            j = (i - a * blocks) * block
+            k = imin(block, inner - j)
+            at = a * n * inner + j
+            m = off(lse, a * inner + j)
+            s = off(m, outer * inner)
+            first_max(off(x, at), m, k)
+            for c in range(1, n):
+                more_max(off(x, at + c * inner), m, m, k)
+            zero(s, k)
+            for c in range(n):
+                collect(off(x, at + c * inner), m, s, s, k)
+            logarithm(s, s, k)
+
+    return body
+
+
 # By `log`: what is summed, and dx of dy, y and the sum.
 _GRAD = {0: ("dy * y", "y * (dy - total)"), 1: ("dy", "dy - exp(y) * total")}
 
@@ -196,6 +263,21 @@ def softmax(lowering: Lowering, x: Operand, y: Operand, walk: Walk, log: int) ->
     _call(lowering, softmax_rows(T, log, *S), softmax_cols(T, log, *S), walk, y, x=x, y=y)
 
 
+def take_log_sums(lowering: Lowering, x: Operand, lse: Operand, walk: Walk) -> None:
+    """Compute the maximum of x along n, and the logarithm of the sum of exponentials above it."""
+    (T, S), (outer, n, inner) = stored_as(x), walk
+    if inner == 1:
+        lowering.call(log_sums_rows(T, *S), x=x, lse=lse, rows=outer, n=n)
+        return
+    block = _block_of(lowering, outer * inner)
+    lowering.call(log_sums_cols(T, *S), x=x, lse=lse, outer=outer, n=n, inner=inner, block=block)
+
+
+def _block_of(lowering: Lowering, columns: int) -> int:
+    """Return the columns of blocks small enough that every thread has one, in whole lines."""
+    return min(up(max(-(-columns // lowering.threads), 1), 16), BLOCK)
+
+
 def _call(
     lowering: Lowering, rows: Instance, cols: Instance, walk: Walk, out: Operand, **operands: Any
 ) -> None:
@@ -207,9 +289,7 @@ def _call(
     if inner == 1:
         lowering.call(rows, **operands, rows=outer, n=n)
         return
-    share_of = -(-outer * inner // lowering.threads)
-    # Blocks small enough that every thread has one, in whole cache lines.
-    block = min(max(-(-share_of // 16) * 16, 16), BLOCK)
+    block = _block_of(lowering, outer * inner)
     work = lowering.temp(stored_as(out)[0], (lowering.threads, 2, block))
     lowering.call(cols, **operands, work=work, outer=outer, n=n, inner=inner, block=block)
 
@@ -299,5 +379,6 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 SOFTMAX_KERNELS = (softmax_rows, softmax_cols)  # what `softmax` calls forward
+LOG_SUM_KERNELS = (log_sums_rows, log_sums_cols)  # what `take_log_sums` calls
 OPS = (*_pair("Softmax", 0), *_pair("LogSoftmax", 1))
-KERNELS = (softmax_rows, softmax_cols, softmax_grad_rows, softmax_grad_cols)
+KERNELS = (*SOFTMAX_KERNELS, *LOG_SUM_KERNELS, softmax_grad_rows, softmax_grad_cols)

@@ -62,6 +62,19 @@ def _grad(
     return [(dy * w / count)[:, None] * (np.exp(logp) - hot)]
 
 
+def _with_log_sums(x: Any, label: Any, *rest: Any, **attrs: Any) -> Any:
+    """(loss, lse): the maximum of the scores, and the logarithm of the sum above it."""
+    m = x.max(1, keepdims=True)
+    lse = np.stack([m[:, 0], np.log(np.exp(x - m).sum(1))])
+    return [cross_entropy(x, label, *rest, **attrs)[0], lse]
+
+
+def _grad_of_scores(
+    dy: Any, x: Any, label: Any, weight: Any, ignore: Any, lse: Any, **attrs: Any
+) -> Any:
+    return _grad(dy, x - lse[0][:, None] - lse[1][:, None], label, weight, ignore, **attrs)
+
+
 def _only_loss(*ins: Any, **attrs: Any) -> Any:
     return cross_entropy(*ins, **attrs)[:1]
 
@@ -84,7 +97,25 @@ def _rows(reduction: str, weighted: bool, ignore: int | None) -> tuple[Case, ...
     )
 
 
+def _rows_of_scores(shape: tuple[int, ...], *more: Any, **attrs: Any) -> tuple[Case, ...]:
+    """Rows of the pair that reads scores, and log sums in the gradient."""
+    batch = (shape[0], *shape[2:])
+    each = batch if attrs.get("reduction") == "none" else ()
+    options = (*more, None, None)[:2]
+    label = labels(*batch, classes=shape[1], dtype="int32" if more else "int64")
+    return (
+        Case("SoftmaxCrossEntropyLoss", (f32(*shape), label, *options), attrs, domain="engine",
+             outs=2, reference=_with_log_sums),
+        Case("SoftmaxCrossEntropyLossGrad",
+             (f32(*each), f32(*shape), label, *options, f32(2, *batch, low=1.0)), attrs,
+             domain="engine", reference=_grad_of_scores),
+    )  # fmt: skip
+
+
 CASES = (
+    *_rows_of_scores((6, 50)),
+    *_rows_of_scores((6, 50), f32(50, low=0.5, high=2), ignore_index=1, reduction="sum"),
+    *_rows_of_scores((2, 5, 3, 20), None, np.array(3), reduction="none"),
     *(case for reduction in ("none", "sum", "mean") for weighted in (False, True)
       for ignore in (None, 2) for case in _rows(reduction, weighted, ignore)),
     Case("SoftmaxCrossEntropyLoss", (f32(64, 10), labels(64, classes=10)), {}, (0,), bench=True),
