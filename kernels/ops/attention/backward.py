@@ -17,8 +17,10 @@ from engine.kernels.ops.attention.blocks import (
     dropped,
     masked,
     matrices_reach,
+    pairs_of,
     product,
     rows_as,
+    rows_of_block,
     rows_reach,
     scores_reach,
     seen_scores,
@@ -43,17 +45,18 @@ from engine.plan.context import RANDOM
 
 
 def backward_work(
-    blocks: tuple[int, int], keys: int, widths: tuple[int, int], lanes: int, S: str, D: str
+    blocks: tuple[int, int], keys: int, widths: tuple[int, int], lanes: int, S: str, D: str, P: str
 ) -> int:
     """Return the elements of scratch that a thread needs.
 
     blocks: columns and rows of a block.  keys, widths: of K and V.  lanes: elements of a vector.
     Rows of Q or dY that are not whole vectors are copied.  S: how matrices are stored; a block of
     Q, dY, K and V each is widened.  D: how dK and dV are stored, whose sums are scratch then.
+    P: how factors are; blocks of the four are converted.
     """
     (bq, bk), (width, value_width) = blocks, widths
-    is_copied = S or width % lanes or value_width % lanes
-    rows = (bq if is_copied else 0) + (bk if S else 0)
+    is_copied = S or P or width % lanes or value_width % lanes
+    rows = (bq if is_copied else 0) + (bk if S or P else 0)
     spare = count_padded(rows, width, lanes) + count_padded(rows, value_width, lanes)
     sums = keys * (width + value_width) if D else 0
     return bq * (2 * width + value_width + 5 * bk + 3) + spare + sums
@@ -67,7 +70,7 @@ def _reach(c: KernelCall) -> Reach:
     if D and c.parts > 1:
         c.refuse(f"{c.parts} parts of dK and dV, which are rounded")
     blocks = c.block_queries, c.block_keys
-    used = backward_work(blocks, c.keys, (width, columns), c.lanes, c.S, D)
+    used = backward_work(blocks, c.keys, (width, columns), c.lanes, c.S, D, c.type_of("P"))
     return {
         "q": matrices_reach(c, "q", c.heads, c.queries, width),
         "k": matrices_reach(c, "k", c.groups, c.keys, width),
@@ -102,11 +105,12 @@ def _parts_reach(c: KernelCall, name: str, part: int, width: int) -> int:
     reach=_reach,
     multiply_adds=lambda c: seen_scores(c) * int(2 * c.width + 2 * c.value_width),
 )
-def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
+def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = "") -> Body:
     """dQ, dK, dV and the bias's gradient of `attention` from dY, Y and lse, as `g.wants` says.
 
     Matrices strided as `g` says, columns next to each other; dk, dv: one such for each of
-    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored; D: how dk and dv are.
+    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored; D: how dk and dv are; P: as
+    of `tile`.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")
@@ -123,8 +127,8 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
     zero, copy = Native("zero", (T,)), Native("copy", (T,))
     number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
     flip, store = turn(target, T), turn_as(target, T, S)
-    fetch = rows_as(target, T, S)
-    right, left = product(target, T, 0), product(target, T, 1)
+    fetch = rows_as(target, T, S, P)
+    right, left = product(target, T, 0, P), product(target, T, 1, P)
     change, blank = adjust(target, T), masked(target, T)
     narrow = Native("convert", (D or T, T))
 
@@ -162,6 +166,47 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
         return pick(step - n, spare, x), step if step != n else row
 
     @inline
+    def open_rows(x, row, n, rows, wanted, spare):
+        """Rows of Q or dY as `turned` reads them, and as right factors; each with a stride."""
+        read, step, some = fetch(x, row, n, rows, spare)
+        factors, ld = by_vectors(read, step, some, rows, wanted, spare)
+        return read, step, factors, ld
+
+    @inline
+    def as_left(x, row, n, rows, spare):
+        """Rows of a block of scores as a left factor, with their stride."""
+        return x, row
+
+    @inline
+    def as_right(x, row, n, rows, into):
+        """As `as_left`, as a right factor."""
+        return x, row
+
+    @inline
+    def as_columns(read, step, x, row, n, rows, into):
+        """Rows of K as a left factor in columns; read, step: as they are in rows."""
+        return read, step
+
+    flip_factor, scales_late = flip, 0
+    if P:
+        flip_factor, scales_late = turn(target, T, S, P), 1
+        pairs, pairs_of_scores = pairs_of(target, T, S, P), pairs_of(target, T, T, P)
+        as_left = rows_of_block(target, T, P)
+
+        @inline
+        def open_rows(x, row, n, rows, wanted, spare):
+            factors, ld = pairs(x, row, n, rows, spare, udiv(n + lanes - 1, lanes) * lanes)
+            return x, row, factors, ld
+
+        @inline
+        def as_right(x, row, n, rows, into):
+            return pairs_of_scores(x, row, n, rows, into, row)
+
+        @inline
+        def as_columns(read, step, x, row, n, rows, into):
+            return pairs(x, row, n, rows, into, n)
+
+    @inline
     def scratch(mine, g):
         """The parts of a thread's scratch, as `backward_work` counts them."""
         bq, block = g.block_queries, g.block_queries * g.block_keys
@@ -178,17 +223,18 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
 
     @inline
     def turned(qt, dyt, delta, by_q, by_dy, yh, dyh, scale, g, nq, n):
-        """Q^T scaled, dY^T, and D = rows of sum(dY * Y) of a block of queries.
+        """Q^T, scaled unless scores are, dY^T, and D = rows of sum(dY * Y) of a block of queries.
 
-        by_q, by_dy: rows of Q and dY as T, and their stride.
+        by_q, by_dy: rows of Q and dY, and their stride.
         """
         bq = g.block_queries
         qf, ldq = by_q
         dyf, lddy = by_dy
-        flip(qt, bq, qf, ldq, nq, g.width)
-        for r in range(g.width):
-            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
-        flip(dyt, bq, dyf, lddy, nq, g.value_width)
+        flip_factor(qt, bq, qf, ldq, nq, g.width)
+        if not scales_late:
+            for r in range(g.width):
+                copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
+        flip_factor(dyt, bq, dyf, lddy, nq, g.value_width)
         # Forward: P = softmax(S), so dS = P (dP - sum over keys of P dP).  As dP = dY V^T and Y = P
         # V, this sum is the row's sum of dY Y: a number a query, known before the first block of
         # keys.
@@ -249,16 +295,14 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
         bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
         dbias_h = off(dbias, b * g.dbias_batch + h * g.dbias_head)
-        # Rows of each as `fetch` and `by_vectors` make them.
+        # Rows of each as `fetch` and `open_rows` make them.
         step_k = udiv(width + lanes - 1, lanes) * lanes
         step_v = udiv(columns + lanes - 1, lanes) * lanes
         spare_dy = off(spare, bq * step_k)
         spare_k = off(spare_dy, bq * step_v)
         spare_v = off(spare_k, bk * step_k)
-        read_q, row_q, some_q = fetch(qh, g.q_row, width, nq, spare)
-        read_dy, row_dy, some_dy = fetch(dyh, g.dy_row, columns, nq, spare_dy)
-        rows_q, ldq = by_vectors(read_q, row_q, some_q, nq, g.wants_k, spare)
-        rows_dy, ldy = by_vectors(read_dy, row_dy, some_dy, nq, g.wants_v, spare_dy)
+        read_q, row_q, rows_q, ldq = open_rows(qh, g.q_row, width, nq, g.wants_k, spare)
+        read_dy, row_dy, rows_dy, ldy = open_rows(dyh, g.dy_row, columns, nq, g.wants_v, spare_dy)
         by_q, by_dy = (read_q, row_q), (read_dy, row_dy)
         turned(qt, dyt, delta, by_q, by_dy, yh, dyh, scale, g, nq, n)
         at = (b * g.heads + h) * g.queries + q0
@@ -272,6 +316,9 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
             # known, so P comes at once, without the running maximum of the forward kernel.
             rows_k, ldk, _ = fetch(off(kh, k0 * g.k_row), g.k_row, width, nk, spare_k)
             right(rows_k, ldk, qt, bq, s, bq, width, nk, nq, 0)
+            if scales_late:
+                for r in range(nk):
+                    copy_scaled(off(s, r * bq), scale, off(s, r * bq), n)
             change(s, capped, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
             for r in range(nk):
                 exps(off(s, r * bq), top, log_l, off(s, r * bq), n)
@@ -285,8 +332,9 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
                 p = x
             # Forward: Y = P V; so dV += P^T dY.  Blocks lie transposed: P^T is what p holds.
             if g.wants_v != 0:
+                rows_p, ldp = as_left(p, bq, nq, nk, z)
                 right(
-                    p, bq, rows_dy, ldy, off(dvh, k0 * dv_row), dv_row, nq, nk, columns,
+                    rows_p, ldp, rows_dy, ldy, off(dvh, k0 * dv_row), dv_row, nq, nk, columns,
                     ACCUMULATE,
                 )  # fmt: skip
             if g.wants_q + g.wants_k + g.wants_bias != 0:
@@ -296,12 +344,19 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "") -> Body:
                 # Forward: S = scale Q K^T; so dK += scale dS^T Q and dQ += scale dS K, the scale
                 # being in dS by now.
                 if g.wants_k != 0:
+                    rows_s, lds = as_left(s, bq, nq, nk, z)
                     right(
-                        s, bq, rows_q, ldq, off(dkh, k0 * dk_row), dk_row, nq, nk, width,
+                        rows_s, lds, rows_q, ldq, off(dkh, k0 * dk_row), dk_row, nq, nk, width,
                         ACCUMULATE,
                     )  # fmt: skip
                 if g.wants_q != 0:
-                    left(rows_k, ldk, s, bq, dqt, bq, nk, width, nq, ACCUMULATE)
+                    # Rows of K may fill the first half of their scratch, pairs fill the second.
+                    kt, ldt = as_columns(
+                        rows_k, ldk, off(kh, k0 * g.k_row), g.k_row, width, nk,
+                        off(spare_k, (bk >> 1) * step_k),
+                    )  # fmt: skip
+                    ds, ldds = as_right(s, bq, nq, nk, x)
+                    left(kt, ldt, ds, ldds, dqt, bq, nk, width, nq, ACCUMULATE)
             k0 += bk
         # All keys are done: no other thread adds to these rows of dQ.
         if g.wants_q != 0:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import strip
+from engine.kernels.loops.contract import line, strip
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, outline, udiv
@@ -114,9 +114,15 @@ def seen_scores(c: KernelCall) -> int:
     return int(c.batch * c.heads * seen)
 
 
-def turn(target: Target, T: str) -> Inline:
-    """Return an inline function turn(into, ldi, x, ldx, rows, cols): into = x transposed."""
+def turn(target: Target, T: str, S: str = "", P: str = "") -> Inline:
+    """Return an inline function turn(into, ldi, x, ldx, rows, cols): into = x transposed.
+
+    P: of factors in pairs, as `line` makes them; into has a row for two columns of x.  S: how x
+    is stored then.
+    """
     lanes = target.lanes(ITEMSIZE[T])
+    if P:
+        return _turn_pairs(lanes, Native("turn", (P, S or T)), line(target, T, S, P))
     transpose = Native("transpose", (T,))
 
     @outline
@@ -134,6 +140,29 @@ def turn(target: Target, T: str) -> Inline:
         for ii in range(i, rows):
             for jj in range(cols):
                 into[jj * ldi + ii] = x[ii * ldx + jj]
+
+    return run
+
+
+def _turn_pairs(lanes: int, transpose: Native, pair: Inline) -> Inline:
+    """Return `turn` for factors in pairs."""
+
+    @outline
+    def run(into, ldi, x, ldx, rows, cols):
+        words = (cols + 1) >> 1
+        i = 0
+        while i + lanes <= rows:
+            j = 0
+            while 2 * (j + lanes) <= cols:
+                transpose(off(into, j * ldi + i), ldi, off(x, i * ldx + 2 * j), ldx)
+                j += lanes
+            for jj in range(j, words):
+                for ii in range(i, i + lanes):
+                    pair(off(into, jj * ldi + ii), off(x, ii * ldx), 1, jj, 0, cols, 1)
+            i += lanes
+        for ii in range(i, rows):
+            for jj in range(words):
+                pair(off(into, jj * ldi + ii), off(x, ii * ldx), 1, jj, 0, cols, 1)
 
     return run
 
@@ -160,14 +189,15 @@ def turn_as(target: Target, T: str, S: str) -> Inline:
     return narrowed if S else same
 
 
-def rows_as(target: Target, T: str, S: str) -> Inline:
-    """Return an inline function: rows of T, of rows that are stored as S, or as T if empty.
+def rows_as(target: Target, T: str, S: str, P: str = "") -> Inline:
+    """Return an inline function: rows of T, or of P, of rows that are stored as S, or T if empty.
 
     rows_as(x, row, n, rows, spare): the rows, their stride, and how many elements of each may be
-    read.  spare: scratch of `count_padded` elements, for widened rows.
+    read.  spare: scratch of `count_padded` elements, for rows of another type.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    widen = loop(T, "x:S[] -> y[] = x", S)
+    widen = Native("convert", (P, S or T)) if P else loop(T, "x:S[] -> y[] = x", S)
+    as_factors = Native("halves", (P,))
 
     @inline
     def same(x, row, n, rows, spare):
@@ -180,7 +210,51 @@ def rows_as(target: Target, T: str, S: str) -> Inline:
             widen(off(x, i * row), off(spare, i * step), n)
         return spare, step, step
 
+    @inline
+    def narrowed(x, row, n, rows, spare):
+        step = udiv(n + lanes - 1, lanes) * lanes
+        factors = as_factors(spare)
+        for i in range(rows):
+            widen(off(factors, i * step), off(x, i * row), n)
+        return factors, step, step
+
+    if P:
+        return same if S == P else narrowed
     return widened if S else same
+
+
+def rows_of_block(target: Target, T: str, P: str) -> Inline:
+    """Return an inline function: rows of a block of scores as factors, with their stride.
+
+    rows_of_block(x, row, n, rows, spare): spare: scratch of half the block's size.
+    """
+    narrow, as_factors = Native("convert", (P, T)), Native("halves", (P,))
+
+    @inline
+    def run(x, row, n, rows, spare):
+        factors = as_factors(spare)
+        for r in range(rows):
+            narrow(off(factors, r * row), off(x, r * row), n)
+        return factors, row
+
+    return run
+
+
+def pairs_of(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return an inline function: rows of a block as factors in pairs, two rows in one of words.
+
+    pairs_of(x, row, n, rows, into, step): into, step: the words and their stride, which it returns.
+    S: how the block is stored.
+    """
+    pair = line(target, T, S, P)
+
+    @inline
+    def run(x, row, n, rows, into, step):
+        for r in range((rows + 1) >> 1):
+            pair(off(into, r * step), x, row, r, 0, rows, n)
+        return into, step
+
+    return run
 
 
 def count_padded(rows: int, columns: int, lanes: int) -> int:
@@ -188,12 +262,13 @@ def count_padded(rows: int, columns: int, lanes: int) -> int:
     return rows * up(columns, lanes)
 
 
-def product(target: Target, T: str, a_cols: int) -> Inline:
+def product(target: Target, T: str, a_cols: int, P: str = "") -> Inline:
     """Return an inline function: product(a, lda, b, ldb, c, ldc, k, m, n, mode): C = A B (+ C).
 
     A is stored as `tile` says; rows of B and of C follow each other after ldb and ldc elements.
+    P: as of `tile`.
     """
-    rows = strip(target, T, a_cols)
+    rows = strip(target, T, a_cols, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     @outline

@@ -16,6 +16,7 @@ from engine.kernels.ops.attention.blocks import (
     count_padded,
     dropped,
     matrices_reach,
+    pairs_of,
     product,
     rows_as,
     scores_reach,
@@ -41,18 +42,23 @@ from engine.plan.context import RANDOM
 VECTORS = 4  # rows of running numbers, one a query
 
 
-def forward_work(bq: int, bk: int, width: int, value_width: int, lanes: int, S: str = "") -> int:
+def forward_work(
+    bq: int, bk: int, width: int, value_width: int, lanes: int, S: str = "", P: str = ""
+) -> int:
     """Return the elements of scratch that a thread needs.
 
-    lanes: elements of a vector.  S: how matrices are stored; a block of one is widened at a time.
+    lanes: elements of a vector.  S: how matrices are stored, P: how factors are; a block of one
+    matrix is converted at a time.
     """
-    spare = count_padded(max(bq, bk), max(width, value_width), lanes) if S else 0
+    spare = count_padded(max(bq, bk), max(width, value_width), lanes) if S or P else 0
     return bq * (width + value_width + 2 * bk + VECTORS) + bq * bk + spare
 
 
 def _reach(c: KernelCall) -> Reach:
     check_blocks(c)
-    used = forward_work(c.block_queries, c.block_keys, c.width, c.value_width, c.lanes, c.S)
+    used = forward_work(
+        c.block_queries, c.block_keys, c.width, c.value_width, c.lanes, c.S, c.type_of("P")
+    )
     return {
         "q": matrices_reach(c, "q", c.heads, c.queries, c.width),
         "k": matrices_reach(c, "k", c.groups, c.keys, c.width),
@@ -74,12 +80,12 @@ def _reach(c: KernelCall) -> Reach:
     reach=_reach,
     multiply_adds=lambda c: seen_scores(c) * int(c.width + c.value_width),
 )
-def attention(target: Target, T: str, S: str = "") -> Body:
+def attention(target: Target, T: str, S: str = "", P: str = "") -> Body:
     """Y = softmax(scale Q K^T, adjusted) V for each head; lse = log sum exp of the scores.
 
     q, k, v, y: matrices strided as `g` says, columns next to each other; bias, mask: strided; lse:
     the maximum m and log sum exp(S - m), which is +inf for a query that `g.guard` makes zeros.
-    The parameter S: how q, k, v and y are stored.
+    The parameter S: how q, k, v and y are stored; P: as of `tile`.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")
@@ -99,9 +105,51 @@ def attention(target: Target, T: str, S: str = "") -> Body:
     zero, copy = Native("zero", (T,)), Native("copy", (T,))
     number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
     flip, store = turn(target, T), turn_as(target, T, S)
-    fetch = rows_as(target, T, S)
-    scores, values = product(target, T, 0), product(target, T, 1)
-    change = adjust(target, T)
+    fetch, change = rows_as(target, T, S, P), adjust(target, T)
+    scores, values = product(target, T, 0, P), product(target, T, 1, P)
+
+    @inline
+    def turn_queries(qt, qh, scale, g, nq, n, spare):
+        """Q^T scaled."""
+        bq, width = g.block_queries, g.width
+        rows_q, ldq, _ = fetch(qh, g.q_row, width, nq, spare)
+        flip(qt, bq, rows_q, ldq, nq, width)
+        for r in range(width):
+            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
+
+    @inline
+    def add_values(vh, k0, s, x, ot, g, nq, nk, spare):
+        """Y^T += V^T P^T of a block of keys; x: scratch of the block's size."""
+        bq, columns = g.block_queries, g.value_width
+        rows_v, ldv, _ = fetch(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare)
+        values(rows_v, ldv, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
+
+    @inline
+    def scale_scores(s, scale, g, nk, n):
+        """Do nothing: Q^T is scaled."""
+
+    if P:
+        flip_pairs, pairs_v = turn(target, T, S, P), pairs_of(target, T, S, P)
+        pairs_p = pairs_of(target, T, T, P)
+
+        @inline
+        def turn_queries(qt, qh, scale, g, nq, n, spare):
+            """Q^T as factors; with its scale it would be rounded twice."""
+            flip_pairs(qt, g.block_queries, qh, g.q_row, nq, g.width)
+
+        @inline
+        def add_values(vh, k0, s, x, ot, g, nq, nk, spare):
+            bq, columns = g.block_queries, g.value_width
+            left, ldv = pairs_v(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare, columns)
+            right, ldp = pairs_p(s, bq, nq, nk, x, bq)
+            values(left, ldv, right, ldp, ot, bq, nk, columns, nq, ACCUMULATE)
+
+        @inline
+        def scale_scores(s, scale, g, nk, n):
+            """Scale a block of scores."""
+            for r in range(nk):
+                row = off(s, r * g.block_queries)
+                copy_scaled(row, scale, row, n)
 
     @inline
     def drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk):
@@ -140,10 +188,7 @@ def attention(target: Target, T: str, S: str = "") -> Body:
         bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
         qh = off(q, b * g.q_batch + h * g.q_head + q0 * g.q_row)
-        rows_q, ldq, _ = fetch(qh, g.q_row, width, nq, spare)
-        flip(qt, bq, rows_q, ldq, nq, width)
-        for r in range(width):
-            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
+        turn_queries(qt, qh, scale, g, nq, n, spare)
         fill_row(number(-1e400), m, n)
         zero(total, n)
         zero(ot, columns * bq)
@@ -152,6 +197,7 @@ def attention(target: Target, T: str, S: str = "") -> Body:
             nk = imin(bk, end - k0)
             rows_k, ldk, _ = fetch(off(kh, k0 * g.k_row), g.k_row, width, nk, spare)
             scores(rows_k, ldk, qt, bq, s, bq, width, nk, nq, 0)
+            scale_scores(s, scale, g, nk, n)
             change(s, s, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
             copy(a, m, n)
             for r in range(nk):
@@ -169,8 +215,7 @@ def attention(target: Target, T: str, S: str = "") -> Body:
             if g.drops != 0:
                 drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk)
             # Y^T += V^T P^T for these keys; the division by the sum waits for all of them.
-            rows_v, ldv, _ = fetch(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare)
-            values(rows_v, ldv, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
+            add_values(vh, k0, s, x, ot, g, nq, nk, spare)
             k0 += bk
         settle_top(m, top, n)
         if g.guard == 0:

@@ -6,7 +6,8 @@ Backward  P = exp(S - m - log sum) again, block by block; with D = rows of sum(d
           dV = drop(P)^T dY,  dP = drop(dY V^T),  dS = P (dP - D),  dbias = sum dS,
           then dS by the cap, dQ = scale dS K,  dK = scale dS^T Q
 Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/ops/test_attention.py;
-          halves are widened block by block, and results rounded once
+          halves are widened block by block, and results rounded once; where factors of products
+          are rounded, P and dS are, after their sums are taken
 Source    Dao, "FlashAttention-2", arXiv 2307.08691; Milakov, Gimelshein, "Online normalizer
           calculation for softmax", arXiv 1805.02867
 
@@ -200,9 +201,21 @@ def _inputs(lowering: Lowering) -> dict[str, Any]:
     return {**given, "noise": lowering.noise() if site.attrs["ratio"] > 0 else None}
 
 
+def factors_of(lowering: Lowering, T: str) -> str:
+    """Return the type of 16 bits that factors of products are rounded to; empty: they are T."""
+    factor = lowering.precision
+    return factor if T == "f32" and factor in lowering.target.products else ""
+
+
+def list_given(*params: str) -> list[str]:
+    """Return parameters of a kernel without the empty ones at the end."""
+    return list(params[: max([i + 1 for i, p in enumerate(params) if p], default=0)])
+
+
 def _lower(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
     form, (T, S) = form_of(site), stored_as(q)
+    half, factor = "".join(S), factors_of(lowering, T)
     blocks = block_sizes(lowering.target, T, form.queries, form.keys)
     lanes = lowering.target.lanes(ITEMSIZE[T])
     # The backward pass reads lse; a forward pass alone has it as scratch.
@@ -211,10 +224,10 @@ def _lower(lowering: Lowering) -> None:
         if lowering.wants(1)
         else lowering.temp(T, (2, form.batch, form.heads, form.queries))
     )
-    per_thread = forward_work(*blocks, form.width, form.value_width, lanes, *S)
+    per_thread = forward_work(*blocks, form.width, form.value_width, lanes, half, factor)
     work = lowering.temp(T, (lowering.threads, per_thread))
     lowering.call(
-        attention(T, *S),
+        attention(T, *list_given(half, factor)),
         **_inputs(lowering),
         y=lowering.y(0),
         lse=lse,
@@ -257,7 +270,7 @@ def parts_of(apart: int, blocks: int, threads: int) -> int:
 def _lower_grad(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
     form, (T, S) = form_of(site), stored_as(q)
-    half = "".join(S)
+    half, factor = "".join(S), factors_of(lowering, T)
     batch, groups, keys = form.batch, form.groups, form.keys
     width, columns = form.width, form.value_width
     blocks = block_sizes(lowering.target, T, form.queries, keys)
@@ -278,7 +291,7 @@ def _lower_grad(lowering: Lowering) -> None:
                 into[name] = lowering.temp(T, (parts, *form.shape(name)))
     lanes = lowering.target.lanes(ITEMSIZE[T])
     rounded = half if parts == 1 else ""  # dK and dV; their parts are summed before
-    per_thread = backward_work(blocks, keys, (width, columns), lanes, half, rounded)
+    per_thread = backward_work(blocks, keys, (width, columns), lanes, half, rounded, factor)
     work = lowering.temp(T, (lowering.threads, per_thread))
     bias_step = (0, 0, 0, 0)
     if wants[3]:
@@ -289,7 +302,7 @@ def _lower_grad(lowering: Lowering) -> None:
         heads = 1 if not by_head else form.heads
         bias_step = (by_batch * heads, by_head, keys, 1)
     lowering.call(
-        attention_grad(T, *filter(None, (half, rounded))),
+        attention_grad(T, *list_given(half, rounded, factor)),
         **_inputs(lowering),
         y=lowering.x(_BACKWARD["y"]),
         lse=lowering.x(_BACKWARD["lse"]),

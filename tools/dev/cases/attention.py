@@ -45,6 +45,7 @@ def attend(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, dy: Any =
            kept: Any = None) -> dict[str, np.ndarray]:  # fmt: skip
     """All results of the engine's Attention and AttentionGrad of [batch, heads, rows, columns].
 
+    "|y|": of the products that have P or dS as a factor, the sums of magnitudes.
     kept: Y as AttentionGrad is given it, if it is not exact.
     """
     each = q.shape[1] // k.shape[1]
@@ -65,7 +66,7 @@ def attend(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, dy: Any =
         p = np.where((total == 0) & bool(guard), 0, e / total)
         logs = np.where((total == 0) & bool(guard), np.inf, np.log(total))
     y = p @ values
-    results = {"y": y, "lse": np.stack([top[..., 0], logs[..., 0]])}
+    results = {"y": y, "lse": np.stack([top[..., 0], logs[..., 0]]), "|y|": p @ abs(values)}
     if dy is None:
         return results
     delta = (dy * (y if kept is None else kept)).sum(3, keepdims=True)
@@ -81,6 +82,9 @@ def attend(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, dy: Any =
     results["dq"] = scale * ds @ keys
     results["dk"] = joined(scale * ds.swapaxes(2, 3) @ q)
     results["dv"] = joined(p.swapaxes(2, 3) @ dy)
+    results["|dq|"] = abs(scale * ds) @ abs(keys)
+    results["|dk|"] = joined(abs(scale * ds).swapaxes(2, 3) @ abs(q))
+    results["|dv|"] = joined(p.swapaxes(2, 3) @ abs(dy))
     return results
 
 
