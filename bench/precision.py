@@ -23,11 +23,12 @@ from bench.processes import SCRIPTS, worker
 from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, find_peers
-from engine.base.precision import PRECISIONS, Precision
+from engine.base.precision import Precision
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
 
 AUTOCAST = "torch-bf16"
+COMPARED: tuple[Precision, ...] = ("f32", "bf16")
 
 
 def measure_work(folder: Path, threads: int, precision: Precision) -> float:
@@ -45,8 +46,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         for threads in options.threads:
             with ExitStack() as stack:
                 commands: dict[str, Sequence[Any]] = {
-                    p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p]
-                    for p in PRECISIONS
+                    p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p] for p in COMPARED
                 }
                 if is_beside:
                     commands[AUTOCAST] = [python, SCRIPT, AUTOCAST, name, folder, threads]
@@ -56,7 +56,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                 }
                 times = time_in_turns(runs, options.turns, warm_up=3)
             took = {side: 1e3 * median(each) / steps for side, each in times.items()}
-            work = [measure_work(folder, threads, p) for p in PRECISIONS]
+            work = [measure_work(folder, threads, p) for p in COMPARED]
             peer: tuple[float | None, float | None] = (None, None)
             if is_beside:
                 peer = took[AUTOCAST], compare_medians(times[AUTOCAST], times["bf16"])

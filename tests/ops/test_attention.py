@@ -149,12 +149,15 @@ def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) ->
     assert all(found[n].tobytes() == again[n].tobytes() for n in found)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("name", "target", "half"),
+    [*((n, t, "bf16") for n in SIZES for t in TARGETS), (next(iter(SIZES)), TARGETS[0], "f16")],
+    ids=lambda v: getattr(v, "cpu", v),
+)
 def test_halves_are_rounded_once(
-    name: str, target: Target, monkeypatch: pytest.MonkeyPatch
+    name: str, target: Target, half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All matrices are stored as bfloat16 between the kernels of attention and a Neg.
+    """All matrices are stored as half floats between the kernels of attention and a Neg.
 
     Products of them are exact.  Where P and dS are rounded, too, each term of a sum has an error of
     EPSILON of its magnitude: that is how far Y, dQ, dK and dV are off, and the rounding of the
@@ -162,7 +165,7 @@ def test_halves_are_rounded_once(
     """
     monkeypatch.setattr(storage, "SMALL", 0)
     row = _row(name)
-    halves, rounded, half = ("q", "k", "v", "dy"), ("y", "dq", "dk", "dv"), "bf16"
+    halves, rounded = ("q", "k", "v", "dy"), ("y", "dq", "dk", "dv")
     ins = {n: a if a.dtype == bool else a.astype(np.float32) for n, a in row.ins.items()}
     fed = {n: a for n, a in ins.items() if n not in halves}
     fed |= {f"{n}_in": -_placed(ins[n], row.layout) for n in halves}

@@ -78,6 +78,11 @@ def test_an_op_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) -> None
     check_halves(OneNode(rows()[title]), monkeypatch)
 
 
+@pytest.mark.parametrize("title", {c.op: title for title, c in rows().items()}.values())
+def test_an_op_takes_float16(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_halves(OneNode(rows()[title]), monkeypatch, "f16")
+
+
 @functools.cache
 def rows_of_gradients() -> dict[str, Alone]:
     """Return the gradients of case rows that declare a storage and keep an operand in halves.
@@ -106,6 +111,13 @@ def test_a_gradient_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) ->
     check_halves(rows_of_gradients()[title], monkeypatch)
 
 
+@pytest.mark.parametrize(
+    "title", {one.node.op: title for title, one in rows_of_gradients().items()}.values()
+)
+def test_a_gradient_takes_float16(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_halves(rows_of_gradients()[title], monkeypatch, "f16")
+
+
 def choose_target(one: OneNode | Alone) -> Target:
     """Return this CPU; for kernels that round factors of their own making, without such products.
 
@@ -117,9 +129,9 @@ def choose_target(one: OneNode | Alone) -> Target:
     return replace(host(), features=host().features.replace("+avx512bf16", "-avx512bf16"))
 
 
-def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: str = "bf16") -> None:
     """Check that inputs and outputs are rounded, and nothing between them."""
-    graph, half = wrap(one), "bf16"
+    graph = wrap(one)
     monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
     halves = stored(graph)
     assert halves

@@ -11,15 +11,14 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.registry import ops
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case
+from tests.support.product_calls import load_as, store_as
 
-EPSILON = {"bf16": 2.0**-8}  # the half of the distance from 1 to the next number
+EPSILON = {"bf16": 2.0**-8, "f16": 2.0**-11}  # the half of the distance from 1 to the next number
 
 
 def round_to_half(x: np.ndarray, half: str) -> np.ndarray:
     """Return float32 rounded to a half float, ties to even."""
-    assert half == "bf16"
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+    return load_as(store_as(x, half), half).astype(np.float32)
 
 
 @dataclass(frozen=True)

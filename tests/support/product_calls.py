@@ -26,7 +26,8 @@ MARGIN = 64  # elements after an array that must stay as they are
 def store_as(x: Array, T: str) -> Array:
     """Return floats as they are stored as T, rounded to nearest, ties to even: bf16 as integers."""
     if T != "bf16":
-        return x.astype(NUMPY[T])
+        with np.errstate(over="ignore"):  # to infinity
+            return x.astype(NUMPY[T])
     bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 

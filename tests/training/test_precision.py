@@ -1,4 +1,4 @@
-"""Steps in bfloat16: close to float32's, repeatable, resumable; artifacts stay float32."""
+"""Steps in half floats: close to float32's, repeatable, resumable; artifacts stay float32."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from engine.api import CheckpointState, Module
+from engine.base.precision import PRECISIONS
 from engine.errors import EngineError
 from engine.runtime.program import Program
 from engine.tools.trimmed.build import Options, build
@@ -21,6 +22,7 @@ from tests.support.places import GOLDENS
 
 STEPS = 20
 GOLDEN = GOLDENS / "transformer"
+halves = pytest.mark.parametrize("precision", ["bf16", "f16"])
 
 
 def batches() -> tuple[np.ndarray, np.ndarray]:
@@ -47,42 +49,45 @@ def stored(trainer: Trainer) -> set[str]:
     return {b.dtype for b in trainer.plan_of(x[0], y[0]).plan.buffers}
 
 
-def test_a_training_follows_the_one_in_float32() -> None:
-    single, half = make("f32"), make("bf16")
-    assert stored(half) - stored(single) == {"bf16"}
+@halves
+def test_a_training_follows_the_one_in_float32(precision: str) -> None:
+    single, half = make("f32"), make(precision)
+    assert stored(half) - stored(single) == {precision}
     ours, theirs = train(half), train(single)
     assert ours != theirs
     np.testing.assert_allclose(ours, theirs, rtol=0.02)
-    assert train(make("bf16")) == ours, "the same bits in each run"
+    assert train(make(precision)) == ours, "the same bits in each run"
 
 
-def test_gradients_are_those_of_float32_but_for_their_rounding() -> None:
+@halves
+def test_gradients_are_those_of_float32_but_for_their_rounding(precision: Any) -> None:
     trace = np.load(GOLDEN / "trace.npz")
     every = {}
-    for precision in ("f32", "bf16"):
+    for name in ("f32", precision):
         state = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
-        module = Module(GOLDEN / "training_model.onnx", state, threads=1, precision=precision)
+        module = Module(GOLDEN / "training_model.onnx", state, threads=1, precision=name)
         module(trace["x"][0], trace["y"][0])
         made = [p.grad for _, p in state.parameters if p.requires_grad]
-        every[precision] = np.concatenate([g.ravel() for g in made if g is not None])
-    apart = np.linalg.norm(every["bf16"] - every["f32"]) / np.linalg.norm(every["f32"])
+        every[name] = np.concatenate([g.ravel() for g in made if g is not None])
+    apart = np.linalg.norm(every[precision] - every["f32"]) / np.linalg.norm(every["f32"])
     assert 0 < apart < 0.02, apart
 
 
-def test_checkpoints_and_exports_are_float32(tmp_path: Path) -> None:
-    trainer = make("bf16")
+@halves
+def test_checkpoints_and_exports_are_float32(tmp_path: Path, precision: str) -> None:
+    trainer = make(precision)
     train(trainer, 0, 5)
     trainer.save(tmp_path / "kept")
     expected = train(trainer, 5, 8)
-    for precision in ("bf16", "f32"):  # a training may change its precision
-        resumed = make(precision)
+    for other in PRECISIONS:  # a training may change its precision
+        resumed = make(other)
         resumed.load(tmp_path / "kept")
         losses = train(resumed, 5, 8)
-        assert (losses == expected) == (precision == "bf16")
+        assert (losses == expected) == (other == precision)
         np.testing.assert_allclose(losses, expected, rtol=0.02)
     trainer.export(tmp_path / "model.onnx")
     kinds = {t.data_type for t in onnx.load(tmp_path / "model.onnx").graph.initializer}
-    assert onnx.TensorProto.BFLOAT16 not in kinds
+    assert kinds.isdisjoint({onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16})
     assert onnx.TensorProto.FLOAT in kinds
 
 
@@ -117,9 +122,10 @@ def test_a_change_of_what_plans_are_made_for_makes_a_new_plan() -> None:
     assert use() is single, "programs are kept"
 
 
-def test_the_origin_of_a_nan_is_followed_through_halves() -> None:
+@halves
+def test_the_origin_of_a_nan_is_followed_through_halves(precision: str) -> None:
     x, y = batches()
-    trainer = make("bf16")
+    trainer = make(precision)
     train(trainer, 0, 1)
     x[1][3, 3] = np.nan
     trainer.step(x[1], y[1])  # leaves NaN in parameters, too
@@ -127,19 +133,21 @@ def test_the_origin_of_a_nan_is_followed_through_halves() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"precision.*'fp8'.*'f32'.*'bf16'"):
+    with pytest.raises(EngineError, match=r"precision.*'fp8'.*'f32'.*'bf16'.*'f16'"):
         make("fp8")
     state: Any = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
     unknown: Any = "fp8"
-    with pytest.raises(EngineError, match=r"precision.*'fp8'.*'f32'.*'bf16'"):
+    with pytest.raises(EngineError, match=r"precision.*'fp8'.*'f32'.*'bf16'.*'f16'"):
         Module(GOLDEN / "training_model.onnx", state, precision=unknown)
 
 
 @needs_cc
-def test_a_build_in_bfloat16_equals_the_engine(tmp_path: Path) -> None:
-    build(GOLDEN, tmp_path, Options("mnist", resolve("native"), [4], joined=True, precision="bf16"))
+@halves
+def test_a_build_equals_the_engine(tmp_path: Path, precision: Any) -> None:
+    native = resolve("native")
+    build(GOLDEN, tmp_path, Options("mnist", native, [4], joined=True, precision=precision))
     both = Both("transformer", made=tmp_path)
-    both.module.session.memory.precision = "bf16"
+    both.module.session.memory.precision = precision
     for k in range(3):
         made, expected = both.step(k)
         assert made == expected
