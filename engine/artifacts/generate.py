@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from engine.training.keywords import ArtifactKeywords
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if it is kept
 CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; with the id
 
 
@@ -316,7 +315,7 @@ def save_forward(graph: Graph, folder: str) -> str:
     """
     from engine.graphs.io import onnx_io
 
-    path = os.path.join(folder, FORWARD)
+    path = os.path.join(folder, artifact_set.FORWARD)
     if onnx_io.count_bytes(graph) < mapping.LARGE:
         onnx_io.save(graph, path)
     else:
@@ -352,7 +351,7 @@ def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequenc
             if (path == key) == each:
                 files.move(source, path)
         files.sync_folder(folder)
-    kept = referred | onnx_io.list_external_files(os.path.join(folder, FORWARD))
+    kept = referred | onnx_io.list_external_files(os.path.join(folder, artifact_set.FORWARD))
     others = re.compile(re.escape(prefix) + CONSTANTS.format("[0-9a-f]{32}"))
     for name in os.listdir(folder):
         if name not in kept and others.fullmatch(name):

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from engine.base import other_names
 from engine.base.errors import InputError, suggest_nearest
 from engine.base.signatures import check_values, describe_annotation
@@ -80,6 +82,33 @@ def make(maker: Callable[..., Made], table: Mapping[str, Any], place: str, **giv
         if option.default is dataclasses.MISSING and name not in values:
             raise InputError(f"{place}: {name!r} is missing")
     return maker(**given, **check_values(maker, values, place))
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as texts, numbers, lists and tables, from which `fit_value` makes it again.
+
+    An instance of a dataclass becomes the table of its options that do not have their defaults.
+
+    Raises:
+        InputError: it has no such form.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return to_plain(value.tolist())
+    if dataclasses.is_dataclass(value):
+        kind = type(value)
+        options = {f.name: (f.default, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            name: to_plain(option)
+            for name, (default, option) in options.items()
+            if isinstance(option, np.ndarray) or option != _find_default(kind, name, default)
+        }
+    if isinstance(value, Mapping):
+        return {key: to_plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [to_plain(each) for each in value]
+    raise InputError(f"{value!r} has no form in TOML and JSON")
 
 
 def _join_names(known: Mapping[str, Any]) -> str:

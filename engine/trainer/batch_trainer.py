@@ -62,7 +62,7 @@ class BatchTrainer:
         self.training_steps = Steps(learner, options)
         self.ranks: Ranks | None = None
         self.forward: onnx.ModelProto | Path | bytes | None = None
-        self.recipe: Recipe | None = None
+        self._recipe: Recipe | None = None
         self.classes: Sequence[str] | None = None
         self.kept: Mapping[str, Any] = {}
         if outputs is not None:
@@ -80,6 +80,23 @@ class BatchTrainer:
             from engine.trainer import ranks
 
             self.ranks = ranks.join(learner, group, self.training_steps)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The arguments that the artifacts were made with, beside the model; None: not known.
+
+        Raises:
+            CheckpointError: the trainer was made of a run whose recipe is damaged.
+        """
+        if self._recipe is None and self.kept.get("recipe") is not None:
+            from engine.trainer.recipe import Recipe
+
+            self._recipe = Recipe.of_table(self.kept["recipe"], "the recipe in run.json")
+        return self._recipe
+
+    @recipe.setter
+    def recipe(self, recipe: Recipe | None) -> None:
+        self._recipe = recipe
 
     @property
     def state(self) -> CheckpointState:
@@ -391,9 +408,9 @@ class BatchTrainer:
 
     def _get_of_loss(self, name: str) -> Any:
         """Return an attribute of the loss; None if the loss is not known, or has none."""
-        if self.recipe is None:
-            return self.kept.get(name)
-        return getattr(self.recipe.named_loss, name, None)
+        if name in self.kept:
+            return self.kept[name]
+        return None if self.recipe is None else getattr(self.recipe.named_loss, name, None)
 
     def make_metrics(self, given: Sequence[Given] | Given) -> list[Metric]:
         """Return metrics; those given by name leave out and decide as the loss does.

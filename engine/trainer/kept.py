@@ -11,6 +11,7 @@ from engine.base import arguments
 from engine.base.errors import CheckpointError, DTypeError, FileError, InputError
 from engine.data.known import Known
 from engine.trainer.runs import ARTIFACTS, RUN, TRAINING, RunFolder
+from engine.training.artifact_set import FORWARD
 
 if TYPE_CHECKING:
     from engine.distributed.group import Group
@@ -44,6 +45,8 @@ def open_run(
     made.load(place)
     made.learner.known = Known.read(Path(folder))
     made.classes, made.kept = asked["classes"], asked
+    forward = os.path.join(artifacts, FORWARD)
+    made.forward = forward if os.path.isfile(forward) else None
     if made.optimizer is not None and asked["learning_rate"] is not None:
         made.learning_rate = asked["learning_rate"]
     return made
@@ -68,6 +71,13 @@ def _check_entries(run: RunFolder) -> dict[str, Any]:
     return {**values, "parts": parts}
 
 
+def _check_table(what: str, value: Any) -> Mapping[str, Any]:
+    """Return a table of JSON."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{what}={value!r}; expected a table")
+    return value
+
+
 def _check_parts(what: str, value: Any) -> dict[str, Any]:
     """Return the options of the parts of a batch."""
     if not isinstance(value, list) or len(value) != 2:
@@ -87,4 +97,5 @@ _ENTRIES = {
     "outputs": arguments.check_names,
     "ignore_index": arguments.count,
     "threshold": arguments.check_real,
+    "recipe": _check_table,
 }

@@ -138,9 +138,9 @@ class RunCheckpoints:
         """Return the last checkpoint of the folder and its position; None: a new run begins."""
         folder = self.run_folder
         assert folder is not None
-        last, learner = folder.last, self.trainer.learner
+        last = folder.last
         if last is None:
-            folder.keep_artifacts(learner.folder, learner.list_files())
+            self._keep_artifacts()
             self._describe()
             return None
         if not self.asked.resume:
@@ -151,8 +151,14 @@ class RunCheckpoints:
         position = folder.position(last)
         identity.check(self.identity, position.get("identity"), folder.path)
         if not (folder.path / runs.ARTIFACTS / runs.TRAINING).is_file():
-            folder.keep_artifacts(learner.folder, learner.list_files())
+            self._keep_artifacts()
         return os.fspath(last), position
+
+    def _keep_artifacts(self) -> None:
+        """Keep the artifacts in the folder of the run, and the model that they were made of."""
+        assert self.run_folder is not None
+        learner = self.trainer.learner
+        self.run_folder.keep_artifacts(learner.folder, learner.list_files(), self.trainer.forward)
 
     def _describe(self, **more: str) -> None:
         """Write down what is asked for."""
@@ -160,7 +166,9 @@ class RunCheckpoints:
         if self.trainer.known is not None:
             self.trainer.known.write(self.run_folder.path)
         classes = self.fit.classes
+        recipe = self.trainer.recipe
         made_of = {
+            "recipe": None if recipe is None else recipe.to_table(),
             "classes": None if classes is None else list(classes),
             "outputs": list(self.trainer.learner.outputs)
             if self.trainer.learner.session.evaluation

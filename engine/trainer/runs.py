@@ -4,7 +4,8 @@
     checkpoints/<step>/     checkpoint: as `Trainer.save` writes it; position.json: where the run is
     best, last              each one line, the name of a folder of `checkpoints`
     lock                    who trains here; locked as long as that process does
-    artifacts/              the models of the trainer, and its parameters before the run
+    artifacts/              the models of the trainer, its parameters before the run, and the
+                            forward model that they were made of, if it is known
     history.csv, ...        what callbacks write
 
 A checkpoint is written in a folder of another name, which gets its own when all is on the disk;
@@ -23,13 +24,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import CheckpointError, FileError, StateError
 from engine.base.signatures import check_arguments
 from engine.system import files
-from engine.training.artifact_set import NAMES
+from engine.training.artifact_set import FORWARD, NAMES
 from engine.training.mode import Mode
+
+if TYPE_CHECKING:
+    import onnx
 
 FORMAT = 1  # of position.json and run.json
 ARTIFACTS, TRAINING = "artifacts", NAMES[0]
@@ -175,28 +179,35 @@ class RunFolder:
         text = json.dumps({"format": FORMAT, **content}, indent=2) + "\n"
         files.write(os.fspath(self.path / RUN), [text.encode()])
 
-    def keep_artifacts(self, folder: str, names: Mapping[str, str]) -> None:
+    def keep_artifacts(
+        self,
+        folder: str,
+        names: Mapping[str, str],
+        forward: onnx.ModelProto | str | os.PathLike[str] | bytes | None,
+    ) -> None:
         """Keep a set of artifacts in the folder of the run, as links where the system can.
 
         folder: of the artifacts.
         names: of the files in it, each with the name that it gets; those that are missing are left
             out.
+        forward: the model that they were made of; None: not known.
 
         Raises:
-            FileError: they cannot be written.
+            FileError: they cannot be read or written.
         """
         place = os.fspath(self.path / ARTIFACTS)
         if os.path.realpath(folder) == os.path.realpath(place):
             return
         files.make_folder(place)
         with files.staging(place) as stage:
-            moves = []
-            for name, kept in names.items():
-                source, copy = os.path.join(folder, name), os.path.join(stage, kept)
+            kept = {**names, **_save_forward(forward, folder, os.path.join(stage, FORWARD))}
+            for name, its in kept.items():
+                source = os.path.join(folder, name)
                 if os.path.isfile(source):
-                    files.copy(os.path.realpath(source), copy)
-                    moves.append((copy, os.path.join(place, kept)))
-            if moves:
+                    files.copy(os.path.realpath(source), os.path.join(stage, its))
+            made = sorted(os.listdir(stage))
+            if made:
+                moves = [(os.path.join(stage, n), os.path.join(place, n)) for n in made]
                 files.replace_together(moves, [os.path.join(place, TRAINING)])
 
     def save(
@@ -276,6 +287,25 @@ class RunFolder:
         for _, path in known[: max(len(known) - keep, 0)]:
             if path not in named:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _save_forward(
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes | None, folder: str, path: str
+) -> dict[str, str]:
+    """Write the forward model of artifacts to a path.
+
+    folder: of the artifacts.  Where the model is in it, nothing is written; the files that make it
+        up are returned, each with the name to keep.
+    """
+    from engine.graphs.io import onnx_io
+
+    if model is None:
+        return {}
+    own = os.path.join(folder, FORWARD)
+    if isinstance(model, str | os.PathLike) and os.path.realpath(model) == os.path.realpath(own):
+        return {n: n for n in (FORWARD, *filter(files.is_inside, onnx_io.list_external_files(own)))}
+    onnx_io.save(onnx_io.load(model), path)
+    return {}
 
 
 _held: set[int] = set()  # descriptors of locks

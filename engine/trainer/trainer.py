@@ -73,8 +73,8 @@ class Trainer(BatchTrainer):
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
             there is no optimizer model.
         folder: of the artifacts.
-        forward: the forward model's path or bytes, if the trainer was made of it.
-        recipe: what else the artifacts were made with; None if it was made of artifacts.
+        forward: the forward model's path or bytes, if it is known.
+        recipe: what else the artifacts were made with; None if it is not known.
         classes: the names of the labels 0, 1, ... that `from_model` was given or found; None:
             unknown, or values are predicted.
         inputs: names of the inputs of a training step.
@@ -293,18 +293,18 @@ class Trainer(BatchTrainer):
     ) -> Trainer:
         """Make a trainer of the folder of a run, in whatever process, wherever the folder is now.
 
-        It has the parameters of a checkpoint, the classes, the preparation of the data, and the
-        seed, the parts of a batch and the learning rate that the run began with, so that it
-        predicts and exports, and `fit(..., resume=True)` goes on with the run.  No path and no code
-        is taken from the files of the folder.
+        It has the parameters of a checkpoint, the classes, the preparation of the data, the forward
+        model, the loss and the optimizer, and the seed, the parts of a batch and the learning rate
+        that the run began with, so that it predicts and exports, and `fit(..., resume=True)` goes
+        on with the run.  No path and no code is taken from the files of the folder.
 
         Args:
             folder: that `fit` was given.
             checkpoint: "best": the best one, or the last one of a run without; or "last".
             group: see the class.
 
-        The loss is in the artifacts and cannot be changed: `class_weight`, `unfreeze` and changes
-        that mix labels need a trainer of the forward model.
+        A loss or an optimizer of a class of your own is in the artifacts alone: `class_weight`,
+        `unfreeze` and changes that mix labels then need a trainer made as the run's was.
 
         Raises:
             FileError: the folder has no checkpoint, or no artifacts.

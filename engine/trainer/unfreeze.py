@@ -40,7 +40,7 @@ class Unfreezing:
     """The parameters that are trained in each epoch.
 
     Args:
-        trainer: made by `Trainer.from_onnx` or `Trainer.from_torch`, so that its artifacts can be
+        trainer: made of a forward model or of a run, so that its artifacts can be
             made anew; what it trains is what can be unfrozen.
         given: patterns of names, with `*` and `?`, and the epoch from which the parameters that
             they match are trained.  The first pattern that matches a name counts; parameters that
@@ -49,8 +49,8 @@ class Unfreezing:
         what: the argument that asks for it, in messages.
 
     Raises:
-        StateError: the trainer was made of artifacts, and has no forward model; or it was made with
-            a sparse update.
+        StateError: the trainer was made of artifacts, or of a run with a loss or an optimizer that
+            is not of this package; or it was made with a sparse update.
         NameNotFoundError: a pattern matches nothing that the trainer trains.
         InputError: nothing is trained in epoch 0; or an epoch is negative.
     """
@@ -66,10 +66,10 @@ class Unfreezing:
             raise InputError(
                 f"unfreeze={given!r}; expected patterns of names and epochs, as a dict"
             )
-        if trainer.recipe is None:
+        if trainer.recipe is None or trainer.forward is None:
             raise StateError(
-                f"{what} makes artifacts anew, and this trainer was made of artifacts: make it "
-                "by Trainer.from_onnx"
+                f"{what} makes artifacts anew, and this trainer has no forward model, or not the "
+                "loss and the optimizer that they were made with: make it by Trainer.from_onnx"
             )
         if trainer.recipe.options.update is not None:
             raise StateError(

@@ -26,6 +26,7 @@ from engine.base.errors import ModelError
 
 PROPERTY = "edgegrad.set"  # of checkpoints, and the key in the metadata of models
 NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
+FORWARD = "forward.onnx"  # what the others are made of, if it is kept
 CHECKPOINTS = ("checkpoint", "nominal_checkpoint")
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | None
 

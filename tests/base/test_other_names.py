@@ -12,7 +12,8 @@ from engine.base import option_tables
 from engine.base.other_names import HERE
 from engine.errors import InputError
 from engine.tools import cli
-from engine.tools.actions import choices, run_config
+from engine.tools.actions import run_config
+from engine.trainer import names
 from tests.support.tiny import LABELS, X, make_trainer
 
 DATA = (X, LABELS)
@@ -63,11 +64,11 @@ def test_every_key_of_the_table_is_one() -> None:
     known = {
         "optimizer": {
             "name",
-            *option_tables.list_options(type(choices.make_optimizer("adamw", {}, ""))),
+            *option_tables.list_options(type(names.make_optimizer("adamw", {}, ""))),
         },
         "schedule": {
             "name",
-            *option_tables.list_options(type(choices.make_schedule("cosine", {}, ""))),
+            *option_tables.list_options(type(names.make_schedule("cosine", {}, ""))),
         },
     }
     for here in HERE.values():

@@ -19,9 +19,9 @@ from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.runtime.roofline import Roofline
 from engine.system import config
-from engine.tools.actions import choices
 from engine.tools.trimmed.plans import bind_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
+from engine.trainer import names
 from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
 from engine.training.settings import RecipeOptions
@@ -182,8 +182,8 @@ def _choose_loss(graph: Graph, name: str | None) -> Loss | None:
     if name is None:
         first = graph.types.get(graph.outputs[0])
         name = "cross_entropy" if first is None or len(first.shape) == 2 else "mse"
-    return choices.make_loss(name, {}, "--loss")
+    return names.make_loss(name, {}, "--loss")
 
 
 def _make_optimizer(name: str) -> OptimizerSpec | None:
-    return None if name == "none" else choices.make_optimizer(name, {}, "--optimizer")
+    return None if name == "none" else names.make_optimizer(name, {}, "--optimizer")

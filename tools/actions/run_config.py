@@ -12,7 +12,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,8 @@ from engine.graphs.offline.optim_types import OptimizerSpec
 from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.system import files
-from engine.tools.actions import choices
+from engine.trainer import names
+from engine.trainer.reports import trackers
 from engine.trainer.reports.tracker import Tracker
 from engine.trainer.schedules import Schedule
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
@@ -180,15 +181,15 @@ class RunConfig:
         table = self.model
         if table.loss == "none":
             return None
-        return choices.make_loss(table.loss or default, table.loss_options, "[model] loss")
+        return names.make_loss(table.loss or default, table.loss_options, "[model] loss")
 
     def make_optimizer(self) -> OptimizerSpec:
         """Return the optimizer."""
-        return choices.make_optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
+        return names.make_optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
 
     def make_schedule(self) -> Schedule:
         """Return the schedule of the learning rate."""
-        return choices.make_schedule(self.schedule.name, self.schedule.options, "[schedule]")
+        return names.make_schedule(self.schedule.name, self.schedule.options, "[schedule]")
 
     def make_trackers(self) -> list[Tracker]:
         """Return the callbacks that log to other programs.
@@ -206,7 +207,7 @@ class RunConfig:
                 )
         folder = Path(table.folder)
         return [
-            choices.make_tracker(name, table.log_options.get(name, {}), place, folder)
+            trackers.make_tracker(name, table.log_options.get(name, {}), place, folder)
             for name in dict.fromkeys(named)
         ]
 
@@ -283,14 +284,14 @@ def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
     config = RunConfig(**made)
     table = config.model
     if table.loss not in ("", "none"):
-        choices.make_loss(table.loss, table.loss_options, f"{source} [model] loss")
+        names.make_loss(table.loss, table.loss_options, f"{source} [model] loss")
     return config
 
 
 # The table's name where it gives none, and the function that makes what is chosen.
 _CHOICES: dict[str, tuple[str, Callable[[str, Mapping[str, Any], str], object]]] = {
-    "optimizer": ("adamw", choices.make_optimizer),
-    "schedule": ("constant", choices.make_schedule),
+    "optimizer": ("adamw", names.make_optimizer),
+    "schedule": ("constant", names.make_schedule),
 }
 
 
@@ -336,13 +337,6 @@ def _format_text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _find_default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field, made by its factory if it has one."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 def format_toml(value: Any) -> str:
     """A value as TOML writes it.
 
@@ -357,9 +351,7 @@ def format_toml(value: Any) -> str:
         return repr(value)
     if isinstance(value, str):
         return _format_text(value)
-    if dataclasses.is_dataclass(value):  # with the options that are not the defaults
-        values = {f.name: (getattr(value, f.name), _find_default(f)) for f in fields(value)}
-        value = {name: v for name, (v, default) in values.items() if v != default}
+    value = tables.to_plain(value)
     if isinstance(value, Mapping):
         return (
             "{" + ", ".join(f"{_format_key(k)} = {format_toml(v)}" for k, v in value.items()) + "}"

@@ -30,7 +30,7 @@ from engine.tools.trimmed.staging import staged
 from engine.trainer.runs import CHECKPOINT
 from engine.trainer.trainer import Trainer
 
-CONFIG, ARTIFACTS, FORWARD = "run.toml", "artifacts", "forward.onnx"
+CONFIG, ARTIFACTS = "run.toml", "artifacts"
 
 
 # --- what configurations leave open

@@ -34,7 +34,7 @@ from engine.system.config import count_cores, switch
 from engine.tools.actions import run_config, run_data, runs
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.actions.run_config import RunConfig
-from engine.tools.actions.runs import ARTIFACTS, CONFIG, FORWARD
+from engine.tools.actions.runs import ARTIFACTS, CONFIG
 from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.class_losses import adapt
@@ -47,6 +47,7 @@ from engine.trainer.recipe import Recipe
 from engine.trainer.runs import RUN, RunFolder
 from engine.trainer.sizes import make_batches
 from engine.trainer.trainer import Trainer
+from engine.training.artifact_set import FORWARD
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
 INFERENCE, CLASSES = "inference.onnx", "classes.txt"

@@ -12,7 +12,6 @@ import click
 from engine.base import option_tables as tables
 from engine.base.errors import FileError
 from engine.base.sparse_update import SparseUpdate
-from engine.tools.actions import choices
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.commands import options
 from engine.trainer import names
@@ -142,11 +141,11 @@ def command(
         settings["lr"] = lr
     chosen = None
     if loss != "none":
-        chosen = choices.make_loss(
+        chosen = names.make_loss(
             loss, tables.parse_assignments(loss_options, "--loss-option"), "--loss"
         )
     method = (
-        None if optimizer == "none" else choices.make_optimizer(optimizer, settings, "--optimizer")
+        None if optimizer == "none" else names.make_optimizer(optimizer, settings, "--optimizer")
     )
     update = None
     if layers or biases or norms or last or channels:

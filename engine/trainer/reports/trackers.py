@@ -7,10 +7,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from engine.base import option_tables
 from engine.base.errors import MissingPackageError
 from engine.base.signatures import AT_LEAST_0, check_arguments
+from engine.trainer.names import choose_named
 from engine.trainer.reports.tensorboard import TensorBoard
 from engine.trainer.reports.tracker import SECONDS, Tracker, list_facts
 
@@ -243,3 +246,20 @@ def list_known() -> dict[str, type[Tracker]]:
 def _drop_none(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def make_tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> Tracker:
+    """Return the tracker of a name, with its options.
+
+    folder: of the run; a tracker that writes files into a folder of its own has one in it.
+    place: the beginning of messages.
+
+    Raises:
+        InputError, DTypeError: there is none of that name, or an option does not fit.
+        MissingPackageError: the package that it needs is not installed.
+    """
+    kind = choose_named(list_known(), name, "log", place)
+    known = option_tables.list_options(kind)
+    given: dict[str, Any] = {"folder": folder / name.lower(), "run": None}
+    given = {key: value for key, value in given.items() if key in known}
+    return option_tables.make(kind, options, f"{place} {name}", **given)
