@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Precision = Literal["f32", "bf16", "f16"]  # factors of products, and values between nodes
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Precision = Literal["f32", "bf16", "f16", "auto"]  # factors of products, and values between nodes
+CHOICES: tuple[Precision, ...] = get_args(Precision)
+PRECISIONS: tuple[Precision, ...] = CHOICES[:-1]  # that a plan may have
 HELP = (
     "The type that products round their factors to and in which values between nodes are kept: "
-    "f32, or for half the bytes bf16 or f16; parameters, states and sums stay float32, see "
-    "docs/precision.md."
+    "f32, or for half the bytes bf16 or f16, or auto for what is predicted to be the fastest on "
+    "this CPU; parameters, states and sums stay float32, see docs/precision.md."
 )

@@ -138,7 +138,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
             types = touched.setdefault(name, set())
             types.update(plan.buffers[arg.buffer].dtype for arg in step.args if arg.buffer >= 0)
             if step.kernel in rounding:
-                types.add(subject.precision)
+                types.update(HALVES)
     wide = Counter(
         op_title(nodes[name].domain, nodes[name].op)
         for name, types in touched.items()
@@ -146,6 +146,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
     )
     return Halves(
         precision=subject.precision,
+        reason=plans[0].precision,
         values=sum(plan.count_halves() for plan in plans),
         in_float32=dict(wide.most_common()),
         unnamed=len(graph.nodes) - len(nodes),

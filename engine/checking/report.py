@@ -72,6 +72,7 @@ class Figures:
 class Halves:
     """Values and nodes of a training step whose precision is not float32.
 
+    reason: which one "auto" chose, and why; empty if it was given, or the plan was in the cache.
     values: the number of those stored in 16 bits.
     in_float32: the numbers of nodes by operator, the most first, that touch float32 numbers, but no
         value in 16 bits, and round no factors to them.
@@ -79,13 +80,15 @@ class Halves:
     """
 
     precision: Precision
+    reason: str
     values: int
     in_float32: Mapping[str, int]
     unnamed: int
 
     def list_lines(self) -> Iterator[str]:
         """Yield the lines of a report."""
-        yield f"precision {self.precision}  values in 16 bits {self.values}"
+        reason = self.reason and f": {self.reason}"
+        yield f"precision {self.precision}{reason}  values in 16 bits {self.values}"
         ops = ", ".join(f"{op} {count}" for op, count in self.in_float32.items())
         unnamed = f"; not counted, as they have no name of their own: {self.unnamed}"
         yield f"  nodes in float32: {ops or 'none'}{unnamed if self.unnamed else ''}"

@@ -202,6 +202,7 @@ class Plan(_Sealed):
     lower_bound: the most work bytes that live at one step; no placement needs less.
     searched: of a plan that a budget made, the ways to save memory that were evaluated for its
         ladder, and how many there may be at most.  It is not kept in files.
+    precision: of a plan whose precision was chosen for it, which one and why; not kept in files.
     """
 
     name: str
@@ -216,6 +217,7 @@ class Plan(_Sealed):
     constants: tuple[tuple[int, bytes], ...]  # contents of `const` buffers
     lower_bound: int
     searched: tuple[int, int] = field(default=(0, 0), compare=False)
+    precision: str = field(default="", compare=False)
 
     @property
     def specs(self) -> tuple[KernelSpec, ...]:
@@ -275,10 +277,11 @@ class Plan(_Sealed):
         searched = f"  searched {ways:,} of at most {most:,} ways" if most else ""
         held = self.describe_fullest() if most else ""
         halves = self.count_halves()
+        chosen = f"  precision {self.precision}" if self.precision else ""
         in_halves = f"  values in 16 bits {halves}" if halves else ""
         return (
             f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
-            f"{sizes}  arena/bound {self.ratio:.3f}{in_halves}{searched}{held}"
+            f"{sizes}  arena/bound {self.ratio:.3f}{in_halves}{chosen}{searched}{held}"
         )
 
     def find_fullest(self) -> tuple[int, list[Buffer]]:

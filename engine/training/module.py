@@ -55,7 +55,8 @@ class Module:
         seed: of the random numbers that steps draw, as dropout does; default: the seed of the
             process, see `set_seed`.
         ranks: those that train the module together, each on its part of every batch.
-        precision: of its plans; "bf16" and "f16" keep values between nodes in half the bytes.
+        precision: of its plans; "bf16" and "f16" keep values between nodes in half the bytes, and
+            "auto" takes what is predicted to be the fastest.
 
     Raises:
         ModelError: a model is malformed, does not fit the state, or is of another set of artifacts

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
 from engine.base import limits
@@ -31,6 +32,7 @@ from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
+from engine.kernels.analysis.cost import step_seconds
 from engine.kernels.binaries.source import KernelSet
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.sizes import Noted, Sizes
@@ -38,7 +40,8 @@ from engine.plan.plan import Plan, align
 from engine.system.config import switch
 
 Options = ParamSpec("Options")
-Shape = tuple[bool, tuple[tuple[str, tuple[int, ...]], ...]]  # closed or not; of all inputs
+# Closed or not, the precision, and the shapes of all inputs.
+Shape = tuple[bool, str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 LADDERS = 2  # that a planner keeps
 KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
@@ -106,7 +109,8 @@ class Planner:
         without: names in `OPTIONAL` of passes to leave out, to compare with what they make.
         budget: the bytes that all regions of a plan may have; None for the fastest plans.
         precision: "f32", or the half float that factors of products are rounded to and values
-            between nodes are stored in, see `choose_storage`.
+            between nodes are stored in, see `choose_storage`; "auto" chooses for each shape what is
+            predicted to be the fastest.
         """
         self.graph, self.target, self.threads = graph, target, threads
         self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
@@ -114,7 +118,8 @@ class Planner:
         self.closed, self.without, self.budget = closed, frozenset(without), budget
         self.precision, self.passed = precision, 0
         self._own: int | None = None  # bytes of the constants of the graph, once known
-        self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
+        # By whether it is closed, and its precision; used last first.
+        self._recipes: dict[tuple[bool, str], list[tuple[Noted, Recipe]]] = {}
         self._ladders: dict[Shape, Ladder] = {}  # used last last
 
     @collecting_later()
@@ -131,15 +136,54 @@ class Planner:
             BudgetError: no plan keeps to the budget.
             LimitError: of the bytes of constants or of the plan.
         """
+        if self.precision == "auto":
+            plan = self._choose(shapes)
+        else:
+            plan = self._make(shapes, self.precision)
+        if switch("DEBUG") in ("1", "2"):
+            print(plan.summary(), file=sys.stderr)
+        return plan
+
+    def _choose(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """Return the plan in the precision that is predicted to be the fastest, and why.
+
+        On a CPU without products of 16 bits, these only take less memory: the plan is in float32 if
+        that keeps to the budget.
+
+        Raises:
+            BudgetError: no plan in any of them keeps to the budget; it names the least of both.
+            LackingKernelError: all need a kernel that they may not use.
+        """
+        priced, refused = list[tuple[float, str, Plan]](), list[EngineError]()
+        for precision in ("f32", *(self.target.products or ("bf16",))):
+            if priced and not self.target.products:
+                why = "f32, as the CPU has no products of 16 bits"
+                return replace(priced[0][2], precision=why)
+            try:
+                plan = self._make(shapes, precision)
+            except (BudgetError, LackingKernelError) as error:
+                refused.append(error)
+            else:
+                priced.append((sum(step_seconds(plan)), precision, plan))
+        if not priced:
+            tight = [error for error in refused if isinstance(error, BudgetError)]
+            raise min(tight, key=lambda error: error.least) if tight else refused[0]
+        seconds, chosen, plan = min(priced, key=lambda row: row[0])
+        others = [f"{each[0] * 1e3:.3g} ms in {each[1]}" for each in priced if each[2] is not plan]
+        told = ", ".join([*others, *(["no other can be planned here"] if refused else [])])
+        return replace(plan, precision=f"{chosen}, predicted {seconds * 1e3:.3g} ms; {told}")
+
+    def _make(self, shapes: Mapping[str, Sequence[int]], precision: str) -> Plan:
+        """Compute what `plan` returns, in a precision."""
         try:
-            return self._plan(shapes, self.closed)
+            return self._plan(shapes, self.closed, precision)
         except LackingKernelError:
             if self.closed:
                 raise
-            return self._plan(shapes, True)
+            return self._plan(shapes, True, precision)
 
-    def _plan(self, shapes: Mapping[str, Sequence[int]], closed: bool) -> Plan:
-        """Compute what `plan` returns.
+    def _plan(self, shapes: Mapping[str, Sequence[int]], closed: bool, precision: str) -> Plan:
+        """Compute what `_make` returns.
 
         Raises:
             LackingKernelError: it needs a kernel that it may not use, naming the node.
@@ -148,26 +192,30 @@ class Planner:
             given = find_sizes(self.graph, shapes)
         except ShapeError as conflict:
             try:
-                _, recipe = self._run(bind(self.graph, shapes, is_loose=True), Sizes({}), closed)
+                bound = bind(self.graph, shapes, is_loose=True)
+                _, recipe = self._run(bound, Sizes({}), closed, precision)
                 return self._finish(recipe, closed, shapes)
             except (InternalError, UnknownValueError, LackingKernelError, BudgetError):
                 raise
             except EngineError:
                 raise conflict from None
-        return self._finish(self._get_recipe(given, closed), closed, shapes)
+        return self._finish(self._get_recipe(given, closed, precision), closed, shapes)
 
-    def _get_recipe(self, given: Mapping[str, int], closed: bool) -> Recipe:
+    def _get_recipe(self, given: Mapping[str, int], closed: bool, precision: str) -> Recipe:
         """Return the recipe for these sizes of symbolic dimensions, a known one or a new one."""
-        for at, (is_closed, answers, recipe) in enumerate(self._recipes):
-            if is_closed == closed and recipe.sizes.take(given) and recipe.sizes.holds(answers):
-                self._recipes.insert(0, self._recipes.pop(at))
+        recipes = self._recipes.setdefault((closed, precision), [])
+        for at, (answers, recipe) in enumerate(recipes):
+            if recipe.sizes.take(given) and recipe.sizes.holds(answers):
+                recipes.insert(0, recipes.pop(at))
                 return recipe
         sizes = Sizes(given)
-        answers, recipe = self._run(resize(self.graph, sizes.given), sizes, closed)
-        self._recipes = [(closed, answers, recipe), *self._recipes[: KEPT - 1]]
+        answers, recipe = self._run(resize(self.graph, sizes.given), sizes, closed, precision)
+        recipes[:] = [(answers, recipe), *recipes[: KEPT - 1]]
         return recipe
 
-    def _run(self, graph: Graph, sizes: Sizes, closed: bool) -> tuple[Noted, Recipe]:
+    def _run(
+        self, graph: Graph, sizes: Sizes, closed: bool, precision: str
+    ) -> tuple[Noted, Recipe]:
         """Run all passes on a graph whose dimensions are known; return what they asked of sizes.
 
         The graph is changed and of no use after.
@@ -178,9 +226,9 @@ class Planner:
             work.graph.outputs = list(self.outputs)
         with sizes.noting() as answers:
             run_passes(work, self.without)
-            if self.precision != "f32":
+            if precision != "f32":
                 keep_scores(work.graph, work.types)
-                choose_storage(work.graph, work.types, work.constants, self.precision)
+                choose_storage(work.graph, work.types, work.constants, precision)
             recipe = Recipe(
                 work.graph,
                 work.types,
@@ -189,7 +237,7 @@ class Planner:
                 self.target,
                 self.threads,
                 sizes,
-                self.precision,
+                precision,
             )
         return answers, recipe
 
@@ -208,13 +256,13 @@ class Planner:
             settle_updates(draft)
             order(draft)
             group(draft, self.target, self.threads)
-            plan = self._assemble(draft)
-        else:
-            key = closed, tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
-            plan = self._plan_within(draft, self.budget, key)
-        if switch("DEBUG") in ("1", "2"):
-            print(plan.summary(), file=sys.stderr)
-        return plan
+            return self._assemble(draft)
+        key = (
+            closed,
+            recipe.precision,
+            tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())),
+        )
+        return self._plan_within(draft, self.budget, key)
 
     def _check_bytes(self, draft: Draft) -> None:
         """Refuse added constants above the limit, and values that no plan may have, at once.

@@ -285,7 +285,7 @@ def test_timelines_know_what_lives(seed: int) -> None:
     aside.
     """
     one, rng = Drawn(seed), np.random.default_rng(seed)
-    draft = one.planner._recipes[0][2].make_draft()
+    draft = next(iter(one.planner._recipes.values()))[0][1].make_draft()
     whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
     for share in (0, 0.2, 0.5, 1):
@@ -304,7 +304,7 @@ def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
     excess.
     """
     one, rng = Drawn(seed), np.random.default_rng(seed)
-    draft = one.planner._recipes[0][2].make_draft()
+    draft = next(iter(one.planner._recipes.values()))[0][1].make_draft()
     whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
     profile, taken = Profile(timeline), 0
@@ -329,7 +329,7 @@ def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
 def test_to_give_up_what_holds_nothing_where_too_much_lives_is_no_help(seed: int) -> None:
     """So the search need not try that; of what holds something there, some helps."""
     one, rng = Drawn(seed), np.random.default_rng(seed)
-    draft = one.planner._recipes[0][2].make_draft()
+    draft = next(iter(one.planner._recipes.values()))[0][1].make_draft()
     whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
     helps, left_out = 0, 0

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState
-from engine.errors import EngineError
+from engine.errors import BudgetError, EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.memo import NodeMemo
 from engine.graphs.planner.planner import Planner, make_plan
+from engine.kernels.analysis.cost import step_seconds
 from engine.kernels.machine.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
@@ -170,10 +171,13 @@ def batch(graph: Graph, n: int) -> Shapes:
 
 def work(planner: Planner, shapes: Shapes) -> tuple[Plan, int, int]:
     """The plan for shapes, how often the passes ran for it, and how many nodes were lowered."""
-    passes, nodes = planner.passed, sum(recipe.made for _, _, recipe in planner._recipes)
+    passes, nodes = planner.passed, count_lowered(planner)
     plan = planner.plan(shapes)
-    made = sum(recipe.made for _, _, recipe in planner._recipes)
-    return plan, planner.passed - passes, made - nodes
+    return plan, planner.passed - passes, count_lowered(planner) - nodes
+
+
+def count_lowered(planner: Planner) -> int:
+    return sum(recipe.made for known in planner._recipes.values() for _, recipe in known)
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
@@ -253,3 +257,51 @@ def test_models_keep_their_planner() -> None:
         model.plan({name: batch(model.graph, n)[name] for name in model.inputs})
     (planner,) = model._planners.made.values()
     assert planner.passed == 1
+
+
+# --- the precision that is chosen
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "transformer", "mobilenet", "lstm"])
+@pytest.mark.parametrize("features", ["+avx512bf16", ""])
+def test_what_auto_chooses_never_costs_more_than_float32(case: str, features: str) -> None:
+    graph, _ = golden(case)
+    target = make("x86_64-unknown-linux-gnu", "znver4", features, "avx512")
+    assert bool(target.products) == bool(features)
+    shapes = batch(graph, 8)
+
+    def plan(precision: str) -> Plan:
+        planner = Planner(graph, target=target, threads=1, precision=precision)
+        return planner.plan(shapes)
+
+    chosen, single, half = map(plan, ("auto", "f32", "bf16"))
+    assert chosen in (single, half)
+    price = sum(step_seconds(chosen))
+    if features:
+        assert price == min(sum(step_seconds(each)) for each in (single, half))
+        assert f"predicted {price * 1e3:.3g} ms; " in chosen.summary()
+    else:
+        assert chosen == single
+        assert "precision f32, as the CPU has no products of 16 bits" in chosen.summary()
+
+
+@pytest.mark.parametrize("features", ["+avx512bf16", ""])
+def test_auto_takes_16_bits_where_they_are_faster_or_float32_does_not_fit(features: str) -> None:
+    graph, _ = golden("transformer")
+    target = make("x86_64-unknown-linux-gnu", "znver4", features, "avx512")
+    planner = Planner(graph, target=target, threads=1, precision="auto")
+    shapes = batch(graph, 64)
+    assert bool(planner.plan(shapes).count_halves()) == bool(features)
+    planner.precision, planner.budget = "f32", 1
+    with pytest.raises(BudgetError) as of_float32:
+        planner.plan(shapes)
+    planner.precision, planner.budget = "auto", of_float32.value.least - 1
+    plan = planner.plan(shapes)
+    assert plan.count_halves()
+    assert plan.nbytes <= planner.budget
+    assert "precision bf16, predicted " in plan.summary()
+    assert "no other can be planned here" in plan.summary()
+    planner.budget = 1
+    with pytest.raises(BudgetError) as of_both:
+        planner.plan(shapes)
+    assert of_both.value.least < of_float32.value.least

@@ -132,6 +132,20 @@ def test_the_origin_of_a_nan_is_followed_through_halves(precision: str) -> None:
     assert str(trainer.module.find_nonfinite(x[1], y[1])).startswith("input 'x' has NaN at [3, 3]")
 
 
+def test_auto_trains_as_the_precision_that_it_chooses() -> None:
+    x, y = batches()
+    chosen = make("auto")
+    plan = chosen.plan_of(x[0], y[0]).plan
+    same = make("bf16" if "bf16" in {b.dtype for b in plan.buffers} else "f32")
+    assert train(chosen) == train(same)
+    np.testing.assert_array_equal(chosen.predict(x[0]), same.predict(x[0]))
+    assert chosen.state.to_bytes() == same.state.to_bytes()
+    found = chosen.check({"x": x[0].shape, "labels": y[0].shape}, variants=False)
+    assert found.halves is not None
+    assert found.halves.values == plan.count_halves()
+    assert "precision auto" in str(found)
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(EngineError, match=r"precision.*'fp8'.*'f32'.*'bf16'.*'f16'"):
         make("fp8")

@@ -17,7 +17,7 @@ import click
 
 from engine.base import foreign_text
 from engine.base.errors import FileError, suggest_nearest
-from engine.base.precision import HELP, PRECISIONS
+from engine.base.precision import CHOICES, HELP
 from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -109,7 +109,7 @@ budget = click.option(
 )
 precision = click.option(
     "--precision",
-    type=click.Choice(PRECISIONS),
+    type=click.Choice(CHOICES),
     default="f32",
     show_default=True,
     help=HELP,
