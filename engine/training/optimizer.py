@@ -342,9 +342,11 @@ class Optimizer:
 
         Raises:
             DTypeError: it is not a number.
-            InputError: it is NaN, infinite, or too large for float32.
+            InputError: it is negative, NaN, infinite, or too large for float32.
         """
         rate = arguments.check_number("learning rate", learning_rate)
+        if rate < 0:
+            raise InputError(f"learning rate {rate:g} is negative: give a number of at least 0")
         self._rate = rate
         self._state.learning_rate = rate
 

@@ -337,6 +337,22 @@ def _end_of(slots: Iterable[Slot]) -> int:
     return max((slot.end for slot in slots), default=0)
 
 
+def _check_progress(groups: Sequence[OptimizerGroup], rate: object) -> None:
+    """Check the learning rates and the counts of steps of a checkpoint.
+
+    Raises:
+        CheckpointError: a rate is NaN, negative or infinite, or a count is negative.
+    """
+    rates = [(LEARNING_RATE, rate)] if isinstance(rate, int | float) else []
+    rates += [("initial_learning_rate", group.initial_learning_rate) for group in groups]
+    for what, number in rates:
+        if not 0 <= number < math.inf:
+            raise CheckpointError(f"checkpoint: {what} is {number}: expected a number from 0 on")
+    for group in groups:
+        if group.step < 0:
+            raise CheckpointError(f"checkpoint: the step of {group.name!r} is {group.step}")
+
+
 class CheckpointState:
     """All that a training remembers.  `load_checkpoint` and `from_bytes` make it.
 
@@ -363,6 +379,7 @@ class CheckpointState:
             )
         values = dict(content.properties)
         rate = values.pop(LEARNING_RATE, None)
+        _check_progress(content.optimizer_groups, rate)
         self.learning_rate = float(rate) if isinstance(rate, int | float) else None
         drawn = values.pop(DRAWS, 0)
         self.draws = max(drawn, 0) if isinstance(drawn, int) else 0

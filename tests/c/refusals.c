@@ -50,6 +50,7 @@ static void without_a_model(void)
     NO_MODEL(mnist_optimizer_step(NULL));
     NO_MODEL(mnist_set_learning_rate(NULL, 1));
     NO_MODEL(mnist_set_step(NULL, 1));
+    NO_MODEL(mnist_set_draws(NULL, 1));
     NO_MODEL(mnist_get_parameters(NULL, values, 1, 0));
     NO_MODEL(mnist_set_parameters(NULL, values, 1, 0));
     NO_MODEL(mnist_save_to(NULL, data, 1, 0));
@@ -69,7 +70,7 @@ static void without_a_model(void)
     expect("of NULL", !mnist_property_count(NULL) && !mnist_is_loaded(NULL), 1, "", "");
     expect("of NULL", !mnist_has_phase(NULL, 0) && !mnist_parameters_size(NULL, 0), 1, "", "");
     expect("of NULL", mnist_get_learning_rate(NULL) == 0 && !mnist_get_step(NULL), 1, "", "");
-    expect("of NULL", !mnist_get_skipped(NULL), 1, "", "");
+    expect("of NULL", !mnist_get_skipped(NULL) && !mnist_get_draws(NULL), 1, "", "");
     mnist_lazy_reset_grad(NULL);
     mnist_set_seed(NULL, 1);
     mnist_destroy(NULL);
@@ -102,6 +103,23 @@ static void makers(const char *path, size_t n, const char *folder, const char *p
 static int make(mnist **m, const char *path)
 {
     return path ? mnist_create(m, path, why) : mnist_create_from(m, NULL, 0, why);
+}
+
+/* Replace the learning rate in a checkpoint by rates that no training can use. */
+static void rates(mnist *m)
+{
+    static const float rate = 0.78125f, bad[] = {NAN, -1, INFINITY};
+    mnist *again;
+    REFUSES(mnist_set_learning_rate(m, rate), MNIST_OK, "");
+    size_t size = mnist_checkpoint_size(m, 1), place = 0;
+    REFUSES(mnist_save_to(m, data, size, 1), MNIST_OK, "");
+    while (place + 4 < size && memcmp(data + place, &rate, 4))
+        place++;
+    for (int i = 0; i < 3; i++) {
+        memcpy(data + place, &bad[i], 4);
+        MAKES(mnist_create_from(&again, data, size, why), MNIST_BAD_CHECKPOINT,
+              "edgegrad.learning_rate: is NaN, negative or infinite");
+    }
 }
 #else
 static unsigned char plan[1 << 22];
@@ -179,6 +197,7 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_set_learning_rate(m, INFINITY), MNIST_BAD_INPUT, "is infinite");
     REFUSES(mnist_set_learning_rate(m, NAN), MNIST_BAD_INPUT, "is NaN");
     REFUSES(mnist_set_step(m, -1), MNIST_BAD_INPUT, "step -1 is negative");
+    REFUSES(mnist_set_draws(m, -1), MNIST_BAD_INPUT, "draws -1 is negative");
     REFUSES(mnist_get_parameters(m, NULL, count, 0), MNIST_BAD_INPUT, "is NULL");
     REFUSES(mnist_get_parameters(m, values, count + 1, 0), MNIST_BAD_INPUT, "the buffer");
     REFUSES(mnist_set_parameters(m, NULL, count, 0), MNIST_BAD_INPUT, "is NULL");
@@ -188,7 +207,7 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_save(m, NULL, 1), MNIST_BAD_INPUT, "path is NULL");
     REFUSES(mnist_save(m, "", 1), MNIST_BAD_FILE, "cannot write checkpoint ''");
     REFUSES(mnist_save(m, folder, 1), MNIST_BAD_FILE, "not a regular file");
-    REFUSES(mnist_save(m, "/nowhere/at/all", 1), MNIST_BAD_FILE, "'/nowhere/at/all'");
+    REFUSES(mnist_save(m, "/nowhere/at/all", 1), MNIST_BAD_FILE, "'/nowhere/at/all': No such file");
     memset(inside, 'x', sizeof inside - 1);
     inside[sizeof inside - 1] = 0;
     REFUSES(mnist_save(m, inside, 1), MNIST_BAD_FILE, "cannot write checkpoint");
@@ -201,6 +220,7 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_set_property_string(m, "\xff", "x"), MNIST_BAD_INPUT, "not UTF-8");
     REFUSES(mnist_set_property_int(m, "edgegrad.learning_rate", 1), MNIST_BAD_INPUT,
             "cannot be named");
+    REFUSES(mnist_set_property_int(m, "edgegrad.draws", 1), MNIST_BAD_INPUT, "cannot be named");
     int n = mnist_property_count(m);
     REFUSES(mnist_get_property(m, -1, NULL, NULL, NULL, NULL, NULL), MNIST_BAD_INPUT,
             "no property -1: there are");
@@ -221,6 +241,9 @@ int main(int argc, char **argv)
     if (make(&m, argv[1]))
         return 2;
     arguments(m, argv[2]);
+#ifdef MNIST_MEMORY_BYTES
+    rates(m);
+#endif
     mnist_destroy(m);
     printf("%d rows, %d wrong\n", rows, wrong);
     return wrong != 0;

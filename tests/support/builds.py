@@ -33,7 +33,7 @@ SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=
 LIBC = {  # that the C of a build calls
     "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
     "fwrite", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath", "remove",
-    "rename", "stat", "__xstat", "strlen", "sysconf",
+    "rename", "stat", "__errno_location", "__xstat", "strerror", "strlen", "sysconf",
 }  # fmt: skip
 
 needs_cc = pytest.mark.skipif(

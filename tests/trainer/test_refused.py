@@ -24,7 +24,7 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.thread_group import run
-from tests.support.tiny import BAD, LABELS, NORMED, X, forward, make_trainer
+from tests.support.tiny import BAD, DROPPING, LABELS, NORMED, X, forward, make_trainer
 
 WRONG = np.where(np.arange(20) == 19, 3, LABELS)  # the last label is not a class
 STATISTICS = ("norm.mean", "norm.var")
@@ -179,7 +179,36 @@ def test_builds(joined: bool, skip: bool, tmp_path: Path) -> None:
     assert content() == before
     if skip:
         trainer.step(BAD, LABELS)
-        assert content() == before
         assert trainer.optimizer.get_skipped() == 1
+        after = CheckpointState.from_bytes(content())
+        assert after.skipped == 1
+        after.skipped = 0
+        assert after.to_bytes(True) == before
     trainer.step(X, LABELS)
     assert content() != before
+
+
+@needs_cc
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+def test_builds_that_draw(joined: bool, tmp_path: Path) -> None:
+    """A refused step draws nothing; checkpoints count the draws as the engine's do."""
+    artifacts = tmp_path / "artifacts"
+    engine = make_trainer(DROPPING, folder=artifacts, seed=0)
+    start = (artifacts / "checkpoint").read_bytes()
+    build(artifacts, tmp_path / "out", Options("mnist", resolve("native"), [20], joined=joined))
+    face = load(tmp_path / "out")
+    trainer = face.Trainer(start)
+    trainer.learning_rate = engine.learning_rate
+    for _ in range(2):
+        assert trainer.step(X, LABELS) == engine.step(X, LABELS)
+        for each, error in ((trainer, face.LabelError), (engine, LabelError)):
+            with pytest.raises(error):
+                each.step(X, WRONG)
+    assert engine.state.draws == 2
+    content = trainer.state.to_bytes(True)
+    kept = CheckpointState.from_bytes(content)
+    assert (kept.draws, dict(kept.properties)) == (2, {})
+    resumed = face.Trainer(engine.state.to_bytes(True))
+    assert dict(resumed.state.properties).keys() <= {"edgegrad.set"}
+    expected = engine.step(X, LABELS)
+    assert resumed.step(X, LABELS) == trainer.step(X, LABELS) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from engine.artifacts import LossType, generate_artifacts
+from engine.checkpoint.storage import Checkpoint, OptimizerGroup, encode
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -28,6 +30,7 @@ from engine.errors import (
 )
 from engine.system import config
 from engine.training import memory
+from engine.training.state import LEARNING_RATE
 from tests.support.harness import drop_type, get_gradient
 from tests.support.places import GOLDENS
 
@@ -497,6 +500,21 @@ def test_learning_rate_is_kept() -> None:
     assert optimizer.get_learning_rate() == 0.5
     with pytest.raises(InputError, match="not finite"):
         optimizer.set_learning_rate(float("nan"))
+    with pytest.raises(InputError, match="-1 is negative"):
+        optimizer.set_learning_rate(-1)
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0, math.inf, -math.inf])
+def test_a_learning_rate_of_a_checkpoint_that_no_training_can_use(value: float) -> None:
+    for content in (
+        Checkpoint(properties={LEARNING_RATE: value}),
+        Checkpoint(optimizer_groups=[OptimizerGroup(initial_learning_rate=value)]),
+    ):
+        with pytest.raises(CheckpointError, match=rf"learning_rate is {value}: expected"):
+            CheckpointState.from_bytes(encode(content)[0])
+    early, _ = encode(Checkpoint(optimizer_groups=[OptimizerGroup(step=-1)]))
+    with pytest.raises(CheckpointError, match="step of 'group0' is -1"):
+        CheckpointState.from_bytes(early)
 
 
 def test_linear_schedule_warms_up_then_decays() -> None:

@@ -19,12 +19,14 @@ from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.tools.trimmed.bundle import (
+    OWN_PROPERTY_BYTES,
     PROPERTY_BYTES,
     Bundle,
     describe_target,
     digest_kernels,
     handle_bytes,
 )
+from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
 RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "tables.c", "threads.c", "plan_read.c", "runtime.c", "parameters.c",
@@ -35,6 +37,11 @@ LINKED = {
     "kernel_names": "names",
     "own_plans": "plans",
 }  # words of the source for data of the object of kernels, and the ends of its symbols
+_PROPERTIES = {
+    "LEARNING_RATE": LEARNING_RATE,
+    "DRAWS": DRAWS,
+    "SKIPPED": SKIPPED,
+}  # what checkpoints have among their properties, and is not the user's
 
 _HEAD = """\
 /* Training made by `edgegrad build`: compile it with its object of kernels. */
@@ -44,6 +51,7 @@ _HEAD = """\
 #include <stddef.h>
 #include <stdint.h>
 #ifndef EDGEGRAD_FREESTANDING
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +282,9 @@ class Source:
         yield f"#define BUILD {quote(self.build)}"
         yield f"#define KERNELS {quote(digest_kernels())}"
         yield f"#define TARGET {quote(describe_target(self.target))}"
+        yield f"#define OWN_PROPERTY_BYTES {OWN_PROPERTY_BYTES}"
+        for word, name in _PROPERTIES.items():
+            yield f"#define {word} {quote(name)}"
         yield f"#define LAUNCH {len(self.symbols) - 2}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
         yield write_c_header()

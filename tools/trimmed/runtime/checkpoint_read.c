@@ -270,6 +270,10 @@ static void read_group(struct reader *r, const struct table *root)
     }
     r->m->step = (int64_t)scalar(r, &group, 1, 8, 0, "step");
     r->m->initial_rate = as_float(scalar(r, &group, 2, 4, 0, "initial_learning_rate"));
+    if (!r->code && r->m->step < 0)
+        damaged(r, "step", "is negative");
+    if (!r->code && bad_rate(r->m->initial_rate))
+        damaged(r, "initial_learning_rate", NO_RATE);
     struct bytes states = vector(r, &group, 3, 4, 0, "optimizer_states");
     if (!r->code && !states.found)
         damaged(r, "optimizer_states", "the list is missing");
@@ -287,7 +291,7 @@ static void read_group(struct reader *r, const struct table *root)
 static void read_properties(struct reader *r, const struct table *root)
 {
     static const char *const kinds[] = {"ints", "floats", "strings"};
-    int rates = 0;
+    int seen[OWN_PROPERTIES] = {0};
     struct table bag = child(r, root, 3, "property_bag");
     for (uint32_t kind = MODEL_INT; !r->code && bag.pos && kind <= MODEL_STRING; kind++) {
         struct bytes list = vector(r, &bag, kind, 4, 0, kinds[kind]);
@@ -306,13 +310,18 @@ static void read_properties(struct reader *r, const struct table *root)
                 return;
             const char *label = (const char *)r->data + name.pos;
             p.text = (uint32_t)text.count;
-            if (!compare(label, name.count, LEARNING_RATE, sizeof LEARNING_RATE - 1)) {
-                float rate = kind == MODEL_INT ? (float)p.integer : p.number;
-                if (rates++)
-                    damaged(r, LEARNING_RATE, "is a duplicate name");
-                else if (kind != MODEL_STRING)
-                    r->m->rate = rate;
-            } else {
+            int own = find_own(label, name.count);
+            if (own < OWN_PROPERTIES && seen[own]++) {
+                damaged(r, name_own(own), "is a duplicate name");
+            } else if (own == OWN_RATE && kind != MODEL_STRING) {
+                r->m->rate = kind == MODEL_INT ? (float)p.integer : p.number;
+                if (bad_rate(r->m->rate))
+                    damaged(r, LEARNING_RATE, NO_RATE);
+            } else if (own == OWN_DRAWS && p.integer > 0) {
+                r->m->draws = p.integer;
+            } else if (own == OWN_SKIPPED && p.integer > 0) {
+                r->m->skipped = p.integer;
+            } else if (own == OWN_PROPERTIES) {
                 r->code = put_property(r->m, p, label, (const char *)r->data + text.pos, 0);
             }
         }

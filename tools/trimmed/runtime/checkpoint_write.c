@@ -254,13 +254,17 @@ static size_t property_list(struct writer *w, model *m, uint32_t kind)
     return end_vector(w, count);
 }
 
-/* Write the property bag.  The learning rate is one of the properties while this is done. */
-static size_t put_properties(struct writer *w, model *m, int with_rate)
+/* Write the property bag.  The learning rate and the counts are properties while this is done. */
+static size_t put_properties(struct writer *w, model *m, int with_own)
 {
-    struct property rate = {0, MODEL_FLOAT, sizeof LEARNING_RATE - 1, 0, 0, m->rate, 0};
     size_t lists[3];
-    if (with_rate)
-        put_property(m, rate, LEARNING_RATE, "", 1);
+    for (int own = 0; with_own && own < OWN_PROPERTIES; own++) {
+        struct property p = {0, MODEL_INT, (uint32_t)length(name_own(own)), 0, 0, m->rate, 0};
+        p.kind = own == OWN_RATE ? MODEL_FLOAT : MODEL_INT;
+        p.integer = own == OWN_DRAWS ? m->draws : own == OWN_SKIPPED ? m->skipped : 0;
+        if (own == OWN_RATE || p.integer)
+            put_property(m, p, name_own(own), "", 1);
+    }
     if (!m->property_bytes)
         return 0;
     for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes) {
@@ -272,8 +276,8 @@ static size_t put_properties(struct writer *w, model *m, int with_rate)
     begin_table(w);
     for (int slot = 0; slot < 3; slot++)
         put_reference(w, slot, lists[slot]);
-    if (with_rate)
-        drop_property(m, LEARNING_RATE, sizeof LEARNING_RATE - 1);
+    for (int own = 0; with_own && own < OWN_PROPERTIES; own++)
+        drop_property(m, name_own(own), length(name_own(own)));
     return end_table(w);
 }
 

@@ -81,6 +81,7 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
     }
     size_t size = (size_t)info.st_size;
     FILE *file = fopen(path, "rb");
+    const char *why = file ? "it became shorter" : strerror(errno);
     *data = file ? malloc(size + 1) : NULL;
     *bytes = *data ? fread(*data, 1, size, file) : 0;
     if (file)
@@ -93,7 +94,7 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
     if (code == MODEL_NO_MEMORY)
         report(message, "no memory for the %d bytes of '%s'", (int64_t)size, path);
     else
-        report(message, "cannot read '%s'", path);
+        report(message, "cannot read '%s': %s", path, why);
     return code;
 }
 
@@ -212,14 +213,18 @@ static int write_file(model *m, const char *path, const uint8_t *data, size_t si
     if (!join(temporary, sizeof temporary, path, end))
         return fail(m, MODEL_BAD_FILE, "cannot write checkpoint: the path is too long");
     FILE *file = fopen(temporary, "wb");
-    if (!file)
-        return fail(m, MODEL_BAD_FILE, "cannot write checkpoint '%s'", path);
-    int good = fwrite(data, 1, size, file) == size && !fflush(file) && !sync_file(file);
-    good &= !fclose(file);
+    int good = file && fwrite(data, 1, size, file) == size && !fflush(file) && !sync_file(file);
+    int why = errno; /* closing the file may set another */
+    if (file && fclose(file) && good) {
+        good = 0;
+        why = errno;
+    }
     if (good && !replace_file(temporary, path))
         return MODEL_OK;
-    remove(temporary);
-    return fail(m, MODEL_BAD_FILE, "cannot write checkpoint '%s'", path);
+    why = good ? errno : why;
+    if (file)
+        remove(temporary);
+    return fail(m, MODEL_BAD_FILE, "cannot write checkpoint '%s': %s", path, strerror(why));
 }
 
 int model_save(model *m, const char *path, int include_optimizer_state)

@@ -143,6 +143,11 @@ typedef struct @name@_tensor {
 /* Seed of the random numbers of dropout, 0 at first; each step that draws some draws others. */
 @NAME@_API void @name@_set_seed(@name@ *m, int64_t seed);
 
+/* Steps that have drawn random numbers; kept in checkpoints, so that a training resumes with the
+ * numbers it would have drawn.  The seed is not kept. */
+@NAME@_API int64_t @name@_get_draws(const @name@ *m);
+@NAME@_API int @name@_set_draws(@name@ *m, int64_t draws); /* at least 0 */
+
 @NAME@_API float @name@_get_learning_rate(const @name@ *m);
 @NAME@_API int @name@_set_learning_rate(@name@ *m, float rate); /* finite, at least 0 */
 
@@ -150,7 +155,7 @@ typedef struct @name@_tensor {
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);
 
-/* Updates skipped since the model was made, as gradients were not finite: parameters, moments,
+/* Updates skipped, as gradients were not finite; kept in checkpoints.  Parameters, moments,
  * running statistics and the count of steps are as before the steps that made these gradients.
  * Only optimizers with the option skip_nonfinite skip any. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);

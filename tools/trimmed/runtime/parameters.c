@@ -144,6 +144,23 @@ static size_t place_property(const model *m, const char *name, size_t n, size_t 
     return place;
 }
 
+/* Properties of checkpoints that are not the user's. */
+enum { OWN_RATE, OWN_DRAWS, OWN_SKIPPED, OWN_PROPERTIES };
+
+static const char *name_own(int own)
+{
+    return own == OWN_RATE ? LEARNING_RATE : own == OWN_DRAWS ? DRAWS : SKIPPED;
+}
+
+/* Return the number of the own property of a name, or OWN_PROPERTIES if it is the user's. */
+static int find_own(const char *name, size_t n)
+{
+    int own = 0;
+    while (own < OWN_PROPERTIES && compare(name, n, name_own(own), length(name_own(own))))
+        own++;
+    return own;
+}
+
 static void drop_property(model *m, const char *name, size_t n)
 {
     size_t bytes, place = place_property(m, name, n, &bytes);
@@ -153,14 +170,14 @@ static void drop_property(model *m, const char *name, size_t n)
 }
 
 /* Add a property.  If there is one of this name, it is replaced if `replace` is not 0; otherwise
- * that is an error.  There is room set aside for the record of the learning rate. */
+ * that is an error.  There is room set aside for the records that are not the user's. */
 static int put_property(model *m, struct property value, const char *name, const char *text,
                         int replace)
 {
     size_t old, place = place_property(m, name, value.name, &old);
     size_t bytes = (sizeof value + (size_t)value.name + 1 + value.text + 1 + 7) / 8 * 8;
     size_t rest = m->property_bytes - place - old;
-    int reserved = !compare(name, value.name, LEARNING_RATE, sizeof LEARNING_RATE - 1);
+    int reserved = find_own(name, value.name) < OWN_PROPERTIES;
     if (old && !replace)
         return fail(m, MODEL_BAD_CHECKPOINT, "property '%s' is a duplicate name", name);
     if (!reserved && bytes + place + rest > MODEL_PROPERTY_BYTES)
@@ -189,7 +206,7 @@ static int set_property(model *m, struct property value, const char *name, const
                     (int64_t)MODEL_PROPERTY_BYTES);
     if (!is_utf8((const uint8_t *)name, name_bytes) || !is_utf8((const uint8_t *)text, text_bytes))
         return fail(m, MODEL_BAD_INPUT, "the name or text of a property is not UTF-8");
-    if (!compare(name, name_bytes, LEARNING_RATE, sizeof LEARNING_RATE - 1))
+    if (find_own(name, name_bytes) < OWN_PROPERTIES)
         return fail(m, MODEL_BAD_INPUT, "a property cannot be named '%s'", name);
     value.name = (uint32_t)name_bytes;
     value.text = (uint32_t)text_bytes;

@@ -320,7 +320,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     a.ports = place(t, &used, t->rows[T_PORT], PORT_ROOM);
     a.dims = place(t, &used, (uint64_t)t->rows[T_PARAMETER_DIM] + t->rows[T_PORT_DIM], 8);
     a.steps = place(t, &used, step_words(t), 8);
-    d->properties_at = place(t, &used, MODEL_PROPERTY_BYTES + 128, 1);
+    d->properties_at = place(t, &used, MODEL_PROPERTY_BYTES + OWN_PROPERTY_BYTES, 1);
     d->param_at = place(t, &used, n->param, 1);
     d->grad_at = place(t, &used, n->grad, 1);
     d->state_at = place(t, &used, n->state, 1);

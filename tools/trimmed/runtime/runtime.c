@@ -31,6 +31,16 @@ _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small"
 
 static int read_checkpoint(model *m, const void *data, size_t size);
 
+#define NO_RATE "is NaN, negative or infinite"
+
+/* Return what a learning rate is that cannot be used; NULL: it can. */
+static const char *bad_rate(float rate)
+{
+    if (rate >= 0 && rate - rate == 0)
+        return NULL;
+    return rate != rate ? "NaN" : rate < 0 ? "negative" : "infinite";
+}
+
 int model_is_joined(const model *m)
 {
     return m && m->d.plans[1 + MODEL_TRAIN].rate != 0;
@@ -96,15 +106,17 @@ static int run(model *m, const struct plan *plan)
     if (plan->noise) {
         int64_t *noise = (int64_t *)(void *)at(m, plan->noise);
         noise[RANDOM_SEED] = m->seed;
-        noise[RANDOM_STEP] = m->draws++;
+        noise[RANDOM_STEP] = m->draws;
     }
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
     kernel_table[LAUNCH](m->words, 0, MODEL_THREADS);
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
-    if (!kind)
+    if (!kind) {
+        m->draws += plan->noise != 0;
         return MODEL_OK;
+    }
     return fail(m, MODEL_BAD_LABEL, "%s %d at position %d is outside [%d, %d)",
                 kind == LABEL ? "label" : kind == INDEX ? "index" : "length",
                 status[STATUS_VALUE], status[STATUS_POSITION], kind == INDEX ? -limit : (int64_t)0,
@@ -556,6 +568,21 @@ void model_set_seed(model *m, int64_t seed)
         m->seed = seed;
 }
 
+int64_t model_get_draws(const model *m)
+{
+    return m ? m->draws : 0;
+}
+
+int model_set_draws(model *m, int64_t value)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (value < 0)
+        return fail(m, MODEL_BAD_INPUT, "draws %d is negative: give at least 0", value);
+    m->draws = value;
+    return MODEL_OK;
+}
+
 float model_get_learning_rate(const model *m)
 {
     return m ? m->rate : 0;
@@ -565,9 +592,10 @@ int model_set_learning_rate(model *m, float rate)
 {
     if (!m)
         return MODEL_BAD_INPUT;
-    if (!(rate >= 0 && rate - rate == 0))
+    const char *bad = bad_rate(rate);
+    if (bad)
         return fail(m, MODEL_BAD_INPUT, "the learning rate is %s: give a number of at least 0",
-                    rate != rate ? "NaN" : rate < 0 ? "negative" : "infinite");
+                    bad);
     m->rate = rate;
     return MODEL_OK;
 }

@@ -69,5 +69,3 @@ struct design {
     int copies;  /* of them: before a step; if 2, also before all steps that wait for an update */
     size_t grad; /* bytes of the gradients; 0: training steps update the parameters themselves */
 };
-
-#define LEARNING_RATE "edgegrad.learning_rate" /* a checkpoint has it among its properties */
