@@ -42,6 +42,27 @@ def adapt(loss: Any, weight: npt.NDArray[np.float32] | None, mixes: Sequence[str
     return loss
 
 
+def check_single(outputs: Sequence[str], *, has_weight: bool, mixes: Sequence[str]) -> None:
+    """Refuse weights of classes and changes that mix labels where several outputs have a loss each.
+
+    outputs: their names; empty: there is a single loss.
+
+    Raises:
+        InputError: something is asked for that needs a single loss.
+    """
+    if outputs and mixes:
+        raise InputError(
+            f"augment={mixes[0]!r} mixes the features and the last target alone; the losses of "
+            f"this model have a target for each of the outputs {outputs}"
+        )
+    if outputs and has_weight:
+        raise InputError(
+            f"class_weight= is for a single loss; this model has one for each of the outputs "
+            f"{outputs}: give the factors to one of them, as loss={{{outputs[0]!r}: "
+            "CrossEntropyLoss(weight=...)}"
+        )
+
+
 def _add_weight(loss: Any, weight: npt.NDArray[np.float32]) -> Any:
     if isinstance(loss, FocalLoss) and loss.activation == "softmax":
         name = "alpha"

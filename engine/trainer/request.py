@@ -21,7 +21,7 @@ from engine.data.sources import dataset_of
 from engine.loss_types import CrossEntropyLoss
 from engine.system.files import SHARES
 from engine.trainer.by_name import check_classes
-from engine.trainer.class_losses import adapt
+from engine.trainer.class_losses import adapt, check_single
 from engine.trainer.fit import Callback
 from engine.trainer.history import direction
 from engine.trainer.metric import Given, Metric
@@ -196,17 +196,7 @@ def _weigh_classes(
         type(change).__name__ for change in data.augment.batch
     ]  # fmt: skip
     outputs = [name.removeprefix("loss_") for name in trainer.learner.part_names]
-    if outputs and mixes:
-        raise InputError(
-            f"augment={mixes[0]!r} mixes the features and the last target alone; the losses of "
-            f"this model have a target for each of the outputs {outputs}"
-        )
-    if outputs and given is not None:
-        raise InputError(
-            f"class_weight= is for a single loss; this model has one for each of the outputs "
-            f"{outputs}: give the factors to one of them, as loss={{{outputs[0]!r}: "
-            "CrossEntropyLoss(weight=...)}"
-        )
+    check_single(outputs, has_weight=given is not None, mixes=mixes)
     weights = None
     if given is not None:
         labels = None if dataset is None else dataset.labels()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from onnx import numpy_helper, parser
 
 from engine import Trainer, artifacts
-from engine.artifacts import SGD, CrossEntropyLoss, L1Loss, LossType
+from engine.artifacts import SGD, CrossEntropyLoss, HuberLoss, L1Loss, LossType
 from engine.data import Mixup
 from engine.errors import DTypeError, InputError, NameNotFoundError
+from engine.tools import cli
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.metrics import MAE, Accuracy, Metric
 from tests.support.tiny import LABELS, X, read_values
@@ -199,3 +201,78 @@ def test_a_report_compares_the_first_output_with_its_own_target(tmp_path: Path) 
     assert 'id="classes"' in page
     swapped = made({"box": L1Loss(), "scores": CrossEntropyLoss()})
     assert swapped.learner.compared == ("box", "box_target")
+
+
+TOML = """
+[model]
+path = "two.onnx"
+loss = {scores = "cross_entropy", box = [{name = "huber", delta = 2}, 0.5]}
+
+[data]
+path = "data.npz"
+options = {arrays = ["x", "scores_labels", "box_target"]}
+shuffle = false
+batch_size = 8
+validation = 0
+
+[optimizer]
+name = "sgd"
+lr = 0.1
+
+[fit]
+epochs = 2
+threads = 1
+"""
+
+
+def test_run_toml_has_losses_by_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.onnx").write_bytes(model())
+    Path("run.toml").write_text(TOML)
+    np.savez("data.npz", x=X, scores_labels=LABELS, box_target=BOXES)
+    assert cli.main(["train", "--config", "run.toml", "-o", "run"]) == 0, capsys.readouterr().err
+    trainer = made({"scores": CrossEntropyLoss(), "box": (HuberLoss(delta=2.0), 0.5)})
+    told = trainer.fit(DATA, batch_size=8, shuffle=False, epochs=2, progress=False)
+    rows = list(csv.DictReader(Path("run/history.csv").read_text().splitlines()))
+    for name in ("loss", "loss_scores", "loss_box"):
+        assert [float(row[name]) for row in rows] == pytest.approx(told[name], rel=1e-6)
+    assert (
+        cli.main(["train", "--config", "run/run.toml", "-o", "run", "--resume", "--epochs", "3"])
+        == 0
+    )
+    again = Trainer.from_run("run", threads=1)
+    assert isinstance(again.recipe and again.recipe.loss, dict)
+    assert again.learner.part_names == ["loss_scores", "loss_box"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--class-weight", "balanced"), "class_weight= is for a single loss"),
+        (("--set", "data.augment=mixup"), "'mixup' mixes the features and the last target alone"),
+        (("--set", "model.loss_options.delta=2"), "loss_options: the losses of several outputs"),
+        (("--loss", '{scores = "cross"}'), "loss.scores: no loss 'cross'"),
+        (("--loss", "{scores = 3}"), "loss.scores: name: expected text"),
+        (("--loss", '{scores = ["mse", "a"]}'), "loss.scores: weight"),
+        (("--loss", '{scores = ["mse", -1]}'), "weight=-1.0: expected above 0"),
+        (("--loss", '{score = "mse"}'), "'score'"),
+        (("--loss", "{}"), "expected names of outputs"),
+    ],
+)
+def test_losses_of_run_toml_that_do_not_fit(
+    words: tuple[str, ...],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.onnx").write_bytes(model())
+    Path("run.toml").write_text(TOML)
+    np.savez("data.npz", x=X, scores_labels=LABELS, box_target=BOXES)
+    assert cli.main(["train", "--config", "run.toml", *words]) == 1
+    told = capsys.readouterr().err
+    assert text in told
+    assert "Traceback" not in told

@@ -55,10 +55,12 @@ class ModelTable(RecipeOptions):
         flag="--weights",
         metavar="PATH",
     )
-    loss: str = declare_option(
+    loss: str | Mapping[str, Any] = declare_option(
         "",
         "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "
-        "minimise the first output of the model.",
+        "minimise the first output of the model.  For several outputs a table of their losses, "
+        "each a name, a table with options, or a list of one of these and its weight: {scores = "
+        '"cross_entropy", box = [{name = "huber", delta = 2}, 0.5]}.',
         metavar="NAME",
     )
     loss_options: Mapping[str, Any] = declare_option(
@@ -176,12 +178,31 @@ class RunConfig:
     fit: FitTable = field(default_factory=FitTable)
     output: OutputTable = field(default_factory=OutputTable)
 
-    def loss(self, default: str) -> Loss | None:
-        """Return the loss, `default` unless one is named; None: the model computes it."""
-        table = self.model
-        if table.loss == "none":
+    @property
+    def has_several_losses(self) -> bool:
+        """True if several outputs have a loss each."""
+        return isinstance(self.model.loss, Mapping)
+
+    def loss(self, default: str, place: str = "[model] loss") -> Loss | Mapping[str, Any] | None:
+        """Return the loss, `default` unless one is named, or a pair of a loss and its weight for
+        each of several outputs; None: the model computes it.
+
+        place: the beginning of messages.
+
+        Raises:
+            InputError, DTypeError: there is none of a name, or an option does not fit.
+        """
+        given, options = self.model.loss, self.model.loss_options
+        if isinstance(given, Mapping):
+            if options:
+                raise InputError(
+                    f"{place}_options: the losses of several outputs have their options beside "
+                    "their names"
+                )
+            return names.make_losses(given, place)
+        if given == "none":
             return None
-        return names.make_loss(table.loss or default, table.loss_options, "[model] loss")
+        return names.make_loss(given or default, options, place)
 
     def make_optimizer(self) -> OptimizerSpec:
         """Return the optimizer."""
@@ -282,9 +303,8 @@ def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
         else:
             made[name] = tables.make(TABLES[name], table, place)
     config = RunConfig(**made)
-    table = config.model
-    if table.loss not in ("", "none"):
-        names.make_loss(table.loss, table.loss_options, f"{source} [model] loss")
+    if config.model.loss != "":
+        config.loss("", f"{source} [model] loss")  # refuses what does not fit, before any work
     return config
 
 

@@ -15,8 +15,9 @@ and what `fit` writes: best, last, checkpoints/, run.json, history.csv, log.json
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from engine.base.errors import FileError, StateError
 from engine.checkpoint import storage
@@ -36,9 +37,9 @@ CONFIG, ARTIFACTS = "run.toml", "artifacts"
 # --- what configurations leave open
 
 
-def run_loss(config: RunConfig) -> Loss | None:
-    """Return the loss of a run; by default cross-entropy of classes, or the mean squared error of
-    values.
+def run_loss(config: RunConfig) -> Loss | Mapping[str, Any] | None:
+    """Return the loss of a run, or the losses of several outputs; by default cross-entropy of
+    classes, or the mean squared error of values.
 
     None: the model computes it, as its first output.
     """
@@ -50,6 +51,8 @@ def choose_metrics(config: RunConfig) -> Sequence[str]:
     """Return the metrics of a run; by default one that fits the data, and none without targets."""
     if config.fit.metrics is not None:
         return config.fit.metrics
+    if config.has_several_losses:  # a metric would have to name an output and its target
+        return ()
     if config.model.loss == "none" or config.data.options.get("target") in ("", [], ()):
         return ()
     if config.data.classes:

@@ -37,7 +37,7 @@ from engine.tools.actions.run_config import RunConfig
 from engine.tools.actions.runs import ARTIFACTS, CONFIG
 from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
-from engine.trainer.class_losses import adapt
+from engine.trainer.class_losses import adapt, check_single
 from engine.trainer.fit import Callback
 from engine.trainer.forward import Forward
 from engine.trainer.history import History
@@ -428,6 +428,8 @@ def _make_recipe(config: RunConfig, training: Dataset) -> Recipe:
     """Return how the artifacts are made: with the loss that the data and the options ask for."""
     mixes = [name for name in config.data.augment if name in MIXING]
     loss, given = runs.run_loss(config), config.fit.class_weight
+    outputs = list(loss) if isinstance(loss, Mapping) else []
+    check_single(outputs, has_weight=given is not None, mixes=mixes)
     weight = None
     if given is not None:
         known = config.data.classes
@@ -449,7 +451,9 @@ def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say)
     classes, head = len(config.data.classes), config.model.head
     if isinstance(loss, CrossEntropyLoss) and (op := forward.drop_normalisation()):
         say(f"model: its last op, {op}, is left out: the loss takes scores")
-    if not classes or (head == "keep" and config.model.loss_inputs):
+    if not classes or (head != "replace" and config.has_several_losses):
+        return
+    if head == "keep" and config.model.loss_inputs:
         return
     if head == "keep" and forward.classes != classes:
         raise InputError(
