@@ -87,6 +87,8 @@ class Subject:
             update = Model(
                 self.optimizer, state, memory, self.threads, "optimizer model", records=Records
             )
+            if memory.scaling is not None:
+                update = update.make_skipping()
         return Opened(train, update)
 
     def count_values(self, *, trained: bool) -> tuple[int, int]:

@@ -26,6 +26,9 @@ NOISE = "#noise"  # i64, its words RANDOM
 # that is not finite holds the update back, and the output that says whether the update was done.
 RATE, COUNT, CHECK, DONE = "#learning_rate", "#step", "#check_finite", "#updated"
 
+# The factor of the loss in the backward pass, an input of plans that scale it.
+LOSS_SCALE = "#loss_scale"
+
 # How a step uses an argument: it reads, writes, updates (reads and writes) it, or has it as scratch
 # memory; "-" means no argument.
 Mode = Literal["r", "w", "u", "s", "-"]

@@ -175,6 +175,11 @@ class BatchTrainer:
         """The number of updates skipped, including those before a checkpoint."""
         return self.learner.require_optimizer().skipped
 
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss in the next step; None: it is not scaled."""
+        return None if self.optimizer is None else self.optimizer.loss_scale
+
     def take_over(self, folder: Path) -> None:
         """Go on with other artifacts of the same model, as where more of it is to be trained.
 

@@ -78,10 +78,11 @@ class History:
 
     rows: of each epoch its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
         epoch; of those whose loss was finite, where updates are skipped), "skipped" (the updates
-        that were, where they may be), the results of the validation as "val_loss",
-        "val_accuracy" and so on, "lr" (the learning rate of the last step), "seconds" (of the
-        epoch, its validation included), "samples_per_second" (of the training alone), "memory"
-        (the largest resident size of the process so far, in bytes; where the system tells it).
+        that were, where they may be), "loss_scale" (of the next step, where there is one), the
+        results of the validation as "val_loss", "val_accuracy" and so on, "lr" (the learning rate
+        of the last step), "seconds" (of the epoch, its validation included), "samples_per_second"
+        (of the training alone), "memory" (the largest resident size of the
+        process so far, in bytes; where the system tells it).
     stop_reason: why the training has ended before its last epoch; None if it has not.
 
     `repr` is a table, which notebooks show, too; `plot` draws curves.
@@ -254,6 +255,7 @@ def _format_cell(column: str, value: float | None) -> str:
         "seconds": amounts.format_duration,
         "memory": amounts.format_size,
         "skipped": lambda count: f"{int(count)}",
+        "loss_scale": lambda factor: f"{factor:,g}",
     }
     return forms[column](value) if column in forms else amounts.measure(value, is_share(column))
 

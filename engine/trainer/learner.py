@@ -91,7 +91,9 @@ class Learner:
             seed=seed,
         )
         self.session.memory.budget = self.memory_budget
-        self.session.memory.precision = self.options.precision
+        memory, options = self.session.memory, self.options
+        memory.precision, memory.loss_scale = options.precision, options.loss_scale
+        memory.growth_interval = options.growth_interval
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(

@@ -168,6 +168,8 @@ class Loop:
             fit.logs = {}
             if self.trainer.skips_nonfinite:
                 fit.logs["skipped"] = fit.skipped
+            if self.trainer.loss_scale is not None:
+                fit.logs["loss_scale"] = self.trainer.loss_scale
             if fit.batch:
                 fit.logs["loss"] = self._compute_mean_loss()
             self._set_rate()
@@ -285,6 +287,8 @@ class Loop:
         """
         fit, steps = self.fit, self.trainer.training_steps
         optimizer = self.trainer.learner.require_optimizer()
+        if optimizer.loss_scale is not None:
+            fit.logs["loss_scale"] = optimizer.loss_scale
         if not optimizer.skipped_in_a_row:
             return True
         fit.skipped += 1
@@ -294,7 +298,7 @@ class Loop:
             return False
         if batch is None:
             optimizer.check_skipped()
-        place = f"{self._place()}: {optimizer.skipped_in_a_row} updates in a row were skipped"
+        place = f"{self._place()}: {optimizer.describe_skipped()}"
         if self.ranks is not None:
             raise self.ranks.explain_nonfinite(
                 lambda own: nonfinite.make_error(steps, split_part(batch), own, place),

@@ -445,6 +445,8 @@ def join(learner: Learner, group: Group, steps: Steps) -> Ranks:
             "the kernels": learner.session.memory.kernels.name,
             "the number of threads": learner.module.threads,
             "skip_nonfinite": learner.skips_nonfinite,
+            "the precision": learner.options.precision,
+            "the loss scale": learner.session.memory.scaling,
         }
     )
     if learner.state.loaded:

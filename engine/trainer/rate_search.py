@@ -147,6 +147,7 @@ def _unchanged(learner: Learner) -> Iterator[None]:
             f"{learner.pending} accumulated batches wait for update() or drop_gradients()"
         )
     optimizer.layout()
+    scale = state.loss_scale, state.good_steps
     rate, draws, skipped, groups = (
         optimizer.get_learning_rate(),
         state.draws,
@@ -161,5 +162,6 @@ def _unchanged(learner: Learner) -> Iterator[None]:
             learner.session.forget_statistics()
             state.groups, state.draws, state.skipped = groups, draws, skipped
             optimizer.count(was_done=True)
+            state.loss_scale, state.good_steps = scale
             optimizer.set_learning_rate(rate)
             learner.drop_gradients()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.plan.plan import CHECK, COUNT, FAULT, NOISE, RATE, Plan, Port, format_bytes
+from engine.plan.plan import CHECK, COUNT, FAULT, LOSS_SCALE, NOISE, RATE, Plan, Port, format_bytes
 from engine.system.paths import Paths
 from engine.training.model_file import RESET
 
@@ -18,7 +18,7 @@ REGION_NAMES = {  # for people
 
 def list_batch_ports(plan: Plan) -> list[Port]:
     """Return the inputs of a plan that callers pass."""
-    ours = (FAULT, NOISE, RESET, RATE, COUNT, CHECK)
+    ours = (FAULT, NOISE, RESET, RATE, COUNT, CHECK, LOSS_SCALE)
     return [port for port in plan.inputs if port.name not in ours]
 
 

@@ -67,6 +67,7 @@ class JoinedStep:
             ):
                 if name in program.inputs:
                     program.inputs[name][0] = value
+            self._session.fill_scale(program)
             if self._model.ranks is not None:
                 self._model.ranks.fill(program)
             flag, draws = program.outputs[DONE], state.draws + program.draws

@@ -22,6 +22,8 @@ class StepKeywords(TypedDict, total=False):
     micro_batches: int | None
     own_statistics: bool
     precision: Precision
+    loss_scale: float | str | None
+    growth_interval: int
     skip_nonfinite: bool
     skip_limit: int
 

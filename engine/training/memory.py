@@ -19,6 +19,7 @@ from engine.runtime.mapping import MappedFile
 from engine.runtime.program import Program
 from engine.system.config import plan_bytes
 from engine.system.lock import RunLock
+from engine.training.loss_scale import GROWTH_INTERVAL, LossScale
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Memory:
     budget: the bytes that all regions of a plan may have together, but for what is mapped; None: as
         many as they need.
     precision: of the plans, see `Planner`.
+    loss_scale, growth_interval: of training steps, see `StepOptions`.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     lock: is held during a run, since runs share the memory.
     """
@@ -67,6 +69,8 @@ class Memory:
         self.others: list[Program] = []
         self.budget: int | None = None
         self.precision: Precision = "f32"
+        self.loss_scale: float | str | None = None
+        self.growth_interval = GROWTH_INTERVAL
         self.prepared: set[str] = set()
         self._kernels = kernels
         self.lock = RunLock("a step of this model")
@@ -87,6 +91,11 @@ class Memory:
 
             self._kernels = source.current(self.prepared)
         return self._kernels
+
+    @property
+    def scaling(self) -> LossScale | None:
+        """The scaling of the loss in training steps; None: there is none."""
+        return LossScale.choose(self.loss_scale, self.growth_interval, self.precision)
 
     @property
     def mapped(self) -> int:

@@ -128,6 +128,7 @@ class Model(BoundModel):
             self.selected,
             is_part,
             self.memory.precision,
+            self.memory.scaling is None,
             self.memory.budget,
             *shapes,
             *((name, v.tobytes()) for name, v in (values or {}).items()),
@@ -175,6 +176,7 @@ class Model(BoundModel):
             switch("CONVOLUTION") == "direct",
             self.memory.room and (self.memory.room, self.state.region_bytes("state")),
             self.memory.precision,
+            self.memory.scaling is None or not self.buffers,
             asked,
         )
         made_for = self.memory.kernels.target.name if self.closed else setting[0]
@@ -333,6 +335,19 @@ class Model(BoundModel):
             graph = self.graph.copy()
             optimizers.guard(graph)
             return onnx_io.to_bytes(graph)
+
+    def make_skipping(self) -> Model:
+        """Return this optimizer model if it skips updates, or one made of it that does.
+
+        Raises:
+            ModelError: its updates have several signals already.
+        """
+        if self.skips_updates():
+            return self
+        source, records = self.make_guarded(), self.make_records
+        return Model(
+            source, self.state, self.memory, self.threads, self.what, self.target, records=records
+        )
 
     def load(self, plan: Plan) -> Program:
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""

@@ -330,6 +330,7 @@ class Module:
                     np.copyto(program.inputs[name], array)
                 if model.resets:
                     program.inputs[RESET][...] = True
+                self.session.fill_scale(program)
                 if model.ranks is not None:
                     model.ranks.fill(program)
                 return self.session.state.draws + number, self.session.seed

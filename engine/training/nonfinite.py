@@ -127,6 +127,7 @@ def search(
     for name, value in scalars.items():
         if name in program.inputs:
             program.inputs[name][...] = value
+    session.fill_scale(program)
     if model.ranks is not None:
         model.ranks.fill(program)
     origin = _Search(program, plan, model.outputs[0]).run(draws, session.seed)

@@ -41,7 +41,8 @@ class Optimizer:
         optimizer_uri: path or bytes of optimizer_model.onnx.
         module: the module whose parameters are updated.
         skip_nonfinite: let a step update nothing where a gradient is NaN or infinite, even if the
-            model was not made with that option of its optimizer.  Parameters, moments, running
+            model was not made with that option of its optimizer.  Steps that scale their loss
+            always do so.  Parameters, moments, running
             statistics and the count of steps then stay as they are, and `skipped` counts the step.
         skip_limit: how many steps in a row may be skipped.
 
@@ -67,16 +68,16 @@ class Optimizer:
     ) -> None:
         self.module, self.session, self._state = module, module.session, module.session.state
         self._skip_limit = skip_limit
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row = self._without_remedy = 0
         self.model = self._open(optimizer_uri)
         self._digest = self.model.digest
         mine, state, train = self.model, self._state, self.session.training
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
         self.model.lay_out_states()  # refuses a model that does not fit
+        if skip_nonfinite or self.session.memory.scaling:
+            self.model = self.model.make_skipping()
         self._skips = self.model.skips_updates()
-        if skip_nonfinite and not self._skips:
-            self.model, self._skips = self._open(self.model.make_guarded()), True
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
@@ -251,14 +252,32 @@ class Optimizer:
 
     def count(self, was_done: bool) -> None:
         """Count a step that is over, where steps may be skipped; was_done: whether it was not."""
-        if self._skips:
-            self._skipped_in_a_row = 0 if was_done else self._skipped_in_a_row + 1
-            self._state.skipped += not was_done
+        if not self._skips:
+            return
+        scaling, state, is_lowered = self.session.memory.scaling, self._state, False
+        if scaling is not None and scaling.interval:
+            before = scaling.find_factor(state.loss_scale)
+            state.loss_scale, state.good_steps = scaling.count(
+                state.loss_scale, state.good_steps, was_done=was_done
+            )
+            is_lowered = state.loss_scale < before
+        self._skipped_in_a_row = 0 if was_done else self._skipped_in_a_row + 1
+        self._without_remedy = 0 if was_done else self._without_remedy + (not is_lowered)
+        self._state.skipped += not was_done
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss in the next step; None: it is not scaled."""
+        scaling = self.session.memory.scaling
+        return None if scaling is None else scaling.find_factor(self._state.loss_scale)
 
     @property
     def is_over_limit(self) -> bool:
-        """True if more steps in a row were skipped than `skip_limit`."""
-        return self._skipped_in_a_row > self._skip_limit
+        """True if more steps in a row were skipped than `skip_limit`.
+
+        Those that have lowered the loss scale do not count.
+        """
+        return self._without_remedy > self._skip_limit
 
     def check_skipped(self) -> None:
         """Check that no more steps in a row were skipped than may be.
@@ -268,11 +287,16 @@ class Optimizer:
         """
         if self.is_over_limit:
             raise NonFiniteError(
-                f"{self._skipped_in_a_row} updates in a row were skipped, as gradients were not "
-                f"finite (skip_limit={self._skip_limit}); the parameters are as they were before "
-                f"them.  find_nonfinite(batch) of Module and Trainer tells where that begins.  "
-                f"{ADVICE}"
+                f"{self.describe_skipped()}, as gradients were not finite "
+                f"(skip_limit={self._skip_limit}); the parameters are as they were before them.  "
+                f"find_nonfinite(batch) of Module and Trainer tells where that begins.  {ADVICE}"
             )
+
+    def describe_skipped(self) -> str:
+        """Return in words how many updates in a row were skipped, and with which loss scale."""
+        scale = self.loss_scale
+        told = "" if scale is None else f", the last one with a loss scale of {scale:,g}"
+        return f"{self._skipped_in_a_row} updates in a row were skipped{told}"
 
     def make_ready(self) -> Program:
         """Return the program of the update with its inputs set for the next step.
@@ -329,6 +353,8 @@ class Optimizer:
             self._latest = self._count_steps(groups[0], self._latest.states)
             self._state.pending, self._state.groups = None, [self._latest]
             self._state.skipped, self._skipped_in_a_row = saved.skipped, 0
+            self._state.loss_scale, self._state.good_steps = saved.loss_scale, saved.good_steps
+            self._without_remedy = 0
         rate = saved.learning_rate
         self.set_learning_rate(DEFAULT_LEARNING_RATE if rate is None else rate)
 

@@ -101,6 +101,7 @@ class Planners:
         key = (
             *(*places.items(), *sizes.items(), *known),
             *(update and update.key, ranks, is_part, model.memory.precision),
+            model.memory.scaling is None,
         )
         planner = self.made.pop(key, None)
         if planner is None:
@@ -124,21 +125,29 @@ class Planners:
             return planner.plan(bound)
 
     def _copy_graph(self, is_part: bool) -> Graph:
-        """Copy the model's graph after constant folding; with ranks, the graph of one of them."""
+        """Copy the model's graph after constant folding, as steps scale their loss; with ranks, the
+        graph of one of them.
+        """
         model = self._model
+        training = model.graph
+        is_scaled = model.memory.scaling is not None and bool(model.buffers)
+        if is_scaled:
+            from engine.graphs.offline.loss_scale import scale_loss
+
+            training = scale_loss(training, model.outputs[0], model.buffers)
         if is_part:
             from engine.graphs.offline.shares import make_part_graph
 
-            return fold_constants(make_part_graph(model.graph, model.outputs[0]))
+            return fold_constants(make_part_graph(training, model.outputs[0]))
         if model.ranks is None:
-            return model.constants.copy()
+            return fold_constants(training) if is_scaled else model.constants.copy()
         from engine.graphs.offline.rank_graphs import Gradient, make_rank_graph
 
         slots = model.state.slots
         owners = {name: slots[name[: -len(BUFFER)]] for name in model.buffers}
         gradients = [Gradient(name, slot.dtype, slot.shape) for name, slot in owners.items()]
         graph = make_rank_graph(
-            model.graph,
+            training,
             model.outputs,
             gradients,
             model.ranks.size,

@@ -9,7 +9,8 @@ import numpy as np
 
 from engine.base.errors import NonFiniteError, StateError
 from engine.plan.collective import SHARE
-from engine.runtime.program import Before
+from engine.plan.plan import LOSS_SCALE
+from engine.runtime.program import Before, Program
 from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
@@ -57,6 +58,12 @@ class Session:
         self._before: Before | None = None
         self._before_all: Before | None = None
 
+    def fill_scale(self, program: Program) -> None:
+        """Set the loss scale of the next step of a program, if it has one."""
+        scaling = self.memory.scaling
+        if scaling is not None and LOSS_SCALE in program.inputs:
+            program.inputs[LOSS_SCALE][...] = scaling.find_factor(self.state.loss_scale)
+
     def run(
         self, model: Model, user_inputs: Sequence[Any], share: float | None = None
     ) -> tuple[Array, ...]:
@@ -74,6 +81,7 @@ class Session:
                 np.copyto(program.inputs[name], array)
             if share is not None:
                 program.inputs[SHARE][...] = share
+            self.fill_scale(program)
             if model.resets:
                 program.inputs[RESET][...] = overwrite
             if model.ranks is not None:

@@ -16,6 +16,7 @@ from engine.base.fields import declare_option
 from engine.base.precision import HELP, Precision
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.base.sparse_update import SparseUpdate
+from engine.training.loss_scale import GROWTH_INTERVAL, check_loss_scale
 from engine.training.mode import Mode
 
 SKIP_LIMIT = 10  # updates in a row that may be skipped
@@ -64,6 +65,21 @@ class StepOptions:
         "instead of refusing to divide it.  The result differs from the whole batch's.",
     )
     precision: Precision = declare_option("f32", HELP)
+    loss_scale: float | str | None = declare_option(
+        None,
+        "Factor of the loss in the backward pass, by which gradients are divided again, so that "
+        "float16 can hold what is between: a number from 1 to 16,777,216, or dynamic.  That begins "
+        "with 65,536, is halved when an update is skipped as gradients are not finite, and doubled "
+        "after growth_interval updates in a row.  By default dynamic with precision f16, "
+        "otherwise 1.",
+        check=check_loss_scale,
+        metavar="dynamic|FACTOR",
+    )
+    growth_interval: int = declare_option(
+        GROWTH_INTERVAL,
+        "The number of updates in a row after which a dynamic loss scale is doubled.",
+        AT_LEAST_1,
+    )
     skip_nonfinite: bool = declare_option(
         False,
         "Skip and count updates with NaN or infinite gradients, instead of failing on a loss "

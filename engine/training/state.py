@@ -39,15 +39,18 @@ from engine.plan.plan import align
 from engine.runtime.arena import Bytes, allocate, make_view
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
+from engine.training.loss_scale import LEAST, MOST
 
 Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"
 # Properties of the file that users do not see: the learning rate, how many steps have drawn random
-# numbers, and how many updates were skipped; see also artifact_set.py.
+# numbers, how many updates were skipped, the loss scale of the next step, and how many updates in a
+# row were done with it; see also artifact_set.py.
 LEARNING_RATE, DRAWS = "edgegrad.learning_rate", "edgegrad.draws"
 SKIPPED = "edgegrad.skipped"
+LOSS_SCALE, GOOD_STEPS = "edgegrad.loss_scale", "edgegrad.good_steps"
 
 
 def name_dtype(dtype: Any, where: str) -> str:
@@ -210,7 +213,7 @@ class Properties:
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
         name = arguments.check_text("property", name)
-        if name in (LEARNING_RATE, DRAWS, SKIPPED, artifact_set.PROPERTY):
+        if name in (LEARNING_RATE, DRAWS, SKIPPED, LOSS_SCALE, GOOD_STEPS, artifact_set.PROPERTY):
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)
@@ -360,6 +363,8 @@ class CheckpointState:
     regions: the bytes of the regions param, grad and state, as far as they exist.
     draws: how many steps have drawn random numbers; the next one draws those that follow.
     skipped: how many updates were skipped, as gradients or losses were not finite.
+    loss_scale, good_steps: a dynamic loss scale, and how many updates in a row were done since it
+        changed; None: there was no step with one.
     loaded: whether the parameters have values; after a nominal checkpoint they have none at first.
     moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
         state; until an optimizer takes them over.
@@ -385,6 +390,11 @@ class CheckpointState:
         self.draws = max(drawn, 0) if isinstance(drawn, int) else 0
         skipped = values.pop(SKIPPED, 0)
         self.skipped = max(skipped, 0) if isinstance(skipped, int) else 0
+        scale, good = values.pop(LOSS_SCALE, None), values.pop(GOOD_STEPS, 0)
+        self.loss_scale: float | None = None
+        if isinstance(scale, float) and LEAST <= scale <= MOST:
+            self.loss_scale = scale
+        self.good_steps = max(good, 0) if isinstance(good, int) else 0
         self.path: str | os.PathLike[str] | None = None
         self.artifacts = SetId.parse(values.pop(artifact_set.PROPERTY, None))
         self.trained_by = self.artifacts
@@ -509,6 +519,10 @@ class CheckpointState:
                 properties[DRAWS] = self.draws
             if self.skipped:
                 properties[SKIPPED] = self.skipped
+            if self.loss_scale is not None:
+                properties[LOSS_SCALE] = self.loss_scale
+            if self.good_steps:
+                properties[GOOD_STEPS] = self.good_steps
         return Checkpoint(
             trainable=collect(self._trainable),
             frozen=collect(self._frozen),

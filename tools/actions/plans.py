@@ -77,6 +77,8 @@ def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
         Model(files[key], state, memory, asked.threads, what, asked.target)
         for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
     )
+    if memory.scaling is not None:
+        update = update.make_skipping()
     freeze_constants([train], memory)
     train.ranks = None if asked.ranks is None else Membership(asked.ranks)
     return Opened(train, update)

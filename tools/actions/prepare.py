@@ -124,6 +124,8 @@ def _plan(
         last = Model(
             optimizer, state, memory, threads, "optimizer model", records=lambda _: collected
         )
+        if memory.scaling is not None:
+            last = last.make_skipping()
         progress.say(f"planning the {last.what}")
         layout = last.lay_out_states()
         last.skips_updates()  # which a device asks before its first step

@@ -132,7 +132,7 @@ def make_plans(
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory()
-    memory.budget, memory.precision = budget, precision
+    memory.budget, memory.precision, memory.loss_scale = budget, precision, 1
 
     def open_model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)

@@ -1,0 +1,171 @@
+"""Loss scale: gradients are those without one, and a dynamic one follows what float16 can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import EngineError, NonFiniteError
+from engine.trainer import Trainer
+from engine.training.loss_scale import LEAST, MOST, LossScale
+from tests.support.places import GOLDENS
+
+GOLDEN = GOLDENS / "transformer"
+TRACE = np.load(GOLDEN / "trace.npz")
+X, Y = TRACE["x"], TRACE["y"]
+
+
+def make(**options: Any) -> Trainer:
+    return Trainer(GOLDEN, threads=1, learning_rate=0.01, **options)
+
+
+def copy(trainer: Trainer) -> dict[str, bytes]:
+    """Return all that a step changes: parameters, moments and the count of steps."""
+    regions = {n: trainer.state.regions[n].tobytes() for n in ("param", "state")}
+    return regions | {"steps": bytes([trainer.steps])}
+
+
+def test_a_power_of_two_changes_no_bit_of_float32() -> None:
+    plain, scaled = make(skip_nonfinite=True), make(loss_scale=1024)
+    assert (plain.loss_scale, scaled.loss_scale) == (None, 1024)
+    for k in range(3):
+        assert plain.step(X[k], Y[k]) == scaled.step(X[k], Y[k])
+        assert copy(plain) == copy(scaled)
+
+
+@pytest.mark.parametrize("is_parted", [True, False])
+def test_gradients_of_several_batches_are_sums_without_the_factor(is_parted: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((8, 20), np.float32), rng.integers(0, 3, 8)
+    values = []
+    for scale in (None, 1024):
+        trainer = Trainer.from_model(
+            "mlp",
+            data=(x, y),
+            threads=1,
+            seed=0,
+            loss_scale=scale,
+            micro_batches=2 if is_parted else None,
+        )
+        for _ in range(3):
+            if is_parted:
+                trainer.step(x, y)
+            else:
+                trainer.accumulate(x[:4], y[:4])
+                trainer.accumulate(x[4:], y[4:])
+                trainer.update()
+        values.append(np.concatenate([p.data.ravel() for _, p in trainer.state.parameters]))
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_factor_grows_and_backs_off() -> None:
+    """As PyTorch's GradScaler(init_scale=8, growth_interval=2), from 1 to 2^24."""
+    scaling, seen = LossScale(8.0, 2), []
+    now: tuple[float | None, int] = (None, 0)
+    for was_done in (1, 1, 1, 0, 1, 1, 0, 0):
+        now = scaling.count(*now, was_done=bool(was_done))
+        seen.append(now)
+    assert seen == [(8, 1), (16, 0), (16, 1), (8, 0), (8, 1), (16, 0), (8, 0), (4, 0)]
+    assert scaling.count(LEAST, 1, was_done=False) == (LEAST, 0)
+    assert scaling.count(MOST, 1, was_done=True) == (MOST, 0)
+
+
+def test_an_overflow_is_skipped_counted_and_halves_the_factor() -> None:
+    trainer = make(precision="f16", growth_interval=3)
+    assert trainer.loss_scale == 65536
+    for k in range(3):
+        assert trainer.loss_scale == 65536
+        trainer.step(X[k], Y[k])
+    assert trainer.loss_scale == 2 * 65536
+    trainer.state.loss_scale = MOST
+    before, skipped = copy(trainer), 0
+    while True:
+        factor = trainer.loss_scale
+        assert np.isfinite(trainer.step(X[3], Y[3]))
+        if trainer.skipped == skipped:
+            break
+        skipped += 1
+        assert copy(trainer) == before
+        assert factor is not None
+        assert trainer.loss_scale == factor / 2
+    assert skipped > 0, "nothing overflowed"
+    assert copy(trainer) != before
+    assert trainer.state.good_steps == 1
+
+
+def test_a_module_scales_and_its_optimizer_skips() -> None:
+    made = []
+    for precision in ("f32", "f16"):
+        state = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
+        module = Module(GOLDEN / "training_model.onnx", state, threads=1, precision=precision)
+        optimizer = Optimizer(GOLDEN / "optimizer_model.onnx", module)
+        module(X[0], Y[0])
+        grads = [p.grad for _, p in state.parameters if p.requires_grad]
+        made.append(np.concatenate([g.ravel() for g in grads if g is not None]))
+    assert 0 < np.linalg.norm(made[1] - made[0]) < 0.005 * np.linalg.norm(made[0])
+    assert optimizer.skips_nonfinite
+    state.loss_scale = MOST
+    module.lazy_reset_grad()
+    module(X[0], Y[0])
+    before = state.regions["param"].tobytes()
+    optimizer.step()
+    assert (optimizer.skipped, optimizer.loss_scale, optimizer.steps) == (1, MOST / 2, 0)
+    assert state.regions["param"].tobytes() == before
+
+
+def test_it_is_in_checkpoints(tmp_path: Path) -> None:
+    trainer = make(precision="f16", growth_interval=4)
+    for k in range(6):
+        trainer.step(X[k], Y[k])
+    trainer.save(tmp_path / "kept")
+    resumed = make(precision="f16", growth_interval=4)
+    resumed.load(tmp_path / "kept")
+    for each in (trainer, resumed):
+        assert (each.loss_scale, each.state.good_steps) == (2 * 65536, 2)
+    ours, theirs = ([t.step(X[k], Y[k]) for k in (6, 7)] for t in (trainer, resumed))
+    assert ours == theirs
+    assert trainer.loss_scale == resumed.loss_scale == 4 * 65536
+    single = make()
+    single.load(tmp_path / "kept")  # which float32 has no use for
+    assert single.loss_scale is None
+    single.save(tmp_path / "single")
+    resumed.load(tmp_path / "single")
+    assert resumed.loss_scale == 2 * 65536
+
+
+def test_the_history_has_it() -> None:
+    trainer = Trainer(GOLDEN, threads=1, precision="f16", growth_interval=2)
+    history = trainer.fit((X[0], Y[0]), epochs=4, batch_size=len(X[0]), seed=0)
+    assert history["loss_scale"] == [65536, 131072, 131072, 262144]
+    assert history["skipped"] == [0, 0, 0, 0]
+
+
+def test_an_error_ends_what_no_factor_helps() -> None:
+    x, y = np.zeros((8, 20), np.float32), np.arange(8) % 3
+    trainer = Trainer.from_model("mlp", data=(x, y), precision="f16", skip_limit=2)
+    x[0, 0] = np.nan
+    for _ in range(18):  # 16 of them lower the factor to 1
+        trainer.step(x, y)
+    with pytest.raises(NonFiniteError, match=r"19 updates in a row .* loss scale of 1, as"):
+        trainer.step(x, y)
+    assert trainer.steps == 0
+    assert trainer.skipped == 19
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.5, r"loss_scale=0\.5: expected 'dynamic', or a number from 1 to 16,777,216"),
+        (2.0**25, r"loss_scale=.*: expected 'dynamic', or a number from 1 to 16,777,216"),
+        ("auto", r"loss_scale='auto': expected 'dynamic', or a number from 1 to 16,777,216"),
+        (float("nan"), "loss_scale"),
+        (True, "loss_scale"),
+    ],
+)
+def test_what_is_no_loss_scale_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        make(loss_scale=value)
