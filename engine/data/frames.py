@@ -27,11 +27,9 @@ ABSENT = ("NAType", "NaTType")  # types of the missing values of pandas
 
 def is_frame(source: object) -> bool:
     """Return whether it is a DataFrame: named columns with values in rows."""
-    return (
-        all(hasattr(source, name) for name in ("columns", "shape", "__getitem__"))
-        and hasattr(source, "dtypes")
-        and not isinstance(source, np.ndarray)
-    )
+    # The shape first: a LazyFrame of polars has none, and warns when it is asked for its columns.
+    needed = ("shape", "columns", "dtypes", "__getitem__")
+    return not isinstance(source, np.ndarray) and all(hasattr(source, name) for name in needed)
 
 
 class FrameRows(Rows):

@@ -209,9 +209,10 @@ def _read_rows(
         return SheetRows(read(source, delimiter, encoding, header), missing_values)
     if is_frame(source) or isinstance(source, Mapping):
         return FrameRows(source)
+    advice = "; collect() makes a DataFrame of it" if hasattr(source, "collect") else ""
     raise DTypeError(
         f"source: expected a DataFrame, a mapping of columns or the path of a CSV, got "
-        f"{type(source).__name__}"
+        f"{type(source).__name__}{advice}"
     )
 
 

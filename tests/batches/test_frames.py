@@ -60,7 +60,13 @@ def pandas_frame(columns: dict[str, Any]) -> Any:
     return pytest.importorskip("pandas", reason="needs pandas").DataFrame(columns)
 
 
-SOURCES: dict[str, Any] = {"columns": dict, "frame": Frame, "pandas": pandas_frame}
+def polars_frame(columns: dict[str, Any]) -> Any:
+    return pytest.importorskip("polars", reason="needs polars").DataFrame(columns)
+
+
+SOURCES: dict[str, Any] = {
+    "columns": dict, "frame": Frame, "pandas": pandas_frame, "polars": polars_frame,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("missing", ["drop", "mean", "median", "flag", "keep"])
@@ -215,3 +221,31 @@ def test_tables_that_are_refused(number: int) -> None:
 def test_a_frame_alone_says_not_what_to_predict() -> None:
     with pytest.raises(InputError, match=r"give Table\(frame, label=\.\.\.\)"):
         batches(Frame(COLUMNS))
+
+
+def test_all_types_of_polars_are_features_or_refused() -> None:
+    pl = pytest.importorskip("polars", reason="needs polars")
+    pd = pytest.importorskip("pandas", reason="needs pandas")
+    days = [datetime.date(2026, 1, 1 + i) for i in range(8)]
+    types: dict[str, Any] = {
+        "whole": pl.Int16, "real": pl.Float32, "yes": pl.Boolean, "text": pl.String,
+        "category": pl.Categorical, "choice": pl.Enum(["1", "2"]), "money": pl.Decimal(10, 2),
+        "day": pl.Date, "gone": pl.Int64, "kind": pl.String,
+    }  # fmt: skip
+    columns: dict[str, Any] = {
+        "whole": range(8), "real": np.linspace(0, 1, 8), "yes": [True, False] * 4,
+        "text": ["a", "b"] * 4, "category": ["c", "d"] * 4, "choice": ["1", "2"] * 4,
+        "money": [i / 4 for i in range(8)], "day": days, "gone": [None, *range(7)],
+        "kind": ["rose", "tulip"] * 4,
+    }  # fmt: skip
+    frame = pl.DataFrame(columns).cast(types)
+    other = pd.DataFrame(columns).astype({"category": "category", "choice": "category"})
+    options: dict[str, Any] = {"missing": "flag", "dates": {"day": ["month", "day"]}}
+    mine, its = (Table(source, "kind", **options) for source in (frame, other))
+    assert mine.preparation.feature_names == its.preparation.feature_names
+    for ours, theirs in zip(mine.take(np.arange(8)), its.take(np.arange(8)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    with pytest.raises(InputError, match="column 'day': a date"):
+        Table(frame, "kind", missing="flag")
+    with pytest.raises(DTypeError, match=r"got LazyFrame; collect\(\) makes a DataFrame of it"):
+        Table(frame.lazy(), "kind")

@@ -14,6 +14,8 @@ from engine.reports import HtmlReport
 from engine.trainer.metrics.ranking import AUROC
 from engine.trainer.reports.curves import BINS, Calibration, Ranking
 from engine.trainer.reports.findings import MAX_ODDS, Findings
+from engine.trainer.reports.record import Record
+from engine.trainer.reports.sections import calibration, ranking
 from engine.trainer.reports.sections.calibration import compute_calibration
 from engine.trainer.reports.sections.classes import Scores, rank_samples
 from engine.trainer.reports.thinned import Thinned
@@ -179,3 +181,37 @@ def test_the_page_has_tables_and_curves(tmp_path: Path) -> None:
     assert made is not None
     assert f"error is {100 * made.error:.1f} %" in parts["calibration"]
     assert parts["calibration"].count("predictions</title>") == len(made.counts)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_labels_have_curves_and_a_calibration(threshold: float) -> None:
+    rng = np.random.default_rng(0)
+    targets = (rng.random((400, 3)) < (0.1, 0.4, 0.8)).astype(np.float32)
+    targets[::7, 1] = -1  # positions that do not count
+    logits = (rng.standard_normal((400, 3)) + 2 * targets - 1).astype(np.float32).round(1)
+    shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    scores = logits if threshold == 0 else shares.astype(np.float32)
+    made = Findings(features="x", target="t", output="y", threshold=threshold)
+    made.classes = ["sun", "<i>rain</i>", "wind"]
+    made.add({"x": np.zeros((400, 2)), "t": targets}, {"y": scores})
+    record = Record(
+        title="", status="finished", epochs=1, step=1, samples=1, seconds=1, monitor="loss",
+        findings=made,
+    )  # fmt: skip
+    counts = targets >= 0
+    truth, share = targets[counts], shares[counts]
+    binned = compute_calibration(made)
+    assert binned is not None
+    accuracy, mean = calibration_curve(truth, share, n_bins=BINS)
+    assert np.allclose(binned.accuracy, accuracy)
+    assert np.allclose(binned.confidence, mean, atol=1e-6)
+    page = ranking.render(record)
+    for label, name in enumerate(["sun", "&lt;i&gt;rain&lt;/i&gt;", "wind"]):
+        known = counts[:, label]
+        area = metrics.roc_auc_score(targets[known, label], logits[known, label])
+        average = metrics.average_precision_score(targets[known, label], logits[known, label])
+        assert f'data-label="{name}, {area:.3f}"' in page
+        assert f'data-label="{name}, {average:.3f}"' in page
+    assert "each label" in page
+    assert "share of samples that have it" in calibration.render(record)
+    assert "<i>" not in page

@@ -19,12 +19,18 @@ POINTS = 200  # of a curve, at most
 
 
 def render(record: Record) -> str:
-    """Return both charts: of class 1 if there are two, otherwise of the least well ranked ones."""
+    """Return both charts: of class 1 if there are two, otherwise of the least well ranked classes
+    or labels.
+    """
     findings = record.findings
-    if findings is None or findings.counts is None or not findings.total:
+    if findings is None or not findings.total:
         return ""
-    names = name_classes(findings.classes, len(findings.counts))
-    labels = [1] if len(names) == 2 else range(len(names))
+    several = findings.labels is not None
+    counts = findings.labels if several else findings.counts
+    if counts is None:
+        return ""
+    names = name_classes(findings.classes, len(counts))
+    labels = [1] if len(names) == 2 and not several else range(len(names))
     known = [(r, names[i]) for i in labels if (r := rank_samples(findings, i)) is not None]
     if not known:
         return ""
@@ -36,7 +42,9 @@ def render(record: Record) -> str:
         recalled.append(Line(f"{name}, {made.average_precision:.3f}", recall, precision, colour))
         false, true = map(_thin, made.compute_roc())
         roc.append(Line(f"{name}, {made.area:.3f}", false, true, colour))
-    told = "each class against all others" if len(names) > 2 else f"the class {known[0][1]}"
+    told = "each class against all others" if len(labels) > 1 else f"the class {known[0][1]}"
+    if several:
+        told = "each label" if len(labels) > 1 else f"the label {known[0][1]}"
     titles = (
         f"Precision over recall, {told}; average precision",
         f"True over false positive rate (ROC), {told}; area below",
@@ -48,7 +56,8 @@ def render(record: Record) -> str:
             titles, ("recall", "false positive rate"), (recalled, roc), strict=True
         )
     )  # fmt: skip
-    note = f"<small>{left} classes that are ranked better are left out.</small>" if left > 0 else ""
+    kinds = "labels" if several else "classes"
+    note = f"<small>{left} {kinds} that are ranked better are left out.</small>" if left > 0 else ""
     return (
         f"{describe_origin(record)}<div "
         f'class="charts">{charts}</div>{note}{note_thinning(findings)}'
