@@ -47,7 +47,7 @@ install() { # FOLDER PACKAGE ...: wheels for the Python of the root
 }
 install "$folder/numpy" 'numpy>=2'
 [[ $fetch_only ]] && exit
-install "$site" 'numpy>=2' numba llvmlite onnx tqdm pytest
+install "$site" 'numpy>=2' numba llvmlite onnx tqdm pytest hypothesis
 
 cd "$repo"
 arm() {

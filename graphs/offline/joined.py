@@ -19,6 +19,9 @@ well; for clipped gradients their norm suffices:
     After    ...; kept = UpdateSignal(loss, check); go = GradientSignal(kept, dw, db, ...);
              AdamWOptimizer(lr, step, w, dw, w.m, w.v, go); ...
 
+If the loss is scaled and gradients are not clipped, the updates divide by its scale
+(loss_scale.py).
+
 All updates are appended, so no node of the training graph reads a parameter after its update,
 whatever the passes do.  `graphs/planner/updates.py` moves the calls forward.  The running
 statistics of batch normalisations also move after the signal:
@@ -35,6 +38,7 @@ from dataclasses import dataclass, replace
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import get_declaration
+from engine.graphs.offline.loss_scale import divide_in_updates
 from engine.graphs.offline.optimizers import (
     CLIPPING,
     FACTOR,
@@ -108,6 +112,8 @@ def join(
     count_apart(optimizer, dict.fromkeys(gradients, ""), layout.steps_before)
     graph = training.copy()
     made = _take_gradients(graph, gradients)
+    clips = any((n.domain, n.op) == FACTOR for n in optimizer.nodes)
+    inverse = "" if clips else divide_in_updates(graph, made)
     names = Names(graph)
     graph.inputs[RATE] = TensorType("f32", (1,))
     graph.inputs[CHECK] = TensorType("b1", (1,))
@@ -155,6 +161,7 @@ def join(
                 graph.inputs[mine[-1]] = TensorType(tensor.dtype, tensor.shape)
             scalars = (RATE, COUNT) if update.has_step else (RATE,)
             scaling = [factors[n] for n in node.inputs[begin + count + 1 :] if n in factors]
+            scaling += [inverse] if inverse else []
             read = (*scalars, name, made[name], *mine, DONE, *scaling)
             title = names.take_fresh(f"{node.name or node.op}/{name}")
             flag = names.take_fresh(f"{title}_flag")
