@@ -4,13 +4,17 @@ Three processes a row take turns of `STEPS` steps of the same model on the same 
 each precision, and autocast's by the Python of EDGEGRAD_BENCH_PEERS, if there is one.  Times are
 medians, ratios medians over the turns: above 1 our bfloat16 is faster.  Memory is the work memory
 of our plans.
+
+precision.auto asks of every workload what the precision "auto" takes, and what that costs: the
+time of float32 over bfloat16's as predicted and as it was, and the time of the one that is chosen
+over float32's, which is 1 where float32 is.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,6 +28,7 @@ from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, find_peers
 from engine.base.precision import Precision
+from engine.kernels.analysis.cost import step_seconds
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
 
@@ -38,23 +43,38 @@ def measure_work(folder: Path, threads: int, precision: Precision) -> float:
     return max(plan.compute_region_bytes("work") for plan in made.module.plans()) / 1e6
 
 
+def predict_seconds(folder: Path, threads: int, precision: Precision) -> float:
+    """Return the predicted seconds of a training step, which "auto" compares."""
+    made = Training(folder, threads, precision=precision)
+    return sum(step_seconds(made.module.plan(made.x.shape, made.y.shape)))
+
+
+def time_steps(
+    folder: Path, threads: int, steps: int, turns: int, others: Mapping[str, Sequence[Any]]
+) -> dict[str, list[float]]:
+    """Return the seconds of turns of steps in the precisions, and by other commands."""
+    commands: dict[str, Sequence[Any]] = {
+        p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p] for p in COMPARED
+    }
+    commands.update(others)
+    with ExitStack() as stack:
+        runs = {
+            side: partial(stack.enter_context(worker(command, side, folder)).run, steps)
+            for side, command in commands.items()
+        }
+        return time_in_turns(runs, turns, warm_up=3)
+
+
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     steps, python = STEPS.get(name, 5), switch("BENCH_PEERS")
     is_beside = bool(python and find_peers([python], [AUTOCAST]))
     with written(name) as folder:
         for threads in options.threads:
-            with ExitStack() as stack:
-                commands: dict[str, Sequence[Any]] = {
-                    p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p] for p in COMPARED
-                }
-                if is_beside:
-                    commands[AUTOCAST] = [python, SCRIPT, AUTOCAST, name, folder, threads]
-                runs = {
-                    side: partial(stack.enter_context(worker(command, side, folder)).run, steps)
-                    for side, command in commands.items()
-                }
-                times = time_in_turns(runs, options.turns, warm_up=3)
+            others = dict[str, Sequence[Any]]()
+            if is_beside:
+                others[AUTOCAST] = [python, SCRIPT, AUTOCAST, name, folder, threads]
+            times = time_steps(folder, threads, steps, options.turns, others)
             took = {side: 1e3 * median(each) / steps for side, each in times.items()}
             work = [measure_work(folder, threads, p) for p in COMPARED]
             peer: tuple[float | None, float | None] = (None, None)
@@ -62,6 +82,18 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                 peer = took[AUTOCAST], compare_medians(times[AUTOCAST], times["bf16"])
             gained = compare_medians(times["f32"], times["bf16"])
             yield threads, took["f32"], took["bf16"], gained, *peer, *work, work[1] / work[0]
+
+
+def measure_choice(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    with written(name) as folder:
+        for threads in options.threads:
+            single, half = (predict_seconds(folder, threads, p) for p in COMPARED)
+            times = time_steps(folder, threads, STEPS.get(name, 5), options.turns, {})
+            chosen = min(COMPARED, key=dict(zip(COMPARED, (single, half), strict=True)).__getitem__)
+            found = compare_medians(times["f32"], times["bf16"])
+            cost = compare_medians(times[chosen], times["f32"])
+            yield threads, chosen, single / half, found, cost
 
 
 BENCHES = (
@@ -75,6 +107,18 @@ BENCHES = (
         ),
         measure,
         usual=("minilm", "vit", "gpt2", "resnet18"),
+        options=(THREADS, Option("turns", 9, "turns of each")),
+        small="mlp --turns 1 --threads 1",
+    ),
+    Bench(
+        "precision.auto",
+        "the precision that auto takes, and what it costs beside float32",
+        {name: name for name in WORKLOADS},
+        (
+            "threads", "auto", "f32 / bf16, predicted:.3f", "f32 / bf16, measured:.3f",
+            "auto / f32, measured:.3f",
+        ),
+        measure_choice,
         options=(THREADS, Option("turns", 9, "turns of each")),
         small="mlp --turns 1 --threads 1",
     ),
