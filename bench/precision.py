@@ -29,6 +29,7 @@ from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, find_peers
 from engine.base.precision import Precision
 from engine.kernels.analysis.cost import step_seconds
+from engine.plan.plan import Plan
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
 
@@ -43,10 +44,10 @@ def measure_work(folder: Path, threads: int, precision: Precision) -> float:
     return max(plan.compute_region_bytes("work") for plan in made.module.plans()) / 1e6
 
 
-def predict_seconds(folder: Path, threads: int, precision: Precision) -> float:
-    """Return the predicted seconds of a training step, which "auto" compares."""
+def plan_step(folder: Path, threads: int, precision: Precision) -> Plan:
+    """Return the plan of a training step of artifacts."""
     made = Training(folder, threads, precision=precision)
-    return sum(step_seconds(made.module.plan(made.x.shape, made.y.shape)))
+    return made.module.plan(made.x.shape, made.y.shape)
 
 
 def time_steps(
@@ -88,12 +89,13 @@ def measure_choice(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     with written(name) as folder:
         for threads in options.threads:
-            single, half = (predict_seconds(folder, threads, p) for p in COMPARED)
+            single, half = plans = [plan_step(folder, threads, p) for p in COMPARED]
+            chosen = COMPARED[plans.index(plan_step(folder, threads, "auto"))]
+            told = sum(step_seconds(single)) / sum(step_seconds(half))
             times = time_steps(folder, threads, STEPS.get(name, 5), options.turns, {})
-            chosen = min(COMPARED, key=dict(zip(COMPARED, (single, half), strict=True)).__getitem__)
             found = compare_medians(times["f32"], times["bf16"])
             cost = compare_medians(times[chosen], times["f32"])
-            yield threads, chosen, single / half, found, cost
+            yield threads, chosen, told, found, cost
 
 
 BENCHES = (

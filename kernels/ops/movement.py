@@ -446,6 +446,7 @@ OPS = (
         fold=lambda site: (np.tile(site.known(0, "the input"), _repeats(site)),),
         samples=Samples.TILED,
         movement=Movement.MOVED,
+        storage=ALIKE,
     ),
     Op(
         name="ToChannelsLast",

@@ -21,6 +21,7 @@ from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import axes_of, i64s
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import (
+    ALIKE,
     MS,
     Array,
     Dim,
@@ -203,6 +204,7 @@ OPS = (
         no_gradient=frozenset((1, 2, 3)),
         samples=Samples.PADDED,
         movement=Movement.FILLED,
+        storage=ALIKE,
         is_cheap=True,
     ),
 )

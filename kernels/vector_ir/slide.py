@@ -215,18 +215,18 @@ def taps(
     level(0, [I64(0) for _ in steps])
 
 
-def window_max(target: Target, T: str, index_type: str) -> Any:
+def window_max(target: Target, T: str, index_type: str, S: str) -> Any:
     """window_max(x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc): y[c] = max of taps.
 
     A NaN is the largest.  index_type "i64": index[c] = at + c pc + the steps (pd, ph, pw) to the
     first largest tap.  "u8": index[c] is the steps alone, below 256.  "": there is no index.
     """
-    P = types.CPointer(NUMBA[T])
+    P = types.CPointer(NUMBA[S or T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, y, index, n, *rest = args
         counts, xs, at, ps, pc = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10]
-        v = Channels(b, target, T)
+        v = Channels(b, target, T, S)
         place_type = ir.VectorType(I64 if T == "f64" else I32, v.lanes)
 
         def body(channels: list[Any]) -> None:
@@ -236,7 +236,7 @@ def window_max(target: Target, T: str, index_type: str) -> Any:
 
             def tap(offset: Any, step: Any) -> None:
                 for u, c in enumerate(channels):
-                    new, old = v.read(x, b.add(offset, c)), b.load(best[u], typ=v.vt)
+                    new, old = v.read_pixel(x, b.add(offset, c)), b.load(best[u], typ=v.vt)
                     better = v.maximum(old, new)
                     b.store(b.select(better, new, old), best[u])
                     if index_type:
@@ -246,7 +246,7 @@ def window_max(target: Target, T: str, index_type: str) -> Any:
 
             taps(b, counts, [xs, ps], tap)
             for u, c in enumerate(channels):
-                v.write(b.load(best[u], typ=v.vt), y, c)
+                v.write_pixel(b.load(best[u], typ=v.vt), y, c)
                 if index_type == "u8":
                     v.write(b.trunc(b.load(place[u], typ=place_type), v.bytes), index, c)
                 elif index_type:
@@ -270,16 +270,16 @@ def _indices(index_type: str) -> Any:
     return types.CPointer(NUMBA[index_type or "i64"])
 
 
-def window_mean(target: Target, T: str) -> Any:
+def window_mean(target: Target, T: str, S: str) -> Any:
     """window_mean(x, y, n, nd, nh, nw, xd, xh, xw, count): y[c] = (sum of the taps) / count.
 
     Rows of taps are summed one by one, then their sums: the error grows with both, not the product.
     """
-    P = types.CPointer(NUMBA[T])
+    P = types.CPointer(NUMBA[S or T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, y, n, nd, nh, nw, xd, xh, xw, count = args
-        v = Channels(b, target, T)
+        v = Channels(b, target, T, S)
 
         def body(channels: list[Any]) -> None:
             total = v.slots([v.const(0.0)] * len(channels))
@@ -292,7 +292,7 @@ def window_mean(target: Target, T: str) -> Any:
                 def tap(offset: Any) -> None:
                     at = b.add(row_at, offset)
                     for slot, c in zip(part, channels, strict=True):
-                        new = v.read(x, b.add(at, c))
+                        new = v.read_pixel(x, b.add(at, c))
                         b.store(b.fadd(b.load(slot, typ=v.vt), new), slot)
 
                 taps(b, [nw], [[xw]], tap)
@@ -301,7 +301,7 @@ def window_mean(target: Target, T: str) -> Any:
 
             taps(b, [nd, nh], [[xd, xh]], row)
             for sums, c in zip(total, channels, strict=True):
-                v.write(b.fdiv(b.load(sums, typ=v.vt), splat(b, count, v.lanes)), y, c)
+                v.write_pixel(b.fdiv(b.load(sums, typ=v.vt), splat(b, count, v.lanes)), y, c)
 
         v.each(n, body)
         return context.get_dummy_value()
@@ -312,18 +312,18 @@ def window_mean(target: Target, T: str) -> Any:
     return op
 
 
-def spread_max(target: Target, T: str, index_type: str) -> Any:
+def spread_max(target: Target, T: str, index_type: str, S: str) -> Any:
     """spread_max(dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add).
 
     dx of every tap is dy[c], or when `add` grows by it, where index[c] is the tap's place (counted
     as by `window_max` for indices of this type), otherwise 0.
     """
-    P = types.CPointer(NUMBA[T])
+    P = types.CPointer(NUMBA[S or T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         dx, dy, index, n, *rest = args
         counts, xs, at, ps, pc, add = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10], rest[11]
-        v = Channels(b, target, T)
+        v = Channels(b, target, T, S)
         is_short = index_type == "u8" and T == "f32"
         place_type = ir.VectorType(I32 if is_short else I64, v.lanes)
 
@@ -336,7 +336,7 @@ def spread_max(target: Target, T: str, index_type: str) -> Any:
                     lane = b.mul(v.iota(), splat(b, pc, v.lanes))
                     start = b.add(splat(b, b.add(at, b.mul(c, pc)), v.lanes), lane)
                     places.append(b.sub(v.read(index, c, v.wide), start))
-                values.append(v.read(dy, c))
+                values.append(v.read_pixel(dy, c))
             adds = b.icmp_signed("!=", add, I64(0))
 
             def tap(offset: Any, step: Any) -> None:
@@ -345,8 +345,8 @@ def spread_max(target: Target, T: str, index_type: str) -> Any:
                     hit = b.select(b.icmp_signed("==", place, here), value, v.const(0.0))
                     new = v.slots([hit])[0]
                     with b.if_then(adds):
-                        b.store(b.fadd(hit, v.read(dx, b.add(offset, c))), new)
-                    v.write(b.load(new, typ=v.vt), dx, b.add(offset, c))
+                        b.store(b.fadd(hit, v.read_pixel(dx, b.add(offset, c))), new)
+                    v.write_pixel(b.load(new, typ=v.vt), dx, b.add(offset, c))
 
             taps(b, counts, [xs, ps], tap)
 
@@ -359,21 +359,21 @@ def spread_max(target: Target, T: str, index_type: str) -> Any:
     return op
 
 
-def spread_mean(target: Target, T: str) -> Any:
+def spread_mean(target: Target, T: str, S: str) -> Any:
     """spread_mean(dx, dy, n, nd, nh, nw, xd, xh, xw, count): dx of every tap += dy[c] / count."""
-    P = types.CPointer(NUMBA[T])
+    P = types.CPointer(NUMBA[S or T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         dx, dy, n, nd, nh, nw, xd, xh, xw, count = args
-        v = Channels(b, target, T)
+        v = Channels(b, target, T, S)
 
         def body(channels: list[Any]) -> None:
-            share = [b.fdiv(v.read(dy, c), splat(b, count, v.lanes)) for c in channels]
+            share = [b.fdiv(v.read_pixel(dy, c), splat(b, count, v.lanes)) for c in channels]
 
             def tap(offset: Any) -> None:
                 for c, value in zip(channels, share, strict=True):
                     at = b.add(offset, c)
-                    v.write(b.fadd(v.read(dx, at), value), dx, at)
+                    v.write_pixel(b.fadd(v.read_pixel(dx, at), value), dx, at)
 
             taps(b, [nd, nh, nw], [[xd, xh, xw]], tap)
 

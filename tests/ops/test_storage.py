@@ -14,11 +14,13 @@ from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes import storage
 from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.passes.storage import SMALL, choose_storage
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops.gemm import gemm_mixed
 from engine.kernels.machine.target import Target, host
 from engine.kernels.ops.attention.backward import attention_grad
 from engine.kernels.ops.attention.forward import attention
 from engine.kernels.ops.registry import ops
+from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
 from tests.support.halves import EPSILON, Alone, may_be_halves, round_to_half, wrap
@@ -146,6 +148,42 @@ def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: st
         near = EPSILON[half] if name in halves else 2.0**-20
         most = np.abs(want[np.isfinite(want)]).max(initial=1)
         np.testing.assert_allclose(made[f"{name}_out"], want, rtol=near, atol=4e-6 * most)
+
+
+@pytest.mark.parametrize("half", EPSILON)
+def test_a_pool_that_keeps_taps_takes_halves(half: str) -> None:
+    """Maxima and their gradients are copies, so all are exact."""
+    x = np.arange(2 * 3 * 32 * 32, dtype=np.float32).reshape(2, 3, 32, 32) % 37 - 18
+    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [
+        Node("Neg", ("x",), ("a",), name="a"),
+        Node("MaxPool", ("a",), ("b", "taps"), window, name="b"),
+        Node("Neg", ("b",), ("y",), name="y"),
+        Node("Abs", ("b",), ("db",), name="db"),
+        Node("MaxPoolGrad", ("db", "taps", "a"), ("da",), window, name="da", domain=OURS),
+        Node("Neg", ("da",), ("dx",), name="dx"),
+    ]
+    graph = Graph("g", {"x": find_type(x)}, ["y", "dx"], {}, nodes, {"": 17, OURS: 1})
+    plan = make_plan(graph, {}, target=host(), threads=1, precision=half)
+    called = {spec.template: spec.params for spec in plan.specs}
+    assert called["pool_max_taps"] == called["pool_max_taps_grad"] == ("f32", half)
+    made, expected = run(graph, {"x": x}, precision=half), run(graph, {"x": x})
+    for name in ("y", "dx"):
+        np.testing.assert_array_equal(made[name], expected[name])
+
+
+def test_a_pool_whose_gradients_are_sums_keeps_them_in_float32() -> None:
+    """Of windows of 2 by 2 without a stride, up to four share a pixel."""
+    window = {"kernel_shape": [2, 2]}
+    nodes = [
+        Node("Neg", ("x",), ("dy",), name="dy"),
+        Node("AveragePoolGrad", ("dy",), ("dx",), window, name="dx"),
+        Node("Neg", ("dx",), ("y",), name="y"),
+    ]
+    given = {"x": find_type(np.ones((2, 3, 16, 16), np.float32))}
+    assert stored(Graph("g", given, ["y"], {}, nodes, {"": 17})) == set()
+    nodes[1] = replace(nodes[1], attrs={**window, "strides": [2, 2]})
+    assert stored(Graph("g", given, ["y"], {}, nodes, {"": 17})) == {"dy", "dx"}
 
 
 def chosen(*nodes: Node) -> set[str]:

@@ -39,6 +39,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import (
+    ALIKE,
     MS,
     Array,
     Dim,
@@ -450,6 +451,7 @@ OPS = (
         no_gradient=frozenset((1,)),
         samples=Samples.GATHERED,
         movement=Movement.MOVED,
+        storage=ALIKE,
     ),
     Op(
         name="GatherGrad",

@@ -21,6 +21,7 @@ from engine.kernels.ops.pool.pool_kernels import (
     ONE,
     PADDED,
     TAKEN,
+    are_apart,
     max_pool,
     max_pool_grad,
     mean_pool,
@@ -35,6 +36,7 @@ from engine.kernels.ops.pool.pool_kernels import (
 from engine.kernels.vocabulary.facts import ChannelsLast, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
+    ALIKE,
     MS,
     OURS,
     Grad,
@@ -43,6 +45,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
 )
 
@@ -104,6 +107,12 @@ def _lower_mean_grad(lowering: Lowering) -> None:
     if dx.type.size:
         axes = windows(lowering.site, dx.type, kernel_shape(lowering.site))
         mean_pool_grad(lowering, axes, lowering.x(0), dx, _count(lowering.site))
+
+
+def _choose_storage(site: Site) -> Storage | None:
+    """Return the gradients of windows that share no pixels: others are sums, in float32."""
+    (dx,) = _infer_grad(site)
+    return ALIKE if are_apart(windows(site, dx, kernel_shape(site))) else None
 
 
 def _whole(x: TensorType) -> Axes:
@@ -245,6 +254,7 @@ OPS = (
         attrs=MAX,
         outs=2,
         samples=Samples.FIRST_AXIS,
+        storage=ALIKE,
     ),
     _op(
         "MaxPool",
@@ -256,6 +266,7 @@ OPS = (
         outs=2,
         no_gradient=frozenset((0,)),
         internal=True,
+        storage=ALIKE,
         **WINDOW,
     ),
     *(
@@ -271,6 +282,7 @@ OPS = (
             attrs=MAX,
             ins=2,
             type_only=X2,
+            storage=_choose_storage,
             **WINDOW,
         )
         for d in ("", OURS)
@@ -283,6 +295,7 @@ OPS = (
         _grad_mean,
         attrs=MEAN,
         samples=Samples.FIRST_AXIS,
+        storage=ALIKE,
     ),
     *(
         _op(
@@ -296,6 +309,7 @@ OPS = (
             gradient_of="AveragePool",
             attrs=MEAN,
             type_only=X1,
+            storage=_choose_storage,
             **WINDOW,
         )
         for d in ("", OURS)
@@ -331,6 +345,7 @@ OPS = (
         (pool_max,),
         _grad_global_max,
         samples=Samples.FIRST_AXIS,
+        storage=ALIKE,
     ),
     _op(
         "GlobalMaxPoolGrad",
@@ -350,5 +365,6 @@ OPS = (
         (pool_mean,),
         _grad_global_mean,
         samples=Samples.FIRST_AXIS,
+        storage=ALIKE,
     ),
 )

@@ -8,7 +8,8 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, clip, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
-from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType, stored_as
+from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import AXES, Field, Words
 
 TAPS = 256  # the most taps of a window whose index is a u8
@@ -50,7 +51,7 @@ def _windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, An
 
 # --- kernels
 
-_X, _Y = "T[images, prod(size), channels]", "T[images, prod(out), channels]"
+_X, _Y = "S[images, prod(size), channels]", "S[images, prod(out), channels]"
 _NUMBERS = "g: i64[] where min(chunk, *stride, *dilation) >= 1"
 
 
@@ -59,12 +60,12 @@ _NUMBERS = "g: i64[] where min(chunk, *stride, *dilation) >= 1"
     words={"g": MAX_WORDS},
     samples=lambda c: None if c.flag(1) else c.by_extent("images"),
 )
-def pool_max(target: Target, T: str, indices: int) -> Body:
+def pool_max(target: Target, T: str, indices: int, S: str = "") -> Body:
     """y[n, o, c] = max_k x[n, o s - p + k d, c];  index: the flat NCHW place of the first maximum.
 
-    All channels-last.
+    All channels-last.  S: how x and y are stored.
     """
-    return _max(Native("window_max", (T, "i64" if indices else "")))
+    return _max(Native("window_max", (T, "i64" if indices else "", S)))
 
 
 @kernel(
@@ -72,13 +73,13 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
     words={"g": MAX_WORDS},
     samples="images",
 )
-def pool_max_taps(target: Target, T: str) -> Body:
+def pool_max_taps(target: Target, T: str, S: str = "") -> Body:
     """As `pool_max`, but index: the number of the first maximum among the taps of its window.
 
     They are counted from the first tap that lies in the image, the last axis fastest, as if all
     did.  A window has at most `TAPS` taps.  index: u8.
     """
-    return _max(Native("window_max", (T, "u8")))
+    return _max(Native("window_max", (T, "u8", S)))
 
 
 def _max(window: Native) -> Body:
@@ -132,12 +133,12 @@ def _max(window: Native) -> Body:
     f"dy: {_Y}  index: i64[images, prod(out), channels]  dx: out {_X}  {_NUMBERS}",
     words={"g": MAX_GRAD_WORDS},
 )
-def pool_max_grad(target: Target, T: str) -> Body:
+def pool_max_grad(target: Target, T: str, S: str = "") -> Body:
     """dx = sum over windows of dy at the place index says (`pool_max`), 0 elsewhere.
 
-    All channels-last.
+    All channels-last.  S: how dy and dx are stored, of windows that share no pixels.
     """
-    return _max_grad(Native("spread_max", (T, "i64")), Native("zero", (T,)))
+    return _max_grad(Native("spread_max", (T, "i64", S)), _zero(T, S))
 
 
 @kernel(
@@ -145,9 +146,14 @@ def pool_max_grad(target: Target, T: str) -> Body:
     words={"g": MAX_GRAD_WORDS},
     samples="images",
 )
-def pool_max_taps_grad(target: Target, T: str) -> Body:
+def pool_max_taps_grad(target: Target, T: str, S: str = "") -> Body:
     """As `pool_max_grad`, of an index that `pool_max_taps` has made.  index: u8."""
-    return _max_grad(Native("spread_max", (T, "u8")), Native("zero", (T,)))
+    return _max_grad(Native("spread_max", (T, "u8", S)), _zero(T, S))
+
+
+def _zero(T: str, S: str) -> Native:
+    """Return a native: zero(x, n) of elements stored as S."""
+    return loop(T, "-> y:S[] = 0", S)
 
 
 def _max_grad(spread: Native, zero: Native) -> Body:
@@ -222,12 +228,12 @@ def _divisor(g, od, oh, ow, taken):
 
 
 @kernel(f"x: {_X}  y: out {_Y}  {_NUMBERS}", words={"g": MEAN_WORDS}, samples="images")
-def pool_mean(target: Target, T: str) -> Body:
+def pool_mean(target: Target, T: str, S: str = "") -> Body:
     """y[n, o, c] = sum_k x[n, o s - p + k d, c] / count.
 
-    Both channels-last.
+    Both channels-last.  S: how x and y are stored.
     """
-    window, cast = Native("window_mean", (T,)), Native("cast", (T, "i64"))
+    window, cast = Native("window_mean", (T, S)), Native("cast", (T, "i64"))
 
     def body(x, y, g, tid, nthreads):
         c, chunk = g.channels, g.chunk
@@ -261,12 +267,12 @@ def pool_mean(target: Target, T: str) -> Body:
 
 
 @kernel(f"dy: {_Y}  dx: out {_X}  {_NUMBERS}", words={"g": MEAN_WORDS}, samples="images")
-def pool_mean_grad(target: Target, T: str) -> Body:
+def pool_mean_grad(target: Target, T: str, S: str = "") -> Body:
     """dx[n, i, c] = sum of dy[n, o, c] / count(o) over the windows o that see i.
 
-    Both channels-last.
+    Both channels-last.  S: how dy and dx are stored, of windows that share no pixels.
     """
-    spread, zero = Native("spread_mean", (T,)), Native("zero", (T,))
+    spread, zero = Native("spread_mean", (T, S)), _zero(T, S)
     cast = Native("cast", (T, "i64"))
 
     def body(dy, dx, g, tid, nthreads):
@@ -336,17 +342,23 @@ def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Oper
     words = MAX_WORDS.pack(
         **_windows(axes, images, channels, chunk), **_places(lowering.site, axes, index)
     )
-    kernel = pool_max(x.type.dtype, int(index is not None))
+    T, S = stored_as(x)
+    kernel = pool_max(T, int(index is not None), *S)
     if index is not None and index.type.dtype == "u8":
-        kernel = pool_max_taps(x.type.dtype)
+        kernel = pool_max_taps(T, *S)
     lowering.call(kernel, x=x, y=y, index=index, g=words)
+
+
+def are_apart(axes: Axes) -> bool:
+    """Return whether no two windows share a pixel, so that no gradient of one is a sum."""
+    return all(a.dilation == 1 and a.stride >= a.taps for a in axes)
 
 
 def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
     """Append the call for dx."""
     images, channels = dx.type.dims[:2]
     # Windows that neither overlap nor leave gaps write each pixel once.
-    apart = all(a.dilation == 1 and a.stride >= a.taps for a in axes)
+    apart, (T, S) = are_apart(axes), stored_as(dy)
     covered = all(
         a.dilation == 1 and a.stride <= a.taps and (a.out - 1) * a.stride + a.taps >= a.size + a.pad
         for a in axes
@@ -358,7 +370,7 @@ def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, d
         clear=int(not (apart and covered)),
     )
     kernel = pool_max_taps_grad if index.type.dtype == "u8" else pool_max_grad
-    lowering.call(kernel(dx.type.dtype), dy=dy, index=index, dx=dx, g=words)
+    lowering.call(kernel(T, *S), dy=dy, index=index, dx=dx, g=words)
 
 
 def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
@@ -366,7 +378,8 @@ def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int
     images, channels = x.type.dims[:2]
     chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    lowering.call(pool_mean(x.type.dtype), x=x, y=y, g=words)
+    T, S = stored_as(x)
+    lowering.call(pool_mean(T, *S), x=x, y=y, g=words)
 
 
 def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
@@ -374,7 +387,8 @@ def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, cou
     images, channels = dx.type.dims[:2]
     chunk = _chunk(lowering, dx.type, images)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    lowering.call(pool_mean_grad(dx.type.dtype), dy=dy, dx=dx, g=words)
+    T, S = stored_as(dy)
+    lowering.call(pool_mean_grad(T, *S), dy=dy, dx=dx, g=words)
 
 
 KERNELS = (pool_max, pool_max_taps, pool_max_grad, pool_max_taps_grad, pool_mean, pool_mean_grad)
