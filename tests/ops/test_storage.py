@@ -183,7 +183,7 @@ def test_a_pool_whose_gradients_are_sums_keeps_them_in_float32() -> None:
     given = {"x": find_type(np.ones((2, 3, 16, 16), np.float32))}
     assert stored(Graph("g", given, ["y"], {}, nodes, {"": 17})) == set()
     nodes[1] = replace(nodes[1], attrs={**window, "strides": [2, 2]})
-    assert stored(Graph("g", given, ["y"], {}, nodes, {"": 17})) == {"dy", "dx"}
+    assert stored(Graph("g", given, ["y"], {}, nodes, {"": 17})) >= {"dy", "dx"}
 
 
 def chosen(*nodes: Node) -> set[str]:
