@@ -43,7 +43,7 @@ Options = ParamSpec("Options")
 # Closed or not, the precision, and the shapes of all inputs.
 Shape = tuple[bool, str, tuple[tuple[str, tuple[int, ...]], ...]]
 
-GAIN = 1.1  # float32's predicted seconds over those of 16 bits, from which "auto" takes these
+GAIN = 1.1  # predicted seconds in float32 over seconds in 16 bits, from which "auto" takes 16
 LADDERS = 2  # that a planner keeps
 KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
 
