@@ -93,9 +93,9 @@ def measure_choice(name: str, options: Namespace) -> Iterator[Cells]:
             chosen = COMPARED[plans.index(plan_step(folder, threads, "auto"))]
             told = sum(step_seconds(single)) / sum(step_seconds(half))
             times = time_steps(folder, threads, STEPS.get(name, 5), options.turns, {})
-            found = compare_medians(times["f32"], times["bf16"])
+            gained = compare_medians(times["f32"], times["bf16"])
             cost = compare_medians(times[chosen], times["f32"])
-            yield threads, chosen, told, found, cost
+            yield threads, chosen, told, gained, cost
 
 
 BENCHES = (
