@@ -170,6 +170,8 @@ class Check:
     def __str__(self) -> str:
         return "\n".join(self._list_lines()) + "\n"
 
+    __repr__ = __str__  # in a notebook
+
     def _list_lines(self) -> Iterator[str]:
         yield f"{self.source}: {self._make_verdict()}"
         for each in self.inputs:

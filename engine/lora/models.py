@@ -64,6 +64,8 @@ class Adapted:
     def __str__(self) -> str:
         return str(self.summary)
 
+    __repr__ = __str__  # in a notebook
+
 
 @check_arguments
 def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:

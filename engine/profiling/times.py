@@ -212,6 +212,8 @@ class Times:
         parts = [self.summary(), self.table("phase"), self.table("kernel"), self.table("node")]
         return "\n".join(parts)
 
+    __repr__ = __str__  # in a notebook
+
     def summary(self) -> str:
         """Return a few lines: the time, the limits of the machine, the losses at barriers."""
         total, top = self.total, self.roofline

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import CheckpointError, FileError, StateError
+from engine.base.representation import represent
 from engine.base.signatures import check_arguments
 from engine.system import files
 from engine.training.artifact_set import FORWARD, NAMES
@@ -45,6 +46,8 @@ _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be
 @check_arguments
 class RunFolder:
     """The folder of a run; `locked` makes it, with all that leads to it, if it is missing."""
+
+    __repr__ = represent
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

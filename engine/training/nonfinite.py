@@ -92,6 +92,8 @@ class NonFinite:
             text += f", which read {', '.join(read)}"
         return text
 
+    __repr__ = __str__  # in a notebook
+
 
 def _format_number(value: float) -> str:
     return f"{value:.4g}"

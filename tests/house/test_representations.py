@@ -14,7 +14,12 @@ import pytest
 import edgegrad as eg
 from engine import onnxblock
 from engine.base.representation import represent
+from engine.checking import Check
+from engine.lora import Adapted
+from engine.profiling.times import Times
 from engine.trainer.fit import Fit
+from engine.trainer.runs import RunFolder
+from engine.training.nonfinite import NonFinite
 from tests.support.places import ALIAS
 from tests.support.report_runs import forward, make_samples
 
@@ -52,6 +57,13 @@ def test_no_public_class_has_the_representation_of_object() -> None:
         and not is_typeddict(each)
     ]
     assert not wrong
+
+
+def test_what_prints_as_a_text_is_shown_as_it_in_a_notebook() -> None:
+    """Otherwise a notebook shows all fields of a dataclass, thousands of letters."""
+    kinds = {Check, Times, NonFinite, Adapted}
+    assert not [k for k in kinds if k.__repr__ is not k.__str__]
+    assert repr(RunFolder("run")) == "RunFolder(path='run')"
 
 
 class Squares(eg.Dataset):
