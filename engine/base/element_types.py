@@ -72,6 +72,7 @@ ONNX_CODE: Mapping[str, int] = MappingProxyType({t.name: t.onnx for t in _ROWS})
 _OPEN = [t for t in _ROWS if not t.is_stored_only]
 OF_NUMPY: Mapping[np.dtype[Any], str] = MappingProxyType({np.dtype(t.numpy): t.name for t in _OPEN})
 OF_ONNX: Mapping[int, str] = MappingProxyType({t.onnx: t.name for t in _OPEN})
+SUPPORTED = ", ".join(t.name for t in _OPEN)  # in messages
 OF_CPP: Mapping[str, str] = MappingProxyType({t.cpp: t.name for t in _OPEN})
 
 FLOATS = tuple(t.name for t in _ROWS if t.kind == "float")  # those that models are trained in

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.element_types import NUMPY
+from engine.base.element_types import NUMPY, SUPPORTED
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.plan.plan import align
 from engine.system.config import require_64_bit
@@ -122,7 +122,7 @@ class BoundModel(ModelFile):
         """
         t = self.interface.inputs[name]
         if t.dtype not in NUMPY:
-            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(NUMPY)}")
+            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {SUPPORTED}")
         kind = np.dtype(NUMPY[t.dtype])
         if name in self.interface.texts:
             value = arguments.parse_numbers(f"input {name!r}", value, kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.base.element_types import NUMPY
+from engine.base.element_types import NUMPY, SUPPORTED
 from engine.base.errors import DTypeError, ModelError, ShapeError, suggest_nearest
 from engine.training.bound_model import BoundModel
 from engine.training.model_file import BUFFER, RESET
@@ -38,7 +38,7 @@ def check(model: BoundModel, slots: Mapping[str, Slot]) -> None:
         dtype = model.interface.inputs[name].dtype
         if dtype not in NUMPY:
             raise DTypeError(
-                f"the {model.what} has the input {name!r} of {dtype}; supported: {', '.join(NUMPY)}"
+                f"the {model.what} has the input {name!r} of {dtype}; supported: {SUPPORTED}"
             )
 
 

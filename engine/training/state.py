@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.element_types import FLOATS, ITEMSIZE, NUMPY, OF_NUMPY
+from engine.base.element_types import FLOATS, ITEMSIZE, NUMPY, OF_NUMPY, SUPPORTED
 from engine.base.errors import (
     CheckpointError,
     DTypeError,
@@ -61,7 +61,7 @@ def name_dtype(dtype: Any, where: str) -> str:
     """
     kind = OF_NUMPY.get(np.dtype(dtype))
     if kind is None:
-        raise DTypeError(f"{where}: element type {dtype}; supported: {', '.join(NUMPY)}")
+        raise DTypeError(f"{where}: element type {dtype}; supported: {SUPPORTED}")
     return kind
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.base import arguments, limits
-from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE, SUPPORTED
 from engine.base.errors import DTypeError, EngineError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import amounts, opsets, schemas, scopes, weights
 from engine.graphs.io.messages import (
@@ -366,7 +366,7 @@ class _Reader:
 def _name_element(code: int) -> str:
     """Return the text of an error for an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
-    return f"element type {str(name).lower()}; supported: {', '.join(ONNX_CODE)}"
+    return f"element type {str(name).lower()}; supported: {SUPPORTED}"
 
 
 # --- writing

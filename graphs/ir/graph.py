@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import NUMPY, OF_NUMPY
+from engine.base.element_types import OF_NUMPY, SUPPORTED
 from engine.base.errors import DTypeError, ModelError, shorten
 from engine.kernels.vocabulary.op import Array, TensorType
 
@@ -34,7 +34,7 @@ def find_type(array: Array) -> TensorType:
         DTypeError: its element type is not supported, such as strings and complex numbers.
     """
     if array.dtype not in OF_NUMPY:
-        raise DTypeError(f"{array.dtype}: unknown element type; supported: {', '.join(NUMPY)}")
+        raise DTypeError(f"{array.dtype}: unknown element type; supported: {SUPPORTED}")
     return TensorType(OF_NUMPY[array.dtype], array.shape)
 
 

@@ -18,6 +18,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, find_type
 from engine.graphs.offline.lora import keep_note
 from engine.graphs.offline.normalize import set_inference_mode
+from engine.graphs.offline.precision import narrow_graph
 from engine.graphs.offline.sparse import join_parts
 from engine.graphs.offline.ties import untie
 from engine.graphs.passes.infer import infer
@@ -67,6 +68,14 @@ def make_inference_model(
     graph.types = infer(graph.copy()).types  # the types in the eval model may be wrong
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_list_domains(graph)}}
     return graph.check()
+
+
+def _make_stored(
+    source: Graph | onnx_io.Model, parameters: Mapping[str, Array], output_names: Sequence[str]
+) -> Graph:
+    """Return the inference model with weights of the type that the forward model had."""
+    source = source if isinstance(source, Graph) else onnx_io.load(source)
+    return narrow_graph(make_inference_model(source, parameters, output_names), source)
 
 
 def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
@@ -124,16 +133,15 @@ def make_inference_model_bytes(
     eval_model: Graph | onnx_io.Model,
     parameters: Mapping[str, Array],
     output_names: Sequence[str],
-    *,
-    tied_apart: bool = True,
 ) -> bytes:
     """Return the inference model as bytes, see `make_inference_model`.
+
+    Its weights are of the type that the forward model had.
 
     Raises:
         ModelError: it would exceed the 2 GiB of one message; otherwise as `make_inference_model`.
     """
-    made = make_inference_model(eval_model, parameters, output_names, tied_apart=tied_apart)
-    return onnx_io.to_bytes(made)
+    return onnx_io.to_bytes(_make_stored(eval_model, parameters, output_names))
 
 
 def save_inference_model(
@@ -144,10 +152,12 @@ def save_inference_model(
 ) -> None:
     """Write the inference model to a file; beyond about 2 GiB, also `<path>.data` beside it.
 
+    Its weights are of the type that the forward model had.
+
     Raises:
         FileError: it cannot be written; otherwise as `make_inference_model`.
     """
-    onnx_io.save(make_inference_model(eval_model, parameters, output_names), path)
+    onnx_io.save(_make_stored(eval_model, parameters, output_names), path)
 
 
 def _list_domains(graph: Graph) -> set[str]:

@@ -1,21 +1,26 @@
 """Precision: how models with half floats or integers as weights can be trained.
 
-float16             every value becomes float32: weights, inputs and outputs; see `widen_graph`
+float16             every value becomes float32: weights, inputs and outputs; see `widen_graph`.
+                    An exported model is float16 again where it was, see `narrow_graph`
 integer products    no gradient flows through them: nodes before them stay as they are
 integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapters train beside them
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import warnings
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from engine.base.errors import ModelWarning, find_caller_level
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.half import has_halves, widen_halves
+from engine.graphs.passes.half import convert_attribute, has_halves, widen_halves
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
-from engine.kernels.vocabulary.op import MS
+from engine.kernels.vocabulary.op import MS, TensorType
+from engine.system.files import NOTE
 
 FLOAT_PRODUCTS = {
     "MatMul",
@@ -32,8 +37,10 @@ STATIC = {"QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "QLinearAdd"}
 PACKED = {"MatMulNBits", "MatMulBnb4"}
 HALVES = (
     "the weights of the model are float16: they are trained as float32, and so are all values, "
-    "inputs and outputs included"
+    "inputs and outputs included; an exported model is float16 again"
 )
+_SINGLE = NOTE + "single"  # metadata: what is float32 in a model that has float16 weights
+_LARGEST = float(np.finfo(np.float16).max)
 _FLOAT = "train the float model that it was made from, and quantise that again"
 
 
@@ -84,10 +91,61 @@ def widen_graph(graph: Graph) -> Graph:
     """
     if not has_halves(graph):
         return graph
+    graph.metadata[_SINGLE] = json.dumps(sorted(_list_single(graph)))
     graph.inputs = {
         n: t.but(dtype="f32") if t.dtype == "f16" else t for n, t in graph.inputs.items()
     }
     return widen_halves(graph)
+
+
+def narrow_graph(graph: Graph, source: Graph) -> Graph:
+    """Convert an inference graph back to float16 where the file was that it comes from, in place.
+
+    A graph stays float32, and a warning says so, if float16 cannot hold a parameter.
+
+    source: the evaluation graph, which knows what `widen_graph` has found.
+
+    Before   x: f32; w: f32; y = MatMul(x, w); z = Cast(y) to f32
+    After    x: f16; w: f16; y = MatMul(x, w); z = Cast(y) to f16
+    """
+    if _SINGLE not in source.metadata:
+        return graph
+    single = set(json.loads(source.metadata[_SINGLE]))
+    chosen = {n for n, a in graph.initializers.items() if a.dtype == np.float32} - single
+    for name in sorted(chosen):
+        most = np.abs(graph.initializers[name]).max(initial=0)
+        if most > _LARGEST:
+            warnings.warn(
+                f"the model is written as float32: {name!r} has {most:g}, and float16 ends at "
+                f"{_LARGEST:,.0f}",
+                ModelWarning,
+                stacklevel=find_caller_level(),
+            )
+            return graph
+    for name in chosen:
+        graph.initializers[name] = graph.initializers[name].astype(np.float16)
+    for node in graph.nodes:
+        if node.outputs[0] not in single:
+            node.attrs = {k: convert_attribute(k, v, "f32", "f16") for k, v in node.attrs.items()}
+    graph.inputs = {n: _narrow(t, n in single) for n, t in graph.inputs.items()}
+    graph.types = {n: _narrow(graph.types[n], n in single) for n in graph.outputs}
+    return graph
+
+
+def _narrow(t: TensorType, is_single: bool) -> TensorType:
+    return t if is_single or t.dtype != "f32" else t.but(dtype="f16")
+
+
+def _list_single(graph: Graph) -> Iterator[str]:
+    """Yield the names that are float32 in a graph: constants, inputs, outputs, and the first
+    outputs of nodes that have it as an attribute.
+    """
+    yield from (n for n, a in graph.initializers.items() if a.dtype == np.float32)
+    yield from (n for n, t in graph.inputs.items() if t.dtype == "f32")
+    yield from (n for n in graph.outputs if n in graph.types and graph.types[n].dtype == "f32")
+    for node in graph.nodes:
+        if any(convert_attribute(k, v, "f32", "f16") is not v for k, v in node.attrs.items()):
+            yield node.outputs[0]
 
 
 def has_half_weights(graph: Graph) -> bool:

@@ -88,8 +88,10 @@ def widen_halves(graph: Graph, without: Collection[str] = ()) -> Graph:
 def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
     """Do as `widen_halves` does, with any element type instead of f32."""
     for node in graph.nodes:
-        node.attrs = {name: _widen_attribute(name, v, dtype) for name, v in node.attrs.items()}
-    graph.initializers = {n: _widen_array(a, dtype) for n, a in graph.initializers.items()}
+        node.attrs = {
+            name: convert_attribute(name, v, "f16", dtype) for name, v in node.attrs.items()
+        }
+    graph.initializers = {n: _convert_array(a, "f16", dtype) for n, a in graph.initializers.items()}
     graph.types = {
         n: t.but(dtype=dtype) if t.dtype == "f16" and n not in without else t
         for n, t in graph.types.items()
@@ -119,18 +121,20 @@ def has_halves(graph: Graph) -> bool:
         or is_half(graph.types)
         or any(a.dtype == np.float16 for a in graph.initializers.values())
         or any(
-            _widen_attribute(k, v, "f32") is not v for n in graph.nodes for k, v in n.attrs.items()
+            convert_attribute(k, v, "f16", "f32") is not v
+            for n in graph.nodes
+            for k, v in n.attrs.items()
         )
     )
 
 
-def _widen_attribute(name: str, value: Any, dtype: str) -> Any:
-    """Return an attribute with another element type instead of f16."""
+def convert_attribute(name: str, value: Any, source: str, to: str) -> Any:
+    """Return an attribute with another element type instead of this one."""
     if isinstance(value, np.ndarray):
-        return _widen_array(value, dtype)
-    return ONNX_CODE[dtype] if name in _TYPES and value == _HALF else value
+        return _convert_array(value, source, to)
+    return ONNX_CODE[to] if name in _TYPES and value == ONNX_CODE[source] else value
 
 
-def _widen_array(array: Array, dtype: str) -> Array:
-    """Return an array with elements of this type if its elements are f16."""
-    return array.astype(NUMPY[dtype]) if array.dtype == np.float16 else array
+def _convert_array(array: Array, source: str, to: str) -> Array:
+    """Return an array with elements of another type if they are of this one."""
+    return array.astype(NUMPY[to]) if array.dtype == NUMPY[source] else array

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 from engine import Trainer
 from engine.artifacts import generate_artifacts
@@ -90,6 +92,42 @@ def test_a_model_of_half_floats_trains_as_one_of_float32() -> None:
     assert trainer.step(X, LABELS) == other.step(X, LABELS)
     assert read_values(trainer) == read_values(other)
     assert len(read_values(trainer)) == 4
+
+
+def test_an_export_is_of_the_type_of_the_file(tmp_path: Path) -> None:
+    """Also where a part of the model is float32: `wide` and what is cast to it."""
+    proto = halved()
+    proto.graph.node.add(op_type="Cast", input=["scores"], output=["up"], name="up").attribute.add(
+        name="to", type=onnx.AttributeProto.INT, i=TensorProto.FLOAT
+    )
+    proto.graph.node.add(op_type="Mul", input=["up", "wide"], output=["bent"], name="bent")
+    proto.graph.node.add(op_type="Cast", input=["bent"], output=["y"], name="y").attribute.add(
+        name="to", type=onnx.AttributeProto.INT, i=TensorProto.FLOAT16
+    )
+    wide = np.full(3, 1.5, np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(wide, "wide"))
+    proto.graph.output[0].name = "y"
+    with pytest.warns(ModelWarning, match="an exported model is float16 again"):
+        trainer = Trainer.from_onnx(proto, "cross_entropy", threads=1, precision="f16")
+    trainer.step(X, LABELS)
+    trainer.export(tmp_path / "trained.onnx")
+    made = onnx.load(tmp_path / "trained.onnx")
+    onnx.checker.check_model(made, full_check=True)
+    kinds = {t.name: t.data_type for t in made.graph.initializer}
+    assert kinds.pop("wide") == TensorProto.FLOAT
+    assert set(kinds.values()) == {TensorProto.FLOAT16}
+    ends = [*made.graph.input, *made.graph.output]
+    assert {v.type.tensor_type.elem_type for v in ends} == {TensorProto.FLOAT16}
+    session: Any = ReferenceEvaluator(made)
+    (y,) = session.run(None, {made.graph.input[0].name: X.astype(np.float16)})
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, trainer.predict_batch(X)["y"], rtol=0.01, atol=0.01)
+    name = next(iter(kinds))
+    trainer.state.parameters[name].data[...] = 1e5
+    with pytest.warns(ModelWarning, match="written as float32: .* has 100000, and float16 ends at"):
+        trainer.export(tmp_path / "large.onnx")
+    single = onnx.load(tmp_path / "large.onnx").graph.initializer
+    assert {t.data_type for t in single} == {TensorProto.FLOAT}
 
 
 def test_the_command_trains_half_floats_too(tmp_path: Path) -> None:

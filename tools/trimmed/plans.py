@@ -206,8 +206,8 @@ def _make_inference(
     """
     graph = export.make_inference_model(model.graph, {}, names)
     values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
-    whole = export.make_inference_model_bytes(model.graph, values, names, tied_apart=False)
-    return whole, onnx_io.to_bytes(graph)
+    whole = export.make_inference_model(model.graph, values, names, tied_apart=False)
+    return onnx_io.to_bytes(whole), onnx_io.to_bytes(graph)
 
 
 def _make_phase_plans(
