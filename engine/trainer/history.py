@@ -255,7 +255,7 @@ def _format_cell(column: str, value: float | None) -> str:
         "seconds": amounts.format_duration,
         "memory": amounts.format_size,
         "skipped": lambda count: f"{int(count)}",
-        "loss_scale": lambda factor: f"{factor:,g}",
+        "loss_scale": lambda factor: f"{factor:,.10g}",
     }
     return forms[column](value) if column in forms else amounts.measure(value, is_share(column))
 
