@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 
 from engine.api import CheckpointState
 from engine.tools.trimmed import binary
+from engine.tools.trimmed.generate import LINKED
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import (
     LIBC,
     SANITIZE,
@@ -20,9 +24,11 @@ from tests.support.builds import (
     load,
     make_build,
     make_library,
+    make_source,
     needs_cc,
     plan_file,
     run,
+    write_source,
 )
 from tests.support.places import DRIVERS, GOLDENS
 
@@ -33,6 +39,10 @@ THREADS = {
     "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_destroy", "pthread_mutex_init",
     "pthread_mutex_lock", "pthread_mutex_unlock",
 }  # fmt: skip
+NM = "llvm-nm-19"
+# Division of 64 bits, which every compiler for 32-bit ARM has in a library of its own.
+DIVISION = {"__aeabi_l2f", "__aeabi_uidiv", "__aeabi_uidivmod", "__aeabi_uldivmod"}
+LINKER = {"__indirect_function_table", "__memory_base", "__stack_pointer", "__table_base"}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +77,25 @@ def test_a_freestanding_build_needs_nothing_at_all(threads: int, tmp_path: Path)
     x = np.array([np.float32(i % 7) / np.float32(7) for i in range(256)], np.float32)
     expected = [float(trainer.step(x.reshape(4, 64), np.arange(4))) for _ in range(5)]
     assert losses == expected
+
+
+@pytest.mark.skipif(not shutil.which(NM), reason="needs llvm-nm, which reads all formats")
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_freestanding_runtime_needs_no_libc(target: str, tmp_path: Path) -> None:
+    """Its C, for every target; on 32-bit ARM the division that the compiler's own library has."""
+    made, platform = make_source("mnist", threads=2), resolve(target)
+    write_source(made, tmp_path)
+    archive = link(
+        [], [tmp_path / "library.c"], platform, tmp_path / "library.a", kind="static",
+        defines={"EDGEGRAD_FREESTANDING": ""}, size=True, threads=False, freestanding=True,
+        compiler="zig",
+    )  # fmt: skip
+    listed = subprocess.check_output([NM, "--undefined-only", "--just-symbol-name", archive])
+    symbols = {line for line in listed.decode().split() if not line.endswith(":")}
+    found = {symbol.removeprefix("_" * (platform.form == "macho")) for symbol in symbols}
+    found -= {made.link_name(word) for word in LINKED.values()}
+    helpers = DIVISION if platform.target.arch.startswith("armv") else set()
+    assert found <= helpers | (LINKER if platform.is_wasm else set())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@
 /* In a loop, this keeps the compiler from replacing the loop by a call of the C library. */
 #define NO_LIBRARY_CALL() __asm__ volatile("" ::: "memory")
 
+/* Copy bytes.  Structs are copied by this, too: for an assignment, compilers may call memcpy. */
 static void copy(void *to, const void *from, size_t n)
 {
 #ifdef EDGEGRAD_FREESTANDING

@@ -190,7 +190,8 @@ static size_t item_bytes(int dtype)
 /* The tensor that a state keeps for a parameter.  Its shape is written to `dims`. */
 static model_tensor state_values(const struct state *s, const struct parameter *p, int64_t *dims)
 {
-    model_tensor t = p->tensor;
+    model_tensor t;
+    copy(&t, &p->tensor, sizeof t);
     int rank = t.rank, rows = s->form == F_ROWS, dropped = rank - (rows ? 1 : 2);
     t.dims = dims;
     t.rank = 0;
@@ -396,7 +397,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
         moved += p.moved ? ALIGNED(p.tensor.bytes) : 0;
         if (moved > (d->copies ? d->kept : 0))
             reject(t, "it has no room to keep what steps move");
-        out[i] = p;
+        copy(&out[i], &p, sizeof p);
     }
     for (size_t i = 0; i < all && !problem(t); i++) {
         uint32_t k = sorted[i] = (uint32_t)cell(t, C_ORDER_PARAMETER, i);
@@ -434,8 +435,9 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     p->ports = out + done->ports;
     for (; count && !problem(t); count--) {
         size_t row = done->ports++, buffer = (size_t)cell(t, C_PORT_BUFFER, row);
-        out[row].tensor = tensor(t, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
-                                 cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
+        model_tensor made = tensor(t, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
+                                   cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
+        copy(&out[row].tensor, &made, sizeof made);
         size_t at = limited(t, C_BUFFER_LINE, buffer, LARGEST / 64) * 64;
         if (cell(t, C_BUFFER_REGION, buffer) != R_IO || at > io[0]
             || out[row].tensor.bytes > io[0] - at)

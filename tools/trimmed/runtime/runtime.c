@@ -100,7 +100,7 @@ static void fill_states(model *m)
 
 static int run(model *m, const struct plan *plan)
 {
-    int64_t none[STATUS_WORDS] = {0};
+    int64_t none[STATUS_WORDS]; /* where the plan reports nothing */
     int64_t *status = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
     status[STATUS_KIND] = 0;
     if (plan->noise) {
@@ -198,7 +198,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     if (problem(t))
         return bad_plan(t, message);
     m->memory = memory;
-    m->d = d;
+    copy(&m->d, &d, sizeof d);
     m->rate = m->initial_rate = 0.001f;
     m->words[CONTEXT_TEAM] = MODEL_THREADS;
     team_words(&m->team, m->words);
