@@ -99,6 +99,10 @@ def test_cpu_and_features_replace_the_rows() -> None:
         ({"name": "raspberypi4"}, "nearest: 'raspberrypi4'"),
         ({"triple": "mips-unknown-linux-gnu"}, "'mips' is none of aarch64"),
         ({"triple": "aarch64-unknown-freebsd"}, "the system is none of linux"),
+        ({"name": "pi4", "triple": "x86_64-unknown-linux-gnu"}, "are two targets"),
+        ({"name": "pi4", "cpu": "haswell"}, "'haswell' is not a recognized processor"),
+        ({"triple": "x86_64-linux-gnu", "cpu": "cortex-a72"}, "'cortex-a72' is not a recog"),
+        ({"name": "pi4", "features": "+avx2"}, "'\\+avx2' is not a recognized feature"),
     ],
 )
 def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> None:

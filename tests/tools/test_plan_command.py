@@ -157,7 +157,7 @@ def test_checking_prints_a_line_a_plan(capsys: pytest.CaptureFixture[str]) -> No
         ([FORWARD, "--shape", "inptu=8,64"], 1, "no input 'inptu'; nearest: 'input'"),
         ([str(MLP)], 1, "give the samples of a step, as --batch 8"),
         ([FORWARD, "--batch", "8", "-o", "x"], 2, "-o writes the plans of a folder of artifacts"),
-        ([str(MLP), "-o", "x"], 2, "as --batch 8"),
+        ([str(MLP), "-o", "x"], 1, "does not fix its number of samples"),
         ([str(MLP), "--batch", "8", "-o", "x", "--arena"], 2, "-o writes plans and prints none"),
         ([str(MLP), "--batch", "8", "--ops", FORWARD], 2, "--ops is for plans that -o writes"),
         ([FORWARD, "--target", "vax"], 1, "unknown target 'vax'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,7 +31,7 @@ from engine.kernels.machine.target import host
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import quote
-from engine.tools.trimmed.plans import list_artifacts, make_plans
+from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve
 from tests.support.build_twins import Both
@@ -366,10 +367,29 @@ def test_what_cannot_be_built_is_refused(
     words = ["build", str(GOLDENS / "mlp"), "-o", str(tmp_path / "out")]
     assert cli.main([*words, "--batch", "1", "--shape", "x=1,a"]) == 2
     assert "NAME=D" in capsys.readouterr().err
-    for bad in ([], ["--batch", "0"], ["--batch", "8,"], ["--batch", "x"]):
+    assert cli.main(words) == 1
+    assert "does not fix its number of samples (input ['batch', 64]" in capsys.readouterr().err
+    for bad in (["--batch", "0"], ["--batch", "8,"], ["--batch", "x"]):
         assert cli.main([*words, *bad]) == 2
         assert "--batch" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_fixes_its_samples_needs_no_batch(tmp_path: Path) -> None:
+    shutil.copytree(GOLDENS / "mlp", tmp_path, dirs_exist_ok=True)
+    assert [*plan_native(tmp_path, {"input": (4, 64)}).batches] == [4]
+    for path in tmp_path.glob("*_model.onnx"):
+        model = onnx.load(path)
+        for value in model.graph.input:
+            for d in value.type.tensor_type.shape.dim[:1]:
+                if d.dim_param:
+                    d.dim_value = 3
+        onnx.save(model, path)
+    assert [*plan_native(tmp_path, {}).batches] == [3]
+
+
+def plan_native(folder: Path, shapes: dict[str, tuple[int, ...]]) -> Planned:
+    return make_plans(list_artifacts(folder), resolve("native").target, 1, (), shapes)
 
 
 def test_half_floats_do_not_cross_the_border_of_a_build(tmp_path: Path) -> None:

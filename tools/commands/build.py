@@ -104,14 +104,12 @@ def command(
         )
     if federated and (static or freestanding):
         raise click.UsageError("--federated is for Python, which loads shared libraries alone")
-    if not batches and ops is None:
-        raise click.UsageError("give the samples of a step, as --batch 8")
     source = ops.parent if ops is not None else artifacts
     assert source is not None
     asked = Options(
         name or source.resolve().name.replace("-", "_"),
         resolve(target, triple=triple, cpu=cpu, features=features),
-        batches or (1,),
+        batches,
         threads or 1,
         dict(shapes),
         outputs,

@@ -215,8 +215,6 @@ def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: b
     """Write the plans of artifacts for a library, and say how many bytes they are."""
     if not source.is_dir():
         raise click.UsageError("-o writes the plans of a folder of artifacts")
-    if not given.batches:
-        raise click.UsageError("give the samples of a step, as --batch 8")
     config = None if ops is None else opset.read(ops)
     size = write_plans(source, out, given, config, Progress())
     if as_json:

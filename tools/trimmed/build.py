@@ -26,10 +26,10 @@ from engine.tools.trimmed import federated
 from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
-from engine.tools.trimmed.link import find_compiler, link
+from engine.tools.trimmed.link import Compiler, find_compiler, link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
-from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
+from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
@@ -41,7 +41,7 @@ class Options:
     """Options of a build.
 
     name: the prefix of all functions, and the name of the files.
-    batches: the batch sizes to plan for.
+    batches: the batch sizes to plan for; none if the model fixes its number of samples.
     threads: how many threads a step uses, the caller's included.
     shapes: the shapes of inputs by name, where the batch size does not determine them.
     outputs: the tensors that inference computes; empty: what the loss reads of the forward model.
@@ -140,7 +140,7 @@ def _build(
     for file in ("example.cpp", "device.c", "message.h"):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
-        progress.say(f"linking for {platform.name}")
+        progress.say(_describe_linking(options))
         linked = linker.submit(_link, out, code, options)
         recorded = ""
         if not options.freestanding:
@@ -196,13 +196,13 @@ def build_library(
             budget=options.budget,
         )
         wanted |= {spec.symbol: spec for spec in planned.list_kernels()}
-    runtime = [LAUNCH, WORKER]
+    runtime = list_runners(options.threads)
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
     symbols = [spec.symbol for spec in specs]
     source = Source(name, platform.target, options.threads, _digest(options, symbols), symbols)
     with staged(out) as made:
         code = _write(made, source, specs, options, progress)
-        progress.say(f"linking for {options.platform.name}")
+        progress.say(_describe_linking(options))
         library = _link(made, code, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
         manifest = _make_manifest(source, specs, options, library)
@@ -251,13 +251,21 @@ def _needs_posix_threads(options: Options) -> bool:
     return options.threads > 1 and "windows" not in options.platform.target.triple
 
 
-def _find_compiler(options: Options) -> None:
-    """Check that there is a compiler to link with, before any kernel is compiled.
+def _describe_linking(options: Options) -> str:
+    """Return what linking does, for people who wait."""
+    done = f"linking for {options.platform.name}"
+    if _find_compiler(options).zig and not options.freestanding:
+        done += "; ziglang builds the C library of a target when it first links for it"
+    return done
+
+
+def _find_compiler(options: Options) -> Compiler:
+    """Return the compiler to link with; called first before any kernel is compiled.
 
     Raises:
         EngineError: there is none, or it cannot make what was asked for.
     """
-    find_compiler(
+    return find_compiler(
         options.platform,
         options.compiler,
         threads=_needs_posix_threads(options),

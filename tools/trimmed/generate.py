@@ -18,6 +18,7 @@ from engine.kernels.machine.target import Target
 from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
+from engine.runtime.program import LAUNCH
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_BYTES,
     PROPERTY_BYTES,
@@ -164,7 +165,7 @@ class Source:
         symbols: Sequence[str],
         bundle: Bundle | None = None,
     ) -> None:
-        """Take symbols of all kernels in the order of the table, `launch` and `worker` last.
+        """Take symbols of all kernels in the order of the table, those that run plans last.
 
         Raises:
             ModelError: the name would give a word of the source two meanings.
@@ -285,7 +286,7 @@ class Source:
         yield f"#define OWN_PROPERTY_BYTES {OWN_PROPERTY_BYTES}"
         for word, name in _PROPERTIES.items():
             yield f"#define {word} {quote(name)}"
-        yield f"#define LAUNCH {len(self.symbols) - 2}"
+        yield f"#define LAUNCH {self.symbols.index(LAUNCH.symbol)}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
         yield write_c_header()
         if self.bundle:
@@ -297,7 +298,10 @@ class Source:
         """Return the constant data that goes into the object file of kernels, by symbol."""
         if self.bundle:
             return {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
-        names = "".join(f"{symbol}\0" for symbol in self.symbols[:-2]) + "\0"
+        names = (
+            "".join(f"{symbol}\0" for symbol in self.symbols[: self.symbols.index(LAUNCH.symbol)])
+            + "\0"
+        )
         return {self.link_name("names"): names.encode()}
 
 

@@ -174,6 +174,8 @@ def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str
         flags += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
         flags += ["-fomit-frame-pointer"]  # gcc keeps it on aarch64, where it costs 400 bytes
         flags += ["-fno-semantic-interposition"]  # a library calls its own functions directly
+    if size:
+        flags += ["-fno-inline-functions"]  # clang's cost the runtime 1 KB on aarch64
     if platform.is_elf and platform.target.arch == "aarch64":
         flags += ["-mno-outline-atomics"]  # those ask the C library for the CPU at start
     return [*flags, "-pthread"] if threads else flags

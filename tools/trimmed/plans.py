@@ -73,11 +73,17 @@ class Planned:
         return [*rest, *(p for p in self.plans.values() if p not in rest)]
 
     def list_kernels(self) -> list[KernelSpec]:
-        """Return every kernel that the plans use, in the order of symbols, then `launch` and
-        `worker`.
+        """Return every kernel that the plans use, in the order of symbols, then those that run
+        plans.
         """
-        specs = {spec.symbol: spec for plan in self.list_plans() for spec in plan.specs}
-        return [*(specs[symbol] for symbol in sorted(specs)), LAUNCH, WORKER]
+        plans = list(self.list_plans())
+        specs = {spec.symbol: spec for plan in plans for spec in plan.specs}
+        return [*(specs[s] for s in sorted(specs)), *list_runners(plans[0].threads)]
+
+
+def list_runners(threads: int) -> list[KernelSpec]:
+    """Return the kernels that run plans: the caller's and, if there are more threads, theirs."""
+    return [LAUNCH, WORKER] if threads > 1 else [LAUNCH]
 
 
 def list_artifacts(folder: Path) -> dict[str, Path]:
@@ -113,6 +119,7 @@ def make_plans(
     """Plan the models of a folder of artifacts (see `list_artifacts`).
 
     batches: the batch sizes to plan for.  A symbolic first dimension of an input has this size.
+        Without any, the model must fix its number of samples.
     shapes: the shapes of inputs by name, where the batch size does not determine them.
     outputs: the names of the tensors that inference computes; by default those that the loss reads
         (see `forward_outputs`).
@@ -147,6 +154,7 @@ def make_plans(
         if names:
             inference, source = _make_inference(models["eval"], state, names)
             models["infer"] = open_model(source, "inference model")
+    batches = batches or [_find_fixed_batch(models["train"], shapes)]
     freeze_constants(list(models.values()), memory)
     _check(models, state)
     graphs, states, update = [m.graph for m in models.values()], lay_out((), {}), None
@@ -182,6 +190,22 @@ def make_plans(
         batches=every,
         makers=find_makers(graphs, plans.values()) if closed else {},
     )
+
+
+def _find_fixed_batch(model: Model, given: Shapes) -> int:
+    """Return the number of samples that a model or its given shapes fix: their first dimension.
+
+    Raises:
+        InputError: they fix none, or the first dimensions differ.
+    """
+    shapes = {n: given.get(n) or model.interface.inputs[n].shape for n in model.inputs}
+    sizes = list({s[0] for s in shapes.values() if s and isinstance(s[0], int)})
+    if len(sizes) != 1:
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise InputError(
+            f"the {model.what} does not fix its number of samples ({listed}): give --batch"
+        )
+    return sizes[0]
 
 
 def _check(models: Mapping[str, Model], state: CheckpointState) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 
@@ -159,13 +160,16 @@ def resolve(
 ) -> Platform:
     """Return the platform of a target.
 
-    name: a name of `names()`; not read if there is a triple.
-    triple: an LLVM triple.
+    name: a name of `names()`.
+    triple: an LLVM triple, instead of a name other than `native`.
     cpu, features: LLVM's name of the CPU and its features, instead of the name's.
 
     Raises:
-        EngineError: the name or the triple is not known.
+        EngineError: the name or the triple is not known, both are given, or the architecture has
+            no such CPU or feature.
     """
+    if triple and name != "native":
+        raise EngineError(f"target {name} and triple {triple} are two targets: give one of them")
     if triple:
         platform = _of_triple(triple, triple, cpu or "generic", features, "")
     elif name == "native":
@@ -182,7 +186,30 @@ def resolve(
     if cpu or features is not None:
         new = target.features if features is None else features
         target = replace(target, cpu=cpu or target.cpu, features=new)
+        _check_core(target)
     return replace(platform, target=target)
+
+
+# LLVM writes what it does not know to the standard error, and goes on without it.
+_MAKE_MACHINE = """
+import sys, llvmlite.binding as llvm
+llvm.initialize_all_targets()
+triple, cpu, features = sys.argv[1:]
+llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
+"""
+
+
+def _check_core(target: Target) -> None:
+    """Check that LLVM knows the CPU and the features for the architecture of a target.
+
+    Raises:
+        EngineError: it does not.
+    """
+    words = [sys.executable, "-c", _MAKE_MACHINE, target.triple, target.cpu, target.features]
+    done = subprocess.run(words, capture_output=True, text=True)
+    line = next(iter(done.stderr.strip().splitlines()[-1:]), "")
+    if done.returncode or "is not a recognized" in done.stderr:
+        raise EngineError(f"target {target.triple}: {line.removesuffix(' (ignoring processor)')}")
 
 
 def of_target(target: Target) -> Platform:

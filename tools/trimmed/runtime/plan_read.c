@@ -335,24 +335,27 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
 
 /* --- kernels, parameters and plans */
 
-/* Make the tensor of a parameter or port.  Its dimensions are read from column `from`, beginning at
- * *row, and written to the same rows of `to`. */
-static model_tensor tensor(struct tables *t, const char *name, uint64_t dtype, uint64_t rank,
-                           int from, size_t *row, int64_t *to)
+/* Write the tensor of a parameter or port.  Its dimensions are read from column `from`, beginning
+ * at *row, and written to the same rows of `to`. */
+static void put_tensor(struct tables *t, model_tensor *out, const char *name, uint64_t dtype,
+                       uint64_t rank, int from, size_t *row, int64_t *to)
 {
-    model_tensor out = {name, (int)(dtype & 15), (int)rank, to + *row, 0, 0};
-    uint64_t bytes = item_bytes(out.dtype);
+    out->name = name;
+    out->dtype = (int)(dtype & 15);
+    out->rank = (int)rank;
+    out->dims = to + *row;
+    out->trainable = 0;
+    uint64_t bytes = item_bytes(out->dtype);
     if (!bytes || dtype > 15 || rank > MOST_DIMS)
         reject(t, "a tensor has no known type or too many dimensions");
-    for (int i = 0; i < out.rank && !problem(t); i++) {
+    for (int i = 0; i < out->rank && !problem(t); i++) {
         size_t size = limited(t, from, *row, LARGEST);
         to[(*row)++] = (int64_t)size;
         if (size && bytes > LARGEST / size)
             reject(t, "a tensor is too large");
         bytes *= size;
     }
-    out.bytes = (size_t)bytes;
-    return out;
+    out->bytes = (size_t)bytes;
 }
 
 /* Find each kernel that the plans name in the table of this library. */
@@ -381,8 +384,8 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
     for (size_t i = 0; i < all && !problem(t); i++) {
         struct parameter p;
         zero(&p, sizeof p);
-        p.tensor = tensor(t, text(t, C_PARAMETER_NAME, i), cell(t, C_PARAMETER_DTYPE, i),
-                          cell(t, C_PARAMETER_RANK, i), C_PARAMETER_DIM_SIZE, &dim, dims);
+        put_tensor(t, &p.tensor, text(t, C_PARAMETER_NAME, i), cell(t, C_PARAMETER_DTYPE, i),
+                   cell(t, C_PARAMETER_RANK, i), C_PARAMETER_DIM_SIZE, &dim, dims);
         p.tensor.trainable = cell(t, C_PARAMETER_TRAINABLE, i) != 0;
         p.listed = cell(t, C_PARAMETER_LISTED, i) != 0;
         p.moved = cell(t, C_PARAMETER_MOVED, i) != 0;
@@ -435,9 +438,8 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     p->ports = out + done->ports;
     for (; count && !problem(t); count--) {
         size_t row = done->ports++, buffer = (size_t)cell(t, C_PORT_BUFFER, row);
-        model_tensor made = tensor(t, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
-                                   cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
-        copy(&out[row].tensor, &made, sizeof made);
+        put_tensor(t, &out[row].tensor, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
+                   cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
         size_t at = limited(t, C_BUFFER_LINE, buffer, LARGEST / 64) * 64;
         if (cell(t, C_BUFFER_REGION, buffer) != R_IO || at > io[0]
             || out[row].tensor.bytes > io[0] - at)

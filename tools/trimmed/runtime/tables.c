@@ -3,7 +3,7 @@
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
 #define HIDDEN __attribute__((visibility("hidden")))
-extern const kernel kernel_table[] HIDDEN; /* kernels of all plans, then launch and worker */
+extern const kernel kernel_table[] HIDDEN; /* kernels of all plans, then those that run plans */
 #ifdef OWN_PLANS_BYTES
 extern const uint8_t own_plans[] HIDDEN; /* the plans of this build */
 #else
