@@ -63,6 +63,7 @@ def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source
 def write_source(made: Source, folder: Path) -> None:
     """Write all C and C++ that a build gives: header, library, self-test and examples."""
     (folder / f"{made.name}.h").write_text(made.write_header())
+    (folder / f"{made.name}.hpp").write_text(made.write_cpp_header())
     (folder / "library.c").write_text(made.write_source())
     for file in ("example.c", "example.cpp", "device.c", "message.h"):
         (folder / file).write_text(made.write_example(file))

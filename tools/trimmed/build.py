@@ -230,6 +230,7 @@ def _write(
     (made / f"{name}.c").write_text(source.write_source(), "utf-8")
     (made / "kernels.o").write_bytes(code)
     (out / f"{name}.h").write_text(source.write_header(), "utf-8")
+    (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
     (made / "example.c").write_text(source.write_example("example.c"), "utf-8")
     if not (options.static or options.freestanding):  # Python loads shared libraries
         for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):

@@ -19,6 +19,7 @@ from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.runtime.program import LAUNCH
+from engine.tools.trimmed.api import list_functions, write_cpp
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_BYTES,
     PROPERTY_BYTES,
@@ -179,13 +180,25 @@ class Source:
 
     def write_header(self) -> str:
         """Return the public header."""
-        text = _read_template("model.h")
-        for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
-            text = text.replace(mark, own)
         rows = [
             f"#define {'@NAME@_' + k:26s} {v} /* {what} */" for k, v, what in self._list_constants()
         ]
-        return self.fill_names(text.replace("/*@constants@*/", "\n".join(rows)))
+        return self.fill_names(self.read_header().replace("/*@constants@*/", "\n".join(rows)))
+
+    def write_cpp_header(self) -> str:
+        """Return the header of the C++ class, made from the declarations of the public header."""
+        text = _read_template("model.hpp").replace("@plan@", "" if self.bundle else '"plan", ')
+        members = write_cpp(list_functions(self.read_header()))
+        return self.fill_names(text.replace("/*@members@*/", members))
+
+    def read_header(self) -> str:
+        """Return the public header with the marks of names and constants, which describes the
+        API.
+        """
+        text = _read_template("model.h")
+        for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
+            text = text.replace(mark, own)
+        return text
 
     def write_source(self) -> str:
         """Return everything in the library except its kernels, as one C file."""
