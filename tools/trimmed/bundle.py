@@ -29,7 +29,7 @@ from engine.training.model_file import RESET
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
 PROPERTY_BYTES = 4096  # of user properties
-OWN_PROPERTY_BYTES = 192  # of the learning rate and the counts while a checkpoint is written
+OWN_PROPERTY_ROOM = 192  # of the learning rate and the counts while a checkpoint is written
 RUNTIME = ("launch", "worker")  # kernels that run plans
 # Inputs that the runtime fills: columns of table `plan`, which say where they are.
 FILLED = {"fault": FAULT, "reset": RESET, "noise": NOISE}
@@ -181,7 +181,7 @@ class Bundle:
             rows("port") * PORT_ROOM,
             8 * (rows("parameter_dim") + rows("port_dim")),
             8 * words,
-            PROPERTY_BYTES + OWN_PROPERTY_BYTES,
+            PROPERTY_BYTES + OWN_PROPERTY_ROOM,
             self.count_region("param"),
             self.count_region("grad"),
             self.planned.states.nbytes,

@@ -21,7 +21,7 @@ from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.runtime.program import LAUNCH
 from engine.tools.trimmed.api import list_functions, write_cpp
 from engine.tools.trimmed.bundle import (
-    OWN_PROPERTY_BYTES,
+    OWN_PROPERTY_ROOM,
     PROPERTY_BYTES,
     Bundle,
     describe_target,
@@ -296,7 +296,7 @@ class Source:
         yield f"#define BUILD {quote(self.build)}"
         yield f"#define KERNELS {quote(digest_kernels())}"
         yield f"#define TARGET {quote(describe_target(self.target))}"
-        yield f"#define OWN_PROPERTY_BYTES {OWN_PROPERTY_BYTES}"
+        yield f"#define OWN_PROPERTY_ROOM {OWN_PROPERTY_ROOM}"
         for word, name in _PROPERTIES.items():
             yield f"#define {word} {quote(name)}"
         yield f"#define LAUNCH {self.symbols.index(LAUNCH.symbol)}"

@@ -321,7 +321,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     a.ports = place(t, &used, t->rows[T_PORT], PORT_ROOM);
     a.dims = place(t, &used, (uint64_t)t->rows[T_PARAMETER_DIM] + t->rows[T_PORT_DIM], 8);
     a.steps = place(t, &used, step_words(t), 8);
-    d->properties_at = place(t, &used, MODEL_PROPERTY_BYTES + OWN_PROPERTY_BYTES, 1);
+    d->properties_at = place(t, &used, MODEL_PROPERTY_BYTES + OWN_PROPERTY_ROOM, 1);
     d->param_at = place(t, &used, n->param, 1);
     d->grad_at = place(t, &used, n->grad, 1);
     d->state_at = place(t, &used, n->state, 1);
@@ -337,7 +337,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
 
 /* Write the tensor of a parameter or port.  Its dimensions are read from column `from`, beginning
  * at *row, and written to the same rows of `to`. */
-static void put_tensor(struct tables *t, model_tensor *out, const char *name, uint64_t dtype,
+static void read_shape(struct tables *t, model_tensor *out, const char *name, uint64_t dtype,
                        uint64_t rank, int from, size_t *row, int64_t *to)
 {
     out->name = name;
@@ -384,7 +384,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
     for (size_t i = 0; i < all && !problem(t); i++) {
         struct parameter p;
         zero(&p, sizeof p);
-        put_tensor(t, &p.tensor, text(t, C_PARAMETER_NAME, i), cell(t, C_PARAMETER_DTYPE, i),
+        read_shape(t, &p.tensor, text(t, C_PARAMETER_NAME, i), cell(t, C_PARAMETER_DTYPE, i),
                    cell(t, C_PARAMETER_RANK, i), C_PARAMETER_DIM_SIZE, &dim, dims);
         p.tensor.trainable = cell(t, C_PARAMETER_TRAINABLE, i) != 0;
         p.listed = cell(t, C_PARAMETER_LISTED, i) != 0;
@@ -438,7 +438,7 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     p->ports = out + done->ports;
     for (; count && !problem(t); count--) {
         size_t row = done->ports++, buffer = (size_t)cell(t, C_PORT_BUFFER, row);
-        put_tensor(t, &out[row].tensor, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
+        read_shape(t, &out[row].tensor, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
                    cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
         size_t at = limited(t, C_BUFFER_LINE, buffer, LARGEST / 64) * 64;
         if (cell(t, C_BUFFER_REGION, buffer) != R_IO || at > io[0]
