@@ -190,7 +190,8 @@ class RunFolder:
     ) -> None:
         """Keep a set of artifacts in the folder of the run, as links where the system can.
 
-        folder: of the artifacts.
+        folder: of the artifacts; if they are in the run's own already, only the forward model is
+            added.
         names: of the files in it, each with the name that it gets; those that are missing are left
             out.
         forward: the model that they were made of; None: not known.
@@ -199,19 +200,18 @@ class RunFolder:
             FileError: they cannot be read or written.
         """
         place = os.fspath(self.path / ARTIFACTS)
-        if os.path.realpath(folder) == os.path.realpath(place):
-            return
+        is_own = os.path.realpath(folder) == os.path.realpath(place)
         files.make_folder(place)
         with files.staging(place) as stage:
             kept = {**names, **_save_forward(forward, folder, os.path.join(stage, FORWARD))}
-            for name, its in kept.items():
+            for name, its in ({} if is_own else kept).items():
                 source = os.path.join(folder, name)
                 if os.path.isfile(source):
                     files.copy(os.path.realpath(source), os.path.join(stage, its))
             made = sorted(os.listdir(stage))
             if made:
                 moves = [(os.path.join(stage, n), os.path.join(place, n)) for n in made]
-                files.replace_together(moves, [os.path.join(place, TRAINING)])
+                files.replace_together(moves, [] if is_own else [os.path.join(place, TRAINING)])
 
     def save(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from engine import Trainer
 from engine.tools import cli
 from engine.tools.actions import runs
 from tests.support.run_models import write_pictures
@@ -44,6 +47,17 @@ def test_a_run_begins_goes_on_and_gives_its_weights(
     words = ("--model", "cnn", "--weights", "run/inference.onnx", "--data", "photos", "-o", "two")
     told = train(capsys, *words)
     assert "model: fc2.weight, fc2.bias stay random, for another number of classes\n" in told
+
+
+def test_a_trainer_of_a_run_of_the_command_makes_its_artifacts_anew(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(capsys, "--model", "cnn", "--data", "photos", "-o", "run")
+    shutil.move("run", "moved")
+    trainer = Trainer.from_run("moved", threads=1)
+    for asked in ({"class_weight": "balanced"}, {"augment": ["cutmix"]}):
+        history = trainer.fit("photos", batch_size=8, progress=False, **asked)
+        assert np.isfinite(history["loss"]).all()
 
 
 def test_rows_and_texts_have_models_too(
