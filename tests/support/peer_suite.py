@@ -86,11 +86,11 @@ class Session:
     def update(self, inputs: Mapping[str, Any]) -> Any:
         """Run the optimizer: the parameters after it, or the clipped gradients of a graph of those.
 
-        Clipped gradients are what a step of SGD at the learning rate -1 makes of zeros.
+        Clipped gradients are what a step of SGD at the learning rate 1 takes off zeros.
         """
         gradients, model = inputs["gradients"], self.model
         values = inputs.get("params", [np.zeros_like(g) for g in gradients])
-        rate = float(inputs.get("learning_rate", np.array([-1.0]))[0])
+        rate = float(inputs.get("learning_rate", np.array([1.0]))[0])
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
             artifacts.generate_artifacts(
@@ -107,7 +107,8 @@ class Session:
                 assert grad is not None
                 grad[...] = gradient
             optimizer.step()
-            return [np.array(state.parameters[f"p{i}"].data) for i in range(len(values))]
+            sign = 1 if "params" in inputs else -1
+            return [sign * np.array(state.parameters[f"p{i}"].data) for i in range(len(values))]
 
 
 _BUFFER = "_grad.accumulation.buffer"

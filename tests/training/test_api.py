@@ -172,11 +172,11 @@ def test_plans_of_shapes_long_not_seen_go(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "plan_bytes", lambda: int(3.5 * one.nbytes))
     for n in (2, 1, 3, 4):  # of 1, 2, 3: 2 goes when 4 comes
         module(*batch(n))
-    assert [shapes[0][0] for _, _, _, _, _, _, *shapes in programs] == [1, 3, 4]
+    assert [key[-1][0] for key in programs] == [1, 3, 4]  # the batch of its last input
     assert sum(p.nbytes for p in programs.values()) <= 3.5 * one.nbytes
     module.train()(*batch(5))  # larger than two plans of the eval model
-    *_, (what, _, _, _, _, _, *shapes) = programs
-    assert (what, shapes[0][0]) == ("training model", 5)
+    *_, newest = programs
+    assert (newest[0], newest[-1][0]) == ("training model", 5)
     assert len(programs) < 4
     assert module.eval()(*batch(1)) == first
 
@@ -208,7 +208,7 @@ def test_a_plan_larger_than_the_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(memory, "plan_bytes", lambda: 1)
     for n in (1, 2, 2):
         module(*batch(n))
-    assert [shapes[0][0] for _, _, _, _, _, _, *shapes in module.session.memory.programs] == [2]
+    assert [key[-1][0] for key in module.session.memory.programs] == [2]
 
 
 def test_the_limit_of_plans_is_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
