@@ -42,7 +42,7 @@ from engine.graphs.planner.lifetimes import (
     merge_inplace,
 )
 from engine.graphs.planner.order import find_least_peak, order
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
@@ -132,7 +132,7 @@ def plan_of(
 
     def open_model(name: str) -> Model:
         """Return one of the models."""
-        return Model(folder / f"{name}_model.onnx", state, memory, threads, name, host())
+        return Model(folder / f"{name}_model.onnx", state, memory, threads, name, detect_host())
 
     model, update = open_model("eval" if kind == "eval" else "training"), None
     if kind == "joined":

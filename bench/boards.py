@@ -28,7 +28,7 @@ from bench.instructions import Program, build_program, compile_plugin
 from bench.machine_code import Block, Instruction, disassemble, estimate_cycles
 from bench.rows import Bench, Cells, Option
 from engine.errors import InputError
-from engine.kernels.analysis.flops import work
+from engine.kernels.analysis.flops import measure_work
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
@@ -137,7 +137,7 @@ def count_moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
     made = plans.make_plans(plans.list_artifacts(folder), target, THREADS, [batch], {}).plans
     moved_bytes, total = defaultdict[str, int](int), 0
     for phase in ("train", "optimizer"):
-        for step, done in zip(made[phase].steps, work(made[phase]), strict=True):
+        for step, done in zip(made[phase].steps, measure_work(made[phase]), strict=True):
             total += done.nbytes
             moved_bytes[step.kernel] += sum(n for n, memory in done.moves if memory > CACHES)
     return dict(moved_bytes), total

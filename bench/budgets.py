@@ -49,7 +49,7 @@ from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import compute_liveness_bound, find_lifetimes, merge_inplace
 from engine.graphs.planner.place import place
-from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.machine.target import Target
 from engine.plan.plan import CHECK, COUNT, RATE, Plan
 from engine.runtime.program import Program
@@ -274,9 +274,9 @@ def _compare_figures(now: Figures, usual: Figures) -> Cells:
 
 def _list_amounts(one: Trained, plan: Plan) -> Cells:
     """Return work bytes in MB and in percent, and by how much the predicted time is longer."""
-    work, told = one.free.compute_region_bytes("work"), sum(step_seconds(one.free))
+    work, told = one.free.compute_region_bytes("work"), sum(predict_steps(one.free))
     mine = plan.compute_region_bytes("work")
-    return mine / MB, 100 * mine / work, 100 * (sum(step_seconds(plan)) / told - 1)
+    return mine / MB, 100 * mine / work, 100 * (sum(predict_steps(plan)) / told - 1)
 
 
 AMOUNTS = ("work MB:.1f", "%:.1f", "predicted %:+.1f")

@@ -28,7 +28,7 @@ from bench.tables import make_markdown
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.models.images import build_cnn, build_mlp
 from engine.models.mobilenets import build_mobilenet_v2
 from engine.models.post_norm import build_minilm
@@ -275,8 +275,8 @@ def make_page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     head = PAGE.format(
         commit=subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip(),
-        arch=host().arch,
-        vector=host().vector,
+        arch=detect_host().arch,
+        vector=detect_host().vector,
         steps=STEPS,
         tolerance=TOLERANCE,
         models="; ".join(f"{name}: {MODELS[name].what}" for name in chosen),

@@ -19,8 +19,8 @@ from bench.measuring import call_fresh
 from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.kernels.binaries import load, workers
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system.config import PREFIX, count_cores
@@ -38,7 +38,7 @@ def list_kernels(name: str) -> list[KernelSpec]:
 
 def measure_phases(specs: Sequence[KernelSpec]) -> list[float]:
     """Return the processor time of importing the compiler, and of each phase for all kernels."""
-    target, known = host(), templates()
+    target, known = detect_host(), list_templates()
     start = time.process_time()
     from engine.kernels.compiler import emit, lower
 
@@ -64,7 +64,7 @@ def wait(specs: Sequence[KernelSpec], cores: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[PREFIX + "CACHE_DIR"] = folder
         start = time.perf_counter()
-        load.codes(specs, host(), load.OBJECT)
+        load.get_codes(specs, detect_host(), load.OBJECT)
         return time.perf_counter() - start
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.machine_code import CORES, Block, disassemble, estimate_cycles, find_loops, find_tool
 from bench.rows import Bench, Cells, Option
 from bench.tables import make_markdown
-from engine.kernels.binaries.load import OBJECT, codes
+from engine.kernels.binaries.load import OBJECT, get_codes
 from engine.plan.plan import KernelSpec
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
@@ -92,7 +92,7 @@ def analyse(specs: Sequence[KernelSpec], core: str) -> dict[str, list[Loop]]:
     blocks: dict[str, list[Block]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
-        for symbol, code in codes(specs, resolve(BOARDS[core]).target, OBJECT).items():
+        for symbol, code in get_codes(specs, resolve(BOARDS[core]).target, OBJECT).items():
             path.write_bytes(code)
             inner = find_loops(disassemble(path))
             blocks[symbol] = [b for b in inner if b.vectors >= PRODUCT and b.vector_memory]

@@ -21,8 +21,8 @@ from bench.programs import Training, written
 from bench.rows import Bench, Cells
 from engine.base.precision import PRECISIONS, Precision
 from engine.errors import InputError
-from engine.kernels.analysis.cost import begin, limits, step_seconds
-from engine.kernels.analysis.flops import tasks
+from engine.kernels.analysis.cost import begin, predict_limits, predict_steps
+from engine.kernels.analysis.flops import list_tasks
 from engine.plan.plan import Plan
 from engine.profiling import Profile
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -46,8 +46,10 @@ def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
     least: dict[str, float] = defaultdict(float)
     taken: dict[str, float] = defaultdict(float)
     for plan, profile in starmap(profile_workload, product(names, PRECISIONS)):
-        calls = tasks(plan)
-        bounds = list(limits([*calls, *calls], plan.threads, profile.roofline))[len(calls) :]
+        calls = list_tasks(plan)
+        bounds = list(predict_limits([*calls, *calls], plan.threads, profile.roofline))[
+            len(calls) :
+        ]
         for task, bound, step in zip(calls, bounds, profile.steps, strict=True):
             template = task.spec.template
             counts[template] += 1
@@ -75,7 +77,7 @@ def measure_workload(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield a row a precision of a workload."""
     for precision in PRECISIONS:
         plan, profile = profile_workload(name, precision)
-        told = sum(step_seconds(plan, profile.roofline)), sum(step_seconds(plan))
+        told = sum(predict_steps(plan, profile.roofline)), sum(predict_steps(plan))
         taken = sum(step.seconds for step in profile.steps)
         yield precision, *(1e3 * s for s in told), 1e3 * taken
 

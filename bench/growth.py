@@ -36,7 +36,7 @@ from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline import joined, training
 from engine.graphs.passes import check, pipeline
 from engine.graphs.planner import assemble, lower, planner
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.layers import Layers
 from engine.models.post_norm import build_minilm
@@ -294,7 +294,7 @@ def _plan_training(forward: Graph, folder: Path, clock: Clock, least: bool) -> t
     with clock.stage("open model"):
         state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
         model, optimizer = (
-            Model(folder / f"{name}_model.onnx", state, memory, 2, name, host())
+            Model(folder / f"{name}_model.onnx", state, memory, 2, name, detect_host())
             for name in ("training", "optimizer")
         )
         update = Update(optimizer, optimizer.lay_out_states())
@@ -316,7 +316,7 @@ def _plan_graph(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
     path = folder / "forward.onnx"
     onnx_io.save(graph, path)
     with clock.stage("the rest"):
-        plan = planner.make_plan(onnx_io.load(path), {}, target=host(), threads=2)
+        plan = planner.make_plan(onnx_io.load(path), {}, target=detect_host(), threads=2)
     return plan, len(graph.nodes)
 
 

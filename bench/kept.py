@@ -17,7 +17,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.passes.pipeline import PASSES
 from engine.graphs.passes.simplify import is_acting
 from engine.graphs.planner.planner import Planner
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
 from engine.tools.benchmark.workloads import WORKLOADS
 
@@ -33,7 +33,9 @@ def make_plans(name: str, without: Sequence[Sequence[str]]) -> list[Plan]:
     changed = {name for node in graph.nodes if is_acting(node) for name in node.outputs}
     outputs = [name for name in graph.outputs if name not in changed]
     return [
-        Planner(graph, target=host(), threads=THREADS, outputs=outputs, without=passes).plan(shapes)
+        Planner(graph, target=detect_host(), threads=THREADS, outputs=outputs, without=passes).plan(
+            shapes
+        )
         for passes in without
     ]
 

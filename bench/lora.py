@@ -33,7 +33,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import training
 from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.planner.planner import Planner
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.models.pre_norm import build_gpt2
 from engine.plan.plan import align
 from engine.trainer.trainer import Trainer
@@ -127,7 +127,7 @@ def plan_whole(positions: int) -> Row:
     made = training.make_artifacts(graph, training.Choice(tuple(names), ()), None, []).training
     shapes = {n: t.dims for n, t in made.inputs.items()}
     loss = made.outputs[:1]
-    plan = Planner(made, target=host(), threads=THREADS, outputs=loss).plan(shapes)
+    plan = Planner(made, target=detect_host(), threads=THREADS, outputs=loss).plan(shapes)
     total = sum(sizes)
     region_bytes = {
         "param": total,

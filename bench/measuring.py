@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 from unittest import mock
 
 from engine.errors import EngineError
-from engine.kernels.binaries.load import addresses
+from engine.kernels.binaries.load import get_addresses
 from engine.runtime import roofline
 from engine.runtime.roofline import Roofline
 
@@ -85,7 +85,7 @@ def compare_medians(first: Sequence[float], second: Sequence[float]) -> float:
 @cache
 def measure_limits(threads: int = 1) -> Roofline:
     """Return what this machine can do at most on so many threads."""
-    return roofline.measure(threads, addresses)
+    return roofline.measure(threads, get_addresses)
 
 
 # --- processes

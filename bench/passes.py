@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.measuring import MB
 from bench.rows import Bench, Cells
 from engine.api import CheckpointState
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan, Step
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.memory import Memory
@@ -90,9 +90,9 @@ def make_plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
     workload.write(folder)
     images, labels = workload.batch()
     made = []
-    for tile_bytes in (WHOLE, host().tile_bytes):
+    for tile_bytes in (WHOLE, detect_host().tile_bytes):
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        target = replace(host(), tile_bytes=tile_bytes)
+        target = replace(detect_host(), tile_bytes=tile_bytes)
         training = folder / "training_model.onnx"
         model = Model(training, state, Memory(), threads, "training model", target)
         inputs = [i for i in model.inputs if i not in state.parameters]

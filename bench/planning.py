@@ -34,9 +34,9 @@ from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.binaries.load import addresses
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import ops
+from engine.kernels.binaries.load import get_addresses
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import Program
 from engine.models.images import build_mlp
@@ -94,7 +94,7 @@ class Builder:
 
 def list_elementwise() -> dict[str, Op]:
     """Return the ops of ONNX and of onnxruntime that are formulas, by title."""
-    formulas = {op.title: op for op in ops().values() if op.expr and op.domain != OURS}
+    formulas = {op.title: op for op in list_ops().values() if op.expr and op.domain != OURS}
     return {title: op for title, op in formulas.items() if title not in OTHERS}
 
 
@@ -118,7 +118,10 @@ def find_kinds(op: Op, attrs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
             )
             try:
                 (made,) = op.infer(site)
-                if not site.formula().misfit(kinds) and len(site.formula().reads()) == count:
+                if (
+                    not site.formula().explain_misfit(kinds)
+                    and len(site.formula().list_reads()) == count
+                ):
                     return kinds, made.dtype
             except (EngineError, IndexError):
                 continue
@@ -214,12 +217,12 @@ def count_figures(plan: Plan) -> tuple[int, int, int]:
 
 def plan_network(model: Path, state: CheckpointState) -> Plan:
     """Return the plan of a model whose parameters are in a state."""
-    return Model(model, state, Memory(), 2, model.stem, host()).plan({"x": SHAPE})
+    return Model(model, state, Memory(), 2, model.stem, detect_host()).plan({"x": SHAPE})
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for the plan of a graph, and for the plans of the models that train it."""
-    graph, target = make_graph(name, options.nodes, options.layers), host()
+    graph, target = make_graph(name, options.nodes, options.layers), detect_host()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         path = folder / "forward.onnx"
@@ -277,15 +280,15 @@ def measure_model(name: str, _: Namespace) -> Iterator[Cells]:
         state = CheckpointState.load_checkpoint(Path(folder) / "checkpoint")
         path = Path(folder) / "training_model.onnx"
         for _turn in range(REPEATS):
-            model = Model(path, state, Memory(), 2, "training model", host())
+            model = Model(path, state, Memory(), 2, "training model", detect_host())
             plan = note_time("first", partial(plan_further, model, shape))
             note_time("half", partial(plan_further, model, (batch // 2, *rest)))
             note_time("double", partial(plan_further, model, (2 * batch, *rest)))
             data = plan_file.to_bytes([plan], plan.target)
             note_time("verify", partial(verify, note_time("decode", partial(decode_plan, data))))
             regions = {region: allocate(size, zero=False) for region, size in plan.regions}
-            addresses((LAUNCH, WORKER, *plan.kernels))  # compiled before it is timed
-            note_time("bind", partial(Bound, plan, addresses, regions))
+            get_addresses((LAUNCH, WORKER, *plan.kernels))  # compiled before it is timed
+            note_time("bind", partial(Bound, plan, get_addresses, regions))
     medians = {what: statistics.median(values) for what, values in times.items()}
     ratios = (medians[what] / medians["first"] for what in ("half", "double"))
     yield *(medians[what] for what in STAGES), *ratios

@@ -30,7 +30,7 @@ from bench.measuring import MB, anonymous_growth, call_fresh
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.ops.registry import ops, templates
+from engine.kernels.ops.registry import list_ops, list_templates
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed.targets import resolve
@@ -137,8 +137,8 @@ def measure_growth(kind: str, path: Path) -> int:
 
     kind: as the rows say.  Batches have 4 samples, and so has every symbolic dimension.
     """
-    assert ops()  # what is imported when it is first asked for
-    assert templates()
+    assert list_ops()  # what is imported when it is first asked for
+    assert list_templates()
     assert convert.inline_functions is not None
     target = resolve("x86-64-v3").target
     if kind in ("lora", "full", "adapted"):

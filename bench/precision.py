@@ -28,7 +28,7 @@ from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, find_peers
 from engine.base.precision import Precision
-from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.analysis.cost import predict_steps
 from engine.plan.plan import Plan
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -91,7 +91,7 @@ def measure_choice(name: str, options: Namespace) -> Iterator[Cells]:
         for threads in options.threads:
             single, half = plans = [plan_step(folder, threads, p) for p in COMPARED]
             chosen = COMPARED[plans.index(plan_step(folder, threads, "auto"))]
-            told = sum(step_seconds(single)) / sum(step_seconds(half))
+            told = sum(predict_steps(single)) / sum(predict_steps(half))
             times = time_steps(folder, threads, STEPS.get(name, 5), options.turns, {})
             gained = compare_medians(times["f32"], times["bf16"])
             cost = compare_medians(times[chosen], times["f32"])

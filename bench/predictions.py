@@ -23,7 +23,7 @@ from bench.measuring import MIB, run_for_output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
-from engine.kernels.binaries.source import current
+from engine.kernels.binaries.source import choose_current
 from engine.models.mobilenets import build_mobilenet_v3_small
 from engine.models.pre_norm import build_gpt2
 from engine.runtime.roofline import Roofline
@@ -91,7 +91,7 @@ def measure_workload(folder: Path, steps: int, kept: Path | None = None) -> Meas
 @cache
 def measure_machine() -> Roofline:
     """Return what this machine can do at most, by the kernels that are used here."""
-    return measure_roofline(THREADS, current().resolve)
+    return measure_roofline(THREADS, choose_current().resolve)
 
 
 def measure(work: Workload, _: Namespace) -> Iterator[Cells]:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
-from engine.kernels.ops.conv.patches import jobs_of
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.conv.patches import list_jobs
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall
 from engine.tools.benchmark.workloads import WORKLOADS
 
@@ -44,12 +44,12 @@ def find_product(call: KernelCall) -> Product | None:
             name = "gemm " + "".join("t" if call.flag(at) else "n" for at in (1, 2))
             return Product(name, math.prod(call.batch), call.m, call.n, call.k)
         case "conv":
-            jobs = jobs_of(call.jobs)
+            jobs = list_jobs(call.jobs)
             rows = sum(q["rows"] for q in jobs)
             depth = sum(q["rows"] * q["depth"] for q in jobs) // rows
             return Product("conv", call.groups, rows, jobs[0]["columns"], depth)
         case "conv_dw" if call.has_w:
-            (q,) = jobs_of(call.job)
+            (q,) = list_jobs(call.job)
             return Product("conv_dw", call.groups, call.per_group, q["columns"], q["rows"])
     return None
 
@@ -67,7 +67,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         for time in profile.steps:
             step = plan.steps[time.number]
             spec = specs[step.kernel]
-            call = KernelCall(templates()[spec.template], spec.params, step.consts)
+            call = KernelCall(list_templates()[spec.template], spec.params, step.consts)
             if (one := find_product(call)) is not None:
                 spans[time.phase, one].append(time.seconds)
         for (phase, p), times in sorted(spans.items(), key=lambda item: -sum(item[1])):

@@ -13,9 +13,9 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.base.precision import Precision
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.analysis.flops import work
-from engine.kernels.binaries.load import addresses
-from engine.kernels.machine.target import host
+from engine.kernels.analysis.flops import measure_work
+from engine.kernels.binaries.load import get_addresses
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
@@ -24,7 +24,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 def bind(plan: Plan) -> Program:
     """Return a plan bound to memory of its own."""
-    return Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
+    return Program(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
 def load(
@@ -35,7 +35,9 @@ def load(
 ) -> Program:
     """Plan a graph and bind it, with its inputs in place: those given, or random ones."""
     shapes = {name: array.shape for name, array in (inputs or {}).items()}
-    program = bind(make_plan(graph, shapes, target=host(), threads=threads, precision=precision))
+    program = bind(
+        make_plan(graph, shapes, target=detect_host(), threads=threads, precision=precision)
+    )
     rng = np.random.default_rng(0)
     for name, array in program.inputs.items():
         if inputs is not None:
@@ -49,7 +51,7 @@ def load(
 
 def count_operations(program: Program) -> int:
     """Return the floating-point operations of a run."""
-    return sum(step.flops for step in work(program.plan))
+    return sum(step.flops for step in measure_work(program.plan))
 
 
 @contextmanager

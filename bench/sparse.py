@@ -24,7 +24,7 @@ from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss, SparseUpdate
 from engine.errors import ModelWarning
 from engine.graphs.io import onnx_io
-from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.analysis.cost import predict_steps
 from engine.tools.benchmark.workloads import WORKLOADS
 
 THREADS = 2
@@ -87,7 +87,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             trained = sum(s.size for s in state.slots.values() if s.trainable)
             total = sum(size for _, size in plan.regions) + state.region_bytes("state")
             sizes = (plan.kept_bytes / MIB, plan.compute_region_bytes("work") / MIB, total / MIB)
-            told = 1e3 * sum(step_seconds(plan))
+            told = 1e3 * sum(predict_steps(plan))
             took = 1e3 * median(times[title]) / STEPS if times else None
             yield title, trained, *sizes, told, took
 

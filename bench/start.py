@@ -29,7 +29,7 @@ from bench import installed
 from bench.measuring import time_call, time_rounds
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
-from engine.kernels.machine.levels import levels, machine
+from engine.kernels.machine.levels import list_levels, name_machine
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
@@ -65,7 +65,7 @@ ROWS = {
 def make_site(name: str, folder: Path, made: Path) -> Path:
     """Install a wheel that ships the kernels of a model, for the level of this CPU."""
     plans = zoo.of_folder(folder, WORKLOADS[name].x[0])
-    wheel = installed.make(plans, f"linux-{machine()}", made, levels()[:1])
+    wheel = installed.make(plans, f"linux-{name_machine()}", made, list_levels()[:1])
     return installed.install(wheel, made / "site")
 
 

@@ -32,7 +32,7 @@ from bench.measuring import ROOT
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
 from bench.tables import make_markdown
-from engine.kernels.machine.levels import LEVELS, levels, machine
+from engine.kernels.machine.levels import LEVELS, list_levels, name_machine
 from engine.tools.dev import zoo
 
 GOLDENS = ROOT / "tests" / "data" / "goldens"
@@ -65,7 +65,7 @@ def list_cpus() -> list[Cpu]:
     """Return every CPU that rows are made for."""
     x86 = (("Nehalem", "x86-64-v2"), ("Haswell", "x86-64-v3"))
     arm = ("cortex-a53", "cortex-a72", "cortex-a76")
-    here = [Cpu("", levels()[0].name)]
+    here = [Cpu("", list_levels()[0].name)]
     return [*here, *(Cpu(*row) for row in x86), *(Cpu(name, "aarch64") for name in arm)]
 
 
@@ -80,7 +80,7 @@ class Wheels:
         self._compiled: dict[tuple[str, str], Result] = {}
         plans = [plan for name in models for plan in zoo.of_golden(GOLDENS / name)]
         self.sites = {}
-        archs = [machine(), *(["aarch64"] if (arm64 / ARM64_PYTHON).exists() else [])]
+        archs = [name_machine(), *(["aarch64"] if (arm64 / ARM64_PYTHON).exists() else [])]
         for arch in dict.fromkeys(archs):
             wheel = installed.make(plans, f"linux-{arch}", folder / arch)
             self.sites[arch] = installed.install(wheel, folder / arch / "site")
@@ -92,7 +92,7 @@ class Wheels:
         venv.create(home, symlinks=True)
         (site,) = home.glob("lib/python*/site-packages")
         link_numpy(site, Path(np.__file__).parents[1])
-        for path in self.sites[machine()].iterdir():
+        for path in self.sites[name_machine()].iterdir():
             (site / path.name).symlink_to(path)
         return home / "bin" / "python"
 
@@ -113,7 +113,7 @@ class Wheels:
     @property
     def _here(self) -> dict[str, str]:
         """The environment of this Python, with all that is installed for it, and the wheel."""
-        return {"PYTHONPATH": str(self.sites[machine()])}
+        return {"PYTHONPATH": str(self.sites[name_machine()])}
 
     def run_compiled(self, model: str, cpu: Cpu) -> Result:
         """Return the result of a process that compiles all kernels for the level of a CPU.
@@ -125,7 +125,7 @@ class Wheels:
             (folder / "prepared.plans").unlink()
             python: list[object] = [sys.executable]
             env = self._here
-            if cpu.arch != machine():
+            if cpu.arch != name_machine():
                 python, env = self._find_emulated(cpu, self.sites[cpu.arch], self.arm64 / "site")
             printed = run([*python, SCRIPT, folder, cpu.level], env, self.folder)
             self._compiled[model, cpu.level] = parse_result(printed)
@@ -142,7 +142,7 @@ class Wheels:
         """Return the words that run a Python on a CPU, and its environment."""
         if not cpu.name:
             return [self.python], {"PYTHONPATH": ""}
-        if cpu.arch == machine():
+        if cpu.arch == name_machine():
             (site,) = self.python.parents[1].glob("lib/python*/site-packages")
             emulator = [f"qemu-{cpu.arch}-static", "-cpu", cpu.name]
             # NumPy's OpenBLAS may take the emulated CPU for a newer one: by the host's.

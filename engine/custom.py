@@ -13,7 +13,7 @@ from dataclasses import replace
 from engine.base.errors import InputError
 from engine.base.signatures import check_arguments, check_fields
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.registry import ops, templates
+from engine.kernels.ops.registry import list_ops, list_templates
 from engine.kernels.vocabulary.expression import parse
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samples
 from engine.kernels.vocabulary.formula import elementwise
@@ -103,7 +103,7 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     shared = tuple(kernels)
     declared = tuple(_as_own(op, shared) for op in declared)
     named = [t for op in declared for t in op.calls or ()]
-    kernels = [*shared, *(t for t in named if templates().get(t.name) is not t)]
+    kernels = [*shared, *(t for t in named if list_templates().get(t.name) is not t)]
     for op in declared:
         if op.domain in _RESERVED:
             raise InputError(
@@ -121,9 +121,9 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
             raise InputError(f"{op.domain}::{op.name}: {error}") from None
     for template in kernels:
         check_fields(f"kernel {template.name!r}", template)
-        if template.name in templates() and template.name not in _own_kernels:
+        if template.name in list_templates() and template.name not in _own_kernels:
             raise InputError(f"kernel {template.name!r}: the package has one of this name")
-        old = templates().get(template.name, template).build.__code__
+        old = list_templates().get(template.name, template).build.__code__
         if (old.co_code, old.co_consts) != (
             template.build.__code__.co_code,
             template.build.__code__.co_consts,
@@ -133,10 +133,10 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
                 f"compiled; give the new one another name"
             )
     for op in declared:
-        ops()[op.domain, op.name] = op
+        list_ops()[op.domain, op.name] = op
         _own.add((op.domain, op.name))
     for template in kernels:
-        templates()[template.name] = template
+        list_templates()[template.name] = template
         _own_kernels.add(template.name)
 
 
@@ -158,8 +158,8 @@ def unregister(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     for op in declared:
         if (op.domain, op.name) in _own:
             _own.discard((op.domain, op.name))
-            del ops()[op.domain, op.name]
+            del list_ops()[op.domain, op.name]
     for template in kernels:
         if template.name in _own_kernels:
             _own_kernels.discard(template.name)
-            del templates()[template.name]
+            del list_templates()[template.name]

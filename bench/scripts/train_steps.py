@@ -26,8 +26,8 @@ HEAVY = {"flatbuffers", "llvmlite", "numba", "onnx", "tqdm"}
 def main(folder: Path, level: str) -> None:
     if level:
         (chosen,) = (v for v in LEVELS if v.name == level)
-        compiled = source.KernelSet("compiled here", chosen.target())
-        source.current = lambda *prepared: compiled
+        compiled = source.KernelSet("compiled here", chosen.make_target())
+        source.choose_current = lambda *prepared: compiled
     batches = np.load(folder / "trace.npz")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(

@@ -119,7 +119,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
     """
     from engine.graphs.io import onnx_io
     from engine.kernels.analysis.flops import count_factor_bytes
-    from engine.kernels.vocabulary.op import op_title
+    from engine.kernels.vocabulary.op import title_op
 
     if subject.precision == "f32":
         return None
@@ -140,7 +140,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
             if step.kernel in rounding:
                 types.update(HALVES)
     wide = Counter(
-        op_title(nodes[name].domain, nodes[name].op)
+        title_op(nodes[name].domain, nodes[name].op)
         for name, types in touched.items()
         if "f32" in types and types.isdisjoint(HALVES)
     )
@@ -181,10 +181,10 @@ def advise(subject: Subject, shapes: Shapes, budget: int) -> str:
 
     Only changes that keep to the budget are listed; if there are none, the smallest others.
     """
-    from engine.kernels.analysis.cost import nominal
+    from engine.kernels.analysis.cost import get_nominal
 
     opened = subject.open()
-    told = _Teller(nominal(subject.threads), 0, 0, whole=False)
+    told = _Teller(get_nominal(subject.threads), 0, 0, whole=False)
     suggestions = sort_by_bytes(_list_suggestions(subject, opened, shapes, told))
     fits = [s for s in suggestions if s.figures.nbytes <= budget]
     shown = [
@@ -246,9 +246,9 @@ class _Teller:
     whole: bool = True
 
     def make_figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
-        from engine.kernels.analysis.cost import step_seconds
+        from engine.kernels.analysis.cost import predict_steps
 
-        seconds = sum(sum(step_seconds(plan, self.machine)) for plan in plans)
+        seconds = sum(sum(predict_steps(plan, self.machine)) for plan in plans)
         held = process.count_region_bytes(plans, opened.train.memory.mapped)
         return Figures(held, self.list_parts(opened, shapes, plans), seconds)
 

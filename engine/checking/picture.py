@@ -227,9 +227,9 @@ def _make_owner_table(plan: Plan) -> str:
 
 def _make_again_table(plan: Plan) -> str:
     """Return the table of values that are computed a second time, with the cost."""
-    from engine.kernels.analysis.cost import step_seconds
+    from engine.kernels.analysis.cost import predict_steps
 
-    seconds = step_seconds(plan)
+    seconds = predict_steps(plan)
     total = sum(seconds) or 1.0
     mine = [(s, t) for s, t in zip(plan.steps, seconds, strict=True) if s.again]
     if not mine:

@@ -22,9 +22,9 @@ import sys
 import engine.trainer.trainer
 from engine.trainer.reports.process import measure_peak
 from engine.kernels.binaries import source
-from engine.kernels.ops.registry import templates
-templates()
-for kernels in source.usable()[:1]:
+from engine.kernels.ops.registry import list_templates
+list_templates()
+for kernels in source.list_usable()[:1]:
     kernels.load()
     if kernels.compiles:
         import engine.kernels.binaries.load

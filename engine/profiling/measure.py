@@ -96,7 +96,7 @@ def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
 
 def _list_steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
     """Return the steps of a part with their times."""
-    from engine.kernels.analysis.flops import work
+    from engine.kernels.analysis.flops import measure_work
 
     plan = part.program.plan
     barriers = [step.barrier for step in plan.steps]
@@ -105,7 +105,7 @@ def _list_steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]
     names = {kernel.symbol: _name_kernel(kernel) for kernel in plan.kernels}
     first, last = times.begin + np.stack(lay_boxes(times.fastest))
     rows = []
-    for i, (step, done) in enumerate(zip(plan.steps, work(plan), strict=True)):
+    for i, (step, done) in enumerate(zip(plan.steps, measure_work(plan), strict=True)):
         rows.append(
             StepTime(
                 plan=part.name,

@@ -68,9 +68,9 @@ class StepPlan:
     @property
     def recomputed_share(self) -> float:
         """The share of the predicted time of a step that goes to what is computed a second time."""
-        from engine.kernels.analysis.cost import step_seconds
+        from engine.kernels.analysis.cost import predict_steps
 
-        took = step_seconds(self.plan)
+        took = predict_steps(self.plan)
         again = [t for t, s in zip(took, self.plan.steps, strict=True) if s.again]
         return sum(again) / sum(took) if again else 0.0
 

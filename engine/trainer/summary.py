@@ -320,11 +320,11 @@ def _count_node_flops(plan: Plan) -> dict[str, tuple[int, int]] | None:
     from engine.profiling.measure import forward_node
 
     try:
-        from engine.kernels.analysis.flops import work
+        from engine.kernels.analysis.flops import measure_work
     except ImportError:
         return None
     counts: dict[str, tuple[int, int]] = {}
-    for step, done in zip(plan.steps, work(plan), strict=True):
+    for step, done in zip(plan.steps, measure_work(plan), strict=True):
         if done.flops:
             name = forward_node(step.source)
             forward, whole = counts.get(name, (0, 0))

@@ -89,7 +89,7 @@ class Memory:
         if self._kernels is None:
             from engine.kernels.binaries import source
 
-            self._kernels = source.current(self.prepared)
+            self._kernels = source.choose_current(self.prepared)
         return self._kernels
 
     @property
@@ -112,7 +112,7 @@ class Memory:
         from engine.kernels.binaries import source
 
         with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
-            source.current().head_start()
+            source.choose_current().start_early()
 
     def get_regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """Return the bytes of every region that all programs share."""

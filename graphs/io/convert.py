@@ -25,7 +25,7 @@ from onnx import (
 
 from engine.base.errors import InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import opsets
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import Array
 
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # onnxruntime-training puts these in ONNX's domain
@@ -180,7 +180,7 @@ def _list_undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[
             if a.HasField("g"):
                 keys |= _list_undeclared(a.g, opsets)
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if (domain, node.op_type) in ops() or (node.domain, node.op_type) in keys:
+        if (domain, node.op_type) in list_ops() or (node.domain, node.op_type) in keys:
             continue
         try:
             schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)

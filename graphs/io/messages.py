@@ -11,7 +11,7 @@ from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 
@@ -115,9 +115,9 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
     packed = set(names)
     for node in graph.nodes if packed else ():
         packed_inputs = [i for i in node.inputs if i in packed]
-        op = ops().get((node.domain, node.op))
+        op = list_ops().get((node.domain, node.op))
         if packed_inputs and not (op and _takes_packed(op)):
-            names = sorted(op.name for op in ops().values() if _takes_packed(op))
+            names = sorted(op.name for op in list_ops().values() if _takes_packed(op))
             raise DTypeError(
                 f"{node.op} {node.name!r} reads {packed_inputs[0]!r} of 4 bits an element; "
                 f"supported: {', '.join(names)}"

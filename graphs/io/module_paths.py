@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
@@ -118,7 +118,7 @@ def _is_weight(array: Array) -> bool:
 
 def _moves(node: Any) -> bool:
     """Return whether a node only moves its first input, or converts it to floats."""
-    op = ops().get((node.domain, node.op_type))
+    op = list_ops().get((node.domain, node.op_type))
     return op is not None and (op.keeps_elements or op.name in ("Transpose", "DequantizeLinear"))
 
 
@@ -166,7 +166,7 @@ def _find_path(
 def _find_role(reader: _Reader) -> str:
     """Return PyTorch's name for what a node reads; "" if its op does not say what it is."""
     node = reader.node
-    op = ops().get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    op = list_ops().get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
     role = op.roles.get(reader.place) if op is not None else None
     if op is None or role is None:
         return ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from engine.graphs.io.protos import GraphProto, ModelProto
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 
 OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; read directly from FIRST to LAST
 
 
 def passes(domain: str, op: str) -> bool:
     """Return whether an op is one of ours that only controls gradients."""
-    op_of = ops().get((domain, op))
+    op_of = list_ops().get((domain, op))
     return op_of is not None and op_of.is_identity
 
 
@@ -40,7 +40,7 @@ def is_read_as_is(model: ModelProto) -> bool:
 def _is_declared(graph: GraphProto) -> bool:
     """Return whether all ops of a graph, and of its control-flow bodies, are declared here."""
     return all(
-        ("" if n.domain == "ai.onnx" else n.domain, n.op_type) in ops()
+        ("" if n.domain == "ai.onnx" else n.domain, n.op_type) in list_ops()
         and all(_is_declared(a.g) for a in n.attribute if a.HasField("g"))
         for n in graph.node
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.graphs.io.onnx_io import make_node
 from engine.graphs.ir.graph import Node
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import Array
 
 # These have bodies, which read other values, or can make large results from small inputs.
@@ -25,7 +25,7 @@ def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | Non
     values: the values of the inputs; None for an absent input.  This is slow, so only for small
         values.
     """
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     if node.domain or node.op in NEVER_FOLDED or (op is not None and op.is_random):
         return []
     from onnx.reference import ReferenceEvaluator

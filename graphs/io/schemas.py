@@ -22,7 +22,7 @@ from engine.base.errors import ModelError, UnsupportedOpError, suggest_nearest
 from engine.graphs.io import opsets
 from engine.graphs.io.protos import AttributeProto, GraphProto, NodeProto
 from engine.graphs.ir.graph import Node
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MANY
 
 _KINDS: dict[int, str] = {code: name.lower() for name, code in AttributeProto.AttributeType.items()}
@@ -163,7 +163,7 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
         _check_operands(node, counts, where)
     if not any(node.outputs):
         raise ModelError(f"{where}: no output; expected one at least")
-    declared = ops().get((node.domain, node.op))
+    declared = list_ops().get((node.domain, node.op))
     if declared is not None and declared.internal:
         raise UnsupportedOpError(f"{where}: an operator that only the planner makes")
     known = _find_attributes(node.op, node.domain, schema)
@@ -207,7 +207,7 @@ def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> N
 
 def _find_counts(op: str, domain: str) -> Schema | None:
     """Return the numbers of operands that an op's declaration gives, or None."""
-    known = ops().get((domain, op))
+    known = list_ops().get((domain, op))
     if known is None or known.inputs is None:
         return None
     required = (i for i in range(known.inputs[0]) if i not in known.may_be_absent)
@@ -262,7 +262,7 @@ def _find_attributes(op: str, domain: str, schema: Schema | None) -> Mapping[str
     """Return the attributes of an op by its schema or otherwise its declaration, or None."""
     if schema is not None:
         return schema.attributes
-    declared = ops().get((domain, op))
+    declared = list_ops().get((domain, op))
     if declared is None:
         return None
     return {name: Attribute(k, name in declared.needs) for name, k in declared.attributes().items()}

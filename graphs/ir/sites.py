@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 from engine.base.errors import UnsupportedOpError, defects, suggest_nearest
 from engine.graphs.ir.graph import Graph, Node, Subgraph
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
-from engine.kernels.vocabulary.sizes import is_size, shape_key
+from engine.kernels.vocabulary.sizes import is_size, make_shape_key
 from engine.kernels.vocabulary.terms import Formulas
 
 # Channels in blocks, and weights in an order that depends on the CPU, not on the file.
@@ -23,7 +23,7 @@ def get_declaration(graph: Graph, node: Node) -> Op:
     Raises:
         UnsupportedOpError: there is none, or it does not support an opset as old as the model's.
     """
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     opset = graph.opsets.get(node.domain, 1)
     if op is not None and opset >= op.since:
         return op
@@ -35,7 +35,7 @@ def get_declaration(graph: Graph, node: Node) -> Op:
             f"graph_optimization_level ORT_ENABLE_EXTENDED"
         )
     if op is None:
-        known = sorted(name for domain, name in ops() if domain == node.domain)
+        known = sorted(name for domain, name in list_ops() if domain == node.domain)
         raise UnsupportedOpError(
             f"{where} in {graph.name!r} is not supported{suggest_nearest(node.op, known)}; "
             "supported: the "
@@ -95,7 +95,7 @@ class Answers(Generic[Answer]):
 
     def share_type(self, t: TensorType) -> TensorType:
         """Return the first given type that equals this one."""
-        return self._types.setdefault((t.dtype, shape_key(t.shape), t.last), t)
+        return self._types.setdefault((t.dtype, make_shape_key(t.shape), t.last), t)
 
     def get(self, told: Told | None) -> Answer | None:
         """Return the result for these facts, or None if there is none yet."""
@@ -118,9 +118,9 @@ def simplify(value: object) -> object:
     if isinstance(value, Formulas):
         return value
     if is_size(value):
-        return shape_key((value,))
+        return make_shape_key((value,))
     if isinstance(value, list | tuple) and any(map(is_size, value)):
-        return type(value), shape_key(value)
+        return type(value), make_shape_key(value)
     return repr(value) if isinstance(value, _PLAIN) else id(value)
 
 

@@ -49,7 +49,7 @@ import numpy as np
 
 from engine.base.errors import EngineError, InternalError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
@@ -543,7 +543,7 @@ def _moves(node: Node) -> bool:
 
     A node that converts sizes may give the same result for different ones, such as a Cast to bool.
     """
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     others = (Movement.COMPUTED, Movement.CONVERTED)
     return op is not None and (op.movement not in others or 0 in op.type_only)
 

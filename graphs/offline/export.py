@@ -22,7 +22,7 @@ from engine.graphs.offline.precision import narrow_graph
 from engine.graphs.offline.sparse import join_parts
 from engine.graphs.offline.ties import untie
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, Array
 from engine.system.files import NOTE
 from engine.system.paths import METADATA, Paths
@@ -195,7 +195,7 @@ def _refuse_training_ops(graph: Graph) -> None:
     operators = [
         f"{n.op} {n.name!r}"
         for n in graph.nodes
-        if (op := ops().get((n.domain, n.op))) and (n.domain == OURS or op.is_for_training)
+        if (op := list_ops().get((n.domain, n.op))) and (n.domain == OURS or op.is_for_training)
     ]
     if operators:
         raise UnsupportedOpError(

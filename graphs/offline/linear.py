@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node, Subgraph
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS, Dim, TensorType
 from engine.system.paths import Paths
 
@@ -90,7 +90,7 @@ class Linear:
 
 
 def _is_random(node: Node) -> bool:
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and op.is_random
 
 

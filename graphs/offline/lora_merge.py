@@ -23,7 +23,7 @@ from engine.graphs.offline.linear import Layers, Linear
 from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime import mapping
@@ -232,5 +232,5 @@ def _unpack_numbers(packed: Array, bits: int) -> Array:
 
 def _moves(node: Node) -> bool:
     """Return whether a node only moves its first input in a way that `undo_move` can undo."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")

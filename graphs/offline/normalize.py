@@ -9,7 +9,7 @@ from engine.graphs.ir.graph import Graph, Names, Subgraph, find_type
 from engine.graphs.offline.masks import expect_masks
 from engine.graphs.passes.batchnorm import drop_statistics, list_batch_norms, read_values
 from engine.graphs.passes.simplify import prune
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, Array
 
 
@@ -122,7 +122,7 @@ def pass_on(graph: Graph) -> Graph:
     Before   z = StopGradient(y);  d = Cotangent(z);  e = Neg(d);  w = Redirect(z, d, x, e)
     After    z = Identity(y);      w = Identity(z)
     """
-    known = ops()
+    known = list_ops()
     nodes = [n for n in graph.nodes if (op := known.get((n.domain, n.op))) and op.is_identity]
     for node in nodes:
         node.op, node.domain, node.inputs = "Identity", "", node.inputs[:1]

@@ -30,7 +30,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import get_declaration
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.optimizer.method import Group, Rule
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.states import MOST_STATES, Layout, Shape, State
 
@@ -281,7 +281,7 @@ def list_updates(graph: Graph) -> list[Node]:
     """
     nodes = [n for n in graph.nodes if get_declaration(graph, n).optimizer is not None]
     if not nodes:
-        known = sorted({name for (_, name), op in ops().items() if op.optimizer is not None})
+        known = sorted({name for (_, name), op in list_ops().items() if op.optimizer is not None})
         raise ModelError(f"the model has no optimizer node: expected one of {', '.join(known)}")
     return nodes
 

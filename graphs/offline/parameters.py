@@ -11,7 +11,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
 from engine.graphs.passes.batchnorm import STATISTICS
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.system.paths import Paths
 
 
@@ -43,7 +43,7 @@ def _find_differentiable(graph: Graph) -> set[str]:
     for node in reversed(graph.nodes):
         if reached.isdisjoint(node.outputs):
             continue
-        op = ops().get((node.domain, node.op))  # a missing one is refused when it matters
+        op = list_ops().get((node.domain, node.op))  # a missing one is refused when it matters
         stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}

@@ -17,7 +17,7 @@ import numpy as np
 from engine.base.errors import ModelWarning, find_caller_level
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.half import convert_attribute, has_halves, widen_halves
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.system.files import NOTE
@@ -164,7 +164,7 @@ def _find_integer_weights(graph: Graph) -> set[str]:
 
 
 def _moves(node: Node) -> bool:
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.ops.quantization import QUANTISED, limits
+from engine.kernels.ops.quantization import QUANTISED, find_limits
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
 
@@ -47,7 +47,7 @@ def _find_quantizer(
     """
     maker, low, high = makers.get(name), 0, 0
     if maker is not None and types[name].dtype in QUANTISED:
-        low, high = limits(types[name].dtype)
+        low, high = find_limits(types[name].dtype)
         if maker.op == "Clip" and not maker.domain:
             sides = [(i, graph.initializers.get(n)) for i, n in enumerate(maker.inputs[1:]) if n]
             for i, side in sides:

@@ -49,14 +49,14 @@ from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Role
-from engine.kernels.vocabulary.op import MS, op_keys
+from engine.kernels.vocabulary.op import MS, read_op_keys
 from engine.system.paths import Paths
 
 TRAINED, FROZEN = ".trained", ".frozen"  # ends of the names of the parts of a weight
 
-_ELEMENTWISE = op_keys("Add Sub Mul Div Where Concat Sum Pow")
+_ELEMENTWISE = read_op_keys("Add Sub Mul Div Where Concat Sum Pow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _fuse(graph: Graph, known: set[str]) -> Graph:
 
 def _moves(node: Node) -> bool:
     """Return whether a node only moves the elements of its first input; see `_move_axes`."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and (op.keeps_elements or op.title == "Transpose")
 
 
@@ -270,7 +270,7 @@ def _adds(use: _Use, thin: bool) -> bool:
 
 def _find_role(use: _Use) -> Role | None:
     """Return what a node takes its input for, as its op declares it."""
-    op = ops().get((use.node.domain, use.node.op))
+    op = list_ops().get((use.node.domain, use.node.op))
     return op.roles.get(use.at) if op is not None else None
 
 
@@ -355,16 +355,16 @@ def _find_input_axis(uses: Sequence[_Use]) -> int | str:
         return f"is read by {len(uses)} nodes"
     (use,) = uses
     node, key = use.node, (use.node.domain, use.node.op)
-    if key in op_keys(f"Conv {MS}::FusedConv") and use.at == 1:
+    if key in read_op_keys(f"Conv {MS}::FusedConv") and use.at == 1:
         if node.attrs.get("group", 1) != 1:
             return f"is of {node.name!r}, which has groups"
         axis = 1
-    elif key in op_keys(f"Gemm MatMul {MS}::FusedGemm {MS}::FusedMatMul") and use.at == 1:
+    elif key in read_op_keys(f"Gemm MatMul {MS}::FusedGemm {MS}::FusedMatMul") and use.at == 1:
         axis = int(bool(node.attrs.get("transB", 0)))
     else:
         return f"is input {use.at} of {node.op} {node.name!r}"
     if use.axes is None or len(use.axes) < 2:
         return f"is reshaped before {node.op} {node.name!r}"
-    if len(use.axes) > 2 and key not in op_keys(f"Conv {MS}::FusedConv"):
+    if len(use.axes) > 2 and key not in read_op_keys(f"Conv {MS}::FusedConv"):
         return f"is a batch of matrices of {node.op} {node.name!r}"
     return use.axes[axis]

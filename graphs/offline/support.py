@@ -23,7 +23,7 @@ from engine.graphs.offline.untrained import advise
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.system.paths import Paths
 
@@ -203,7 +203,7 @@ class _Trial:
     def try_known(self, one: Graph, found: Inferred) -> tuple[str, str]:
         """Return the status and reason of a node with known types: plan it, then its gradient."""
         try:
-            make_plan(one, {}, target=host(), threads=1)
+            make_plan(one, {}, target=detect_host(), threads=1)
         except EngineError as error:
             return UNSUPPORTED, _explain(error)
         losses = [o for o in one.outputs if found.types[o].dtype in FLOATS]
@@ -213,7 +213,7 @@ class _Trial:
         reasons = []
         for output, name in itertools.product(losses, wrt):
             try:
-                make_plan(_make_gradient(one, output, name), {}, target=host(), threads=1)
+                make_plan(_make_gradient(one, output, name), {}, target=detect_host(), threads=1)
                 return TRAINABLE, ""
             except EngineError as error:
                 reasons.append((type(error), _explain(error)))

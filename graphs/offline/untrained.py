@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, Op
 
 CONSTANT = "its result is piecewise constant, so its gradient is zero"
@@ -33,14 +33,14 @@ def explain(op: Op) -> str:
 
 def advise(domain: str, name: str) -> str:
     """Return advice for an op through which no gradient flows; "" if none is needed."""
-    op = ops().get((domain, name))
+    op = list_ops().get((domain, name))
     return DO[NO_RULE] if op is None else DO.get(explain(op), "")
 
 
 def list_rows() -> Iterable[tuple[str, str, str]]:
     """Yield each reason, its ops, and the advice."""
     for reason, what in DO.items():
-        names = sorted({op.title for op in ops().values() if explain(op) == reason})
+        names = sorted({op.title for op in list_ops().values() if explain(op) == reason})
         if names:
             yield reason, " ".join(names), what
 

@@ -21,7 +21,7 @@ from engine.graphs.passes.attention_values import ORDERS, Product, Values
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, OURS, Dim
-from engine.kernels.vocabulary.sizes import array
+from engine.kernels.vocabulary.sizes import make_array
 from engine.system.config import switch
 
 _OPS = f"{OURS}::Attention {OURS}::AttentionGrad"
@@ -158,7 +158,7 @@ class _Writer:
         """Add y = Reshape(x), by default to the shape that y had before."""
         shape = self.values.find_shape(y) if shape is None else shape
         wanted = self.names.take_fresh(f"{y}#shape")
-        self.graph.initializers[wanted] = array(shape, np.int64)
+        self.graph.initializers[wanted] = make_array(shape, np.int64)
         self.nodes.append(
             Node("Reshape", (x, wanted), (y,), {}, "", self.names.take_fresh(f"{y}/view"))
         )

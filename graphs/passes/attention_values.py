@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.symbols import Inferred
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import Array, Dim
 
 Axes = tuple[tuple[str, ...], ...]
@@ -96,7 +96,7 @@ class Values:
 
     def keeps(self, node: Node) -> bool:
         """Return whether the output of a node is its first input, possibly reshaped."""
-        op = ops().get((node.domain, node.op))
+        op = list_ops().get((node.domain, node.op))
         if op is None or not op.keeps_elements:
             return False
         return self.types[node.inputs[0]].dtype == self.types[node.outputs[0]].dtype

@@ -137,7 +137,7 @@ class Watch:
         told = list_facts(graph, node, types, constants)
         dtypes = self._dtypes.get(told)
         if dtypes is None:
-            dtypes = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
+            dtypes = node.attrs["formulas"].infer_results([t.dtype for t in ins])
             self._dtypes.keep(told, make_site(graph, node, types, constants), dtypes)
         for name, made in zip(node.outputs, dtypes, strict=True):
             kept = types[name]

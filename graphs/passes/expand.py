@@ -12,9 +12,9 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import Answers, get_declaration, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import NodeResults, infer, naming_sources
-from engine.kernels.ops.registry import ops
-from engine.kernels.vocabulary.op import Op, op_keys, op_title
-from engine.kernels.vocabulary.sizes import array
+from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.op import Op, read_op_keys, title_op
+from engine.kernels.vocabulary.sizes import make_array
 
 DEPTH = 16  # how often the result of an expansion may itself be expanded
 
@@ -72,7 +72,9 @@ def expand_first(graph: Graph) -> Graph:
     Raises:
         UnsupportedOpError: an expansion refuses its node.
     """
-    first = {n: op for n in graph.nodes if (op := ops().get((n.domain, n.op))) and op.expands_first}
+    first = {
+        n: op for n in graph.nodes if (op := list_ops().get((n.domain, n.op))) and op.expands_first
+    }
     if first:
         names, nodes, nothing = Names(graph), graph.nodes, Inferred({}, {})
         graph.nodes = []
@@ -86,7 +88,7 @@ def expand_first(graph: Graph) -> Graph:
 
 def _find_expansion(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:
     """Return the declaration of a node that is to be expanded, or None."""
-    op = ops().get((node.domain, node.op)) or get_declaration(graph, node)
+    op = list_ops().get((node.domain, node.op)) or get_declaration(graph, node)
     return op if op.expand is not None and chosen(node, op) else None
 
 
@@ -131,9 +133,9 @@ class _Expansion:
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         becomes = self.declared.becomes
-        if becomes is not None and (domain, op) not in op_keys(f"{becomes} Identity"):
+        if becomes is not None and (domain, op) not in read_op_keys(f"{becomes} Identity"):
             raise LookupError(
-                f"{self.declared.title} expands into {op_title(domain, op)}, which its "
+                f"{self.declared.title} expands into {title_op(domain, op)}, which its "
                 f"declaration `becomes` leaves out"
             )
         title = self.names.take_fresh(f"{self.title}/{op}")
@@ -143,7 +145,7 @@ class _Expansion:
 
     def const(self, value: Any, dtype: str) -> str:
         name = self.names.take_fresh(f"{self.title}/{dtype}")
-        self.graph.initializers[name] = array(value, NUMPY[dtype])
+        self.graph.initializers[name] = make_array(value, NUMPY[dtype])
         return name
 
     def like(self, value: float, i: int) -> str:

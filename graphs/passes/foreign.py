@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph, Names
 from engine.graphs.passes.may_add import add_by_table
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS, OURS
 
 
@@ -26,7 +26,7 @@ def give_pool_grads_input(graph: Graph) -> Graph:
             pool = makers.get(node.inputs[1])
         else:  # the gradient of the pool "p" is named "p_Grad/..."
             pool = named.get(node.name.split("_Grad/")[0])
-        if pool is not None and pool.op == ops()["", node.op].gradient_of:
+        if pool is not None and pool.op == list_ops()["", node.op].gradient_of:
             node.domain, node.inputs = OURS, (*node.inputs, pool.inputs[0])
     return graph
 

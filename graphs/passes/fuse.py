@@ -10,14 +10,22 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, list_facts, make_site
 from engine.graphs.passes.may_add import Keys, add_by_table
 from engine.graphs.passes.simplify import prune
-from engine.kernels.loops.map import constant_inputs
-from engine.kernels.ops.registry import ops
-from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, broadcast_dims, op_keys
+from engine.kernels.loops.map import inline_constants
+from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Array,
+    Dim,
+    TensorType,
+    broadcast_dims,
+    read_op_keys,
+)
 from engine.kernels.vocabulary.terms import Formulas, Writer
 
 MAX_OPERANDS = 8  # operands of one fused map: with more pointers, registers spill to the stack
-# Instructions of one fused map, see `Formulas.cost`.  A chain is one dependency: if it is longer
-# than the reorder window of a processor, nothing overlaps with the next elements.  The most
+# Instructions of one fused map, see `Formulas.estimate_cost`.  A chain is one dependency: if it is
+# longer than the reorder window of a processor, nothing overlaps with the next elements.  The most
 # expensive formula in the models examined, a decomposed cross-entropy, costs 132.
 MAX_COST = 150
 MAX_AGAIN = 20  # maximum number of instructions of a formula that may be computed more than once
@@ -90,7 +98,7 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
             formula = read.get(told)
             if formula is None:
                 site = make_site(graph, node, types, constants)
-                formulas, kept = constant_inputs(site)
+                formulas, kept = inline_constants(site)
                 formula = _Formula.of(formulas), kept
                 read.keep(told, site, formula)
             node.inputs = tuple([node.inputs[i] for i in formula[1]])
@@ -104,8 +112,8 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
 
 def list_map_ops(held: Keys) -> Keys:
     """Return the ops that `fuse_maps` may add: Map, if some op of the graph has a formula."""
-    declared = (ops().get(key) for key in held)
-    return op_keys(f"{OURS}::Map" if any(op and op.expr for op in declared) else "")
+    declared = (list_ops().get(key) for key in held)
+    return read_op_keys(f"{OURS}::Map" if any(op and op.expr for op in declared) else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +131,8 @@ class _Formula:
 
     @classmethod
     def of(cls, formulas: Formulas) -> _Formula:
-        is_plain = formulas.functions() <= CHEAP
-        return cls(formulas, formulas.reads(), formulas.cost(), is_plain)
+        is_plain = formulas.list_functions() <= CHEAP
+        return cls(formulas, formulas.list_reads(), formulas.estimate_cost(), is_plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +276,7 @@ class _Maps:
             cost -= sum(group.parts[n].formula.cost for n in shared)
         if cost > MAX_COST:  # unless values happen to be equal
             parts = {**source.parts, name: source.parts[""], **group.parts}
-            if _join_formulas(parts, inputs).cost() > MAX_COST:
+            if _join_formulas(parts, inputs).estimate_cost() > MAX_COST:
                 return False
         parts = source.parts
         if len(self.readers[name]) == 1 and name not in self.outputs:
@@ -370,7 +378,7 @@ def is_cheap(formulas: Formulas) -> bool:
     """Return whether computing formulas again costs less than storing their results and reading
     them.
     """
-    return formulas.cost() <= MAX_AGAIN and formulas.functions() <= CHEAP
+    return formulas.estimate_cost() <= MAX_AGAIN and formulas.list_functions() <= CHEAP
 
 
 def has_shape(t: TensorType, shape: Shape) -> bool:
@@ -380,5 +388,5 @@ def has_shape(t: TensorType, shape: Shape) -> bool:
 
 def has_formula(node: Node) -> bool:
     """Return whether the op of a node is a formula, and the node has one output."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and op.expr is not None and len([o for o in node.outputs if o]) == 1

@@ -11,7 +11,7 @@ from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.may_add import add_by_table
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 
@@ -101,7 +101,7 @@ def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
 
 def _takes_halves(node: Node) -> bool:
     """Return whether a node takes f16: it moves values, has a formula, or has no kernel."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and (
         op.movement is not Movement.COMPUTED
         or op.expr is not None

@@ -400,7 +400,7 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]
         formula = site.formula()
-        if misfit := formula.misfit(kinds) or _find_signed(formula, kinds):
+        if misfit := formula.explain_misfit(kinds) or _find_signed(formula, kinds):
             site.fail(misfit, "functions of reals, logic of b1, bits of integers, the rest of all")
     for t in types:
         if any(isinstance(d, int) and d < 0 for d in t.shape):
@@ -414,7 +414,7 @@ def _find_signed(formula: Formulas, kinds: Sequence[str]) -> str:
     """
     if "b1" not in kinds:
         return ""
-    dtypes = formula.dtypes(kinds)
+    dtypes = formula.infer_dtypes(kinds)
     for name, *places in formula.terms:
         if name in ("neg", "sub") and any(dtypes[p] == "b1" for p in places):
             return f"{name} of b1"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.may_add import Keys
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout
-from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, op_keys
+from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, read_op_keys
 
 Types = dict[str, TensorType]
 
@@ -37,10 +37,10 @@ def _make_conversion(t: TensorType, name: str, out: str, title: str) -> Node:
 
 def list_layout_ops(held: Keys) -> Keys:
     """Return the ops that `choose_layouts` may add: copies, if an op prefers channels-last."""
-    copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
-    declared = (ops().get(key) for key in held)
+    copies = read_op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
+    declared = (list_ops().get(key) for key in held)
     is_wanted = copies & held or any(op and isinstance(op.layout, ChannelsLast) for op in declared)
-    return copies | op_keys("Identity") if is_wanted else frozenset()
+    return copies | read_op_keys("Identity") if is_wanted else frozenset()
 
 
 class _Layouts:
@@ -70,7 +70,7 @@ class _Layouts:
 
     def visit(self, node: Node) -> None:
         """Choose the layouts of a node's outputs; append it with inputs in the layouts it reads."""
-        op = ops()[node.domain, node.op]
+        op = list_ops()[node.domain, node.op]
         if op.expr is not None or op.layout in (Layout.ANY_BROADCAST, Layout.ANY_INPUT):
             self._follow(node, op)
         elif op.layout is Layout.ANY:

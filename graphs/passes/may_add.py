@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.graphs.ir.graph import Graph, Subgraph
-from engine.kernels.ops.registry import ops
-from engine.kernels.vocabulary.op import op_keys
+from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.op import read_op_keys
 
 Keys = frozenset[tuple[str, str]]  # ops, as (domain, op type)
 MayAdd = Callable[[Keys], Keys]  # the ops that a pass may add to a graph with these ops
@@ -26,10 +26,10 @@ def add_by_table(table: Mapping[str, str]) -> MayAdd:
     """Return a declaration by table: if a graph has all ops of a key, the ops of its value may be
     added.
 
-    Both are texts in the notation of `op_keys`: `add_by_table({"Conv Relu":
+    Both are texts in the notation of `read_op_keys`: `add_by_table({"Conv Relu":
     "com.microsoft::FusedConv"})`.
     """
-    rows = [(op_keys(needed), op_keys(added)) for needed, added in table.items()]
+    rows = [(read_op_keys(needed), read_op_keys(added)) for needed, added in table.items()]
 
     def list_added(held: Keys) -> Keys:
         return frozenset[tuple[str, str]]().union(*(new for needed, new in rows if needed <= held))
@@ -46,12 +46,12 @@ def from_ops(held: Keys) -> Keys:
     keys: set[tuple[str, str]] = set()
     waiting = list(held)
     while waiting:
-        op = ops().get(waiting.pop())
+        op = list_ops().get(waiting.pop())
         if op is None or op.expand is None:
             continue
         if op.becomes is None:
-            return frozenset(ops())
-        new = (op_keys(op.becomes) | op_keys("Identity")) - keys
+            return frozenset(list_ops())
+        new = (read_op_keys(op.becomes) | read_op_keys("Identity")) - keys
         keys |= new
         waiting += new
     return frozenset(keys)
@@ -59,7 +59,7 @@ def from_ops(held: Keys) -> Keys:
 
 def from_first_ops(held: Keys) -> Keys:
     """Return the declaration of `expand_first`: as `from_ops`, for ops that are expanded first."""
-    return from_ops(frozenset(k for k in held if k in ops() and ops()[k].expands_first))
+    return from_ops(frozenset(k for k in held if k in list_ops() and list_ops()[k].expands_first))
 
 
 def list_kinds(graph: Graph) -> Keys:

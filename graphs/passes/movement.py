@@ -10,7 +10,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
-from engine.kernels.vocabulary.sizes import array
+from engine.kernels.vocabulary.sizes import make_array
 
 Types = dict[str, TensorType]
 Constants = dict[str, Array]
@@ -132,7 +132,7 @@ class _Movement:
         """Turn a node into a Reshape of its first input to the shape that its output has."""
         shape = self.types[node.outputs[0]].dims
         name = f"{node.outputs[0]}#shape"
-        value = array(shape, np.int64)
+        value = make_array(shape, np.int64)
         self.graph.initializers[name] = self.constants[name] = value
         self.types[name] = TensorType("i64", value.shape)
         node.op, node.domain, node.inputs, node.attrs = "Reshape", "", (node.inputs[0], name), {}

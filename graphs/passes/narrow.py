@@ -19,7 +19,7 @@ from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import find_ancestors, prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
-from engine.kernels.vocabulary.sizes import array
+from engine.kernels.vocabulary.sizes import make_array
 
 Types = dict[str, TensorType]
 Constants = dict[str, Array]
@@ -181,7 +181,7 @@ class _Narrowing:
 
     def add_constant(self, name: str, value: Sequence[Any]) -> str:
         """Add a constant of integers; return its name."""
-        made = array(value, np.int64)
+        made = make_array(value, np.int64)
         self.graph.initializers[name] = self.constants[name] = made
         self.types[name] = find_type(made)
         return name

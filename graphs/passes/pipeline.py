@@ -58,7 +58,7 @@ from engine.graphs.passes.simplify import (
     prune,
     share_equal,
 )
-from engine.kernels.vocabulary.op import Array, TensorType, op_title
+from engine.kernels.vocabulary.op import Array, TensorType, title_op
 from engine.system.config import switch
 
 
@@ -216,6 +216,6 @@ def _check_ops(step: Pass, before: Keys, after: Keys) -> Keys:
         return after
     undeclared = after - before - step.may_add(before)
     if undeclared:
-        names = ", ".join(sorted(op_title(*key) for key in undeclared))
+        names = ", ".join(sorted(title_op(*key) for key in undeclared))
         raise LookupError(f"it adds {names}, which its declaration `may_add` leaves out")
     return after

@@ -10,7 +10,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantised_weights import PACKED
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from engine.kernels.vocabulary.sizes import array
+from engine.kernels.vocabulary.sizes import make_array
 
 Types = Mapping[str, TensorType]
 
@@ -169,7 +169,7 @@ class _Reading:
     def scale_value(self, node: Node, value: str, factor: float, output: str) -> Node:
         """Return a value times a number."""
         name = self.names.take_fresh(f"{output}_factor")
-        self.graph.initializers[name] = array(factor, NUMPY[self.types[node.inputs[0]].dtype])
+        self.graph.initializers[name] = make_array(factor, NUMPY[self.types[node.inputs[0]].dtype])
         title = self.names.take_fresh(f"{node.name}/Mul")
         return Node("Mul", (value, name), (output,), {}, "", title)
 

@@ -23,19 +23,19 @@ from dataclasses import replace
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.simplify import forward_part, is_acting, prune
-from engine.kernels.ops.registry import ops
-from engine.kernels.vocabulary.op import OURS, TensorType, op_keys
+from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.op import OURS, TensorType, read_op_keys
 from engine.kernels.vocabulary.terms import Formulas
 
 LARGE = 1 << 16  # least bytes of a value that is computed twice
 MUCH = 2  # least ratio of its bytes to the bytes that are kept instead
 NEVER = 1 << 62  # more bytes than any value has: an input has changed
-DEAR = 80  # most instructions of a map that is computed twice, see `Formulas.cost`
+DEAR = 80  # most instructions of a map that is computed twice, see `Formulas.estimate_cost`
 NEAR = 4  # readers at most this many nodes apart share one value
 CHAIN = 3  # longest chain of values that are computed again to get one
 
 # Converting between layouts is slow if there are few channels.
-LAYOUTS = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
+LAYOUTS = read_op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
 FEW = 8
 
 
@@ -129,10 +129,10 @@ class _Recomputation:
         """
         if (node.domain, node.op) == (OURS, "Map"):
             formulas: Formulas = node.attrs["formulas"]
-            return formulas.cost() <= DEAR
+            return formulas.estimate_cost() <= DEAR
         if (node.domain, node.op) in LAYOUTS:
             return self.types[node.outputs[0]].dims[1] >= FEW
-        op = ops().get((node.domain, node.op))
+        op = list_ops().get((node.domain, node.op))
         return op is not None and (op.is_cheap or is_view(node))
 
     def count_bytes(self, name: str) -> int:
@@ -162,12 +162,12 @@ class _Recomputation:
 
 def is_view(node: Node) -> bool:
     """Return whether the output of a node has the same bytes as its input."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return op is not None and op.is_view and op.lower is None
 
 
 def _read(node: Node) -> Iterator[str]:
     """Return the values whose bytes a node reads, not only their types."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     unread = op.type_only if op is not None else frozenset[int]()
     return (name for i, name in enumerate(node.inputs) if name and i not in unread)

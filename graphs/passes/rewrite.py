@@ -97,7 +97,7 @@ class Match:
 class Rule:
     """Pattern, and the construction that replaces its matches.
 
-    makes: the ops that replace the pattern, in the notation of `op_keys`.
+    makes: the ops that replace the pattern, in the notation of `read_op_keys`.
     build: adds the nodes for a match and returns True, or refuses it (`Match.refuse`).  None: the
         op alone, without attributes, of the values that the pattern names, in their order.
     shares: whether values inside a match may have other readers; the nodes of values that have some

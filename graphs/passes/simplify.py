@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 from engine.kernels.vocabulary.sizes import SizedArray
 
@@ -17,7 +17,7 @@ def is_acting(node: Node) -> bool:
     """Return whether a node writes to memory that outlives the run: gradients, parameters or
     states.
     """
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     return (node.domain, node.op) in ACTING or (op is not None and op.optimizer is not None)
 
 
@@ -133,7 +133,7 @@ def _make_key(array: Array) -> object:
 
 def _is_plain(node: Node) -> bool:
     """Return whether a node only computes a formula or is a view, and has one output."""
-    op = ops().get((node.domain, node.op))
+    op = list_ops().get((node.domain, node.op))
     pure = op is not None and (op.expr is not None or (op.is_view and op.lower is None))
     return pure and len(node.outputs) == 1
 

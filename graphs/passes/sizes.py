@@ -13,7 +13,7 @@ import numpy as np
 from engine.base.element_types import NUMPY
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Op, Site
-from engine.kernels.vocabulary.sizes import Size, SizedArray, array_of
+from engine.kernels.vocabulary.sizes import Size, SizedArray, fill_array
 
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
@@ -60,7 +60,7 @@ def _move_elements(op: Op, site: Site) -> list[Array]:
     assert op.fold is not None
     kind = site.known(0, "the input").dtype
     made = op.fold(replace(site, values=tuple(values)))
-    return [array_of([elements[i] for i in m.flat], m.shape, kind) for m in made]
+    return [fill_array([elements[i] for i in m.flat], m.shape, kind) for m in made]
 
 
 def _compute(op: Op, site: Site) -> list[Array]:
@@ -86,7 +86,7 @@ def _compute(op: Op, site: Site) -> list[Array]:
             out.append(
                 known.compute(partial(_compute_element, op, site, kinds), *numbers, name=name)
             )
-    return [array_of(out, places[0].shape, NUMPY[made.dtype])]
+    return [fill_array(out, places[0].shape, NUMPY[made.dtype])]
 
 
 def _compute_element(op: Op, site: Site, kinds: Sequence[Any], *numbers: Any) -> Any:

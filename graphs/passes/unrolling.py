@@ -22,7 +22,7 @@ class Form:
     """Declaration of how `unroll` replaces an op.
 
     rule: appends the nodes that replace the op.
-    makes: the ops of these nodes, in the notation of `op_keys`; Identity need not be named.
+    makes: the ops of these nodes, in the notation of `read_op_keys`; Identity need not be named.
     """
 
     rule: Callable[[Unrolling], list[str]]

@@ -10,7 +10,7 @@ from engine.graphs.planner.barriers import find_barriers
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import compute_liveness_bound, find_lifetimes, merge_inplace
 from engine.graphs.planner.place import place
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import ALIGN, Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
 from engine.plan.verify import verify
 
@@ -130,7 +130,7 @@ def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
 
 def _make_kernel(spec: KernelSpec) -> Kernel:
     """Return a kernel of a plan: its spec, and the arguments that its template takes."""
-    return Kernel(spec, templates()[spec.template].takes(*spec.params))
+    return Kernel(spec, list_templates()[spec.template].takes(*spec.params))
 
 
 def _pack(sizes: dict[str, int]) -> tuple[dict[str, int], int]:

@@ -43,7 +43,7 @@ from engine.graphs.planner.split import group
 from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.timeline import Timeline
 from engine.graphs.planner.updates import move_updates_last, settle_updates
-from engine.kernels.analysis.cost import nominal, seconds
+from engine.kernels.analysis.cost import get_nominal, predict_seconds
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Plan, align, format_bytes
 
@@ -304,11 +304,11 @@ class Ladder:
         ordered = self._orders[base]
         draft = _copy(ordered.draft)
         move_updates_last(draft)
-        times = seconds(make_tasks(draft, draft.calls), self._threads)
+        times = predict_seconds(make_tasks(draft, draft.calls), self._threads)
         took = {
             name: t for c, t in zip(draft.calls, times, strict=True) for name in c.list_touched("w")
         }
-        speed = nominal(self._threads).memory / CHEAP  # bytes a second
+        speed = get_nominal(self._threads).memory / CHEAP  # bytes a second
         tried = {frozenset[str]()}
         for share in SHARES:
             least = max(lowest // share, self._target.tile_bytes)
@@ -349,7 +349,7 @@ class Ladder:
     def _search(self, ordered: _Order) -> Search:
         """Return the search on a timeline of an order: groups keep parts of values, as tiled."""
         tiled = _copy(ordered.draft)
-        times = seconds(make_tasks(tiled, tiled.calls), self._threads)
+        times = predict_seconds(make_tasks(tiled, tiled.calls), self._threads)
         move_updates_last(tiled)
         make_tiles(tiled, self._target, self._threads)
         whole = count_work_bytes(ordered.draft)
@@ -379,7 +379,7 @@ class Ladder:
         draft = self._make_untiled(rung)
         groups = self._tile_draft(draft, rung)
         live = _count_live(draft)
-        times = seconds(make_tasks(draft, draft.calls), self._threads, again=True)
+        times = predict_seconds(make_tasks(draft, draft.calls), self._threads, again=True)
         return _Tiled(max(live, default=0), sum(times), tuple(_list_lives(draft, groups, live)))
 
 

@@ -30,10 +30,10 @@ from engine.graphs.planner.draft import Draft, DraftCall, Piece, Place, Value, r
 from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, make_titles
 from engine.kernels.loops.map import lower_map
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.registry import ops, templates
+from engine.kernels.ops.registry import list_ops, list_templates
 from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
-from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, number, shape_key
+from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, make_shape_key, note_number
 from engine.plan.context import RANDOM, STATUS
 from engine.plan.plan import DONE, FAULT, NOISE, UNWRITTEN, KernelSpec, Mode, Phase
 from engine.plan.words import Packed, Words
@@ -51,7 +51,7 @@ class _NodeLowering:
     def __init__(self, job: Recipe, piece: Piece, node: Node, site: Site, phase: Phase) -> None:
         self.job, self.piece, self.node, self.site, self.phase = job, piece, node, site, phase
         self.target, self.threads, self.precision = job.target, job.threads, job.precision
-        self.declared = ops()[site.domain, site.op]
+        self.declared = list_ops()[site.domain, site.op]
         calls = self.declared.calls
         self.calls = None if calls is None else {template.name for template in calls}
         self.temps = 0
@@ -96,7 +96,7 @@ class _NodeLowering:
         return self.piece.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
 
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
-        made: Made = self.job.make_once((key, *map(shape_key, shapes)), make)
+        made: Made = self.job.make_once((key, *map(make_shape_key, shapes)), make)
         return made
 
     def call(
@@ -108,7 +108,7 @@ class _NodeLowering:
         updates: Container[str] = (),
         **named: Operand | int | float | Packed | None,
     ) -> None:
-        spec = KernelSpec(kernel[0], tuple(number(p) for p in kernel[1]))
+        spec = KernelSpec(kernel[0], tuple(note_number(p) for p in kernel[1]))
         if self.calls is not None and spec.template not in self.calls:
             raise LookupError(
                 f"{self.declared.title} calls the kernel {spec.template!r}, which its declaration "
@@ -164,7 +164,7 @@ class _NodeLowering:
         named: dict[str, Any],
     ) -> tuple[list[tuple[Any, Operand | None]], list[Any], Sequence[tuple[int, int]]]:
         """Return pointers with their modes, numbers and aliasing, in the kernel's order."""
-        template = templates()[spec.template]
+        template = list_templates()[spec.template]
         order = template.order
         if not order.needed <= named.keys() <= order.names:
             raise PlanError(
@@ -190,7 +190,7 @@ class _NodeLowering:
         self, spec: KernelSpec, operands: Sequence[Operand | None], consts: Sequence[Any]
     ) -> None:
         """Refuse a call that reaches outside of an operand; sizes are those taken last."""
-        template, value = templates()[spec.template], self.job.sizes.value
+        template, value = list_templates()[spec.template], self.job.sizes.value
         elements: dict[str, int] = {}
         itemsizes: dict[str, int] = {}
         contents: dict[str, bytes] = {}
@@ -289,7 +289,7 @@ class Recipe:
         """Return the element types of each pointer of a kernel; its template is asked once."""
         types = self.takes.get(spec)
         if types is None:
-            takes = templates()[spec.template].takes(*spec.params)
+            takes = list_templates()[spec.template].takes(*spec.params)
             types = self.takes[spec] = tuple(
                 tuple(t[:-1].split("|")) for t in takes if t.endswith("*")
             )

@@ -14,7 +14,7 @@ from engine.graphs.ir.graph import Node
 from engine.graphs.ir.sites import simplify
 from engine.graphs.planner.draft import Piece
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
-from engine.kernels.vocabulary.sizes import Noted, shape_key
+from engine.kernels.vocabulary.sizes import Noted, make_shape_key
 from engine.plan.plan import FAULT, NOISE, Phase
 
 ALTERNATIVES = 8  # pieces kept of one node: as many sets of answers about sizes as were met at once
@@ -120,7 +120,7 @@ class NodeMemo:
         t = self._types.get(name)
         kind = self._kind_of.get(id(t))
         if kind is None:
-            key = None if t is None else (t.dtype, shape_key(t.shape), t.last)
+            key = None if t is None else (t.dtype, make_shape_key(t.shape), t.last)
             kind = self._kind_of[id(t)] = self._kinds.setdefault(key, len(self._kinds))
         return kind
 

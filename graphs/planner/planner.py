@@ -32,7 +32,7 @@ from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
-from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.binaries.source import KernelSet
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.sizes import Noted, Sizes
@@ -166,7 +166,7 @@ class Planner:
             except (BudgetError, LackingKernelError) as error:
                 refused.append(error)
             else:
-                priced.append((sum(step_seconds(plan)), precision, plan))
+                priced.append((sum(predict_steps(plan)), precision, plan))
         if not priced:
             tight = [error for error in refused if isinstance(error, BudgetError)]
             raise min(tight, key=lambda error: error.least) if tight else refused[0]

@@ -26,7 +26,7 @@ from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import gather_grad
 from engine.kernels.ops.index.gradient_rows import gather_grad_rows, index_chains
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import KernelSpec, Mode
 
@@ -181,7 +181,7 @@ def _find_table(draft: Draft, call: DraftCall) -> _Table | None:
 
 def _find_blocks(call: DraftCall) -> Blocks | None:
     """Return how a call is cut into blocks; None if it is not."""
-    rule = templates()[call.spec.template].tiling
+    rule = list_templates()[call.spec.template].tiling
     tiling = None if rule is None else rule(call.spec.params, call.consts)
     return tiling if isinstance(tiling, Blocks) else None
 

@@ -32,7 +32,7 @@ from engine.graphs.planner.draft import Cut, Draft, DraftCall
 from engine.graphs.planner.rows import makes_rows, pair_calls
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
@@ -207,7 +207,7 @@ class _Tiles:
 
     def _find_tiling(self, call: DraftCall) -> Tiling | None:
         """Return how a call is cut, as its kernel says it."""
-        template = templates()[call.spec.template]
+        template = list_templates()[call.spec.template]
         if call.segment:
             names = template.operand_names(len(call.args))
             types = {
@@ -252,7 +252,7 @@ class _Tiles:
         """Return whether partial results are only read by kernels that know their number."""
         others = [other for other in self.users[part] if other is not call]
         return self.draft.values[part].region == "work" and all(
-            templates()[other.spec.template].joins is not None and other.args[0][1] == part
+            list_templates()[other.spec.template].joins is not None and other.args[0][1] == part
             for other in others
         )
 
@@ -413,7 +413,7 @@ class _Tiles:
 
     def join_partials(self, call: DraftCall) -> DraftCall:
         """Return a call that joins as many partial results as there now are; others unchanged."""
-        at = templates()[call.spec.template].joins
+        at = list_templates()[call.spec.template].joins
         parts = None if at is None else self.parts.get(call.args[0][1])
         if at is None or parts is None:
             return call

@@ -15,7 +15,7 @@ from engine.base.errors import PlanError
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import TILES
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall, Machine, Reach, reach_into
 from engine.kernels.vocabulary.kernel import Template
 from engine.plan.plan import Arg, Kernel, Plan, Step
@@ -43,9 +43,9 @@ class _Check:
         self.known: dict[tuple[Any, ...], None] = {}  # calls that have passed
 
     def run(self) -> None:
-        takes = {symbol: self.takes(kernel) for symbol, kernel in self.kernels.items()}
+        takes = {symbol: self.find_template(kernel) for symbol, kernel in self.kernels.items()}
         for n, step in enumerate(self.plan.steps):
-            own = tuple(self.room(step, a) for a in step.args)
+            own = tuple(self.measure_room(step, a) for a in step.args)
             modes = tuple(a.mode for a in step.args)
             cuts = tuple((a.tile, a.thread) for a in step.args) if step.tiles else ()
             types = tuple(self.plan.buffers[a.buffer].dtype for a in step.args)
@@ -53,7 +53,7 @@ class _Check:
             if key in self.known:
                 continue
             try:
-                self.step(step, takes[step.kernel])
+                self.check_step(step, takes[step.kernel])
             except PlanError as error:
                 self.refuse(f"step {n} {step.kernel} ({step.source}): {error}")
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -67,10 +67,10 @@ class _Check:
     def refuse(self, text: str) -> NoReturn:
         raise PlanError(f"plan {self.plan.name}: {text}")
 
-    def takes(self, kernel: Kernel) -> Template:
+    def find_template(self, kernel: Kernel) -> Template:
         """Return the declaration of a kernel, which the plan must call as it is declared."""
         spec = kernel.spec
-        template = templates().get(spec.template)
+        template = list_templates().get(spec.template)
         if template is None or template.is_internal or not template.is_bounded:
             self.refuse(f"kernel {kernel.symbol}: no kernel that plans may call")
         text = "_".join(map(str, spec.params))
@@ -86,7 +86,7 @@ class _Check:
             self.refuse(f"kernel {kernel.symbol} takes {kernel.takes}; it is made for {expected}")
         return template
 
-    def room(self, step: Step, a: Arg) -> int:
+    def measure_room(self, step: Step, a: Arg) -> int:
         """Return the bytes from an argument's pointer on; in a group, of any tile's pointer."""
         if a.buffer < 0:
             return 0
@@ -95,7 +95,7 @@ class _Check:
             return size
         return a.thread or size - a.tile * (step.tiles - 1)
 
-    def step(self, step: Step, template: Template) -> None:
+    def check_step(self, step: Step, template: Template) -> None:
         """Check one call."""
         params = self.kernels[step.kernel].spec.params
         names = template.operand_names(len(step.args))
@@ -125,19 +125,19 @@ class _Check:
         )
         reached, written = call.reach(), call.written()
         for at, (name, a) in enumerate(arguments.items()):
-            self.operand(call, at, name, a, reach_into(reached, name))
+            self.check_operand(call, at, name, a, reach_into(reached, name))
             if a.mode == "r" and name in written:
                 raise PlanError(f"it writes argument {at} ({name}), which the plan only reads")
         if call.owned:
-            self.owned(step, call, reached, arguments)
+            self.check_owned(step, call, reached, arguments)
 
     def count(self, step: Step, a: Arg) -> int:
         """Return the elements from the pointer of an argument on."""
         if a.buffer < 0:
             return 0
-        return self.room(step, a) // ITEMSIZE[self.plan.buffers[a.buffer].dtype]
+        return self.measure_room(step, a) // ITEMSIZE[self.plan.buffers[a.buffer].dtype]
 
-    def operand(self, call: KernelCall, at: int, name: str, a: Arg, reach: int) -> None:
+    def check_operand(self, call: KernelCall, at: int, name: str, a: Arg, reach: int) -> None:
         """Check that a call stays inside of one of its operands."""
         if name in call.owned:
             return
@@ -148,7 +148,7 @@ class _Check:
                 f"{call.elements[name]}"
             )
 
-    def owned(
+    def check_owned(
         self, step: Step, call: KernelCall, reached: Reach, arguments: Mapping[str, Arg]
     ) -> None:
         """Check operands that hold one tile per thread, which the kernel finds by itself."""
@@ -173,7 +173,7 @@ class _Check:
                 )
 
 
-def machine_named(name: str) -> Machine:
+def find_machine(name: str) -> Machine:
     """Return the machine of a target, by its name or the name of a kernel set for a level.
 
     Raises:
@@ -181,7 +181,7 @@ def machine_named(name: str) -> Machine:
     """
     for level in LEVELS:
         if level.name in name.split():
-            return Machine.of(level.target())
+            return Machine.of(level.make_target())
     arch, vector = name.split()[-1].split("/")[0], name.rpartition("/v")[2]
     known = {"x86_64": ("avx512", "avx2", "sse"), "aarch64": ("neon",)}.get(arch, ())
     for row in (TILES[tile] for tile in known):

@@ -6,8 +6,8 @@ products and the vector instructions of formulas.  Bytes come from the cache tha
 touched since they last were; what a call writes anew is read first by the cache, so it counts
 twice.
 
-Planning never measures: it assumes the machine `nominal`, so that a plan is the same wherever it is
-made.  Reports of times for people ask `engine.runtime.roofline.measure` instead.
+Planning never measures: it assumes the machine of `get_nominal`, so that a plan is the same
+wherever it is made.  Reports of times for people ask `engine.runtime.roofline.measure` instead.
 
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52
 (2009); distances of reuse as in Mattson et al., "Evaluation techniques for storage hierarchies",
@@ -26,10 +26,10 @@ from engine.kernels.analysis.flops import (
     Task,
     Use,
     count_factor_bytes,
-    grouped,
-    operations,
-    tasks,
-    touched,
+    count_operations,
+    count_touched,
+    follow_groups,
+    list_tasks,
 )
 from engine.kernels.vocabulary.row_program import Program
 from engine.plan.plan import KernelSpec, Plan
@@ -44,7 +44,7 @@ EFFICIENCY = Path(__file__).with_name("efficiency.txt")
 
 
 @functools.cache
-def efficiencies() -> Mapping[str, float]:
+def read_efficiencies() -> Mapping[str, float]:
     """Return the part of a machine's limits that kernels reach, by template, of efficiency.txt.
 
     `python -m bench efficiency --page` writes the file: what the usual workloads reach on 2 threads
@@ -55,7 +55,7 @@ def efficiencies() -> Mapping[str, float]:
     return {name: float(part) for name, part in map(str.split, lines)}
 
 
-def nominal(threads: int) -> Roofline:
+def get_nominal(threads: int) -> Roofline:
     """Return the machine that plans assume for so many threads: the one that benchmarks run on.
 
     All of its limits scale with the threads, so their number changes no ratio of two times.
@@ -72,15 +72,15 @@ _STREAMS = (  # bytes, bytes a second of one thread
 )  # fmt: skip
 
 
-def step_seconds(plan: Plan, machine: Roofline | None = None) -> list[float]:
+def predict_steps(plan: Plan, machine: Roofline | None = None) -> list[float]:
     """The seconds of every step of a plan, which runs again and again.
 
     machine: what it runs on; None for the nominal one.
     """
-    return seconds(tasks(plan), plan.threads, machine, again=True)
+    return predict_seconds(list_tasks(plan), plan.threads, machine, again=True)
 
 
-def seconds(
+def predict_seconds(
     calls: Sequence[Task], threads: int, machine: Roofline | None = None, again: bool = False
 ) -> list[float]:
     """The seconds of each call of some that run one after another, each buffer at first uncached.
@@ -88,8 +88,10 @@ def seconds(
     machine: what they run on; None for the nominal one.
     again: whether all have run before, so that what they touched last is still in the caches.
     """
-    times, reached = [], efficiencies()
-    limits_of = limits(calls, threads, nominal(threads) if machine is None else machine, again)
+    times, reached = [], read_efficiencies()
+    limits_of = predict_limits(
+        calls, threads, get_nominal(threads) if machine is None else machine, again
+    )
     for task, limit in zip(calls, limits_of, strict=True):
         part = reached.get(task.spec.template, OTHERS)
         times.append(begin(task, threads) + limit / part)
@@ -101,26 +103,26 @@ def begin(task: Task, threads: int) -> float:
     return TILE * -(-task.tiles // threads) if task.tiles else BEGIN
 
 
-def limits(
+def predict_limits(
     calls: Sequence[Task], threads: int, machine: Roofline, again: bool = False
 ) -> Iterator[float]:
     """The least seconds of each call: of its operations or its bytes, whichever takes longer.
 
-    again: as of `seconds`.
+    again: as of `predict_seconds`.
     """
     clock = _Clock(machine, threads)
     counted = [_count(task) for task in calls]
     if again:
         for used in counted:
             clock.touch(used)
-    for (task, written), used in zip(grouped(calls), counted, strict=True):
-        yield max(_arithmetic(task, machine), clock.move(task, used, written))
+    for (task, written), used in zip(follow_groups(calls), counted, strict=True):
+        yield max(_time_arithmetic(task, machine), clock.move(task, used, written))
 
 
 def _count(task: Task) -> dict[Hashable, tuple[Use, int]]:
     """Count how many bytes a call touches of each buffer that it uses."""
     used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
-    sizes = touched(task, used)
+    sizes = count_touched(task, used)
     return {name: (use, sizes[name]) for name, use in used.items()}
 
 
@@ -140,7 +142,7 @@ class _Clock:
         self._now += sum([nbytes for _, nbytes in used.values()])
         self._last.update(dict.fromkeys(used, self._now))
 
-    def _bandwidth(self, nbytes: int) -> float:
+    def _find_bandwidth(self, nbytes: int) -> float:
         """Return the bandwidth of the memory that holds so many bytes."""
         return self._speeds[bisect_left(self._sizes, nbytes)]
 
@@ -156,7 +158,7 @@ class _Clock:
         """
         before = self._now
         self._now += sum([nbytes for _, nbytes in used.values()])
-        bandwidth = self._bandwidth
+        bandwidth = self._find_bandwidth
         spent = 0.0
         for name, (use, nbytes) in used.items():
             if use.thread:
@@ -173,16 +175,16 @@ class _Clock:
 
 
 @functools.lru_cache(TASKS)
-def _arithmetic(task: Task, machine: Roofline) -> float:
+def _time_arithmetic(task: Task, machine: Roofline) -> float:
     """The seconds that the operations of a call take at the machine's peak."""
-    done = operations(task)
-    instructions = _instructions(task.spec)
+    done = count_operations(task)
+    instructions = _count_instructions(task.spec)
     if instructions:
-        done += instructions * max((_elements(u, task.tiles) for u in task.uses), default=0)
+        done += instructions * max((_count_elements(u, task.tiles) for u in task.uses), default=0)
     return 2 * done * count_factor_bytes(task.spec) / 4 / machine.flops
 
 
-def _elements(use: Use, tiles: int) -> int:
+def _count_elements(use: Use, tiles: int) -> int:
     """Count the elements of a buffer that a call works on; of a thread's tile, in all tiles."""
     if not use.thread or not use.nbytes:
         return use.elements
@@ -190,8 +192,8 @@ def _elements(use: Use, tiles: int) -> int:
 
 
 @functools.lru_cache(1 << 12)
-def _instructions(spec: KernelSpec) -> int:
+def _count_instructions(spec: KernelSpec) -> int:
     """The vector instructions that the formulas of a kernel take for each element."""
     T = str(spec.params[0]) if spec.params and spec.params[0] in ITEMSIZE else ""
     texts = [p for p in spec.params if isinstance(p, str) and "->" in p]
-    return sum(Program.of(text, T).formulas.cost() for text in texts)
+    return sum(Program.of(text, T).formulas.estimate_cost() for text in texts)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall
 from engine.plan.plan import KernelSpec, Mode, Plan
 
@@ -77,7 +77,7 @@ class Task(NamedTuple):
     numbered: bool = False
 
 
-def tasks(plan: Plan) -> list[Task]:
+def list_tasks(plan: Plan) -> list[Task]:
     """The steps of a plan as tasks; buffers are told by their numbers."""
     specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
     sizes = [(buffer.nbytes, math.prod(buffer.shape)) for buffer in plan.buffers]
@@ -101,17 +101,17 @@ def tasks(plan: Plan) -> list[Task]:
     ]
 
 
-def work(plan: Plan) -> list[Work]:
+def measure_work(plan: Plan) -> list[Work]:
     """The work of every step of a plan."""
-    return list(work_of(tasks(plan), plan.threads))
+    return list(measure_calls(list_tasks(plan), plan.threads))
 
 
-def work_of(calls: Sequence[Task], threads: int) -> Iterator[Work]:
+def measure_calls(calls: Sequence[Task], threads: int) -> Iterator[Work]:
     """The work of calls that run one after another on so many threads."""
-    for task, written in grouped(calls):
+    for task, written in follow_groups(calls):
         used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
-        moves = _moves(task, used, written, threads)
-        yield Work(2 * operations(task), count_factor_bytes(task.spec), moves)
+        moves = _count_moved(task, used, written, threads)
+        yield Work(2 * count_operations(task), count_factor_bytes(task.spec), moves)
 
 
 def count_factor_bytes(spec: KernelSpec) -> int:
@@ -119,13 +119,13 @@ def count_factor_bytes(spec: KernelSpec) -> int:
 
     All numbers below 4 bytes are widened to float32, except the factors of products in 16 bits.
     """
-    factors = templates()[spec.template].bound(spec.params).get("P")
+    factors = list_templates()[spec.template].bound(spec.params).get("P")
     if factors is not None:
         return ITEMSIZE[str(factors)]
     return max(ITEMSIZE.get(str(spec.params[0]), 4), 4) if spec.params else 4
 
 
-def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]:
+def follow_groups(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]:
     """Every call, with the buffers that calls before it in its group have written."""
     written, end = set[Hashable](), 0  # the end of the group
     for i, task in enumerate(calls):
@@ -135,9 +135,9 @@ def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]
         written |= {u.name for u in task.uses if u.mode in ("w", "u")}
 
 
-def operations(task: Task) -> int:
+def count_operations(task: Task) -> int:
     """Count the multiply-adds of a call, of all its tiles."""
-    if not templates()[task.spec.template].multiply_adds:
+    if not list_templates()[task.spec.template].multiply_adds:
         return 0
     count = _call(task).multiply_adds()
     if task.tiles and not task.numbered:  # its numbers are for one tile
@@ -145,7 +145,7 @@ def operations(task: Task) -> int:
     return count
 
 
-def _moves(
+def _count_moved(
     task: Task, used: Mapping[Hashable, Use], written: Container[Hashable], threads: int
 ) -> tuple[tuple[int, int], ...]:
     """Return the bytes that a call moves, far and near; see `Work`.
@@ -153,7 +153,7 @@ def _moves(
     used: what it reads and writes.
     written: the buffers that calls before it in its group have written.
     """
-    sizes = touched(task, used)
+    sizes = count_touched(task, used)
     far, near, footprint, close = 0, 0, 0, 0
     for name, use in used.items():
         times = 2 if use.mode == "u" else 1
@@ -169,14 +169,14 @@ def _moves(
     return tuple((nbytes, memory) for nbytes, memory in ((far, footprint), (near, close)) if nbytes)
 
 
-def touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
+def count_touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
     """Count the bytes of each buffer that a call touches.
 
     Of a table whose elements an index chooses a call touches what it moves from or to it: at most
     as much as of any other buffer.
     """
     sizes = {name: use.nbytes for name, use in used.items()}
-    for at in templates()[task.spec.template].order.tables:
+    for at in list_templates()[task.spec.template].order.tables:
         table = task.uses[at]
         if table.name is not None and table.mode != "w" and len(sizes) > 1:
             most = max([size for name, size in sizes.items() if name != table.name])
@@ -186,7 +186,7 @@ def touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
 
 def _call(task: Task) -> KernelCall:
     """Return the call of a task, with the elements of its operands."""
-    template = templates()[task.spec.template]
+    template = list_templates()[task.spec.template]
     names = template.operand_names(len(task.uses))
     elements = {n: u.elements for n, u in zip(names, task.uses, strict=True) if u.name is not None}
     return KernelCall(template, task.spec.params, task.consts, elements=elements)

@@ -31,7 +31,7 @@ _IMPORT = re.compile(
 
 
 @functools.cache
-def sources() -> dict[str, Path]:
+def list_sources() -> dict[str, Path]:
     """Return every module of this package, and the modules of `BEYOND`, by dotted name."""
     paths = dict(BEYOND)
     for path in sorted(ROOT.rglob("*.py")):
@@ -41,16 +41,16 @@ def sources() -> dict[str, Path]:
 
 
 @functools.cache
-def imported(module: str) -> frozenset[str]:
+def list_imports(module: str) -> frozenset[str]:
     """Return the modules of this package that a module imports, anywhere in its text."""
     modules = set()
-    for base, names, plain in _IMPORT.findall(sources()[module].read_text("utf-8")):
+    for base, names, plain in _IMPORT.findall(list_sources()[module].read_text("utf-8")):
         modules |= {base, plain, *(f"{base}.{name}" for name in re.findall(r"\w+", names))}
-    return frozenset(modules & sources().keys())
+    return frozenset(modules & list_sources().keys())
 
 
 @functools.cache
-def beneath(module: str) -> frozenset[str]:
+def list_dependencies(module: str) -> frozenset[str]:
     """Return a module and all that it imports of this package, directly or not."""
     done: set[str] = set()
     queue = [module]
@@ -58,11 +58,11 @@ def beneath(module: str) -> frozenset[str]:
         name = queue.pop()
         if name not in done:
             done.add(name)
-            queue += imported(name)
+            queue += list_imports(name)
     return frozenset(done)
 
 
-def origin(build: Callable[..., Any]) -> bytes:
+def digest_origin(build: Callable[..., Any]) -> bytes:
     """Digest of all that decides a kernel's code besides its parameters and the target.
 
     A template from outside this package counts with its own file and all of this package.
@@ -71,35 +71,35 @@ def origin(build: Callable[..., Any]) -> bytes:
         OSError: it was not written in a file.
     """
     path = Path(inspect.unwrap(build).__code__.co_filename)
-    inside = {p: m for m, p in sources().items()}.get(path.resolve())
-    digest = _environment()
+    inside = {p: m for m, p in list_sources().items()}.get(path.resolve())
+    digest = _digest_environment()
     if inside is None:
-        return hashlib.sha256(digest + package_digest() + path.read_bytes()).digest()
+        return hashlib.sha256(digest + digest_package() + path.read_bytes()).digest()
     return hashlib.sha256(digest + _digest(inside)).digest()
 
 
 @functools.cache
 def _digest(module: str) -> bytes:
     rooms = tuple(f"{PACKAGE}.{room}" for room in EVERYWHERE)
-    always = {m for m in sources() if m.startswith(rooms)}
-    return _of(beneath(module) | always | {*BEYOND})
+    always = {m for m in list_sources() if m.startswith(rooms)}
+    return _of(list_dependencies(module) | always | {*BEYOND})
 
 
 @functools.cache
-def package_digest() -> bytes:
+def digest_package() -> bytes:
     """Digest of every source."""
-    return _of(sources())
+    return _of(list_sources())
 
 
 def _of(modules: Any) -> bytes:
     digest = hashlib.sha256()
     for module in sorted(modules):
-        digest.update(sources()[module].read_bytes())
+        digest.update(list_sources()[module].read_bytes())
     return digest.digest()
 
 
 @functools.cache
-def _environment() -> bytes:
+def _digest_environment() -> bytes:
     """Digest of the versions that kernels are compiled with."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
     return hashlib.sha256("\n".join([*versions, sys.version]).encode()).digest()

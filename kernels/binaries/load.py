@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from engine.base.errors import EngineError, InternalError, PlanError
 from engine.kernels.binaries import fingerprint, object_files, objects
 from engine.kernels.loops import executor
-from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.registry import homes, templates
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.ops.registry import find_homes, list_templates
 from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import cache
@@ -45,7 +45,7 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
         lower,
     )
 
-    template = templates().get(spec.template)
+    template = list_templates().get(spec.template)
     if template is None:
         raise EngineError(f"unknown kernel template {spec.template!r}")
     try:
@@ -59,24 +59,24 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
         ) from error
 
 
-def bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+def get_bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
     """Return the optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
     kind = SMALL_BITCODE if small else BITCODE
-    return _cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
+    return _get_cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
 
 
-def object_code(spec: KernelSpec, target: Target) -> bytes:
+def get_object(spec: KernelSpec, target: Target) -> bytes:
     """Return the object of a kernel, from the disk cache or compiled and then cached."""
 
     def make() -> bytes:
         from engine.kernels.compiler import emit
 
-        return emit.emit_object(bitcode(spec, target), target)
+        return emit.emit_object(get_bitcode(spec, target), target)
 
-    return _cached(spec, target, OBJECT, make)
+    return _get_cached(spec, target, OBJECT, make)
 
 
-def library_code(
+def get_library(
     specs: Iterable[KernelSpec],
     target: Target,
     *,
@@ -87,11 +87,11 @@ def library_code(
     """One object of many kernels and constant data for a library, see `emit.emit_library`."""
     from engine.kernels.compiler import emit
 
-    parts = codes(specs, target, SMALL_BITCODE if small else BITCODE)
+    parts = get_codes(specs, target, SMALL_BITCODE if small else BITCODE)
     return emit.emit_library(parts, table, data, target)
 
 
-def codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
+def get_codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
     """The code of kernels by symbol, in their order; what the cache lacks is compiled side by side.
 
     Raises:
@@ -104,7 +104,7 @@ def codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, b
     return {symbol: code or made[symbol] for symbol, code in cached.items()}
 
 
-def head_start(target: Target) -> None:
+def start_early(target: Target) -> None:
     """Begin to compile the executor, which every plan needs, if the cache lacks it.
 
     This returns at once.  A cache without the executor lacks most of what a plan needs besides, so
@@ -115,7 +115,7 @@ def head_start(target: Target) -> None:
         return
     from engine.kernels.binaries import workers
 
-    if (count := workers.useful(USUAL)) < 2 or not _linking.acquire(blocking=False):
+    if (count := workers.count_useful(USUAL)) < 2 or not _linking.acquire(blocking=False):
         return  # one core, or another thread compiles already
     try:
         if not _coming:
@@ -134,7 +134,7 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
     from engine.kernels.binaries import workers
 
     made: dict[str, bytes] = {}
-    with Progress(f"compiling {{count}} kernels ({_whither()})", len(specs)) as progress:
+    with Progress(f"compiling {{count}} kernels ({_say_where()})", len(specs)) as progress:
         coming = _submit(specs, target, kind)
         try:
             for spec in specs:
@@ -171,15 +171,15 @@ def _submit(
     if kind == OBJECT:
         begun = [spec for spec in specs if (target, spec) in _coming]
         coming = {spec: _coming.pop((target, spec)) for spec in begun}
-    known = homes()
+    known = find_homes()
     able = [
         spec
         for spec in specs
         if spec not in coming
         and spec.template in known
-        and templates()[spec.template] is known[spec.template][1]
+        and list_templates()[spec.template] is known[spec.template][1]
     ]
-    count, pool = workers.useful(len(able)), workers.pool()
+    count, pool = workers.count_useful(len(able)), workers.pool()
     if able and (count > 1 or pool.running):
         small, machine_code = kind == SMALL_BITCODE, kind == OBJECT
         jobs = [workers.Job(known[s.template][0], s, target, small, machine_code) for s in able]
@@ -190,8 +190,8 @@ def _submit(
 def _compile_here(spec: KernelSpec, target: Target, kind: str) -> bytes:
     """Compile a kernel in this process, and keep its code in the cache."""
     if kind == OBJECT:
-        return object_code(spec, target)
-    return bitcode(spec, target, small=kind == SMALL_BITCODE)
+        return get_object(spec, target)
+    return get_bitcode(spec, target, small=kind == SMALL_BITCODE)
 
 
 def _keep_answer(spec: KernelSpec, target: Target, kind: str, answer: workers.Code) -> bytes:
@@ -205,7 +205,7 @@ def _keep_answer(spec: KernelSpec, target: Target, kind: str, answer: workers.Co
     return machine_code
 
 
-def _whither() -> str:
+def _say_where() -> str:
     """Return where compiled code is kept, as the end of a progress message."""
     folder = cache.find_cache_dir()
     if folder is not None and cache.can_write(folder):
@@ -213,7 +213,7 @@ def _whither() -> str:
     return "not kept: there is no cache folder to write to"
 
 
-def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
+def _get_cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
     """Return the code of a kernel from the cache, or what `make` returns.
 
     A cache that cannot be read or written, or is not trusted, costs time, never a result.
@@ -225,15 +225,15 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
     return code
 
 
-def _entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
+def _find_entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
     """Return where the cache keeps the code of a kernel, if it does."""
     folder = cache.find_cache_dir()
     own = (t for t in executor.KERNELS if t.name == spec.template)  # sooner found than all others
-    template = next(own, None) or templates().get(spec.template)
+    template = next(own, None) or list_templates().get(spec.template)
     if folder is None or template is None:
         return None
     try:
-        origin = fingerprint.origin(template.build)
+        origin = fingerprint.digest_origin(template.build)
     except OSError:  # typed at a prompt
         return None
     key = hashlib.sha256(cache.MAGIC + origin + repr((spec, target)).encode()).hexdigest()
@@ -245,7 +245,7 @@ def _read(spec: KernelSpec, target: Target, kind: str) -> bytes | None:
 
     Code is validated before LLVM or this process gets it: their readers believe a damaged file.
     """
-    entry = _entry(spec, target, kind)
+    entry = _find_entry(spec, target, kind)
     code = None if entry is None else cache.read(entry)
     if code is None:
         return None
@@ -256,7 +256,7 @@ def _read(spec: KernelSpec, target: Target, kind: str) -> bytes | None:
 
 def _keep(spec: KernelSpec, target: Target, kind: str, code: bytes) -> None:
     """Put the code of a kernel into the cache, if it can be written."""
-    entry = _entry(spec, target, kind)
+    entry = _find_entry(spec, target, kind)
     if entry is not None:
         cache.write(entry, code)
 
@@ -299,9 +299,9 @@ class Linker:
     def _link(self, codes: Mapping[str, bytes]) -> dict[str, int]:
         """Link objects by the symbols that they define; returns the addresses of these."""
         linked = objects.link(codes)
-        return linked | {s: self._by_llvm(s, codes[s]) for s in codes if s not in linked}
+        return linked | {s: self._link_by_llvm(s, codes[s]) for s in codes if s not in linked}
 
-    def _by_llvm(self, symbol: str, code: bytes) -> int:
+    def _link_by_llvm(self, symbol: str, code: bytes) -> int:
         """The address of a symbol of an object; LLVM's linker does not check what it is given."""
         if not object_files.fits(code, symbol, self.target):
             raise EngineError(f"{symbol}: not found in its own object")
@@ -321,7 +321,7 @@ class Linker:
             raise EngineError(f"{symbol}: not found in its own object")
         return int(address)
 
-    def addresses(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+    def get_addresses(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
         """Return the addresses of kernels by symbol, compiling and linking what is new.
 
         Raises:
@@ -329,15 +329,15 @@ class Linker:
             EngineError: a kernel cannot be compiled.
         """
         with _linking:
-            wanted = {k.symbol: _checked(k) if isinstance(k, Kernel) else k for k in kernels}
+            wanted = {k.symbol: _check_kernel(k) if isinstance(k, Kernel) else k for k in kernels}
             new = [spec for symbol, spec in wanted.items() if symbol not in self._known]
-            self._known |= self._link(codes(new, self.target, OBJECT))
+            self._known |= self._link(get_codes(new, self.target, OBJECT))
             return {symbol: self._known[symbol] for symbol in wanted}
 
 
-def _checked(k: Kernel) -> KernelSpec:
+def _check_kernel(k: Kernel) -> KernelSpec:
     """Return the spec to compile for a kernel of a plan, which may be older than its template."""
-    template = templates().get(k.spec.template)
+    template = list_templates().get(k.spec.template)
     if template is not None and (takes := template.takes(*k.spec.params)) != k.takes:
         raise PlanError(
             f"kernel {k.symbol} takes {' '.join(takes)}; the plan passes {' '.join(k.takes)}"
@@ -346,11 +346,11 @@ def _checked(k: Kernel) -> KernelSpec:
 
 
 @functools.cache
-def linker(target: Target) -> Linker:
+def get_linker(target: Target) -> Linker:
     """Return the process's linker for a target that this CPU can run."""
     return Linker(target)
 
 
-def addresses(kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
-    """Return the addresses of kernels compiled for this CPU; raises as `Linker.addresses`."""
-    return linker(host()).addresses(kernels)
+def get_addresses(kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+    """Return the addresses of kernels compiled for this CPU; raises as `Linker.get_addresses`."""
+    return get_linker(detect_host()).get_addresses(kernels)

@@ -31,32 +31,32 @@ def fits(code: bytes, symbol: str, target: Target) -> bool:
     arch = "arm" if target.arch.startswith("arm") else target.arch
     try:
         if code.startswith(b"\x7fELF"):
-            parsed = elf(code)
+            parsed = read_elf(code)
             return arch == _ELF_MACHINES[parsed.machine] and parsed.place(symbol) is not None
         if code.startswith(_MACHO):
-            return (arch, f"_{symbol}".encode()) in _macho(code)
+            return (arch, f"_{symbol}".encode()) in _read_macho(code)
         if code.startswith(_WASM):
             _check_wasm(code)
             return arch == "wasm32" and symbol.encode() in code
-        return (arch, symbol.encode()) in _coff(code)
+        return (arch, symbol.encode()) in _read_coff(code)
     except Damaged:
         return False
 
 
-def _need(condition: bool, what: str) -> None:
+def _require(condition: bool, what: str) -> None:
     """Raises Damaged unless the condition holds."""
     if not condition:
         raise Damaged(what)
 
 
-def _rows(form: struct.Struct, code: bytes, at: int, count: int, what: str) -> list[Any]:
+def _read_rows(form: struct.Struct, code: bytes, at: int, count: int, what: str) -> list[Any]:
     """Return the rows of a table.
 
     Raises:
         Damaged: it reaches beyond the end.
     """
     end = at + count * form.size
-    _need(end <= len(code), f"{what} beyond the end")
+    _require(end <= len(code), f"{what} beyond the end")
     return list(form.iter_unpack(code[at:end]))
 
 
@@ -67,7 +67,7 @@ def _name(texts: bytes, at: int) -> bytes:
         Damaged: it does not end inside.
     """
     end = texts.find(b"\0", at)
-    _need(end >= 0, "a name beyond its table")
+    _require(end >= 0, "a name beyond its table")
     return texts[at:end]
 
 
@@ -150,18 +150,18 @@ class _Class(NamedTuple):
     shift: int
 
 
-def _class(bits: int, shift: int, *forms: str) -> _Class:
+def _make_class(bits: int, shift: int, *forms: str) -> _Class:
     header, section, symbol, relocation, addend = map(struct.Struct, forms)
     return _Class(bits, header, section, symbol, relocation, addend, shift)
 
 
 _CLASSES = {
-    1: _class(32, 8, "<16s2HI3II6H", "<10I", "<3I2BH", "<2I", "<2Ii"),
-    2: _class(64, 32, "<16s2HI3QI6H", "<2I4Q2I2Q", "<I2BH2Q", "<2Q", "<2Qq"),
+    1: _make_class(32, 8, "<16s2HI3II6H", "<10I", "<3I2BH", "<2I", "<2Ii"),
+    2: _make_class(64, 32, "<16s2HI3QI6H", "<2I4Q2I2Q", "<I2BH2Q", "<2Q", "<2Qq"),
 }
 
 
-def elf(code: bytes) -> Elf:
+def read_elf(code: bytes) -> Elf:
     """Return the parts of a relocatable file of System V, the low byte first.
 
     Raises:
@@ -170,55 +170,57 @@ def elf(code: bytes) -> Elf:
     form = _CLASSES.get(code[4] if len(code) > 6 else 0)
     if form is None or code[:4] != b"\x7fELF" or code[5:7] != b"\x01\x01":
         raise Damaged("no ELF, the low byte first")
-    (header,) = _rows(form.header, code, 0, 1, "the header")
+    (header,) = _read_rows(form.header, code, 0, 1, "the header")
     _, kind, machine, _, _, _, begin, _, _, _, _, size, count, _ = header
-    _need(kind == _RELOCATABLE and machine in _ELF_MACHINES, "another kind of file")
-    _need(size == form.section.size and 0 < count < RESERVED, "no table of sections")
-    rows = _rows(form.section, code, begin, count, "the table of sections")
+    _require(kind == _RELOCATABLE and machine in _ELF_MACHINES, "another kind of file")
+    _require(size == form.section.size and 0 < count < RESERVED, "no table of sections")
+    rows = _read_rows(form.section, code, begin, count, "the table of sections")
     sections = [Section(r[1], r[2], r[4], r[5], r[6], r[7], r[8]) for r in rows]
     stored = [each for each in sections if each.kind not in (0, ZEROS)]
-    _need(sum(each.length for each in stored) <= len(code), "sections that overlap")
+    _require(sum(each.length for each in stored) <= len(code), "sections that overlap")
     for each in sections:
         inside = each.kind in (0, ZEROS) or each.at + each.length <= len(code)
-        _need(inside, "a section beyond the end")
+        _require(inside, "a section beyond the end")
         power = each.align & (each.align - 1) == 0
-        _need(power and each.align <= _LARGEST_ALIGNMENT, "an alignment that is none")
+        _require(power and each.align <= _LARGEST_ALIGNMENT, "an alignment that is none")
     tables = [i for i, each in enumerate(sections) if each.kind == SYMBOLS]
-    _need(len(tables) == 1, "not one table of symbols")
-    symbols = _elf_symbols(code, form, sections, sections[tables[0]])
+    _require(len(tables) == 1, "not one table of symbols")
+    symbols = _read_elf_symbols(code, form, sections, sections[tables[0]])
     relocations: list[Relocation] = []
     for each in sections:
         if each.kind in (ADDENDS, RELOCATIONS):
-            _need(each.info < count and each.link == tables[0], "relocations of no section")
-            relocations += _elf_relocations(code, form, each)
+            _require(each.info < count and each.link == tables[0], "relocations of no section")
+            relocations += _read_elf_relocations(code, form, each)
     for one in relocations:
         width = 8 if one.kind in _EIGHT[machine] else _OTHERS[machine]
-        _need(one.offset + width <= sections[one.section].length, "a distance beyond its section")
-        _need(one.symbol < len(symbols), "a distance to no symbol")
+        _require(
+            one.offset + width <= sections[one.section].length, "a distance beyond its section"
+        )
+        _require(one.symbol < len(symbols), "a distance to no symbol")
     return Elf(form.bits, machine, sections, symbols, relocations)
 
 
-def _elf_symbols(
+def _read_elf_symbols(
     code: bytes, form: _Class, sections: list[Section], table: Section
 ) -> list[Symbol]:
-    _need(table.link < len(sections), "symbols without names")
+    _require(table.link < len(sections), "symbols without names")
     names = sections[table.link]
-    _need(names.kind == TEXTS and table.length % form.symbol.size == 0, "symbols without names")
+    _require(names.kind == TEXTS and table.length % form.symbol.size == 0, "symbols without names")
     texts = code[names.at : names.at + names.length]
     symbols = []
     for row in form.symbol.iter_unpack(code[table.at : table.at + table.length]):
         name = row[0]
         section, value = (row[3], row[4]) if form.bits == 64 else (row[5], row[1])
-        _need(section < len(sections) or section >= RESERVED, "a symbol of no section")
+        _require(section < len(sections) or section >= RESERVED, "a symbol of no section")
         if 0 < section < RESERVED:
-            _need(value <= sections[section].length + 1, "a symbol beyond its section")
+            _require(value <= sections[section].length + 1, "a symbol beyond its section")
         symbols.append(Symbol(_name(texts, name), section, value))
     return symbols
 
 
-def _elf_relocations(code: bytes, form: _Class, table: Section) -> list[Relocation]:
+def _read_elf_relocations(code: bytes, form: _Class, table: Section) -> list[Relocation]:
     row = form.addend if table.kind == ADDENDS else form.relocation
-    _need(table.length % row.size == 0, "relocations cut short")
+    _require(table.length % row.size == 0, "relocations cut short")
     mask = (1 << form.shift) - 1
     rows = row.iter_unpack(code[table.at : table.at + table.length])
     return [
@@ -246,53 +248,55 @@ _IN_SECTION, _STAB = 0x0E, 0xE0  # of a symbol's type
 _SCATTERED, _EXTERNAL, _ADDEND = 1 << 31, 1 << 27, 10  # of relocations; the last of ARM
 
 
-def _macho(code: bytes) -> set[tuple[str, bytes]]:
+def _read_macho(code: bytes) -> set[tuple[str, bytes]]:
     """Return the machine with each symbol that is in a section of instructions.
 
     Raises:
         Damaged: it is not an object, or a part points at what is not there.
     """
-    (header,) = _rows(_MACHO_HEADER, code, 0, 1, "the header")
+    (header,) = _read_rows(_MACHO_HEADER, code, 0, 1, "the header")
     machine = _MACHO_MACHINES.get(header[1])
-    _need(machine is not None and header[3] == _MACHO_OBJECT, "another kind of file")
+    _require(machine is not None and header[3] == _MACHO_OBJECT, "another kind of file")
     sections: list[Any] = []
     tables: list[Any] = []
     at = _MACHO_HEADER.size
     for _ in range(header[4]):
-        ((kind, size),) = _rows(_COMMAND, code, at, 1, "a command")
-        _need(size >= _COMMAND.size and at + size <= len(code), "a command beyond the end")
+        ((kind, size),) = _read_rows(_COMMAND, code, at, 1, "a command")
+        _require(size >= _COMMAND.size and at + size <= len(code), "a command beyond the end")
         if kind == _OF_SEGMENT:
-            (segment,) = _rows(_SEGMENT, code[: at + size], at, 1, "a segment")
+            (segment,) = _read_rows(_SEGMENT, code[: at + size], at, 1, "a segment")
             begin = at + _SEGMENT.size
-            sections += _rows(_MACHO_SECTION, code[: at + size], begin, segment[9], "its sections")
+            sections += _read_rows(
+                _MACHO_SECTION, code[: at + size], begin, segment[9], "its sections"
+            )
         elif kind == _OF_SYMBOLS:
-            tables += _rows(_SYMTAB, code[: at + size], at, 1, "a table of symbols")
+            tables += _read_rows(_SYMTAB, code[: at + size], at, 1, "a table of symbols")
         at += size
-    _need(len(tables) == 1, "not one table of symbols")
+    _require(len(tables) == 1, "not one table of symbols")
     _, _, begin, count, names, length = tables[0]
-    _need(names + length <= len(code), "names beyond the end")
+    _require(names + length <= len(code), "names beyond the end")
     texts = code[names : names + length]
     defined = set()
-    for name, kind, number, _, value in _rows(_NLIST, code, begin, count, "symbols"):
+    for name, kind, number, _, value in _read_rows(_NLIST, code, begin, count, "symbols"):
         text = _name(texts, name)
         if kind & _STAB or kind & _IN_SECTION != _IN_SECTION:
             continue
-        _need(0 < number <= len(sections), "a symbol of no section")
+        _require(0 < number <= len(sections), "a symbol of no section")
         _, _, first, size, *_, flags, _, _, _ = sections[number - 1]
-        _need(first <= value <= first + size, "a symbol beyond its section")
+        _require(first <= value <= first + size, "a symbol beyond its section")
         if flags & _INSTRUCTIONS and value < first + size:
             defined.add((str(machine), text))
     for _, _, _, size, offset, _, begin, number, flags, *_ in sections:
         stored = flags & 0xFF != _ZERO_FILL
-        _need(not stored or offset + size <= len(code), "a section beyond the end")
-        for place, info in _rows(_MACHO_RELOCATION, code, begin, number, "relocations"):
-            _need(not place & _SCATTERED, "a relocation of another machine")
-            _need(place + (1 << (info >> 25 & 3)) <= size, "a distance beyond its section")
+        _require(not stored or offset + size <= len(code), "a section beyond the end")
+        for place, info in _read_rows(_MACHO_RELOCATION, code, begin, number, "relocations"):
+            _require(not place & _SCATTERED, "a relocation of another machine")
+            _require(place + (1 << (info >> 25 & 3)) <= size, "a distance beyond its section")
             index, kind = info & 0xFFFFFF, info >> 28
             if machine == "aarch64" and kind == _ADDEND:
                 continue
             limit = count if info & _EXTERNAL else len(sections) + 1
-            _need(index < limit, "a distance to no symbol")
+            _require(index < limit, "a distance to no symbol")
     return defined
 
 
@@ -307,41 +311,41 @@ _NO_BYTES, _CODE, _MORE = 0x80, 0x20, 0x01000000  # characteristics of sections
 _COFF_EIGHT = {"x86_64": 1, "aarch64": 14}  # the relocation that writes 8 bytes: ADDR64
 
 
-def _coff(code: bytes) -> set[tuple[str, bytes]]:
-    """The machine with each symbol that is in a section of instructions; Damaged as `_macho`."""
-    ((number, count, _, begin, symbols, optional, _),) = _rows(
+def _read_coff(code: bytes) -> set[tuple[str, bytes]]:
+    """Return the machine with each symbol in a section of instructions; Damaged as `_read_elf`."""
+    ((number, count, _, begin, symbols, optional, _),) = _read_rows(
         _COFF_HEADER, code, 0, 1, "the header"
     )
     machine = _COFF_MACHINES.get(number)
-    _need(machine is not None and not optional, "another kind of file")
-    sections = _rows(_COFF_SECTION, code, _COFF_HEADER.size, count, "the table of sections")
-    rows = _rows(_COFF_SYMBOL, code, begin, symbols, "symbols")
+    _require(machine is not None and not optional, "another kind of file")
+    sections = _read_rows(_COFF_SECTION, code, _COFF_HEADER.size, count, "the table of sections")
+    rows = _read_rows(_COFF_SYMBOL, code, begin, symbols, "symbols")
     end = begin + symbols * _COFF_SYMBOL.size
-    ((length,),) = _rows(struct.Struct("<I"), code, end, 1, "names")
-    _need(length >= 4 and end + length <= len(code), "names beyond the end")
+    ((length,),) = _read_rows(struct.Struct("<I"), code, end, 1, "names")
+    _require(length >= 4 and end + length <= len(code), "names beyond the end")
     texts = code[end : end + length]
     defined, i = set(), 0
     while i < symbols:
         raw, value, section, _, _, more = rows[i]
         i += 1 + more
-        _need(i <= symbols, "a symbol cut short")
+        _require(i <= symbols, "a symbol cut short")
         far = raw[:4] == bytes(4)
         text = _name(texts, int.from_bytes(raw[4:], "little")) if far else raw.rstrip(b"\0")
         if section <= 0:
             continue
-        _need(section <= count, "a symbol of no section")
+        _require(section <= count, "a symbol of no section")
         size, flags = sections[section - 1][3], sections[section - 1][9]
-        _need(value <= size, "a symbol beyond its section")
+        _require(value <= size, "a symbol beyond its section")
         if flags & _CODE and value < size:
             defined.add((str(machine), text))
     for _, _, _, size, at, first, _, number, _, flags in sections:
         stored = not flags & _NO_BYTES
-        _need(not stored or at + size <= len(code), "a section beyond the end")
-        _need(not flags & _MORE, "more relocations than an object of a kernel has")
-        for place, symbol, kind in _rows(_COFF_RELOCATION, code, first, number, "relocations"):
+        _require(not stored or at + size <= len(code), "a section beyond the end")
+        _require(not flags & _MORE, "more relocations than an object of a kernel has")
+        for place, symbol, kind in _read_rows(_COFF_RELOCATION, code, first, number, "relocations"):
             width = 8 if kind == _COFF_EIGHT[str(machine)] else 4
-            _need(place + width <= size, "a distance beyond its section")
-            _need(symbol < symbols, "a distance to no symbol")
+            _require(place + width <= size, "a distance beyond its section")
+            _require(symbol < symbols, "a distance to no symbol")
     return defined
 
 
@@ -356,10 +360,10 @@ def _check_wasm(code: bytes) -> None:
     while at < len(code):
         at, size, shift = at + 1, 0, 0
         while True:  # a number in groups of seven bits, the low ones first
-            _need(at < len(code) and shift < 35, "a size that is none")
+            _require(at < len(code) and shift < 35, "a size that is none")
             byte = code[at]
             at, size, shift = at + 1, size | (byte & 0x7F) << shift, shift + 7
             if not byte & 0x80:
                 break
         at += size
-    _need(at == len(code), "a section beyond the end")
+    _require(at == len(code), "a section beyond the end")

@@ -87,7 +87,7 @@ def _parse(code: bytes, symbol: str) -> _Object | None:
         EngineError: it is whole, and does not define the symbol.
     """
     try:
-        read = object_files.elf(code)
+        read = object_files.read_elf(code)
     except object_files.Damaged:
         return None
     if read.machine != object_files.X86_64 or read.bits != 64:

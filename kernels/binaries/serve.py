@@ -15,14 +15,14 @@ import signal
 from engine.kernels.binaries.workers import Code, Job, receive, send
 from engine.kernels.compiler import emit, lower
 from engine.kernels.loops import executor
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.runtime.program import LAUNCH
 
 # The compiler gets ready with its first kernel.  Processes that are forked after it are so, too.
-_FIRST = Job(executor.__name__, LAUNCH, host(), small=False, machine_code=True)
+_FIRST = Job(executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True)
 
 
-def code(job: Job) -> Code:
+def compile_job(job: Job) -> Code:
     """Return the optimised bitcode of a kernel, and its object if the job asks for it."""
     declared = importlib.import_module(job.module).KERNELS
     template = next(t for t in declared if t.name == job.spec.template)
@@ -34,7 +34,7 @@ def code(job: Job) -> Code:
 def main(pipes: list[tuple[int, int]]) -> None:
     """Answer jobs from the standard streams, and in a process more from each pair of pipes."""
     if pipes:
-        code(_FIRST)
+        compile_job(_FIRST)
     gc.freeze()  # what has been imported stays; looking through it again took a tenth of the time
     gc.set_threshold(200_000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process ends it
@@ -42,7 +42,7 @@ def main(pipes: list[tuple[int, int]]) -> None:
     os.dup2(2, 0)
     os.dup2(2, 1)  # nothing else that is printed may pass for an answer
     mine = streams
-    if pipes and _one_thread():
+    if pipes and _has_one_thread():
         for pair in pipes:
             if os.fork() == 0:
                 mine = pair
@@ -56,7 +56,7 @@ def main(pipes: list[tuple[int, int]]) -> None:
                 os.wait()
 
 
-def _one_thread() -> bool:
+def _has_one_thread() -> bool:
     """Return whether this process may be forked, on Linux: nobody holds a lock in it."""
     return len(os.listdir("/proc/self/task")) == 1
 
@@ -70,7 +70,7 @@ def answer(jobs: int, answers: int) -> None:
             except EOFError:
                 return
             try:
-                compiled = code(job)
+                compiled = compile_job(job)
             except Exception:  # told by compiling it where it was asked for
                 compiled = None
             send(out, compiled)

@@ -44,12 +44,12 @@ KEY = 16  # bytes
 _AGAIN = "install edgegrad anew, or make them: python -m engine.tools.dev.ship"
 
 
-def spec_key(spec: KernelSpec) -> bytes:
+def make_spec_key(spec: KernelSpec) -> bytes:
     """Return the first 8 bytes of a kernel's key."""
     return hashlib.sha256(repr((spec.template, spec.params)).encode()).digest()[:8]
 
 
-def takes_key(takes: tuple[str, ...]) -> bytes:
+def make_takes_key(takes: tuple[str, ...]) -> bytes:
     """Return the other 8 bytes of a kernel's key, of what every call passes (`Kernel.takes`)."""
     return zlib.crc32(" ".join(takes).encode()).to_bytes(8, "little")
 
@@ -77,9 +77,9 @@ class Shipment:
     kernels: dict[bytes, tuple[int, bytes]]
 
     def __contains__(self, spec: object) -> bool:
-        return isinstance(spec, KernelSpec) and spec_key(spec) in self.kernels
+        return isinstance(spec, KernelSpec) and make_spec_key(spec) in self.kernels
 
-    def numbers(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+    def find_numbers(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
         """Return the numbers, by symbol, of the given kernels that are shipped.
 
         Raises:
@@ -88,10 +88,10 @@ class Shipment:
         numbered: dict[str, int] = {}
         for kernel in kernels:
             spec = kernel.spec if isinstance(kernel, Kernel) else kernel
-            number, takes = self.kernels.get(spec_key(spec), (-1, b""))
+            number, takes = self.kernels.get(make_spec_key(spec), (-1, b""))
             if number < 0:
                 continue
-            if isinstance(kernel, Kernel) and takes_key(kernel.takes) != takes:
+            if isinstance(kernel, Kernel) and make_takes_key(kernel.takes) != takes:
                 raise PlanError(
                     f"the shipped kernel {spec.symbol} takes something else than what the plan "
                     f"passes, which is {' '.join(kernel.takes)}: the plan is of another version"
@@ -122,7 +122,7 @@ class Shipment:
         return addresses
 
 
-def shipment() -> Shipment | None:
+def open_shipment() -> Shipment | None:
     """Return the kernels that this installation ships, None if none.  Raises as `read`."""
     return read(FOLDER)
 
@@ -156,9 +156,9 @@ def read(folder: Path) -> Shipment | None:
     if version != VERSION:
         raise FileError(f"shipped kernels: {path} has version {version}, not {VERSION}; {_AGAIN}")
     if (package.FOLDER.parent / "pyproject.toml").exists():
-        from engine.kernels.binaries.fingerprint import package_digest
+        from engine.kernels.binaries.fingerprint import digest_package
 
-        if package_digest().hex() != sources:
+        if digest_package().hex() != sources:
             raise FileError(
                 f"the shipped kernels in {folder} are of other sources than this checkout's; make "
                 "them anew (python -m engine.tools.dev.ship) or remove the folder"
@@ -187,7 +187,7 @@ def _read(path: Path, size: int, digest: str) -> bytes:
     return content
 
 
-def missing(specs: Iterable[KernelSpec], what: str) -> EngineError:
+def describe_missing(specs: Iterable[KernelSpec], what: str) -> EngineError:
     """Return the error for kernels that are neither shipped nor can be compiled."""
     names = sorted(spec.symbol for spec in specs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

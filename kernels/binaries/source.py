@@ -22,7 +22,7 @@ from engine.base.errors import EngineError, FileError
 from engine.kernels.binaries import shipped
 from engine.kernels.binaries.shipped import Shipment
 from engine.kernels.machine import levels
-from engine.kernels.machine.hosts import known_host
+from engine.kernels.machine.hosts import find_host
 from engine.kernels.machine.levels import Level
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Kernel, KernelSpec
@@ -62,12 +62,12 @@ class KernelSet:
             self._addresses = self.shipment.load(self.level) if self.shipment else []
         return self._addresses
 
-    def head_start(self) -> None:
+    def start_early(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
         if self.shipment is None and self.compiles:
-            from engine.kernels.binaries.load import head_start
+            from engine.kernels.binaries.load import start_early
 
-            head_start(self.target)
+            start_early(self.target)
 
     def resolve(self, kernels: Iterable[KernelSpec | Kernel]) -> Mapping[str, int]:
         """Return the addresses of kernels by symbol; those that are not shipped are compiled.
@@ -79,16 +79,16 @@ class KernelSet:
         """
         wanted, addressed = list(kernels), dict[str, int]()
         if self.shipment is not None:
-            numbers, addresses = self.shipment.numbers(wanted), self.load()
+            numbers, addresses = self.shipment.find_numbers(wanted), self.load()
             addressed = {symbol: addresses[number] for symbol, number in numbers.items()}
         rest = [k for k in wanted if k.symbol not in addressed]
         if rest and not self.compiles:
             specs = [k.spec if isinstance(k, Kernel) else k for k in rest]
-            raise shipped.missing(specs, f"the kernels {self.name!r}")
+            raise shipped.describe_missing(specs, f"the kernels {self.name!r}")
         if rest:
-            from engine.kernels.binaries.load import linker
+            from engine.kernels.binaries.load import get_linker
 
-            addressed |= linker(self.target).addresses(rest)
+            addressed |= get_linker(self.target).get_addresses(rest)
         return addressed
 
 
@@ -98,15 +98,15 @@ def can_compile() -> bool:
 
 
 @functools.cache
-def _native() -> KernelSet:
+def _make_native() -> KernelSet:
     if not can_compile():
-        wanted = ", ".join(level.name for level in levels.levels()) or "none that is known"
+        wanted = ", ".join(level.name for level in levels.list_levels()) or "none that is known"
         raise EngineError(
-            f"no kernels: none are shipped for this CPU ({levels.machine()}, {sys.platform}, level "
-            f"{wanted}), and numba and llvmlite, which compile them, are not installed: "
+            f"no kernels: none are shipped for this CPU ({levels.name_machine()}, {sys.platform}, "
+            f"level {wanted}), and numba and llvmlite, which compile them, are not installed: "
             "pip install edgegrad"
         )
-    target = known_host()
+    target = find_host()
     return KernelSet(f"native {target.name}", target, None, compiles=True)
 
 
@@ -120,17 +120,17 @@ def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet |
     Raises:
         FileError: what is shipped is damaged.
     """
-    shipment = shipped.shipment()
+    shipment = shipped.open_shipment()
     return None if shipment is None else _of_shipment(shipment, level, mode, system)
 
 
 @functools.cache
 def _of_shipment(found: Shipment, level: Level, mode: str, system: str) -> KernelSet:
     name = f"{mode} {level.name} {found.digest}"
-    return KernelSet(name, level.target(system), found, level.name, compiles=mode == "auto")
+    return KernelSet(name, level.make_target(system), found, level.name, compiles=mode == "auto")
 
 
-def usable() -> list[KernelSet]:
+def list_usable() -> list[KernelSet]:
     """Return the sets that this process can run as EDGEGRAD_KERNELS has it, the best first.
 
     Raises:
@@ -140,11 +140,11 @@ def usable() -> list[KernelSet]:
     require_64_bit()
     chosen = switch("KERNELS") or "auto"
     if chosen == "native":
-        return [_native()]
+        return [_make_native()]
     compiles = chosen == "auto" and can_compile()
     modes = ("auto", "shipped") if compiles else ("shipped",)
     try:
-        candidates = (of_level(level, mode) for level in _levels_here() for mode in modes)
+        candidates = (of_level(level, mode) for level in _list_levels() for mode in modes)
         sets = [s for s in candidates if s is not None]
         if sets:
             sets[0].load()
@@ -152,27 +152,29 @@ def usable() -> list[KernelSet]:
         if not compiles:
             raise
         warnings.warn(f"{error}. Kernels are compiled instead", RuntimeWarning, stacklevel=2)
-        return [_native()]
+        return [_make_native()]
     if sets:
         return sets
     if chosen == "shipped":
         raise EngineError(
             f"{PREFIX}KERNELS=shipped: this installation ships no kernels for this CPU "
-            f"({levels.machine()}, {sys.platform}); install a wheel of edgegrad for it"
+            f"({levels.name_machine()}, {sys.platform}); install a wheel of edgegrad for it"
         )
-    return [_native()]
+    return [_make_native()]
 
 
-def _levels_here() -> list[Level]:
+def _list_levels() -> list[Level]:
     """Return the levels whose libraries are here and run on this CPU, the best first."""
-    shipment = shipped.shipment()
-    return [] if shipment is None else [v for v in levels.levels() if v.name in shipment.levels]
+    shipment = shipped.open_shipment()
+    return (
+        [] if shipment is None else [v for v in levels.list_levels() if v.name in shipment.levels]
+    )
 
 
-def current(prepared: Container[str] = ()) -> KernelSet:
-    """Return the best set that this process can run; raises as `usable`.
+def choose_current(prepared: Container[str] = ()) -> KernelSet:
+    """Return the best set that this process can run; raises as `list_usable`.
 
     prepared: the names of sets for which there are plans already; one of them is preferred.
     """
-    sets = usable()
+    sets = list_usable()
     return next((each for each in sets if each.name in prepared), sets[0])

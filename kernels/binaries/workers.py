@@ -72,16 +72,16 @@ class Failed(Exception):
     """A job was not done; it says nothing of the kernel."""
 
 
-def useful(kernels: int) -> int:
+def count_useful(kernels: int) -> int:
     """Return how many processes to compile kernels with; 0 where none can be started."""
     program = Path(sys.executable or "").stem.lower()
     if getattr(sys, "frozen", False) or not program.startswith("python"):
         return 0  # a program with an interpreter in it: what it would do with arguments is open
-    most = min(count_cores(), _memory() // MEMORY)
+    most = min(count_cores(), _measure_memory() // MEMORY)
     return min(most, -(-kernels // FEW))
 
 
-def _memory() -> int:
+def _measure_memory() -> int:
     """Return the bytes of memory of this machine or container; many where it does not say."""
     sizes = [1 << 40]
     with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -119,14 +119,14 @@ def start_processes(count: int) -> list[Process]:
     """
     group: dict[str, Any] = {"process_group": 0}
     if sys.platform == "linux":  # elsewhere a fork loses more than threads
-        return _started(count, **group)
+        return _spawn(count, **group)
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
         group = {"creationflags": flags}
     processes: list[Process] = []
     for _ in range(count):
         try:
-            processes += _started(1, **group)
+            processes += _spawn(1, **group)
         except OSError:
             if not processes:
                 raise
@@ -134,7 +134,7 @@ def start_processes(count: int) -> list[Process]:
     return processes
 
 
-def _started(count: int, **group: Any) -> list[Process]:
+def _spawn(count: int, **group: Any) -> list[Process]:
     """Return a program that answers from so many processes; the first has its standard streams."""
     pairs = [(os.pipe(), os.pipe()) for _ in range(count - 1)]
     theirs = [(jobs[0], answers[1]) for jobs, answers in pairs]
@@ -204,7 +204,7 @@ class Pool:
             return
         for process in started:
             thread = threading.Thread(
-                target=self._work, args=(process,), daemon=True, name="edgegrad-compile"
+                target=self._pass_jobs, args=(process,), daemon=True, name="edgegrad-compile"
             )
             try:
                 thread.start()
@@ -234,7 +234,7 @@ class Pool:
             process.close()
             process.program.returncode = 0  # it is not this process's to wait for
 
-    def _work(self, process: Process) -> None:
+    def _pass_jobs(self, process: Process) -> None:
         """Life of a thread: pass jobs to a process until there are no more."""
         module = ""
         try:

@@ -19,7 +19,7 @@ def _initialize() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def machine(target: Target) -> llvm.TargetMachine:
+def make_machine(target: Target) -> llvm.TargetMachine:
     """Return an LLVM target machine that emits position-independent code, optimisation level 3."""
     _initialize()
     return llvm.Target.from_triple(target.triple).create_target_machine(
@@ -47,11 +47,11 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
     Raises:
         EngineError: see `emit`.
     """
-    tm = machine(target)
+    tm = make_machine(target)
     context = llvm.create_context()
     module = None
     for text in texts:
-        part = llvm.parse_assembly(_neutral(text, small), context)
+        part = llvm.parse_assembly(_drop_host(text, small), context)
         if module is None:
             module = part
         else:
@@ -87,7 +87,7 @@ def emit_object(bitcode: bytes, target: Target) -> bytes:
     for function in module.functions:
         if function.linkage == llvm.Linkage.linkonce_odr:
             function.linkage = "internal"
-    return bytes(machine(target).emit_object(module))
+    return bytes(make_machine(target).emit_object(module))
 
 
 def emit_library(
@@ -104,9 +104,9 @@ def emit_library(
     A large block passes through LLVM as a mark and zeros, and its bytes replace them in the object:
     written out as text it would take a hundred times its size.
     """
-    tm = machine(target)
+    tm = make_machine(target)
     context = llvm.create_context()
-    blocks = [_block(name, content) for name, content in data.items()]
+    blocks = [_define_block(name, content) for name, content in data.items()]
     if parts:
         addresses = ", ".join(f'ptr @"{symbol}"' for symbol in parts)
         blocks.append(f'@"{table}" = hidden constant [{len(parts)} x ptr] [{addresses}], align 16')
@@ -123,7 +123,7 @@ def emit_library(
     passes.add_constant_merge_pass()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(tm, llvm.create_pipeline_tuning_options()))
-    return _filled(tm.emit_object(module), data)
+    return _fill(tm.emit_object(module), data)
 
 
 LARGE = 4096  # bytes of a block from which on it is put into the finished object
@@ -134,19 +134,19 @@ def _mark(name: str) -> bytes:
     return hashlib.sha512(name.encode()).digest()
 
 
-def _block(name: str, content: bytes) -> str:
+def _define_block(name: str, content: bytes) -> str:
     """Return the definition of a block of constant data, see `emit_library`."""
     if len(content) < LARGE:
-        kind, value = f"[{len(content)} x i8]", f'c"{_quoted(content)}"'
+        kind, value = f"[{len(content)} x i8]", f'c"{_quote(content)}"'
     else:
         mark = _mark(name)
         first, rest = f"[{len(mark)} x i8]", f"[{len(content) - len(mark)} x i8]"
         kind = f"<{{ {first}, {rest} }}>"
-        value = f'<{{ {first} c"{_quoted(mark)}", {rest} zeroinitializer }}>'
+        value = f'<{{ {first} c"{_quote(mark)}", {rest} zeroinitializer }}>'
     return f'@"{name}" = hidden constant {kind} {value}, align 64'
 
 
-def _filled(code: bytes, data: Mapping[str, bytes]) -> bytes:
+def _fill(code: bytes, data: Mapping[str, bytes]) -> bytes:
     """Return the object with the bytes of the large blocks in their places.
 
     Raises:
@@ -166,12 +166,12 @@ def _filled(code: bytes, data: Mapping[str, bytes]) -> bytes:
     return b"".join([*pieces, view[end:]])
 
 
-def _quoted(content: bytes) -> str:
+def _quote(content: bytes) -> str:
     """The bytes as LLVM assembly has them between quotes: `\\` and two hexadecimal digits each."""
     return re.sub(r"(..)", r"\\\1", content.hex())
 
 
-def _neutral(text: str, small: bool) -> str:
+def _drop_host(text: str, small: bool) -> str:
     """Drop the host's triple and data layout; forbid loops from turning into calls of libc."""
     attributes = '"no-builtins" nounwind' + (" minsize optsize" if small else "")
     text = re.sub(r"^target (triple|datalayout).*$", "", text, flags=re.MULTILINE)

@@ -91,12 +91,12 @@ class CalleeType(types.Callable, types.Opaque):
     def get_call_type(self, context: Any, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
         """Return the signature of a call with arguments of these types."""
         if kws:
-            return self._by_name(context, args, kws)
+            return self._resolve_by_name(context, args, kws)
         signature, emit = self.callee.resolve(context, *map(types.unliteral, args))
         self.emitters[signature] = emit
         return signature
 
-    def _by_name(self, context: Any, args: Sequence[Any], kws: Mapping[str, Any]) -> Any:
+    def _resolve_by_name(self, context: Any, args: Sequence[Any], kws: Mapping[str, Any]) -> Any:
         """Return the signature of a call by name, which has the arguments in the call's order.
 
         numba evaluates arguments in that order, so a call by name is the same code as one by
@@ -227,7 +227,7 @@ class _Pipeline(compiler.CompilerBase):
 
 
 @functools.cache
-def _contexts() -> tuple[Any, Any]:
+def _make_contexts() -> tuple[Any, Any]:
     """Return the contexts of types and of code of all kernels of this process."""
     of_types = _TypingContext()
     of_types.refresh()
@@ -249,7 +249,7 @@ def compile_function(
     flags.error_model = "numpy"
     flags.fastmath = FASTMATH
     flags.forceinline = inline
-    of_types, of_code = _contexts()
+    of_types, of_code = _make_contexts()
     library = of_code.codegen().create_library(name)
     return compiler.compile_extra(
         of_types,
@@ -264,7 +264,7 @@ def compile_function(
     )
 
 
-def called_function(fn: Callable[..., Any], *, inline: bool) -> Callee:
+def get_callee(fn: Callable[..., Any], *, inline: bool) -> Callee:
     """A bound function as a callee: compiled once for each row of types it is called with."""
     done: dict[tuple[Any, ...], Any] = {}
 
@@ -288,9 +288,9 @@ def called_function(fn: Callable[..., Any], *, inline: bool) -> Callee:
     return Callee(fn.__name__, resolve, [*inspect.signature(fn).parameters])
 
 
-def key(value: Any) -> Hashable:
+def make_key(value: Any) -> Hashable:
     """Equal for functions of equal code that close over equal values, and for equal values."""
     if isinstance(value, pytypes.FunctionType):
-        cells = tuple(key(cell.cell_contents) for cell in value.__closure__ or ())
+        cells = tuple(make_key(cell.cell_contents) for cell in value.__closure__ or ())
         return value.__module__, value.__code__, value.__defaults__, cells
     return type(value), value

@@ -23,7 +23,7 @@ from engine.kernels.vocabulary.kernel import BY_NAME, Native, Template
 _INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, and target
 
 
-def numba_type(name: str) -> Any:
+def find_numba_type(name: str) -> Any:
     """Return the numba type of a resolved signature field: `f32*`, `i64`, `i64[]`, ...
 
     Code takes a pointer to one of several types, `u8|i8*`, as one to the first.
@@ -38,20 +38,22 @@ def numba_type(name: str) -> Any:
 def bind(fn: Callable[..., Any], target: Target) -> Any:
     """Copy a kernel function, `Native`s and inline functions replaced by what numba compiles."""
 
-    def real(value: Any) -> Any:
+    def make_real(value: Any) -> Any:
         if isinstance(value, Native):
             return natives.build(value, target)
         inlined = getattr(value, "__kernel_inline__", None)
         if inlined is not None:
-            key = (target, frontend.key(value))
+            key = (target, frontend.make_key(value))
             if key not in _INLINE:
-                _INLINE[key] = frontend.called_function(bind(value, target), inline=inlined)
+                _INLINE[key] = frontend.get_callee(bind(value, target), inline=inlined)
             return _INLINE[key]
         return value
 
     names = fn.__code__.co_names
-    space = natives.BUILTINS | {k: real(v) if k in names else v for k, v in fn.__globals__.items()}
-    cells = tuple(pytypes.CellType(real(c.cell_contents)) for c in fn.__closure__ or ())
+    space = natives.BUILTINS | {
+        k: make_real(v) if k in names else v for k, v in fn.__globals__.items()
+    }
+    cells = tuple(pytypes.CellType(make_real(c.cell_contents)) for c in fn.__closure__ or ())
     return pytypes.FunctionType(fn.__code__, space, fn.__name__, fn.__defaults__, cells)
 
 
@@ -65,7 +67,7 @@ def lower(
     fields = [
         WordsPointer(layouts[name])
         if name in layouts
-        else numba_type(template.resolved(kind, params))
+        else find_numba_type(template.resolved(kind, params))
         for name, kind in template.signature
     ]
     if body.__code__.co_varnames[0] == BY_NAME:
@@ -76,10 +78,10 @@ def lower(
     inner, library = f"{symbol}.body", result.library
     library.get_function(result.fndesc.llvm_func_name).name = inner
     library.finalize()
-    return library.get_llvm_str(), _entry(symbol, inner, [k for _, k in template.signature])
+    return library.get_llvm_str(), _write_entry(symbol, inner, [k for _, k in template.signature])
 
 
-def _entry(symbol: str, inner: str, kinds: list[str]) -> str:
+def _write_entry(symbol: str, inner: str, kinds: list[str]) -> str:
     """Return the exported function, e.g. for `x:T* n:i64`:
 
     define void @sym(ptr %args, i64 %tid, i64 %n) {

@@ -13,16 +13,19 @@ single building block", arXiv 1906.06440.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
-from engine.kernels.vocabulary.kernel import ACCUMULATE, Native, imin, inline, off, udiv
-from engine.kernels.vocabulary.signature import up
-
-Inline = Callable[..., Any]
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    Inline,
+    Native,
+    imin,
+    inline,
+    off,
+    udiv,
+)
+from engine.kernels.vocabulary.signature import round_to_unit
 
 
 def column(target: Target, T: str, a_cols: int, nv: int, P: str = "") -> Inline:
@@ -186,7 +189,7 @@ def panels_reach(c: KernelCall, n: int, depth: int, panel: int, unit: int = 0) -
     if not n * depth:
         return 0
     last = (n - 1) // c.tile_columns * c.tile_columns
-    ends = [last * depth + (depth - 1) * panel + up(n - last, unit or c.lanes)]
+    ends = [last * depth + (depth - 1) * panel + round_to_unit(n - last, unit or c.lanes)]
     if last:
         ends.append((last - c.tile_columns) * depth + (depth - 1) * panel + c.tile_columns)
     return max(ends)

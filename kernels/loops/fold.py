@@ -24,16 +24,17 @@ from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     NUMBER,
     Body,
+    Inline,
     Native,
-    bools_as_bytes,
     imin,
     inline,
     kernel,
+    list_bools,
     off,
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, TensorType, stored_as
+from engine.kernels.vocabulary.op import Lowering, Operand, TensorType, find_stored
 from engine.kernels.vocabulary.row_program import Input, Program, loop, start_value
 from engine.plan.words import Words
 
@@ -89,7 +90,7 @@ _FORM = "where form in ('', '-', 'm', 'u')"
     """,
     words={"g": ROW_WORDS},
     T=NUMBER,
-    stands_for=bools_as_bytes,
+    stands_for=list_bools,
     **PLAIN,
 )
 def reduce_rows(
@@ -134,7 +135,7 @@ def _join(T: str, op: str) -> Native:
     """,
     words={"g": COLUMN_WORDS},
     T=NUMBER,
-    stands_for=bools_as_bytes,
+    stands_for=list_bools,
     **PLAIN,
 )
 def reduce_cols(
@@ -175,7 +176,7 @@ def reduce_cols(
     return body
 
 
-def _gang(T: str, op: str, before: str, form: str, group: int, S: str) -> Any:
+def _gang(T: str, op: str, before: str, form: str, group: int, S: str) -> Inline:
     """Return an inline function: gang(acc, x, m, ld, n) folds `group` rows of x into acc, pairwise.
 
     Pairs of rows meet before the accumulator does: it is loaded and stored once for the group, and
@@ -245,7 +246,7 @@ class Stage:
         return self.outer * self.parts * self.cols
 
 
-def groups(dims: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
+def group_axes(dims: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
     """The shape as (size, is reduced) of the fewest groups of axes; axes of size 1 vanish."""
     out: list[tuple[int, bool]] = []
     for i, d in enumerate(dims):
@@ -295,10 +296,10 @@ def fold_axes(
 
     `m`: a second operand of the shape of the result that `before` and `after` read.
     """
-    (T, S), reset = stored_as(x), lowering.reset(0)
+    (T, S), reset = find_stored(x), lowering.reset(0)
     count = math.prod(x.type.dims[a] for a in axes)
     before, after = fold.before, fold.after
-    stages = list(chain(groups(x.type.dims, axes), lowering.threads, narrow=m is None))
+    stages = list(chain(group_axes(x.type.dims, axes), lowering.threads, narrow=m is None))
     if not stages:
         values = {"total": expression.parse(before, ("x",), T=T), "count": ("const", count)}
         formula = expression.parse(after, T=T, values=values)
@@ -356,7 +357,7 @@ def _call(
 
 def lower_logsumexp(lowering: Lowering, x: Operand, axes: Sequence[int], y: Operand) -> None:
     """y = log sum exp x over the axes, group by group: it is associative."""
-    walk = groups(x.type.dims, axes)
+    walk = group_axes(x.type.dims, axes)
     if not any(reduced for _, reduced in walk):
         return lower_map(lowering, [("in", 0)], [Operand(x.name, y.type)], [y])
     T = x.type.dtype

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.loops.contract import (
-    Inline,
     block,
     depth_of,
     line,
@@ -29,6 +28,7 @@ from engine.kernels.vocabulary.kernel import (
     OPEN,
     RELU,
     Body,
+    Inline,
     Instance,
     Native,
     imin,
@@ -38,7 +38,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.plan.words import Field, Words
 
 # Tiles below and beside each other above which packing B pays: each packed element is then used by
@@ -89,7 +89,7 @@ def _reach(c: KernelCall) -> Reach:
 def _work_of(c: KernelCall, direct: bool) -> int:
     """Return the elements of scratch memory that a thread uses."""
     if len(c.params) == 3:
-        return 0 if direct else min(c.kc, c.k) * up(min(c.nc, c.n), c.tile_columns)
+        return 0 if direct else min(c.kc, c.k) * round_to_unit(min(c.nc, c.n), c.tile_columns)
     A, B, C, P = map(str, c.params[1:5])
     stored = Stored(A, B, C, P, bool(c.flag(-2)))
     if direct and not stored.is_plain_b:
@@ -98,8 +98,8 @@ def _work_of(c: KernelCall, direct: bool) -> int:
         c.refuse(f"{c.nc} columns at a time, with tiles of {c.tile_columns}")
     if stored.C != "f32" and (c.mode & ACCUMULATE or c.resets):
         c.refuse(f"sums of {stored.C} are not added to")
-    rows = up(c.m, c.grid[1]) // c.grid[1]
-    return stored.work(c.k, c.kc, c.nc, rows, c.tile_columns)
+    rows = round_to_unit(c.m, c.grid[1]) // c.grid[1]
+    return stored.count_scratch(c.k, c.kc, c.nc, rows, c.tile_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Stored:
     P: str
     trans_a: bool
 
-    def kernel(self, *trans: int) -> Instance:
+    def choose_kernel(self, *trans: int) -> Instance:
         """Return the kernel for these types; trans: of A and B."""
         return gemm_mixed("f32", self.A, self.B, self.C, self.P, *trans)
 
@@ -144,7 +144,7 @@ class Stored:
         """Rows of A that are packed at a time."""
         return A_ROWS if self.packs_a else 0
 
-    def work(self, k: int, kc: int, nc: int, rows: int, width: int) -> int:
+    def count_scratch(self, k: int, kc: int, nc: int, rows: int, width: int) -> int:
         """Return the scratch memory of a thread with so many rows: for B, A, and sums."""
         depth = -(-kc // 2) if self.pairs else kc
         sums = 0 if self.C == "f32" else rows * nc if kc < k else A_ROWS * width
@@ -313,7 +313,7 @@ def _by_threads(target: Target, T: str, run: Inline) -> Body:
     return body
 
 
-def thread_grid(m: int, n: int, batch: int, threads: int, width: int) -> tuple[int, int, int]:
+def split_threads(m: int, n: int, batch: int, threads: int, width: int) -> tuple[int, int, int]:
     """Split of the threads over (batch, rows, columns).
 
     Columns first: then no two threads pack the same part of B.
@@ -333,7 +333,7 @@ def thread_grid(m: int, n: int, batch: int, threads: int, width: int) -> tuple[i
     return best
 
 
-def balanced(size: int, most: int, unit: int) -> int:
+def balance(size: int, most: int, unit: int) -> int:
     """The length of blocks that are as few as can be and alike: a multiple of `unit`, or `size`."""
     if size <= most:
         return size
@@ -362,7 +362,7 @@ def lower_gemm(
     """
     m, n, k = mnk
     target = lowering.target
-    stored = _stored(lowering, a, b, y, trans[0])
+    stored = _find_stored(lowering, a, b, y, trans[0])
     kind = "f32" if stored else y.type.dtype
     lanes = target.lanes(ITEMSIZE[kind])
     width = target.nv * lanes
@@ -384,11 +384,11 @@ def lower_gemm(
         formula: Expr = ("in", 0) if ins else zero
         lower_map(lowering, [("max", formula, zero) if relu else formula], ins, [y])
         return
-    grid = thread_grid(m, n, math.prod(dims), lowering.threads, width)
+    grid = split_threads(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)
     columns = -(-panels // grid[2]) * width
     deepest = 2 * target.kc if stored and stored.pairs else target.kc
-    kc, nc = balanced(k, deepest, lanes), balanced(columns, target.nc, width)
+    kc, nc = balance(k, deepest, lanes), balance(columns, target.nc, width)
     few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
     direct = not trans[1] and n % lanes == 0 and few and (not stored or stored.is_plain_b)
     words = GEMM_WORDS.pack(
@@ -409,17 +409,19 @@ def lower_gemm(
     )
     per_thread = kc * nc
     if stored:
-        per_thread = stored.work(k, kc, nc, -(-m // grid[1]), width)
+        per_thread = stored.count_scratch(k, kc, nc, -(-m // grid[1]), width)
     work = lowering.temp(kind, (per_thread * lowering.threads,))
     flags = int(trans[0]), int(trans[1])
     lowering.call(
-        stored.kernel(*flags) if stored else gemm(kind, *flags),
+        stored.choose_kernel(*flags) if stored else gemm(kind, *flags),
         a=a, b=b, c=y, bias=bias, reset=reset, work=work,
         resets=int(reset is not None), per_thread=per_thread, g=words,
     )  # fmt: skip
 
 
-def _stored(lowering: Lowering, a: Operand, b: Operand, y: Operand, trans_a: bool) -> Stored | None:
+def _find_stored(
+    lowering: Lowering, a: Operand, b: Operand, y: Operand, trans_a: bool
+) -> Stored | None:
     """Return the types of a product with factors of 16 bits; None of one that has none."""
     kinds = A, B, C = a.type.dtype, b.type.dtype, y.type.dtype
     halves = {kind for kind in kinds if kind in HALVES}

@@ -25,7 +25,7 @@ from engine.kernels.vocabulary.instructions import (
     OPERANDS,
     SLOT,
     Primitive,
-    codes,
+    assign_codes,
 )
 from engine.kernels.vocabulary.kernel import OPERANDS as CALL_OPERANDS
 from engine.kernels.vocabulary.kernel import (
@@ -42,19 +42,19 @@ from engine.kernels.vocabulary.kernel import (
 MEMORY = len(MOVES)  # instructions below read or write an operand
 
 
-def _moved(record: Mapping[str, Any]) -> tuple[str, str] | None:
+def _read_move(record: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return what an instruction moves, and as which type; None if it computes."""
     return MOVES[record["code"]] if record["code"] < len(MOVES) else None
 
 
 def _writes(c: KernelCall) -> Iterator[int]:
-    for record in _instructions(c)[1]:
-        move = _moved(record)
+    for record in _read_instructions(c)[1]:
+        move = _read_move(record)
         if move is not None and move[0] == "store":
             yield record["first"]
 
 
-def _instructions(
+def _read_instructions(
     c: KernelCall,
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], tuple[int, ...]]:
     """Return the words of a formula, its instructions, and the words after those with a name."""
@@ -77,12 +77,12 @@ def _reach(c: KernelCall) -> Reach:
     domain = str(c.params[0])
     if domain not in DOMAINS:
         c.refuse(f"the domain {domain!r}")
-    words, instructions, rest = _instructions(c)
+    words, instructions, rest = _read_instructions(c)
     rows, n, rank = words["rows"], words["n"], words["rank"]
     count = len(c.elements) - 2  # operands besides the program and work
     if rank * (count + 1) > len(rest):
         c.refuse(f"{rank} dimensions of {count} operands in {len(rest)} words")
-    dims, table = rest[:rank], {number: what for what, number in codes(domain).items()}
+    dims, table = rest[:rank], {number: what for what, number in assign_codes(domain).items()}
     c.limit_rows(dims, rows)
     reached, registers = [0] * count, 0
     for record in instructions:
@@ -90,7 +90,7 @@ def _reach(c: KernelCall) -> Reach:
         if what is None:
             continue  # the kernel passes over it
         used = [record["register"]]
-        move = _moved(record)
+        move = _read_move(record)
         if move is not None:
             at = record["first"]
             steps = rest[(at + 1) * rank : (at + 2) * rank]

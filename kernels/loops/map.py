@@ -22,24 +22,24 @@ from engine.kernels.vocabulary.kernel import (
     Numbers,
     Parameters,
     kernel,
-    pointer,
-    same_size,
+    list_same_size,
+    name_pointer,
     share,
     share_blocks,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program, operands
-from engine.kernels.vocabulary.terms import Formulas, Writer, moved
+from engine.kernels.vocabulary.row_program import Input, Program, list_fields
+from engine.kernels.vocabulary.terms import Formulas, Writer, move_term
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Packed, Words
 
 
-def _operands(program: str, rank: int) -> tuple[str, ...]:
+def _list_operands(program: str, rank: int) -> tuple[str, ...]:
     """Return the types of the pointers of `map`.  Copies of one type take all types of its size."""
     made = Program.of(program)
     dtypes = [*made.kinds, *made.outs]
     copies = made.formulas.is_copy and len(set(dtypes)) == 1
-    return tuple(pointer(t, *(same_size(t) if copies else ())) for t in dtypes)
+    return tuple(name_pointer(t, *(list_same_size(t) if copies else ())) for t in dtypes)
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def map_words(program: str, rank: int) -> Words:
     made = Program.of(program)
     return Words(
         "map",
-        **operands(len(made.ins) + len(made.outs), rank),
+        **list_fields(len(made.ins) + len(made.outs), rank),
         rows="product of the outer dimensions",
         n="elements of a row",
         by_columns="whether threads share the columns, or else the rows",
@@ -72,7 +72,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     return None
 
 
-def walked(
+def walk_outer(
     c: KernelCall, kinds: Sequence[str], dims: Sequence[int], steps: Sequence[int], n: int
 ) -> list[int]:
     """Return the reach into operands that lie along outer dimensions.
@@ -90,7 +90,7 @@ def _reach(c: KernelCall) -> Reach:
     program = Program.of(str(c.params[0]))
     kinds = [i.kind for i in program.ins] + ["v"] * len(program.outs)
     c.limit_rows(c.dims, c.rows)
-    return {OPERANDS: walked(c, kinds, c.dims, c.steps, c.n if c.rows else 0)}
+    return {OPERANDS: walk_outer(c, kinds, c.dims, c.steps, c.n if c.rows else 0)}
 
 
 def _writes(c: KernelCall) -> Iterator[int]:
@@ -99,7 +99,7 @@ def _writes(c: KernelCall) -> Iterator[int]:
 
 
 @kernel(
-    "g: i64[]", words={"g": map_words}, operands=_operands, reach=_reach, writes=_writes,
+    "g: i64[]", words={"g": map_words}, operands=_list_operands, reach=_reach, writes=_writes,
     tiling=_tiling,
 )  # fmt: skip
 def map(target: Target, program: str, rank: int) -> Body:
@@ -171,7 +171,7 @@ def lower_formulas(
     Formulas that only copy move half floats of one type as their bits.
     """
     if formulas.is_copy and len({o.type.dtype for o in (*ins, *outs)}) == 1:
-        ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
+        ins, outs = ([_make_movable(o) for o in side] for side in (ins, outs))
     if outs[0].type.size == 0:
         return
     types, made = [o.type for o in ins], [o.type for o in outs]
@@ -231,7 +231,7 @@ def _call_of(
     return _Call(params, words, alias)
 
 
-def _movable(o: Operand) -> Operand:
+def _make_movable(o: Operand) -> Operand:
     return Operand(o.name, replace(o.type, dtype="i16")) if o.type.dtype in HALVES else o
 
 
@@ -245,7 +245,7 @@ def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Op
     lowering.call(map(program, 0), operands=used, may_alias=[(len(ins), 0)], g=words)
 
 
-def constant_inputs(site: Site) -> tuple[Formulas, list[int]]:
+def inline_constants(site: Site) -> tuple[Formulas, list[int]]:
     """Return an elementwise node's formula, constants in it, and the inputs that it reads."""
     formula = site.formula()
     kept: list[int] = []
@@ -260,7 +260,7 @@ def constant_inputs(site: Site) -> tuple[Formulas, list[int]]:
             kept.append(i)
     if len(kept) < len(inputs):
         formula = writer.formulas(writer.copy(formula, inputs))
-    return (_simplified(formula) if "pow" in formula.functions() else formula), kept
+    return (_simplified(formula) if "pow" in formula.list_functions() else formula), kept
 
 
 def _simplified(formulas: Formulas) -> Formulas:
@@ -277,7 +277,7 @@ def _simplified(formulas: Formulas) -> Formulas:
                 place = writer.put("mul", place, base)
             places.append(place)
         else:
-            places.append(writer.put(*moved(term, places)))
+            places.append(writer.put(*move_term(term, places)))
     return writer.formulas([places[r] for r in formulas.results])
 
 

@@ -17,12 +17,13 @@ from typing import Any
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import block
-from engine.kernels.loops.gemm import balanced, thread_grid
+from engine.kernels.loops.gemm import balance, split_threads
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
+    Inline,
     Native,
     imin,
     inline,
@@ -33,7 +34,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.plan.context import INDEX, STATUS
 from engine.plan.words import Field, Words
 
@@ -57,7 +58,7 @@ MATRIX: dict[str, str | Field] = {
 }
 
 
-def lines(target: Target, T: str) -> Any:
+def lines(target: Target, T: str) -> Inline:
     """Return an inline function: n elements of a row of W from column c on.
 
     lines(q, s, z, f, spare, g, r, c, n, into)
@@ -157,7 +158,7 @@ def _matrix_reach(c: KernelCall, rows: int, columns: int) -> dict[str, int]:
 def _gemm_reach(c: KernelCall) -> Reach:
     trans = c.flag(1)
     spare = max(DEPTH, c.tile_columns) + (c.lanes * DEPTH if trans else 0)
-    panels = min(c.kc, c.k) * up(min(c.nc, c.n), c.tile_columns)
+    panels = min(c.kc, c.k) * round_to_unit(min(c.nc, c.n), c.tile_columns)
     used = max(panels, c.kc * c.nc + spare) if c.m * c.n * c.k else 0
     return {
         "work": c.scratch(c.per_thread, used, math.prod(c.grid)),
@@ -371,10 +372,10 @@ def lower_quantised_gemm(
         return
     lanes = target.lanes(ITEMSIZE[kind])
     width = target.nv * lanes
-    _, rows, across = thread_grid(m, n, 1, threads, width)
-    kc = balanced(k, target.kc, lanes)
+    _, rows, across = split_threads(m, n, 1, threads, width)
+    kc = balance(k, target.kc, lanes)
     panels = -(-n // width)
-    nc = balanced(-(-panels // across) * width, target.nc, width)
+    nc = balance(-(-panels // across) * width, target.nc, width)
     # After the panels: zero points of a line, then lines that are to be transposed.
     per_thread = kc * nc + max(DEPTH, width) + (lanes * DEPTH if trans else 0)
     work = lowering.temp(kind, (per_thread * threads,))

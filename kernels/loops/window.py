@@ -47,29 +47,29 @@ WINDOW: dict[str, Kind] = {
 }
 
 
-def parts(n: int, size: int) -> int:
+def count_parts(n: int, size: int) -> int:
     """Return how many pieces of at most `size` items n items make."""
     return (n + size - 1) // size
 
 
 def round_up(n: int, step: int) -> int:
     """n rounded up to a multiple of `step`."""
-    return parts(n, step) * step
+    return count_parts(n, step) * step
 
 
 def resolve(site: Site, i: int, size: int, taps: int) -> Axis:
     """Return the window along spatial axis i of the node's input, by its attributes."""
-    stride, dilation = _per_axis(site, "strides", i), _per_axis(site, "dilations", i)
+    stride, dilation = _read_axis(site, "strides", i), _read_axis(site, "dilations", i)
     reach = (taps - 1) * dilation + 1
     mode = site.attrs.get("auto_pad") or "NOTSET"
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        out = parts(size, stride)
+        out = count_parts(size, stride)
         total = max((out - 1) * stride + reach - size, 0)
         pad = total // 2 if mode == "SAME_UPPER" else total - total // 2
         return Axis(size, out, taps, stride, dilation, pad, total - pad)
     if mode not in ("NOTSET", "VALID"):
         site.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
-    pad, end = _pads(site, i) if mode == "NOTSET" else (0, 0)
+    pad, end = _read_pads(site, i) if mode == "NOTSET" else (0, 0)
     room = size + pad + end - reach
     if site.attrs.get("ceil_mode") and -stride < room < 0:  # one window, of what there is
         return Axis(size, 1, (size + pad + end - 1) // dilation + 1, stride, dilation, pad, end)
@@ -82,7 +82,7 @@ def resolve(site: Site, i: int, size: int, taps: int) -> Axis:
     return Axis(size, out, taps, stride, dilation, pad, end)
 
 
-def out_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
+def infer_out_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the spatial dimensions of the output; one that is not known gets a name."""
     _check(site, x, kernel)
     out: list[Dim] = []
@@ -95,7 +95,7 @@ def out_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...
     return tuple(out)
 
 
-def windows(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
+def find_windows(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     """The windows along depth, height and width; axes that the tensor lacks are of size 1."""
     _check(site, x, kernel)
     own = [resolve(site, i, n, k) for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))]
@@ -103,31 +103,31 @@ def windows(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     return d, h, w
 
 
-def transposed(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
+def find_transposed(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     """The windows of the convolution whose transpose the node is: from its output to its input."""
     _check(site, x, kernel)
     own = [
-        _transposed(site, i, len(kernel), n, k)
+        _transpose_axis(site, i, len(kernel), n, k)
         for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))
     ]
     d, h, w = [Axis()] * (3 - len(own)) + own
     return d, h, w
 
 
-def transposed_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
+def infer_transposed_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the spatial dimensions of the output of a transposed convolution."""
     _check(site, x, kernel)
     return tuple(
-        _transposed(site, i, len(kernel), size, taps).size
+        _transpose_axis(site, i, len(kernel), size, taps).size
         if isinstance(size, int) and isinstance(taps, int)
         else f"{site.name}_d{i + 2}"
         for i, (size, taps) in enumerate(zip(x.shape[2:], kernel, strict=True))
     )
 
 
-def _transposed(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
+def _transpose_axis(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
     """The window along spatial axis i, of whose `out` places each spreads over the output."""
-    stride, dilation = _per_axis(site, "strides", i), _per_axis(site, "dilations", i)
+    stride, dilation = _read_axis(site, "strides", i), _read_axis(site, "dilations", i)
     extra, given = site.attrs.get("output_padding"), site.attrs.get("output_shape")
     mode = site.attrs.get("auto_pad") or "NOTSET"
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
@@ -138,28 +138,28 @@ def _transposed(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
         total = max(whole - size, 0)
         pad = total // 2 if mode == "SAME_UPPER" else total - total // 2
         return Axis(size, out, taps, stride, dilation, pad, total - pad)
-    pad, end = _pads(site, i) if mode == "NOTSET" else (0, 0)
+    pad, end = _read_pads(site, i) if mode == "NOTSET" else (0, 0)
     size = whole - pad - end
     if size < 0:
         site.wrong(f"padding {pad} + {end} of spatial axis {i}, which has {whole} outputs")
     return Axis(size, out, taps, stride, dilation, pad, end)
 
 
-def in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
+def infer_in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
     """Return the least spatial dimensions of an input whose output has the dimensions of `y`."""
     _check(site, y, kernel)
     out: list[Dim] = []
     for i, (size, taps) in enumerate(zip(y.shape[2:], kernel, strict=True)):
         stride, reach = (
-            _per_axis(site, "strides", i),
-            (taps - 1) * _per_axis(site, "dilations", i) + 1,
+            _read_axis(site, "strides", i),
+            (taps - 1) * _read_axis(site, "dilations", i) + 1,
         )
         if not isinstance(size, int):
             out.append(size if _keeps_size(site, i, taps) else f"{site.name}_d{i + 2}")
         elif str(site.attrs.get("auto_pad")).startswith("SAME"):
             out.append(size * stride)
         else:
-            pads = (0, 0) if site.attrs.get("auto_pad") == "VALID" else _pads(site, i)
+            pads = (0, 0) if site.attrs.get("auto_pad") == "VALID" else _read_pads(site, i)
             out.append(max((size - 1) * stride + reach - sum(pads), 1))
     return tuple(out)
 
@@ -167,13 +167,13 @@ def in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]
 def pooled(site: Site, i: int) -> TensorType:
     """Input i of a pool's gradient, the image; dY, and Indices, must have the shape of its pool."""
     x = site.type(i).but()
-    site.shaped(0, (*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
+    site.shaped(0, (*x.shape[:2], *infer_out_dims(site, x, read_kernel_shape(site))))
     if site.op == "MaxPoolGrad":
         site.shaped(1, site.type(0).shape)
     return x
 
 
-def kernel_shape(site: Site) -> tuple[int, ...]:
+def read_kernel_shape(site: Site) -> tuple[int, ...]:
     """Return the attribute, which pools require."""
     if "kernel_shape" not in site.attrs:
         site.fail("attribute kernel_shape is missing")
@@ -195,24 +195,24 @@ def _check(site: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
             site.fail(f"{name} {list(given)}", "no negative pads, strides and dilations >= 1")
 
 
-def _per_axis(site: Site, name: str, i: int) -> int:
+def _read_axis(site: Site, name: str, i: int) -> int:
     given = site.attrs.get(name)
     return int(given[i]) if given else 1
 
 
-def _pads(site: Site, i: int) -> tuple[int, int]:
+def _read_pads(site: Site, i: int) -> tuple[int, int]:
     given = site.attrs.get("pads")
     return (int(given[i]), int(given[i + len(given) // 2])) if given else (0, 0)
 
 
 def _keeps_size(site: Site, i: int, taps: int) -> bool:
     """Return whether the output has the size of the input for every size."""
-    if _per_axis(site, "strides", i) != 1:
+    if _read_axis(site, "strides", i) != 1:
         return False
     if str(site.attrs.get("auto_pad")).startswith("SAME"):
         return True
-    pads = (0, 0) if site.attrs.get("auto_pad") == "VALID" else _pads(site, i)
-    return sum(pads) == (taps - 1) * _per_axis(site, "dilations", i)
+    pads = (0, 0) if site.attrs.get("auto_pad") == "VALID" else _read_pads(site, i)
+    return sum(pads) == (taps - 1) * _read_axis(site, "dilations", i)
 
 
 # --- in kernels

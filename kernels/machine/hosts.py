@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 from dataclasses import asdict, astuple, fields
 
-from engine.kernels.machine.target import Target, host, make
+from engine.kernels.machine.target import Target, detect_host, make
 from engine.system import cache
 
 _NAME = "host"  # how names of these files begin
@@ -21,25 +21,25 @@ _CPUINFO = "/proc/cpuinfo"
 
 
 @functools.cache
-def known_host() -> Target:
-    """Return the target of this process's CPU, as `host` makes it.
+def find_host() -> Target:
+    """Return the target of this process's CPU, as `detect_host` makes it.
 
     Raises:
-        EngineError: as `host`.
+        EngineError: as `detect_host`.
     """
     name = _name()
     folder = cache.find_cache_dir()
     if name is None or folder is None:
-        return host()
+        return detect_host()
     entry = cache.Entry(folder / name, _NAME, name)
-    known = _target(cache.read(entry))
+    known = _read_target(cache.read(entry))
     if known is None:
-        known = host()
+        known = detect_host()
         cache.write(entry, json.dumps(asdict(known)).encode())
     return known
 
 
-def _target(raw: bytes | None) -> Target | None:
+def _read_target(raw: bytes | None) -> Target | None:
     """Return the target that an entry holds; None if it holds none, as one of another version."""
     try:
         target = Target(**json.loads(raw or b""))

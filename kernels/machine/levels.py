@@ -42,7 +42,7 @@ class Level:
     also: frozenset[str] = frozenset()
     systems: tuple[str, ...] = tuple(SYSTEMS)
 
-    def target(self, system: str = sys.platform) -> Target:
+    def make_target(self, system: str = sys.platform) -> Target:
         """Return the target of kernels of this level on a system, a value of `sys.platform`."""
         arch = "arm64" if (self.arch, system) == ("aarch64", "darwin") else self.arch
         features = "+neon" if self.tile == "neon" and self.cpu == "generic" else ""
@@ -51,7 +51,7 @@ class Level:
         )
 
 
-def _x86(name: str, tile: str, needs: str, also: str = "") -> Level:
+def _make_x86(name: str, tile: str, needs: str, also: str = "") -> Level:
     return Level(name, "x86_64", name, tile, frozenset(needs.split()), frozenset(also.split()))
 
 
@@ -59,22 +59,22 @@ _V2, _V3 = "SSE3 SSSE3 SSE41 SSE42 POPCNT", "AVX AVX2 FMA3 F16C"
 _V4 = "AVX512F AVX512CD AVX512BW AVX512DQ AVX512VL"
 # The best of an architecture first.
 LEVELS = (
-    _x86("x86-64-v4", "avx512", f"{_V2} {_V3} {_V4}", "BMI BMI2 LZCNT MOVBE"),
-    _x86("x86-64-v3", "avx2", f"{_V2} {_V3}", "BMI BMI2 LZCNT MOVBE"),
-    _x86("x86-64-v2", "sse", _V2),
+    _make_x86("x86-64-v4", "avx512", f"{_V2} {_V3} {_V4}", "BMI BMI2 LZCNT MOVBE"),
+    _make_x86("x86-64-v3", "avx2", f"{_V2} {_V3}", "BMI BMI2 LZCNT MOVBE"),
+    _make_x86("x86-64-v2", "sse", _V2),
     Level("apple-m1", "aarch64", "apple-m1", "neon", frozenset({"ASIMD"}), systems=("darwin",)),
     Level("aarch64", "aarch64", "generic", "neon", frozenset({"ASIMD"}), systems=("linux",)),
 )
 
 
-def machine() -> str:
+def name_machine() -> str:
     """Return the architecture of this process, as `Target.arch` has it."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
 
 
 @functools.cache
-def features() -> dict[str, bool]:
+def list_features() -> dict[str, bool]:
     """Return the features of this CPU that NumPy knows of, and whether they are there.
 
     Empty where NumPy does not tell, so that no level fits.
@@ -86,13 +86,13 @@ def features() -> dict[str, bool]:
     return dict(getattr(umath, "__cpu_features__", {}))
 
 
-def levels() -> list[Level]:
+def list_levels() -> list[Level]:
     """Return the levels that this CPU and system can run, the best first."""
-    known = features()
+    known = list_features()
     return [
         level
         for level in LEVELS
-        if level.arch == machine()
+        if level.arch == name_machine()
         and sys.platform in level.systems
         and all(known.get(name, False) for name in level.needs)
         and all(known.get(name, True) for name in level.also)

@@ -112,7 +112,7 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
 
 
 @functools.cache
-def host() -> Target:
+def detect_host() -> Target:
     """Return the CPU this process runs on.
 
     Raises:

@@ -19,12 +19,12 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr, substitute
 from engine.kernels.vocabulary.facts import Role, Samples
 from engine.kernels.vocabulary.formula import (
-    attributed,
     elementwise,
     fold,
     formula,
     gradient,
     infer,
+    parse_attributed,
 )
 from engine.kernels.vocabulary.kernel import Body, kernel, share, udiv
 from engine.kernels.vocabulary.op import (
@@ -35,8 +35,8 @@ from engine.kernels.vocabulary.op import (
     Site,
     TensorType,
     fits,
-    normal_axis,
-    op_title,
+    normalise_axis,
+    title_op,
 )
 from engine.kernels.vocabulary.terms import Formulas
 
@@ -95,7 +95,7 @@ _thresholded = _either(
 # --- Shrink, PRelu, Gelu and their like
 
 
-_SHRINK = attributed("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")
+_SHRINK = parse_attributed("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")
 
 
 def _shrink_expr(site: Site) -> Expr:
@@ -134,7 +134,7 @@ def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
     """Return a formula with input x + input x + 1 for x; the bias may be absent."""
-    parsed = attributed(text, "dy x" if x else "x")
+    parsed = parse_attributed(text, "dy x" if x else "x")
 
     def expr(site: Site) -> Expr:
         total: Expr = ("add", ("in", x), ("in", x + 1)) if site.has(x + 1) else ("in", x)
@@ -175,7 +175,7 @@ def _slope(of: str, text: str, **attrs: float) -> Op:
         inputs="dy x",
         domain=MS,
         attrs=attrs,
-        gradient_of=op_title(MS, of),
+        gradient_of=title_op(MS, of),
     )
 
 
@@ -189,7 +189,7 @@ def _biased_slope(name: str, of: str, text: str) -> Op:
         fold=fold,
         expr=_biased(f"dy * ({text})", 1),
         no_gradient=frozenset((0, 1, 2)),
-        gradient_of=op_title(MS, of),
+        gradient_of=title_op(MS, of),
     )
 
 
@@ -223,20 +223,20 @@ def hardmax(target: Target, T: str) -> Body:
 
 
 def _hardmax_infer(site: Site) -> tuple[TensorType, ...]:
-    _hardmax_axis(site)
+    _read_hardmax_axis(site)
     return (site.real(0).but(),)
 
 
-def _hardmax_axis(site: Site) -> int:
+def _read_hardmax_axis(site: Site) -> int:
     """Return the axis; before opset 13 it and all after it were one."""
     default = 1 if site.opset < 13 else -1
     rank = site.type(0).rank
     axis = site.attrs.get("axis", default)
-    return rank if site.opset < 13 and axis == rank else normal_axis(site, axis, rank)
+    return rank if site.opset < 13 and axis == rank else normalise_axis(site, axis, rank)
 
 
 def _hardmax_lower(lowering: Lowering) -> None:
-    x, y, axis = lowering.x(0), lowering.y(0), _hardmax_axis(lowering.site)
+    x, y, axis = lowering.x(0), lowering.y(0), _read_hardmax_axis(lowering.site)
     dims = x.type.dims
     # Before opset 13 all axes from `axis` on count as one.
     inner = math.prod(dims[axis + 1 :]) if lowering.site.opset >= 13 else 1

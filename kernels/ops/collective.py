@@ -34,7 +34,7 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    fresh,
+    make_symbol,
 )
 from engine.plan.collective import ORDINAL, REDUCTIONS
 from engine.plan.context import STATUS
@@ -236,7 +236,7 @@ def _infer_start(site: Site) -> tuple[TensorType, ...]:
     types = _checked(site)
     sizes = [d for t in types for d in t.shape]
     if not all(isinstance(d, int) for d in sizes):
-        return (TensorType(types[0].dtype, (fresh(site, 0),)),)
+        return (TensorType(types[0].dtype, (make_symbol(site, 0),)),)
     return (TensorType(types[0].dtype, (sum(math.prod(t.dims) for t in types),)),)
 
 

@@ -23,13 +23,21 @@ the fault word.
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Inline,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
 from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import LABEL, LENGTH, STATUS
@@ -74,7 +82,7 @@ def class_of(label, s, blank):
     return blank if s == 2 * half else label[half]
 
 
-def _alphas(T: str) -> Any:
+def _alphas(T: str) -> tuple[Inline, ...]:
     """Return inline functions over states: marks, emissions, steps of alpha, and their end."""
     cast = Native("cast", (T, "i64"))
     fill, bound = loop(T, f"-> y[] = {NEVER}"), loop(T, f"x[] -> y[] = max(x, {NEVER})")

@@ -33,7 +33,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
-    normal_axis,
+    normalise_axis,
     same_as,
 )
 from engine.kernels.vocabulary.row_program import loop, start_value
@@ -143,7 +143,7 @@ def cumprod_grad(target: Target, T: str) -> Body:
 
 def _walk(site: Site, t: TensorType) -> dict[str, Any]:
     """Return [outer, n, inner] around the axis, and whether reversed and exclusive, by name."""
-    axis = normal_axis(site, site.integer(len(site.ins) - 1, "the axis"), t.rank)
+    axis = normalise_axis(site, site.integer(len(site.ins) - 1, "the axis"), t.rank)
     dims = t.dims
     return {
         "outer": math.prod(dims[:axis]), "n": dims[axis], "inner": math.prod(dims[axis + 1 :]),

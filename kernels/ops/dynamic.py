@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.ops.shape import types_of
-from engine.kernels.vocabulary.op import Array, Op, Site, TensorType, normal_axis
+from engine.kernels.ops.shape import infer_nothing
+from engine.kernels.vocabulary.op import Array, Op, Site, TensorType, normalise_axis
 
 
 def _non_zero(site: Site) -> tuple[Array, ...]:
@@ -21,7 +21,7 @@ def _unique(site: Site) -> tuple[Array, ...]:
     """Return distinct elements or slices, first places, the inverse map, and counts."""
     x, axis = site.known(0, "the input"), site.attrs.get("axis")
     if axis is not None:
-        axis = normal_axis(site, axis, x.ndim)
+        axis = normalise_axis(site, axis, x.ndim)
     y, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
@@ -35,7 +35,7 @@ def _unique(site: Site) -> tuple[Array, ...]:
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    return types_of(*(_non_zero if site.op == "NonZero" else _unique)(site))
+    return infer_nothing(*(_non_zero if site.op == "NonZero" else _unique)(site))
 
 
 OPS = (

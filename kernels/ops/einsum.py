@@ -69,7 +69,7 @@ def _parse(site: Site) -> _Equation:
     return _Equation(tuple(full), final)
 
 
-def _sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
+def _read_sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
     """Return the size of each letter; sizes of one letter are equal, or 1.
 
     A symbolic size may be 1, as in `broadcast`: beside a number the letter has this number, beside
@@ -102,7 +102,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     kinds = {site.real(i).dtype for i in range(len(site.ins))}
     if len(kinds) > 1:
         site.fail(f"operands of {' and '.join(sorted(kinds))}", "one element type")
-    sizes = _sizes(site, equation)
+    sizes = _read_sizes(site, equation)
     return (site.type(0).but([sizes[c] for c in equation.out]),)
 
 
@@ -121,16 +121,16 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     equation = _parse(nodes.site)
     if len(equation.terms) == 2 and (simple := _plain_product(nodes, equation)):
         return (simple,)
-    sizes = {c: int(d) for c, d in _sizes(nodes.site, equation).items()}
+    sizes = {c: int(d) for c, d in _read_sizes(nodes.site, equation).items()}
     factors = []
     for i, term in enumerate(equation.terms):
-        factors.append(_diagonal(nodes, _Factor(nodes.x(i), term, nodes.site.type(i).dims)))
+        factors.append(_take_diagonal(nodes, _Factor(nodes.x(i), term, nodes.site.type(i).dims)))
     # Letters that a later operand or the output names are kept; all others are summed as soon as
     # possible.
     first, *rest = factors
     for k, factor in enumerate(rest, 1):
         later = set(equation.out).union(*(f.term for f in rest[k:]))
-        first = _product(nodes, first, factor, later)
+        first = _multiply(nodes, first, factor, later)
     first = _sum(nodes, first, set(equation.out))
     first = _transpose(nodes, first, equation.out)
     want = tuple(sizes[c] for c in equation.out)
@@ -177,7 +177,7 @@ def _check_mask(site: Site, size: int) -> None:
     limits.check("CONSTANT_BYTES", 8 * size * size, site.where, "the mask of a diagonal takes")
 
 
-def _diagonal(nodes: Nodes, f: _Factor) -> _Factor:
+def _take_diagonal(nodes: Nodes, f: _Factor) -> _Factor:
     """Repeated letters: by a mask and a sum, `iij` -> `ij`."""
     for letter in dict.fromkeys(c for c in f.term if f.term.count(c) > 1):
         while f.term.count(letter) > 1:
@@ -221,10 +221,10 @@ def _reshape(nodes: Nodes, name: str, dims: Sequence[int]) -> str:
     return str(nodes.op("Reshape", name, _i64(nodes, dims), **attrs))
 
 
-def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
+def _multiply(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
     """Return the product of two factors, summed over the letters that nothing `later` wants."""
     a, b = _sum(nodes, a, set(b.term) | later), _sum(nodes, b, set(a.term) | later)
-    size = {c: e if d == 1 else d for c, d, e in _common(a, b)}
+    size = {c: e if d == 1 else d for c, d, e in _match_axes(a, b)}
     shared = [c for c in a.term if c in b.term]
     batch = [c for c in shared if c in later]
     summed = [c for c in shared if c not in later]
@@ -242,7 +242,7 @@ def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
     return _Factor(_reshape(nodes, made, dims), term, dims)
 
 
-def _common(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
+def _match_axes(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
     own, other = (dict(zip(f.term, f.dims, strict=True)) for f in (a, b))
     return [(c, own.get(c, 1), other.get(c, 1)) for c in {**own, **other}]
 
@@ -290,7 +290,7 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
             letter = fresh
         own += letter
     # sizes of 1 that others stretch are summed, and come back by the reshape
-    sizes = _sizes(grad.site, equation)
+    sizes = _read_sizes(grad.site, equation)
     stretched = [a for a, d in enumerate(shape) if d == 1 and sizes[term[a]] != 1]
     result = "".join(c for a, c in enumerate(own) if a not in stretched)
     # letters that another factor surely has in the size of this operand
@@ -301,7 +301,7 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
         whole |= {c for c, d in pairs if d == mine.get(c)}
     if not set(result) <= whole:
         ones = grad.op(
-            "ConstantOfShape", grad.op("Shape", grad.x(i)), value=np.ones(1, _numpy(dtype))
+            "ConstantOfShape", grad.op("Shape", grad.x(i)), value=np.ones(1, _find_numpy(dtype))
         )
         names.append(ones)
         terms.append(own)
@@ -312,7 +312,7 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
     return grad.reduce_to(dx, i, tuple(full))  # sizes that are not known may be 1, too
 
 
-def _numpy(dtype: str) -> type:
+def _find_numpy(dtype: str) -> type:
     return np.float32 if dtype == "f32" else np.float64
 
 

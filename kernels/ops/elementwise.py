@@ -103,7 +103,7 @@ def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     )
 
 
-def dtype_of(site: Site, code: int) -> str:
+def read_dtype(site: Site, code: int) -> str:
     """Return the element type that ONNX numbers so, of an attribute of the node."""
     if code not in OF_ONNX:
         site.fail(f"ONNX type {code}", ", ".join(sorted(OF_ONNX.values())))
@@ -111,7 +111,7 @@ def dtype_of(site: Site, code: int) -> str:
 
 
 def _cast_expr(site: Site) -> Expr:
-    return ("cast", dtype_of(site, site.attrs["to"]), ("in", 0))
+    return ("cast", read_dtype(site, site.attrs["to"]), ("in", 0))
 
 
 def _cast_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -274,7 +274,7 @@ def _map_infer(site: Site) -> tuple[TensorType, ...]:
     types = [site.type(i) for i in range(len(site.ins))]
     shape = broadcast(site, *types)
     kinds = [t.dtype for t in types]
-    made = site.attrs["formulas"].results_dtypes(kinds)
+    made = site.attrs["formulas"].infer_results(kinds)
     return tuple(TensorType(dtype or kinds[0], shape) for dtype in made)
 
 

@@ -35,12 +35,12 @@ IN_GEMM = tuple(name for name in ACTIVATIONS if name != "Clip")  # whose bounds 
 _PREFIX = "activation_"
 
 
-def plain_attributes(attrs: Mapping[str, Any]) -> dict[str, Any]:
+def list_plain_attributes(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of the product alone."""
     return {k: v for k, v in attrs.items() if not k.startswith("activation")}
 
 
-def parameters(site: Site) -> dict[str, float]:
+def read_parameters(site: Site) -> dict[str, float]:
     """Return the parameters that a node gives its activation; ONNX has a default for the others.
 
     Raises:
@@ -63,7 +63,7 @@ def parameters(site: Site) -> dict[str, float]:
 
 def activate(nodes: Nodes, product: str) -> str:
     """Emit the activation of a node after `product`; return the name of the result."""
-    site, given = nodes.site, parameters(nodes.site)
+    site, given = nodes.site, read_parameters(nodes.site)
     match site.attrs["activation"]:
         case "":
             return product

@@ -15,9 +15,9 @@ import numpy as np
 from engine.base.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.elementwise import dtype_of
-from engine.kernels.ops.movement import bits, copy, strided_copy
-from engine.kernels.ops.shape import types_of, unknown
+from engine.kernels.ops.elementwise import read_dtype
+from engine.kernels.ops.movement import copy, find_bits, strided_copy
+from engine.kernels.ops.shape import infer_nothing, unknown
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
@@ -30,7 +30,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType, fresh
+from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType, make_symbol
 from engine.kernels.vocabulary.row_program import loop
 
 # --- kernels
@@ -93,7 +93,7 @@ def _filling(site: Site) -> Array:
 
 
 def _filled_infer(site: Site) -> tuple[TensorType, ...]:
-    (one,) = types_of(_filling(site))
+    (one,) = infer_nothing(_filling(site))
     if site.value(0) is None:
         return (unknown(site, 0, one.dtype),)
     return (one.but(site.integers(0, "the shape")),)
@@ -111,7 +111,7 @@ def _filled_lower(lowering: Lowering) -> None:
 # --- Range
 
 
-def _range_bounds(site: Site) -> tuple[Array, Array, int]:
+def _read_range(site: Site) -> tuple[Array, Array, int]:
     """Return start, step and number of elements."""
     start, limit, delta = (site.number(i, "a bound") for i in range(3))
     if delta == 0:
@@ -123,12 +123,12 @@ def _range_bounds(site: Site) -> tuple[Array, Array, int]:
 
 def _range_infer(site: Site) -> tuple[TensorType, ...]:
     if any(site.value(i) is None for i in range(3)):
-        return (site.type(0).but([fresh(site, 0)]),)
-    return (site.type(0).but([_range_bounds(site)[2]]),)
+        return (site.type(0).but([make_symbol(site, 0)]),)
+    return (site.type(0).but([_read_range(site)[2]]),)
 
 
 def _range_fold(site: Site) -> tuple[Array, ...]:
-    start, delta, count = _range_bounds(site)
+    start, delta, count = _read_range(site)
     return ((start + np.arange(count) * delta).astype(start.dtype),)
 
 
@@ -145,7 +145,7 @@ def _eye_infer(site: Site) -> tuple[TensorType, ...]:
     t, to = site.type(0), site.attrs.get("dtype")
     if t.rank != 2:
         site.wrong(f"input 0 is {t}; expected a matrix")
-    return (t.but(dtype=t.dtype if to is None else dtype_of(site, to)),)
+    return (t.but(dtype=t.dtype if to is None else read_dtype(site, to)),)
 
 
 def _eye_lower(lowering: Lowering) -> None:
@@ -171,7 +171,7 @@ def _trilu_lower(lowering: Lowering) -> None:
     # k may be computed, so the kernel reads it from memory.
     k = lowering.x(1) if lowering.site.has(1) else lowering.const(np.array(0))
     *_, m, n = y.type.dims
-    kernel_ = triangle(bits(y.type.dtype), int(bool(lowering.site.attrs["upper"])))
+    kernel_ = triangle(find_bits(y.type.dtype), int(bool(lowering.site.attrs["upper"])))
     lowering.call(kernel_, x=x, k=k, y=y, rows=y.type.size // n, m=m, n=n)
 
 

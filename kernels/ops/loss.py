@@ -57,7 +57,7 @@ from engine.kernels.vocabulary.op import (
     Site,
     Storage,
     TensorType,
-    stored_as,
+    find_stored,
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import LABEL, STATUS
@@ -333,7 +333,7 @@ def cross_entropy_grad_cols(target: Target, T: str, S: str = "") -> Body:
 # --- lowering
 
 
-def _reduction(site: Site) -> int:
+def _read_reduction(site: Site) -> int:
     name = site.attrs["reduction"]
     if name not in REDUCTIONS:
         site.fail(f"reduction {name!r}", "none, sum, mean")
@@ -362,7 +362,7 @@ def _ignore(lowering: Lowering, at: int | None) -> Operand | None:
     return None if index is None else lowering.const(np.array([index], np.int64))
 
 
-def _dims(site: Site, i: int) -> tuple[int, int, int]:
+def _read_dims(site: Site, i: int) -> tuple[int, int, int]:
     """[n, classes, inner] of the scores, input i."""
     dims = site.type(i).dims
     return dims[0], dims[1], math.prod(dims[2:])
@@ -371,8 +371,8 @@ def _dims(site: Site, i: int) -> tuple[int, int, int]:
 def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
     """Append the calls for the likelihood of log softmax(x), or of x unless `scores`; reduce it."""
     x, y = lowering.x(0), lowering.y(0)
-    (T, S), (n, classes, inner) = stored_as(x), _dims(lowering.site, 0)
-    reduction, lse = _reduction(lowering.site), None
+    (T, S), (n, classes, inner) = find_stored(x), _read_dims(lowering.site, 0)
+    reduction, lse = _read_reduction(lowering.site), None
     is_wanted = lowering.site.n_outs > 1 and lowering.wants(1)
     # log softmax is made only if it is an output; otherwise log sum exp is enough: two numbers a
     # sample, not one a class.
@@ -399,8 +399,8 @@ def _lower_grad(lowering: Lowering, at: int | None) -> None:
     dy, x, dx, label = lowering.x(0), lowering.x(1), lowering.y(0), _labels(lowering, 2)
     if not dx.type.size:
         return
-    (T, S), (n, classes, inner) = stored_as(x), _dims(lowering.site, 1)
-    reduction, lse = _reduction(lowering.site), _optional(lowering, _LSE)
+    (T, S), (n, classes, inner) = find_stored(x), _read_dims(lowering.site, 1)
+    reduction, lse = _read_reduction(lowering.site), _optional(lowering, _LSE)
     weight, ignore = _optional(lowering, 3), _ignore(lowering, at)
     labels: dict[str, Any] = {
         "label": label, "weight": weight, "ignore": ignore, "classes": classes,
@@ -458,10 +458,10 @@ def _loss_and_scores(site: Site, at: int) -> tuple[TensorType, TensorType]:
     site.shaped(at + 1, (x.shape[0], *x.shape[2:]))
     if site.has(at + 2):
         site.shaped(at + 2, x.shape[1:2])
-    return x.but(label.shape if _reduction(site) == NONE else ()), x
+    return x.but(label.shape if _read_reduction(site) == NONE else ()), x
 
 
-def _options(grad: Grad) -> dict[str, Any]:
+def _read_options(grad: Grad) -> dict[str, Any]:
     attrs = grad.site.attrs
     kept = {"reduction": attrs["reduction"]}
     if attrs.get("ignore_index") is not None:
@@ -477,7 +477,9 @@ def _cross_entropy_grad(
     dx: str | None = None
     if dy is not None:
         rest = [grad.x(i) for i in range(1, len(grad.site.ins)) if grad.site.has(i)]
-        dx = grad.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(grad))
+        dx = grad.op(
+            "SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_read_options(grad)
+        )
     if dlogp is not None:
         # Output log_prob may have a gradient of its own, which adds up with the loss's.
         more = grad.op("LogSoftmaxGrad_13", dlogp, logp, domain=MS, axis=1)
@@ -491,7 +493,7 @@ def _likelihood_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     low: Array = np.array([-np.inf], NUMPY[grad.site.type(0).dtype])
     logp = grad.op("ConstantOfShape", grad.op("Shape", grad.x(0)), value=low)
     rest = [grad.x(i) for i in range(1, len(grad.site.ins)) if grad.site.has(i)]
-    dx = grad.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(grad))
+    dx = grad.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_read_options(grad))
     return (dx, None, None)
 
 

@@ -16,7 +16,7 @@ from engine.base.element_types import FLOATS
 from engine.base.errors import DTypeError
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
-from engine.kernels.ops.epilogue import IN_GEMM, activate, parameters, plain_attributes
+from engine.kernels.ops.epilogue import IN_GEMM, activate, list_plain_attributes, read_parameters
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import PRODUCT, Role, Samples
 from engine.kernels.vocabulary.op import (
@@ -31,14 +31,14 @@ from engine.kernels.vocabulary.op import (
     Storage,
     TensorType,
     broadcast,
+    find_stored,
     fits,
-    stored_as,
 )
 
 # --- Gemm
 
 
-def _floats(site: Site, *inputs: int) -> str:
+def _check_floats(site: Site, *inputs: int) -> str:
     kinds = {site.type(i).dtype for i in inputs}
     if len(kinds) > 1 or not kinds <= set(FLOATS):
         raise DTypeError(f"{site.where()}: expected one of {', '.join(FLOATS)} for all inputs")
@@ -56,16 +56,16 @@ def _gemm_infer(site: Site) -> tuple[TensorType, ...]:
         kb, n = n, kb
     if isinstance(ka, int) and isinstance(kb, int) and ka != kb:
         site.wrong(f"A has {ka} columns, but B has {kb} rows")
-    out = TensorType(_floats(site, 0, 1), (m, n))
+    out = TensorType(_check_floats(site, 0, 1), (m, n))
     if site.has(2):
-        _floats(site, 0, 2)
+        _check_floats(site, 0, 2)
         if not fits(site.type(2), out.shape):
             site.wrong(f"C is {site.type(2)}, which does not broadcast to {out}")
     return (out,)
 
 
 def _fused_gemm_infer(site: Site) -> tuple[TensorType, ...]:
-    parameters(site)
+    read_parameters(site)
     return _gemm_infer(site)
 
 
@@ -73,7 +73,7 @@ def _fused_gemm_expand(nodes: Nodes) -> tuple[str, ...]:
     """Gemm and the activation; planning makes those with a Relu one kernel again."""
     site = nodes.site
     c = nodes.x(2) if site.has(2) else ""
-    y = nodes.op("Gemm", nodes.x(0), nodes.x(1), c, **plain_attributes(site.attrs))
+    y = nodes.op("Gemm", nodes.x(0), nodes.x(1), c, **list_plain_attributes(site.attrs))
     return (activate(nodes, y),)
 
 
@@ -104,7 +104,7 @@ def _gemm_lower(lowering: Lowering) -> None:
         return
     # alpha, beta or a whole matrix C: the product goes to memory and is read back by a map, which
     # planning fuses with what follows.
-    product = lowering.temp(stored_as(y)[0], (m, n))
+    product = lowering.temp(find_stored(y)[0], (m, n))
     lower_gemm(lowering, a, b, product, mnk=(m, n, k), trans=trans)
     formula: Expr = ("mul", ("const", float(alpha)), ("in", 0))
     ins = [product]
@@ -139,15 +139,15 @@ def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     # Forward: Y = alpha op(A) op(B) + beta C; so d op(A) = alpha dY op(B)^T and d op(B) = alpha
     # op(A)^T dY.  The gradient of a transposed operand is the transposed product: its factors
     # exchange.
-    def product(a: str, b: str, trans_a: int, trans_b: int) -> str:
+    def multiply(a: str, b: str, trans_a: int, trans_b: int) -> str:
         flags: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b)}
         return str(grad.op("Gemm", a, b, alpha=alpha, beta=0.0, **flags))
 
     da = db = dc = None
     if grad.wants(0):
-        da = product(grad.x(1), dy, tb, 1) if ta else product(dy, grad.x(1), 0, not tb)
+        da = multiply(grad.x(1), dy, tb, 1) if ta else multiply(dy, grad.x(1), 0, not tb)
     if grad.wants(1):
-        db = product(dy, grad.x(0), 1, ta) if tb else product(grad.x(0), dy, not ta, 0)
+        db = multiply(dy, grad.x(0), 1, ta) if tb else multiply(grad.x(0), dy, not ta, 0)
     if grad.site.has(2) and grad.wants(2):
         # Forward: C was broadcast to Y; so dC = beta dY summed back to C's shape.
         scaled = dy
@@ -160,7 +160,7 @@ def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 # --- MatMul
 
 
-def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
+def _find_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
     """Return the shapes of op(A) and op(B) as matrices, and whether each was a vector."""
     a, b = (_with_batch_first(site, i) for i in (0, 1))
     if not a or not b:
@@ -180,7 +180,7 @@ def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, 
 _TRANS_BATCH = ("transBatchA", "transBatchB")
 
 
-def _batch_order(site: Site, i: int) -> list[int]:
+def _find_order(site: Site, i: int) -> list[int]:
     """Return the axes of operand i in the order of a product, the batch first.
 
     transBatchA and transBatchB say that the operand is stored as [d0, batch..., d1].
@@ -200,12 +200,12 @@ def _batch_order(site: Site, i: int) -> list[int]:
 
 def _with_batch_first(site: Site, i: int) -> tuple[Dim, ...]:
     """Return the shape of operand i in the order of a product."""
-    return tuple(site.type(i).shape[axis] for axis in _batch_order(site, i))
+    return tuple(site.type(i).shape[axis] for axis in _find_order(site, i))
 
 
 def _operand(nodes: Nodes, i: int) -> str:
     """Operand i in the order of a product."""
-    perm = _batch_order(nodes.site, i)
+    perm = _find_order(nodes.site, i)
     x = nodes.x(i)
     return x if perm == sorted(perm) else str(nodes.op("Transpose", x, perm=perm))
 
@@ -221,8 +221,8 @@ def _fused_matmul_expand(nodes: Nodes) -> tuple[str, ...] | None:
 
 
 def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
-    a, b, va, vb = _matmul_shapes(site)
-    kind = _floats(site, 0, 1)
+    a, b, va, vb = _find_shapes(site)
+    kind = _check_floats(site, 0, 1)
     lead = broadcast(site, TensorType(kind, a[:-2]), TensorType(kind, b[:-2]))
     tail = (*(() if va else a[-2:-1]), *(() if vb else b[-1:]))
     return (TensorType(kind, (*lead, *tail)),)
@@ -230,22 +230,24 @@ def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _matmul_lower(lowering: Lowering) -> None:
     site = lowering.site
-    shape_a, shape_b, va, vb = _matmul_shapes(site)
-    m, k, n = (*_known(shape_a[-2:]), *_known(shape_b[-1:]))
+    shape_a, shape_b, va, vb = _find_shapes(site)
+    m, k, n = (*_require_known(shape_a[-2:]), *_require_known(shape_b[-1:]))
     y = lowering.y(0)
     alpha = float(site.attrs.get("alpha", 1.0))
     trans = (
         bool(site.attrs.get("transA")) and not va,
         bool(site.attrs.get("transB")) and not vb,
     )
-    lead = _known(broadcast(site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2])))
+    lead = _require_known(
+        broadcast(site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2]))
+    )
     plain_b = all(d == 1 for d in shape_b[:-2])
     batch: tuple[Any, Any, Any]
     # One large product instead of many small ones: B is packed once.
     if plain_b and not trans[0]:  # one B for all: the batch of A is more rows
         m, batch = m * math.prod(lead), ((), (), ())
     else:
-        batch = (lead, _batch_strides(shape_a, lead), _batch_strides(shape_b, lead))
+        batch = (lead, _find_batch_strides(shape_a, lead), _find_batch_strides(shape_b, lead))
     if alpha == 1:
         lower_gemm(
             lowering,
@@ -258,21 +260,21 @@ def _matmul_lower(lowering: Lowering) -> None:
             reset=lowering.reset(0),
         )
         return
-    product = lowering.temp(stored_as(y)[0], y.type.dims)
+    product = lowering.temp(find_stored(y)[0], y.type.dims)
     lower_gemm(
         lowering, lowering.x(0), lowering.x(1), product, mnk=(m, n, k), trans=trans, batch=batch
     )
     finish(lowering, ("mul", ("const", alpha), ("in", 0)), [product], y)
 
 
-def _known(shape: Sequence[Dim]) -> list[int]:
+def _require_known(shape: Sequence[Dim]) -> list[int]:
     """Return the dimensions of a shape that is known."""
     return [d for d in shape if isinstance(d, int)]
 
 
-def _batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
+def _find_batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
     # Stride 0 along batch axes that are broadcast: the operand is read again, not copied.
-    own = _known(shape)
+    own = _require_known(shape)
     step, out = own[-1] * own[-2], []
     for d in reversed(own[:-2]):
         out.append(0 if d == 1 else step)
@@ -298,13 +300,13 @@ def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         xb, tb = grad.op("Unsqueeze", xb, grad.const([1], "i64")), 0
         dy = grad.op("Unsqueeze", dy, grad.const([-1], "i64"))
 
-    def product(p: str, q: str, trans_p: int, trans_q: int) -> str:
+    def multiply(p: str, q: str, trans_p: int, trans_q: int) -> str:
         flags: dict[str, Any] = {"transA": int(trans_p), "transB": int(trans_q), "alpha": alpha}
         return str(grad.op("FusedMatMul", p, q, domain=MS, **flags))
 
     da = db = None
     if grad.wants(0):
-        da = product(xb, dy, tb, 1) if ta else product(dy, xb, 0, not tb)
+        da = multiply(xb, dy, tb, 1) if ta else multiply(dy, xb, 0, not tb)
         da = _fit(grad, da, 0, squeeze=-2 if va else None, batched=b.rank > 2)
     if grad.wants(1):
         # Forward: all matrices of A's batch met the same B; so dB sums over them.  With a batch of
@@ -314,7 +316,7 @@ def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         if flat and all(isinstance(d, int) for d in b.shape):
             db = _flat_weight_grad(grad, xa, dy, tb)
         else:
-            db = product(dy, xa, 1, ta) if tb else product(xa, dy, not ta, 0)
+            db = multiply(dy, xa, 1, ta) if tb else multiply(xa, dy, not ta, 0)
             db = _fit(grad, db, 1, squeeze=-1 if vb else None, batched=a.rank > 2)
     return (da, db)
 
@@ -343,12 +345,12 @@ def _fit(grad: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> s
         return str(grad.op("Squeeze", d, grad.const([squeeze], "i64")))
     shape = _with_batch_first(grad.site, i)
     if batched:
-        a, b, _, _ = _matmul_shapes(grad.site)
+        a, b, _, _ = _find_shapes(grad.site)
         # The product has the batch axes of both; those along which this operand was broadcast are
         # summed.
         lead = broadcast(grad.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
         shape = (*lead, *shape[-2:])
-    order = _batch_order(grad.site, i)
+    order = _find_order(grad.site, i)
     if order != sorted(order):
         # Back to the order of storage: the gradient has the operand's own axes.
         back = [order.index(axis) for axis in range(t.rank)]

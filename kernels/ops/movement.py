@@ -23,18 +23,19 @@ from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
-from engine.kernels.vocabulary.call import KernelCall, Reach, outer_walks
+from engine.kernels.vocabulary.call import KernelCall, Reach, list_outer_walks
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
+    Inline,
     Native,
     Template,
     imin,
     inline,
     kernel,
+    list_same_size,
     off,
-    same_size,
     share,
     udiv,
 )
@@ -58,7 +59,7 @@ BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
 
 
-def bits(dtype: str) -> str:
+def find_bits(dtype: str) -> str:
     """Return the element type whose bits are copied for all types of a size."""
     return BITS[ITEMSIZE[dtype]]
 
@@ -83,7 +84,7 @@ def offsets(walk, rank, row):
     return x, y
 
 
-def line(T: str) -> Any:
+def line(T: str) -> Inline:
     """Return an inline function line(x, y, n, xs, ys): copies n elements with strides."""
     copy = loop(T, "x[] -> y[] = x")
     spread = loop(T, "x* -> y[] = x")
@@ -138,7 +139,7 @@ TRANSPOSE_WORDS = Words(
 
 def _copy_reach(c: KernelCall) -> Reach:
     c.check_range("walk", c.walk[: c.rank])
-    outer = outer_walks(c, 2)
+    outer = list_outer_walks(c, 2)
     if not c.n or not c.m or not c.rows or not c.limit:
         return {}
     c.at_most("m", c.limit)
@@ -185,7 +186,7 @@ def strided_copy(target: Target, T: str) -> Body:
 
 def _transpose_reach(c: KernelCall) -> Reach:
     c.check_range("walk", c.walk[: c.rank])
-    x, y = outer_walks(c, 2)
+    x, y = list_outer_walks(c, 2)
     if not c.rows:
         return {}
     return {
@@ -199,7 +200,7 @@ def _transpose_reach(c: KernelCall) -> Reach:
     words={"g": TRANSPOSE_WORDS},
     reach=_transpose_reach,
     T=("f32", "f64"),
-    stands_for=same_size,
+    stands_for=list_same_size,
 )
 def transposed_copy(target: Target, T: str) -> Body:
     """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over outer dimensions."""
@@ -249,7 +250,7 @@ def copy(
     """
     if math.prod(dims) == 0:
         return
-    T = bits(y.type.dtype)
+    T = find_bits(y.type.dtype)
     xs, ys = strides
     walk = lowering.once(
         (_walk, T), [dims, xs, ys], functools.partial(_walk, T, dims, xs, ys, lowering.threads)
@@ -271,7 +272,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
     # In the order of y, so that what is written adjoins.
     order = sorted(range(len(dims)), key=lambda a: -abs(y[a]))
     size, (xs, ys) = collapse(dims, (x, y), order)
-    cross = _crossing(size, xs, ys) if T in FLOATS else None
+    cross = _find_crossing(size, xs, ys) if T in FLOATS else None
     if cross is not None:
         # x and y are contiguous along different axes: these two are a matrix, the others its outer
         # dimensions.
@@ -312,7 +313,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
     return _Walk(strided_copy, COPY_WORDS, sizes)
 
 
-def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
+def _find_crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
     """Return the axis along which x is contiguous, if it is not y's and both are long."""
     # Lines that adjoin in both, or are repeated, need no transpose; short ones do not pay for it.
     if ys[-1] != 1 or xs[-1] in (0, 1) or size[-1] < 4:
@@ -321,7 +322,7 @@ def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int 
     return crossing[0] if crossing else None
 
 
-def _perm(site: Site) -> list[int]:
+def _read_perm(site: Site) -> list[int]:
     rank = site.type(0).rank
     perm = [int(p) for p in site.attrs.get("perm", reversed(range(rank)))]
     if sorted(perm) != list(range(rank)):
@@ -336,13 +337,13 @@ def _transpose_lower(lowering: Lowering) -> None:
         x,
         y,
         y.type.dims,
-        ([x.type.strides[p] for p in _perm(lowering.site)], y.type.strides),
+        ([x.type.strides[p] for p in _read_perm(lowering.site)], y.type.strides),
     )
 
 
 def _transpose_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Transpose(dY) by the inverse permutation."""
-    perm = _perm(grad.site)
+    perm = _read_perm(grad.site)
     return (grad.op("Transpose", dy, perm=[perm.index(i) for i in range(len(perm))]),)
 
 
@@ -370,7 +371,7 @@ def _expand_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (grad.reduce_to(dy, 0), None)
 
 
-def _repeats(site: Site) -> list[int]:
+def _read_repeats(site: Site) -> list[int]:
     return site.integers(1, "repeats")
 
 
@@ -378,7 +379,7 @@ def _tile_infer(site: Site) -> tuple[TensorType, ...]:
     t = site.type(0)
     if site.value(1) is None:
         return (unknown(site, 1, t.dtype),)
-    repeats = _repeats(site)
+    repeats = _read_repeats(site)
     if len(repeats) != t.rank:
         site.wrong(f"repeats has {len(repeats)} numbers, but the input has rank {t.rank}")
     dims: list[Dim] = []
@@ -392,7 +393,7 @@ def _tile_lower(lowering: Lowering) -> None:
     x, y = lowering.x(0), lowering.y(0)
     dims, xs, ys = [], [], []
     for r, d, a, b in zip(
-        _repeats(lowering.site), x.type.dims, x.type.strides, y.type.strides, strict=True
+        _read_repeats(lowering.site), x.type.dims, x.type.strides, y.type.strides, strict=True
     ):
         # An axis of r repeats of d elements: x has stride 0 along the repeats.
         dims += [r, d]
@@ -418,8 +419,8 @@ OPS = (
         lower=_transpose_lower,
         calls=COPY_KERNELS,
         grad=_transpose_grad,
-        infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _perm(site)]),),
-        fold=lambda site: (site.known(0, "the input").transpose(_perm(site)),),
+        infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _read_perm(site)]),),
+        fold=lambda site: (site.known(0, "the input").transpose(_read_perm(site)),),
         samples=Samples.TRANSPOSED,
         movement=Movement.MOVED,
         storage=ALIKE,
@@ -443,7 +444,7 @@ OPS = (
         calls=(strided_copy,),
         grad=_tile_grad,
         no_gradient=frozenset((1,)),
-        fold=lambda site: (np.tile(site.known(0, "the input"), _repeats(site)),),
+        fold=lambda site: (np.tile(site.known(0, "the input"), _read_repeats(site)),),
         samples=Samples.TILED,
         movement=Movement.MOVED,
         storage=ALIKE,

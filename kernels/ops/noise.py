@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.elementwise import dtype_of
+from engine.kernels.ops.elementwise import read_dtype
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.formula import fold, infer
@@ -129,7 +129,7 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
 # --- uniform and normal
 
 
-def _dtype(site: Site, default: int | None) -> str:
+def _read_dtype(site: Site, default: int | None) -> str:
     code = site.attrs.get("dtype", default)
     dtype = site.type(0).dtype if code is None else OF_ONNX.get(code)
     if dtype not in FLOATS:
@@ -138,11 +138,11 @@ def _dtype(site: Site, default: int | None) -> str:
 
 
 def _shaped(site: Site) -> tuple[TensorType, ...]:
-    return (TensorType(_dtype(site, 1), tuple(int(d) for d in site.attrs["shape"])),)
+    return (TensorType(_read_dtype(site, 1), tuple(int(d) for d in site.attrs["shape"])),)
 
 
 def _like(site: Site) -> tuple[TensorType, ...]:
-    return (TensorType(_dtype(site, None), site.type(0).shape),)
+    return (TensorType(_read_dtype(site, None), site.type(0).shape),)
 
 
 def _scaled(table: dict[str, Pair], scale: str, shift: str) -> Callable[[Site, str], Pair]:
@@ -174,25 +174,25 @@ def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attr
 # --- samples
 
 
-def _seeded(site: Site) -> dict[str, Any]:
+def _read_seed(site: Site) -> dict[str, Any]:
     return {"seed": site.attrs["seed"]} if "seed" in site.attrs else {}
 
 
 def _bernoulli_infer(site: Site) -> tuple[TensorType, ...]:
     x = site.real(0)
-    return (x.but(dtype=dtype_of(site, site.attrs.get("dtype", ONNX_CODE[x.dtype]))),)
+    return (x.but(dtype=read_dtype(site, site.attrs.get("dtype", ONNX_CODE[x.dtype]))),)
 
 
 def _bernoulli(nodes: Nodes) -> tuple[str, ...]:
     """Y = U < X"""
     source = ONNX_CODE[nodes.site.real(0).dtype]
-    u = nodes.op("RandomUniformLike", nodes.x(0), dtype=source, **_seeded(nodes.site))
+    u = nodes.op("RandomUniformLike", nodes.x(0), dtype=source, **_read_seed(nodes.site))
     hit = nodes.op("Less", u, nodes.x(0))
     return (nodes.op("Cast", hit, to=nodes.site.attrs.get("dtype", source)),)
 
 
 def _multinomial_infer(site: Site) -> tuple[TensorType, ...]:
-    x, dtype = site.real(0), dtype_of(site, site.attrs["dtype"])
+    x, dtype = site.real(0), read_dtype(site, site.attrs["dtype"])
     if x.rank != 2 or dtype not in ("i32", "i64"):
         site.fail(f"input 0 is {x}, the samples of {dtype}", "[batch, classes] and i32, i64")
     return (TensorType(dtype, (x.shape[0], site.attrs["sample_size"])),)
@@ -203,7 +203,7 @@ def _multinomial(nodes: Nodes) -> tuple[str, ...]:
     (batch, classes), count = nodes.site.real(0).dims, nodes.site.attrs["sample_size"]
     shape = [batch, count, classes]
     to = ONNX_CODE[nodes.site.type(0).dtype]
-    u = nodes.op("RandomUniform", shape=shape, dtype=to, **_seeded(nodes.site))
+    u = nodes.op("RandomUniform", shape=shape, dtype=to, **_read_seed(nodes.site))
     # argmax(x + g) with Gumbel noise g = -log(-log u) is a sample of softmax(x): no sum, no search.
     gumbel = nodes.op("Log", nodes.op("Neg", nodes.op("Log", u)))
     x = nodes.op("Reshape", nodes.x(0), nodes.const([batch, 1, classes], "i64"))
@@ -214,23 +214,23 @@ def _multinomial(nodes: Nodes) -> tuple[str, ...]:
 # --- dropout
 
 
-def _ratio(site: Site) -> float | None:
+def _read_ratio(site: Site) -> float | None:
     """Return the dropout ratio, or None when it is not constant."""
     if not site.has(1):
         return float(site.attrs.get("ratio", 0.5))
     return None if site.value(1) is None else float(site.number(1, "the ratio"))
 
 
-def _drops(site: Site) -> bool | None:
+def _find_drops(site: Site) -> bool | None:
     """Return whether a Dropout drops; None when that is known only at run time."""
     mode = site.value(2)
-    if not site.has(2) or _ratio(site) == 0:
+    if not site.has(2) or _read_ratio(site) == 0:
         return False
     return None if mode is None else bool(mode.any())
 
 
 def _dropout_infer(site: Site) -> tuple[TensorType, ...]:
-    t, ratio = site.type(0), _ratio(site)
+    t, ratio = site.type(0), _read_ratio(site)
     if ratio is not None and not 0 <= ratio <= 1:
         site.fail(f"ratio is {ratio}", "0 to 1")
     return (t.but(), t.but(dtype="b1" if site.opset >= 10 else t.dtype))[: site.n_outs]
@@ -238,7 +238,7 @@ def _dropout_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _dropout(nodes: Nodes) -> tuple[str, ...]:
     """Draw the mask and apply it; the output is the input itself where nothing is dropped."""
-    site, drops = nodes.site, _drops(nodes.site)
+    site, drops = nodes.site, _find_drops(nodes.site)
     # Nothing is dropped, or the model says so: no mask is drawn.
     if drops is False:
         y = nodes.op("Identity", nodes.x(0))
@@ -249,13 +249,13 @@ def _dropout(nodes: Nodes) -> tuple[str, ...]:
             y,
             nodes.op("ConstantOfShape", nodes.op("Shape", nodes.x(0)), value=np.ones(1, kind)),
         )
-    ratio = _ratio(site)
+    ratio = _read_ratio(site)
     if ratio is None:
         # The ratio is computed: the mask is a comparison in the graph.
-        u = nodes.op("RandomUniformLike", nodes.x(0), dtype=1, **_seeded(site))
+        u = nodes.op("RandomUniformLike", nodes.x(0), dtype=1, **_read_seed(site))
         mask = nodes.op("GreaterOrEqual", u, nodes.op("Cast", nodes.x(1), to=1))
     else:
-        mask = nodes.op("RandomMask", nodes.x(0), domain=OURS, ratio=ratio, **_seeded(site))
+        mask = nodes.op("RandomMask", nodes.x(0), domain=OURS, ratio=ratio, **_read_seed(site))
     # Known at run time only: outside training the mask is all ones.
     if drops is None:
         mask = nodes.op("Or", mask, nodes.op("Not", nodes.x(2)))
@@ -268,7 +268,7 @@ def _dropout(nodes: Nodes) -> tuple[str, ...]:
 def _dropout_grad(grad: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
     """dX = dY / (1 - ratio) where the mask is set, 0 elsewhere."""
     rest = [None] * (len(grad.site.ins) - 1)
-    if _drops(grad.site) is False:
+    if _find_drops(grad.site) is False:
         return (dy, *rest)
     ratio = grad.x(1) if grad.site.has(1) else ""
     return (grad.op("DropoutGrad", dy, grad.y(1, "_mask"), ratio, grad.x(2), domain=MS), *rest)

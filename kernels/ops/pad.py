@@ -18,7 +18,7 @@ from engine.base import limits
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
-from engine.kernels.ops.shape import axes_of, i64s
+from engine.kernels.ops.shape import i64s, read_axes
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import (
     ALIKE,
@@ -31,13 +31,13 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    normal_axis,
+    normalise_axis,
 )
 
 MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
 
 
-def _mode(site: Site) -> str:
+def _read_mode(site: Site) -> str:
     mode = site.attrs["mode"]
     name = mode.decode() if isinstance(mode, bytes) else str(mode)
     if name not in MODES:
@@ -45,7 +45,7 @@ def _mode(site: Site) -> str:
     return name
 
 
-def _amounts(site: Site) -> dict[int, tuple[int, int]] | None:
+def _read_amounts(site: Site) -> dict[int, tuple[int, int]] | None:
     """(before, after) of each padded axis, ascending; None when the pads are not known yet."""
     rank = site.type(0).rank
     given = site.attrs.get("pads")
@@ -54,23 +54,23 @@ def _amounts(site: Site) -> dict[int, tuple[int, int]] | None:
             return None
         given = site.integers(1, "pads")
     pads = list(given)
-    axes = axes_of(site, 3) or list(range(rank))
+    axes = read_axes(site, 3) or list(range(rank))
     if len(pads) != 2 * len(axes):
         site.wrong(f"pads has {len(pads)} numbers; expected 2 for each of {len(axes)} axes")
     pairs = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
-    amounts = {normal_axis(site, a, rank): (p, q) for a, p, q in pairs if p or q}
+    amounts = {normalise_axis(site, a, rank): (p, q) for a, p, q in pairs if p or q}
     return dict(sorted(amounts.items()))
 
 
-def _known(site: Site) -> dict[int, tuple[int, int]]:
-    amounts = _amounts(site)
+def _require_amounts(site: Site) -> dict[int, tuple[int, int]]:
+    amounts = _read_amounts(site)
     if amounts is None:
         site.fail("pads (input 1) must be constants known before lowering")
     return amounts
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    t, amounts = site.type(0), _amounts(site)
+    t, amounts = site.type(0), _read_amounts(site)
     if site.has(2) and (site.type(2).dtype != t.dtype or site.type(2).shape not in ((), (1,))):
         site.fail(f"the value (input 2) is {site.type(2)}", f"one {t.dtype}")
     if amounts is None:
@@ -82,13 +82,13 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
             dims.append(d if p + q == 0 else f"{site.name}_d{i}")
             continue
         kept = d + min(p, 0) + min(q, 0)
-        if kept < 0 or (kept == 0 and max(p, q) > 0 and _mode(site) != "constant"):
+        if kept < 0 or (kept == 0 and max(p, q) > 0 and _read_mode(site) != "constant"):
             site.wrong(f"pads ({p}, {q}) leave nothing of an axis of {d} elements")
         dims.append(d + p + q)
     return (t.but(dims),)
 
 
-def _index(mode: str, n: int, p: int, q: int) -> Array:
+def _find_sources(mode: str, n: int, p: int, q: int) -> Array:
     """Return, for each element of an axis of n padded by (p, q), the element it copies."""
     # Negative pads crop before the mode looks at the axis.
     first, n = max(-p, 0), n + min(p, 0) + min(q, 0)
@@ -123,7 +123,12 @@ def _constant(
 
 
 def _lower(lowering: Lowering) -> None:
-    x, y, amounts, mode = lowering.x(0), lowering.y(0), _known(lowering.site), _mode(lowering.site)
+    x, y, amounts, mode = (
+        lowering.x(0),
+        lowering.y(0),
+        _require_amounts(lowering.site),
+        _read_mode(lowering.site),
+    )
     if y.type.size == 0:
         return
     if mode == "constant":
@@ -135,7 +140,7 @@ def _lower(lowering: Lowering) -> None:
     for axis, (p, q) in amounts.items():
         nbytes = 24 * (dims[axis] + p + q)
         limits.check("CONSTANT_BYTES", nbytes, lowering.site.where, "the index of an axis takes")
-        n, index = dims[axis], lowering.const(_index(mode, dims[axis], p, q))
+        n, index = dims[axis], lowering.const(_find_sources(mode, dims[axis], p, q))
         walk = (math.prod(dims[:axis]), n, math.prod(dims[axis + 1 :]))
         dims[axis] = n + p + q
         out = y if axis == max(amounts) else lowering.temp(x.type.dtype, dims)
@@ -145,18 +150,18 @@ def _lower(lowering: Lowering) -> None:
 
 
 def _fold(site: Site) -> tuple[Array, ...]:
-    x, mode = site.known(0, "the input"), _mode(site)
+    x, mode = site.known(0, "the input"), _read_mode(site)
     (out,) = _infer(site)
     if mode != "constant":
-        for axis, (p, q) in _known(site).items():
-            x = x.take(_index(mode, x.shape[axis], p, q), axis)
+        for axis, (p, q) in _require_amounts(site).items():
+            x = x.take(_find_sources(mode, x.shape[axis], p, q), axis)
         return (x,)
     value = site.value(2)
     fill = site.attrs.get("value", 0) if value is None else value.reshape(-1)[0]
     y = np.full(out.dims, fill, x.dtype)
     inside, source = [], []
     for i, d in enumerate(x.shape):
-        p, q = _known(site).get(i, (0, 0))
+        p, q = _require_amounts(site).get(i, (0, 0))
         inside.append(slice(max(p, 0), out.dims[i] - max(q, 0)))
         source.append(slice(max(-p, 0), d - max(-q, 0)))
     y[tuple(inside)] = x[tuple(source)]
@@ -167,14 +172,14 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Pad(dY, -pads); in the other modes GatherGrad along each axis, the last one first."""
     site = grad.site
     rest = [None] * (len(site.ins) - 1)
-    if _mode(site) == "constant":
+    if _read_mode(site) == "constant":
         if "pads" in site.attrs:
             return (grad.op("Pad", dy, pads=[-int(p) for p in site.attrs["pads"]]), *rest)
         axes = ["", grad.x(3)] if site.has(3) else []
         return (grad.op("Pad", dy, grad.op("Neg", grad.x(1)), *axes), *rest)
     # Forward: y = x[index] along each axis in turn; so dx adds dy at index, in reverse order.  The
     # index is Range padded the same way, as sizes may be symbolic.
-    amounts, mode, rank = _known(site), _mode(site), site.type(0).rank
+    amounts, mode, rank = _require_amounts(site), _read_mode(site), site.type(0).rank
     before, after = grad.op("Shape", grad.x(0)), grad.op("Shape", dy)
     scalar = [grad.const(np.array(v, np.int64), "i64") for v in (0, 1)]
     for axis, (p, q) in reversed(amounts.items()):

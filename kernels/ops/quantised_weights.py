@@ -52,7 +52,7 @@ _ATTRS: dict[str, Any] = {
 _NEEDS: dict[str, Kind] = {"rows": "int", "columns": "int"}
 
 
-def _block(site: Site) -> tuple[int, int]:
+def _find_block(site: Site) -> tuple[int, int]:
     """Return the rows and columns of a block."""
     rows, columns = int(site.attrs["rows"]), int(site.attrs["columns"])
     return int(site.attrs["block_rows"]) or rows, int(site.attrs["block_columns"]) or columns
@@ -67,9 +67,10 @@ def _check_matrix(site: Site, T: str) -> None:
     rows, columns, bits = int(attrs["rows"]), int(attrs["columns"]), int(attrs["bits"])
     if bits not in BITS or int(attrs["zero_bits"]) not in BITS:
         site.fail(f"bits={bits}, zero_bits={attrs['zero_bits']}", ", ".join(map(str, BITS)))
-    if rows < 1 or columns < 1 or min(_block(site)) < 1:
+    if rows < 1 or columns < 1 or min(_find_block(site)) < 1:
         site.wrong(
-            f"rows={rows}, columns={columns}, blocks of {_block(site)}; expected 1 or more of each"
+            f"rows={rows}, columns={columns}, blocks of {_find_block(site)}; "
+            "expected 1 or more of each"
         )
     stride = int(attrs["stride"]) or columns
     if stride < columns:
@@ -77,8 +78,8 @@ def _check_matrix(site: Site, T: str) -> None:
     q = site.type(1)
     if q.dtype not in PACKED:
         site.fail(f"input 1 is {q}", ", ".join(PACKED))
-    _room(site, 1, ((rows - 1) * stride + columns) * bits)
-    high, wide = (-(-n // b) for n, b in zip((rows, columns), _block(site), strict=True))
+    _check_room(site, 1, ((rows - 1) * stride + columns) * bits)
+    high, wide = (-(-n // b) for n, b in zip((rows, columns), _find_block(site), strict=True))
     if site.type(2).dtype != T or site.type(2).size != high * wide:
         site.fail(f"scales are {site.type(2)}", f"{high * wide} of {T}")
     if not site.has(3):
@@ -86,20 +87,20 @@ def _check_matrix(site: Site, T: str) -> None:
     # Integers narrower than a byte: a tensor has room if its bytes have as many bits.
     zero_stride = int(attrs["zero_stride"]) or wide
     if site.type(3).dtype in PACKED:
-        _room(site, 3, ((high - 1) * zero_stride + wide) * int(attrs["zero_bits"]))
+        _check_room(site, 3, ((high - 1) * zero_stride + wide) * int(attrs["zero_bits"]))
     elif site.type(3).dtype != T or site.type(3).size != high * wide:
         site.fail(f"zero points are {site.type(3)}", f"{high * wide} of {T}, or integers")
 
 
-def _room(site: Site, i: int, bits: int) -> None:
+def _check_room(site: Site, i: int, bits: int) -> None:
     """Refuse input i if it has fewer bits than these."""
     if site.type(i).size * 8 < bits:
         site.wrong(f"input {i} is {site.type(i)}; it must have {-(-bits // 8)} bytes")
 
 
-def _matrix(lowering: Lowering) -> Matrix:
+def _read_matrix(lowering: Lowering) -> Matrix:
     site = lowering.site
-    attrs, block = site.attrs, _block(site)
+    attrs, block = site.attrs, _find_block(site)
     columns = int(attrs["columns"])
     return Matrix(
         rows=int(attrs["rows"]),
@@ -119,7 +120,7 @@ def _matrix(lowering: Lowering) -> Matrix:
 # --- products
 
 
-def _sides(site: Site) -> tuple[int, int]:
+def _find_sides(site: Site) -> tuple[int, int]:
     """Return the length of the sums, and the columns of the output."""
     sides = int(site.attrs["rows"]), int(site.attrs["columns"])
     return sides[::-1] if site.attrs["trans"] else sides
@@ -130,7 +131,7 @@ def _check_product(site: Site, depth: Dim) -> str:
 
     depth: the dimension of input 0 that is summed over.
     """
-    T, (k, n) = site.real(0).dtype, _sides(site)
+    T, (k, n) = site.real(0).dtype, _find_sides(site)
     if depth != k and isinstance(depth, int):
         site.wrong(f"input 0 is {site.type(0)}; sums are over {k}")
     _check_matrix(site, T)
@@ -146,7 +147,7 @@ def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
     if a.rank < 1:
         site.wrong("input 0 is a scalar; expected a vector or a matrix at least")
     _check_product(site, a.shape[-1])
-    return (a.but((*a.shape[:-1], _sides(site)[1])),)
+    return (a.but((*a.shape[:-1], _find_sides(site)[1])),)
 
 
 def _conv_infer(site: Site) -> tuple[TensorType, ...]:
@@ -154,7 +155,7 @@ def _conv_infer(site: Site) -> tuple[TensorType, ...]:
     if x.rank < 3:
         site.wrong(f"input 0 is {x}; it must be images")
     _check_product(site, x.shape[1])
-    return (x.but((x.shape[0], _sides(site)[1], *x.shape[2:])),)
+    return (x.but((x.shape[0], _find_sides(site)[1], *x.shape[2:])),)
 
 
 def _product_lower(lowering: Lowering) -> None:
@@ -162,7 +163,7 @@ def _product_lower(lowering: Lowering) -> None:
     lower_quantised_gemm(
         lowering,
         lowering.x(0),
-        _matrix(lowering),
+        _read_matrix(lowering),
         lowering.y(0),
         trans=bool(lowering.site.attrs["trans"]),
         bias=lowering.x(4) if lowering.site.has(4) else None,
@@ -180,12 +181,12 @@ def _product_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         da = grad.op(site.op, dy, *ins, domain=OURS, **attrs)
     if site.has(4) and grad.wants(4):
         # Forward: the bias was added to every row; so dbias sums dY over the rows.
-        axes = [i for i in range(site.type(0).rank) if i != _channel(site)]
+        axes = [i for i in range(site.type(0).rank) if i != _find_channel(site)]
         db = grad.op("ReduceSum", dy, grad.const(axes, "i64"), keepdims=0)
     return (da, None, None, None, db)
 
 
-def _channel(site: Site) -> int:
+def _find_channel(site: Site) -> int:
     """Return the axis of the columns of the output."""
     return 1 if site.op == "QuantizedConv" else site.type(0).rank - 1
 
@@ -200,13 +201,13 @@ def _gather_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _gather_lower(lowering: Lowering) -> None:
-    lower_quantised_rows(lowering, _matrix(lowering), wide_index(lowering, 0), lowering.y(0))
+    lower_quantised_rows(lowering, _read_matrix(lowering), wide_index(lowering, 0), lowering.y(0))
 
 
 # --- MatMulNBits
 
 
-def _nbits(site: Site) -> dict[str, Any]:
+def _read_nbits(site: Site) -> dict[str, Any]:
     """Return the matrix W[N, K] of a MatMulNBits, whose rows end in whole blocks."""
     rows, k, bits, block = (int(site.attrs[x]) for x in ("N", "K", "bits", "block_size"))
     blocks = -(-k // block)
@@ -247,7 +248,9 @@ def _nbits_product(nodes: Nodes, a: str, trans: int, bias: str = "") -> str:
     """Return the product of a value with W, or with W^T where `trans`."""
     ins = [nodes.x(i) if nodes.site.has(i) else "" for i in (1, 2, 3)]
     return str(
-        nodes.op("QuantizedMatMul", a, *ins, bias, domain=OURS, trans=trans, **_nbits(nodes.site))
+        nodes.op(
+            "QuantizedMatMul", a, *ins, bias, domain=OURS, trans=trans, **_read_nbits(nodes.site)
+        )
     )
 
 
@@ -299,7 +302,7 @@ def _nbits_levels(grad: Grad) -> str:
     zeros = grad.x(3) if site.has(3) else ""
     every = grad.const(list(range(n)), "i64")
     return str(
-        grad.op("QuantizedGather", every, grad.x(1), ones, zeros, domain=OURS, **_nbits(site))
+        grad.op("QuantizedGather", every, grad.x(1), ones, zeros, domain=OURS, **_read_nbits(site))
     )
 
 
@@ -315,7 +318,7 @@ def _nbits_blocks(grad: Grad, rows: str) -> str:
 # --- GatherBlockQuantized
 
 
-def _table(site: Site) -> dict[str, Any]:
+def _read_table(site: Site) -> dict[str, Any]:
     """Return the matrix of a GatherBlockQuantized: data, scales and zero points as rows."""
     data, bits, block = site.type(0), int(site.attrs["bits"]), int(site.attrs["block_size"])
     columns = data.dims[-1] * 8 // bits
@@ -349,7 +352,7 @@ def _table_infer(site: Site) -> tuple[TensorType, ...]:
             f"quantize_axis={attrs['quantize_axis']}",
             "rows of a matrix (0) quantised along themselves (1)",
         )
-    table = _table(site)
+    table = _read_table(site)
     blocks = -(-table["columns"] // table["block_columns"])
     scales = site.shaped(2, (*data.shape[:last], blocks))
     if site.has(3) and site.type(3).dtype != "u8":
@@ -360,7 +363,7 @@ def _table_infer(site: Site) -> tuple[TensorType, ...]:
 def _table_expand(nodes: Nodes) -> tuple[str, ...]:
     zeros = nodes.x(3) if nodes.site.has(3) else ""
     ins = (nodes.x(1), nodes.x(0), nodes.x(2), zeros)
-    return (nodes.op("QuantizedGather", *ins, domain=OURS, **_table(nodes.site)),)
+    return (nodes.op("QuantizedGather", *ins, domain=OURS, **_read_table(nodes.site)),)
 
 
 _FROZEN = frozenset((1, 2, 3))

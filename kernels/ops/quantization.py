@@ -36,7 +36,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
-    normal_axis,
+    normalise_axis,
 )
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
@@ -52,7 +52,7 @@ def _check(site: Site, i: int) -> None:
     x, t = site.type(0), site.type(i)
     if t.rank == 0 or t.shape == (1,):
         return
-    axis = normal_axis(site, site.attrs["axis"], x.rank)
+    axis = normalise_axis(site, site.attrs["axis"], x.rank)
     block = site.attrs.get("block_size", 0)
     if block == 0:
         site.shaped(i, (x.shape[axis],))
@@ -68,9 +68,9 @@ def _spread(nodes: Nodes, i: int) -> str:
     if t.rank == 0 or t.shape == (1,):
         return nodes.x(i)
     rank = site.type(0).rank
-    axis = normal_axis(site, site.attrs["axis"], rank)
+    axis = normalise_axis(site, site.attrs["axis"], rank)
     if site.attrs.get("block_size", 0) == 0:
-        return str(nodes.op("Reshape", nodes.x(i), nodes.const(_along(axis, rank), "i64")))
+        return str(nodes.op("Reshape", nodes.x(i), nodes.const(_lay_along(axis, rank), "i64")))
     size = site.type(0).shape[axis]
     if not isinstance(size, int):
         site.fail(f"blocks of an axis of unknown size {size!r}", "a size known beforehand")
@@ -80,12 +80,12 @@ def _spread(nodes: Nodes, i: int) -> str:
     return str(nodes.op("Gather", nodes.x(i), nodes.const(blocks, "i64"), axis=axis))
 
 
-def _along(axis: int, rank: int) -> list[int]:
+def _lay_along(axis: int, rank: int) -> list[int]:
     """Return the shape of a vector that lies along one axis."""
     return [1] * axis + [-1] + [1] * (rank - axis - 1)
 
 
-def limits(dtype: str) -> tuple[int, int]:
+def find_limits(dtype: str) -> tuple[int, int]:
     """Return the least and the largest value of an integer type."""
     info = np.iinfo(NUMPY[dtype])
     return int(info.min), int(info.max)
@@ -97,14 +97,14 @@ def _saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
     if zero:
         x = nodes.op("Add", x, nodes.op("Cast", zero, to=_CODE[T]))
     # Clipped as floats, before the cast: a float beyond an integer's range has no cast.
-    low, high = (nodes.const(v, T) for v in limits(dtype))
+    low, high = (nodes.const(v, T) for v in find_limits(dtype))
     return str(nodes.op("Cast", nodes.op("Clip", x, low, high), to=_CODE[dtype]))
 
 
 # --- QuantizeLinear, DequantizeLinear
 
 
-def _quantised(site: Site) -> str:
+def _find_quantised(site: Site) -> str:
     """Return the element type that QuantizeLinear outputs."""
     code = site.attrs.get("output_dtype", 0)
     dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
@@ -119,14 +119,16 @@ def _quantize_infer(site: Site) -> tuple[TensorType, ...]:
     site.real(1)
     for i in (1, 2)[: 1 + site.has(2)]:
         _check(site, i)
-    return (site.type(0).but(dtype=_quantised(site)),)
+    return (site.type(0).but(dtype=_find_quantised(site)),)
 
 
 def _quantize(nodes: Nodes) -> tuple[str, ...]:
     site, T = nodes.site, nodes.site.type(1).dtype
     x = nodes.x(0) if site.type(0).dtype == T else nodes.op("Cast", nodes.x(0), to=_CODE[T])
     zero = _spread(nodes, 2) if site.has(2) else ""
-    return (_saturate(nodes, nodes.op("Div", x, _spread(nodes, 1)), zero, T, _quantised(site)),)
+    return (
+        _saturate(nodes, nodes.op("Div", x, _spread(nodes, 1)), zero, T, _find_quantised(site)),
+    )
 
 
 def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
@@ -233,7 +235,7 @@ def _matmul(nodes: Nodes, *places: int) -> str:
 
 def _conv(nodes: Nodes, *places: int) -> str:
     w = nodes.site.type(places[2])
-    return _product(nodes, "Conv", math.prod(w.dims[1:]), places, (None, _along(0, w.rank)))
+    return _product(nodes, "Conv", math.prod(w.dims[1:]), places, (None, _lay_along(0, w.rank)))
 
 
 def _requantise(nodes: Nodes, total: str, scales: Sequence[str], zero: int) -> str:
@@ -253,14 +255,14 @@ def _qlinear_matmul(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _qlinear_conv(nodes: Nodes) -> tuple[str, ...]:
-    total, across = _conv(nodes, 0, 2, 3, 5), _along(1, nodes.site.type(0).rank)
+    total, across = _conv(nodes, 0, 2, 3, 5), _lay_along(1, nodes.site.type(0).rank)
     if nodes.site.has(8):
         # The bias is an integer in units of x_scale w_scale, so it is added before scaling.
         total = nodes.op("Add", total, nodes.op("Reshape", nodes.x(8), nodes.const(across, "i64")))
     return (_requantise(nodes, total, [nodes.x(1), _shaped(nodes, 4, across), nodes.x(6)], 7),)
 
 
-def _qlinear(name: str) -> Any:
+def _declare_qlinear(name: str) -> Any:
     def types(site: Site) -> tuple[TensorType, ...]:
         if site.type(7).dtype not in ("u8", "i8"):
             site.fail(f"y_zero_point is {site.type(7)}", "u8, i8")
@@ -376,14 +378,14 @@ OPS = (
         name="QLinearMatMul",
         no_gradient=_NONE,
         expand=_qlinear_matmul,
-        infer=_qlinear("MatMul"),
+        infer=_declare_qlinear("MatMul"),
         becomes=f"MatMul {_CENTRED} {_REQUANTISED}",
     ),
     Op(
         name="QLinearConv",
         no_gradient=_NONE,
         expand=_qlinear_conv,
-        infer=_qlinear("Conv"),
+        infer=_declare_qlinear("Conv"),
         attrs=_CONV,
         becomes=f"Conv {_CENTRED} {_REQUANTISED}",
     ),

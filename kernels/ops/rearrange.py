@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.kernels.ops.shape import i64s, normal_axes, unsqueeze
+from engine.kernels.ops.shape import i64s, normalise_axes, unsqueeze
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import (
     MS,
@@ -27,8 +27,8 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
-    fresh,
-    normal_axis,
+    make_symbol,
+    normalise_axis,
 )
 
 # --- sizes that may not be known yet: a number, or the name of a tensor of one element
@@ -37,7 +37,7 @@ Size = int | str
 LARGEST = 1 << 24  # places of an image, whose index stands in the plan
 
 
-def _size(nodes: Nodes, i: int, axis: int) -> Size:
+def _read_size(nodes: Nodes, i: int, axis: int) -> Size:
     """Return a dimension of input i."""
     d = nodes.site.type(i).shape[axis]
     if isinstance(d, int):
@@ -45,12 +45,12 @@ def _size(nodes: Nodes, i: int, axis: int) -> Size:
     return str(nodes.op("Gather", nodes.op("Shape", nodes.x(i)), i64s(nodes, axis)))
 
 
-def _times(nodes: Nodes, size: Size, by: int) -> Size:
+def _multiply(nodes: Nodes, size: Size, by: int) -> Size:
     # Known sizes stay numbers, so that planning sees constants; others become nodes.
     return size * by if isinstance(size, int) else str(nodes.op("Mul", size, i64s(nodes, by)))
 
 
-def _over(nodes: Nodes, size: Size, by: int) -> Size:
+def _divide(nodes: Nodes, size: Size, by: int) -> Size:
     return size // by if isinstance(size, int) else str(nodes.op("Div", size, i64s(nodes, by)))
 
 
@@ -63,10 +63,10 @@ def _shape(nodes: Nodes, sizes: Sequence[Size]) -> str:
     )
 
 
-def _scaled(site: Site, i: int, d: Dim, up: int = 1, down: int = 1) -> Dim:
+def _scale(site: Site, i: int, d: Dim, up: int = 1, down: int = 1) -> Dim:
     """Dimension i of the output, d times `up` over `down`."""
     if isinstance(d, str):
-        return fresh(site, i)
+        return make_symbol(site, i)
     if d % down:
         site.wrong(f"dimension {i} has {d} elements, which are not divisible by {down}")
     return d * up // down
@@ -79,7 +79,7 @@ _TO_SPACE = {"DCR": (0, 3, 4, 1, 5, 2), "CRD": (0, 1, 4, 2, 5, 3)}
 _TO_DEPTH = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
 
 
-def _block(site: Site) -> tuple[int, str]:
+def _read_block(site: Site) -> tuple[int, str]:
     mode, b = str(site.attrs["mode"]), int(site.attrs["blocksize"])
     if mode not in _TO_SPACE:
         site.fail(f"mode {mode!r}", ", ".join(_TO_SPACE))
@@ -89,38 +89,40 @@ def _block(site: Site) -> tuple[int, str]:
 
 
 def _to_space_infer(site: Site) -> tuple[TensorType, ...]:
-    (b, _), (n, c, h, w) = _block(site), site.type(0).shape
-    scaled = [_scaled(site, 1, c, 1, b * b), _scaled(site, 2, h, b), _scaled(site, 3, w, b)]
+    (b, _), (n, c, h, w) = _read_block(site), site.type(0).shape
+    scaled = [_scale(site, 1, c, 1, b * b), _scale(site, 2, h, b), _scale(site, 3, w, b)]
     return (site.type(0).but([n, *scaled]),)
 
 
 def _to_space(nodes: Nodes) -> tuple[str, ...]:
-    b, mode = _block(nodes.site)
-    n, c, h, w = (_size(nodes, 0, i) for i in range(4))
-    c = _over(nodes, c, b * b)
+    b, mode = _read_block(nodes.site)
+    n, c, h, w = (_read_size(nodes, 0, i) for i in range(4))
+    c = _divide(nodes, c, b * b)
     # The b x b pixels of a block are channels: slowest in DCR (depth first), fastest in CRD.
     apart = [n, b, b, c, h, w] if mode == "DCR" else [n, c, b, b, h, w]
     x = nodes.op(
         "Transpose", nodes.op("Reshape", nodes.x(0), _shape(nodes, apart)), perm=_TO_SPACE[mode]
     )
     return (
-        nodes.op("Reshape", x, _shape(nodes, [n, c, _times(nodes, h, b), _times(nodes, w, b)])),
+        nodes.op(
+            "Reshape", x, _shape(nodes, [n, c, _multiply(nodes, h, b), _multiply(nodes, w, b)])
+        ),
     )
 
 
 def _to_depth_infer(site: Site) -> tuple[TensorType, ...]:
-    (b, _), (n, c, h, w) = _block(site), site.type(0).shape
-    scaled = [_scaled(site, 1, c, b * b), _scaled(site, 2, h, 1, b), _scaled(site, 3, w, 1, b)]
+    (b, _), (n, c, h, w) = _read_block(site), site.type(0).shape
+    scaled = [_scale(site, 1, c, b * b), _scale(site, 2, h, 1, b), _scale(site, 3, w, 1, b)]
     return (site.type(0).but([n, *scaled]),)
 
 
 def _to_depth(nodes: Nodes) -> tuple[str, ...]:
-    b, mode = _block(nodes.site)
-    n, c, h, w = (_size(nodes, 0, i) for i in range(4))
-    h, w = _over(nodes, h, b), _over(nodes, w, b)
+    b, mode = _read_block(nodes.site)
+    n, c, h, w = (_read_size(nodes, 0, i) for i in range(4))
+    h, w = _divide(nodes, h, b), _divide(nodes, w, b)
     x = nodes.op("Reshape", nodes.x(0), _shape(nodes, [n, c, h, b, w, b]))
     x = nodes.op("Transpose", x, perm=_TO_DEPTH[mode])
-    return (nodes.op("Reshape", x, _shape(nodes, [n, _times(nodes, c, b * b), h, w])),)
+    return (nodes.op("Reshape", x, _shape(nodes, [n, _multiply(nodes, c, b * b), h, w])),)
 
 
 # --- ReverseSequence
@@ -159,14 +161,14 @@ def _reverse(nodes: Nodes) -> tuple[str, ...]:
 # --- CenterCropPad
 
 
-def _center_axes(site: Site) -> list[int]:
+def _read_center_axes(site: Site) -> list[int]:
     rank = site.type(0).rank
-    return [normal_axis(site, a, rank) for a in site.attrs.get("axes", range(rank))]
+    return [normalise_axis(site, a, rank) for a in site.attrs.get("axes", range(rank))]
 
 
 def _center_infer(site: Site) -> tuple[TensorType, ...]:
-    t, axes, shape = site.type(0), _center_axes(site), site.known(1, "the shape")
-    normal_axes(site, axes, t.rank)
+    t, axes, shape = site.type(0), _read_center_axes(site), site.known(1, "the shape")
+    normalise_axes(site, axes, t.rank)
     if shape.size != len(axes):
         site.wrong(
             f"the shape (input 1) has {shape.size} numbers; expected {len(axes)}, one an axis"
@@ -179,7 +181,7 @@ def _center_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _center(nodes: Nodes) -> tuple[str, ...] | None:
     """Slice, then Pad; None while a size to crop or pad is unknown."""
-    site, axes = nodes.site, _center_axes(nodes.site)
+    site, axes = nodes.site, _read_center_axes(nodes.site)
     own = [site.type(0).shape[a] for a in axes]
     starts, ends, before, after = [], [], [], []
     for have, want in zip(own, site.known(1, "the shape").reshape(-1).tolist(), strict=True):
@@ -202,7 +204,7 @@ def _kept(site: Site) -> Array:
     """Return the indices where the constant condition holds."""
     t, axis = site.type(0), site.attrs.get("axis")
     (kept,) = np.nonzero(site.known(1, "the condition").reshape(-1))
-    dims = t.shape if axis is None else [t.shape[normal_axis(site, axis, t.rank)]]
+    dims = t.shape if axis is None else [t.shape[normalise_axis(site, axis, t.rank)]]
     # A condition may be shorter than the axis, but not hold beyond it.
     limit = math.prod(d for d in dims if isinstance(d, int))
     if len(kept) and kept[-1] >= limit and all(isinstance(d, int) for d in dims):
@@ -214,7 +216,7 @@ def _compress_infer(site: Site) -> tuple[TensorType, ...]:
     t, axis = site.type(0), site.attrs.get("axis")
     if axis is None:
         return (t.but([len(_kept(site))]),)
-    axis = normal_axis(site, axis, t.rank)
+    axis = normalise_axis(site, axis, t.rank)
     return (t.but([*t.shape[:axis], len(_kept(site)), *t.shape[axis + 1 :]]),)
 
 
@@ -228,7 +230,7 @@ def _compress(nodes: Nodes) -> tuple[str, ...]:
 # --- Col2Im
 
 
-def _geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, int]], list[Array]]:
+def _find_geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, int]], list[Array]]:
     """Return image and block sizes, pads of each axis, and the padded place of [tap, window]."""
     image = site.integers(1, "the image's shape")
     block = site.integers(2, "the block's shape")
@@ -252,25 +254,25 @@ def _geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, int]], 
 
 
 def _to_image_infer(site: Site) -> tuple[TensorType, ...]:
-    t, (image, block, _, places) = site.type(0), _geometry(site)
+    t, (image, block, _, places) = site.type(0), _find_geometry(site)
     taps, windows = math.prod(block), math.prod(p.shape[1] for p in places)
     if t.rank != 3:
         site.wrong(f"input 0 is {t}; expected rank 3")
     n, rows, columns = t.shape
     if isinstance(columns, int) and columns != windows:
         site.wrong(f"input 0 has {columns} columns, but the image has {windows} windows")
-    return (t.but([n, _scaled(site, 1, rows, 1, taps), *image]),)
+    return (t.but([n, _scale(site, 1, rows, 1, taps), *image]),)
 
 
 def _to_image(nodes: Nodes) -> tuple[str, ...]:
-    image, block, pads, places = _geometry(nodes.site)
+    image, block, pads, places = _find_geometry(nodes.site)
     padded = [d + sum(p) for d, p in zip(image, pads, strict=True)]
     index: Array = np.zeros((1, 1), np.int64)
     for d, place in zip(padded, places, strict=True):
         # Places of the axes so far, times this axis, plus its own: flat places in the padded image.
         both = index[:, None, :, None] * d + place[None, :, None, :]
         index = both.reshape(index.shape[0] * place.shape[0], -1)
-    n, c = _size(nodes, 0, 0), _over(nodes, _size(nodes, 0, 1), math.prod(block))
+    n, c = _read_size(nodes, 0, 0), _divide(nodes, _read_size(nodes, 0, 1), math.prod(block))
     lines = nodes.op("Reshape", nodes.x(0), _shape(nodes, [n, c, *index.shape]))
     flat = _shape(nodes, [n, c, math.prod(padded)])
     # Windows overlap, so columns are added up: the gradient of a Gather at these places.

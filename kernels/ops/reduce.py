@@ -22,7 +22,7 @@ from engine.base.element_types import FLOATS, ONNX_CODE
 from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.shape import axes_of, normal_axes, unsqueeze, with_axes
+from engine.kernels.ops.shape import normalise_axes, read_axes, unsqueeze, with_axes
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import (
     MS,
@@ -35,13 +35,13 @@ from engine.kernels.vocabulary.op import (
     Site,
     Storage,
     TensorType,
-    fresh,
+    make_symbol,
 )
 from engine.kernels.vocabulary.row_program import start_value
 
 
 def _lower(lowering: Lowering) -> None:
-    x, y, axes = lowering.x(0), lowering.y(0), _axes(lowering.site)
+    x, y, axes = lowering.x(0), lowering.y(0), _read_axes(lowering.site)
     if y.type.size == 0:
         return
     fold = FOLDS.get(lowering.site.op)
@@ -73,12 +73,12 @@ def _reduce(lowering: Lowering, fold: Fold | None, x: Operand, axes: list[int], 
 # --- shapes and gradients
 
 
-def _axes(site: Site) -> list[int]:
+def _read_axes(site: Site) -> list[int]:
     """Return the axes to reduce, from the front; without axes all, or none if the node says so."""
-    rank, axes = site.type(0).rank, axes_of(site)
+    rank, axes = site.type(0).rank, read_axes(site)
     if axes is None:
         return [] if site.attrs.get("noop_with_empty_axes") else list(range(rank))
-    return normal_axes(site, axes, rank)
+    return normalise_axes(site, axes, rank)
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
@@ -89,8 +89,8 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
         raise DTypeError(f"{site.where()}: element type {t.dtype}; supported: {known}")
     # Axes are not known yet, but the rank is: each dimension may be 1.
     if site.has(1) and site.value(1) is None and keep:
-        return (t.but([fresh(site, i) for i in range(t.rank)]),)
-    axes = _axes(site)
+        return (t.but([make_symbol(site, i) for i in range(t.rank)]),)
+    axes = _read_axes(site)
     dims: list[Dim] = [
         1 if i in axes else d for i, d in enumerate(t.shape) if keep or i not in axes
     ]
@@ -104,7 +104,7 @@ _NUMPY: dict[str, Any] = {
 
 
 def _fold(site: Site) -> tuple[Array, ...]:
-    x, axes = site.known(0, "the input"), tuple(_axes(site))
+    x, axes = site.known(0, "the input"), tuple(_read_axes(site))
     more = {}
     if site.op in ("ReduceMax", "ReduceMin"):
         op = FOLDS[site.op].op

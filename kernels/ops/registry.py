@@ -19,7 +19,7 @@ from engine.kernels.vocabulary.op import Op
 ROOMS = ("engine.kernels.ops", "engine.kernels.loops")
 
 
-def modules(*rooms: str) -> Iterator[ModuleType]:
+def import_modules(*rooms: str) -> Iterator[ModuleType]:
     """Yield every module of these packages and of the packages in them, in order of their names."""
     for room in rooms:
         package = importlib.import_module(room)
@@ -28,24 +28,24 @@ def modules(*rooms: str) -> Iterator[ModuleType]:
 
 
 @functools.cache
-def families() -> tuple[ModuleType, ...]:
+def list_families() -> tuple[ModuleType, ...]:
     """Return the modules that declare ops or kernels."""
-    return tuple(m for m in modules(*ROOMS) if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
+    return tuple(m for m in import_modules(*ROOMS) if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
 
 
 @functools.cache
-def ops() -> dict[tuple[str, str], Op]:
+def list_ops() -> dict[tuple[str, str], Op]:
     """Return all op declarations by (domain, ONNX op type); engine.custom adds to them."""
-    return {(op.domain, op.name): op for m in families() for op in getattr(m, "OPS", ())}
+    return {(op.domain, op.name): op for m in list_families() for op in getattr(m, "OPS", ())}
 
 
 @functools.cache
-def templates() -> dict[str, Template]:
+def list_templates() -> dict[str, Template]:
     """Return all kernel templates by name; engine.custom adds to them."""
-    return {t.name: t for m in families() for t in getattr(m, "KERNELS", ())}
+    return {t.name: t for m in list_families() for t in getattr(m, "KERNELS", ())}
 
 
 @functools.cache
-def homes() -> dict[str, tuple[str, Template]]:
+def find_homes() -> dict[str, tuple[str, Template]]:
     """The module that declares a kernel template of this package, and the template, by name."""
-    return {t.name: (m.__name__, t) for m in families() for t in getattr(m, "KERNELS", ())}
+    return {t.name: (m.__name__, t) for m in list_families() for t in getattr(m, "KERNELS", ())}

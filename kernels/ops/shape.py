@@ -27,34 +27,34 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
-    fresh,
-    normal_axis,
+    make_symbol,
+    normalise_axis,
 )
-from engine.kernels.vocabulary.sizes import array
+from engine.kernels.vocabulary.sizes import make_array
 
 # --- what other families need of shapes
 
 
-def times(site: Site, i: int, dims: Sequence[Dim]) -> Dim:
+def multiply_dims(site: Site, i: int, dims: Sequence[Dim]) -> Dim:
     """Return the product of dimensions, as dimension i of this node's output."""
     symbols = [d for d in dims if isinstance(d, str)]
     whole = math.prod(d for d in dims if isinstance(d, int))
     # A product with a 0 is 0, whatever its symbols are.
     if not symbols or whole == 0:
         return whole
-    return symbols[0] if whole == 1 and len(symbols) == 1 else fresh(site, i)
+    return symbols[0] if whole == 1 and len(symbols) == 1 else make_symbol(site, i)
 
 
-def axes_of(site: Site, i: int = 1) -> list[int] | None:
+def read_axes(site: Site, i: int = 1) -> list[int] | None:
     """Return `axes`, the attribute or the constant input i; None when absent or empty."""
     if "axes" in site.attrs:
         return list(site.attrs["axes"]) or None
     return (site.integers(i, "axes") if site.has(i) else []) or None
 
 
-def normal_axes(site: Site, axes: Sequence[int], rank: int) -> list[int]:
+def normalise_axes(site: Site, axes: Sequence[int], rank: int) -> list[int]:
     """Return axes from the front, ascending; ShapeError outside the rank or if repeated."""
-    out = sorted(normal_axis(site, a, rank) for a in axes)
+    out = sorted(normalise_axis(site, a, rank) for a in axes)
     if len(set(out)) != len(out):
         site.wrong(f"axes {list(axes)} name an axis twice")
     return out
@@ -89,7 +89,7 @@ def unknown(site: Site, i: int, dtype: str) -> TensorType:
     (rank,) = site.type(i).shape
     if not isinstance(rank, int):
         site.fail(f"the rank of the result (length of input {i}) is not known")
-    return TensorType(dtype, tuple(fresh(site, d) for d in range(rank)))
+    return TensorType(dtype, tuple(make_symbol(site, d) for d in range(rank)))
 
 
 # --- views
@@ -113,19 +113,19 @@ def _reshape_infer(site: Site) -> tuple[TensorType, ...]:
             dims.append(d)
     if -1 in dims:
         at = dims.index(-1)
-        dims[at] = _rest(site, at, t.shape, [*dims[:at], *dims[at + 1 :]])
+        dims[at] = _find_rest(site, at, t.shape, [*dims[:at], *dims[at + 1 :]])
     out = t.but(dims)
     if all(isinstance(d, int) for d in (*t.shape, *dims)) and out.size != t.size:
         site.wrong(f"shape {target} needs {out.size} elements, the input has {t.size}")
     return (out,)
 
 
-def _filled(dims: Sequence[Dim]) -> list[int]:
+def _list_filled(dims: Sequence[Dim]) -> list[int]:
     """Return the dimensions that are known and not 0."""
     return [d for d in dims if isinstance(d, int) and d != 0]
 
 
-def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
+def _find_rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
     """Return the missing dimension: the size of `whole` divided by the size of `parts`.
 
     Dimensions of 0 in both are left out, so that an empty batch gives what any other gives.
@@ -135,19 +135,21 @@ def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Di
     for d in parts:
         if isinstance(d, str):
             if d not in left:
-                return fresh(site, at)
+                return make_symbol(site, at)
             left.remove(d)
     size = math.prod(d for d in whole if isinstance(d, int))
     known = math.prod(d for d in parts if isinstance(d, int))
     if not left:
         if known == 0:
             # Both are 0: without the zeros the division is defined again, if both have as many.
-            size, known = (math.prod(_filled(dims)) for dims in (whole, parts))
-            size *= int(len(whole) - len(_filled(whole)) == len(parts) - len(_filled(parts)))
+            size, known = (math.prod(_list_filled(dims)) for dims in (whole, parts))
+            size *= int(
+                len(whole) - len(_list_filled(whole)) == len(parts) - len(_list_filled(parts))
+            )
         if known == 0 or size % known:
             site.wrong(f"{size} elements cannot be divided into {list(parts)} and -1")
         return size // known
-    return left[0] if len(left) == 1 and size == known else fresh(site, at)
+    return left[0] if len(left) == 1 and size == known else make_symbol(site, at)
 
 
 def _flatten_infer(site: Site) -> tuple[TensorType, ...]:
@@ -156,16 +158,16 @@ def _flatten_infer(site: Site) -> tuple[TensorType, ...]:
         site.wrong(f"axis is {axis}, but the input has rank {t.rank}")
     # An axis of `rank` is allowed: then all dimensions are in front of it.
     cut = axis + t.rank if axis < 0 else axis
-    return (t.but((times(site, 0, t.shape[:cut]), times(site, 1, t.shape[cut:]))),)
+    return (t.but((multiply_dims(site, 0, t.shape[:cut]), multiply_dims(site, 1, t.shape[cut:]))),)
 
 
 def _squeeze_infer(site: Site) -> tuple[TensorType, ...]:
-    t, axes = site.type(0), axes_of(site)
+    t, axes = site.type(0), read_axes(site)
     if axes is None and not site.has(1) and site.attrs.get("axes") is None:
         if any(isinstance(d, str) for d in t.shape):
             site.fail("which axes are of size 1 is not known", "axes that are given")
         return (t.but([d for d in t.shape if d != 1]),)
-    normal = normal_axes(site, axes or [], t.rank)
+    normal = normalise_axes(site, axes or [], t.rank)
     for a in normal:
         if isinstance(t.shape[a], int) and t.shape[a] != 1:
             site.wrong(f"axis {a} is to be squeezed, but its size is {t.shape[a]}, not 1")
@@ -173,9 +175,9 @@ def _squeeze_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _unsqueeze_infer(site: Site) -> tuple[TensorType, ...]:
-    t, axes = site.type(0), axes_of(site) or []
+    t, axes = site.type(0), read_axes(site) or []
     dims = list(t.shape)
-    for a in normal_axes(site, axes, t.rank + len(axes)):
+    for a in normalise_axes(site, axes, t.rank + len(axes)):
         dims.insert(a, 1)
     return (t.but(dims),)
 
@@ -222,17 +224,17 @@ def _identity_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 # --- ops that are folded
 
 
-def types_of(*values: Array) -> tuple[TensorType, ...]:
+def infer_nothing(*values: Array) -> tuple[TensorType, ...]:
     return tuple(TensorType(OF_NUMPY[v.dtype], v.shape) for v in values)
 
 
-def _shape_range(site: Site) -> range:
+def _read_range(site: Site) -> range:
     rank = site.type(0).rank
     return range(*slice(site.attrs.get("start"), site.attrs.get("end")).indices(rank))
 
 
 def _shape_fold(site: Site) -> tuple[Array, ...]:
-    return (array([site.type(0).dims[i] for i in _shape_range(site)], np.int64),)
+    return (make_array([site.type(0).dims[i] for i in _read_range(site)], np.int64),)
 
 
 def _constant_fold(site: Site) -> tuple[Array, ...]:
@@ -262,7 +264,7 @@ def _gradient_axes(site: Site) -> tuple[Array, ...]:
 def _gradient_axes_infer(site: Site) -> tuple[TensorType, ...]:
     if site.value(0) is None or site.value(1) is None:
         return tuple(TensorType("i64", (f"{site.name}_n{i}",)) for i in (0, 1))
-    return types_of(*_gradient_axes(site))
+    return infer_nothing(*_gradient_axes(site))
 
 
 OPS = (
@@ -282,7 +284,7 @@ OPS = (
     ),
     Op(
         name="Shape",
-        infer=lambda site: (TensorType("i64", (len(_shape_range(site)),)),),
+        infer=lambda site: (TensorType("i64", (len(_read_range(site)),)),),
         fold=_shape_fold,
         no_gradient=frozenset((0,)),
         type_only=frozenset((0,)),
@@ -291,10 +293,14 @@ OPS = (
         name="Size",
         infer=lambda site: (TensorType("i64", ()),),
         no_gradient=frozenset((0,)),
-        fold=lambda site: (array(site.type(0).size, np.int64),),
+        fold=lambda site: (make_array(site.type(0).size, np.int64),),
         type_only=frozenset((0,)),
     ),
-    Op(name="Constant", infer=lambda site: types_of(*_constant_fold(site)), fold=_constant_fold),
+    Op(
+        name="Constant",
+        infer=lambda site: infer_nothing(*_constant_fold(site)),
+        fold=_constant_fold,
+    ),
     Op(
         name="BroadcastGradientArgs",
         domain=MS,

@@ -38,11 +38,11 @@ from engine.kernels.vocabulary.op import (
     Site,
     Storage,
     TensorType,
-    normal_axis,
-    stored_as,
+    find_stored,
+    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 
 BLOCK = 256  # columns whose running values stay in the first-level cache
 
@@ -259,23 +259,23 @@ Walk = tuple[int, int, int]  # a tensor as [outer, n, inner]; n is the axis
 
 def softmax(lowering: Lowering, x: Operand, y: Operand, walk: Walk, log: int) -> None:
     """Compute the softmax of x along n, or its logarithm."""
-    T, S = stored_as(y)
+    T, S = find_stored(y)
     _call(lowering, softmax_rows(T, log, *S), softmax_cols(T, log, *S), walk, y, x=x, y=y)
 
 
 def take_log_sums(lowering: Lowering, x: Operand, lse: Operand, walk: Walk) -> None:
     """Compute the maximum of x along n, and the logarithm of the sum of exponentials above it."""
-    (T, S), (outer, n, inner) = stored_as(x), walk
+    (T, S), (outer, n, inner) = find_stored(x), walk
     if inner == 1:
         lowering.call(log_sums_rows(T, *S), x=x, lse=lse, rows=outer, n=n)
         return
-    block = _block_of(lowering, outer * inner)
+    block = _choose_block(lowering, outer * inner)
     lowering.call(log_sums_cols(T, *S), x=x, lse=lse, outer=outer, n=n, inner=inner, block=block)
 
 
-def _block_of(lowering: Lowering, columns: int) -> int:
+def _choose_block(lowering: Lowering, columns: int) -> int:
     """Return the columns of blocks small enough that every thread has one, in whole lines."""
-    return min(up(max(-(-columns // lowering.threads), 1), 16), BLOCK)
+    return min(round_to_unit(max(-(-columns // lowering.threads), 1), 16), BLOCK)
 
 
 def _call(
@@ -289,15 +289,15 @@ def _call(
     if inner == 1:
         lowering.call(rows, **operands, rows=outer, n=n)
         return
-    block = _block_of(lowering, outer * inner)
-    work = lowering.temp(stored_as(out)[0], (lowering.threads, 2, block))
+    block = _choose_block(lowering, outer * inner)
+    work = lowering.temp(find_stored(out)[0], (lowering.threads, 2, block))
     lowering.call(cols, **operands, work=work, outer=outer, n=n, inner=inner, block=block)
 
 
 def _walk(site: Site, since: bool) -> Walk:
     """The shape as [outer, n, inner]: n is the axis, or before opset 13 all axes from it on."""
     dims = site.type(0).dims
-    axis = normal_axis(site, site.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
+    axis = normalise_axis(site, site.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
     outer, rest = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
     n = dims[axis] if dims else 1
     return (outer, n, rest) if since else (outer, n * rest, 1)
@@ -314,7 +314,7 @@ def _forward(log: int) -> Callable[[Lowering], None]:
 def _backward(log: int, since: bool) -> Callable[[Lowering], None]:
     def lower(lowering: Lowering) -> None:
         dy, y, dx = lowering.x(0), lowering.x(1), lowering.y(0)
-        T, S = stored_as(dx)
+        T, S = find_stored(dx)
         rows, cols = softmax_grad_rows(T, log, *S), softmax_grad_cols(T, log, *S)
         _call(lowering, rows, cols, _walk(lowering.site, since), dx, dy=dy, y=y, dx=dx)
 

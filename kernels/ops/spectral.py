@@ -14,9 +14,9 @@ import numpy as np
 
 from engine.base import limits
 from engine.base.element_types import NUMPY
-from engine.kernels.ops.elementwise import dtype_of
+from engine.kernels.ops.elementwise import read_dtype
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normal_axis
+from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normalise_axis
 
 
 def _check_matrix(site: Site, rows: int, columns: int) -> None:
@@ -28,7 +28,7 @@ def _check_matrix(site: Site, rows: int, columns: int) -> None:
     limits.check("CONSTANT_BYTES", 16 * rows * columns, site.where, "its constant matrix takes")
 
 
-def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
+def make_dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
     """Return the matrix [n * parts, bins * parts'] of a transform of n numbers of 1 or 2 parts.
 
     Numbers beyond `length` are ignored; missing ones are taken as zero.
@@ -57,11 +57,11 @@ def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -
     return full[..., :kept].reshape(n * parts, made * kept)
 
 
-def _number(site: Site, i: int, what: str) -> int | None:
+def _read_number(site: Site, i: int, what: str) -> int | None:
     return site.integer(i, what) if site.has(i) else None
 
 
-def _parts(site: Site, x: TensorType) -> int:
+def _count_parts(site: Site, x: TensorType) -> int:
     """Return how many floats a number has: 1 if it is real, 2 if it is complex."""
     parts = x.shape[-1] if x.rank > 1 else 0
     if parts not in (1, 2):
@@ -69,7 +69,7 @@ def _parts(site: Site, x: TensorType) -> int:
     return int(parts)
 
 
-def _size(site: Site, x: TensorType, axis: int) -> int:
+def _read_size(site: Site, x: TensorType, axis: int) -> int:
     d = x.shape[axis]
     if not isinstance(d, int):
         site.fail(f"axis {axis} of {x} is transformed", "sizes known before lowering")
@@ -79,16 +79,18 @@ def _size(site: Site, x: TensorType, axis: int) -> int:
 # --- DFT
 
 
-def _dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
+def _read_dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
     """Return the axis, its size, the parts of a number, the length, and inverse and one-sided."""
     x = site.real(0)
-    given = _number(site, 2, "the axis") if site.opset >= 20 else int(site.attrs.get("axis", 1))
-    axis = normal_axis(site, -2 if given is None else given, x.rank)
-    parts, n = _parts(site, x), _size(site, x, axis)
+    given = (
+        _read_number(site, 2, "the axis") if site.opset >= 20 else int(site.attrs.get("axis", 1))
+    )
+    axis = normalise_axis(site, -2 if given is None else given, x.rank)
+    parts, n = _count_parts(site, x), _read_size(site, x, axis)
     if axis == x.rank - 1:
         site.fail(f"axis {axis} of {x} holds real and imaginary parts", "any other axis")
     inverse, onesided = bool(site.attrs["inverse"]), bool(site.attrs["onesided"])
-    length = _number(site, 1, "the length")
+    length = _read_number(site, 1, "the length")
     if length is None:
         length = 2 * (n - 1) if inverse and onesided else n
     if length < 1:
@@ -100,7 +102,7 @@ def _dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
 
 def _dft_infer(site: Site) -> tuple[TensorType, ...]:
     x = site.real(0)
-    axis, _, _, length, inverse, onesided = _dft(site)
+    axis, _, _, length, inverse, onesided = _read_dft(site)
     shape = list(x.shape)
     shape[axis] = length // 2 + 1 if onesided and not inverse else length
     shape[-1] = 1 if onesided and inverse else 2
@@ -109,9 +111,9 @@ def _dft_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _dft_expand(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.site.real(0)
-    axis, n, parts, length, inverse, onesided = _dft(nodes.site)
+    axis, n, parts, length, inverse, onesided = _read_dft(nodes.site)
     _check_matrix(nodes.site, n * parts, length // 2 + 1 if onesided else length)
-    matrix = dft_matrix(n, parts, length, inverse, onesided)
+    matrix = make_dft_matrix(n, parts, length, inverse, onesided)
     # The axis next to the parts of a number: both are one axis of the product.
     order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
     back = [order.index(a) for a in range(x.rank)]
@@ -133,35 +135,37 @@ def _product(nodes: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> s
 # --- STFT
 
 
-def _stft(site: Site) -> tuple[int, int, int]:
+def _read_stft(site: Site) -> tuple[int, int, int]:
     """Return the frames, their length and the step between them."""
     x = site.real(0)
     if x.rank != 3:
         site.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")
-    total, step = _size(site, x, 1), _number(site, 1, "the frame step")
+    total, step = _read_size(site, x, 1), _read_number(site, 1, "the frame step")
     window = site.real(2) if site.has(2) else None
     if window is not None and window.rank != 1:
         site.wrong(f"the window is {window}; expected a list")
-    n = _number(site, 3, "the frame length") or (_size(site, window, 0) if window else total)
+    n = _read_number(site, 3, "the frame length") or (
+        _read_size(site, window, 0) if window else total
+    )
     if window is not None:
         site.shaped(2, (n,))
     if step is None or step < 1 or not 1 <= n <= total:
         site.wrong(f"frames of {n}, every {step}, of a signal of {total}")
-    if site.attrs["onesided"] and _parts(site, x) == 2:
+    if site.attrs["onesided"] and _count_parts(site, x) == 2:
         site.fail("a one-sided transform of complex numbers", "real ones")
     return (total - n) // step + 1, n, step
 
 
 def _stft_infer(site: Site) -> tuple[TensorType, ...]:
     x = site.real(0)
-    frames, n, _ = _stft(site)
+    frames, n, _ = _read_stft(site)
     return (x.but((x.shape[0], frames, n // 2 + 1 if site.attrs["onesided"] else n, 2)),)
 
 
 def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.site.real(0)
-    frames, n, step = _stft(nodes.site)
-    parts = _parts(nodes.site, x)
+    frames, n, step = _read_stft(nodes.site)
+    parts = _count_parts(nodes.site, x)
     _check_matrix(nodes.site, n * parts, n // 2 + 1 if nodes.site.attrs["onesided"] else n)
     _check_matrix(nodes.site, frames, n)
     # Frame f takes samples f step to f step + n; the gather's gradient adds where frames overlap.
@@ -169,7 +173,7 @@ def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
     cut = nodes.op("Gather", nodes.x(0), nodes.const(at, "i64"), axis=1)
     if nodes.site.has(2):
         cut = nodes.op("Mul", cut, nodes.op("Reshape", nodes.x(2), i64s(nodes, n, 1)))
-    matrix = dft_matrix(n, parts, n, False, bool(nodes.site.attrs["onesided"]))
+    matrix = make_dft_matrix(n, parts, n, False, bool(nodes.site.attrs["onesided"]))
     return (_product(nodes, cut, x.but((x.shape[0], frames, n, parts)), matrix, 2),)
 
 
@@ -180,7 +184,7 @@ def _mel_infer(site: Site) -> tuple[TensorType, ...]:
     bins, length, rate, *edges = (site.number(i, "a number") for i in range(5))
     if min(bins, length, rate) < 1 or not 0 <= edges[0] <= edges[1] <= rate:
         site.wrong("expected bins, length and rate from 1 and edges from 0 up to the rate")
-    to = dtype_of(site, site.attrs["output_datatype"])
+    to = read_dtype(site, site.attrs["output_datatype"])
     return (TensorType(to, (int(length) // 2 + 1, int(bins))),)
 
 

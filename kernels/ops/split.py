@@ -34,21 +34,21 @@ from engine.kernels.vocabulary.op import (
     Site,
     Storage,
     TensorType,
-    fresh,
-    normal_axis,
+    make_symbol,
+    normalise_axis,
 )
 
 # --- Concat
 
 
-def _inputs(site: Site) -> list[TensorType]:
+def _list_inputs(site: Site) -> list[TensorType]:
     return [site.type(i) for i in range(len(site.ins))]
 
 
 def _concat_infer(site: Site) -> tuple[TensorType, ...]:
-    types = _inputs(site)
+    types = _list_inputs(site)
     first = types[0]
-    axis = normal_axis(site, site.attrs["axis"], first.rank)
+    axis = normalise_axis(site, site.attrs["axis"], first.rank)
     dims: list[Dim] = list(first.shape)
     for t in types[1:]:
         if t.dtype != first.dtype:
@@ -58,7 +58,9 @@ def _concat_infer(site: Site) -> tuple[TensorType, ...]:
         for i, (mine, d) in enumerate(zip(dims, t.shape, strict=True)):
             if i == axis:
                 dims[i] = (
-                    mine + d if isinstance(mine, int) and isinstance(d, int) else fresh(site, i)
+                    mine + d
+                    if isinstance(mine, int) and isinstance(d, int)
+                    else make_symbol(site, i)
                 )
             elif isinstance(mine, str):
                 dims[i] = d
@@ -85,8 +87,8 @@ def _concat_training(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _concat_lower(lowering: Lowering) -> None:
-    y, types = lowering.y(0), _inputs(lowering.site)
-    axis = normal_axis(lowering.site, lowering.site.attrs["axis"], y.type.rank)
+    y, types = lowering.y(0), _list_inputs(lowering.site)
+    axis = normalise_axis(lowering.site, lowering.site.attrs["axis"], y.type.rank)
     at, started = 0, False
     for i, t in enumerate(types):
         # Each input is copied to its own part of y: the first call writes y, later ones update it.
@@ -112,10 +114,10 @@ def _concat_fold(site: Site) -> tuple[Array, ...]:
 
 def _concat_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX_i = part i of Split(dY) by the lengths of the inputs; slices when not all are wanted."""
-    types = _inputs(grad.site)
+    types = _list_inputs(grad.site)
     if len(types) == 1:
         return (dy,)
-    axis = normal_axis(grad.site, grad.site.attrs["axis"], types[0].rank)
+    axis = normalise_axis(grad.site, grad.site.attrs["axis"], types[0].rank)
     # Forward: y = x_0, x_1, ... along the axis; so dx_i is part i of dy.
     lengths = [_length(grad, i, t.shape[axis], axis) for i, t in enumerate(types)]
     if all(grad.wants(i) for i in range(len(types))):
@@ -145,10 +147,10 @@ def _length(grad: Grad, i: int, length: Dim, axis: int) -> str:
 # --- Split
 
 
-def _lengths(site: Site) -> list[Dim]:
+def _read_lengths(site: Site) -> list[Dim]:
     """Return the lengths of the parts along the axis."""
     t = site.type(0)
-    whole = t.shape[normal_axis(site, site.attrs["axis"], t.rank)]
+    whole = t.shape[normalise_axis(site, site.attrs["axis"], t.rank)]
     given = site.attrs.get("split")
     if given is None and site.has(1):
         if site.value(1) is None:
@@ -174,13 +176,13 @@ def _lengths(site: Site) -> list[Dim]:
 
 def _split_infer(site: Site) -> tuple[TensorType, ...]:
     t = site.type(0)
-    axis = normal_axis(site, site.attrs["axis"], t.rank)
-    return tuple(t.but([*t.shape[:axis], d, *t.shape[axis + 1 :]]) for d in _lengths(site))
+    axis = normalise_axis(site, site.attrs["axis"], t.rank)
+    return tuple(t.but([*t.shape[:axis], d, *t.shape[axis + 1 :]]) for d in _read_lengths(site))
 
 
 def _split_lower(lowering: Lowering) -> None:
     x, at = lowering.x(0), 0
-    axis = normal_axis(lowering.site, lowering.site.attrs["axis"], x.type.rank)
+    axis = normalise_axis(lowering.site, lowering.site.attrs["axis"], x.type.rank)
     for i, t in enumerate(_split_infer(lowering.site)):
         if lowering.wants(i):
             y, start = lowering.y(i), (at * x.type.strides[axis], 0)
@@ -189,7 +191,7 @@ def _split_lower(lowering: Lowering) -> None:
 
 
 def _split_fold(site: Site) -> tuple[Array, ...]:
-    ends = list(accumulate(int(d) for d in _lengths(site)))
+    ends = list(accumulate(int(d) for d in _read_lengths(site)))
     return tuple(np.split(site.known(0, "the input"), ends[:-1], site.attrs["axis"]))
 
 
@@ -210,7 +212,9 @@ def _split_grad(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
 Window = list[tuple[int, int, int]]  # (start, step, count) of every axis
 
 
-def _bounds(site: Site, first: int) -> tuple[list[int], list[int], list[int], list[int]] | None:
+def _read_bounds(
+    site: Site, first: int
+) -> tuple[list[int], list[int], list[int], list[int]] | None:
     """Return starts, ends, axes and steps: attributes, or inputs from `first`; None if unknown."""
     if "starts" in site.attrs:
         starts, ends = list(site.attrs["starts"]), list(site.attrs["ends"])
@@ -236,14 +240,14 @@ def _bounds(site: Site, first: int) -> tuple[list[int], list[int], list[int], li
     return starts, ends, axes, steps
 
 
-def _window(site: Site, shape: Sequence[Dim], first: int) -> Window:
+def _read_window(site: Site, shape: Sequence[Dim], first: int) -> Window:
     """Return the slice of a tensor of that shape, clamped as ONNX (and Python) clamps."""
-    bounds = _bounds(site, first)
+    bounds = _read_bounds(site, first)
     if bounds is None:
         site.fail("starts, ends, axes and steps must be constants known before lowering")
     window = [(0, 1, d if isinstance(d, int) else -1) for d in shape]
     for start, end, axis, step in zip(*bounds, strict=True):
-        axis = normal_axis(site, axis, len(shape))
+        axis = normalise_axis(site, axis, len(shape))
         d = shape[axis]
         if isinstance(d, int):
             # Python clamps starts and ends as ONNX does, for steps of either sign.
@@ -256,11 +260,11 @@ def _window(site: Site, shape: Sequence[Dim], first: int) -> Window:
 
 def _slice_infer(site: Site) -> tuple[TensorType, ...]:
     t = site.type(0)
-    if _bounds(site, 1) is None:
-        return (t.but([fresh(site, i) for i in range(t.rank)]),)
-    counts = [count for _, _, count in _window(site, t.shape, 1)]
+    if _read_bounds(site, 1) is None:
+        return (t.but([make_symbol(site, i) for i in range(t.rank)]),)
+    counts = [count for _, _, count in _read_window(site, t.shape, 1)]
     pairs = enumerate(zip(t.shape, counts, strict=True))
-    return (t.but([{-1: d, -2: fresh(site, i)}.get(n, n) for i, (d, n) in pairs]),)
+    return (t.but([{-1: d, -2: make_symbol(site, i)}.get(n, n) for i, (d, n) in pairs]),)
 
 
 def _place(window: Window, strides: Sequence[int]) -> tuple[list[int], int]:
@@ -271,14 +275,14 @@ def _place(window: Window, strides: Sequence[int]) -> tuple[list[int], int]:
 
 def _slice_lower(lowering: Lowering) -> None:
     x, y = lowering.x(0), lowering.y(0)
-    steps, first = _place(_window(lowering.site, x.type.dims, 1), x.type.strides)
+    steps, first = _place(_read_window(lowering.site, x.type.dims, 1), x.type.strides)
     copy(lowering, x, y, y.type.dims, (steps, y.type.strides), (first, 0))
 
 
 def _slice_fold(site: Site) -> tuple[Array, ...]:
     x = site.known(0, "the input")
     index = []
-    for start, step, count in _window(site, x.shape, 1):
+    for start, step, count in _read_window(site, x.shape, 1):
         # A backward slice may end before element 0, which Python writes as None.
         end = start + count * step
         index.append(slice(start, end if end >= 0 else None, step) if count else slice(0, 0))
@@ -289,7 +293,7 @@ def _slice_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = SliceGrad(dY, Shape(X), starts, ends, axes, steps)."""
     site = grad.site
     if "starts" in site.attrs:
-        starts, ends, axes, _ = _bounds(site, 1) or ([], [], [], [])
+        starts, ends, axes, _ = _read_bounds(site, 1) or ([], [], [], [])
         rest = [i64s(grad, *v) for v in (starts, ends, axes)]
     else:
         rest = [grad.x(i) if site.has(i) else "" for i in range(1, len(site.ins))]
@@ -307,7 +311,7 @@ def _slice_grad_infer(site: Site) -> tuple[TensorType, ...]:
 def _slice_grad_lower(lowering: Lowering) -> None:
     """Append the calls for dX = 0; dX[window] = dY."""
     dy, dx = lowering.x(0), lowering.y(0)
-    window = _window(lowering.site, dx.type.dims, 2)
+    window = _read_window(lowering.site, dx.type.dims, 2)
     counts = [count for _, _, count in window]
     if counts != list(dy.type.dims):
         lowering.site.wrong(f"dY is {dy.type}, but the slice has shape {counts}")

@@ -30,7 +30,7 @@ class _Format(NamedTuple):
     significand: int  # bits, the leading one counted
     parts: tuple[float, ...]  # of pi/2, each a full significand
     limit: float  # arguments below it are reduced by these
-    short_limit: float  # and without fused multiply-add by `_short_parts`
+    short_limit: float  # and without fused multiply-add by `_cut_short`
     digits: int  # in a significand
     window: int  # digits of 2/pi that tell where on the circle a large argument is
 
@@ -59,7 +59,7 @@ _ZEROS = 2  # digits of the table of 2/pi before its binary point: windows may b
 
 
 @functools.cache
-def _pi(bits: int) -> int:
+def _compute_pi(bits: int) -> int:
     """pi 2**bits, cut off, by J. Machin's pi = 4 (4 atan(1/5) - atan(1/239))."""
     one = 1 << (bits + 32)
 
@@ -74,10 +74,10 @@ def _pi(bits: int) -> int:
 
 
 @functools.cache
-def _short_parts(fmt: _Format) -> tuple[float, ...]:
+def _cut_short(fmt: _Format) -> tuple[float, ...]:
     """pi/2 in parts; all but the last are exact times an n below short_limit."""
     width = fmt.significand - int(math.log2(fmt.short_limit))
-    rest, low, parts = _pi(255), 257, []  # pi/2 2**256, of 257 bits
+    rest, low, parts = _compute_pi(255), 257, []  # pi/2 2**256, of 257 bits
     for _ in range(3):
         low -= width
         parts.append(math.ldexp(rest >> low, low - 256))
@@ -97,7 +97,7 @@ def reduce_by_quarters(x: Lanes) -> tuple[Lanes, Lanes]:
     """
     n, q = round_scaled(x, 2 / math.pi)
     r = x
-    for part in _format(x).parts if fused.get() else _short_parts(_format(x)):
+    for part in _format(x).parts if fused.get() else _cut_short(_format(x)):
         r = n.fma(-part, r)
     b, count = x.b, getattr(x.value.type, "count", 0)
     name = f"circle_{x.format.bits}x{count}_{'fused' if fused.get() else 'unfused'}"
@@ -190,7 +190,7 @@ def _window(x: Lanes, exponent: Lanes) -> list[Lanes]:
     table = b.module.globals.get(name)
     if table is None:
         places = 32 * (digits - _ZEROS)
-        bits = (1 << (2 * places + 65)) // _pi(places + 64)
+        bits = (1 << (2 * places + 65)) // _compute_pi(places + 64)
         kind = ir.ArrayType(_INT, digits)
         table = ir.GlobalVariable(b.module, kind, name)
         table.linkage, table.global_constant = "internal", True
@@ -239,7 +239,7 @@ def _reduce_large(x: Lanes) -> tuple[Lanes, Lanes]:
     top, middle, last = (pick(is_empty, fraction[i + 1], fraction[i]) for i in range(3))
     zeros = _leading_zeros(top)
     high, low = _high((top << 32 | middle) << zeros), _high((middle << 32 | last) << zeros)
-    pi = _pi(62)  # pi/2 2**63
+    pi = _compute_pi(62)  # pi/2 2**63
     r = high * (pi >> 32) + _high(high * (pi & _DIGIT)) + _high(low * (pi >> 32))
     parts = [_high(r)] if fmt.digits == 1 else [_high(r), _low(r)]
     distance = functools.reduce(lambda s, d: s * 2.0**32 + d, (_real(x, d) for d in parts))

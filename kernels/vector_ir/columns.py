@@ -15,10 +15,10 @@ from numba.core import cgutils
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
-from engine.kernels.vector_ir.rows import lanes_of, row_loop
+from engine.kernels.vector_ir.rows import count_lanes, start_row_loop
 from engine.kernels.vector_ir.scalars import Emitter, element, float_op, memory, read, vector
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
-from engine.kernels.vocabulary.row_program import Program, column_operands
+from engine.kernels.vocabulary.row_program import Program, list_column_fields
 from engine.plan.words import Words
 
 WIDTH = 4  # vectors of columns whose sums stay in registers
@@ -29,7 +29,7 @@ class _Columns:
 
     def __init__(self, b: Any, target: Target, program: Program, args: list[Any]) -> None:
         self.b, self.program, self.target = b, program, target
-        self.lanes = lanes_of(program, target)
+        self.lanes = count_lanes(program, target)
         words, self.row, self.rows, self.j, self.n, self.beside, self.out, self.ld = args
         count = len(program.ins) - 1  # the last operand is `beside`
         self.bases = [
@@ -39,15 +39,15 @@ class _Columns:
 
     def _word(self, words: Any, name: str, i: int) -> Any:
         """Return the place of a word of operand i."""
-        layout = Words("columns", **column_operands(len(self.program.ins) - 1))
+        layout = Words("columns", **list_column_fields(len(self.program.ins) - 1))
         at = I64(layout.members[name].offset + i)
         return self.b.gep(words, [at], source_etype=I64)
 
     def run(self) -> None:
         wide = self.lanes * WIDTH
-        i = counted(self.b, I64(0), self.n, wide, lambda i: self._block(i, self.lanes, WIDTH))
-        i = counted(self.b, i, self.n, self.lanes, lambda i: self._block(i, self.lanes, 1))
-        counted(self.b, i, self.n, 1, lambda i: self._block(i, 1, 1))
+        i = counted(self.b, I64(0), self.n, wide, lambda i: self._sum_block(i, self.lanes, WIDTH))
+        i = counted(self.b, i, self.n, self.lanes, lambda i: self._sum_block(i, self.lanes, 1))
+        counted(self.b, i, self.n, 1, lambda i: self._sum_block(i, 1, 1))
 
     def _load(self, base: Any, at: Any, kind: str, lanes: int) -> Any:
         shape = vector(memory(kind), lanes)
@@ -70,7 +70,7 @@ class _Columns:
             return [splat(b, scalar, lanes) if lanes > 1 else scalar] * len(steps)
         return None
 
-    def _block(self, i: Any, lanes: int, width: int) -> None:
+    def _sum_block(self, i: Any, lanes: int, width: int) -> None:
         """The sums of `width` vectors of columns from column i on."""
         b, reductions = self.b, self.program.reductions
         slots = []
@@ -79,7 +79,7 @@ class _Columns:
             slots.append([cgutils.alloca_once(b, nil.type) for _ in range(width)])
             for slot in slots[-1]:
                 b.store(nil, slot)
-        kinds, formulas = self.program.kinds, self.program.typed()
+        kinds, formulas = self.program.kinds, self.program.give_types()
         steps = [I64(u * lanes) for u in range(width)]
         column = b.add(self.j, i)
         fixed = [self._fixed(j, i, column, lanes, steps) for j in range(len(kinds))]
@@ -113,7 +113,7 @@ def column_sums(target: Target, program: Program) -> Any:
     """column_sums(words, row, rows, j, n, beside, out, ld): out[k ld + c] += sums over rows.
 
     Of formula k over the operands at rows row..row+rows and columns j + c, c < n.  `words` begin
-    with the fields of `column_operands`.  The last operand of the program is beside[c].
+    with the fields of `list_column_fields`.  The last operand of the program is beside[c].
     """
     kind = NUMBA[program.reductions[0][0]]
 
@@ -150,7 +150,7 @@ def row_sums(target: Target, program: Program, rank: int) -> Any:
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         words, r, j, n, out, ld = args
         saved = elementary.fused.set(target.fma)
-        sums = row_loop(b, program, target, rank, (words, r, j)).run(n)
+        sums = start_row_loop(b, program, target, rank, (words, r, j)).run(n)
         elementary.fused.reset(saved)
         for k, total in enumerate(sums):
             at = b.gep(out, [b.mul(I64(k), ld)])

@@ -229,7 +229,7 @@ def round_scaled(x: Lanes, scale: float) -> tuple[Lanes, Lanes]:
     return t - magic, t.raw
 
 
-def _one(x: Lanes, power: int = 0) -> int:
+def _raise_two(x: Lanes, power: int = 0) -> int:
     """Return the bits of 2**power in x's format."""
     return int(2 ** (x.format.bits - x.format.mant - 2) - 1 + power) << x.format.mant
 
@@ -249,14 +249,14 @@ def _exp(x: Lanes, tail: Lanes | None = None) -> Lanes:
         q = (q + 1).fma(tail, q)
     bottom = -64 << x.format.mant
     j = pick(i < bottom, bottom, i)
-    s = (j + _one(x, -1)).real
-    return q.fma(s, s) * (i - j + _one(x, 1)).real
+    s = (j + _raise_two(x, -1)).real
+    return q.fma(s, s) * (i - j + _raise_two(x, 1)).real
 
 
 def expm1_lanes(x: Lanes, j: int) -> Lanes:
     """2**-j expm1(x) for -2 one_at < x < exp_range[1]: q 2**(n-j) + (2**(n-j) - 2**-j)."""
     q, i = _exp_parts(x)
-    s = (i + _one(x, -j)).real
+    s = (i + _raise_two(x, -j)).real
     return q.fma(s, s - 2.0**-j)
 
 
@@ -268,7 +268,7 @@ def split(x: Lanes) -> tuple[Lanes, Lanes]:
     x = pick(tiny, x * 2.0**lift, x)
     root = 0x3F3504F3 if fmt.bits == 32 else 0x3FE6A09E667F3BCD  # sqrt(1/2)
     i = (x.raw - root) >> fmt.mant
-    k = (i + (_one(x, fmt.mant) | 1 << (fmt.mant - 1))).real - 1.5 * 2.0**fmt.mant
+    k = (i + (_raise_two(x, fmt.mant) | 1 << (fmt.mant - 1))).real - 1.5 * 2.0**fmt.mant
     return pick(tiny, k - lift, k), (x.raw - (i << fmt.mant)).real
 
 
@@ -374,7 +374,7 @@ def erf(b: Any, x: Any) -> Any:
     v = Lanes(b, x)
     a, (near, far) = v.call("fabs"), v.format.erf_split
     q, i = _exp_parts(-polynomial(pick(a > far, far, a), v.format.erfc))
-    s = (i + _one(v)).real
+    s = (i + _raise_two(v)).real
     inner = a.fma(polynomial(a * a, v.format.erf), a)
     return pick(a < near, inner, 1 - q.fma(s, s)).call("copysign", v).value
 

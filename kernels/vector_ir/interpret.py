@@ -12,7 +12,7 @@ from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import emit_loop
 from engine.kernels.vector_ir.scalars import memory
 from engine.kernels.vector_ir.vectors import I64
-from engine.kernels.vocabulary.instructions import INSTRUCTION, SLOT, Primitive, codes
+from engine.kernels.vocabulary.instructions import INSTRUCTION, SLOT, Primitive, assign_codes
 from engine.kernels.vocabulary.row_program import Input, Program
 
 _COPY: Any = ("in", 0)
@@ -57,7 +57,7 @@ def formula(target: Target, domain: str) -> Any:
                     source = place_of("first")
                 emit_loop(b, fill, target, [source], [register("register")], k, whole=True)
 
-        table = codes(domain)
+        table = assign_codes(domain)
         blocks = [b.append_basic_block(f"code{i}") for i in range(len(table))]
         done = b.append_basic_block("done")
         choice = b.switch(word("code"), done)

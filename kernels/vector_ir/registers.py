@@ -20,7 +20,7 @@ from engine.kernels.vector_ir.vectors import (
 )
 
 
-def chains(target: Target) -> int:
+def count_chains(target: Target) -> int:
     """Return how many multiply-adds are under way at once: a register tile's, at most 16.
 
     16 are latency times throughput of the widest cores we know, Apple's, with 4 pipes of 4 cycles.
@@ -44,7 +44,9 @@ def multiply_adds(target: Target, T: str) -> Any:
         name = f"llvm.{'fma' if target.fma else 'fmuladd'}.v{lanes}{T}"
         fma = intrinsic(fn.module, name, vt, [vt] * 3)
         x = load(b, p, vt, size)
-        starts = [b.fadd(x, ir.Constant(vt, [float(i)] * lanes)) for i in range(chains(target))]
+        starts = [
+            b.fadd(x, ir.Constant(vt, [float(i)] * lanes)) for i in range(count_chains(target))
+        ]
         entry, inside, done = b.block, b.append_basic_block("rounds"), b.append_basic_block("done")
         b.branch(inside)
         b.position_at_end(inside)
@@ -70,7 +72,7 @@ def multiply_adds(target: Target, T: str) -> Any:
     def op(typingctx, p, n):
         def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
             run(context, b, sig, args)
-            return b.mul(args[1], I64(2 * lanes * chains(target)))
+            return b.mul(args[1], I64(2 * lanes * count_chains(target)))
 
         return types.int64(P, types.int64), emit
 

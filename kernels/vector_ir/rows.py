@@ -31,7 +31,7 @@ from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat,
 from engine.kernels.vocabulary.row_program import (
     Input,
     Program,
-    operands,
+    list_fields,
     start_value,
 )
 from engine.plan.words import Words
@@ -40,7 +40,7 @@ I32 = ir.IntType(32)
 UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition
 
 
-def lanes_of(program: Program, target: Target) -> int:
+def count_lanes(program: Program, target: Target) -> int:
     """Elements per iteration: one register full of the widest element type the program touches."""
     names = [i.dtype for i in program.ins if i.kind != "k"]
     names += [*program.outs, *(kind for kind, _ in program.reductions)]
@@ -57,8 +57,8 @@ class _Loop:
     def __init__(self, b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any]):
         self.b, self.program, self.ins, self.outs = b, program, ins, outs
         self.target = target
-        self.lanes = lanes_of(program, target)
-        self.formulas = program.typed()
+        self.lanes = count_lanes(program, target)
+        self.formulas = program.give_types()
         self.selects = program.selects
         self.splats: dict[int, Any] = {}
         self.slots: list[list[Any]] = []
@@ -89,15 +89,15 @@ class _Loop:
                 i,
                 b.add(n, I64(self.lanes - 1)),
                 self.lanes,
-                lambda i: self._body(i, 0, self.lanes),
+                lambda i: self._emit_body(i, 0, self.lanes),
             )
             return []
         if unroll > 1:
-            i = counted(b, i, n, self.lanes * unroll, lambda i: self._unrolled(i, unroll))
-        i = counted(b, i, n, self.lanes, lambda i: self._body(i, 0, self.lanes))
+            i = counted(b, i, n, self.lanes * unroll, lambda i: self._emit_unrolled(i, unroll))
+        i = counted(b, i, n, self.lanes, lambda i: self._emit_body(i, 0, self.lanes))
         for r, (kind, op) in enumerate(reductions):
             self.slots[r] = [self._slot(self._combine(r, kind, op))]
-        counted(b, i, n, 1, lambda i: self._body(i, 0, 1))
+        counted(b, i, n, 1, lambda i: self._emit_body(i, 0, 1))
         return [
             b.load(s[0], typ=element(r[0])) for s, r in zip(self.slots, reductions, strict=True)
         ]
@@ -107,11 +107,11 @@ class _Loop:
         self.b.store(value, slot)
         return slot
 
-    def _unrolled(self, i: Any, unroll: int) -> None:
+    def _emit_unrolled(self, i: Any, unroll: int) -> None:
         for u in range(unroll):
-            self._body(self.b.add(i, I64(u * self.lanes)), u, self.lanes)
+            self._emit_body(self.b.add(i, I64(u * self.lanes)), u, self.lanes)
 
-    def _body(self, i: Any, slot: int, lanes: int) -> None:
+    def _emit_body(self, i: Any, slot: int, lanes: int) -> None:
         b, values = self.b, []
         for j, source in enumerate(self.program.ins):
             if source.kind != "v":
@@ -214,11 +214,13 @@ def rows(target: Target, program: Program) -> Any:
     return op
 
 
-def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:
+def start_row_loop(
+    b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]
+) -> _Loop:
     """The loop of a program over a row of a map; args: its words, the row, the first element."""
     words, r, j = args
     own = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind in program.outs]
-    places = Words("rows", **operands(len(own), rank)).members
+    places = Words("rows", **list_fields(len(own), rank)).members
 
     def word(name: str, i: int) -> Any:
         at = I64(places[name].offset + i)
@@ -243,14 +245,14 @@ def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[An
 def map_rows(target: Target, program: Program, rank: int) -> Any:
     """map_rows(words, r, j, n): run a map over n elements of outer row r, starting at element j.
 
-    `words` begin with the fields that `row_program.operands` gives for the inputs and outputs.  The
+    `words` begin with the fields of the inputs and outputs, see `row_program.list_fields`.  The
     row index r runs over the outer dimensions, last fastest.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         *where, n = args
         saved = elementary.fused.set(target.fma)
-        row_loop(b, program, target, rank, tuple(where)).run(n)
+        start_row_loop(b, program, target, rank, tuple(where)).run(n)
         elementary.fused.reset(saved)
         return context.get_dummy_value()
 

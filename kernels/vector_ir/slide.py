@@ -51,7 +51,7 @@ class Channels:
         self.mask: Any = None
         self.left: Any = None  # channels from the one on where the mask begins
 
-    def each(self, n: Any, body: Callable[[list[Any]], None], unroll: int = UNROLL) -> None:
+    def walk(self, n: Any, body: Callable[[list[Any]], None], unroll: int = UNROLL) -> None:
         """Run `body` on lists of channel offsets, one a vector."""
         b, i = self.b, I64(0)
         for count in dict.fromkeys((unroll, 1)):
@@ -62,11 +62,11 @@ class Channels:
 
             i = counted(b, i, n, count * self.lanes, whole)
         with b.if_then(b.icmp_signed("<", i, n)):
-            self.part(b.sub(n, i))
+            self.narrow(b.sub(n, i))
             body([i])
             self.mask = None
 
-    def part(self, left: Any) -> None:
+    def narrow(self, left: Any) -> None:
         """From here on read and write the first `left` lanes, all if there are no more."""
         # Compared as wide as 32-bit elements are, for which the mask then needs no conversion.
         lane, b = ir.VectorType(I32, self.lanes), self.b
@@ -85,7 +85,7 @@ class Channels:
     def read(self, pointer: Any, at: Any, kind: Any = None) -> Any:
         """Return the vector at an offset; lanes after the last channel read 0."""
         vt = kind or self.vt
-        p, size = self.b.gep(pointer, [at]), self._size(vt)
+        p, size = self.b.gep(pointer, [at]), self._measure(vt)
         if self.mask is None:
             return load(self.b, p, vt, size)
         if not self.masks and vt in (self.vt, self.half):
@@ -95,7 +95,7 @@ class Channels:
 
     def write(self, value: Any, pointer: Any, at: Any) -> None:
         """Store the vector at an offset, without the lanes after the last channel."""
-        p, size = self.b.gep(pointer, [at]), self._size(value.type)
+        p, size = self.b.gep(pointer, [at]), self._measure(value.type)
         if self.mask is None:
             store(self.b, value, p, size)
         elif not self.masks and value.type in (self.vt, self.half):
@@ -120,7 +120,7 @@ class Channels:
         element = vt.element
         return f"i{element.width}" if isinstance(element, ir.IntType) else self.T
 
-    def _size(self, vt: Any) -> int:
+    def _measure(self, vt: Any) -> int:
         """Return the bytes of an element of a vector type."""
         return ITEMSIZE[self._name(vt)]
 
@@ -146,7 +146,7 @@ class Channels:
         return b.and_(b.fcmp_unordered(">", x, best), b.fcmp_ordered("ord", best, best))
 
 
-def _part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, bool]:
+def _get_part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, bool]:
     """Get or make a function for the part of a vector, where there are no masks; called, so small.
 
     The flag says it still needs a body.
@@ -169,7 +169,7 @@ def _copy_elements(b: Any, of: Any, into: Any, n: Any, kind: Any) -> None:
 def _read_part(module: Any, T: str, vt: Any) -> Any:
     """Return a function read_part(p, n): the vector of the first n elements at p, then 0."""
     name, P = f"read_part_{T}_{vt.count}", vt.element.as_pointer()
-    fn, fresh = _part(module, name, vt, [P, I64])
+    fn, fresh = _get_part(module, name, vt, [P, I64])
     if fresh:
         p, n = fn.args
         b = ir.IRBuilder(fn.append_basic_block("entry"))
@@ -184,7 +184,7 @@ def _read_part(module: Any, T: str, vt: Any) -> Any:
 def _write_part(module: Any, T: str, vt: Any) -> Any:
     """Return a function write_part(v, p, n): the first n elements of v to p."""
     name, P = f"write_part_{T}_{vt.count}", vt.element.as_pointer()
-    fn, fresh = _part(module, name, ir.VoidType(), [vt, P, I64])
+    fn, fresh = _get_part(module, name, ir.VoidType(), [vt, P, I64])
     if fresh:
         v, p, n = fn.args
         b = ir.IRBuilder(fn.append_basic_block("entry"))
@@ -196,23 +196,23 @@ def _write_part(module: Any, T: str, vt: Any) -> Any:
     return fn
 
 
-def taps(
+def walk_taps(
     b: Any, counts: Sequence[Any], steps: Sequence[Sequence[Any]], body: Callable[..., None]
 ) -> None:
     """Run `body(offset of each step triple)` for every tap, last axis fastest."""
 
-    def level(axis: int, offsets: list[Any]) -> None:
+    def walk_axis(axis: int, offsets: list[Any]) -> None:
         if axis == len(counts):
             body(*offsets)
             return
 
         def tap(i: Any) -> None:
             moved = [b.add(o, b.mul(i, s[axis])) for o, s in zip(offsets, steps, strict=True)]
-            level(axis + 1, moved)
+            walk_axis(axis + 1, moved)
 
         counted(b, I64(0), counts[axis], 1, tap)
 
-    level(0, [I64(0) for _ in steps])
+    walk_axis(0, [I64(0) for _ in steps])
 
 
 def window_max(target: Target, T: str, index_type: str, S: str) -> Any:
@@ -244,7 +244,7 @@ def window_max(target: Target, T: str, index_type: str, S: str) -> Any:
                         was = b.load(place[u], typ=place_type)
                         b.store(b.select(better, splat(b, here, v.lanes), was), place[u])
 
-            taps(b, counts, [xs, ps], tap)
+            walk_taps(b, counts, [xs, ps], tap)
             for u, c in enumerate(channels):
                 v.write_pixel(b.load(best[u], typ=v.vt), y, c)
                 if index_type == "u8":
@@ -256,7 +256,7 @@ def window_max(target: Target, T: str, index_type: str, S: str) -> Any:
                     lane = b.mul(v.iota(), splat(b, pc, v.lanes))
                     v.write(b.add(place_now, b.add(start, lane)), index, c)
 
-        v.each(n, body)
+        v.walk(n, body)
         return context.get_dummy_value()
 
     def op(typingctx, x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc):
@@ -295,15 +295,15 @@ def window_mean(target: Target, T: str, S: str) -> Any:
                         new = v.read_pixel(x, b.add(at, c))
                         b.store(b.fadd(b.load(slot, typ=v.vt), new), slot)
 
-                taps(b, [nw], [[xw]], tap)
+                walk_taps(b, [nw], [[xw]], tap)
                 for slot, sums in zip(part, total, strict=True):
                     b.store(b.fadd(b.load(sums, typ=v.vt), b.load(slot, typ=v.vt)), sums)
 
-            taps(b, [nd, nh], [[xd, xh]], row)
+            walk_taps(b, [nd, nh], [[xd, xh]], row)
             for sums, c in zip(total, channels, strict=True):
                 v.write_pixel(b.fdiv(b.load(sums, typ=v.vt), splat(b, count, v.lanes)), y, c)
 
-        v.each(n, body)
+        v.walk(n, body)
         return context.get_dummy_value()
 
     def op(typingctx, x, y, n, nd, nh, nw, xd, xh, xw, count):
@@ -348,9 +348,9 @@ def spread_max(target: Target, T: str, index_type: str, S: str) -> Any:
                         b.store(b.fadd(hit, v.read_pixel(dx, b.add(offset, c))), new)
                     v.write_pixel(b.load(new, typ=v.vt), dx, b.add(offset, c))
 
-            taps(b, counts, [xs, ps], tap)
+            walk_taps(b, counts, [xs, ps], tap)
 
-        v.each(n, body)
+        v.walk(n, body)
         return context.get_dummy_value()
 
     def op(typingctx, dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add):
@@ -375,9 +375,9 @@ def spread_mean(target: Target, T: str, S: str) -> Any:
                     at = b.add(offset, c)
                     v.write_pixel(b.fadd(v.read_pixel(dx, at), value), dx, at)
 
-            taps(b, [nd, nh, nw], [[xd, xh, xw]], tap)
+            walk_taps(b, [nd, nh, nw], [[xd, xh, xw]], tap)
 
-        v.each(n, body)
+        v.walk(n, body)
         return context.get_dummy_value()
 
     def op(typingctx, dx, dy, n, nd, nh, nw, xd, xh, xw, count):
@@ -396,7 +396,7 @@ def copy_rows(target: Target, T: str) -> Any:
 
         def row(r: Any) -> None:
             to, at = b.gep(dst, [b.mul(r, ldd)]), b.gep(src, [b.mul(r, lds)])
-            v.each(n, lambda ids: v.write(v.read(at, ids[0]), to, ids[0]), 1)
+            v.walk(n, lambda ids: v.write(v.read(at, ids[0]), to, ids[0]), 1)
 
         counted(b, I64(0), rows, 1, row)
         return context.get_dummy_value()

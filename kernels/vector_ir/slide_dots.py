@@ -58,14 +58,14 @@ GEOMETRY = (
 )  # fmt: skip
 
 
-def columns(pixels: int, width: int, step: int) -> int:
-    """Return the columns of x that a tile sees; `step` as `tap_of` takes it."""
+def count_columns(pixels: int, width: int, step: int) -> int:
+    """Return the columns of x that a tile sees; `step` as `find_tap` takes it."""
     if step > 0:
         return (pixels - 1) * step + width
     return (pixels - 1) // -step + (width - 1) // -step + 1
 
 
-def tap_of(column: int, pixel: int, width: int, step: int) -> int | None:
+def find_tap(column: int, pixel: int, width: int, step: int) -> int | None:
     """Return the tap by which a pixel of a tile sees a column of it, if any.
 
     step: the stride; negative where outputs are the inputs of a convolution of that stride, whose
@@ -90,7 +90,7 @@ class Tiles:
         self.y_at: Any = None  # the offset of the first pixel in y
         self.checked = True  # whether pixels and columns may be none
 
-    def each(
+    def walk(
         self,
         body: Callable[[], None],
         before: Callable[[], None] | None = None,
@@ -111,7 +111,7 @@ class Tiles:
                 self.c, self.checked = I64(0), True
                 before()
 
-            def either(fast: Any) -> None:
+            def choose(fast: Any) -> None:
                 with b.if_else(fast) as (yes, no):
                     with yes:
                         mask, self.v.mask, self.checked = self.v.mask, None, False
@@ -123,21 +123,21 @@ class Tiles:
             def channels(found: list[Any]) -> None:
                 (self.c,) = found
                 if self.v.mask is None:
-                    either(whole)
+                    choose(whole)
                 else:
                     self.checked = True
                     body()
 
             def masked(c: Any) -> None:
                 left, self.c = b.sub(g.channels, c), c
-                self.v.part(left)
-                either(b.and_(whole, b.icmp_signed(">=", left, I64(self.v.lanes))))
+                self.v.narrow(left)
+                choose(b.and_(whole, b.icmp_signed(">=", left, I64(self.v.lanes))))
 
             if self.v.masks:
                 counted(b, I64(0), b.add(g.channels, I64(self.v.lanes - 1)), self.v.lanes, masked)
                 self.v.mask = None
             else:
-                self.v.each(g.channels, channels, 1)
+                self.v.walk(g.channels, channels, 1)
             if after is not None:
                 self.c, self.checked = I64(0), True
                 after()
@@ -148,7 +148,7 @@ class Tiles:
         """Return whether all pixels of the tile are there, and all columns that they see."""
         b, g = self.b, self.g
         if self.width:
-            low, reach = self.col, I64(columns(self.many, self.width, self.step) - 1)
+            low, reach = self.col, I64(count_columns(self.many, self.width, self.step) - 1)
         else:
             taps = b.mul(b.sub(g.taps_w, I64(1)), g.col_tap)
             back = b.icmp_signed("<", taps, I64(0))
@@ -177,13 +177,13 @@ class Tiles:
             fn = intrinsic(b.module, "llvm.prefetch.p0", ir.VoidType(), kinds)
             b.call(fn, [place, I32(int(write)), I32(3), I32(1)])
 
-    def pixels(
+    def walk_pixels(
         self, lines: Sequence[Any], body: Callable[[int, int, Any], None], *, write: bool
     ) -> None:
         """body(line, p, offset) for every pixel of the tile: `lines` are pointers to pixel 0."""
         b, g = self.b, self.g
 
-        def line(q: int) -> None:
+        def walk_line(q: int) -> None:
             for p in range(self.many):
                 with self._among(b.add(self.o, I64(p)), g.outs):
                     at = b.add(b.add(self.y_at, b.mul(g.y_pixel, I64(p))), self.c)
@@ -191,11 +191,11 @@ class Tiles:
                     self.ask(lines[q], b.add(at, next_at), write=write)
                     body(q, p, b.gep(lines[q], [at]))
 
-        line(0)
+        walk_line(0)
         with b.if_then(b.icmp_signed("!=", g.two, I64(0))):
-            line(1)
+            walk_line(1)
 
-    def rows(self, body: Callable[[tuple[int, ...], Any, Any], None]) -> None:
+    def walk_rows(self, body: Callable[[tuple[int, ...], Any, Any], None]) -> None:
         """body(lines, x, w) for every row: which lines see it, the offsets of row and weights."""
         b, g = self.b, self.g
 
@@ -215,7 +215,7 @@ class Tiles:
 
         counted(b, I64(0), g.taps_d, 1, depth)
 
-    def row(
+    def add_row(
         self,
         x: Any,
         at: Any,
@@ -231,14 +231,14 @@ class Tiles:
         b, g = self.b, self.g
         if self.width:
             with taps(weights_at, self.width) as weights:
-                for i in range(columns(self.many, self.width, self.step)):
+                for i in range(count_columns(self.many, self.width, self.step)):
                     with self._among(b.add(self.col, I64(i)), g.size):
                         place = b.add(b.add(at, b.mul(g.x_tap, I64(i))), self.c)
                         value = self.v.read_pixel(x, place)
                         if i >= self.width - abs(self.step):
                             self.ask(x, b.add(place, b.mul(g.ahead, g.x_tile)))
                         for p in range(self.many):
-                            k = tap_of(i, p, self.width, self.step)
+                            k = find_tap(i, p, self.width, self.step)
                             if k is not None:
                                 add(weights, value, p, k)
             return
@@ -273,8 +273,8 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
     """window_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
     y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
-    of a row and the stride as `tap_of` has it, or 0 where they are known at run time.  S: how x and
-    y are stored.
+    of a row and the stride as `find_tap` has it, or 0 where they are known at run time.  S: how x
+    and y are stored.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
@@ -299,9 +299,9 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
                 v.write_pixel(made, to, I64(0))
 
             _weigh(tiles, x, weights_of, sums)
-            tiles.pixels((y0, y1), write, write=True)
+            tiles.walk_pixels((y0, y1), write, write=True)
 
-        tiles.each(tile)
+        tiles.walk(tile)
         return context.get_dummy_value()
 
     return _op(T, emit, S)
@@ -325,10 +325,10 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str 
             def read(q: int, p: int, at: Any) -> None:
                 b.store(v.read_pixel(at, I64(0)), tops[q][p])
 
-            tiles.pixels((y0, y1), read, write=False)
+            tiles.walk_pixels((y0, y1), read, write=False)
             _gather(tiles, x, sums_of, tops)
 
-        tiles.each(tile)
+        tiles.walk(tile)
         return context.get_dummy_value()
 
     return _op(T, emit, S)
@@ -371,9 +371,9 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
             for q in range(2):
                 for p in range(pixels):
                     b.store(b.fadd(summed[q * pixels + p], added[q]), totals[q][p])
-            tiles.pixels((y0, y1), write, write=True)
+            tiles.walk_pixels((y0, y1), write, write=True)
 
-        tiles.each(lambda: _weigh(tiles, x, weights_of, sums), clear, finish)
+        tiles.walk(lambda: _weigh(tiles, x, weights_of, sums), clear, finish)
         return context.get_dummy_value()
 
     return _op(T, emit)
@@ -397,9 +397,9 @@ def filter_tap_dots(target: Target, T: str, pixels: int, width: int, step: int) 
         def start() -> None:
             for slot in tops[0] + tops[1]:
                 b.store(v.const(0.0), slot)
-            tiles.pixels((y0, y1), read, write=False)
+            tiles.walk_pixels((y0, y1), read, write=False)
 
-        tiles.each(lambda: _gather(tiles, x, sums_of, tops), start)
+        tiles.walk(lambda: _gather(tiles, x, sums_of, tops), start)
         return context.get_dummy_value()
 
     return _op(T, emit)
@@ -419,9 +419,9 @@ def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Seque
                 total = v.muladd(pixel, own[k], b.load(sums[q][p], typ=v.vt))
                 b.store(total, sums[q][p])
 
-        tiles.row(x, at, weights_at, taps, add)
+        tiles.add_row(x, at, weights_at, taps, add)
 
-    tiles.rows(row)
+    tiles.walk_rows(row)
 
 
 def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequence[Any]]) -> None:
@@ -443,9 +443,9 @@ def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequenc
                 top = b.load(tops[q][p], typ=v.vt)
                 b.store(v.muladd(pixel, top, b.load(own[k], typ=v.vt)), own[k])
 
-        tiles.row(x, at, sums_at, taps, add)
+        tiles.add_row(x, at, sums_at, taps, add)
 
-    tiles.rows(row)
+    tiles.walk_rows(row)
 
 
 def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:

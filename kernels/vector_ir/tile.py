@@ -328,7 +328,7 @@ class _Tile:
                 return load(b, pointer, self.vt, self.size)
             return self._masked("load", self.vt, [pointer, I32(self.size), mask, zero])
 
-        def optional(bit: int, change: Callable[[Any, int, int], Any]) -> None:
+        def emit_if(bit: int, change: Callable[[Any, int, int], Any]) -> None:
             nonlocal values
             before = b.block
             with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0))):
@@ -345,7 +345,7 @@ class _Tile:
             values = merged
 
         zero = ir.Constant(self.vt, [0.0] * self.lanes)
-        optional(ACCUMULATE, lambda v, i, j: b.fadd(v, read(at[i][j], j)))
+        emit_if(ACCUMULATE, lambda v, i, j: b.fadd(v, read(at[i][j], j)))
         biases: dict[int, Any] = {}
 
         def add_bias(v: Any, i: int, j: int) -> Any:
@@ -354,9 +354,9 @@ class _Tile:
                 biases[j] = read(p, j)
             return b.fadd(v, biases[j])
 
-        optional(BIAS, add_bias)
+        emit_if(BIAS, add_bias)
         # The comparison is false for NaN, which must come through.
-        optional(RELU, lambda v, i, j: b.select(b.fcmp_ordered("<", v, zero), zero, v))
+        emit_if(RELU, lambda v, i, j: b.select(b.fcmp_ordered("<", v, zero), zero, v))
         for i, row in enumerate(values):
             for j, v in enumerate(row):
                 if mask is None or j < end:

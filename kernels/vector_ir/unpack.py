@@ -61,9 +61,9 @@ class _Unpack:
         head = b.select(b.icmp_signed("<", head, n), head, n)
         small = b.trunc(flip, I8)
         every = [splat(b, v, STEP) for v in (small, zero, scale)]
-        done = counted(b, I64(0), head, 1, lambda i: self._one(i, small))
-        done = counted(b, done, n, STEP, lambda i: self._many(i, *every))
-        counted(b, done, n, 1, lambda i: self._one(i, small))
+        done = counted(b, I64(0), head, 1, lambda i: self._emit_one(i, small))
+        done = counted(b, done, n, STEP, lambda i: self._emit_many(i, *every))
+        counted(b, done, n, 1, lambda i: self._emit_one(i, small))
         b.ret_void()
 
     def _byte(self, i: Any) -> Any:
@@ -71,7 +71,7 @@ class _Unpack:
         at = self.b.add(self.fn.args[1], i)
         return self.b.gep(self.fn.args[0], [self.b.udiv(at, I64(self.parts))])
 
-    def _one(self, i: Any, flip: Any) -> None:
+    def _emit_one(self, i: Any, flip: Any) -> None:
         b = self.b
         _, first, into, _, _, zero, scale = self.fn.args
         value = b.load(self._byte(i), typ=I8)
@@ -81,7 +81,7 @@ class _Unpack:
         real = b.sitofp(b.zext(value, I32), LLVM[self.T])
         b.store(b.fmul(b.fsub(real, zero), scale), b.gep(into, [i]))
 
-    def _many(self, i: Any, flip: Any, zero: Any, scale: Any) -> None:
+    def _emit_many(self, i: Any, flip: Any, zero: Any, scale: Any) -> None:
         b = self.b
         stored = ir.VectorType(I8, STEP // self.parts)
         packed = b.load(b.bitcast(self._byte(i), stored.as_pointer()), typ=stored)

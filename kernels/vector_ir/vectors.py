@@ -61,7 +61,7 @@ def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
     return declared or ir.Function(module, ir.FunctionType(result, params), name)
 
 
-def internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
+def get_internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
     """Get or make an internal function of this module; the flag says it still needs a body."""
     existing = module.globals.get(name)
     if existing is not None:
@@ -75,7 +75,7 @@ def call_internal(name: str, body: Callable[[Any], None], *, inline: bool) -> An
     """Emit a call of an internal function of all arguments, building it on first use."""
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        fn, fresh = internal(b.module, name, [a.type for a in args])
+        fn, fresh = get_internal(b.module, name, [a.type for a in args])
         if fresh:
             fn.attributes.add("alwaysinline" if inline else "noinline")
             body(fn)
@@ -242,7 +242,7 @@ def edge_copy(module: Any, T: str) -> Any:
     For few elements: no vectors.
     """
     P = LLVM[T].as_pointer()
-    fn, fresh = internal(module, f"edge_copy_{T}", [P, I64, P, I64, I64, I64])
+    fn, fresh = get_internal(module, f"edge_copy_{T}", [P, I64, P, I64, I64, I64])
     if fresh:
         for attribute in ("noinline", "minsize", "optsize"):
             fn.attributes.add(attribute)

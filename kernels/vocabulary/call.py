@@ -326,7 +326,7 @@ class KernelCall:
         return named | self.numbers
 
 
-def outer_walks(c: KernelCall, steps: int) -> list[list[Walk]]:
+def list_outer_walks(c: KernelCall, steps: int) -> list[list[Walk]]:
     """Return the outer dimensions of `walk` with each of the `steps` strides along them."""
     rank = c.rank
     if len(c.walk) < rank * (1 + steps):

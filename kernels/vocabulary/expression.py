@@ -27,7 +27,7 @@ A row program (`row_program.Program.of`) says what a loop over rows does with fo
 
 The layer norm `"x[] mean inv scale[] -> y[] = (x - mean) * inv * scale"` reads two vectors and two
 values and writes a vector.  Names are for people: a parsed expression holds the place of an
-operand, and is printed with the names that `operand_names` gives to places.
+operand, and is printed with the names that `name_operands` gives to places.
 
 An expression is one of `("in", i)`, `("const", v)`, `("cast", dtype, x)` or `(function, args...)`.
 A value that a text names is one object however often it is used, but a tuple is compared and hashed
@@ -176,11 +176,11 @@ def parse(
         match = VALUE.fullmatch(statement.strip())
         if match is None:
             raise ValueError(f"not a named value: {statement.strip()}")
-        known[match[1]] = reader.read(_tree(match[2]))
-    return reader.read(_tree(last))
+        known[match[1]] = reader.read(_parse_tree(match[2]))
+    return reader.read(_parse_tree(last))
 
 
-def _tree(text: str) -> ast.expr:
+def _parse_tree(text: str) -> ast.expr:
     """Python's syntax tree of a text.
 
     Raises:
@@ -216,7 +216,7 @@ class _Reader:
             case ast.Call(func=ast.Name(id="const"), args=[ast.Constant(value=str() as value)]):
                 return ("const", float(value))
             case ast.Call(func=ast.Name(id="cast"), args=[ast.Name(id=name), x]):
-                return ("cast", element_type(name, self.T), self.read(x))
+                return ("cast", find_element_type(name, self.T), self.read(x))
             case ast.Call(func=ast.Name(id=name), args=args) if name in self.functions:
                 return substitute(self.functions[name], [self.read(a) for a in args])
             case ast.Call(func=ast.Name(id=name), args=args) if _takes(name, len(args)):
@@ -234,7 +234,7 @@ def _takes(name: str, count: int) -> bool:
     return name in FUNCTIONS and FUNCTIONS[name].arity == count
 
 
-def element_type(name: str, T: str) -> str:
+def find_element_type(name: str, T: str) -> str:
     """Return the element type of this name; `T` stands for T, as does no name.
 
     Raises:
@@ -246,7 +246,7 @@ def element_type(name: str, T: str) -> str:
     return dtype
 
 
-def operand_names(count: int) -> tuple[str, ...]:
+def name_operands(count: int) -> tuple[str, ...]:
     """Names for operands that have only places: a, b, ... z, a1, b1, ..."""
     letters = string.ascii_lowercase
     return tuple(f"{letters[i % 26]}{i // 26 or ''}" for i in range(count))

@@ -40,9 +40,9 @@ def fold(site: Site) -> tuple[Array, ...]:
 def infer(site: Site) -> tuple[TensorType, ...]:
     """Shape rule: the inputs broadcast, of the formula's element type."""
     formula = site.formula()
-    places = sorted({*formula.reads(), *(i for i in range(len(site.ins)) if site.has(i))})
+    places = sorted({*formula.list_reads(), *(i for i in range(len(site.ins)) if site.has(i))})
     types = [site.type(i) for i in places]
-    (dtype,) = formula.results_dtypes([t.dtype if t else "" for t in site.ins])
+    (dtype,) = formula.infer_results([t.dtype if t else "" for t in site.ins])
     return (TensorType(dtype or types[0].dtype, broadcast(site, *types)),)
 
 
@@ -72,7 +72,7 @@ class Attributed:
         return self.of([site.attrs[name] for name in self.names])
 
 
-def attributed(text: str, inputs: str = "x") -> Attributed:
+def parse_attributed(text: str, inputs: str = "x") -> Attributed:
     """Parse a formula; names that are not inputs are attributes of the node."""
     names = inputs.split()
     plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
@@ -81,8 +81,8 @@ def attributed(text: str, inputs: str = "x") -> Attributed:
 
 
 def formula(text: str, inputs: str = "x") -> Callable[[Site], Formulas]:
-    """Parse a formula as `attributed`; it is made once for all nodes of the same attributes."""
-    parsed = attributed(text, inputs)
+    """Parse a formula as `parse_attributed` does, once for all nodes of the same attributes."""
+    parsed = parse_attributed(text, inputs)
 
     @functools.lru_cache(maxsize=64)
     def made(values: tuple[Any, ...], texts: tuple[str, ...]) -> Formulas:

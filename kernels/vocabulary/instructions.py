@@ -74,7 +74,7 @@ class Primitive:
 
 
 @functools.cache
-def codes(domain: str) -> dict[tuple[str, ...] | Primitive, int]:
+def assign_codes(domain: str) -> dict[tuple[str, ...] | Primitive, int]:
     """Numbers of a domain's instructions: moves by (move, type), constants by type, primitives."""
     kinds = DOMAINS[domain]
     rows: list[tuple[str, ...] | Primitive] = [*MOVES, *(("const", raw) for raw in RAW.values())]
@@ -82,7 +82,7 @@ def codes(domain: str) -> dict[tuple[str, ...] | Primitive, int]:
         for kind in kinds:
             ins = ("b1", kind, kind) if name == "where" else (kind,) * f.arity
             formula = Formulas.of((name, *(("in", i) for i in range(f.arity))))
-            if not formula.misfit(ins) and _is_computed(name, kind):
+            if not formula.explain_misfit(ins) and _is_computed(name, kind):
                 rows.append(Primitive(name, ins, "b1" if f.kind == "b1" else kind))
     sources = (*kinds, *(k for k in ("u8", "f16") if k not in kinds))
     rows += [Primitive("cast", (a,), b) for a in sources for b in sources if a != b]
@@ -107,7 +107,7 @@ def encode(
     None: no domain has them.
     """
     kinds, steps = [kind for kind, _ in ins], [step for _, step in ins]
-    typed = _as_types(widened(formulas, kinds), kinds, outs).typed(kinds, outs)
+    typed = _as_types(widened(formulas, kinds), kinds, outs).give_types(kinds, outs)
     for domain in DOMAINS:
         code = Code(domain, kinds, steps)
         try:
@@ -122,7 +122,7 @@ def _as_types(formulas: Formulas, kinds: Sequence[str], outs: Sequence[str]) -> 
     """Return the formulas with a cast after each result that is written as another type."""
     writer = Writer()
     places = writer.copy(formulas, [writer.put("in", i) for i in range(len(kinds))])
-    own = formulas.results_dtypes(kinds)
+    own = formulas.infer_results(kinds)
     results = [
         place if mine in (None, kind) else writer.put("cast", kind, place)
         for place, kind, mine in zip(places, outs, own, strict=True)
@@ -134,7 +134,7 @@ class Code:
     """Writes the instructions of formulas; `access` is 1 for a vector operand, 0 for a scalar."""
 
     def __init__(self, domain: str, kinds: Sequence[str], access: Sequence[int]) -> None:
-        self.codes, self.kinds, self.access = codes(domain), kinds, access
+        self.codes, self.kinds, self.access = assign_codes(domain), kinds, access
         self.instructions: list[Packed] = []
         self.registers = 0
         self._free: list[int] = []
@@ -159,7 +159,7 @@ class Code:
             if step.function == "const":
                 made[n] = self._take()
                 self._put(
-                    ("const", RAW[ITEMSIZE[step.kind]]), made[n], bits_of(step.data, step.kind)
+                    ("const", RAW[ITEMSIZE[step.kind]]), made[n], pack_bits(step.data, step.kind)
                 )
             elif step.function != "in":
                 made[n] = self._compute(step, steps, made, uses)
@@ -204,7 +204,7 @@ class Code:
         return self._free.pop()
 
 
-def bits_of(value: float | int, kind: str) -> int:
+def pack_bits(value: float | int, kind: str) -> int:
     """Return the bits of a constant as a signed word."""
     width = ITEMSIZE[kind]
     if kind in REALS:

@@ -57,7 +57,7 @@ from engine.kernels.vocabulary.signature import (
 )
 from engine.kernels.vocabulary.signature import (
     Parameter,
-    compiled,
+    compile_expression,
     evaluate,
     parse,
 )
@@ -65,6 +65,7 @@ from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Words
 
 Body = Callable[..., None]
+Inline = Callable[..., Any]  # a function that kernels inline, see `inline`
 Parameters: TypeAlias = tuple[str | int, ...]
 Instance: TypeAlias = tuple[str, Parameters]  # a template by name, with its parameters
 Numbers: TypeAlias = tuple[int | float, ...]
@@ -235,7 +236,7 @@ class Template:
                     kind = f"{kind[:-1]}{words.size - words.addresses}{'+' * words.open}]"
             made = self.resolved(kind, params)
             is_moved = made == f"{first}*" != kind
-            out.append(pointer(first, *others) if is_moved else made)
+            out.append(name_pointer(first, *others) if is_moved else made)
         return tuple(out)
 
     def resolved(self, kind: str, params: Parameters) -> str:
@@ -295,7 +296,7 @@ class Template:
         if code is None:
             sized = [p for p in self.parameters if p.size]
             text = ", ".join(f"{p.name!r}: {p.reach}" for p in sized)
-            code = self._compiled["reach"] = compiled(f"{{{text}}}")
+            code = self._compiled["reach"] = compile_expression(f"{{{text}}}")
         reach: dict[str, int | Sequence[int]] = evaluate(code, names)
         return reach
 
@@ -303,7 +304,7 @@ class Template:
         """Return the value of an expression of the signature."""
         code = self._compiled.get(expression)
         if code is None:
-            code = self._compiled[expression] = compiled(expression)
+            code = self._compiled[expression] = compile_expression(expression)
         return evaluate(code, names)
 
     def __call__(self, *params: str | int) -> Instance:
@@ -311,17 +312,17 @@ class Template:
         return self.name, params
 
 
-def pointer(dtype: str, *others: str) -> str:
+def name_pointer(dtype: str, *others: str) -> str:
     """Return a pointer to elements of one of these types, as `Template.takes` says it."""
     return "|".join(sorted({dtype, *others})) + "*"
 
 
-def same_size(dtype: str, *_: Any) -> tuple[str, ...]:
+def list_same_size(dtype: str, *_: Any) -> tuple[str, ...]:
     """The element types of the size of this one: `Template.stands_for` of what moves data."""
     return tuple(t for t, size in ITEMSIZE.items() if size == ITEMSIZE[dtype])
 
 
-def bools_as_bytes(dtype: str, op: str, *_: Any) -> tuple[str, ...]:
+def list_bools(dtype: str, op: str, *_: Any) -> tuple[str, ...]:
     """b1 for what takes the larger or the smaller of two u8, which is "or" and "and" of bools."""
     return ("b1",) if dtype == "u8" and op in ("max", "min") else ()
 
@@ -347,7 +348,7 @@ def kernel(
     size, if `stands_for` says nothing else.
     """
     if stands_for is None and ranges.get("T") == MOVED:
-        stands_for = same_size
+        stands_for = list_same_size
     parameters = parse(signature)
 
     def declare(build: Callable[..., Body]) -> Template:

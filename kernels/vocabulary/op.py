@@ -250,7 +250,7 @@ class Operand:
     type: TensorType
 
 
-def stored_as(x: Operand) -> tuple[str, tuple[str, ...]]:
+def find_stored(x: Operand) -> tuple[str, tuple[str, ...]]:
     """Return the type that a kernel computes an operand with, and S if it is stored as another."""
     kind = x.type.dtype
     return ("f32", (kind,)) if kind in HALVES else (kind, ())
@@ -384,9 +384,9 @@ class Op:
         this node is lowered as it is.
     expands_first: `expand` reads no types, and is asked before types are inferred: the rules of
         other ops may need constants among what it makes.
-    becomes: the ops that `expand` may emit, as `op_keys` reads them; Identity, which stands where
-        an output is an input, need not be told.  As with `calls`, planning refuses any other, and
-        None says nothing.
+    becomes: the ops that `expand` may emit, as `read_op_keys` reads them; Identity, which stands
+        where an output is an input, need not be named.  As with `calls`, planning refuses any
+        other, and None says nothing.
     grad: gradient names, one or None an input, given one gradient name or None an output.  Without
         it an op is differentiated through its expansion.
     no_gradient: inputs through which no gradient flows.
@@ -465,7 +465,7 @@ class Op:
             TypeError: a default tells no type, and `takes` does not either.
         """
         stated = {**self.takes, **self.needs}
-        told = {n: _kind_of(n, v) for n, v in self.attrs.items() if n not in stated}
+        told = {n: _find_kind(n, v) for n, v in self.attrs.items() if n not in stated}
         return {**told, **stated}
 
     @property
@@ -486,16 +486,16 @@ class Op:
     @property
     def title(self) -> str:
         """The op as messages and `becomes` name it."""
-        return op_title(self.domain, self.name)
+        return title_op(self.domain, self.name)
 
 
-def op_title(domain: str, name: str) -> str:
+def title_op(domain: str, name: str) -> str:
     """`Add`, `com.microsoft::Gelu`."""
     return f"{domain}::{name}" if domain else name
 
 
 @functools.cache
-def op_keys(text: str) -> frozenset[tuple[str, str]]:
+def read_op_keys(text: str) -> frozenset[tuple[str, str]]:
     """Return the ops that a text names, as (domain, op type): `"Add com.microsoft::Gelu"`.
 
     A name without a domain is one of ONNX's.
@@ -504,7 +504,7 @@ def op_keys(text: str) -> frozenset[tuple[str, str]]:
     return frozenset((domain, name) for domain, _, name in words)
 
 
-def _kind_of(name: str, value: Any) -> Kind:
+def _find_kind(name: str, value: Any) -> Kind:
     """Return the type of an attribute that has this default."""
     match value:
         case int():
@@ -530,14 +530,14 @@ def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
     return lambda site: (site.type(i).but(),)
 
 
-def normal_axis(site: Site, axis: int, rank: int) -> int:
+def normalise_axis(site: Site, axis: int, rank: int) -> int:
     """Return an axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
     if not -rank <= axis < rank:
         site.wrong(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank
 
 
-def fresh(site: Site, i: int) -> str:
+def make_symbol(site: Site, i: int) -> str:
     """Return a new symbol for dimension i of the first output of this node.
 
     Inference gives it another name where some other node has the same.
@@ -564,7 +564,7 @@ def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
         if len(numbers) > 1:
             site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
         known = numbers or sizes or [1]
-        out.append(known[0] if len(known) == 1 else fresh(site, rank + axis))
+        out.append(known[0] if len(known) == 1 else make_symbol(site, rank + axis))
     return tuple(out)
 
 

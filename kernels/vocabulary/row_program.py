@@ -18,8 +18,8 @@ from engine.base.element_types import FLOATS, HALVES, NUMPY
 from engine.kernels.vocabulary.expression import (
     VALUE,
     Expr,
-    element_type,
-    operand_names,
+    find_element_type,
+    name_operands,
     parse,
 )
 from engine.kernels.vocabulary.kernel import Native
@@ -82,15 +82,15 @@ class Program:
     @property
     def selects(self) -> bool:
         """True if a formula has a `where`."""
-        return "where" in self.formulas.functions()
+        return "where" in self.formulas.list_functions()
 
-    def typed(self) -> Typed:
+    def give_types(self) -> Typed:
         """Return the steps that compute the results, outputs first."""
         wanted = [*self.outs, *(kind for kind, _ in self.reductions)]
         if not {*self.kinds, *wanted}.isdisjoint(HALVES):
             wanted = ["f32" if kind in HALVES else kind for kind in wanted]
-            return widened(self.formulas, self.kinds).typed(self.kinds, wanted)
-        return self.formulas.typed(self.kinds, wanted)
+            return widened(self.formulas, self.kinds).give_types(self.kinds, wanted)
+        return self.formulas.give_types(self.kinds, wanted)
 
     @classmethod
     def of(cls, source: str, T: str = "", **functions: Expr) -> Program:
@@ -101,7 +101,7 @@ class Program:
         Raises:
             ValueError: the text breaks the grammar, or the type of an output is not its formula's.
         """
-        return _parsed(source, T) if not functions else _parse(source, T, functions)
+        return _parse_once(source, T) if not functions else _parse(source, T, functions)
 
     def text(self, T: str = "") -> str:
         """Return the text of a program, one for each; types other than T are written.
@@ -110,16 +110,18 @@ class Program:
 
         `Program.of(p.text(T), T) == p`, where the results are of the types of their formulas.
         """
-        names = operand_names(len(self.ins))
+        names = name_operands(len(self.ins))
 
-        def typed(name: str, kind: str, access: str) -> str:
+        def write_typed(name: str, kind: str, access: str) -> str:
             return f"{name}{'' if kind == T else f':{kind}'}{access}"
 
-        ins = [typed(n, i.dtype, ACCESS[i.kind]) for n, i in zip(names, self.ins, strict=True)]
-        shared, results = self.formulas.texts(names)
+        ins = [
+            write_typed(n, i.dtype, ACCESS[i.kind]) for n, i in zip(names, self.ins, strict=True)
+        ]
+        shared, results = self.formulas.write_texts(names)
         count = len(self.outs)
         outs = [
-            f"{typed('y' if count == 1 else f'y{j}', kind, '[]')} = {formula}"
+            f"{write_typed('y' if count == 1 else f'y{j}', kind, '[]')} = {formula}"
             for j, (kind, formula) in enumerate(zip(self.outs, results[:count], strict=True))
         ]
         folds = [
@@ -130,7 +132,7 @@ class Program:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(source: str, T: str) -> Program:
+def _parse_once(source: str, T: str) -> Program:
     """The program of a text that calls no functions; planning asks for the same many times."""
     return _parse(source, T, {})
 
@@ -147,7 +149,7 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
             raise ValueError(f"{word!r} is not an operand, or the second of this name")
         names.append(match[1])
         kind = next(k for k, mark in ACCESS.items() if mark == match[3])
-        ins.append(Input(element_type(match[2] or "", T), kind))
+        ins.append(Input(find_element_type(match[2] or "", T), kind))
     values: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(names)}
     outs: list[tuple[str, str]] = []  # of each its type, and its statement
     folds: list[str] = []
@@ -156,7 +158,7 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
     for statement in (part.strip() for part in body.split(";")):
         if match := _OUTPUT.fullmatch(statement):
             e = parse(match[3] or match[1], T=T, values=values, functions=functions)
-            outs.append((element_type(match[2] or "", T), statement))
+            outs.append((find_element_type(match[2] or "", T), statement))
             written.append(e)
         elif match := VALUE.fullmatch(statement):
             values[match[1]] = parse(match[2], T=T, values=values, functions=functions)
@@ -167,12 +169,12 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
     formulas = Formulas.of(*written, *folded)
     kinds = [i.dtype for i in ins]
     computed = formulas if set(kinds).isdisjoint(HALVES) else widened(formulas, kinds)
-    dtypes = computed.results_dtypes(kinds)
+    dtypes = computed.infer_results(kinds)
     for (kind, statement), made in zip(outs, dtypes, strict=False):
         if made not in (None, kind) and not {made, kind} <= _SINGLES:
             raise ValueError(f"{statement!r} writes {made} as {kind}")
     reductions = tuple(
-        ("f32" if made in HALVES else made or element_type("", T), name)
+        ("f32" if made in HALVES else made or find_element_type("", T), name)
         for name, made in zip(folds, dtypes[len(outs) :], strict=True)
     )
     return Program(tuple(ins), formulas, tuple(kind for kind, _ in outs), reductions)
@@ -204,10 +206,10 @@ def loop(T: str, source: str, S: str = "", /, **functions: Expr) -> Native:
     """
     source = re.sub(r"\b(\w+):S\b", rf"\1:{S}" if S else r"\1", source)
     program = Program.of(source, T, **functions)
-    return Native("rows", (program,), (*_names(source), "length"))
+    return Native("rows", (program,), (*_list_names(source), "length"))
 
 
-def _names(source: str) -> list[str]:
+def _list_names(source: str) -> list[str]:
     """Return the names of the inputs and the outputs in the text of a program.
 
     Raises:
@@ -225,7 +227,7 @@ def _names(source: str) -> list[str]:
     return names
 
 
-def operands(count: int, rank: int) -> dict[str, Field]:
+def list_fields(count: int, rank: int) -> dict[str, Field]:
     """Fields for the `count` operands of a row program that runs over `rank` outer dimensions."""
     return {
         "operands": Field("the operands, inputs first", count=count, address=True),
@@ -234,7 +236,7 @@ def operands(count: int, rank: int) -> dict[str, Field]:
     }
 
 
-def column_operands(count: int) -> dict[str, Field]:
+def list_column_fields(count: int) -> dict[str, Field]:
     """Return the fields for the `count` operands whose columns are summed."""
     return {
         "operands": Field("the operands", count=count, address=True),

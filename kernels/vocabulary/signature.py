@@ -47,13 +47,13 @@ _RECORDS = re.compile(r"^(.*?)\s*\brecords?$", re.DOTALL)
 ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
 
 
-def up(n: int, unit: int) -> int:
+def round_to_unit(n: int, unit: int) -> int:
     """Return n rounded up to a multiple of unit."""
     return -(-n // unit) * unit
 
 
 FUNCTIONS = {
-    "__builtins__": {}, "up": up, "min": min, "max": max, "prod": math.prod, "len": len,
+    "__builtins__": {}, "up": round_to_unit, "min": min, "max": max, "prod": math.prod, "len": len,
     "ACCUMULATE": ACCUMULATE, "BIAS": BIAS, "RELU": RELU,
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ def parse(text: str) -> tuple[Parameter, ...]:
     for i, head in enumerate(heads):
         end = heads[i + 1].start() if i + 1 < len(heads) else len(text)
         for name in re.split(r"\s*,\s*", head[1]):
-            parameters.append(_parameter(name, text[head.end() : end].strip()))
+            parameters.append(_parse_parameter(name, text[head.end() : end].strip()))
     names = [p.name for p in parameters]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -129,7 +129,7 @@ def parse(text: str) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
-def _parameter(name: str, text: str) -> Parameter:
+def _parse_parameter(name: str, text: str) -> Parameter:
     start = _TYPE.match(text)
     if start is None:
         raise ValueError(f"parameter {name!r}: expected a type, found {text!r}")
@@ -137,10 +137,10 @@ def _parameter(name: str, text: str) -> Parameter:
     rest, kind = text[start.end() :], element
     shape: tuple[str, ...] = ()
     if mark == "[":
-        inside, rest = _bracketed(name, rest)
+        inside, rest = _split_bracketed(name, rest)
         kind = f"{element}*" if inside else f"{element}[]"
-        shape = _shape(name, inside) if inside not in ("", "...") else ()
-    clauses = _clauses(name, rest)
+        shape = _parse_shape(name, inside) if inside not in ("", "...") else ()
+    clauses = _parse_clauses(name, rest)
     table, _, bound = clauses.get("within", "").partition(".")
     made = Parameter(
         name,
@@ -162,7 +162,7 @@ def _parameter(name: str, text: str) -> Parameter:
     return made
 
 
-def _bracketed(name: str, text: str) -> tuple[str, str]:
+def _split_bracketed(name: str, text: str) -> tuple[str, str]:
     """Return the text up to the bracket that closes, and the rest."""
     depth = 1
     for at, letter in enumerate(text):
@@ -172,7 +172,7 @@ def _bracketed(name: str, text: str) -> tuple[str, str]:
     raise ValueError(f"parameter {name!r}: '[' is never closed in {text!r}")
 
 
-def _shape(name: str, sizes: str) -> tuple[str, ...]:
+def _parse_shape(name: str, sizes: str) -> tuple[str, ...]:
     """Return the extents of a shape; of records their number and their words."""
     records = _RECORDS.match(sizes)
     if records is not None:
@@ -189,7 +189,7 @@ def _shape(name: str, sizes: str) -> tuple[str, ...]:
     return tuple([" ".join(d.split()) for d in dims])
 
 
-def _clauses(name: str, text: str) -> dict[str, str]:
+def _parse_clauses(name: str, text: str) -> dict[str, str]:
     clauses: dict[str, str] = {}
     parts = _CLAUSE.split(text)
     if parts[0].strip():
@@ -201,7 +201,7 @@ def _clauses(name: str, text: str) -> dict[str, str]:
     return clauses
 
 
-def compiled(expression: str) -> CodeType:
+def compile_expression(expression: str) -> CodeType:
     """Return an expression of a signature as code for `eval` with `FUNCTIONS`.
 
     Raises:

@@ -156,12 +156,12 @@ def is_size(value: object) -> bool:
     return type(value) is Size
 
 
-def shape_key(shape: Sequence[Any]) -> tuple[object, ...]:
+def make_shape_key(shape: Sequence[Any]) -> tuple[object, ...]:
     """Return a key that shapes share which are equal whatever the sizes are; asks nothing."""
     return tuple([(d.place,) if type(d) is Size else d for d in shape])
 
 
-def number(value: Any) -> Any:
+def note_number(value: Any) -> Any:
     """Return the number itself where it is a size, which is noted; anything else as it is."""
     if type(value) is Size:
         value.sizes.ask(operator.eq, value, value.value)
@@ -169,7 +169,7 @@ def number(value: Any) -> Any:
     return value
 
 
-def _computing(function: Function, *, swapped: bool = False) -> Function:
+def _wrap_computing(function: Function, *, swapped: bool = False) -> Function:
     def method(self: Size, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
@@ -178,7 +178,7 @@ def _computing(function: Function, *, swapped: bool = False) -> Function:
     return method
 
 
-def _asking(function: Function) -> Function:
+def _wrap_asking(function: Function) -> Function:
     def method(self: Size, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
@@ -191,7 +191,7 @@ def _of_number(function: Function) -> Function:
     """Return a method that needs the number."""
 
     def method(self: Size, *args: Any) -> Any:
-        return function(number(self), *map(number, args))
+        return function(note_number(self), *map(note_number, args))
 
     return method
 
@@ -200,7 +200,7 @@ def _of_numbers(function: Function) -> Function:
     """Return a method that needs the numbers, with the operands swapped."""
 
     def method(self: Size, other: Any) -> Any:
-        return function(number(other), number(self))
+        return function(note_number(other), note_number(self))
 
     return method
 
@@ -225,25 +225,25 @@ class Size:
     def __class__(self) -> Any:
         return type(self.value)
 
-    __add__ = _computing(operator.add)
-    __radd__ = _computing(operator.add, swapped=True)
-    __sub__ = _computing(operator.sub)
-    __rsub__ = _computing(operator.sub, swapped=True)
-    __mul__ = _computing(operator.mul)
-    __rmul__ = _computing(operator.mul, swapped=True)
-    __floordiv__ = _computing(operator.floordiv)
-    __rfloordiv__ = _computing(operator.floordiv, swapped=True)
-    __truediv__ = _computing(operator.truediv)
-    __rtruediv__ = _computing(operator.truediv, swapped=True)
-    __mod__ = _computing(operator.mod)
-    __rmod__ = _computing(operator.mod, swapped=True)
+    __add__ = _wrap_computing(operator.add)
+    __radd__ = _wrap_computing(operator.add, swapped=True)
+    __sub__ = _wrap_computing(operator.sub)
+    __rsub__ = _wrap_computing(operator.sub, swapped=True)
+    __mul__ = _wrap_computing(operator.mul)
+    __rmul__ = _wrap_computing(operator.mul, swapped=True)
+    __floordiv__ = _wrap_computing(operator.floordiv)
+    __rfloordiv__ = _wrap_computing(operator.floordiv, swapped=True)
+    __truediv__ = _wrap_computing(operator.truediv)
+    __rtruediv__ = _wrap_computing(operator.truediv, swapped=True)
+    __mod__ = _wrap_computing(operator.mod)
+    __rmod__ = _wrap_computing(operator.mod, swapped=True)
 
-    __lt__ = _asking(operator.lt)
-    __le__ = _asking(operator.le)
-    __gt__ = _asking(operator.gt)
-    __ge__ = _asking(operator.ge)
-    __eq__ = _asking(operator.eq)
-    __ne__ = _asking(operator.ne)
+    __lt__ = _wrap_asking(operator.lt)
+    __le__ = _wrap_asking(operator.le)
+    __gt__ = _wrap_asking(operator.gt)
+    __ge__ = _wrap_asking(operator.ge)
+    __eq__ = _wrap_asking(operator.eq)
+    __ne__ = _wrap_asking(operator.ne)
 
     def __neg__(self) -> Any:
         return 0 - self
@@ -285,7 +285,7 @@ class Size:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(number(self), name)
+        return getattr(note_number(self), name)
 
     def __copy__(self) -> Size:
         return self
@@ -294,13 +294,13 @@ class Size:
         return self
 
     def __reduce__(self) -> Any:
-        return type(self.value), (number(self),)
+        return type(self.value), (note_number(self),)
 
     def __array__(self, dtype: Any = None, copy: object = None) -> Array:
-        return np.array(number(self), dtype)
+        return np.array(note_number(self), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        return getattr(ufunc, method)(*map(number, inputs), **kwargs)
+        return getattr(ufunc, method)(*map(note_number, inputs), **kwargs)
 
 
 # --- arrays
@@ -322,7 +322,7 @@ class SizedArray(NDArrayOperatorsMixin):
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for arrays that are equal whatever the sizes are."""
-        return self.dtype.str, self.shape, shape_key(self.items)
+        return self.dtype.str, self.shape, make_shape_key(self.items)
 
     def reshape(self, *shape: Any) -> SizedArray:
         """Return the same elements in another shape."""
@@ -336,7 +336,7 @@ class SizedArray(NDArrayOperatorsMixin):
     def tolist(self) -> Any:
         """Return its elements, in lists of lists."""
         places: list[Any] = np.arange(self.size).reshape(self.shape).tolist()
-        return _mapped(places, self.items)
+        return _map_places(places, self.items)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -359,7 +359,7 @@ class SizedArray(NDArrayOperatorsMixin):
     def __getitem__(self, index: Any) -> Any:
         places = np.arange(self.size).reshape(self.shape)[index]
         if isinstance(places, np.ndarray):
-            return array_of([self.items[i] for i in places.flat], places.shape, self.dtype)
+            return fill_array([self.items[i] for i in places.flat], places.shape, self.dtype)
         return self.items[places]
 
     def __getattr__(self, name: str) -> Any:
@@ -368,33 +368,33 @@ class SizedArray(NDArrayOperatorsMixin):
         return getattr(np.asarray(self), name)
 
     def __array__(self, dtype: Any = None, copy: object = None) -> Array:
-        made = np.array([number(i) for i in self.items], self.dtype).reshape(self.shape)
+        made = np.array([note_number(i) for i in self.items], self.dtype).reshape(self.shape)
         return made if dtype is None else made.astype(dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        plain = (np.asarray(i) if isinstance(i, SizedArray) else number(i) for i in inputs)
+        plain = (np.asarray(i) if isinstance(i, SizedArray) else note_number(i) for i in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
 
 
-def _mapped(places: Any, items: Sequence[Any]) -> Any:
+def _map_places(places: Any, items: Sequence[Any]) -> Any:
     if isinstance(places, list):
-        return [_mapped(p, items) for p in places]
+        return [_map_places(p, items) for p in places]
     return items[places]
 
 
-def array_of(items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+def fill_array(items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """An array of these elements in order: one of numpy's unless there are sizes among them."""
     if any(type(i) is Size for i in items):
         return SizedArray(items, shape, dtype)
     return np.array(items, dtype).reshape(shape)
 
 
-def array(value: Any, dtype: Any) -> Any:
+def make_array(value: Any, dtype: Any) -> Any:
     """As `np.array`, of a number, a sequence of numbers or an array, with sizes among them."""
     if isinstance(value, SizedArray) and value.dtype == dtype:
         return value
     if type(value) is Size:
-        return array_of([value], (), dtype)
+        return fill_array([value], (), dtype)
     if isinstance(value, list | tuple) and any(type(i) is Size for i in value):
-        return array_of(value, (len(value),), dtype)
+        return fill_array(value, (len(value),), dtype)
     return np.array(value, dtype)

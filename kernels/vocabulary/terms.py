@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.element_types import HALVES, NUMPY, REALS
-from engine.kernels.vocabulary.expression import FUNCTIONS, Expr, operand_names, walk
+from engine.kernels.vocabulary.expression import FUNCTIONS, Expr, name_operands, walk
 
 Term = tuple[Any, ...]
 DEPTH = 20  # calls inside one another in a text; what is deeper gets a name
@@ -45,17 +45,17 @@ class Formulas:
     def of(cls, *expressions: Expr) -> Formulas:
         """The formulas of expressions, in time linear in their number of distinct objects."""
         writer = Writer()
-        return writer.formulas([writer.expression(e) for e in expressions])
+        return writer.formulas([writer.append_expression(e) for e in expressions])
 
     def __repr__(self) -> str:
-        shared, results = self.texts()
+        shared, results = self.write_texts()
         return f"[{'; '.join([*shared, *results])}]"
 
-    def reads(self) -> tuple[int, ...]:
+    def list_reads(self) -> tuple[int, ...]:
         """Return the operands that are read, in the order of their first use."""
         return tuple(t[1] for t in self.terms if t[0] == "in")
 
-    def functions(self) -> set[str]:
+    def list_functions(self) -> set[str]:
         """The names of the functions in the formulas; "in", "const" and "cast" are among them."""
         return {t[0] for t in self.terms}
 
@@ -64,45 +64,45 @@ class Formulas:
         """True if every result is an operand as it is."""
         return all(self.terms[r][0] == "in" for r in self.results)
 
-    def cost(self) -> int:
+    def estimate_cost(self) -> int:
         """About how many vector instructions one computation takes; see `Function.cost`."""
-        return sum(_cost(t[0]) for t in self.terms)
+        return sum(_estimate_cost(t[0]) for t in self.terms)
 
-    def texts(self, operands: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    def write_texts(self, operands: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         """Texts of the shared values, as `_0 = formula`, and of the results, which name them.
 
         Only what is read more than once is given a name, and what is nested deeper than `DEPTH`.
         Parsed with the same operands the texts are the same formulas again.
 
-        operands: by default `operand_names`.
+        operands: by default `name_operands`.
         """
-        names = operands or operand_names(max(self.reads(), default=-1) + 1)
+        names = operands or name_operands(max(self.list_reads(), default=-1) + 1)
         uses, depths = [0] * len(self.terms), [0] * len(self.terms)
         for term in self.terms:
-            for place in arguments(term):
+            for place in list_arguments(term):
                 uses[place] += 1
         for place in self.results:
             uses[place] += 1
         shared: list[str] = []
         texts: list[str] = []
         for place, term in enumerate(self.terms):
-            depths[place] = 1 + max((depths[p] for p in arguments(term)), default=-1)
-            text = _text(term, texts, names)
-            if arguments(term) and (uses[place] > 1 or depths[place] >= DEPTH):
+            depths[place] = 1 + max((depths[p] for p in list_arguments(term)), default=-1)
+            text = _write_text(term, texts, names)
+            if list_arguments(term) and (uses[place] > 1 or depths[place] >= DEPTH):
                 name = f"_{len(shared)}"
                 shared.append(f"{name} = {text}")
                 text, depths[place] = name, 0
             texts.append(text)
         return shared, [texts[r] for r in self.results]
 
-    def dtypes(self, inputs: Sequence[str]) -> list[str | None]:
+    def infer_dtypes(self, inputs: Sequence[str]) -> list[str | None]:
         """Return the element type of every term; None where it holds only constants.
 
         inputs: the element types of the operands.
         """
         kinds_of: list[str | None] = []
         for term in self.terms:
-            kinds = [kinds_of[p] for p in arguments(term)]
+            kinds = [kinds_of[p] for p in list_arguments(term)]
             match term[0]:
                 case "in":
                     kinds_of.append(inputs[term[1]])
@@ -118,17 +118,17 @@ class Formulas:
                     kinds_of.append(next((k for k in kinds if k), None))
         return kinds_of
 
-    def results_dtypes(self, inputs: Sequence[str]) -> list[str | None]:
-        """Return the element type of every result, as `dtypes`."""
-        dtypes = self.dtypes(inputs)
+    def infer_results(self, inputs: Sequence[str]) -> list[str | None]:
+        """Return the element type of every result, as `infer_dtypes`."""
+        dtypes = self.infer_dtypes(inputs)
         return [dtypes[r] for r in self.results]
 
-    def misfit(self, inputs: Sequence[str]) -> str:
+    def explain_misfit(self, inputs: Sequence[str]) -> str:
         """Why no kernel can compute this over operands of these types; empty if one can."""
-        dtypes = self.dtypes(inputs)
+        dtypes = self.infer_dtypes(inputs)
         for term in self.terms:
-            refused = _refused(term[0])
-            bad = {k for p in arguments(term) if (k := dtypes[p]) and k in refused}
+            refused = _list_refused(term[0])
+            bad = {k for p in list_arguments(term) if (k := dtypes[p]) and k in refused}
             if bad:
                 return f"{term[0].rstrip('_')} of {', '.join(sorted(bad))}"
         return ""
@@ -138,7 +138,7 @@ class Formulas:
         values: list[Any] = []
         with np.errstate(all="ignore"):
             for term in self.terms:
-                given = [values[p] for p in arguments(term)]
+                given = [values[p] for p in list_arguments(term)]
                 match term[0]:
                     case "in":
                         values.append(inputs[term[1]])
@@ -150,15 +150,15 @@ class Formulas:
                         values.append(FUNCTIONS[name].numpy(*given))
         return [values[r] for r in self.results]
 
-    def typed(self, inputs: Sequence[str], wanted: Sequence[str]) -> Typed:
+    def give_types(self, inputs: Sequence[str], wanted: Sequence[str]) -> Typed:
         """Return the steps that compute the results, every value in one element type.
 
         inputs: the element types of the operands.  wanted: for each result, the type to compute it
         in if it holds only constants; a result of a type of its own has that.
         """
-        own = self.dtypes(inputs)
+        own = self.infer_dtypes(inputs)
 
-        def value(place: int, want: str) -> tuple[int, str]:
+        def find_value(place: int, want: str) -> tuple[int, str]:
             """The term and the type that the value of a place comes to; it skips idle terms."""
             while True:
                 term, kind = self.terms[place], own[place]
@@ -169,25 +169,29 @@ class Formulas:
                 else:
                     return place, kind or want
 
-        def parts(place: int, want: str) -> list[tuple[int, str]]:
+        def list_parts(place: int, want: str) -> list[tuple[int, str]]:
             """Return the values that a term reads, where its own is needed as `want`."""
             term = self.terms[place]
             if term[0] == "cast":
-                return [value(term[2], own[term[2]] or term[1])]
+                return [find_value(term[2], own[term[2]] or term[1])]
             if term[0] == "where":
-                return [value(term[1], "b1"), value(term[2], want), value(term[3], want)]
-            places = arguments(term)
+                return [
+                    find_value(term[1], "b1"),
+                    find_value(term[2], want),
+                    find_value(term[3], want),
+                ]
+            places = list_arguments(term)
             kind = next((k for k in (own[p] for p in places) if k), want)
-            return [value(p, kind) for p in places]
+            return [find_value(p, kind) for p in places]
 
         needed: list[list[str]] = [[] for _ in self.terms]
-        ends = [value(r, kind) for r, kind in zip(self.results, wanted, strict=True)]
+        ends = [find_value(r, kind) for r, kind in zip(self.results, wanted, strict=True)]
         for place, kind in ends:
             if kind not in needed[place]:
                 needed[place].append(kind)
         for place in reversed(range(len(self.terms))):
             for kind in needed[place]:
-                for part, want in parts(place, kind):
+                for part, want in list_parts(place, kind):
                     if want not in needed[part]:
                         needed[part].append(want)
         steps: list[TypedTerm] = []
@@ -197,7 +201,7 @@ class Formulas:
                 at[place, kind] = len(steps)
                 data = term[1] if term[0] in ("in", "const") else None
                 steps.append(
-                    TypedTerm(term[0], kind, tuple(at[p] for p in parts(place, kind)), data)
+                    TypedTerm(term[0], kind, tuple(at[p] for p in list_parts(place, kind)), data)
                 )
         return Typed(tuple(steps), tuple(at[end] for end in ends))
 
@@ -242,7 +246,7 @@ class Writer:
         """Return the place of a constant."""
         return self.put("const", value, repr(value))
 
-    def expression(self, e: Expr) -> int:
+    def append_expression(self, e: Expr) -> int:
         """Return the place of the value of an expression, whose terms are appended."""
         places: dict[int, int] = {}
         for x in walk(e):
@@ -265,7 +269,7 @@ class Writer:
             if term[0] == "in":
                 places.append(inputs[term[1]])
             else:
-                places.append(self.put(*moved(term, places)))
+                places.append(self.put(*move_term(term, places)))
         return [places[r] for r in formulas.results]
 
     def formulas(self, results: Sequence[int]) -> Formulas:
@@ -275,7 +279,7 @@ class Writer:
         waiting = list(reversed(results))
         while waiting:
             place = waiting[-1]
-            missing = [p for p in arguments(self.terms[place]) if p not in new]
+            missing = [p for p in list_arguments(self.terms[place]) if p not in new]
             if missing and place not in new:
                 waiting += reversed(missing)
                 continue
@@ -283,25 +287,25 @@ class Writer:
             if place not in new:
                 new[place] = len(order)
                 order.append(place)
-        terms = tuple(moved(self.terms[p], new) for p in order)
+        terms = tuple(move_term(self.terms[p], new) for p in order)
         return Formulas(terms, tuple(new[r] for r in results))
 
 
-def _cost(function: str) -> int:
+def _estimate_cost(function: str) -> int:
     """About how many vector instructions a term takes; operands and constants are loaded anyway."""
     if function in ("in", "const"):
         return 0
     return 1 if function == "cast" else FUNCTIONS[function].cost
 
 
-def arguments(term: Term) -> tuple[int, ...]:
+def list_arguments(term: Term) -> tuple[int, ...]:
     """Return the places of what a term reads."""
     if term[0] in ("in", "const"):
         return ()
     return term[2:] if term[0] == "cast" else term[1:]
 
 
-def moved(term: Term, places: Any) -> Term:
+def move_term(term: Term, places: Any) -> Term:
     """Return a term that reads `places[p]` where it reads p."""
     if term[0] in ("in", "const"):
         return term
@@ -309,7 +313,7 @@ def moved(term: Term, places: Any) -> Term:
     return (*term[:head], *[places[p] for p in term[head:]])
 
 
-def _text(term: Term, texts: Sequence[str], operands: Sequence[str]) -> str:
+def _write_text(term: Term, texts: Sequence[str], operands: Sequence[str]) -> str:
     """Return the text of a term; texts: of the terms before it."""
     match term:
         case ("in", i):
@@ -338,7 +342,7 @@ _REFUSED: dict[str, frozenset[str]] = {
 }
 
 
-def _refused(function: str) -> frozenset[str]:
+def _list_refused(function: str) -> frozenset[str]:
     """Return the element types that a function does not take."""
     return _REFUSED.get(function, frozenset())
 
@@ -361,7 +365,7 @@ def widened(formulas: Formulas, kinds: Sequence[str]) -> Formulas:
     writer = Writer()
     places: list[int] = []
     for term in formulas.terms:
-        place = writer.put(*moved(term, places))
+        place = writer.put(*move_term(term, places))
         made = kinds[term[1]] if term[0] == "in" else term[1] if term[0] == "cast" else ""
         if made in HALVES:
             place = writer.put("cast", "f32", place)

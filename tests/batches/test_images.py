@@ -11,7 +11,7 @@ from engine.errors import EngineError, LabelError
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case, f32
@@ -64,7 +64,7 @@ def test_parts_of_images_keep_their_layout(axis: int) -> None:
     np.testing.assert_array_equal(found["b"], np.concatenate([x, x], axis))
     np.testing.assert_array_equal(found["e"], 0 * x)
     np.testing.assert_array_equal(found["f"], x)
-    plan = make_plan(graph, {}, target=host(), threads=1)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
     copies = sorted(step.source for step in plan.steps if "ToPlain" in step.source)
     assert copies == ["b/ToPlain", "e/ToPlain", "f/ToPlain"]  # the outputs
 

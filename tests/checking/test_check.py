@@ -19,8 +19,8 @@ from engine.checking.report import NO_GRADIENT, NO_KERNEL
 from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Node
-from engine.kernels.analysis.cost import nominal
-from engine.kernels.vocabulary.op import TensorType, op_title
+from engine.kernels.analysis.cost import get_nominal
+from engine.kernels.vocabulary.op import TensorType, title_op
 from engine.models.images import build_cnn, build_mlp
 from engine.plan.plan import format_bytes
 from engine.tools.benchmark.workload import write_artifacts
@@ -50,7 +50,7 @@ def test_the_process_takes_what_was_predicted(name: str, tmp_path: Path) -> None
     """Within 10 % and 10 MB, of a fresh process that finds kernels and plans kept."""
     SMALL[name].write(tmp_path)
     found = measure_workload(tmp_path, steps=2).peak
-    figures = predict_workload(tmp_path, nominal(2)).figures
+    figures = predict_workload(tmp_path, get_nominal(2)).figures
     assert figures is not None
     wanted = figures.process
     assert wanted is not None
@@ -58,7 +58,7 @@ def test_the_process_takes_what_was_predicted(name: str, tmp_path: Path) -> None
 
 
 def test_variants_have_figures_of_their_own_plans(artifacts: Path) -> None:
-    found = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2))
+    found = check(subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2))
     assert found.status == "trains"
     assert found.figures is not None
     assert (found.trained, found.frozen) == ((4, 397_510), (0, 0))
@@ -132,7 +132,7 @@ def test_a_check_in_16_bits_is_of_the_plans_of_its_trainer(artifacts: Path) -> N
 def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
     """A product and what is elementwise are not among them, a loss is; nor is the optimizer."""
     subject = replace(subject_of(artifacts), precision="bf16")
-    found = check(subject, SHAPES, source="mlp", machine=nominal(2), variants=False)
+    found = check(subject, SHAPES, source="mlp", machine=get_nominal(2), variants=False)
     loss = "SoftmaxCrossEntropyLoss"
     assert found.halves is not None
     assert found.halves.in_float32 == {loss: 1, f"com.microsoft::{loss}Grad": 1, "ReduceSum": 1}
@@ -148,16 +148,16 @@ def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
     write_artifacts(build_cnn(), tmp_path)
     subject = replace(subject_of(tmp_path), precision="bf16")
     shapes = {"x": (4, 1, 28, 28), "labels": (4,)}
-    found = check(subject, shapes, source="cnn", machine=nominal(2), variants=False).halves
+    found = check(subject, shapes, source="cnn", machine=get_nominal(2), variants=False).halves
     assert found is not None
     graph = onnx_io.load(subject.training)
     assert found.in_float32["SoftmaxCrossEntropyLoss"] == 1  # of fewer values than are stored so
-    assert found.in_float32.keys() < {op_title(node.domain, node.op) for node in graph.nodes}
+    assert found.in_float32.keys() < {title_op(node.domain, node.op) for node in graph.nodes}
     assert "Gemm" not in found.in_float32
     for node in graph.nodes:
         node.name = ""
     bare = replace(subject, training=onnx_io.to_bytes(graph))
-    told = check(bare, shapes, source="cnn", machine=nominal(2), variants=False)
+    told = check(bare, shapes, source="cnn", machine=get_nominal(2), variants=False)
     assert told.halves is not None
     assert told.halves.values == found.values
     assert (told.halves.in_float32, told.halves.unnamed) == ({}, len(graph.nodes))
@@ -168,10 +168,14 @@ def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
 
 def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     """Suggestions come with the figures of their own plans, also in the error of a step."""
-    free = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), variants=False)
+    free = check(
+        subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2), variants=False
+    )
     assert free.figures is not None
     most = free.figures.nbytes
-    small = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), budget=1 << 20)
+    small = check(
+        subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2), budget=1 << 20
+    )
     assert small.status == "does not fit"
     assert small.figures is not None
     assert small.least == small.figures.nbytes <= most

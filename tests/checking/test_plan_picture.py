@@ -14,7 +14,7 @@ from engine.checking import dry_run, picture
 from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.models.images import build_cnn
 from engine.plan.plan import Plan
 from engine.tools import cli
@@ -28,7 +28,7 @@ TITLES = "[...document.querySelectorAll('main > section > h2')].map(e => e.textC
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(build_cnn(), {"x": (2, 1, 28, 28)}, target=host(), threads=2)
+    return make_plan(build_cnn(), {"x": (2, 1, 28, 28)}, target=detect_host(), threads=2)
 
 
 @pytest.fixture(scope="module")

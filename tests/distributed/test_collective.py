@@ -24,9 +24,9 @@ from engine.errors import (
     StateError,
 )
 from engine.graphs.offline import rank_graphs as ranked
-from engine.kernels.binaries.load import linker
+from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.levels import LEVELS
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.collective import RANKS, SAMPLES, SHARE, list_collectives
 from engine.plan.plan import Plan
 from engine.plan.plan_file import Writer, from_bytes, to_bytes
@@ -336,7 +336,7 @@ def test_kernels_of_wheels_are_enough() -> None:
     trainer = make_trainer(NORMED, proximal=True)
     model = trainer.learner.session.training
     closed = Model(
-        model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
+        model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].make_target("linux"), True
     )
     closed.ranks = Membership(4)
     plan = closed.plan({"x": (8, 6), "labels": (8,)})
@@ -348,7 +348,9 @@ def test_who_trains_alone_refuses_them() -> None:
     plan = plan_of_rank()
     with pytest.raises(StateError, match="sums over the ranks of a group; expected a group"):
         Program(
-            plan, linker(host()).addresses, {"work": allocate(plan.compute_region_bytes("work"))}
+            plan,
+            get_linker(detect_host()).get_addresses,
+            {"work": allocate(plan.compute_region_bytes("work"))},
         )
     with pytest.raises(PlanError, match="a library trains alone"):
         Writer(plan.target, plan.target, plan.threads, stripped=True).plan(plan)

@@ -13,8 +13,8 @@ from engine.base.element_types import NUMPY
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import ops
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_ops
 from engine.tools.dev import case_graphs
 from engine.tools.dev.cases.case import Case
 from tests.fuzz import octets
@@ -37,7 +37,7 @@ def use(model: ModelProto | bytes, rng: random.Random) -> str:
         graph.inputs[name] = t.but(shape)
     if sum(t.size for t in graph.inputs.values()) > malformed.LARGE:
         return "large"
-    plan = make_plan(graph, {}, target=host(), threads=2)
+    plan = make_plan(graph, {}, target=detect_host(), threads=2)
     malformed.plan_gradient(graph)
     is_small = sum(b.nbytes for b in plan.buffers) <= MOST_ELEMENTS
     if is_small and rng.random() < RUN_SHARE:
@@ -131,7 +131,7 @@ def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
     found: dict[str, list[Case]] = {}
     for case in case_graphs.list_cases():
-        declared = ops().get((case.domain, case.op))
+        declared = list_ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
             found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
     return found

@@ -19,7 +19,7 @@ from engine.errors import PlanError
 from engine.federated.message import Message
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.lora import Adapter
 from engine.lora.adapter import CONFIG, TENSORS
 from engine.plan import plan_file
@@ -77,7 +77,7 @@ class Plans(_File):
             graph = onnx_io.load(model)
             inputs = graph.inputs.items()
             shapes = {n: tuple(d if isinstance(d, int) else 2 for d in t.shape) for n, t in inputs}
-            plan = make_plan(graph, shapes, target=host(), threads=2)
+            plan = make_plan(graph, shapes, target=detect_host(), threads=2)
             made.append(plan_file.to_bytes([plan], KERNELS))
         return tuple(made)
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.tools.dev.case_graphs import OneNode, list_cases
 from engine.tools.dev.cases.case import Case
 from tests.support.harness import run
@@ -30,8 +30,8 @@ def small(case: Case) -> bool:
 
 def by_reference() -> list[Any]:
     """The rows of all ops whose constants onnx's reference computes."""
-    found = [c for c in list_cases() if (c.domain, c.op) in ops()]
-    rows = [c for c in found if ops()[c.domain, c.op].by_reference and small(c)]
+    found = [c for c in list_cases() if (c.domain, c.op) in list_ops()]
+    rows = [c for c in found if list_ops()[c.domain, c.op].by_reference and small(c)]
     return [pytest.param(case, id=case.id) for case in rows]
 
 

@@ -28,7 +28,7 @@ from engine.custom import Op, register, same_as, unregister
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import list_cases
 from engine.tools.dev.cases.case import Case
@@ -45,7 +45,7 @@ def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
     found: dict[str, list[Case]] = {}
     for case in list_cases():
-        declared = ops().get((case.domain, case.op))
+        declared = list_ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
             found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
     return found
@@ -159,7 +159,7 @@ def test_nodes_that_make_nothing_and_operators_of_the_planner() -> None:
 
 
 def test_every_declaration_tells_the_types_of_its_attributes() -> None:
-    assert all(isinstance(op.attributes(), dict) for op in ops().values())
+    assert all(isinstance(op.attributes(), dict) for op in list_ops().values())
     with pytest.raises(TypeError, match=r"attribute a=\(\): give its type in `takes`"):
         Op(name="Mine", infer=same_as(0), attrs={"a": ()}).attributes()
     assert Op(name="Mine", infer=same_as(0), attrs={"a": ()}, takes={"a": "ints"}).attributes()
@@ -177,7 +177,7 @@ def test_a_crash_of_a_rule_is_a_defect_of_who_wrote_it(
     domain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op = Op(name="Mine", domain=domain, infer=crash, is_view=True)
-    monkeypatch.setitem(ops(), (domain, "Mine"), op)
+    monkeypatch.setitem(list_ops(), (domain, "Mine"), op)
     node = Node("Mine", ("x",), ("y",), {"k": 3}, domain, "n")
     graph = Graph("g", {"x": TensorType("f32", (2, 3))}, ["y"], {}, [node], {"": 17})
     with pytest.raises(InternalError, match="the shape rule stopped with KeyError") as caught:
@@ -207,4 +207,4 @@ def test_an_attribute_of_unknown_type_cannot_be_registered() -> None:
     with pytest.raises(EngineError, match=r"my\.ops::Mine: attribute k=.*give its type in `takes`"):
         register(op)
     unregister(op)
-    assert ("my.ops", "Mine") not in ops()
+    assert ("my.ops", "Mine") not in list_ops()

@@ -8,7 +8,7 @@ import pytest
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import FAULT, NOISE
 from tests.support.harness import run
@@ -36,7 +36,7 @@ def check(graph: Graph) -> None:
 
 
 def test_values_may_have_the_names_of_what_the_planner_adds() -> None:
-    plan = make_plan(losses("x", "second"), {}, target=host(), threads=2)
+    plan = make_plan(losses("x", "second"), {}, target=detect_host(), threads=2)
     added = [b.name for b in plan.buffers if "#" in b.name and b.name != FAULT]
     assert any(name.startswith("first#") for name in added)
     assert any(name.startswith("second#") for name in added)
@@ -57,4 +57,4 @@ def test_inputs_of_any_name(name: str) -> None:
 @pytest.mark.parametrize("name", [FAULT, NOISE])
 def test_what_the_runtime_fills_is_no_name_for_a_value(name: str) -> None:
     with pytest.raises(ModelError, match=f"'{name}' is the name of an input"):
-        make_plan(losses(name, "second"), {}, target=host(), threads=1)
+        make_plan(losses(name, "second"), {}, target=detect_host(), threads=1)

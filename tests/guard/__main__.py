@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from engine.kernels.machine.levels import levels
+from engine.kernels.machine.levels import list_levels
 from tests.guard.rows import cases
 from tests.guard.run import run, run_forged
 
@@ -29,7 +29,7 @@ def main() -> int:
         return forge(given.forge, given.seed)
     rows = range(0, len(cases()), given.every)
     failed = False
-    for level in given.level or [level.name for level in levels()]:
+    for level in given.level or [level.name for level in list_levels()]:
         plans, calls, strays = 0, 0, 0
         templates: set[str] = set()
         for at in range(0, len(rows), BATCH):

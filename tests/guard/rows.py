@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.bounds import check
 from engine.kernels.machine.levels import LEVELS
-from engine.kernels.machine.target import Target, host
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.call import Machine
 from engine.plan.plan import Plan
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
@@ -71,7 +71,11 @@ KINDS = tuple(
 
 def target_of(level: str) -> Target:
     """The target of a level of kernels/machine/levels.py; "host": this very CPU."""
-    return host() if level == "host" else next(x for x in LEVELS if x.name == level).target()
+    return (
+        detect_host()
+        if level == "host"
+        else next(x for x in LEVELS if x.name == level).make_target()
+    )
 
 
 def planned(case: Case, kind: Kind, target: Target) -> tuple[Plan, dict[str, np.ndarray]] | None:

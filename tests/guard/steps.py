@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
 
 
 def plan_of(op: str, *ins: Any, **attrs: Any) -> Plan:
-    return make_plan(OneNode(Case(op, ins, attrs)).graph, {}, target=host(), threads=2)
+    return make_plan(OneNode(Case(op, ins, attrs)).graph, {}, target=detect_host(), threads=2)
 
 
 def with_step(plan: Plan, at: int, **changes: Any) -> Plan:

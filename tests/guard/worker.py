@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.binaries.load import linker
+from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.target import Target
 from engine.plan.plan import REGIONS, Plan
 from tests.guard.forge import forge, passes, subjects, try_out
@@ -68,7 +68,9 @@ def forging(say: Say, target: Target, seed: int, count: int) -> None:
     counts = {"forged": 0, "refused": 0, "calls": 0}
     ran: set[str] = set()
     for title, plan in subjects(rng, target, count >= LONG):
-        walk = Walk(plan, linker(target).addresses(plan.kernels), memory(plan, {}), lambda _: None)
+        walk = Walk(
+            plan, get_linker(target).get_addresses(plan.kernels), memory(plan, {}), lambda _: None
+        )
         for n in range(len(plan.steps)):
             if not plan.steps[n].tiles:
                 walk.call(n, 0, "middle", None)
@@ -111,7 +113,7 @@ def main() -> None:
             if made is None:
                 continue
             plan = made[0]
-            addresses = linker(target).addresses(plan.kernels)
+            addresses = get_linker(target).get_addresses(plan.kernels)
             counts["plans"] += 1
             kernels |= {f"{s.template}" for s in plan.specs}
 

@@ -11,7 +11,11 @@ conversion or a copy with `to_`, `as_`, `from_`, `of`, `with_` or `without_`, an
   are read after `with`;
 - methods of the names that `edgegrad` offers, functions that a page calls, and methods that
   override one of a base class;
-- the words of the rules of ops: the methods of the protocols in `kernels/vocabulary/op.py`;
+- the words of the rules of ops and kernels: methods of the classes that rules take (`RULES`);
+- functions that stand for code, which are called as the code: rules (`RULES`: by the type of their
+  first argument and of their result), and functions that return an expression, vectors of IR,
+  a compiled function or an op (`CODE`; in files that import llvmlite `Any` is IR);
+- functions within functions that are handed on as a value, such as the body of a loop;
 - functions that are called as the elementary function that they compute;
 - functions in the places of `REFERENCES`, which are called as an op, a loss or a network is.
 """
@@ -32,12 +36,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.kernels.vocabulary.expression import FUNCTIONS
 from tests.support.needs import require_flower
 from tests.support.places import ALIAS, DOCS, ROOT
 from tests.support.source_files import list_files, name_file
 
 # The folders whose functions are held to the rule; the others are yet to be renamed.
-ROOMS = ("engine", "graphs", "tools", "bench", "tests/support")
+ROOMS = ("engine", "kernels", "graphs", "tools", "bench", "tests/support")
 
 # References in NumPy, and networks that others would call by the same name.
 REFERENCES = ("tools/dev/cases", "bench/families/models", "tests/support/make_losses.py")
@@ -53,6 +58,20 @@ ABSTRACT = {"ABC", "Generic", "NamedTuple", "Protocol", "TypedDict"}
 ELEMENTARY = {n for n in vars(np) if isinstance(getattr(np, n), np.ufunc)} | {
     n for n in vars(math) if not n.startswith("_")
 }
+# Rules of ops and kernels: what they take first, and the results for which they are called as what
+# they compute: types and constants, names of values, operands, reach and tiles.
+_NAMES = r"(list|tuple)\[(str|, | \| None|\.\.\.)+\]|str"
+RULES = {
+    "Site": r"(tuple\[)?(TensorType|Array|, |\.\.\.)+\]?",
+    "Nodes": _NAMES,
+    "Grad": _NAMES,
+    "Lowering": r"None|(list\[)?Operand\]?",
+    "KernelCall": r"Reach|int|dict\[str, int\]|Tiling|Iterator\[int\]",
+    "Parameters": r"Tiling|Blocks",
+}
+# Types of code: expressions, vectors of IR, compiled functions and what is declared with them.
+CODE = {"Body", "Callable", "Expr", "Formulas", "Inline", "Lanes", "Native", "Op", "Pair", "Rule"}
+IR = {"Any", "Emit", "Grid"}  # in files that import llvmlite, whose values have no types
 LIBRARIES = {"click", "torch"}  # whose classes share names with ours
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -114,10 +133,43 @@ def overrides(owner: str, method: str, seen: frozenset[str] = frozenset()) -> bo
 
 @cache
 def words_of_rules() -> set[str]:
-    """Return the methods of the protocols by which rules of ops are written."""
-    tree = ast.parse((ROOT / "kernels" / "vocabulary" / "op.py").read_text("utf-8"))
-    protocols = (n for n in tree.body if isinstance(n, ast.ClassDef) and "Protocol" in ast.dump(n))
-    return {m.name for c in protocols for m in c.body if isinstance(m, ast.FunctionDef)}
+    """Return the methods of the classes that rules of ops and kernels take."""
+    return {name for owner in RULES if owner in classes() for name in classes()[owner][1]}
+
+
+def is_rule(function: Function) -> bool:
+    """Return whether it takes the argument of a rule and returns a part of such a rule's result."""
+    arguments = [a for a in function.args.posonlyargs + function.args.args if a.arg != "self"]
+    if not arguments or not arguments[0].annotation or not function.returns:
+        return False
+    results = RULES.get(ast.unparse(arguments[0].annotation))
+    returns = ast.unparse(function.returns).removesuffix(" | None")
+    return results is not None and re.fullmatch(results, returns) is not None
+
+
+def returns_code(function: Function, *, writes_ir: bool) -> bool:
+    """Return whether its result is code, or a few pieces of code."""
+    returns = re.sub(
+        r"Callable\[.*", "Callable", ast.unparse(function.returns) if function.returns else ""
+    )
+    parts = set(re.findall(r"\w+", returns)) - {"tuple", "list", "None"}
+    return bool(parts) and parts <= (CODE | IR if writes_ir else CODE)
+
+
+def handed_on(tree: ast.AST) -> set[Function]:
+    """Return the functions within functions that are used as a value, not only called."""
+    known = set[Function]()
+    for outer in (node for node in ast.walk(tree) if isinstance(node, Function)):
+        called = {id(node.func) for node in ast.walk(outer) if isinstance(node, ast.Call)}
+        values = {
+            node.id
+            for node in ast.walk(outer)
+            if isinstance(node, ast.Name) and id(node) not in called
+        }
+        known |= {n for n in ast.walk(outer) if isinstance(n, Function) and n.name in values} - {
+            outer
+        }
+    return known
 
 
 @cache
@@ -179,15 +231,20 @@ def verbless(path: Path) -> list[str]:
     parts = Path(place).with_suffix("").parts if place else ()
     parts = parts if parts[:1] in ((), ("engine",), ("bench",), ("tests",)) else ("engine", *parts)
     module = ".".join(parts).removesuffix(".__init__")
+    tree = ast.parse(path.read_text("utf-8"))
+    writes_ir, values = "llvmlite" in ast.dump(tree), handed_on(tree)
     return [
         f"{name_file(path) if parts else path.name}:{function.lineno}: {qualified}"
-        for function, qualified, owner in functions(ast.parse(path.read_text("utf-8")))
+        for function, qualified, owner in functions(tree)
         if not (
             opens_with_a_verb(function)
             or function.name == "main"
             or re.fullmatch(r"_.*_", function.name)
             or is_declared(function)
-            or function.name in ELEMENTARY
+            or is_rule(function)
+            or returns_code(function, writes_ir=writes_ir)
+            or function in values
+            or function.name.strip("_") in ELEMENTARY | set(FUNCTIONS) | {"philox"}
             or function.name.startswith("pytest_")  # pytest calls it
             or (module, qualified) in offered()
             or (owner and qualified in {name for _, name in offered()})

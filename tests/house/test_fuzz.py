@@ -17,8 +17,8 @@ from engine.errors import EngineError, ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import ops
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
@@ -44,7 +44,7 @@ def test_every_op_that_onnx_has_not_tells_its_operands() -> None:
     of_onnx = {("", name) for name in schemas}
     missing = [
         op.title
-        for key, op in ops().items()
+        for key, op in list_ops().items()
         if key not in of_onnx and not op.internal and (op.inputs is None or op.outputs is None)
     ]
     assert not missing
@@ -90,7 +90,7 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
 )  # fmt: skip
 def test_nodes_that_cannot_be_are_refused(text: str, words: str) -> None:
     with pytest.raises((ModelError, ShapeError), match=words):
-        make_plan(onnx_io.load(model(text)), {}, target=host(), threads=1)
+        make_plan(onnx_io.load(model(text)), {}, target=detect_host(), threads=1)
 
 
 def test_a_malformed_model_of_an_old_opset_does_not_reach_the_converter() -> None:
@@ -117,9 +117,9 @@ def test_ranks_are_those_that_arrays_can_have(rank: int) -> None:
     for each in (made, grown, constant):
         if rank > 64:
             with pytest.raises(EngineError, match="65 dimensions; supported: up to 64"):
-                make_plan(onnx_io.load(each), {}, target=host(), threads=1)
+                make_plan(onnx_io.load(each), {}, target=detect_host(), threads=1)
         else:
-            make_plan(onnx_io.load(each), {}, target=host(), threads=1)
+            make_plan(onnx_io.load(each), {}, target=detect_host(), threads=1)
 
 
 def test_names_are_texts_and_not_empty() -> None:
@@ -185,7 +185,7 @@ def test_optimizer_models_are_refused_when_they_are_opened(change: Any, words: s
 def test_scales_of_no_elements_are_no_reason_to_stop() -> None:
     old = model("g (float[1,2,4,3] x) => (y) { y = Upsample <scales: floats = []> (x) }", 7)
     with pytest.raises(EngineError):
-        make_plan(onnx_io.load(old), {}, target=host(), threads=1)
+        make_plan(onnx_io.load(old), {}, target=detect_host(), threads=1)
 
 
 @pytest.mark.parametrize("group", [0, -1])
@@ -196,11 +196,11 @@ def test_groups_of_nothing_are_refused(op: str, name: str, group: int) -> None:
     ins = f32(1, 4, 5, 5), f32(4, 4, 3, 3), f32(1, 18, 3, 3)
     one = OneNode(Case(op, ins[: 3 if op == "DeformConv" else 2], {name: group}, opset=19))
     with pytest.raises(ShapeError, match="group"):
-        make_plan(one.graph, {}, target=host(), threads=1)
+        make_plan(one.graph, {}, target=detect_host(), threads=1)
 
 
 def test_an_empty_constant_of_endless_sizes_is_refused() -> None:
     made = {"one": np.ones(1, np.float32), "to": np.array([1 << 40, 1 << 40, 0])}
     graph = Graph("g", {}, ["y"], made, [Node("Expand", ("one", "to"), ("y",), {})], {"": 17})
     with pytest.raises(ShapeError, match="an output of the shape"):
-        make_plan(graph, {}, target=host(), threads=1)
+        make_plan(graph, {}, target=detect_host(), threads=1)

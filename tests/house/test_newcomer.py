@@ -287,11 +287,11 @@ FUSION = Addition(
 import onnx
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
 g (float[3] x) => (float[3] y) <float one = {1}> { a = Abs(x)  b = Add(a, one)  y = Div(x, b) }''')
 model.graph.node[2].name = "last"
-plan = make_plan(onnx_io.load(model), {}, target=host(), threads=1)
+plan = make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)
 assert ["last/Softsign" in step.source for step in plan.steps] == [True], str(plan)
 """,
 )
@@ -463,14 +463,14 @@ CORE = Addition(
     tests=("tests/kernels/test_link.py", "-k", "cortex-a78"),
     probe="""
 from click.testing import CliRunner
-from engine.kernels.binaries.load import object_code
+from engine.kernels.binaries.load import get_object
 from engine.plan.plan import KernelSpec
 from engine.tools.commands.targets import command
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.targets import resolve
 told = CliRunner().invoke(command).output
 assert "cortex-a78         aarch64-" in told, told
-code = object_code(KernelSpec("gemm", ("f32", 0, 0)), resolve("cortex-a78").target)
+code = get_object(KernelSpec("gemm", ("f32", 0, 0)), resolve("cortex-a78").target)
 assert code[:4] == b"\\x7fELF"
 assert find_emulator("cortex-a78").command[0] == "qemu-aarch64-static"
 """,

@@ -19,8 +19,8 @@ from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import shipped
-from engine.kernels.binaries.load import linker
-from engine.kernels.machine.levels import LEVELS, levels, machine
+from engine.kernels.binaries.load import get_linker
+from engine.kernels.machine.levels import LEVELS, list_levels, name_machine
 from engine.plan.plan import REGIONS, Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, Program
@@ -111,7 +111,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 
 
 needs_qemu = pytest.mark.skipif(
-    not shutil.which("qemu-x86_64-static") or machine() != "x86_64" or sys.platform != "linux",
+    not shutil.which("qemu-x86_64-static") or name_machine() != "x86_64" or sys.platform != "linux",
     reason="needs qemu-x86_64-static, of qemu-user-static, on x86-64 Linux",
 )
 needs_arm64 = pytest.mark.skipif(
@@ -123,7 +123,7 @@ needs_arm64 = pytest.mark.skipif(
 @needs_qemu
 def test_models_train_with_numpy_alone(installed: Wheels) -> None:
     """On CPUs of every level, as a process does that compiles the same kernels itself."""
-    chosen = [cpu for cpu in wheel_runs.list_cpus() if cpu.arch == machine()]
+    chosen = [cpu for cpu in wheel_runs.list_cpus() if cpu.arch == name_machine()]
     assert {cpu.level for cpu in chosen} >= {"x86-64-v2", "x86-64-v3"}
     for model in installed.models:
         for cpu in chosen:
@@ -147,7 +147,7 @@ def test_models_train_with_numpy_alone_on_arm(installed: Wheels) -> None:
 def alone(installed: Wheels, shipped: Path, tmp_path: Path) -> str:
     """The error of a process with NumPy alone, in whose wheel this folder is what is shipped."""
     site = tmp_path / "site"
-    shutil.copytree(installed.sites[machine()], site)
+    shutil.copytree(installed.sites[name_machine()], site)
     wheel_runs.link_numpy(site, Path(np.__file__).parents[1])
     shutil.rmtree(site / "engine/shipped")
     shutil.copytree(shipped, site / "engine/shipped")
@@ -165,7 +165,7 @@ def test_a_wheel_that_does_not_fit_is_refused(
     made: Made, installed: Wheels, tmp_path: Path
 ) -> None:
     """By pip; and where somebody has copied it, by what can be done about it."""
-    wheel = made.wheel("linux-aarch64" if machine() == "x86_64" else "linux-x86_64")
+    wheel = made.wheel("linux-aarch64" if name_machine() == "x86_64" else "linux-x86_64")
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
     done = subprocess.run([*command, tmp_path / "pip", wheel], capture_output=True, text=True)
     assert done.returncode
@@ -176,7 +176,7 @@ def test_a_wheel_that_does_not_fit_is_refused(
     assert said.startswith("engine.errors.EngineError: no kernels: none are shipped for this CPU")
     assert said.endswith("pip install edgegrad")
     damaged = tmp_path / "damaged"
-    shutil.copytree(installed.sites[machine()] / "engine/shipped", damaged)
+    shutil.copytree(installed.sites[name_machine()] / "engine/shipped", damaged)
     for path in damaged.glob("*.so"):
         path.write_bytes(path.read_bytes()[::-1])
     said = alone(installed, damaged, tmp_path / "2")
@@ -209,7 +209,7 @@ def _job(plan: Plan, regions: dict[str, np.ndarray], numbers: dict[str, int]) ->
 def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_path: Path) -> None:
     """To the last bit: a product, a softmax, a map and sums by the kernels of one level."""
     (chosen,) = (known for known in LEVELS if known.name == level)
-    if chosen not in levels():
+    if chosen not in list_levels():
         pytest.skip(f"this CPU is older than {level}")
     graph = onnx_io.load(
         parser.parse_model(
@@ -224,11 +224,11 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
         )
     )
     shapes = {"a": (37, 50), "b": (50, 29)}
-    target = chosen.target("linux")
+    target = chosen.make_target("linux")
     plan = make_plan(graph, shapes, target=target, threads=1)
     rng = np.random.default_rng(0)
     regions = {r: np.zeros(plan.compute_region_bytes(r), np.uint8) for r in REGIONS}
-    resolve = linker(target).addresses
+    resolve = get_linker(target).get_addresses
     program = Program(plan, resolve, {"work": allocate(plan.compute_region_bytes("work"))})
     ports = {port.name: plan.buffers[port.buffer] for port in (*plan.inputs, *plan.outputs)}
     for name, shape in shapes.items():
@@ -242,7 +242,7 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
     folder = ship.ship_kernels(plan.specs, [chosen], "win32", tmp_path / "shipped").parent
     keys = (folder / shipped.KEYS).read_bytes()
     order = [keys[at : at + 8] for at in range(0, len(keys), shipped.KEY)]
-    numbers = {spec.symbol: order.index(shipped.spec_key(spec)) for spec in plan.specs}
+    numbers = {spec.symbol: order.index(shipped.make_spec_key(spec)) for spec in plan.specs}
     (tmp_path / "job").write_bytes(_job(plan, regions, numbers))
     exe = tmp_path / "shipped.exe"
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O1"]

@@ -22,8 +22,8 @@ import pytest
 
 from engine.errors import InternalError
 from engine.kernels.binaries import fingerprint, load, source, workers
-from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import Body, kernel
 from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
@@ -124,7 +124,7 @@ def files(folder: Path) -> list[str]:
 
 
 def objects(*specs: KernelSpec) -> dict[str, bytes]:
-    return load.codes(specs, host(), load.OBJECT)
+    return load.get_codes(specs, detect_host(), load.OBJECT)
 
 
 # --- who compiles
@@ -150,10 +150,10 @@ def test_many_kernels_are_compiled_side_by_side_once(
 
 
 def test_processes_make_what_is_made_here(watched: Watched) -> None:
-    found = load.codes(SMALL, host(), load.SMALL_BITCODE)
+    found = load.get_codes(SMALL, detect_host(), load.SMALL_BITCODE)
     assert (len(watched.processes), watched.here) == (2, [])
     for spec in SMALL[:2]:
-        assert load.compile_kernel(spec, host(), small=True) == found[spec.symbol]
+        assert load.compile_kernel(spec, detect_host(), small=True) == found[spec.symbol]
 
 
 def test_few_kernels_are_compiled_here(watched: Watched) -> None:
@@ -162,40 +162,40 @@ def test_few_kernels_are_compiled_here(watched: Watched) -> None:
 
 
 def test_as_many_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_memory", lambda: 8 << 30)
+    monkeypatch.setattr(workers, "_measure_memory", lambda: 8 << 30)
     for cores, kernels, expected in [
         (1, 100, 1), (2, 4, 1), (2, 5, 2), (2, 100, 2), (8, 12, 3), (64, 1000, 16)
     ]:  # fmt: skip
         monkeypatch.setattr(workers, "count_cores", lambda n=cores: n)
-        assert workers.useful(kernels) == expected
+        assert workers.count_useful(kernels) == expected
     monkeypatch.setattr(workers, "count_cores", lambda: 64)
-    monkeypatch.setattr(workers, "_memory", lambda: 1 << 30)
-    assert workers.useful(1000) == 2
+    monkeypatch.setattr(workers, "_measure_memory", lambda: 1 << 30)
+    assert workers.count_useful(1000) == 2
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert workers.useful(1000) == 0
+    assert workers.count_useful(1000) == 0
     monkeypatch.delattr(sys, "frozen")
     monkeypatch.setattr(sys, "executable", "/opt/editor/bin/editor")
-    assert workers.useful(1000) == 0
+    assert workers.count_useful(1000) == 0
 
 
 def test_a_container_has_the_memory_that_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "CONTROL_GROUPS", tmp_path)
-    machine = workers._memory()
+    machine = workers._measure_memory()
     (tmp_path / "memory.max").write_text("max\n")
-    assert workers._memory() == machine
+    assert workers._measure_memory() == machine
     (tmp_path / "memory.max").write_text("104857600\n")
-    assert workers._memory() == 104857600
+    assert workers._measure_memory() == 104857600
     monkeypatch.delattr(os, "sysconf", raising=False)
     (tmp_path / "memory.max").unlink()
-    assert workers._memory() > 1 << 38
+    assert workers._measure_memory() > 1 << 38
 
 
 def test_kernels_of_users_are_compiled_here(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(templates(), "of_a_user", of_a_user)
+    monkeypatch.setitem(list_templates(), "of_a_user", of_a_user)
     own = KernelSpec("of_a_user", ("f32",))
     assert next(iter(objects(own, *SMALL))) == own.symbol
     assert (len(watched.processes), watched.here) == (2, [own])
@@ -203,12 +203,12 @@ def test_kernels_of_users_are_compiled_here(
 
 def test_the_executor_gets_a_head_start(watched: Watched, cache: Path) -> None:
     for _ in range(2):
-        load.head_start(host())
-        assert list(load._coming) == [(host(), LAUNCH), (host(), WORKER)]
+        load.start_early(detect_host())
+        assert list(load._coming) == [(detect_host(), LAUNCH), (detect_host(), WORKER)]
     assert len(objects(LAUNCH, WORKER)) == 2
     assert not load._coming
     assert (len(watched.processes), watched.here) == (2, [])
-    load.head_start(host())
+    load.start_early(detect_host())
     assert not load._coming
 
 
@@ -218,7 +218,7 @@ from engine.kernels.compiler import frontend
 from engine.kernels.binaries import serve
 
 ready = []
-os.fork = lambda: ready.append(frontend._contexts.cache_info().currsize) or 1
+os.fork = lambda: ready.append(frontend._make_contexts.cache_info().currsize) or 1
 serve.answer = lambda jobs, answers: None
 out = os.dup(1)
 serve.main([os.pipe(), os.pipe()])
@@ -240,10 +240,10 @@ def test_who_compiles_nothing_imports_nothing_for_it(watched: Watched) -> None:
     code = (
         "import sys\n"
         "from engine.kernels.binaries import load\n"
-        "from engine.kernels.machine.target import host\n"
+        "from engine.kernels.machine.target import detect_host\n"
         "from engine.runtime.program import LAUNCH, WORKER\n"
-        "load.head_start(host())\n"
-        "load.linker(host()).addresses((LAUNCH, WORKER))\n"
+        "load.start_early(detect_host())\n"
+        "load.get_linker(detect_host()).get_addresses((LAUNCH, WORKER))\n"
         "print(*sorted({'concurrent.futures', 'engine.kernels.binaries.workers', 'logging', 'tqdm',"
         " 'numba'} & set(sys.modules)))\n"
     )
@@ -305,13 +305,13 @@ def test_processes_that_cannot_start_cost_time_only(
     assert len(objects(*SMALL[:5])) == 5
     assert (len(watched.processes), watched.here) == (2, list(SMALL[:5]))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert len(load.codes(SMALL[:5], host(), load.SMALL_BITCODE)) == 5
+    assert len(load.get_codes(SMALL[:5], detect_host(), load.SMALL_BITCODE)) == 5
 
 
 def test_an_error_is_that_of_compiling_here(watched: Watched) -> None:
     wrong = KernelSpec("total_loss", ("no_such_type",))
     with pytest.raises(InternalError) as here:
-        load.compile_kernel(wrong, host())
+        load.compile_kernel(wrong, detect_host())
     with pytest.raises(InternalError) as beside:
         objects(*SMALL, wrong)
     assert str(beside.value) == str(here.value)
@@ -353,11 +353,11 @@ def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
 def test_two_programs_share_a_cold_cache(cache: Path) -> None:
     script = (
         "from engine.kernels.binaries import load, workers\n"
-        "from engine.kernels.machine.target import host\n"
+        "from engine.kernels.machine.target import detect_host\n"
         "from engine.plan.plan import KernelSpec\n"
         "workers.count_cores = lambda: 2\n"
         f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
-        "print(len(load.codes(specs, host(), load.OBJECT)))\n"
+        "print(len(load.get_codes(specs, detect_host(), load.OBJECT)))\n"
     )
     programs = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)
@@ -365,7 +365,7 @@ def test_two_programs_share_a_cold_cache(cache: Path) -> None:
     answers = [program.communicate()[0].split() for program in programs]
     assert answers == [[str(len(SMALL)).encode()]] * 2
     assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
-    assert all(load._read(spec, host(), load.OBJECT) is not None for spec in SMALL)
+    assert all(load._read(spec, detect_host(), load.OBJECT) is not None for spec in SMALL)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
@@ -374,13 +374,13 @@ def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
     script = (
         "import os, sys, warnings\n"
         "from engine.kernels.binaries import load, workers\n"
-        "from engine.kernels.machine.target import host\n"
+        "from engine.kernels.machine.target import detect_host\n"
         "from engine.plan.plan import KernelSpec\n"
         "warnings.simplefilter('ignore')  # of threads of the pool\n"
         "workers.count_cores = lambda: 2\n"
         f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
-        "load.head_start(host())\n"
-        "load.codes(specs[:5], host(), load.OBJECT)\n"
+        "load.start_early(detect_host())\n"
+        "load.get_codes(specs[:5], detect_host(), load.OBJECT)\n"
         "mine = workers.pool()\n"
         "if child := os.fork():\n"
         "    processes = list(mine._processes)\n"
@@ -391,7 +391,7 @@ def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
         "    sys.exit(os.waitpid(child, 0)[1])\n"
         "assert workers.pool() is not mine and not load._coming\n"
         "sys.stdin.read()\n"
-        "assert len(load.codes(specs, host(), load.SMALL_BITCODE)) == len(specs)\n"
+        "assert len(load.get_codes(specs, detect_host(), load.SMALL_BITCODE)) == len(specs)\n"
         "os._exit(0)\n"
     )
     program = subprocess.Popen(
@@ -428,7 +428,7 @@ def test_who_carries_code_does_not_decide_it(
     for module, same in [("binaries.workers", True), ("binaries.serve", True),
                          ("binaries.load", True), ("compiler.lower", False)]:  # fmt: skip
         with monkeypatch.context() as patch:
-            patch.setitem(fingerprint.sources(), f"engine.kernels.{module}", edited)
+            patch.setitem(fingerprint.list_sources(), f"engine.kernels.{module}", edited)
             assert (digest() == before) == same, module
     assert digest() == before
 

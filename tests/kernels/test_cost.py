@@ -11,11 +11,16 @@ from bench.efficiency import write_table
 from engine.errors import InputError
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis import cost
-from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_seconds
-from engine.kernels.analysis.flops import NULL, Task, Use, tasks, work_of
+from engine.kernels.analysis.cost import (
+    get_nominal,
+    predict_seconds,
+    predict_steps,
+    read_efficiencies,
+)
+from engine.kernels.analysis.flops import NULL, Task, Use, list_tasks, measure_calls
 from engine.kernels.loops.gemm import GEMM_WORDS, gemm_mixed
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.models.mobilenets import build_mobilenet_v2
 from engine.plan.plan import KernelSpec
 from engine.runtime.roofline import Roofline
@@ -29,7 +34,7 @@ def call(formula: str, *names: str, nbytes: int) -> Task:
 
 
 def test_every_row_is_of_a_kernel() -> None:
-    assert efficiencies().keys() <= templates().keys()
+    assert read_efficiencies().keys() <= list_templates().keys()
 
 
 def test_the_table_is_what_the_bench_writes(
@@ -38,7 +43,7 @@ def test_the_table_is_what_the_bench_writes(
     path = tmp_path / "efficiency.txt"
     write_table({"usual": [("gemm", 9, 1.5, 0.912), ("conv", 3, 0.0, 0.0)]}, path)
     monkeypatch.setattr(cost, "EFFICIENCY", path)
-    assert efficiencies.__wrapped__() == {"conv": 0.01, "gemm": 0.91}
+    assert read_efficiencies.__wrapped__() == {"conv": 0.01, "gemm": 0.91}
     with pytest.raises(InputError, match="--page needs the subject usual alone, got mlp"):
         write_table({"mlp": []}, path)
 
@@ -48,8 +53,8 @@ def test_bytes_that_are_in_a_cache_take_less() -> None:
     first = call(MAP, "a", "b", "c", nbytes=1 << 20)
     again = call(MAP, "c", "c", "d", nbytes=1 << 20)
     other = call(MAP, "e", "f", "g", nbytes=1 << 28)
-    near = seconds([first, again], 1)[1]
-    far = seconds([first, other, again], 1)[2]
+    near = predict_seconds([first, again], 1)[1]
+    far = predict_seconds([first, other, again], 1)[2]
     assert near < far
 
 
@@ -67,10 +72,12 @@ def test_products_of_16_bits_take_half_as_long() -> None:
         )
         for P in ("f32", "bf16")
     )
-    assert seconds([wide], 1, machine)[0] == pytest.approx(2 * seconds([half], 1, machine)[0], 1e-3)
+    assert predict_seconds([wide], 1, machine)[0] == pytest.approx(
+        2 * predict_seconds([half], 1, machine)[0], 1e-3
+    )
     limits = [
         machine.compute_seconds(done.flops, done.itemsize, done.moves)
-        for done in work_of([wide, half], 1)
+        for done in measure_calls([wide, half], 1)
     ]
     assert limits == [2 * 512**3 / 1e9, 512**3 / 1e9], "a profile's"
 
@@ -78,21 +85,23 @@ def test_products_of_16_bits_take_half_as_long() -> None:
 def test_formulas_of_many_instructions_take_longer() -> None:
     plain = call(MAP, "a", "b", "y", nbytes=1 << 20)
     costly = call(MAP.replace("add(a,b)", "erf(tanh(exp(add(a,b))))"), *"aby", nbytes=1 << 20)
-    assert seconds([plain], 1)[0] < seconds([costly], 1)[0]
+    assert predict_seconds([plain], 1)[0] < predict_seconds([costly], 1)[0]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_a_faster_machine_takes_less(threads: int) -> None:
     """Each step; and the nominal machine is the same every time."""
     shape = (3, 96, 96)
-    plan = make_plan(build_mobilenet_v2(shape), {"x": (2, *shape)}, target=host(), threads=threads)
-    usual = nominal(threads)
-    found = step_seconds(plan)
-    assert found == step_seconds(plan, usual)
+    plan = make_plan(
+        build_mobilenet_v2(shape), {"x": (2, *shape)}, target=detect_host(), threads=threads
+    )
+    usual = get_nominal(threads)
+    found = predict_steps(plan)
+    assert found == predict_steps(plan, usual)
     assert all(math.isfinite(t) and t > 0 for t in found)
     streams = tuple((size, 2 * speed) for size, speed in usual.streams)
-    faster = step_seconds(plan, Roofline(threads, 2 * usual.flops, streams))
+    faster = predict_steps(plan, Roofline(threads, 2 * usual.flops, streams))
     assert all(a < b for a, b in zip(faster, found, strict=True))
-    calls = tasks(plan)
+    calls = list_tasks(plan)
     assert len(calls) == len(plan.steps)
-    assert found == seconds([*calls, *calls], threads)[len(calls) :]  # runs again and again
+    assert found == predict_seconds([*calls, *calls], threads)[len(calls) :]  # runs again and again

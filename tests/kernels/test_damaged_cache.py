@@ -13,7 +13,7 @@ from engine.errors import (
     CacheWarning,
 )
 from engine.kernels.binaries import load
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.runtime.program import LAUNCH
 from tests.support.thread_calls import run_in_threads
 
@@ -36,7 +36,7 @@ class Compiler:
     def ask(self) -> int:
         """Return how often it compiled for one request, whose answer must be right."""
         before = self.calls
-        assert load.bitcode(LAUNCH, host()) == BITCODE
+        assert load.get_bitcode(LAUNCH, detect_host()) == BITCODE
         return self.calls - before
 
 
@@ -86,7 +86,7 @@ def test_writers_of_one_cache_do_not_disturb_one_another(
 
     def work() -> None:
         for _ in range(30):
-            if load.bitcode(LAUNCH, host()) != BITCODE:
+            if load.get_bitcode(LAUNCH, detect_host()) != BITCODE:
                 wrong.append(1)
             for file in tmp_path.rglob("*.bc"):
                 file.unlink(missing_ok=True)

@@ -25,9 +25,9 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops.gemm import gemm_mixed
 from engine.kernels.machine.levels import LEVELS
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import ops, templates
-from engine.kernels.vocabulary.op import OURS, Op, op_keys
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_ops, list_templates
+from engine.kernels.vocabulary.op import OURS, Op, read_op_keys
 from engine.plan.collective import ORDINAL
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
@@ -43,8 +43,8 @@ Key = tuple[str, str]
 
 
 # With factors of 16 bits products are another kernel.
-PRODUCTS = {op.name for op in ops().values() if op.calls and gemm_mixed in op.calls}
-WITH_BF16 = replace(LEVELS[0].target("linux"), features="+avx512bf16")
+PRODUCTS = {op.name for op in list_ops().values() if op.calls and gemm_mixed in op.calls}
+WITH_BF16 = replace(LEVELS[0].make_target("linux"), features="+avx512bf16")
 MOVING = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
 JOINT = [
     Case(
@@ -116,12 +116,12 @@ class Watched:
 @contextmanager
 def recording() -> Iterator[Record]:
     """All ops of the registry are recorded inside."""
-    record, before = Record(), dict(ops())
-    ops().update({key: record.of(op) for key, op in before.items()})
+    record, before = Record(), dict(list_ops())
+    list_ops().update({key: record.of(op) for key, op in before.items()})
     try:
         yield record
     finally:
-        ops().update(before)
+        list_ops().update(before)
 
 
 def symbolic(graph: Graph) -> Graph:
@@ -139,18 +139,20 @@ def recorded() -> Record:
         for case in list_cases():
             one = OneNode(case)
             for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
-                make_plan(graph.copy(), {}, target=host(), threads=2)
+                make_plan(graph.copy(), {}, target=detect_host(), threads=2)
                 if case.op in PRODUCTS:
                     make_plan(graph.copy(), {}, target=WITH_BF16, threads=2, precision="bf16")
-            op = ops().get((case.domain, case.op))
+            op = list_ops().get((case.domain, case.op))
             if may_be_halves(case):
                 with mock.patch.object(storage, "SMALL", 0):
                     make_plan(wrap(one), {}, target=WITH_BF16, threads=2, precision="bf16")
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
-            make_plans(list_artifacts(folder), host(), 2, [4], {})
-        make_plan(OneNode(MOVING).graph, {}, target=host(), threads=1)  # it changes its input
+            make_plans(list_artifacts(folder), detect_host(), 2, [4], {})
+        make_plan(
+            OneNode(MOVING).graph, {}, target=detect_host(), threads=1
+        )  # it changes its input
         for case in JOINT:
             expand_symbolic(OneNode(case).graph)  # a plan of ranks has inputs of certain names
         for model in collective.MODELS:
@@ -170,11 +172,11 @@ def expand_symbolic(graph: Graph) -> None:
         pass  # what needs a shape says so
 
 
-@pytest.mark.parametrize("op", ops().values(), ids=lambda o: o.title)
+@pytest.mark.parametrize("op", list_ops().values(), ids=lambda o: o.title)
 def test_no_op_is_silent(op: Op) -> None:
     assert (op.expand is None) == (op.becomes is None)
     assert op.lower is None or op.calls is not None
-    assert op_keys(op.becomes or "") <= ops().keys()
+    assert read_op_keys(op.becomes or "") <= list_ops().keys()
 
 
 def assert_same(op: Op, declared: Collection[Any], met: Collection[Any]) -> None:
@@ -184,16 +186,16 @@ def assert_same(op: Op, declared: Collection[Any], met: Collection[Any]) -> None
 
 
 def test_every_kernel_says_how_far_it_reaches() -> None:
-    assert not [t.name for t in templates().values() if not t.is_bounded and not t.is_internal]
+    assert not [t.name for t in list_templates().values() if not t.is_bounded and not t.is_internal]
 
 
 def test_what_is_called_is_declared_and_what_is_declared_is_called() -> None:
     for key, called in recorded().calls.items():
-        op = ops()[key]
+        op = list_ops()[key]
         assert_same(op, {t.name for t in op.calls or ()} if op.lower else set(), called)
 
 
 def test_what_is_made_is_declared_and_what_is_declared_is_made() -> None:
     for key, made in recorded().becomes.items():
-        op = ops()[key]
-        assert_same(op, op_keys(op.becomes or ""), made)
+        op = list_ops()[key]
+        assert_same(op, read_op_keys(op.becomes or ""), made)

@@ -10,9 +10,9 @@ import pytest
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.analysis.flops import NULL, Task, Use, touched, work
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import templates
+from engine.kernels.analysis.flops import NULL, Task, Use, count_touched, measure_work
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.mobilenets import build_mobilenet_v2
@@ -24,8 +24,8 @@ from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 
 def operations(graph: Graph, **shapes: tuple[int, ...]) -> int:
     """Multiply-adds of a graph's plan."""
-    plan = make_plan(graph, shapes, target=host(), threads=1)
-    return sum(step.flops for step in work(plan)) // 2
+    plan = make_plan(graph, shapes, target=detect_host(), threads=1)
+    return sum(step.flops for step in measure_work(plan)) // 2
 
 
 def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
@@ -49,9 +49,9 @@ def test_every_kernel_that_multiplies_counts_it() -> None:
     found = {
         name
         for name, spec in specs.items()
-        if natives(templates()[name].build(host(), *spec.params), set()) & multiplies
+        if natives(list_templates()[name].build(detect_host(), *spec.params), set()) & multiplies
     }
-    declared = {name for name, template in templates().items() if template.multiply_adds}
+    declared = {name for name, template in list_templates().items() if template.multiply_adds}
     assert found == declared
 
 
@@ -117,8 +117,10 @@ def test_a_table_counts_as_far_as_it_is_read() -> None:
     table = {"words": np.zeros((50_000, 16), np.float32)}
     node = Node("Gather", ("words", "x"), ("y",), {"axis": 0}, name="gather")
     graph = Graph("one", {"x": TensorType("i64", (10,))}, ["y"], table, [node], {"": 17})
-    plan = make_plan(graph, {}, target=host(), threads=1)
-    (step,) = [w for s, w in zip(plan.steps, work(plan), strict=True) if "gather" in s.kernel]
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
+    (step,) = [
+        w for s, w in zip(plan.steps, measure_work(plan), strict=True) if "gather" in s.kernel
+    ]
     assert step.flops == 0
     assert step.nbytes < 3 * 10 * 16 * 4
 
@@ -136,7 +138,7 @@ def test_what_an_index_chooses_of_is_the_table(
     kernel: str, uses: dict[str, tuple[Mode, int]], expected: dict[str, int]
 ) -> None:
     """Its signature names it: it is neither the largest operand, nor one of a kernel's name."""
-    template = templates()[kernel]
+    template = list_templates()[kernel]
     operands = [
         Use(p.name, uses[p.name][0], uses[p.name][1], 1) if p.name in uses else NULL
         for p in template.parameters
@@ -145,7 +147,7 @@ def test_what_an_index_chooses_of_is_the_table(
     task = Task(KernelSpec(kernel, ("f32",)), tuple(operands), ())
     used = {use.name: use for use in operands if use is not NULL}
     sizes = {name: nbytes for name, (_, nbytes) in uses.items()}
-    assert touched(task, used) == {**sizes, **expected}
+    assert count_touched(task, used) == {**sizes, **expected}
 
 
 def test_every_case_has_work_that_can_be_counted() -> None:
@@ -154,8 +156,8 @@ def test_every_case_has_work_that_can_be_counted() -> None:
     for case in rows[:: max(1, len(rows) // 60)]:
         one = OneNode(case)
         for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
-            plan = make_plan(graph, {}, target=host(), threads=1)
-            for step in work(plan):
+            plan = make_plan(graph, {}, target=detect_host(), threads=1)
+            for step in measure_work(plan):
                 assert step.flops >= 0
                 for nbytes, footprint in step.moves:
                     assert 0 < footprint <= nbytes <= 2 * footprint
@@ -164,9 +166,9 @@ def test_every_case_has_work_that_can_be_counted() -> None:
 def test_what_a_group_has_just_written_is_near() -> None:
     """Of MobileNetV2, whose groups read again what they write, tile by tile."""
     plan = make_plan(
-        build_mobilenet_v2((3, 96, 96)), {"x": (2, 3, 96, 96)}, target=host(), threads=2
+        build_mobilenet_v2((3, 96, 96)), {"x": (2, 3, 96, 96)}, target=detect_host(), threads=2
     )
-    found = work(plan)
+    found = measure_work(plan)
     grouped = [w for s, w in zip(plan.steps, found, strict=True) if s.tiles]
     near = [w for w in grouped if len(w.moves) == 2]
     assert near

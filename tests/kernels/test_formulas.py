@@ -15,7 +15,7 @@ from engine.kernels.vector_ir import scalars
 from engine.kernels.vocabulary.expression import (
     FUNCTIONS,
     Expr,
-    operand_names,
+    name_operands,
     parse,
 )
 from engine.kernels.vocabulary.row_program import Input, Program, loop
@@ -41,8 +41,8 @@ def expressions(count: int) -> st.SearchStrategy[Expr]:
 @given(expressions(30))
 def test_an_expression_is_read_back_from_its_text(e: Expr) -> None:
     formulas = Formulas.of(e)
-    shared, (text,) = formulas.texts()
-    assert Formulas.of(parse("; ".join([*shared, text]), operand_names(30))) == formulas
+    shared, (text,) = formulas.write_texts()
+    assert Formulas.of(parse("; ".join([*shared, text]), name_operands(30))) == formulas
 
 
 @given(expressions(3))

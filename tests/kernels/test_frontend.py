@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from engine.errors import InternalError
-from engine.kernels.binaries.load import compile_kernel, linker
+from engine.kernels.binaries.load import compile_kernel, get_linker
 from engine.kernels.compiler import emit, frontend, lower
-from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import (
     Body,
     Template,
@@ -147,10 +147,10 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Compile a template, whatever the cache holds, and call it as thread 0 of 1."""
 
     def run(template: Template, kind: str, *arguments: np.ndarray | int) -> None:
-        monkeypatch.setitem(templates(), template.name, template)
+        monkeypatch.setitem(list_templates(), template.name, template)
         spec = KernelSpec(*template(kind))
-        code = compile_kernel(spec, host())
-        address = linker(host()).add(spec.symbol, emit.emit_object(code, host()))
+        code = compile_kernel(spec, detect_host())
+        address = get_linker(detect_host()).add(spec.symbol, emit.emit_object(code, detect_host()))
         words = np.array([a if isinstance(a, int) else a.ctypes.data for a in arguments])
         entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         entry(address)(words.ctypes.data, 0, 1)
@@ -276,5 +276,5 @@ def test_what_a_process_has_compiled_before_leaves_no_trace_in_a_kernel() -> Non
 def optimized(template: Template) -> bytes:
     """The bitcode of a template, all that it calls compiled anew."""
     lower._INLINE.clear()
-    texts = lower.lower(template, ("i64",), template.name, host())
-    return emit.optimize(texts, template.name, host())
+    texts = lower.lower(template, ("i64",), template.name, detect_host())
+    return emit.optimize(texts, template.name, detect_host())

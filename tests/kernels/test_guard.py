@@ -22,7 +22,7 @@ from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import CacheWarning, PlanError
 from engine.kernels.analysis.bounds import check
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.call import Machine
 from engine.plan import plan_file
 from engine.plan.plan import Arg, KernelSpec, Plan
@@ -57,7 +57,7 @@ def test_forged_plans_are_refused_or_stay_inside() -> None:
 def refusal(plan: Plan) -> str:
     """Return the refusal of a plan that all other rules let pass."""
     with pytest.raises(PlanError) as refused:
-        check(verify(plan), Machine.of(host()))
+        check(verify(plan), Machine.of(detect_host()))
     return str(refused.value)
 
 
@@ -140,7 +140,7 @@ def with_kernel(plan: Plan, **changes: Any) -> Plan:
 def test_what_is_forged_is_refused(what: str) -> None:
     forged, said = FORGED[what]
     with pytest.raises(PlanError) as refused:
-        check(forged(), Machine.of(host()))
+        check(forged(), Machine.of(detect_host()))
     assert said in str(refused.value)
 
 
@@ -149,11 +149,12 @@ def test_the_harness_finds_a_stray(rows: int, signal: int) -> None:
     code = f"""
 from tests.guard.walk import Walk
 from tests.guard.worker import memory
-from engine.kernels.binaries.load import linker
-from engine.kernels.machine.target import host
+from engine.kernels.binaries.load import get_linker
+from engine.kernels.machine.target import detect_host
 from tests.guard.steps import numbered, softmax
 plan = numbered(softmax(), 0, 0, {rows})
-Walk(plan, linker(host()).addresses(plan.kernels), memory(plan, {{}}), lambda call: None).run()
+addresses = get_linker(detect_host()).get_addresses(plan.kernels)
+Walk(plan, addresses, memory(plan, {{}}), lambda call: None).run()
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == signal
 

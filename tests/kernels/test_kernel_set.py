@@ -13,11 +13,11 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import FUNCTIONS
-from engine.kernels.vocabulary.instructions import DOMAINS, Primitive, codes, encode
+from engine.kernels.vocabulary.instructions import DOMAINS, Primitive, assign_codes, encode
 from engine.kernels.vocabulary.kernel import OPEN
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.terms import Formulas
@@ -38,7 +38,7 @@ DECLARED = [case for case in list_cases() if case.op != "ChannelSums"]
 
 
 def closed(graph: Graph, threads: int = 2) -> Plan:
-    return make_plan(graph.copy(), {}, target=host(), threads=threads, closed=True)
+    return make_plan(graph.copy(), {}, target=detect_host(), threads=threads, closed=True)
 
 
 @functools.cache
@@ -107,13 +107,15 @@ def test_closed_plans_compute_the_same(case: Case) -> None:
 
 
 def test_every_function_of_floats_is_an_instruction() -> None:
-    have = {p.function for p in codes("real") if isinstance(p, Primitive) and "f32" in p.kinds}
+    have = {
+        p.function for p in assign_codes("real") if isinstance(p, Primitive) and "f32" in p.kinds
+    }
     others = {"and_", "or_", "xor", "not_", "philox0", "philox1", "bitand", "bitor", "bitxor",
               "bitnot", "shl", "shr"}  # fmt: skip
     assert set(FUNCTIONS) - others <= have
-    whole = {p.function for p in codes("whole") if isinstance(p, Primitive)}
+    whole = {p.function for p in assign_codes("whole") if isinstance(p, Primitive)}
     assert others <= whole
-    assert all(set(codes("real")) <= set(codes(domain)) for domain in DOMAINS)
+    assert all(set(assign_codes("real")) <= set(assign_codes(domain)) for domain in DOMAINS)
 
 
 def test_registers_are_given_back() -> None:
@@ -131,7 +133,7 @@ def test_registers_are_given_back() -> None:
 
 
 def test_parameters_of_kernels_are_flags_or_declared() -> None:
-    for template in templates().values():
+    for template in list_templates().values():
         for name, given in template.ranges.items():
             assert name in (*template.build.__annotations__, "params"), template.name
             assert given == OPEN or len(given) > 0
@@ -164,7 +166,7 @@ def test_all_ops_are_all_kernels() -> None:
     runtime = {"launch", "worker", "map", "peak", "stream", "timed"}
     planned = {"index_chains", "gather_grad_rows"}  # plans of a library keep gradients whole
     in_halves = {"gemm_mixed"}  # plans of a library store nothing in 16 bits
-    assert {s.template for s in every} >= set(templates()) - runtime - planned - in_halves
+    assert {s.template for s in every} >= set(list_templates()) - runtime - planned - in_halves
 
 
 def test_the_shape_of_an_operand_is_no_part_of_a_kernel() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from engine.errors import PlanError
-from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall, Machine
 from engine.kernels.vocabulary.kernel import Body, Template, kernel
-from engine.kernels.vocabulary.signature import FUNCTIONS, compiled, parse
+from engine.kernels.vocabulary.signature import FUNCTIONS, compile_expression, parse
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import OPEN, Field, Words
 
@@ -48,7 +48,7 @@ def by_function(target: Target, T: str) -> Body:
 
 
 def call_of(template: Template, *consts: int, **more: Any) -> KernelCall:
-    return KernelCall(template, ("f32",), consts, 2, Machine.of(host()), **more)
+    return KernelCall(template, ("f32",), consts, 2, Machine.of(detect_host()), **more)
 
 
 def test_a_signature_is_read_in_order() -> None:
@@ -62,7 +62,7 @@ def test_a_signature_is_read_in_order() -> None:
 
 
 def test_the_reach_follows_from_shapes_and_conditions() -> None:
-    lanes = host().lanes(4)
+    lanes = detect_host().lanes(4)
     reach = call_of(all_clauses, 3, 5, 0, 0, -1, -1).reach()
     assert reach == {"x": 15, "index": 3, "b": 0, "y": 24, "work": 2 * lanes}
     assert call_of(all_clauses, 3, 5, 1, 0, 0, 0).reach()["b"] == 5
@@ -132,11 +132,11 @@ def test_a_text_that_is_no_signature_is_refused(text: str, said: str) -> None:
 
 def test_a_size_that_is_no_expression_is_refused_by_the_first_call() -> None:
     with pytest.raises(ValueError, match="is not an expression"):
-        compiled(parse("x: T[for]")[0].reach)
+        compile_expression(parse("x: T[for]")[0].reach)
 
 
 def test_every_kernel_that_plans_call_writes_an_operand() -> None:
-    for template in templates().values():
+    for template in list_templates().values():
         pointers = [p for p in template.parameters if p.is_pointer]
         if not template.is_internal and template.writes is None:
             assert any(p.access in "wu" for p in pointers), f"{template.name} writes nothing"
@@ -145,7 +145,7 @@ def test_every_kernel_that_plans_call_writes_an_operand() -> None:
 def test_sizes_and_conditions_name_what_a_kernel_has() -> None:
     """A misspelt name would be found only by the call that evaluates it."""
     checked = 0
-    for template in templates().values():
+    for template in list_templates().values():
         if any(callable(words) for words in template.words.values()):
             continue
         known = {*FUNCTIONS, "threads", "lanes", "tile_columns", "record_words"}
@@ -156,7 +156,7 @@ def test_sizes_and_conditions_name_what_a_kernel_has() -> None:
             known |= {*words.fields}
         for p in template.parameters:
             for text in filter(None, (p.size, p.condition, p.updates, p.where)):
-                assert {*compiled(text).co_names} <= known, (template.name, p.name, text)
+                assert {*compile_expression(text).co_names} <= known, (template.name, p.name, text)
                 checked += 1
             if p.within[0]:
                 assert p.within[1] in known, (template.name, p.within)
@@ -178,6 +178,6 @@ def test_a_call_is_cut_by_the_number_of_samples() -> None:
 
 
 def test_what_counts_samples_is_a_first_extent() -> None:
-    for template in templates().values():
+    for template in list_templates().values():
         if isinstance(template.samples, str) and template.samples:
             assert template.samples in {p.shape[0] for p in template.parameters if p.shape}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineError, FileError
-from engine.kernels.binaries.load import library_code
+from engine.kernels.binaries.load import get_library
 from engine.plan.plan import KernelSpec
 from engine.tools import cli
 from engine.tools.trimmed import binary, opset
@@ -64,7 +64,7 @@ def build(target: Platform, folder: Path, kind: str = "shared", **options: Any) 
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "lib.c"
     source.write_text(SOURCE)
-    code = library_code([SPEC], target.target, table="lib_kernels", data={})
+    code = get_library([SPEC], target.target, table="lib_kernels", data={})
     defines = {"WORD": "3"} | ({"PROGRAM": ""} if kind == "executable" else {})
     defines |= {"FREESTANDING": ""} if options.get("freestanding") else {}
     return link(
@@ -284,11 +284,11 @@ def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_32_bit_process_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.kernels.machine.target import host
+    from engine.kernels.machine.target import detect_host
 
     monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
-    host.cache_clear()
+    detect_host.cache_clear()
     with pytest.raises(EngineError, match=r"64-bit Raspberry Pi OS.*--target armv7"):
-        host()
+        detect_host()
     monkeypatch.undo()
-    assert host().lanes(4) >= 4
+    assert detect_host().lanes(4) >= 4

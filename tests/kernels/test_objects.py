@@ -18,9 +18,9 @@ import pytest
 
 from engine.errors import EngineError
 from engine.kernels.binaries import object_files, objects
-from engine.kernels.binaries.load import linker, object_code
+from engine.kernels.binaries.load import get_linker, get_object
 from engine.kernels.machine import hosts
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import KernelSpec
 from engine.system import cache
 from engine.tools.trimmed.targets import resolve
@@ -56,15 +56,15 @@ def test_a_warm_start_loads_no_compiler(tmp_path: Path) -> None:
 
 @needs_plain
 def test_linked_objects_run() -> None:
-    found = objects.link({SUM.symbol: object_code(SUM, host())})
+    found = objects.link({SUM.symbol: get_object(SUM, detect_host())})
     assert ctypes.c_ubyte.from_address(found[SUM.symbol]).value  # an instruction
     with pytest.raises(EngineError, match="other: not found in its own object"):
-        objects.link({"other": object_code(SUM, host())})
+        objects.link({"other": get_object(SUM, detect_host())})
 
 
 @needs_plain
 def test_what_is_not_known_is_left_to_llvm() -> None:
-    code = object_code(SUM, host())
+    code = get_object(SUM, detect_host())
     (begin,) = struct.unpack_from("<Q", code, 40)  # of the table of sections
     size, count = struct.unpack_from("<2H", code, 58)
     writable = bytearray(code)
@@ -74,7 +74,7 @@ def test_what_is_not_known_is_left_to_llvm() -> None:
     others = {
         "bitcode": b"BC\xc0\xde" * 32,
         "cut short": code[:40],
-        "arm": object_code(SUM, resolve("aarch64").target),
+        "arm": get_object(SUM, resolve("aarch64").target),
         "writable": bytes(writable),
     }
     assert objects.link(others) == {}
@@ -82,13 +82,13 @@ def test_what_is_not_known_is_left_to_llvm() -> None:
 
 def test_the_cpu_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path))
-    known = hosts.known_host.__wrapped__
-    assert known() == host()
+    known = hosts.find_host.__wrapped__
+    assert known() == detect_host()
     if not (kept := list(tmp_path.glob("host-*"))):
         pytest.skip("this system tells no CPU")
-    other = dataclasses.replace(host(), cpu="kept")
-    monkeypatch.setattr(hosts, "host", lambda: other)
-    assert known() == host() != other
+    other = dataclasses.replace(detect_host(), cpu="kept")
+    monkeypatch.setattr(hosts, "detect_host", lambda: other)
+    assert known() == detect_host() != other
     entry = cache.Entry(kept[0], "host", kept[0].name)
     for content in (
         b"[]",
@@ -131,7 +131,7 @@ def changed(rng: random.Random, code: bytes) -> bytes:
 @pytest.mark.parametrize("name", FORMS)
 def test_any_bytes_are_an_object_or_none(name: str) -> None:
     target = resolve(name).target
-    code, rng = object_code(SUM, target), random.Random(15)
+    code, rng = get_object(SUM, target), random.Random(15)
     assert object_files.fits(code, SUM.symbol, target)
     assert not object_files.fits(code, "other", target)
     cut = [n for n in range(len(code)) if object_files.fits(code[:n], SUM.symbol, target)]
@@ -159,7 +159,7 @@ def test_damaged_objects_are_linked_into_their_own_pages_or_not_at_all(
 
     monkeypatch.setattr(objects, "_protect", protect)
     monkeypatch.setattr(objects, "_pages", [])  # this test's own, which can go
-    code, rng, kinds = object_code(SUM, host()), random.Random(15), Counter[str]()
+    code, rng, kinds = get_object(SUM, detect_host()), random.Random(15), Counter[str]()
     for _ in range(3000):
         try:
             found = objects.link({SUM.symbol: changed(rng, code)})
@@ -174,8 +174,8 @@ def test_damaged_objects_are_linked_into_their_own_pages_or_not_at_all(
 
 @needs_plain
 def test_a_distance_that_cannot_be_is_refused() -> None:
-    code = object_code(KernelSpec("softmax_rows", ("f32", 1)), host())
-    read = object_files.elf(code)
+    code = get_object(KernelSpec("softmax_rows", ("f32", 1)), detect_host())
+    read = object_files.read_elf(code)
     begin = next(s.at for s in read.sections if s.kind == object_files.ADDENDS)
     symbol = "softmax_rows_f32_1"
     assert objects.link({symbol: code})
@@ -191,7 +191,7 @@ def test_a_distance_that_cannot_be_is_refused() -> None:
         if not message:
             assert objects.link({symbol: bytes(far)}) == {}
             with pytest.raises(EngineError, match="not found in its own object"):
-                linker(host()).add(symbol, bytes(far))  # nor is it left to LLVM
+                get_linker(detect_host()).add(symbol, bytes(far))  # nor is it left to LLVM
             continue
         with pytest.raises(EngineError, match=message):
             objects.link({symbol: bytes(far)})

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.kernels.ops.registry import ops
-from engine.kernels.vocabulary.op import op_keys
+from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.op import read_op_keys
 from tests.support.places import ROOT
 
 FEW = 3  # op names from which on a collection is a table
-NAMES = frozenset(op.name for op in ops().values())
+NAMES = frozenset(op.name for op in list_ops().values())
 FAMILIES = ("kernels/ops/", "tools/dev/cases/", "engine/models/")  # declare ops, or make models
 # Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
 PATTERNS = {
@@ -47,7 +47,7 @@ PATTERNS = {
 def names_in(node: ast.AST) -> frozenset[str]:
     """Return the op names that are elements or keys of a collection, or all words of a text."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        words = frozenset(name for _, name in op_keys(node.value))
+        words = frozenset(name for _, name in read_op_keys(node.value))
         return words if words <= NAMES else frozenset()
     elements: list[ast.expr] = []
     if isinstance(node, ast.Dict):
@@ -96,6 +96,6 @@ def test_tables_of_ops_are_found_in_any_form(source: str) -> None:
 
 
 def test_roles_are_of_inputs_that_an_op_has() -> None:
-    for op in ops().values():
+    for op in list_ops().values():
         if op.inputs is not None:
             assert all(place < op.inputs[1] for place in op.roles), op.title

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from engine.errors import UnsupportedOpError
-from engine.kernels.binaries.load import object_code
+from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import lower_gemm
-from engine.kernels.machine.levels import levels
-from engine.kernels.machine.target import Target, host
+from engine.kernels.machine.levels import list_levels
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.op import Array, Site
 from engine.plan.plan import KernelSpec
 from tests.support.product_calls import Calls, load_as, store_as
@@ -34,7 +34,7 @@ SIZES = [(1, 1, 1), (3, 5, 2), (7, 70, 33), (14, 16, 18), (2, 129, 5), (100, 33,
 
 def targets() -> list[Target]:
     """This CPU as it is, and as the smallest level has it: float32 factors, narrower vectors."""
-    return [host(), *(level.target() for level in levels()[1:2])]
+    return [detect_host(), *(level.make_target() for level in list_levels()[1:2])]
 
 
 def ids(target: Target) -> str:
@@ -184,7 +184,7 @@ def test_what_products_refuse() -> None:
             op="MatMul", domain="", name="product", opset=13, ins=(), attrs={}, values=(), n_outs=1
         )
 
-    calls: Any = Named(host(), 1, "bf16")
+    calls: Any = Named(detect_host(), 1, "bf16")
     a = calls.put("a", np.zeros((2, 2), np.uint16), "bf16")
     b, y = (calls.put(name, np.zeros((2, 2)), "f64") for name in "by")
     with pytest.raises(UnsupportedOpError, match="a product of bf16, f64, f64; supported: f32"):
@@ -192,7 +192,9 @@ def test_what_products_refuse() -> None:
 
 
 def test_factors_follow_from_the_features() -> None:
-    plain = dataclasses.replace(host(), triple="x86_64-unknown-linux-gnu", features="", vector=64)
+    plain = dataclasses.replace(
+        detect_host(), triple="x86_64-unknown-linux-gnu", features="", vector=64
+    )
     arm = dataclasses.replace(plain, triple="aarch64-unknown-linux-gnu", vector=16)
     with_bf16 = [
         dataclasses.replace(plain, features="+avx512f,+avx512bf16"),
@@ -225,4 +227,4 @@ def dots(code: bytes, arch: str) -> int:
 )
 def test_tiles_are_of_dot_products_where_there_are_such(target: Target) -> None:
     spec = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "bf16", 0, 0))
-    assert dots(object_code(spec, target), target.arch) >= target.mr * target.nv
+    assert dots(get_object(spec, target), target.arch) >= target.mr * target.nv

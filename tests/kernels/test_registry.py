@@ -11,7 +11,7 @@ import pytest
 from engine.graphs.passes.pipeline import PASSES, Work
 from engine.kernels.ops import collective
 from engine.kernels.ops.norm import joint
-from engine.kernels.ops.registry import families, ops, templates
+from engine.kernels.ops.registry import list_families, list_ops, list_templates
 from engine.kernels.vocabulary.op import Op
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, backward_of, find_largest_rows, list_cases
@@ -23,26 +23,28 @@ OF_RANKS = (collective, joint)
 
 
 def test_names_are_unique() -> None:
-    declared = Counter((op.domain, op.name) for m in families() for op in getattr(m, "OPS", ()))
+    declared = Counter(
+        (op.domain, op.name) for m in list_families() for op in getattr(m, "OPS", ())
+    )
     assert not [name for name, count in declared.items() if count > 1]
-    kernels = Counter(t.name for m in families() for t in getattr(m, "KERNELS", ()))
+    kernels = Counter(t.name for m in list_families() for t in getattr(m, "KERNELS", ()))
     assert not [name for name, count in kernels.items() if count > 1]
 
 
 def test_template_names_are_their_functions() -> None:
-    for name, template in templates().items():
+    for name, template in list_templates().items():
         assert template.build.__name__ == name
 
 
-@pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
+@pytest.mark.parametrize("op", list_ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
 def test_every_op_can_be_computed(op: Op) -> None:
     assert op.lower or op.is_view or op.expr or op.fold or op.expand
 
 
-@pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
+@pytest.mark.parametrize("op", list_ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
 def test_gradients_tell_whose_they_are(op: Op) -> None:
     assert bool(op.gradient_of) == bool(re.search(r"(?<!Zero|Stop)Grad(_13|_dX)?$", op.name))
-    assert op.gradient_of in {"", *(o.title for o in ops().values())}
+    assert op.gradient_of in {"", *(o.title for o in list_ops().values())}
 
 
 @functools.cache
@@ -64,7 +66,7 @@ def met() -> frozenset[tuple[str, str]]:
 
 
 def test_every_op_is_met_by_a_case() -> None:
-    others = {key: op for key, op in ops().items() if key not in met() and not op.optimizer}
+    others = {key: op for key, op in list_ops().items() if key not in met() and not op.optimizer}
     of_ranks = {op.name for m in OF_RANKS for op in m.OPS}
     missing = [f"{d}:{name}" for d, name in others if name not in IN_PLACE | of_ranks]
     assert not missing
@@ -74,7 +76,7 @@ def test_every_differentiable_op_has_a_gradient_case() -> None:
     covered = {(c.domain, c.op) for c in list_cases() if c.grad}
     missing = [
         f"{domain}:{name}"
-        for (domain, name), op in ops().items()
+        for (domain, name), op in list_ops().items()
         if op.differentiable and (domain, name) not in covered
     ]
     assert not missing
@@ -89,4 +91,4 @@ def test_every_kernel_has_a_bench_row() -> None:
     updates = {spec.template for plan in optimizer_plans.make_plans() for spec in plan.specs}
     others = {"launch", "worker", "formula", "peak", "stream", "timed", "gemm_mixed"}
     others |= {template.name for template in collective.KERNELS}
-    assert set(templates()) - set(find_largest_rows()) - updates == others
+    assert set(list_templates()) - set(find_largest_rows()) - updates == others

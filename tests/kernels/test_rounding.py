@@ -10,13 +10,13 @@ import pytest
 from engine.kernels.loops.gemm import lower_gemm
 from engine.kernels.loops.map import map as map_kernel
 from engine.kernels.loops.map import map_words
-from engine.kernels.machine.levels import levels
-from engine.kernels.machine.target import Target, host
+from engine.kernels.machine.levels import list_levels
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.op import Array
 from engine.plan.plan import KernelSpec
 from tests.support.product_calls import Calls, get_array_type, load_as, store_as
 
-TARGETS = [host(), *(level.target() for level in levels()[1:])]
+TARGETS = [detect_host(), *(level.make_target() for level in list_levels()[1:])]
 LEAST = {"bf16": 2.0**-126, "f16": 2.0**-149}  # what x86's instruction for bf16 takes for 0 is less
 
 

@@ -21,7 +21,7 @@ from engine.kernels.binaries import load, shipped, source
 from engine.kernels.machine import levels
 from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.arena import allocate
@@ -34,7 +34,7 @@ from engine.tools.trimmed.opset import OpSet
 from tests.support.places import GOLDENS
 
 MODELS = ("mlp", "cnn")
-HERE = levels.levels()
+HERE = levels.list_levels()
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,14 @@ def trained(name: str) -> tuple[bytes, Module]:
 
 
 def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
+    monkeypatch.setattr(levels, "name_machine", lambda: "x86_64")
     monkeypatch.setattr(sys, "platform", "linux")
     known = {name for level in LEVELS[:3] for name in level.needs | level.also}
 
     def chosen(lacking: str) -> list[str]:
         found = {name: name not in lacking.split() for name in known}
-        monkeypatch.setattr(levels, "features", lambda: found)
-        return [level.name for level in levels.levels()]
+        monkeypatch.setattr(levels, "list_features", lambda: found)
+        return [level.name for level in levels.list_levels()]
 
     assert chosen("") == ["x86-64-v4", "x86-64-v3", "x86-64-v2"]
     assert chosen("AVX512BW") == ["x86-64-v3", "x86-64-v2"]
@@ -90,14 +90,14 @@ def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("BMI2") == ["x86-64-v2"]
     assert chosen("SSE42") == []
     old = {name: True for level in LEVELS[:3] for name in level.needs}  # numpy before 2.4
-    monkeypatch.setattr(levels, "features", lambda: old)
-    assert levels.levels()[0].name == "x86-64-v4"
+    monkeypatch.setattr(levels, "list_features", lambda: old)
+    assert levels.list_levels()[0].name == "x86-64-v4"
 
 
 @pytest.mark.parametrize("system", levels.SYSTEMS)
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_levels_compile_for_every_system(level: levels.Level, system: str) -> None:
-    target = level.target(system)
+    target = level.make_target(system)
     assert load.compile_kernel(KernelSpec("softmax_rows", ("f32", 0)), target)
     assert target.arch == level.arch
 
@@ -114,7 +114,7 @@ def test_the_zoo_is_complete() -> None:
     wanted |= zoo.list_kernels(plan for path in zoo.list_goldens() for plan in zoo.of_golden(path))
     assert not wanted - have, "run python -m engine.tools.dev.zoo"
     assert {*ship.ALWAYS, *find_kernel_set(OpSet(all_if_none=True))} <= have
-    assert [s for s in have if s.template not in templates()] == []
+    assert [s for s in have if s.template not in list_templates()] == []
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
@@ -140,8 +140,8 @@ def test_shipped_kernels_compute_what_compiled_ones_do(
         found[mode], module = trained(name)
         assert module.session.memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
         assert module.session.memory.kernels.name in str(module.plan(*_shapes(name)))
-    compiled = source.KernelSet("compiled for the level", HERE[0].target())
-    monkeypatch.setattr(source, "current", lambda *_: compiled)
+    compiled = source.KernelSet("compiled for the level", HERE[0].make_target())
+    monkeypatch.setattr(source, "choose_current", lambda *_: compiled)
     assert found["shipped"] == found["auto"] == trained(name)[0]
 
 
@@ -176,9 +176,13 @@ def test_a_set_with_prepared_plans_is_preferred(monkeypatch: pytest.MonkeyPatch)
     best, prepared = (source.of_level(HERE[0], mode) for mode in ("auto", "shipped"))
     assert best is not None
     assert prepared is not None
-    assert source.current() is source.current({"native x", "shipped x86-64-v4 0"}) is best
-    assert source.current({prepared.name}) is prepared
-    assert source.current({prepared.name, best.name}) is best
+    assert (
+        source.choose_current()
+        is source.choose_current({"native x", "shipped x86-64-v4 0"})
+        is best
+    )
+    assert source.choose_current({prepared.name}) is prepared
+    assert source.choose_current({prepared.name, best.name}) is best
 
 
 @pytest.mark.usefixtures("here")
@@ -212,7 +216,7 @@ def chain(*ops: str) -> Graph:
 @pytest.mark.usefixtures("here")
 def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
-    kernels, x = source.current(), np.linspace(-2, 2, 210, dtype=np.float32).reshape(3, 70)
+    kernels, x = source.choose_current(), np.linspace(-2, 2, 210, dtype=np.float32).reshape(3, 70)
     plan = make_plan(
         chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
     )
@@ -232,21 +236,21 @@ def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("here")
 def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
-    kernels, asked = source.current(), list[Target]()
-    compiler = load.linker
+    kernels, asked = source.choose_current(), list[Target]()
+    compiler = load.get_linker
 
     def linker(target: Target) -> load.Linker:
         asked.append(target)
         return compiler(target)
 
-    monkeypatch.setattr(load, "linker", linker)
+    monkeypatch.setattr(load, "get_linker", linker)
     plan = make_plan(
         chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
     )
     assert set(kernels.resolve(plan.kernels)) == {k.symbol for k in plan.specs}
-    assert asked == [HERE[0].target()]
+    assert asked == [HERE[0].make_target()]
     monkeypatch.setattr(source, "can_compile", lambda: False)
-    alone = source.current()
+    alone = source.choose_current()
     assert alone.name.startswith("shipped ")
     with pytest.raises(EngineError, match="nothing can compile here: install numba"):
         alone.resolve(plan.kernels)
@@ -255,10 +259,10 @@ def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("here")
 def test_a_plan_that_passes_something_else_is_refused() -> None:
     spec = next(k for k in zoo.list_kernels(zoo.of_golden(GOLDENS / "mlp")) if k.template == "gemm")
-    found = shipped.shipment()
+    found = shipped.open_shipment()
     assert found is not None
     with pytest.raises(PlanError, match="the plan is of another version"):
-        found.numbers([Kernel(spec, ("f32*", "i64"))])
+        found.find_numbers([Kernel(spec, ("f32*", "i64"))])
 
 
 # --- what can be wrong
@@ -340,35 +344,35 @@ def test_damage_is_an_error_or_the_compiler(
     monkeypatch.setattr(shipped, "FOLDER", broken)
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
     with pytest.raises(FileError, match="shipped kernels"):
-        source.current()
+        source.choose_current()
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
     with pytest.warns(RuntimeWarning, match="Kernels are compiled instead"):
-        assert source.current().name.startswith("native ")
+        assert source.choose_current().name.startswith("native ")
     monkeypatch.setattr(source, "can_compile", lambda: False)
     with pytest.raises(FileError, match="shipped kernels"):
-        source.current()
+        source.choose_current()
 
 
 def test_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
     with pytest.raises(EngineError, match="ships no kernels for this CPU"):
-        source.current()
+        source.choose_current()
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert source.current().name.startswith("native ")
+        assert source.choose_current().name.startswith("native ")
     monkeypatch.setenv("EDGEGRAD_KERNELS", "fast")
     with pytest.raises(EngineError, match="expected one of native, shipped, auto"):
-        source.current()
+        source.choose_current()
 
 
 @pytest.mark.usefixtures("here")
 def test_a_cpu_without_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "features", dict[str, bool])
+    monkeypatch.setattr(levels, "list_features", dict[str, bool])
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
-    assert source.current().name.startswith("native ")
-    source._native.cache_clear()
+    assert source.choose_current().name.startswith("native ")
+    source._make_native.cache_clear()
     monkeypatch.setattr(source, "can_compile", lambda: False)
     with pytest.raises(EngineError, match=r"none that is known.*pip install edgegrad"):
-        source.current()
+        source.choose_current()

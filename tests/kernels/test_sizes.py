@@ -15,7 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, array, is_size, number
+from engine.kernels.vocabulary.sizes import (
+    Noted,
+    SizedArray,
+    Sizes,
+    is_size,
+    make_array,
+    note_number,
+)
 
 COMPUTED: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
@@ -136,7 +143,7 @@ def test_equal_terms_are_one() -> None:
 def test_arrays_hold_sizes_and_are_read_as_arrays() -> None:
     sizes = Sizes({"n": 5})
     n = sizes.given["n"]
-    made = array([n, 2 * n, 3], np.int64)
+    made = make_array([n, 2 * n, 3], np.int64)
     assert isinstance(made, SizedArray)
     (shape, first, items), answers = noted(
         sizes, lambda: (made.reshape(3, 1).shape, made[:2].shape, made.tolist())
@@ -148,4 +155,4 @@ def test_arrays_hold_sizes_and_are_read_as_arrays() -> None:
     assert sizes.take({"n": 6})
     assert not sizes.holds(answers)
     assert sizes.value(made).tolist() == [6, 12, 3]
-    assert number(7) == 7
+    assert note_number(7) == 7

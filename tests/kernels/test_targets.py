@@ -13,7 +13,7 @@ import pytest
 
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.binaries.load import object_code
+from engine.kernels.binaries.load import get_object
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv.few_channels import is_few
 from engine.plan.plan import KernelSpec
@@ -124,4 +124,4 @@ def test_every_template_compiles_for_every_target(name: str, quarter: int) -> No
     magic = others.get(name, b"\x7fELF")
     every = [*kernels_of(OTHERS[name]), KernelSpec("launch", ("i64",))]
     for spec in every[quarter::4]:
-        assert object_code(spec, OTHERS[name]).startswith(magic), spec
+        assert get_object(spec, OTHERS[name]).startswith(magic), spec

@@ -21,7 +21,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import Grad, Op, TensorType
 from tests.support import harness
 
@@ -272,7 +272,9 @@ def test_what_has_no_influence_is_refused_all_of_it() -> None:
 
 def test_all_ops_without_a_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("One", "Two"):
-        monkeypatch.setitem(ops(), ("", name), Op(name=name, infer=lambda site: (site.type(0),)))
+        monkeypatch.setitem(
+            list_ops(), ("", name), Op(name=name, infer=lambda site: (site.type(0),))
+        )
     nodes = [
         Node("One", ("w",), ("a",), name="first"),
         Node("Exp", ("a",), ("b",)),
@@ -295,7 +297,7 @@ def test_rules_that_refuse_are_named_together(monkeypatch: pytest.MonkeyPatch) -
         grad.site.fail("a kind without a gradient", "another")
 
     op = Op(name="Odd", infer=lambda site: (site.type(0),), grad=grad)
-    monkeypatch.setitem(ops(), ("", "Odd"), op)
+    monkeypatch.setitem(list_ops(), ("", "Odd"), op)
     nodes = [
         Node("Odd", ("w",), ("a",), name="first"),
         Node("Odd", ("v",), ("b",), name="second"),

@@ -18,7 +18,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
 from engine.tools.benchmark.workload import list_parameters
@@ -67,7 +67,9 @@ def planned(name: str, part: str, folder: Path, size: int = 2) -> tuple[Plan, Mo
             frozen_batch_norm=True,
         )
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    model = Model(folder / "training_model.onnx", state, Memory(), 2, "training model", host())
+    model = Model(
+        folder / "training_model.onnx", state, Memory(), 2, "training model", detect_host()
+    )
     x, labels = work.batch(size)
     plan = model.plan(dict(zip(model.inputs, (x.shape, labels.shape), strict=True)))
     return plan, model, state.trainable_names()

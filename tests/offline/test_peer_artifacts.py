@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.tools.dev.case_graphs import list_cases
 from engine.tools.dev.cases.case import Case
 from tests.support import peer_artifacts
@@ -37,7 +37,7 @@ def test_models_use_operators_that_the_peer_has(title: str, tmp_path: Path) -> N
     MODELS[title]().write_artifacts(tmp_path)
     model = onnx.load(tmp_path / "training_model.onnx")
     known = {op.name for op in onnx.defs.get_all_schemas()}
-    known |= {op.name for op in ops().values() if op.is_for_training}
+    known |= {op.name for op in list_ops().values() if op.is_for_training}
     assert {n.domain for n in model.graph.node} <= {"", "com.microsoft"}
     assert {n.op_type for n in model.graph.node if not n.domain} <= known
     assert pool_gradients_have_pixels(model) == ("pool" in title or title == "golden cnn")

@@ -14,7 +14,7 @@ from onnx import parser
 import engine
 from engine.errors import EngineError
 from engine.graphs.offline import untrained
-from engine.kernels.ops.registry import ops as declared
+from engine.kernels.ops.registry import list_ops as declared
 from engine.tools import cli
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1]>\n'

@@ -20,8 +20,8 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes import attention_match, storage
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import Planner, make_plan
-from engine.kernels.machine.levels import levels
-from engine.kernels.machine.target import Target, host
+from engine.kernels.machine.levels import list_levels
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
 from engine.tools.dev.cases.attention import attend
@@ -32,7 +32,10 @@ from tests.support.harness import execute, run
 Array = np.ndarray[Any, np.dtype[Any]]
 PASS = "fuse attention"
 RNG = np.random.default_rng(7)
-TARGETS = [host(), *(level.target() for level in levels()[1:2])]  # and float32 factors
+TARGETS = [
+    detect_host(),
+    *(level.make_target() for level in list_levels()[1:2]),
+]  # and float32 factors
 
 
 def values(*shape: int) -> Array:
@@ -408,7 +411,7 @@ def plans(graph: Graph, fed: dict[str, Array], threads: int = 2) -> tuple[Plan, 
     """The plan of a graph, and the one that leaves attention as it is."""
     shapes = {n: a.shape for n, a in fed.items()}
     made = [
-        make_plan(graph.copy(), shapes, target=host(), threads=threads, without=without)
+        make_plan(graph.copy(), shapes, target=detect_host(), threads=threads, without=without)
         for without in ((), (PASS,))
     ]
     return made[0], made[1]
@@ -573,7 +576,7 @@ def test_memory_is_linear_in_length(kind: str) -> None:
         types = infer(w.graph.copy()).types
         grads = differentiate(w.graph, loss, list("qkv"), types)
         w.graph.outputs = [y, *(grads[n] for n in "qkv")]
-        plan = make_plan(w.graph, {}, target=host(), threads=2)
+        plan = make_plan(w.graph, {}, target=detect_host(), threads=2)
         assert fused(plan) == (1, 1)
         return plan.compute_region_bytes("work")
 
@@ -588,7 +591,7 @@ def test_lengths_share_what_passes_have_made() -> None:
     w.graph.inputs = {n: TensorType("f32", shape) for n in "qkv"}
     s = w.op("MatMul", "q", w.op("Transpose", "k", perm=[0, 1, 3, 2]))
     w.graph.outputs = [w.op("MatMul", w.op("Softmax", s, axis=-1), "v")]
-    planner = Planner(w.graph, target=host(), threads=2)
+    planner = Planner(w.graph, target=detect_host(), threads=2)
     for rows in (300, 400, 555):
         plan = planner.plan({n: (2, 2, rows, 16) for n in "qkv"})
         assert fused(plan) == (1, 0)

@@ -24,7 +24,7 @@ from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.batchnorm import _ins
@@ -249,7 +249,7 @@ def test_a_convolution_absorbs_the_statistics_behind_it(
     plain = graph.copy()
     plain.outputs.append("a")  # whoever wants the convolution's own output gets it
     both = run(plain, given)
-    plan = make_plan(graph, {}, target=host(), threads=1)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
     apart = {"bn", "relu"} if op == "Conv" else {"bn"}
     assert not apart & {s.source for s in plan.steps}
     assert "conv" in {s.source for s in plan.steps}
@@ -288,7 +288,7 @@ def test_the_backward_pass_stores_neither_y_nor_the_masked_gradient() -> None:
     graph.outputs += list(names.values())
     places = {n: Place("param", 64 * i) for i, n in enumerate("mv")}
     plan = make_plan(
-        graph, {}, target=host(), threads=1, places=places, region_bytes={"param": 128}
+        graph, {}, target=detect_host(), threads=1, places=places, region_bytes={"param": 128}
     )
     stored = {b.name for b in plan.buffers if b.shape == images.shape}
     assert not stored & {"n", "n_grad"}

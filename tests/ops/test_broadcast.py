@@ -18,7 +18,7 @@ import pytest
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import list_cases
 from engine.tools.dev.cases.case import Tensor
@@ -180,7 +180,7 @@ def test_every_broadcasting_formula_has_a_row() -> None:
     listed = {(row.domain, row.op) for row in ROWS}
     missing = set()
     for case in list_cases():
-        op = ops().get((case.domain, case.op))
+        op = list_ops().get((case.domain, case.op))
         shapes = {given.shape for given in case.ins if isinstance(given, Tensor)}
         if case.grad and op and op.expr and op.grad and len(shapes) > 1:
             missing |= {(case.domain, case.op)} - listed

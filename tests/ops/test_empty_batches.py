@@ -9,7 +9,7 @@ from onnx import parser
 from engine.errors import ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from tests.random_graphs.compare import accumulated, backward, compare, numbers, with_buffers
 from tests.random_graphs.sketch import Model
 
@@ -73,7 +73,9 @@ def test_gradients_of_an_empty_batch_are_zero(text: str) -> None:
         training = accumulated(graph, names)
         fed = with_buffers(training, made.fed, seed)
         for threads in (1, 2):
-            plan = make_plan(training.copy(), {}, target=host(), threads=threads, closed=True)
+            plan = make_plan(
+                training.copy(), {}, target=detect_host(), threads=threads, closed=True
+            )
             kept = numbers(plan, fed)
             for name in names:
                 buffer = f"{name}_grad.accumulation.buffer"
@@ -96,7 +98,7 @@ def test_gradients_of_an_empty_batch_are_zero(text: str) -> None:
 def test_what_has_no_meaning_without_elements_is_refused(text: str, why: str) -> None:
     """Some of these ended the process: a kernel divided by a size."""
     with pytest.raises(ShapeError, match=why):
-        make_plan(model(text).graph, {}, target=host(), threads=1, closed=True)
+        make_plan(model(text).graph, {}, target=detect_host(), threads=1, closed=True)
 
 
 def test_a_loss_of_labels_without_pixels() -> None:
@@ -104,5 +106,5 @@ def test_a_loss_of_labels_without_pixels() -> None:
     text = """(float[3] dy, float[2,5,0] p) => (float[2,5,0] dx) <int64[2,0] l = {}> {
         dx = com.microsoft.SoftmaxCrossEntropyLossGrad<reduction = "sum">(dy, p, l) }"""
     made = model(text.replace("float[3]", "float"))
-    plan = make_plan(made.graph, {}, target=host(), threads=1, closed=True)
+    plan = make_plan(made.graph, {}, target=detect_host(), threads=1, closed=True)
     assert numbers(plan, made.fed)["dx"].size == 0

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import LabelError
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
 from tests.support.harness import make_runner, run
@@ -93,7 +93,7 @@ TIMES = 25  # that a call is repeated, so that another thread is faster now and 
 def reports(graph: Graph, inputs: dict[str, Any]) -> set[str]:
     """Return the reports of calls with many bad values."""
     shapes = {name: array.shape for name, array in inputs.items()}
-    run_once = make_runner(make_plan(graph, shapes, target=host(), threads=2))
+    run_once = make_runner(make_plan(graph, shapes, target=detect_host(), threads=2))
     found = set()
     for _ in range(TIMES):
         with pytest.raises(LabelError) as caught:

@@ -17,7 +17,7 @@ import pytest
 
 from engine.errors import UnsupportedOpError
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, with_loss
 from engine.tools.dev.cases.case import Case, Tensor
 from tests.support.harness import run
@@ -44,7 +44,7 @@ def ignored() -> list[Any]:
     """
     found: dict[str, Any] = {}
     for case in (c for c in list_cases() if not c.grad and c.outs != 1):
-        op = ops().get((case.domain, case.op))
+        op = list_ops().get((case.domain, case.op))
         if op is None or op.grad is None or op.title in found or "FakeQuant" in case.op:
             continue
         one = OneNode(case)
@@ -62,7 +62,7 @@ def test_gradient(case: Case, closed: bool) -> None:
 @pytest.mark.parametrize("case", ignored())
 def test_a_loss_of_all_outputs_has_its_gradient_or_is_refused(case: Case) -> None:
     """A rule that reads only the gradient of the first output left out the others."""
-    stop = ops()[case.domain, case.op].no_gradient
+    stop = list_ops()[case.domain, case.op].no_gradient
     floats = [i for i, given in enumerate(case.ins) if isinstance(given, Tensor) and i not in stop]
     wrt = [i for i in floats if OneNode(case).inputs[f"x{i}"].dtype == np.float32]
     refusal = "no gradient for"

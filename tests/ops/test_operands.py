@@ -13,7 +13,7 @@ from engine.errors import (
 )
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from tests.support.harness import run
 
 
@@ -42,7 +42,7 @@ MS = "com.microsoft"
 )  # fmt: skip
 def test_operands(graph: Graph, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=rf"{graph.name} 'n' \(opset .*{message}"):
-        make_plan(graph, {}, target=host(), threads=2)
+        make_plan(graph, {}, target=detect_host(), threads=2)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])

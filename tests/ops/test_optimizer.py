@@ -10,8 +10,8 @@ import pytest
 
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.binaries.load import addresses
-from engine.kernels.machine.target import host
+from engine.kernels.binaries.load import get_addresses
+from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.optimizer.update import Formula
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
@@ -28,9 +28,9 @@ def step(
     types = {n: find_type(a) for n, a in inputs.items()}
     graph = Graph(op, types, ["done"], {}, [node], {"": 17, "com.microsoft": 1})
     shapes = {n: a.shape for n, a in inputs.items()}
-    plan = make_plan(graph, shapes, target=host(), threads=threads)
+    plan = make_plan(graph, shapes, target=detect_host(), threads=threads)
     work = allocate(plan.compute_region_bytes("work"), zero=False)
-    program = Program(plan, addresses, {"work": work})
+    program = Program(plan, get_addresses, {"work": work})
     for name, array in inputs.items():
         np.copyto(program.inputs[name], array)
     program.run()

@@ -14,7 +14,7 @@ from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from tests.support.harness import get_gradient, run
 
 PASS = "read quantised"
@@ -68,7 +68,7 @@ def test_products_read_the_integers(reader: str) -> None:
     fed = {"x": normal(5, N)}
     wanted = run(graph, fed, without=(PASS,))["y"]
     np.testing.assert_allclose(run(graph, fed)["y"], wanted, rtol=1e-5, atol=1e-5)
-    plan = make_plan(graph, {}, target=host(), threads=1)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
     assert all("quantised" in step.kernel or "map" in step.kernel for step in plan.steps)
     assert not [b for b in plan.buffers if b.shape in ((N, K), (K, N)) and b.dtype == "f32"]
 
@@ -79,7 +79,7 @@ def test_rows_of_a_table_are_taken_as_integers() -> None:
     fed = {"x": np.array([0, -1, 7, 63, 7])}
     wanted = run(graph, fed, without=(PASS,))["y"]
     np.testing.assert_array_equal(run(graph, fed)["y"], wanted)
-    plan = make_plan(graph, {}, target=host(), threads=1)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
     assert [step.kernel for step in plan.steps] == ["quantised_rows_f32"]
 
 
@@ -90,7 +90,7 @@ def test_activations_and_other_readers_stay_as_they_are() -> None:
     nodes = """a = QuantizeLinear(x, s) b = DequantizeLinear(a, s) d = DequantizeLinear(q, s)
     e = MatMul(d, b) y = Relu(e)"""
     graph = onnx_io.load(model(nodes, f"float[{K},5]", q=integers(N, K, dtype="uint8"), s=scale()))
-    plan = make_plan(graph, {}, target=host(), threads=1)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
     assert not [step.kernel for step in plan.steps if "quantised" in step.kernel]
 
 
@@ -167,4 +167,6 @@ def test_an_order_of_rows_is_refused() -> None:
     nodes = "y = com.microsoft.MatMulNBits<N=4, K=16, block_size=16>(x, q, s, , g)"
     values = {"q": np.zeros((4, 1, 8), np.uint8), "s": scale(4), "g": np.zeros(16, np.int32)}
     with pytest.raises(UnsupportedOpError, match=r"g_idx\) is given, a group for each row"):
-        make_plan(onnx_io.load(model(nodes, "float[2,16]", **values)), {}, target=host(), threads=1)
+        make_plan(
+            onnx_io.load(model(nodes, "float[2,16]", **values)), {}, target=detect_host(), threads=1
+        )

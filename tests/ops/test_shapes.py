@@ -10,7 +10,7 @@ import pytest
 from engine.api import CheckpointState, Module
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.mobilenets import build_mobilenet_v2
 from engine.models.post_norm import build_transformer
@@ -58,7 +58,7 @@ def test_numbers_of_the_model_are_code() -> None:
     ]
     x = {"x": TensorType("f32", ("batch", 3))}
     graph = Graph("g", x, ["y"], {"two": np.array(2, np.float32)}, nodes, {"": 17})
-    plans = [make_plan(graph, {"x": (n, 3)}, target=host(), threads=1) for n in (4, 5)]
+    plans = [make_plan(graph, {"x": (n, 3)}, target=detect_host(), threads=1) for n in (4, 5)]
     (spec,) = plans[0].specs
     assert plans[1].specs == plans[0].specs
     assert "2.0" in str(spec.params[0])

@@ -16,10 +16,10 @@ from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.passes.storage import SMALL, choose_storage
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops.gemm import gemm_mixed
-from engine.kernels.machine.target import Target, host
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.attention.backward import attention_grad
 from engine.kernels.ops.attention.forward import attention
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
 from engine.tools.dev.cases.case import Case
@@ -32,7 +32,7 @@ def gradients(case: Case) -> Iterator[Alone]:
     one = OneNode(case)
     graph, _ = backward_of(one)
     for node in graph.nodes:
-        op = ops()[node.domain, node.op]
+        op = list_ops()[node.domain, node.op]
         if op.gradient_of and op.storage and op.lower:
             given = graph.copy()
             made = [o for n in given.nodes for o in n.outputs]
@@ -48,8 +48,10 @@ def gradients(case: Case) -> Iterator[Alone]:
 
 def rounded_factors(one: OneNode | Alone, half: str) -> set[str]:
     """Return the inputs of a product that this CPU rounds wherever they are stored."""
-    calls = ops()[one.node.domain, one.node.op].calls or ()
-    return {*one.node.inputs[:2]} if gemm_mixed in calls and half in host().products else set()
+    calls = list_ops()[one.node.domain, one.node.op].calls or ()
+    return (
+        {*one.node.inputs[:2]} if gemm_mixed in calls and half in detect_host().products else set()
+    )
 
 
 def stored(graph: Graph) -> set[str]:
@@ -93,12 +95,12 @@ def rows_of_gradients() -> dict[str, Alone]:
     """
     known = {c.op for c in rows().values()}
     differentiable = {
-        op.gradient_of for op in ops().values() if op.gradient_of and op.storage and op.lower
+        op.gradient_of for op in list_ops().values() if op.gradient_of and op.storage and op.lower
     }
     made = [
         one
         for c in list_cases()
-        if c.grad and ops()[c.domain, c.op].title in differentiable
+        if c.grad and list_ops()[c.domain, c.op].title in differentiable
         for one in gradients(c)
         if one.node.op not in known
     ]
@@ -125,10 +127,12 @@ def choose_target(one: OneNode | Alone) -> Target:
 
     Tests of these have the bounds.
     """
-    calls = ops()[one.node.domain, one.node.op].calls or ()
+    calls = list_ops()[one.node.domain, one.node.op].calls or ()
     if not any(kernel in calls for kernel in (attention, attention_grad)):
-        return host()
-    return replace(host(), features=host().features.replace("+avx512bf16", "-avx512bf16"))
+        return detect_host()
+    return replace(
+        detect_host(), features=detect_host().features.replace("+avx512bf16", "-avx512bf16")
+    )
 
 
 def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: str = "bf16") -> None:
@@ -164,7 +168,7 @@ def test_a_pool_that_keeps_taps_takes_halves(half: str) -> None:
         Node("Neg", ("da",), ("dx",), name="dx"),
     ]
     graph = Graph("g", {"x": find_type(x)}, ["y", "dx"], {}, nodes, {"": 17, OURS: 1})
-    plan = make_plan(graph, {}, target=host(), threads=1, precision=half)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1, precision=half)
     called = {spec.template: spec.params for spec in plan.specs}
     assert called["pool_max_taps"] == called["pool_max_taps_grad"] == ("f32", half)
     made, expected = run(graph, {"x": x}, precision=half), run(graph, {"x": x})

@@ -11,10 +11,10 @@ import pytest
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.analysis.flops import work
-from engine.kernels.binaries.load import linker, object_code
-from engine.kernels.loops.window import Axis, parts
-from engine.kernels.machine.target import Target, host
+from engine.kernels.analysis.flops import measure_work
+from engine.kernels.binaries.load import get_linker, get_object
+from engine.kernels.loops.window import Axis, count_parts
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.conv import convolution, weight_gradient, winograd, winograd_calls
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program as Rows
@@ -62,7 +62,7 @@ def graph(given: dict[str, np.ndarray], pads: list[int], what: str) -> Graph:
 def choose(monkeypatch: pytest.MonkeyPatch, is_winograd: bool) -> None:
     """From here on, plans have one of the two algorithms wherever there is a choice."""
     for module in (convolution, weight_gradient):
-        monkeypatch.setattr(module, "pays", lambda *_: is_winograd)
+        monkeypatch.setattr(module, "is_cheaper", lambda *_: is_winograd)
 
 
 def values(
@@ -77,7 +77,7 @@ def values(
     """Y, dX or dW, by one of the two algorithms."""
     choose(monkeypatch, is_winograd)
     made = graph(given, pads, what)
-    plan = make_plan(made, {}, target=target or host(), threads=threads)
+    plan = make_plan(made, {}, target=target or detect_host(), threads=threads)
     has = any(s.template in ("winograd", "winograd_dw") for s in plan.specs)
     assert has == (is_winograd and bool(plan.steps))
     return run(made, given, threads=threads, target=target)["y"]
@@ -92,7 +92,7 @@ def test_strided_layers_are_direct(what: str) -> None:
         del given["dy"]
     made = graph(given, [1, 1, 1, 1], what)
     made.nodes[0].attrs["strides"] = [2, 2]
-    specs = make_plan(made, {}, target=host(), threads=1).specs
+    specs = make_plan(made, {}, target=detect_host(), threads=1).specs
     assert not [s.template for s in specs if s.template.startswith("winograd")]
     double = {name: a.astype(np.float64) for name, a in given.items()}
     wide = graph(double, [1, 1, 1, 1], what)
@@ -133,8 +133,8 @@ def test_both_algorithms_count_as_the_same_work(monkeypatch: pytest.MonkeyPatch,
     given, counts = layer(LAYERS[1], what, np.float32), []
     for is_winograd in (DIRECT, WINOGRAD):
         choose(monkeypatch, is_winograd)
-        plan = make_plan(graph(given, LAYERS[1][2], what), {}, target=host(), threads=1)
-        counts.append(sum(step.flops for step in work(plan)))
+        plan = make_plan(graph(given, LAYERS[1][2], what), {}, target=detect_host(), threads=1)
+        counts.append(sum(step.flops for step in measure_work(plan)))
     assert counts[0] == counts[1] > 0
 
 
@@ -152,13 +152,13 @@ def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, th
     ]
     made = Graph("layer", inputs, ["y"], {}, nodes, OPSETS)
     plan = make_plan(
-        made, {}, target=host(), threads=threads, places={"sum": Place("grad", 0)},
+        made, {}, target=detect_host(), threads=threads, places={"sum": Place("grad", 0)},
         region_bytes={"grad": align(want.nbytes)},
     )  # fmt: skip
     assert any(s.template == "winograd_fold" for s in plan.specs)
     total = allocate(align(want.nbytes))
     regions = {"work": allocate(plan.compute_region_bytes("work")), "grad": total}
-    program = Program(plan, linker(host()).addresses, regions)
+    program = Program(plan, get_linker(detect_host()).get_addresses, regions)
     for name, array in given.items():
         np.copyto(program.inputs[name], array)
     total.view(np.float64)[...] = np.nan
@@ -291,8 +291,8 @@ def test_the_choice_of_layers(row: Any) -> None:
     for name, want in (("avx512", on_16), ("neon", on_4)):
         target = Target("", "", "", 64 if name == "avx512" else 16, 6, 4 if name == "avx512" else 2)
         found = (
-            winograd_calls.pays(target, "f32", images, axes, ci, co, 1),
-            winograd_calls.pays(target, "f32", images, back, co, ci, 1),
+            winograd_calls.is_cheaper(target, "f32", images, axes, ci, co, 1),
+            winograd_calls.is_cheaper(target, "f32", images, back, co, ci, 1),
         )
         assert found == want, name
 
@@ -303,7 +303,7 @@ def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
     def pays(T: str = "f32", groups: int = 1, *axes: Axis) -> bool:
         d, h, w = axes or (plain, axis, axis)
-        return winograd_calls.pays(host(), T, 8, (d, h, w), 64, 64, groups)
+        return winograd_calls.is_cheaper(detect_host(), T, 8, (d, h, w), 64, 64, groups)
 
     assert pays()
     assert not pays("f64")
@@ -327,17 +327,17 @@ def test_a_plan_shows_the_choice_and_its_kernels_compile(name: str) -> None:
         assert [s.template for s in specs] == templates
         assert f"{templates[0]}_f32(" in str(plan)
         for spec in specs:
-            assert object_code(spec, OTHERS[name])
+            assert get_object(spec, OTHERS[name])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize(("tiles", "columns"), [(2304, 64), (1568, 64), (128, 256), (32, 512)])
 def test_threads_have_equal_work(tiles: int, columns: int, threads: int) -> None:
     """The busiest of up to 16 threads has at most 1.5 times its share, in whole register tiles."""
-    mt, nt = winograd_calls.split(tiles, columns, host(), "f32", threads)
-    width = host().nv * host().lanes(4)
-    rows = parts(parts(tiles, host().mr), mt) * host().mr
-    mine = min(parts(parts(columns, width), nt) * width, columns)
+    mt, nt = winograd_calls.split(tiles, columns, detect_host(), "f32", threads)
+    width = detect_host().nv * detect_host().lanes(4)
+    rows = count_parts(count_parts(tiles, detect_host().mr), mt) * detect_host().mr
+    mine = min(count_parts(count_parts(columns, width), nt) * width, columns)
     assert rows * mine * threads <= 1.5 * tiles * columns
 
 

@@ -15,7 +15,7 @@ from engine.errors import ShapeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.recurrent import case
@@ -174,7 +174,7 @@ def test_gradients_of_a_gru_take_the_products_of_its_forward_pass() -> None:
     row = case("GRU", 4, 3, 2, 5, "bh", attrs={"linear_before_reset": 1})
     one = OneNode(row)
     backward, names = backward_of(one, {"y0": normal(4, 1, 3, 5), "y1": normal(1, 3, 5)})
-    plan = make_plan(backward.copy(), {}, target=host(), threads=1)
+    plan = make_plan(backward.copy(), {}, target=detect_host(), threads=1)
     packed = [step for step in plan.steps if step.kernel.startswith("recurrent_pack")]
     assert len(packed) == 3  # forward R_z and R_r, R_n; backward R
     (gradient,) = [n for n in backward.nodes if n.op == "GRUGrad"]

@@ -9,7 +9,7 @@ from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.losses import keep_scores
 from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import MS
 from tests.support.halves import EPSILON, round_to_half
 from tests.support.harness import execute
@@ -38,7 +38,9 @@ def cross_entropy(*outputs: str) -> Graph:
 def test_loss_and_gradient_are_those_of_rounded_scores() -> None:
     """The gradient's error is its own rounding: log softmax of 16 bits would have 2^-8 |logp|."""
     graph, shapes = cross_entropy("loss", "dz"), {n: a.shape for n, a in FED.items()}
-    half = execute(make_plan(graph.copy(), shapes, target=host(), threads=2, precision="bf16"), FED)
+    half = execute(
+        make_plan(graph.copy(), shapes, target=detect_host(), threads=2, precision="bf16"), FED
+    )
     x = round_to_half(-FED["z"], "bf16").astype(np.float64)
     logp = x - x.max(1, keepdims=True)
     logp -= np.log(np.exp(logp).sum(1, keepdims=True))

@@ -11,7 +11,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes import pipeline
 from engine.graphs.passes.pipeline import PASSES, Pass, Work
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 
 
@@ -65,7 +65,7 @@ def test_a_pass_that_breaks_a_type_is_named(
     wrong = Pass("broken", broken, lambda held: held | {("", "Cast"), ("", "Neg")})
     monkeypatch.setattr(pipeline, "PASSES", (*PASSES[:at], wrong, *PASSES[at:]))
     with pytest.raises(InternalError, match=words):
-        make_plan(graph(), {}, target=host(), threads=1)
+        make_plan(graph(), {}, target=detect_host(), threads=1)
 
 
 def test_a_pass_that_breaks_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,4 +76,4 @@ def test_a_pass_that_breaks_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> N
     plain = Pass("plain", turn)
     at = [p.name for p in PASSES].index("infer") + 1
     monkeypatch.setattr(pipeline, "PASSES", (*PASSES[:at], plain, *PASSES[at:]))
-    assert make_plan(graph(), {}, target=host(), threads=1).steps
+    assert make_plan(graph(), {}, target=detect_host(), threads=1).steps

@@ -17,7 +17,7 @@ from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import RULES, fuse_patterns
 from engine.graphs.passes.rewrite import Rule, _list_operators
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from tests.support.harness import evaluate, run
 
 SHAPE = (3, 4, 8)
@@ -103,7 +103,7 @@ def test_every_pattern_becomes_the_op_and_computes_the_same(rule: Rule) -> None:
     assert len(ops_made) > 1 or [n.op for n in fused.nodes] == [*ops_made, "Identity"]
     found = run(graph, {n: GIVEN[n] for n in graph.inputs})["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)  # FastGelu's cubic constant
-    assert all(ops()[n.domain, n.op].differentiable for n in fused.nodes)
+    assert all(list_ops()[n.domain, n.op].differentiable for n in fused.nodes)
 
 
 def test_a_value_that_is_read_elsewhere_stops_the_match(

@@ -18,7 +18,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.errors import DTypeError, InputError
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.expression import philox
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
@@ -119,7 +119,7 @@ def test_nodes_draw_different_numbers() -> None:
     two.node.outputs = ("z0",)
     one.graph.nodes.append(two.node)
     one.graph.outputs = ["y0", "z0"]
-    plan = make_plan(one.graph, {}, target=host(), threads=1)
+    plan = make_plan(one.graph, {}, target=detect_host(), threads=1)
     assert len({s.consts for s in plan.steps}) == 2
 
 
@@ -128,7 +128,7 @@ def test_a_dropout_of_ratio_0_is_no_step() -> None:
     one.graph.nodes.append(OneNode(Case("Neg", (f32(3, 4),))).node)
     one.graph.nodes[1].inputs, one.graph.nodes[1].outputs = ("y0",), ("z0",)
     one.graph.outputs = ["z0"]
-    assert len(make_plan(one.graph, {}, target=host(), threads=1).steps) == 1
+    assert len(make_plan(one.graph, {}, target=detect_host(), threads=1).steps) == 1
 
 
 def test_every_run_of_a_session_draws_others() -> None:

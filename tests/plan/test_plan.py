@@ -11,8 +11,8 @@ import pytest
 
 from engine.errors import PlanError
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.binaries.load import addresses
-from engine.kernels.machine.target import host
+from engine.kernels.binaries.load import get_addresses
+from engine.kernels.machine.target import detect_host
 from engine.plan import verify as verifying
 from engine.plan.plan import Arg, KernelSpec, Plan, Port
 from engine.plan.verify import verify
@@ -177,8 +177,8 @@ def test_a_plan_that_is_refused_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = checks(monkeypatch)
     graph = OneNode(next(c for c in list_cases() if c.op == "Relu")).graph
-    plan = make_plan(graph, {}, target=host(), threads=1)
-    program = Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
+    program = Program(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
     assert found == [plan]
     assert program.plan == plan  # read anew, so it is checked anew
     assert len(found) == 2

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from engine.base.element_types import ITEMSIZE
 from engine.errors import PlanError
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
 from engine.plan.verify import verify
 from engine.tools.dev.case_graphs import OneNode, list_cases
@@ -192,7 +192,7 @@ class Model:
 
     def call(self, n: int, step: Step, modes: list[str]) -> None:
         spec = next(k.spec for k in self.plan.kernels if k.symbol == step.kernel)
-        taken = templates()[spec.template].takes(*spec.params)
+        taken = list_templates()[spec.template].takes(*spec.params)
         for at, a in enumerate(step.args):
             if a.buffer < 0 or at >= len(taken) or taken[at] in ("...*",):
                 continue

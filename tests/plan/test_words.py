@@ -17,10 +17,10 @@ from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import fingerprint
-from engine.kernels.binaries.load import compile_kernel, linker
+from engine.kernels.binaries.load import compile_kernel, get_linker
 from engine.kernels.loops import gemm
-from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import Body, Template, kernel, off
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan import words
@@ -198,9 +198,9 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Compile a template as the engine does, and call it as thread 0 of 1 on argument words."""
 
     def run(template: Template, arguments: np.ndarray) -> None:
-        monkeypatch.setitem(templates(), template.name, template)
+        monkeypatch.setitem(list_templates(), template.name, template)
         spec = KernelSpec(*template("i64"))
-        address = linker(host()).addresses([spec])[spec.symbol]
+        address = get_linker(detect_host()).get_addresses([spec])[spec.symbol]
         entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         entry(address)(arguments.ctypes.data, 0, 1)
 
@@ -228,9 +228,9 @@ def test_a_kernel_follows_addresses(call: Callable[..., None]) -> None:
 @pytest.mark.parametrize("name", ["read", "write"])
 def test_a_wrong_name_does_not_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     template = misread(name)
-    monkeypatch.setitem(templates(), template.name, template)
+    monkeypatch.setitem(list_templates(), template.name, template)
     with pytest.raises(EngineError, match="cannot be compiled"):
-        compile_kernel(KernelSpec(*template("i64")), host())
+        compile_kernel(KernelSpec(*template("i64")), detect_host())
 
 
 def test_a_lowering_packs_the_words_of_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +238,12 @@ def test_a_lowering_packs_the_words_of_its_kernel(monkeypatch: pytest.MonkeyPatc
         "one", {n: TensorType("f32", (4, 4)) for n in "ab"}, ["y"], {},
         [Node("MatMul", ("a", "b"), ("y",), name="product")], {"": 17},
     )  # fmt: skip
-    make_plan(graph.copy(), {}, target=host(), threads=1)
+    make_plan(graph.copy(), {}, target=detect_host(), threads=1)
     wider = Words("gemm", **gemm.GEMM_WORDS.fields, more="one more")
     other = dataclasses.replace(gemm.gemm, words={"g": wider})
-    monkeypatch.setitem(templates(), "gemm", other)
+    monkeypatch.setitem(list_templates(), "gemm", other)
     with pytest.raises(EngineError, match="kernel gemm_f32_0_0 reads"):
-        make_plan(graph, {}, target=host(), threads=1)
+        make_plan(graph, {}, target=detect_host(), threads=1)
 
 
 def test_layouts_decide_what_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_layouts_decide_what_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path
     before = digest()
     edited = tmp_path / "words.py"
     edited.write_text(Path(words.__file__).read_text("utf-8") + "# edited", "utf-8")
-    monkeypatch.setitem(fingerprint.sources(), "engine.plan.words", edited)
+    monkeypatch.setitem(fingerprint.list_sources(), "engine.plan.words", edited)
     assert digest() != before
     monkeypatch.undo()
     assert digest() == before
@@ -266,7 +266,7 @@ def test_layouts_decide_what_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_every_kernel_names_its_words() -> None:
     """A parameter of further words has a layout, and so has every pointer to a shared one."""
     shared = {"fault": STATUS, "noise": RANDOM}
-    for template in templates().values():
+    for template in list_templates().values():
         for name, kind in template.signature:
             if kind == "i64[]":
                 assert name in template.words, f"{template.name}: words for {name}"

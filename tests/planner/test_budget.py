@@ -27,9 +27,9 @@ from engine.graphs.planner.planner import Planner
 from engine.graphs.planner.recompute import find_places, find_repeats, repeat
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.timeline import Profile, Timeline
-from engine.kernels.analysis.cost import step_seconds
-from engine.kernels.binaries.load import linker
-from engine.kernels.machine.target import Target, host
+from engine.kernels.analysis.cost import predict_steps
+from engine.kernels.binaries.load import get_linker
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.arena import allocate
@@ -114,7 +114,7 @@ class Drawn:
         graph = with_loss(plain, {output: dy})
         names = differentiate(graph, "loss", list(inputs), infer(graph.copy()).types)
         graph.outputs = ["loss", *names.values()]
-        self.planner = Planner(graph, target=host(), threads=2, closed=True)
+        self.planner = Planner(graph, target=detect_host(), threads=2, closed=True)
         self.free = self.plan(PLENTY)
 
     def plan(self, budget: int) -> Plan:
@@ -125,7 +125,7 @@ class Drawn:
         """The loss and the gradients."""
         work = allocate(plan.compute_region_bytes("work"), zero=False)
         work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
-        program = Program(plan, linker(host()).addresses, {"work": work})
+        program = Program(plan, get_linker(detect_host()).get_addresses, {"work": work})
         for name, value in self.batch.items():
             program.inputs[name][...] = value
         program.run()
@@ -191,7 +191,7 @@ def budgets(one: Trained | Drawn) -> int:
     for budget in np.linspace(least, most, BUDGETS).astype(int).tolist():
         plan = one.plan(budget)
         assert plan.nbytes <= budget
-        now = sum(step_seconds(plan)), plan.compute_region_bytes("work")
+        now = sum(predict_steps(plan)), plan.compute_region_bytes("work")
         if before is not None:
             assert now[0] <= before[0]
             assert now[1] >= before[1]

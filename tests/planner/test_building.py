@@ -19,7 +19,7 @@ from engine.errors import CheckpointError, EngineError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.compiler.emit import emit_library
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from engine.tools.trimmed import build as build_tool
@@ -212,6 +212,10 @@ def test_a_batch_is_one_that_the_model_has(tmp_path: Path) -> None:
         InputError, match=r"no input .* has 4 as its first dimension: input \[6, 64\]"
     ):
         make_plans(
-            list_artifacts(GOLDENS / "mlp"), host(), 1, [4], {"input": (6, 64), "labels": (6,)}
+            list_artifacts(GOLDENS / "mlp"),
+            detect_host(),
+            1,
+            [4],
+            {"input": (6, 64), "labels": (6,)},
         )
     assert cli.main(["plan", str(GOLDENS / "mlp"), "-o", str(tmp_path / "plan"), *shape]) == 1

@@ -24,7 +24,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.models.post_norm import build_minilm
 from engine.tools.benchmark.workload import Workload, list_parameters
 
@@ -147,7 +147,7 @@ def compared(name: str, nodes: int) -> int:
         chosen = choose(graph, list_parameters(graph), None)
         graph = make_artifacts(graph, chosen, lambda _: "mean", []).training
     shapes = {n: [d if isinstance(d, int) else 2 for d in t.shape] for n, t in graph.inputs.items()}
-    make_plan(with_counted_names(graph), shapes, target=host(), threads=2)
+    make_plan(with_counted_names(graph), shapes, target=detect_host(), threads=2)
     return Counted.compared - begin
 
 

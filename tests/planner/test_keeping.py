@@ -17,7 +17,7 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes import recompute
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import MS
 from tests.support.harness import run
 
@@ -72,7 +72,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept_bytes(graph: Graph) -> int:
     """Return the bytes that a step keeps for its backward pass, without z, which its loss reads."""
-    plan = make_plan(graph, {}, target=host(), threads=1)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
     sizes = {plan.buffers[k.buffer].name: plan.buffers[k.buffer].nbytes for k in plan.kept()}
     return sum(size for name, size in sizes.items() if name != "z")
 

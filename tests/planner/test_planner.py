@@ -15,7 +15,7 @@ from engine.graphs.passes.infer import bind
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.memo import NodeMemo
 from engine.graphs.planner.planner import GAIN, Planner, make_plan
-from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.machine.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
@@ -276,9 +276,9 @@ def test_what_auto_chooses_never_costs_more_than_float32(case: str, features: st
 
     chosen, single, half = map(plan, ("auto", "f32", "bf16"))
     assert chosen in (single, half)
-    price = sum(step_seconds(chosen))
+    price = sum(predict_steps(chosen))
     if features:
-        prices = [sum(step_seconds(each)) for each in (single, half)]
+        prices = [sum(predict_steps(each)) for each in (single, half)]
         assert price == prices[prices[0] > GAIN * prices[1]]
         assert f"predicted {price * 1e3:.3g} ms; " in chosen.summary()
     else:

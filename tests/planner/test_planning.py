@@ -26,7 +26,7 @@ from engine.graphs.planner import place
 from engine.graphs.planner.lifetimes import Block, compute_liveness_bound
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops import map as map_
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.elementwise import WIDE
 from engine.kernels.ops.movement import _walk
 from engine.kernels.vocabulary.expression import FUNCTIONS, parse
@@ -55,7 +55,7 @@ class Counter:
     def of(self, name: str, nodes: int, layers: int = 1) -> tuple[Plan, int]:
         """The plan of a graph, and the terms that were written for it."""
         graph, before = make_graph(name, nodes, layers), self.terms
-        plan = make_plan(graph, {}, target=host(), threads=2)
+        plan = make_plan(graph, {}, target=detect_host(), threads=2)
         return plan, self.terms - before
 
 
@@ -92,10 +92,10 @@ def test_the_formulas_of_a_chain_grow_with_its_length(
 
 @pytest.mark.parametrize("name", [*list_elementwise(), "mix"])
 def test_a_fused_kernel_is_bounded(name: str) -> None:
-    plan = make_plan(make_graph(name, 300, 1), {}, target=host(), threads=2)
+    plan = make_plan(make_graph(name, 300, 1), {}, target=detect_host(), threads=2)
     own = max(f.cost for f in FUNCTIONS.values())
     for program in programs(plan):
-        assert program.formulas.cost() <= max(MAX_COST, 2 * own)
+        assert program.formulas.estimate_cost() <= max(MAX_COST, 2 * own)
         assert len(program.ins) <= MAX_OPERANDS
     assert len(programs(plan)) < 12
 
@@ -103,7 +103,7 @@ def test_a_fused_kernel_is_bounded(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in GRAPHS if n.startswith("dense")])
 def test_dense_layers_share_few_kernels(name: str) -> None:
     """Each layer reads all earlier ones: the kernels are of few sizes, not one for each layer."""
-    plan = make_plan(make_graph(name, 0, 60), {}, target=host(), threads=2)
+    plan = make_plan(make_graph(name, 0, 60), {}, target=detect_host(), threads=2)
     assert max(len(program.ins) for program in programs(plan)) <= WIDE
     assert len(programs(plan)) < 60
 
@@ -113,7 +113,7 @@ def test_nothing_recurses_with_the_length_of_a_chain() -> None:
     for name in ("Relu", "Mul", "fan-out"):
         graph = make_graph(name, 2000, 1)
         with shallow(150):
-            make_plan(graph, {}, target=host(), threads=2)
+            make_plan(graph, {}, target=detect_host(), threads=2)
 
 
 def test_the_text_of_formulas_names_what_is_shared_and_what_is_deep() -> None:
@@ -127,7 +127,7 @@ def test_the_text_of_formulas_names_what_is_shared_and_what_is_deep() -> None:
         e = ("tanh", e)  # type: ignore[assignment]  # it grows
     program = Program((), Formulas.of(e))
     assert len(program.formulas.terms) == 2501
-    shared, (text,) = program.formulas.texts()
+    shared, (text,) = program.formulas.write_texts()
     assert len("; ".join([*shared, text])) < 40 * len(program.formulas.terms)
     assert Formulas.of(parse("; ".join([*shared, text]), ("a",))) == program.formulas
 
@@ -258,10 +258,12 @@ def test_garbage_is_collected_after_planning_as_before(
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        make_plan(graph, {}, target=host(), threads=1)
+        make_plan(graph, {}, target=detect_host(), threads=1)
         assert gc.isenabled() == enabled
         with pytest.raises(ShapeError):
-            make_plan(graph, {next(iter(graph.inputs)): (2, 2, 2, 2)}, target=host(), threads=1)
+            make_plan(
+                graph, {next(iter(graph.inputs)): (2, 2, 2, 2)}, target=detect_host(), threads=1
+            )
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if was else gc.disable)()
@@ -288,7 +290,7 @@ class Asked:
     def of(self, graph: Graph) -> int:
         """Count the nodes that are asked for the plan of a graph."""
         before = self.nodes
-        make_plan(graph, {}, target=host(), threads=2)
+        make_plan(graph, {}, target=detect_host(), threads=2)
         return self.nodes - before
 
 
@@ -335,7 +337,7 @@ def test_names_and_order_are_checked_where_a_pass_has_changed_something(
     monkeypatch.setattr(Graph, "check", counted)
     node = Node("MatMul", ("x", "x"), ("y",), {}, "", "product")
     types = {"x": TensorType("f32", (4, 4))}
-    make_plan(Graph("g", types, ["y"], {}, [node], {"": 17}), {}, target=host(), threads=1)
+    make_plan(Graph("g", types, ["y"], {}, [node], {"": 17}), {}, target=detect_host(), threads=1)
     untyped = [step.name for step in PASSES].index("infer")
     assert walks <= untyped + 2
 
@@ -359,7 +361,7 @@ def test_calls_that_are_alike_are_made_once(
         nonlocal count
         count = 0
         graph = transposes(nodes) if name == "copies" else make_graph(name, nodes, 1)
-        make_plan(graph, {}, target=host(), threads=2)
+        make_plan(graph, {}, target=detect_host(), threads=2)
         return count
 
     monkeypatch.setattr(sys.modules[made.__module__], made.__name__, counted)

@@ -19,9 +19,9 @@ from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.segments import list_candidates, make_segments
 from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.updates import move_updates_last, settle_updates
-from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import CHECK, COUNT, RATE, Plan
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
@@ -108,7 +108,7 @@ def test_segments_compute_what_steps_do(
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     template = {k.symbol: k.spec.template for k in plan.kernels}
     cut = {template[s.kernel] for _, steps in list_groups(plan) for s in steps if not s.numbered}
-    declared = {name for name, kernel in templates().items() if kernel.samples}
+    declared = {name for name, kernel in list_templates().items() if kernel.samples}
     assert declared & set(template.values()) <= cut
     assert len(declared & cut) >= 9
 
@@ -173,7 +173,7 @@ def test_budgets_below_what_single_layers_touch(
     for budget in np.linspace(refused.value.least, free.nbytes, 20).astype(int).tolist():
         plan = one.plan(budget)
         assert plan.nbytes <= budget
-        now = sum(step_seconds(plan)), plan.compute_region_bytes("work")
+        now = sum(predict_steps(plan)), plan.compute_region_bytes("work")
         assert now[0] <= before[0]
         assert now[1] >= before[1]
         if now not in ran:

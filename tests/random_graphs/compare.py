@@ -44,8 +44,8 @@ from engine.graphs.planner import planner, tile
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.planner import Planner, make_plan
 from engine.graphs.planner.updates import settle_updates
-from engine.kernels.machine.target import Target, host
-from engine.kernels.ops.registry import ops
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.plan.plan import Plan
@@ -148,7 +148,9 @@ def plain_plan(graph: Graph) -> Plan:
         settle_updates(draft)
 
     with replaced((planner, "group", alone)):
-        return make_plan(graph.copy(), {}, target=host(), threads=1, closed=True, without=OPTIONAL)
+        return make_plan(
+            graph.copy(), {}, target=detect_host(), threads=1, closed=True, without=OPTIONAL
+        )
 
 
 def runner(plan: Plan) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
@@ -283,7 +285,7 @@ def rounded(graph: Graph) -> tuple[Graph, dict[str, TensorType]]:
     for node in nodes:
         node.inputs = tuple(instead.get(name, name) for name in node.inputs)
         made.nodes.append(node)
-        op = ops().get((node.domain, node.op))
+        op = list_ops().get((node.domain, node.op))
         if (
             op is None
             or op.movement is not Movement.COMPUTED
@@ -721,7 +723,7 @@ def _ways(check: Check, what: str, rng: random.Random, open_too: bool) -> None:
     def plan(name: str, **options: Any) -> Plan:
         with _naming(f"{what}, {name}"):
             options = {"threads": 1, "closed": True} | options
-            return make_plan(check.graph.copy(), {}, target=host(), **options)
+            return make_plan(check.graph.copy(), {}, target=detect_host(), **options)
 
     with counting(check.report.changed):
         usual = plan("all passes")
@@ -747,7 +749,7 @@ def _ways(check: Check, what: str, rng: random.Random, open_too: bool) -> None:
 def _first_pass(check: Check) -> str:
     """A sentence on the first of the passes, added one by one, with which numbers differ."""
     left = [step.name for step in PASSES if not step.needed]
-    options: dict[str, Any] = {"target": host(), "threads": 1, "closed": True}
+    options: dict[str, Any] = {"target": detect_host(), "threads": 1, "closed": True}
     for added_last in ["", *left]:
         if added_last:
             left.remove(added_last)
@@ -766,7 +768,7 @@ def _least_plan(check: Check, usual: Plan) -> Plan | None:
 
     def plan(budget: int) -> Plan:
         return make_plan(
-            check.graph.copy(), {}, target=host(), threads=1, closed=True, budget=budget
+            check.graph.copy(), {}, target=detect_host(), threads=1, closed=True, budget=budget
         )
 
     try:
@@ -812,7 +814,7 @@ def stops(model: Model, names: Container[str]) -> bool:
     graph = unroll(model.graph.copy())
     moved = {n for n in graph.inputs if n in names}
     for node in graph.nodes:
-        op = ops().get((node.domain, node.op))
+        op = list_ops().get((node.domain, node.op))
         at = [k for k, name in enumerate(node.inputs) if name in moved]
         if at and (op is None or op.title in STRAIGHT or op.no_gradient.intersection(at)):
             return True
@@ -865,7 +867,7 @@ def _shapes(check: Check, rng: random.Random) -> None:
     shapes = {n: a.shape for n, a in check.fed.items()}
     other = rng.choice([d for d in (0, 1, 2, 3, 5, 7, 16, size + 1) if d != size])
     others = {n: [other if d == size else d for d in shape] for n, shape in shapes.items()}
-    options: dict[str, Any] = {"target": host(), "threads": 1, "closed": True}
+    options: dict[str, Any] = {"target": detect_host(), "threads": 1, "closed": True}
     both, fresh = Planner(graph.copy(), **options), Planner(graph.copy(), **options)
     try:
         first = both.plan(others)

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import defs
 
 from engine.graphs.passes.simplify import is_acting
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.tools.dev import case_graphs
 from engine.tools.dev.cases.case import Case, Given, Tensor
 from tests.random_graphs.patterns import PATTERNS
@@ -102,7 +102,7 @@ def rows(opset: int) -> dict[str, list[Case]]:
     """
     found: dict[str, list[Case]] = {}
     for case in case_graphs.list_cases():
-        op = ops().get((case.domain, case.op))
+        op = list_ops().get((case.domain, case.op))
         if op is None or op.internal or op.optimizer is not None:
             continue
         if not case.domain and version(case.op, opset) != version(case.op, case.opset):

@@ -18,7 +18,7 @@ import onnx
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from tests.fuzz.kind import Kind
 from tests.random_graphs import generate
 from tests.random_graphs.compare import DifferentError, compare
@@ -90,7 +90,7 @@ def kept(lines: Sequence[Mapping[str, Any]]) -> str:
         used.update(line["ops"])
         unfit.update(f"{op}: {text}" for op, text in line["unfit"])
     nodes = sum(line["nodes"] for line in lines)
-    every = [op.title for op in ops().values() if not op.internal and op.optimizer is None]
+    every = [op.title for op in list_ops().values() if not op.internal and op.optimizer is None]
     rejected = unfit.total()
     text = [
         f"{len(lines)} graphs of {nodes} nodes; {sum(bool(x['done']) for x in lines)} compared; "

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from engine.errors import EngineError, InternalError
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import NOISE
 from tests.support import harness
 
@@ -181,7 +181,7 @@ class Sketch:
         )
         try:
             with np.errstate(all="ignore"):
-                plan = make_plan(graph.copy(), {}, target=host(), threads=1, closed=True)
+                plan = make_plan(graph.copy(), {}, target=detect_host(), threads=1, closed=True)
                 if any(b.nbytes > 64 * MOST for b in plan.buffers):
                     raise UnfitError(f"{node.op}: large")
                 if any(b.name == NOISE for b in plan.buffers):

@@ -12,8 +12,8 @@ import pytest
 from engine.errors import PlanError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.binaries.load import addresses
-from engine.kernels.machine.target import host
+from engine.kernels.binaries.load import get_addresses
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program, Team
@@ -34,8 +34,8 @@ def chain(steps: int) -> Graph:
 
 
 def program(threads: int, steps: int = 24) -> Program:
-    plan = make_plan(chain(steps), {}, target=host(), threads=threads)
-    return Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
+    plan = make_plan(chain(steps), {}, target=detect_host(), threads=threads)
+    return Program(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
 def result(p: Program) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_a_plan_for_other_kernels_is_refused_before_it_runs() -> None:
     (kernel,) = program(1).plan.kernels
     older = replace(kernel, takes=("f64*", *kernel.takes[1:]))
     with pytest.raises(PlanError, match=r"gemm_f32_0_0 takes f32\* .*; the plan passes f64\* "):
-        addresses([older])
+        get_addresses([older])
 
 
 def test_thread_counts_agree() -> None:
@@ -86,7 +86,7 @@ def test_programs_run_from_several_python_threads() -> None:
 
 
 def test_a_team_stops() -> None:
-    team = Team(3, addresses)
+    team = Team(3, get_addresses)
     workers = list(team._workers)
     team.stop()
     assert not any(w.is_alive() for w in workers)

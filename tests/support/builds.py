@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.io import onnx_io
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.bundle import Bundle
@@ -52,12 +52,12 @@ def make_root() -> Path:
 @functools.cache
 def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source:
     """The generated text of a build of the mlp golden, or of a library of its kernels."""
-    planned = make_plans(list_artifacts(GOLDENS / "mlp"), host(), threads, [2], {})
+    planned = make_plans(list_artifacts(GOLDENS / "mlp"), detect_host(), threads, [2], {})
     specs = planned.list_kernels()
     symbols = [spec.symbol for spec in specs]
     numbers = {symbol: i for i, symbol in enumerate(symbols)}
-    bundle = None if library else Bundle(planned, host(), threads, "0" * 16, numbers)
-    return Source(name, host(), threads, "0" * 16, symbols, bundle)
+    bundle = None if library else Bundle(planned, detect_host(), threads, "0" * 16, numbers)
+    return Source(name, detect_host(), threads, "0" * 16, symbols, bundle)
 
 
 def write_source(made: Source, folder: Path) -> None:

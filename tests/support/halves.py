@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.registry import list_ops
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case
 from tests.support.product_calls import load_as, store_as
@@ -36,7 +36,7 @@ class Alone:
 
 def may_be_halves(case: Case) -> bool:
     """Return whether a row is of an op that declares a storage, and its first input is float32."""
-    op, inputs = ops().get((case.domain, case.op)), OneNode(case).graph.inputs
+    op, inputs = list_ops().get((case.domain, case.op)), OneNode(case).graph.inputs
     declares = op is not None and op.storage is not None and op.lower is not None
     return declares and "x0" in inputs and inputs["x0"].dtype == "f32"
 

@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 from engine.api import CheckpointState
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.binaries.load import linker
-from engine.kernels.machine.target import Target, host
+from engine.kernels.binaries.load import get_linker
+from engine.kernels.machine.target import Target, detect_host
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
@@ -68,7 +68,7 @@ def run(
     without: passes to leave out.  changes: the inputs may change, and are returned too.
     """
     shapes = {n: a.shape for n, a in inputs.items()}
-    target = target or host()
+    target = target or detect_host()
     plan = make_plan(
         graph, shapes, target=target, threads=threads, closed=closed, without=without,
         precision=precision,
@@ -97,7 +97,7 @@ def make_runner(
     change.
     """
     work = allocate(plan.compute_region_bytes("work"), zero=False)
-    program = Program(plan, linker(target or host()).addresses, {"work": work})
+    program = Program(plan, get_linker(target or detect_host()).get_addresses, {"work": work})
 
     def run_once(inputs: Mapping[str, np.ndarray], changes: bool) -> dict[str, np.ndarray]:
         work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows

@@ -19,7 +19,7 @@ from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case
 
@@ -235,7 +235,7 @@ def find_outcome(model: ModelProto) -> str:
         size = sum(t.size for t in graph.inputs.values())
         if size > LARGE:
             return "large"
-        make_plan(graph, {}, target=host(), threads=2)
+        make_plan(graph, {}, target=detect_host(), threads=2)
         plan_gradient(graph)
     except EngineError as error:
         return type(error).__name__
@@ -257,4 +257,4 @@ def plan_gradient(graph: Graph) -> None:
     graph.nodes.append(Node("Sum", sums, ("loss",), {}, "", "loss"))
     made = differentiate(graph, "loss", wrt[:1], infer(graph.copy()).types)
     graph.outputs = list(made.values())
-    make_plan(graph, {}, target=host(), threads=2)
+    make_plan(graph, {}, target=detect_host(), threads=2)

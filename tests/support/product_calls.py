@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from engine.base.element_types import ITEMSIZE, NUMPY
-from engine.kernels.binaries.load import Linker, object_code
+from engine.kernels.binaries.load import Linker, get_object
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall, Machine, reach_into
 from engine.kernels.vocabulary.op import Array, Operand, TensorType
 from engine.plan.plan import KernelSpec
@@ -76,7 +76,7 @@ class Calls:
         )
 
     def call(self, kernel: Any, **named: Operand | int | Packed | None) -> None:
-        spec, template = KernelSpec(*kernel), templates()[kernel[0]]
+        spec, template = KernelSpec(*kernel), list_templates()[kernel[0]]
         self.kernels.append(spec)
         values = {n: list(v.values) if isinstance(v, Packed) else v for n, v in named.items()}
         words: list[int] = []
@@ -95,7 +95,7 @@ class Calls:
 
     def _check(self, spec: KernelSpec, named: dict[str, Any], numbers: list[int]) -> None:
         """Compare what the kernel declares to touch with what there is."""
-        machine, template = Machine.of(self.target), templates()[spec.template]
+        machine, template = Machine.of(self.target), list_templates()[spec.template]
         found = KernelCall(template, spec.params, numbers, self.threads, machine).reach()
         takes = dict(zip((p.name for p in template.order.pointers), template.takes(*spec.params),
                          strict=False))  # fmt: skip
@@ -110,5 +110,5 @@ class Calls:
         key = spec, self.target
         if key not in _ADDRESSES:
             linker = _LINKERS.setdefault(self.target, Linker(self.target))
-            _ADDRESSES[key] = linker.add(spec.symbol, object_code(spec, self.target))
+            _ADDRESSES[key] = linker.add(spec.symbol, get_object(spec, self.target))
         return _ENTRY(_ADDRESSES[key])

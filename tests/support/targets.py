@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from engine.kernels.machine.target import Target, host, make
+from engine.kernels.machine.target import Target, detect_host, make
 from engine.tools.trimmed.targets import resolve
 
 OTHERS = {
@@ -22,6 +22,6 @@ OTHERS = {
 def list_runnable() -> dict[str, Target]:
     """Plainer targets than this machine's own that it can run."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return {"generic": make(host().triple, "generic", "", "neon")}
-    levels = ["x86-64-v2"] + ["x86-64-v3"] * (host().vector == 64)
+        return {"generic": make(detect_host().triple, "generic", "", "neon")}
+    levels = ["x86-64-v2"] + ["x86-64-v3"] * (detect_host().vector == 64)
     return {name: OTHERS[name] for name in levels}

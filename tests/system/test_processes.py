@@ -154,9 +154,9 @@ def test_processes_that_compile_end_with_their_parent(
 ) -> None:
     code = """
     from engine.kernels.binaries import load, workers
-    from engine.kernels.machine.target import host
+    from engine.kernels.machine.target import detect_host
     workers.count_cores = lambda: 2
-    load.head_start(host())
+    load.start_early(detect_host())
     print(*(process.program.pid for process in workers.pool()._processes), flush=True)
     time.sleep(60)
     """

@@ -37,7 +37,7 @@ def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     numbers = {spec.symbol: i for i, spec in enumerate(specs)}
     bundle = Bundle(planned, target, threads, "0" * 16, numbers)
     source = Source("mnist", target, threads, "0" * 16, list(numbers), bundle)
-    codes = load.codes(specs, target, load.BITCODE)
+    codes = load.get_codes(specs, target, load.BITCODE)
     parts = {symbol: instrument(code, weak=weak) for symbol, code in codes.items()}
     code = emit.emit_library(parts, source.link_name("kernels"), source.data(), target)
     (folder / "mnist.h").write_text(source.write_header())

@@ -23,7 +23,7 @@ import pytest
 from engine.errors import CacheWarning
 from engine.kernels.binaries import load, serve, workers
 from engine.kernels.loops import executor
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH
 from engine.system import cache, files, trust
@@ -325,8 +325,10 @@ def test_a_whole_entry_in_another_place_is_none(shared: Cache) -> None:
 
 def test_code_under_the_name_of_other_code_is_made_anew(shared: Cache) -> None:
     """Bitcode that was called an object crashed the process."""
-    good = load.object_code(SUM, host())
-    beside, entry = (load._entry(SUM, host(), kind) for kind in (load.BITCODE, load.OBJECT))
+    good = load.get_object(SUM, detect_host())
+    beside, entry = (
+        load._find_entry(SUM, detect_host(), kind) for kind in (load.BITCODE, load.OBJECT)
+    )
     assert entry is not None
     assert beside is not None
     whole, bitcode = entry.path, beside.path
@@ -335,11 +337,11 @@ def test_code_under_the_name_of_other_code_is_made_anew(shared: Cache) -> None:
         garbage.append(cache.seal(entry.kind, entry.key, content))
     for content in garbage:
         whole.write_bytes(content)
-        assert load.object_code(SUM, host()) == good
-        assert load.linker(host()).add(SUM.symbol, load.object_code(SUM, host()))
+        assert load.get_object(SUM, detect_host()) == good
+        assert load.get_linker(detect_host()).add(SUM.symbol, load.get_object(SUM, detect_host()))
     cache.write(entry, good)
     before = whole.stat().st_mtime_ns
-    assert load.object_code(SUM, host()) == good
+    assert load.get_object(SUM, detect_host()) == good
     assert whole.stat().st_mtime_ns == before
 
 
@@ -372,8 +374,8 @@ def test_one_warning_whoever_finds_it(shared: Cache) -> None:
         run_in_threads([look] * 8)
     assert [w.category for w in told] == [CacheWarning]
     cache._told.clear()
-    job = workers.Job(executor.__name__, LAUNCH, host(), small=False, machine_code=True)
-    assert serve.code(job)[1]  # with a warning, which would be an error
+    job = workers.Job(executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True)
+    assert serve.compile_job(job)[1]  # with a warning, which would be an error
     assert not cache._told
 
 

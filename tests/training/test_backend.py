@@ -24,7 +24,7 @@ from engine.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from tests.support.harness import drop_type
 
 
@@ -71,7 +71,7 @@ def test_values_that_decide_shapes_become_part_of_the_plan() -> None:
 def test_a_plan_names_the_inputs_whose_values_it_needs() -> None:
     graph = onnx_io.load(reshape())
     with pytest.raises(UnknownValueError, match=r"Reshape.*depends on the values of") as failure:
-        make_plan(graph, {"x": (3, 4), "a": (1,)}, target=host(), threads=1)
+        make_plan(graph, {"x": (3, 4), "a": (1,)}, target=detect_host(), threads=1)
     assert failure.value.inputs == ("a",)
 
 

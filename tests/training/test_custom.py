@@ -18,10 +18,10 @@ from engine import artifacts, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.custom import Op, parse, register, same_as, unregister
 from engine.errors import DTypeError, EngineError, InputError, UnsupportedOpError
-from engine.kernels.binaries.fingerprint import origin
-from engine.kernels.binaries.load import object_code
-from engine.kernels.machine.target import host
-from engine.kernels.ops.registry import ops, templates
+from engine.kernels.binaries.fingerprint import digest_origin
+from engine.kernels.binaries.load import get_object
+from engine.kernels.machine.target import detect_host
+from engine.kernels.ops.registry import list_ops, list_templates
 from engine.plan.plan import KernelSpec
 from engine.tools import cli
 from engine.tools.dev.case_graphs import OneNode, backward_of
@@ -52,7 +52,7 @@ def my_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def forget(module: Any) -> None:
     """Undo the import of the documentation's module."""
     custom.unregister(
-        *(op for key, op in ops().items() if key[0] == "my.ops"), kernels=[module.squared_relu]
+        *(op for key, op in list_ops().items() if key[0] == "my.ops"), kernels=[module.squared_relu]
     )
     del sys.modules["my_ops"]
 
@@ -176,7 +176,7 @@ def test_commands_say_what_they_could_not_import(
 
 
 def test_an_op_that_calls_what_it_does_not_declare_is_refused(my_ops: Any) -> None:
-    shy = replace(ops()["my.ops", "SquaredRelu"], calls=())
+    shy = replace(list_ops()["my.ops", "SquaredRelu"], calls=())
     register(shy)
     one = OneNode(Case("SquaredRelu", (f32(3, 5),), domain="my.ops"))
     message = r"my\.ops::SquaredRelu calls the kernel 'squared_relu', which its declaration `calls`"
@@ -213,8 +213,10 @@ def test_the_cache_knows_the_file_a_kernel_is_written_in(
 ) -> None:
     monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path / "cache"))
     spec = KernelSpec("squared_relu", ("f32",))
-    assert origin(templates()["squared_relu"].build) != origin(templates()["map"].build)
-    made = {object_code(spec, host()) for _ in range(2)}
+    assert digest_origin(list_templates()["squared_relu"].build) != digest_origin(
+        list_templates()["map"].build
+    )
+    made = {get_object(spec, detect_host()) for _ in range(2)}
     assert len(made) == 1
     assert len([*(tmp_path / "cache").rglob("*.o")]) == 1
 
@@ -224,10 +226,10 @@ def test_what_cannot_be_registered() -> None:
         register(Op(name="Mine", infer=same_as(0), is_view=True))
     with pytest.raises(InputError, match=r"my\.ops::Mine: an op needs lower, expr"):
         register(Op(name="Mine", domain="my.ops", infer=same_as(0)))
-    taken = templates()["map"]
+    taken = list_templates()["map"]
     with pytest.raises(InputError, match="kernel 'map': the package has one"):
         register(Op(name="Mine", domain="my.ops", infer=same_as(0), is_view=True), kernels=[taken])
-    assert ("my.ops", "Mine") not in ops()
+    assert ("my.ops", "Mine") not in list_ops()
 
 
 def test_a_kernel_can_be_registered_again_but_not_changed() -> None:
@@ -247,13 +249,13 @@ def test_a_kernel_can_be_registered_again_but_not_changed() -> None:
     with pytest.raises(InputError, match="kernel 'scaled' is registered with other code"):
         register(kernels=[declare(2)])
     custom.unregister(kernels=[declare(1)])
-    assert "scaled" not in templates()
+    assert "scaled" not in list_templates()
 
 
 def test_a_lowering_may_call_the_kernels_it_is_registered_with(my_ops: Any) -> None:
-    plain = replace(ops()["my.ops", "SquaredRelu"], calls=None)
+    plain = replace(list_ops()["my.ops", "SquaredRelu"], calls=None)
     register(plain, kernels=[my_ops.squared_relu])
-    assert ops()["my.ops", "SquaredRelu"].calls == (my_ops.squared_relu,)
+    assert list_ops()["my.ops", "SquaredRelu"].calls == (my_ops.squared_relu,)
     register(plain)
     with pytest.raises(UnsupportedOpError, match=r"'my\.ops::SquaredRelu': .* no 'calls'"):
         find_kernel_set(opset.parse("my.ops;1;SquaredRelu\n"))
@@ -269,9 +271,9 @@ def test_an_op_nobody_registered_is_named(tmp_path: Path) -> None:
 def test_what_was_registered_can_be_forgotten() -> None:
     mine = Op(name="Mine", domain="my.ops", infer=same_as(0), is_view=True)
     register(mine)
-    assert ops()["my.ops", "Mine"] is mine
+    assert list_ops()["my.ops", "Mine"] is mine
     custom.unregister(mine)
-    assert ("my.ops", "Mine") not in ops()
+    assert ("my.ops", "Mine") not in list_ops()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_fields_of_the_wrong_kind_are_refused(changes: dict[str, Any], words: st
     cube = Op(name="Cube", infer=same_as(0), domain="my.ops", expr=lambda _: parse("x*x*x", ("x",)))
     with pytest.raises(EngineError, match=words):
         register(replace(cube, **changes))
-    assert ("my.ops", "Cube") not in ops()
+    assert ("my.ops", "Cube") not in list_ops()
 
 
 @pytest.mark.parametrize("call", [register, unregister])

@@ -25,7 +25,7 @@ from engine import artifacts, backend, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, ModelError
 from engine.graphs.io import onnx_io
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.system import cache
 from engine.training import model_file, plan_cache
 from engine.training.interface import Interface, Large, list_pieces
@@ -514,7 +514,7 @@ def test_closed_plans_are_kept_as_others_are(work: Work) -> None:
         return str(module.plan(TRACE["x"][0].shape, TRACE["y"][0].shape))
 
     first = run()
-    assert host().name in first.splitlines()[0]
+    assert detect_host().name in first.splitlines()[0]
     assert work.of(lambda: None if run() == first else pytest.fail("another plan")) == NONE
 
 

@@ -94,12 +94,12 @@ def test_threads_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(EngineError, match=r"threads=4: the system gave 2 \(can't start"):
-            Team(4, load.addresses)
+            Team(4, load.get_addresses)
     assert threading.active_count() == before
 
 
 def test_a_stopped_team_does_not_hang() -> None:
-    team = Team(2, load.addresses)
+    team = Team(2, load.get_addresses)
     team.stop()
     with pytest.raises(StateError, match="the worker threads were stopped"):
         team.run(0, 0, 0)

@@ -27,7 +27,7 @@ from engine.artifacts import (
     generate_artifacts,
 )
 from engine.errors import BudgetError, DTypeError, EngineError
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import quote
@@ -178,7 +178,7 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
 
 
 def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
-    planned = make_plans(list_artifacts(GOLDENS / "cnn"), host(), 1, [4], {}, joined=True)
+    planned = make_plans(list_artifacts(GOLDENS / "cnn"), detect_host(), 1, [4], {}, joined=True)
     budget = max(plan.nbytes for plan in planned.list_plans()) - 1
     options = Options("mnist", resolve("native"), [4], joined=True, budget=budget)
     build(GOLDENS / "cnn", tmp_path, options)

@@ -37,7 +37,7 @@ from tests.support.plan_records import ALL, MLP, NONE, TRACE, Work, train
 
 MODELS = ("mlp", "cnn", "mobilenet", "transformer")
 FILES = ("checkpoint", "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
-HERE = levels.levels()[:1]
+HERE = levels.list_levels()[:1]
 needs_level = pytest.mark.skipif(not HERE, reason="no kernels are shipped for this CPU")
 
 
@@ -295,9 +295,9 @@ def test_the_best_set_that_plans_were_prepared_for_is_used(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
-    here = source.current()
+    here = source.choose_current()
     better = source.KernelSet("better", here.target)
-    monkeypatch.setattr(source, "usable", lambda: [better, here])
+    monkeypatch.setattr(source, "list_usable", lambda: [better, here])
     assert work.of(lambda: train(folder)) == NONE
     with pytest.warns(CacheWarning, match="and this is kernel set better.*2 threads"):
         assert work.of(lambda: train(folder, threads=2)) == ALL

@@ -17,7 +17,7 @@ from bench import __main__ as bench
 from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
 from engine.graphs.passes import attention_match
-from engine.kernels.binaries.load import object_code
+from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS
 from engine.plan.plan import KernelSpec
 from engine.tools import cli
@@ -81,7 +81,7 @@ def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
     platform, found = resolve(target), find_emulator(target)
     assert found is not None
     kinds = ((0, 0), (0, 1), (1, 0))
-    kernels = [object_code(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
+    kernels = [get_object(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
     (tmp_path / "words.h").write_text(GEMM_WORDS.write_defines())
     program = link(
         kernels, [DRIVERS / "products.c"], platform, tmp_path / "products",

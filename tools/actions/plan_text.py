@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from engine.kernels.ops.registry import templates
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import Plan, format_bytes
 
 
@@ -59,7 +59,7 @@ def list_words(plan: Plan) -> list[dict[str, Any]]:
     """
     specs = {spec.symbol: spec for spec in plan.specs}
     return [
-        templates()[specs[step.kernel].template].named(specs[step.kernel].params, step.consts)
+        list_templates()[specs[step.kernel].template].named(specs[step.kernel].params, step.consts)
         for step in plan.steps
     ]
 

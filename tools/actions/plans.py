@@ -19,7 +19,7 @@ from engine.checking import Subject, advise
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.analysis.bounds import check, machine_named
+from engine.kernels.analysis.bounds import check, find_machine
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Plan
 from engine.plan.plan_file import MAGIC, PlanReader, Tables
@@ -249,7 +249,7 @@ def _describe_checked(tables: Tables) -> list[str]:
         PlanError: one does.
     """
     plans = PlanReader(tables).read_plans()
-    return [check(verify(p), machine_named(p.target)).summary() for p in plans]
+    return [check(verify(p), find_machine(p.target)).summary() for p in plans]
 
 
 def _check_prepared(path: Path) -> list[str]:

@@ -151,7 +151,7 @@ def _plan(
             f"{paths['train'].parent}: plans of the {unkept[0]} cannot be kept: it has "
             "operators of your own"
         )
-    if kernels in source.usable():
+    if kernels in source.list_usable():
         progress.say("compiling the kernels that are not there yet")
         kernels.resolve({LAUNCH, WORKER, *(kernel for plan in plans for kernel in plan.kernels)})
     return models

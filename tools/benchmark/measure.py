@@ -18,7 +18,7 @@ from typing import IO, Protocol
 
 import engine
 from engine.base.errors import EngineError, InputError, suggest_nearest
-from engine.kernels.analysis.flops import work
+from engine.kernels.analysis.flops import measure_work
 from engine.kernels.binaries import source
 from engine.runtime import roofline
 from engine.tools.benchmark import machine
@@ -138,7 +138,7 @@ def measure(
     for name in names:
         if name not in WORKLOADS:
             raise InputError(f"no workload {name!r}{suggest_nearest(name, WORKLOADS)}")
-    kernels = source.current()
+    kernels = source.choose_current()
     limits = {n: roofline.measure(n, kernels.resolve).flops for n in threads}
     about = machine.describe(kernels.name)
     rows = []
@@ -251,4 +251,4 @@ def count_operations(folder: Path, threads: int) -> int:
     state = CheckpointState.load_checkpoint(paths["checkpoint"])
     module = Module(paths["train"], state, threads=threads)
     batch = np.load(folder / "batch.npz")
-    return sum(step.flops for step in work(module.plan(batch["x"].shape, batch["y"].shape)))
+    return sum(step.flops for step in measure_work(module.plan(batch["x"].shape, batch["y"].shape)))

@@ -13,7 +13,7 @@ from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools.dev import cases
 from engine.tools.dev.cases.case import Case, Tensor
 
@@ -110,7 +110,7 @@ def find_largest_rows() -> dict[str, Case]:
         size = sum(a.size for a in one.inputs.values())
         graphs = [one.graph, backward_of(one)[0]] if case.grad else [one.graph]
         for graph in graphs:
-            for spec in make_plan(graph, {}, target=host(), threads=1).specs:
+            for spec in make_plan(graph, {}, target=detect_host(), threads=1).specs:
                 if size > largest.get(spec.template, (-1, case))[0]:
                     largest[spec.template] = (size, case)
     return {template: case for template, (_, case) in largest.items()}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools.trimmed.targets import TARGETS
 
 # WASI's host calls, by Node's own module for them; the arguments after the module's are its own.
@@ -120,4 +120,4 @@ def find_emulator(target: str) -> Emulator | None:
 def _has(level: str) -> bool:
     """Return whether this CPU runs a level of x86-64."""
     bytes_of = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
-    return host().arch == "x86_64" and host().vector >= bytes_of[level]
+    return detect_host().arch == "x86_64" and detect_host().vector >= bytes_of[level]

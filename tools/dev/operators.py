@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from engine.graphs.offline import untrained
-from engine.kernels.ops.registry import families
+from engine.kernels.ops.registry import list_families
 from engine.kernels.vocabulary.op import Op
 
 _HEAD = """\
@@ -37,7 +37,7 @@ def make_table() -> str:
     """Return the table as Markdown."""
     parts = [_HEAD]
     every = [
-        (f.__name__.rpartition(".")[2], op) for f in families() for op in getattr(f, "OPS", ())
+        (f.__name__.rpartition(".")[2], op) for f in list_families() for op in getattr(f, "OPS", ())
     ]
     for domain, title in _DOMAINS.items():
         rows: dict[str, list[Op]] = {}

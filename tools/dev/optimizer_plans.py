@@ -10,8 +10,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
 from engine.graphs.offline.optimizers import clip_in_steps, place
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.analysis.flops import tasks
-from engine.kernels.machine.target import host
+from engine.kernels.analysis.flops import list_tasks
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.plan import Plan
 from engine.plan.states import lay_out
@@ -41,7 +41,7 @@ def make_plans() -> Iterator[Plan]:
     size = TensorType("f32", (SIZES["mlp"],))
     node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
     graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
-    yield make_plan(graph, {}, target=host(), threads=1)
+    yield make_plan(graph, {}, target=detect_host(), threads=1)
     yield plan_of_table()
 
 
@@ -66,7 +66,7 @@ def plan_of_table() -> Plan:
     ]
     held = {"shape": np.array([rows, width])}
     graph = Graph("table", inputs, ["go"], held, nodes, {"": 17, MS: 1, OURS: 1})
-    return make_plan(graph, {}, target=host(), threads=1)
+    return make_plan(graph, {}, target=detect_host(), threads=1)
 
 
 def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
@@ -82,14 +82,14 @@ def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
     begins = {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}
     place(graph, kinds, begins, layout)
     clip_in_steps(graph)
-    return make_plan(graph, {}, target=host(), threads=1)
+    return make_plan(graph, {}, target=detect_host(), threads=1)
 
 
 def count_moved(plan: Plan) -> int:
     """Return the bytes that a step reads and writes; nodes of one kernel share its operands."""
     operands = {
         (task.spec, use.name, use.mode): use.nbytes * (1 if use.mode == "r" else 2)
-        for task in tasks(plan)
+        for task in list_tasks(plan)
         for use in task.uses
         if use.name is not None
     }

@@ -25,8 +25,8 @@ from pathlib import Path
 from engine.base.errors import EngineError
 from engine.kernels.binaries import fingerprint, load, shipped
 from engine.kernels.compiler.emit import emit_library
-from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level, machine
-from engine.kernels.ops.registry import templates
+from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level, name_machine
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.roofline import PEAK, STREAM
@@ -71,7 +71,8 @@ def ship_kernels(
     """
     wanted = sorted({*ALWAYS, *specs}, key=repr)
     keys = [
-        shipped.spec_key(s) + shipped.takes_key(templates()[s.template].takes(*s.params))
+        shipped.make_spec_key(s)
+        + shipped.make_takes_key(list_templates()[s.template].takes(*s.params))
         for s in wanted
     ]
     if len({key[:8] for key in keys}) != len(keys):
@@ -83,7 +84,7 @@ def ship_kernels(
         progress.say(f"compiling {len(wanted)} kernels for {level.name}")
         made[level.name] = _make_library(wanted, level, system, folder, jobs)
         progress.say(f"{made[level.name].name}: {made[level.name].stat().st_size:,} bytes")
-    sources = fingerprint.package_digest()
+    sources = fingerprint.digest_package()
     compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite")]
     digest = hashlib.sha256(b"".join([sources, *keys, *map(str.encode, compilers)]))
     manifest = {
@@ -109,9 +110,9 @@ def _make_library(
     specs: Sequence[KernelSpec], level: Level, system: str, folder: Path, jobs: int
 ) -> Path:
     """Compile and link the library of one level."""
-    target = level.target(system)
+    target = level.make_target(system)
     platform = of_target(target)
-    code = load.codes(specs, target, load.BITCODE)
+    code = load.get_codes(specs, target, load.BITCODE)
     symbols = [spec.symbol for spec in specs]
     shares = [
         {symbol: code[symbol] for symbol in symbols[at : at + SHARE]}
@@ -163,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level
         for level in LEVELS
         if args.system in level.systems
-        and (level.name in args.level if args.level else level.arch == machine())
+        and (level.name in args.level if args.level else level.arch == name_machine())
     ]
     if not chosen:
         raise EngineError(f"--level {args.level}: none of them is shipped for {args.system}")

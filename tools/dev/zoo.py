@@ -46,7 +46,7 @@ from engine.tools.trimmed import plans
 from engine.tools.trimmed.progress import SILENT
 
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
-TARGET = LEVELS[0].target("linux")
+TARGET = LEVELS[0].make_target("linux")
 THREADS = (1, 2)
 # Of models by name that are not workloads, with the shapes of samples as their data have them.
 SAMPLES = {

@@ -219,7 +219,7 @@ def _write(
 ) -> bytes:
     """Compile the kernels and write all sources to `out`; returns the object file of kernels."""
     name, made = options.name, out / "src"
-    code = load.library_code(
+    code = load.get_library(
         progress.count_each("compiling kernels, or reading them from the cache", specs),
         options.platform.target,
         table=source.link_name("kernels"),

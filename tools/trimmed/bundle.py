@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.base.element_types import ELEMENT_TYPES, ITEMSIZE
 from engine.base.errors import DTypeError
-from engine.kernels.binaries.fingerprint import package_digest
+from engine.kernels.binaries.fingerprint import digest_package
 from engine.kernels.machine.target import Target
 from engine.plan.context import STEP, count_tile_words
 from engine.plan.plan import ALIGN, COUNT, DONE, FAULT, NOISE, RATE, REGIONS, Plan, Port, align
@@ -41,7 +41,7 @@ def digest_kernels() -> str:
     """Return a digest of the sources of all kernels; a plan and a library fit if theirs are
     equal.
     """
-    return package_digest().hex()[:16]
+    return digest_package().hex()[:16]
 
 
 def describe_target(target: Target) -> str:

@@ -19,8 +19,8 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
 from engine.graphs.passes.may_add import Keys
 from engine.graphs.passes.pipeline import find_reachable
-from engine.kernels.ops.movement import bits
-from engine.kernels.ops.registry import ops
+from engine.kernels.ops.movement import find_bits
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.instructions import DOMAINS
 from engine.kernels.vocabulary.kernel import ANY, MOVED, NUMBER, OPEN, REAL, Template
 from engine.kernels.vocabulary.op import MS, OURS, Op
@@ -107,11 +107,11 @@ def _list_reached(config: OpSet) -> list[Op]:
             `find_kernel_set`).
     """
     if config.all_if_none and not config.ops:
-        declared = list(ops().values())
+        declared = list(list_ops().values())
     else:
         held = _add_joining(_list_held(config))
         order = (*sorted(held), *sorted(find_reachable(held) - held))
-        declared = [ops()[key] for key in order if key in ops()]
+        declared = [list_ops()[key] for key in order if key in list_ops()]
     for op in declared:
         if (op.lower and op.calls is None) or (op.expand and op.becomes is None):
             missing = "calls" if op.lower and op.calls is None else "becomes"
@@ -128,7 +128,7 @@ def _add_joining(held: Keys) -> Keys:
 
     Op sets are of graphs that people have, which do not name these.
     """
-    updates = any(key in ops() and ops()[key].optimizer for key in held)
+    updates = any(key in list_ops() and list_ops()[key].optimizer for key in held)
     clips = (MS, "InplaceClipGradNorm") in held
     more = {(OURS, "UpdateSignal"), (OURS, "GradientSignal")} if updates else set()
     return held | more | ({(OURS, "ClipFactor")} if clips else set())
@@ -144,7 +144,7 @@ def _list_held(config: OpSet) -> Keys:
     """
     names = set(config.list_names())
     plain = {name.split("::")[1] for name in names}
-    known = {*ops(), *(("", name) for name in control.FORMS)}
+    known = {*list_ops(), *(("", name) for name in control.FORMS)}
     keys = {
         (domain, name)
         for domain, name in known
@@ -190,7 +190,7 @@ def _list_kinds(what: str, types: Iterable[str]) -> tuple[str, ...]:
     types.
     """
     numbers = [t for t in types if t not in ("b1", "f16")]
-    moved = [bits(t) for t in types]
+    moved = [find_bits(t) for t in types]
     return {
         REAL: tuple(t for t in types if t in FLOATS),
         NUMBER: tuple(numbers),

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from engine.base.errors import EngineError, suggest_nearest
-from engine.kernels.machine.target import TILES, Target, host, make
+from engine.kernels.machine.target import TILES, Target, detect_host, make
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def native() -> Platform:
     """
     if sys.platform not in ("linux", "darwin", "win32"):
         raise EngineError(f"target native: unknown system {sys.platform!r}; name a target")
-    platform = _of_system("native", host(), *_find_system(host().triple))
+    platform = _of_system("native", detect_host(), *_find_system(detect_host().triple))
     return replace(platform, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
 
 

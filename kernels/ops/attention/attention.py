@@ -24,7 +24,7 @@ _SINGLE, _DOUBLE = ONNX_CODE["f32"], ONNX_CODE["f64"]
 # --- shapes
 
 
-def _heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
+def _split_heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
     """[batch, heads, length, width] of Q, K or V, which may come as [batch, length, hidden]."""
     t = site.real(i)
     # Heads are apart already, or lie side by side in the last axis.
@@ -40,16 +40,16 @@ def _heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
     return (t.shape[0], heads, t.shape[1], width)
 
 
-def plus(a: Dim, b: Dim) -> Dim:
+def add_dims(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
     return b if a == 0 else f"{a}+{b}"
 
 
 def _attention_infer(site: Site) -> tuple[TensorType, ...]:
-    batch, heads, rows, width = _heads(site, 0, "q_num_heads")
-    _, kv_heads, new, key_width = _heads(site, 1, "kv_num_heads")
-    _, _, _, value_width = _heads(site, 2, "kv_num_heads")
+    batch, heads, rows, width = _split_heads(site, 0, "q_num_heads")
+    _, kv_heads, new, key_width = _split_heads(site, 1, "kv_num_heads")
+    _, _, _, value_width = _split_heads(site, 2, "kv_num_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
         site.wrong(f"{heads} query heads are not divisible by {kv_heads} key heads")
     if isinstance(width, int) and isinstance(key_width, int) and width != key_width:
@@ -68,7 +68,7 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
         site.wrong("a window size must be -1 or not negative")
     past: Dim = site.type(4).shape[2] if site.has(4) else 0
     # New keys follow the cached ones, and all of them are an output: the next call's cache.
-    keys = plus(past, new)
+    keys = add_dims(past, new)
     t = site.type(0)
     shape: tuple[Dim, ...] = (batch, heads, rows, value_width)
     if t.rank == 3:
@@ -189,7 +189,7 @@ def _cached(nodes: Nodes, past: int, new: str) -> str:
 def _group(nodes: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, str]:
     """Grouped queries: heads as [kv heads, ratio], and K and V broadcast over the group."""
     # Q as [batch, kv heads, ratio, rows, width]: K and V broadcast over `ratio`.
-    shape = nodes.const([0, -1, ratio, *_tail(nodes, 0)], "i64")
+    shape = nodes.const([0, -1, ratio, *_read_tail(nodes, 0)], "i64")
     one = nodes.const([2], "i64")
     return (
         nodes.op("Reshape", q, shape),
@@ -198,9 +198,9 @@ def _group(nodes: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, 
     )
 
 
-def _tail(nodes: Nodes, i: int) -> list[int]:
+def _read_tail(nodes: Nodes, i: int) -> list[int]:
     """Length and width of Q; grouped queries can be reshaped only when both are known."""
-    _, _, rows, width = _heads(nodes.site, i, "q_num_heads")
+    _, _, rows, width = _split_heads(nodes.site, i, "q_num_heads")
     if isinstance(rows, str) or isinstance(width, str):
         nodes.site.fail(f"grouped queries of length {rows!r}", "lengths known when differentiating")
     return [rows, width]
@@ -209,7 +209,9 @@ def _tail(nodes: Nodes, i: int) -> list[int]:
 def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
     site, attrs = nodes.site, nodes.site.attrs
     dtype, is_flat = site.type(0).dtype, site.type(0).rank == 3
-    heads, kv_heads = (_heads(site, i, n)[1] for i, n in ((0, "q_num_heads"), (1, "kv_num_heads")))
+    heads, kv_heads = (
+        _split_heads(site, i, n)[1] for i, n in ((0, "q_num_heads"), (1, "kv_num_heads"))
+    )
     q, k, v = nodes.x(0), nodes.x(1), nodes.x(2)
     if is_flat:
         q, k, v = (
@@ -217,7 +219,7 @@ def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
         )
     k, v = _cached(nodes, 4, k), _cached(nodes, 5, v)
     present = (k, v)
-    width = _heads(site, 0, "q_num_heads")[3]
+    width = _split_heads(site, 0, "q_num_heads")[3]
     if width == 0:
         site.wrong("heads of width 0")
     if "scale" not in attrs and isinstance(width, str):

@@ -8,19 +8,23 @@ probabilities is the right operand of a product as it lies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import line, strip
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
-from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, outline, udiv
+from engine.kernels.vocabulary.kernel import (
+    Inline,
+    Native,
+    imax,
+    imin,
+    inline,
+    off,
+    outline,
+    udiv,
+)
 from engine.kernels.vocabulary.row_program import loop
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.plan.words import Field, Words
-
-Inline = Callable[..., Any]
 
 ROWS = ("batch", "head", "row")  # what a matrix of each head is strided by
 SCORES = ("batch", "head", "query", "key")
@@ -81,7 +85,7 @@ SIZES = "min(heads, groups, block_queries, block_keys) >= 1 and groups <= heads"
 
 def check_blocks(c: KernelCall) -> None:
     """Refuse blocks whose rows are not whole vectors."""
-    if up(min(c.block_queries, c.queries), c.lanes) > c.block_queries:
+    if round_to_unit(min(c.block_queries, c.queries), c.lanes) > c.block_queries:
         c.refuse(f"blocks of {c.block_queries} queries; a vector has {c.lanes}")
 
 
@@ -259,7 +263,7 @@ def pairs_of(target: Target, T: str, S: str, P: str) -> Inline:
 
 def count_padded(rows: int, columns: int, lanes: int) -> int:
     """Return how many elements rows have that are filled up to whole vectors."""
-    return rows * up(columns, lanes)
+    return rows * round_to_unit(columns, lanes)
 
 
 def product(target: Target, T: str, a_cols: int, P: str = "") -> Inline:

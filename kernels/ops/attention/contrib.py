@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels.ops.attention.attention import (
+    add_dims,
     join_heads,
-    plus,
     positions,
     scaled_scores,
     scores_to_output,
@@ -39,24 +39,24 @@ _REFUSED = ("do_rotary", "past_present_share_buffer")
 # --- shapes
 
 
-def _number(site: Site, d: Dim, name: str) -> int:
+def _read_dim(site: Site, d: Dim, name: str) -> int:
     """Return a dimension that must be known: heads are cut from it."""
     if not isinstance(d, int):
         site.fail(f"{name} is {d!r}, not known", "a number")
     return d
 
 
-def _width(site: Site, hidden: Dim, name: str) -> int:
+def _find_width(site: Site, hidden: Dim, name: str) -> int:
     """Return the width of a head."""
-    heads, hidden = int(site.attrs["num_heads"]), _number(site, hidden, name)
+    heads, hidden = int(site.attrs["num_heads"]), _read_dim(site, hidden, name)
     if heads < 1 or hidden % heads:
         site.wrong(f"{name} is {hidden}, which is not divisible by num_heads={heads}")
     return hidden // heads
 
 
-def _parts(site: Site) -> tuple[int, int, int]:
+def _split_columns(site: Site) -> tuple[int, int, int]:
     """Return the columns of Q, K and V among the columns of the weights of Attention."""
-    columns = _number(site, site.type(1).shape[1], "the columns of the weights")
+    columns = _read_dim(site, site.type(1).shape[1], "the columns of the weights")
     # Equal parts unless the node gives their sizes; Q and K meet in a product, so theirs are equal.
     sizes = tuple(int(n) for n in site.attrs.get("qkv_hidden_sizes", ())) or (columns // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != columns or min(sizes) < 1 or sizes[0] != sizes[1]:
@@ -93,23 +93,23 @@ def _infer_attention(site: Site) -> tuple[TensorType, ...]:
             f"the input is {x}, the weights {w}; expected [batch, length, n] and [n, columns]"
         )
     site.shaped(1, (x.shape[2], w.shape[1]))
-    sizes = _parts(site)
+    sizes = _split_columns(site)
     if site.has(2):
         site.shaped(2, (sum(sizes),))
     _check_mask(site, 3, x.shape[0], starts=True)
-    widths = [_width(site, n, "the size of a part") for n in sizes]
+    widths = [_find_width(site, n, "the size of a part") for n in sizes]
     heads, length = int(site.attrs["num_heads"]), x.shape[1]
-    keys = plus(_past(site, 4, 3), length)
+    keys = add_dims(_count_past(site, 4, 3), length)
     present = x.but((2, x.shape[0], heads, keys, widths[1]))
     return (x.but((*x.shape[:2], sizes[2])), present)[: site.n_outs]
 
 
-def _past(site: Site, i: int, axis: int) -> Dim:
+def _count_past(site: Site, i: int, axis: int) -> Dim:
     """Return how many keys are kept from before."""
     return site.type(i).shape[axis] if site.has(i) else 0
 
 
-def _form(site: Site) -> str:
+def _find_form(site: Site) -> str:
     """Return how Q, K and V of a MultiHeadAttention come.
 
     "apart": [batch, length, hidden] each; "heads": K and V are [batch, heads, length, width];
@@ -130,7 +130,7 @@ def _form(site: Site) -> str:
 
 
 def _infer_heads(site: Site) -> tuple[TensorType, ...]:
-    form, q, heads = _form(site), site.real(0), int(site.attrs["num_heads"])
+    form, q, heads = _find_form(site), site.real(0), int(site.attrs["num_heads"])
     if any(site.has(i) for i in (8, 9)):
         site.fail("past_sequence_length or cache_indirection is given", "past_key, past_value")
     _check_attributes(site)
@@ -139,11 +139,11 @@ def _infer_heads(site: Site) -> tuple[TensorType, ...]:
     batch, length = q.shape[0], q.shape[1]
     if form == "qkv":
         site.shaped(0, (batch, length, heads, 3, q.shape[4]))
-        new, hidden = length, heads * _number(site, q.shape[4], "the width of a head")
+        new, hidden = length, heads * _read_dim(site, q.shape[4], "the width of a head")
         values: Dim = hidden
     else:
-        k, hidden = site.type(1), _number(site, q.shape[2], "the hidden size of the query")
-        width = _width(site, hidden, "the hidden size of the query")
+        k, hidden = site.type(1), _read_dim(site, q.shape[2], "the hidden size of the query")
+        width = _find_width(site, hidden, "the hidden size of the query")
         new = k.shape[2] if form == "heads" else k.shape[1]
         match form:
             case "apart":
@@ -152,11 +152,11 @@ def _infer_heads(site: Site) -> tuple[TensorType, ...]:
             case "heads":
                 site.shaped(1, (batch, heads, new, width))
                 v = site.shaped(2, (batch, heads, new, site.type(2).shape[-1]))
-                values = heads * _number(site, v.shape[3], "the width of a value")
+                values = heads * _read_dim(site, v.shape[3], "the width of a value")
             case _:
                 site.shaped(1, (batch, new, heads, 2, width))
                 values = hidden
-    value_width = _width(site, values, "the hidden size of the value")
+    value_width = _find_width(site, values, "the hidden size of the value")
     if site.has(3):
         if form in ("heads", "kv"):
             site.fail(
@@ -164,7 +164,7 @@ def _infer_heads(site: Site) -> tuple[TensorType, ...]:
             )
         site.shaped(3, (2 * hidden + int(values),))
     _check_mask(site, 4, batch, starts=False)
-    keys = plus(_past(site, 6, 2), new)
+    keys = add_dims(_count_past(site, 6, 2), new)
     return (
         q.but((batch, length, values)),
         q.but((batch, heads, keys, hidden // heads)),
@@ -238,7 +238,7 @@ def _attend(
 
 def _expand_attention(nodes: Nodes) -> tuple[str, ...]:
     site, heads = nodes.site, int(nodes.site.attrs["num_heads"])
-    sizes = _parts(site)
+    sizes = _split_columns(site)
     product = nodes.op("MatMul", nodes.x(0), nodes.x(1))
     if site.has(2):
         product = nodes.op("Add", product, nodes.x(2))
@@ -277,7 +277,7 @@ def _biased(nodes: Nodes, parts: Sequence[str], sizes: Sequence[int]) -> list[st
 
 def _expand_heads(nodes: Nodes) -> tuple[str, ...]:
     site, heads = nodes.site, int(nodes.site.attrs["num_heads"])
-    form, t = _form(site), site.type(0)
+    form, t = _find_form(site), site.type(0)
     hidden = heads * int(t.shape[4]) if form == "qkv" else int(t.shape[2])
     if form == "qkv":
         parts = list(_unpack(nodes, nodes.x(0), 3))
@@ -291,7 +291,7 @@ def _expand_heads(nodes: Nodes) -> tuple[str, ...]:
             case _:
                 parts += [split_heads(nodes, nodes.x(i), heads) for i in (1, 2)]
     if site.has(3):
-        total = _number(site, site.type(3).shape[0], "the size of the bias")
+        total = _read_dim(site, site.type(3).shape[0], "the size of the bias")
         parts = _biased(nodes, parts, (hidden, hidden, total - 2 * hidden))
     q, k, v = parts
     before = ""
@@ -309,12 +309,12 @@ _FLAGS = {"smooth_softmax": 0, "qk_output": 0, "kv_cache_bit_width": 0}  # what 
 _TYPES = ("k_quant_type", "v_quant_type")
 
 
-def _grouped_widths(site: Site) -> tuple[int, int, int]:
+def _find_grouped_widths(site: Site) -> tuple[int, int, int]:
     """Return the heads of queries, the heads of keys and values, and the width of a head."""
     heads, kv_heads = int(site.attrs["num_heads"]), int(site.attrs["kv_num_heads"])
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         site.wrong(f"num_heads={heads} is not divisible by kv_num_heads={kv_heads}")
-    hidden = _number(site, site.real(0).shape[-1], "the hidden size of the query")
+    hidden = _read_dim(site, site.real(0).shape[-1], "the hidden size of the query")
     count = heads if site.has(1) else heads + 2 * kv_heads
     if not hidden or hidden % count:
         site.wrong(f"the query has {hidden} columns, which are not divisible by {count} heads")
@@ -325,7 +325,7 @@ def _infer_grouped(site: Site) -> tuple[TensorType, ...]:
     q = site.real(0)
     if q.rank != 3:
         site.wrong(f"the query is {q}; expected [batch, length, hidden]")
-    heads, kv_heads, width = _grouped_widths(site)
+    heads, kv_heads, width = _find_grouped_widths(site)
     batch, length = q.shape[:2]
     if site.has(1) != site.has(2):
         site.wrong("a key and a value must come together")
@@ -347,13 +347,13 @@ def _infer_grouped(site: Site) -> tuple[TensorType, ...]:
 
 def _expand_grouped(nodes: Nodes) -> tuple[str, ...]:
     site, attrs = nodes.site, nodes.site.attrs
-    heads, kv_heads, width = _grouped_widths(site)
+    heads, kv_heads, width = _find_grouped_widths(site)
     q, k, v = nodes.x(0), nodes.x(1) if site.has(1) else "", nodes.x(2) if site.has(2) else ""
     if not k:
         q, k, v = _columns(nodes, q, [heads * width, kv_heads * width, kv_heads * width], 2)
     if attrs["do_rotary"]:
         # The tables say how much of a head is rotated: a column for each pair of numbers.
-        half = _number(site, site.type(7).shape[1], "the columns of cos_cache")
+        half = _read_dim(site, site.type(7).shape[1], "the columns of cos_cache")
         position = nodes.x(9) if site.has(9) else nodes.const([0], "i64")
         rotation = {"interleaved": attrs["rotary_interleaved"], "rotary_embedding_dim": 2 * half}
         tables = (position, nodes.x(7), nodes.x(8))

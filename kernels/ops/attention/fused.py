@@ -29,7 +29,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, Storage, TensorType, stored_as
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, Storage, TensorType, find_stored
 
 # Rows and columns of a block of scores: with its operands it stays in the second cache.
 BLOCK_KEYS, BLOCK_QUERIES = 128, 64
@@ -58,7 +58,7 @@ class Form:
     by_rows: frozenset[str]
     rows_first: frozenset[str]
 
-    def shape(self, name: str) -> tuple[Any, ...]:
+    def find_shape(self, name: str) -> tuple[Any, ...]:
         """Return the shape of a matrix operand as it is stored."""
         kind = name.removeprefix("d")
         heads = self.heads if kind in ("q", "y") else self.groups
@@ -71,9 +71,9 @@ class Form:
         lead = (rows, heads) if name in self.by_rows else (heads, rows)
         return (self.batch, *lead, columns)
 
-    def strides(self, name: str) -> tuple[int, int, int]:
+    def find_strides(self, name: str) -> tuple[int, int, int]:
         """Return the elements from batch to batch, head to head, row to row."""
-        _, a, b, columns = self.shape(name)
+        _, a, b, columns = self.find_shape(name)
         if name in self.rows_first:
             return b * columns, columns, a * b * columns
         if name in self.by_rows:
@@ -81,7 +81,7 @@ class Form:
         return a * b * columns, b * columns, columns
 
 
-def form_of(site: Site) -> Form:
+def find_form(site: Site) -> Form:
     """Return the form of a node, after its inputs have been checked against each other."""
     by_rows, rows_first = (
         frozenset(str(site.attrs[name]).split()) for name in ("by_rows", "rows_first")
@@ -103,24 +103,24 @@ def form_of(site: Site) -> Form:
     known = _BACKWARD if site.op == "AttentionGrad" else _FORWARD
     for name in ("q", "k", "v", "y", "dy"):
         if name in known:
-            site.shaped(known[name], form.shape(name))
+            site.shaped(known[name], form.find_shape(name))
     return form
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    form, t = form_of(site), site.real(0)
-    return t.but(form.shape("y")), t.but((2, form.batch, form.heads, form.queries))
+    form, t = find_form(site), site.real(0)
+    return t.but(form.find_shape("y")), t.but((2, form.batch, form.heads, form.queries))
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
-    form, t = form_of(site), site.real(0)
+    form, t = find_form(site), site.real(0)
     together = site.attrs["together"]
     lead = (
         1 if "batch" in together else form.batch,
         1 if "head" in together else form.heads,
     )
     bias = t.but((*lead, form.queries, form.keys))
-    return (*(t.but(form.shape(name)) for name in _GRADS[:3]), bias)
+    return (*(t.but(form.find_shape(name)) for name in _GRADS[:3]), bias)
 
 
 def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
@@ -140,7 +140,7 @@ def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
     return (steps[3], steps[2], steps[1], steps[0])
 
 
-def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, int]:
+def choose_blocks(target: Target, T: str, queries: int, keys: int) -> tuple[int, int]:
     """Return the columns and rows of the blocks of scores."""
     lanes = target.lanes(ITEMSIZE[T])
     # Blocks of equal size, of whole vectors: a short last block would cut vectors.
@@ -149,7 +149,7 @@ def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, i
     return -(-each // lanes) * lanes, min(BLOCK_KEYS, -(-keys // lanes) * lanes)
 
 
-def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
+def _pack_words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
     """Return the words of a call; `more`: those that the directions have different."""
     attrs = site.attrs
     node = seed = 0
@@ -159,7 +159,7 @@ def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
         seed = zlib.crc32(repr(float(attrs["seed"])).encode())
     else:
         node = zlib.crc32(str(attrs["draw"]).encode())
-    steps = {name: form.strides(name) for name in ("q", "k", "v", "y", "dy", "dq")}
+    steps = {name: form.find_strides(name) for name in ("q", "k", "v", "y", "dy", "dq")}
     return ATTENTION_WORDS.pack(
         batch=form.batch,
         heads=form.heads,
@@ -190,18 +190,18 @@ def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
     )
 
 
-def _numbers(site: Site) -> dict[str, Any]:
+def _collect_numbers(site: Site) -> dict[str, Any]:
     return {name: float(site.attrs[name]) for name in ("scale", "cap", "fill", "ratio")}
 
 
-def _inputs(lowering: Lowering) -> dict[str, Any]:
+def _collect_inputs(lowering: Lowering) -> dict[str, Any]:
     """Return the operands that both directions read."""
     site = lowering.site
     given = {name: lowering.x(i) if site.has(i) else None for name, i in _FORWARD.items()}
     return {**given, "noise": lowering.noise() if site.attrs["ratio"] > 0 else None}
 
 
-def factors_of(lowering: Lowering, T: str) -> str:
+def choose_factors(lowering: Lowering, T: str) -> str:
     """Return the type of 16 bits that factors of products are rounded to; empty: they are T."""
     factor = lowering.precision
     return factor if T == "f32" and factor in lowering.target.products else ""
@@ -214,9 +214,9 @@ def list_given(*params: str) -> list[str]:
 
 def _lower(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
-    form, (T, S) = form_of(site), stored_as(q)
-    half, factor = "".join(S), factors_of(lowering, T)
-    blocks = block_sizes(lowering.target, T, form.queries, form.keys)
+    form, (T, S) = find_form(site), find_stored(q)
+    half, factor = "".join(S), choose_factors(lowering, T)
+    blocks = choose_blocks(lowering.target, T, form.queries, form.keys)
     lanes = lowering.target.lanes(ITEMSIZE[T])
     # The backward pass reads lse; a forward pass alone has it as scratch.
     lse = (
@@ -228,12 +228,12 @@ def _lower(lowering: Lowering) -> None:
     work = lowering.temp(T, (lowering.threads, per_thread))
     lowering.call(
         attention(T, *list_given(half, factor)),
-        **_inputs(lowering),
+        **_collect_inputs(lowering),
         y=lowering.y(0),
         lse=lse,
         work=work,
-        **_numbers(site),
-        g=_words(
+        **_collect_numbers(site),
+        g=_pack_words(
             site,
             form,
             blocks,
@@ -250,7 +250,7 @@ def _lower(lowering: Lowering) -> None:
     )
 
 
-def parts_of(apart: int, blocks: int, threads: int) -> int:
+def count_parts(apart: int, blocks: int, threads: int) -> int:
     """Return how many threads share the queries of a group; `apart`: groups of batch and heads.
 
     blocks: of queries.  Parts cost a sum over them, so more are taken only for a tenth of the time.
@@ -269,18 +269,18 @@ def parts_of(apart: int, blocks: int, threads: int) -> int:
 
 def _lower_grad(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
-    form, (T, S) = form_of(site), stored_as(q)
-    half, factor = "".join(S), factors_of(lowering, T)
+    form, (T, S) = find_form(site), find_stored(q)
+    half, factor = "".join(S), choose_factors(lowering, T)
     batch, groups, keys = form.batch, form.groups, form.keys
     width, columns = form.width, form.value_width
-    blocks = block_sizes(lowering.target, T, form.queries, keys)
+    blocks = choose_blocks(lowering.target, T, form.queries, keys)
     wants = [int(lowering.wants(i)) for i in range(4)]
     # Batches or heads that share one bias add to the same gradient, so one thread has them all.
     together = [int(wants[3] and name in site.attrs["together"]) for name in ("batch", "head")]
     apart = (1 if together[0] else batch) * (1 if together[1] else groups)
-    parts = parts_of(apart, -(-form.queries // blocks[0]), lowering.threads)
+    parts = count_parts(apart, -(-form.queries // blocks[0]), lowering.threads)
     outs = [lowering.y(i) if wants[i] else None for i in range(4)]
-    steps = {"dk": form.strides("dk"), "dv": form.strides("dv")}
+    steps = {"dk": form.find_strides("dk"), "dv": form.find_strides("dv")}
     # Without parts a thread has the whole of dK and dV of its heads, and writes the outputs itself.
     into: dict[str, Any] = dict(zip(_GRADS, outs, strict=True))
     # Parts of dK and dV, a thread each, which a fold adds up in order: no two threads add to the
@@ -288,7 +288,7 @@ def _lower_grad(lowering: Lowering) -> None:
     if parts > 1:
         for name, i in (("dk", 1), ("dv", 2)):
             if wants[i]:
-                into[name] = lowering.temp(T, (parts, *form.shape(name)))
+                into[name] = lowering.temp(T, (parts, *form.find_shape(name)))
     lanes = lowering.target.lanes(ITEMSIZE[T])
     rounded = half if parts == 1 else ""  # dK and dV; their parts are summed before
     per_thread = backward_work(blocks, keys, (width, columns), lanes, half, rounded, factor)
@@ -303,14 +303,14 @@ def _lower_grad(lowering: Lowering) -> None:
         bias_step = (by_batch * heads, by_head, keys, 1)
     lowering.call(
         attention_grad(T, *list_given(half, rounded, factor)),
-        **_inputs(lowering),
+        **_collect_inputs(lowering),
         y=lowering.x(_BACKWARD["y"]),
         lse=lowering.x(_BACKWARD["lse"]),
         dy=lowering.x(_BACKWARD["dy"]),
         **into,
         work=work,
-        **_numbers(site),
-        g=_words(
+        **_collect_numbers(site),
+        g=_pack_words(
             site,
             form,
             blocks,
@@ -329,7 +329,7 @@ def _lower_grad(lowering: Lowering) -> None:
             if not wants[i]:
                 continue
             out = lowering.y(i)
-            total = lowering.temp(T, form.shape(name)) if half else out
+            total = lowering.temp(T, form.find_shape(name)) if half else out
             fold_axes(lowering, FOLDS["ReduceSum"], into[name], (0,), total)
             if half:
                 lower_map(lowering, [("in", 0)], [total], [out])

@@ -12,7 +12,7 @@ Source    convolution.py, winograd.py, weight_gradient.py and depthwise.py say h
 from __future__ import annotations
 
 from engine.base.element_types import FLOATS
-from engine.kernels.loops.window import WINDOW, out_dims, windows
+from engine.kernels.loops.window import WINDOW, find_windows, infer_out_dims
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,
     CONVOLVE_KERNELS,
@@ -22,7 +22,7 @@ from engine.kernels.ops.conv.convolution import (
 from engine.kernels.ops.conv.few_channels import is_few
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
 from engine.kernels.ops.conv.winograd_calls import fits
-from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
+from engine.kernels.ops.epilogue import IN_CONV, activate, list_plain_attributes, read_parameters
 from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
     ALIKE,
@@ -41,14 +41,17 @@ def _lower(lowering: Lowering) -> None:
     x, w, y = lowering.x(0), lowering.x(1), lowering.y(0)
     bias = lowering.x(2) if lowering.site.has(2) else None
     if y.type.size:
-        axes = windows(lowering.site, x.type, w.type.dims[2:])
+        axes = find_windows(lowering.site, x.type, w.type.dims[2:])
         relu = lowering.site.attrs.get("activation") == "Relu"
         convolve(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"], relu)
 
 
 def _lower_grad(lowering: Lowering) -> None:
     dy, x, w = lowering.x(0), lowering.x(1), lowering.x(2)
-    groups, axes = lowering.site.attrs["group"], windows(lowering.site, x.type, w.type.dims[2:])
+    groups, axes = (
+        lowering.site.attrs["group"],
+        find_windows(lowering.site, x.type, w.type.dims[2:]),
+    )
     # Forward: y = conv(x, w) + b; so dx = the transpose of conv(., w) applied to dy.
     if lowering.wants(0) and x.type.size:
         convolve_back(lowering, (dy, w, lowering.y(0), None), axes, groups)
@@ -67,7 +70,7 @@ def _choose_storage(site: Site) -> Storage | None:
         return None
     if per == 1 < groups and (co != groups or site.n_outs > 2):  # channels are repeated; dB
         return None
-    if fits(windows(site, x, w.dims[2:]), groups):
+    if fits(find_windows(site, x, w.dims[2:]), groups):
         return None
     return _GRADIENT if is_gradient else ALIKE
 
@@ -107,11 +110,11 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     _check(site, x, w)
     if site.has(2):
         site.shaped(2, w.shape[:1])
-    return (x.but((x.shape[0], w.shape[0], *out_dims(site, x, w.shape[2:]))),)
+    return (x.but((x.shape[0], w.shape[0], *infer_out_dims(site, x, w.shape[2:]))),)
 
 
 def _infer_fused(site: Site) -> tuple[TensorType, ...]:
-    parameters(site)
+    read_parameters(site)
     (y,) = _infer(site)
     if site.has(3) and site.shaped(3, y.shape).dtype != y.dtype:
         site.fail(f"a sum Z of {site.type(3)}", f"{y}, as the convolution gives")
@@ -122,7 +125,7 @@ def _expand_fused(nodes: Nodes) -> tuple[str, ...]:
     """Conv, the sum Z, the activation; planning makes those with a Relu one kernel again."""
     site = nodes.site
     bias = nodes.x(2) if site.has(2) else ""
-    y = nodes.op("Conv", nodes.x(0), nodes.x(1), bias, **plain_attributes(site.attrs))
+    y = nodes.op("Conv", nodes.x(0), nodes.x(1), bias, **list_plain_attributes(site.attrs))
     if site.has(3):
         y = nodes.op("Add", y, nodes.x(3))
     return (activate(nodes, y),)
@@ -131,7 +134,7 @@ def _expand_fused(nodes: Nodes) -> tuple[str, ...]:
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     x, w = site.type(1), site.type(2)
     _check(site, x, w)
-    y = (x.shape[0], w.shape[0], *out_dims(site, x, w.shape[2:]))
+    y = (x.shape[0], w.shape[0], *infer_out_dims(site, x, w.shape[2:]))
     site.shaped(0, y)
     return (x.but(), w.but(), w.but(w.shape[:1]))[: site.n_outs]
 

@@ -12,7 +12,7 @@ Source    it is the gradient of the convolution with weights W that makes X of Y
 from __future__ import annotations
 
 from engine.base.element_types import FLOATS
-from engine.kernels.loops.window import WINDOW, transposed, transposed_dims
+from engine.kernels.loops.window import WINDOW, find_transposed, infer_transposed_dims
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,
     CONVOLVE_KERNELS,
@@ -28,14 +28,17 @@ def _lower(lowering: Lowering) -> None:
     x, w, y = lowering.x(0), lowering.x(1), lowering.y(0)
     bias = lowering.x(2) if lowering.site.has(2) else None
     if y.type.size:
-        axes = transposed(lowering.site, x.type, w.type.dims[2:])
+        axes = find_transposed(lowering.site, x.type, w.type.dims[2:])
         # A transposed convolution is the gradient of a convolution by its images, and the reverse.
         convolve_back(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"])
 
 
 def _lower_grad(lowering: Lowering) -> None:
     dy, x, w = lowering.x(0), lowering.x(1), lowering.x(2)
-    groups, axes = lowering.site.attrs["group"], transposed(lowering.site, x.type, w.type.dims[2:])
+    groups, axes = (
+        lowering.site.attrs["group"],
+        find_transposed(lowering.site, x.type, w.type.dims[2:]),
+    )
     if lowering.wants(0) and x.type.size:
         # Forward: y = convolve_back(x, w); so dx = convolve(dy, w), and dw is a convolution's dw
         # with dy as its images and x as its gradient.
@@ -44,7 +47,7 @@ def _lower_grad(lowering: Lowering) -> None:
     lower_bias(lowering, dy, 2)
 
 
-def _out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
+def _infer_out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
     """Return the shape of Y after checking ONNX's conditions on channels and groups."""
     if x.dtype not in FLOATS or w.dtype != x.dtype:
         site.fail(
@@ -69,11 +72,11 @@ def _out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
     ):
         site.wrong(f"kernel_shape is {list(declared)}, but the weights are {w}")
     co: Dim = per * groups if isinstance(per, int) else f"{site.name}_d1"
-    return (x.shape[0], co, *transposed_dims(site, x, w.shape[2:]))
+    return (x.shape[0], co, *infer_transposed_dims(site, x, w.shape[2:]))
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    y = _out(site, site.type(0), site.type(1))
+    y = _infer_out(site, site.type(0), site.type(1))
     if site.has(2):
         site.shaped(2, y[1:2])
     return (site.type(0).but(y),)
@@ -81,7 +84,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     x, w = site.type(1), site.type(2)
-    y = _out(site, x, w)
+    y = _infer_out(site, x, w)
     site.shaped(0, y)
     return (x.but(), w.but(), w.but(y[1:2]))[: site.n_outs]
 

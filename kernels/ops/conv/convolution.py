@@ -17,7 +17,7 @@ from dataclasses import replace
 from engine.base import limits
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import panels_reach
-from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import (
@@ -31,8 +31,8 @@ from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_KERNELS,
     backward,
+    is_cheaper,
     lower_winograd,
-    pays,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
@@ -49,7 +49,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, stored_as
+from engine.kernels.vocabulary.op import Lowering, Operand, find_stored
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, OPEN, Field, Words
 
@@ -96,7 +96,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
         return None
     size = ITEMSIZE[str(params[-1])]
     steps = (size * q["ldx"], 0, size * q["ldy"], 0, 0)
-    return Tiling(q["rows"], steps, (at + P.JOB.place("rows"),), P.alone(at))
+    return Tiling(q["rows"], steps, (at + P.JOB.place("rows"),), P.run_alone(at))
 
 
 def _reach(c: KernelCall) -> Reach:
@@ -130,19 +130,19 @@ def _samples(c: KernelCall) -> Tiling | None:
     first = CONV_WORDS.place("jobs")
     places = [first + n * P.JOB.size for n in range(c.count)]
     layouts = set()
-    for q in P.jobs_of(c.jobs):
+    for q in P.list_jobs(c.jobs):
         y = q["y_step"][0] if q["scatter"] else math.prod(q["out"]) * q["ldy"]
-        layouts.add((P.whole_images(q), P.image_step(q), int(y)))
+        layouts.add((P.count_whole_images(q), P.find_image_step(q), int(y)))
     if len(layouts) != 1:  # some residue has no pixels
         return None
     ((images, x, y),) = layouts
-    fixed = {place: one for at in places for place, one in P.alone(at).items()}
+    fixed = {place: one for at in places for place, one in P.run_alone(at).items()}
     rows = tuple([at + P.JOB.place("rows") for at in places])
     return c.cut(images, {"x": x, "y": y}, counts=rows, fixed=fixed)
 
 
 def _products(c: KernelCall) -> int:
-    jobs = P.jobs_of(c.jobs)
+    jobs = P.list_jobs(c.jobs)
     return sum(int(c.groups * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
 
 
@@ -278,29 +278,31 @@ def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]
 
     def busiest(nt: int) -> int:
         # The time of a thread: the product of its rows and columns, and the gathering of its rows.
-        rows = parts(parts(m, mr), threads // nt) * mr
-        return rows * (min(parts(parts(n, width), nt) * width, n) + 8)
+        rows = count_parts(count_parts(m, mr), threads // nt) * mr
+        return rows * (min(count_parts(count_parts(n, width), nt) * width, n) + 8)
 
     nt = min(range(1, threads + 1), key=busiest)
     return threads // nt, nt
 
 
-def _blocked(lowering: Lowering, j: Job, T: str) -> Job:
+def _choose_blocks(lowering: Lowering, j: Job, T: str) -> Job:
     """Choose threads and cache blocks of a job."""
     width = lowering.target.nv * lowering.target.lanes(ITEMSIZE[T])
     mt, nt = _split(j.rows, j.columns, lowering.target.mr, width, lowering.threads)
     # Blocks of K of equal length: a short last block would reload Y for little work.  Up to 1.5
     # times the target's length, so that a K just beyond it is not cut.
-    kc = parts(j.depth, max(1, parts(j.depth, lowering.target.kc * 3 // 2)))
+    kc = count_parts(j.depth, max(1, count_parts(j.depth, lowering.target.kc * 3 // 2)))
     run = j.unit * j.channels
     # Whole runs of taps: a run is gathered by one copy.
     if 0 < run <= kc:
         kc = round_up(kc, run)
-    rows = parts(parts(j.rows, lowering.target.mr), mt) * lowering.target.mr
+    rows = count_parts(count_parts(j.rows, lowering.target.mr), mt) * lowering.target.mr
     return replace(j, mt=mt, nt=nt, kc=kc, mc=min(lowering.target.mc, rows))
 
 
-def _panels(lowering: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tuple[list[Job], int]:
+def _lay_panels(
+    lowering: Lowering, jobs: Sequence[Job], groups: int, T: str
+) -> tuple[list[Job], int]:
     """Lay out the panels of B of all jobs; returns the jobs and the number of elements."""
     lanes = lowering.target.lanes(ITEMSIZE[T])
     width = lowering.target.nv * lanes
@@ -308,8 +310,8 @@ def _panels(lowering: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tup
     for j in jobs:
         # Jobs of fewer columns than a panel has store narrower panels, of whole vectors.
         stored = min(round_up(j.columns, lanes), width)
-        size = parts(j.columns, width) * j.depth * stored
-        out.append(replace(_blocked(lowering, j, T), panel=stored, b_at=at, b_group=size))
+        size = count_parts(j.columns, width) * j.depth * stored
+        out.append(replace(_choose_blocks(lowering, j, T), panel=stored, b_at=at, b_group=size))
         at += size * groups
     return out, at
 
@@ -323,7 +325,7 @@ def _pack(
 ) -> tuple[list[Job], Operand]:
     """Pack weights; beside each job its first tap and its steps from tap to tap."""
     T = w.type.dtype
-    placed, size = _panels(lowering, [j for j, _ in jobs], groups, T)
+    placed, size = _lay_panels(lowering, [j for j, _ in jobs], groups, T)
     b = lowering.temp(T, (max(size, 1),))
     panels = [
         PANEL.pack(
@@ -360,9 +362,9 @@ def _run(
 ) -> None:
     """Convolve x with the panels b into y; operands are x, b, y and bias."""
     x, b, y, bias = operands
-    T, S = stored_as(x)
+    T, S = find_stored(x)
     if S:
-        jobs = [P.in_blocks(j) for j in jobs]
+        jobs = [P.split_job(j) for j in jobs]
     room = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
     words = CONV_WORDS.pack(
         count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
@@ -371,7 +373,7 @@ def _run(
     lowering.call(conv(T, *S), x=x, b=b, y=y, bias=bias, work=work, g=words)
 
 
-def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
+def _split_phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
     """Yield the convolutions of dY that make dX along one axis.
 
     Yields the residue r of its pixels, its window, its first tap and the step between taps.
@@ -389,11 +391,11 @@ def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
         taps = len(range(first, a.taps, step))
         shift = (r + a.pad - first * a.dilation) // a.stride
         pad = (taps - 1) * dilation - shift
-        window = Axis(a.out, parts(a.size - r, a.stride), taps, 1, dilation, pad)
+        window = Axis(a.out, count_parts(a.size - r, a.stride), taps, 1, dilation, pad)
         yield r, window, first + (taps - 1) * step, -step
 
 
-def _input_jobs(
+def _list_input_jobs(
     axes: Axes, images: int, ci: int, co: int, groups: int
 ) -> list[tuple[Job, list[int]]]:
     """Return the jobs that make dX, with their taps."""
@@ -402,15 +404,15 @@ def _input_jobs(
     pixel = (plane, row, ci)
     strided = any(a.stride > 1 for a in axes)
     y_step = (axes[0].size * plane, *(a.stride * p for a, p in zip(axes, pixel, strict=True)))
-    tap = _tap_steps(axes)
+    tap = _find_tap_steps(axes)
     out = []
     # One job for each residue along each axis; their outputs interleave in dX.
-    for residues in itertools.product(*(_phases(a) for a in axes)):
+    for residues in itertools.product(*(_split_phases(a) for a in axes)):
         at = sum(r * p for (r, *_), p in zip(residues, pixel, strict=True))
         first = sum(f[2] * t for f, t in zip(residues, tap, strict=True))
         steps = [f[3] * t for f, t in zip(residues, tap, strict=True)]
         d, h, w = (f[1] for f in residues)
-        j = P.job(
+        j = P.make_job(
             (d, h, w),
             images,
             co // groups,
@@ -425,7 +427,7 @@ def _input_jobs(
     return out
 
 
-def _tap_steps(axes: Axes) -> list[int]:
+def _find_tap_steps(axes: Axes) -> list[int]:
     """Return the steps between neighbouring taps of a filter along depth, height and width."""
     return [axes[1].taps * axes[2].taps, axes[2].taps, 1]
 
@@ -448,7 +450,7 @@ def convolve(
     """Append the calls for y = conv(x, w) + bias."""
     x, w, y, bias = operands
     co, ci = w.type.dims[:2]
-    volume, taps = math.prod(a.taps for a in axes), [0, *_tap_steps(axes)]
+    volume, taps = math.prod(a.taps for a in axes), [0, *_find_tap_steps(axes)]
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     images = x.type.dims[0]
     # The special cases first; a matrix product does everything, but not as fast.
@@ -458,10 +460,10 @@ def convolve(
     if is_few(ci, co, groups):
         lower_few(lowering, operands, axes, relu=relu)
         return
-    if pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+    if is_cheaper(lowering.target, x.type.dtype, images, axes, ci, co, groups):
         lower_winograd(lowering, operands, axes, mode)
         return
-    j = P.job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
+    j = P.make_job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
     jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume))
     _run(lowering, (x, b, y, bias), jobs, groups, mode)
 
@@ -485,13 +487,13 @@ def convolve_back(
         return
     # With a stride dX is several convolutions, of other windows.
     whole = all(a.stride == 1 for a in axes)
-    if whole and pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
+    if whole and is_cheaper(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
     # A stride asks for as many convolutions as it has residues, so a large one is refused.
     phases = math.prod(min(a.stride, a.size) for a in axes)
     limits.check("NODES", phases, lowering.site.where, "as convolutions of stride 1 it is")
-    unpacked = _input_jobs(axes, images, ci, co, groups)
+    unpacked = _list_input_jobs(axes, images, ci, co, groups)
     jobs, b = _pack(lowering, w, unpacked, groups, (ci // groups * volume, volume))
     _run(lowering, (dy, b, dx, bias), jobs, groups, mode)
 

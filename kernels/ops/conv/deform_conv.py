@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.base.element_types import ONNX_CODE
-from engine.kernels.loops.window import out_dims
+from engine.kernels.loops.window import infer_out_dims
 from engine.kernels.ops.shape import i64s, unsqueeze
 from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
 
@@ -36,7 +36,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
             f"{x.shape[1]} input channels must be divisible by offset_group={parts}, and "
             f"{co} output channels by group={groups}"
         )
-    spatial = out_dims(site, x, (kh, kw))
+    spatial = infer_out_dims(site, x, (kh, kw))
     site.shaped(2, (x.shape[0], 2 * parts * kh * kw, *spatial))
     if site.has(3):
         site.shaped(3, (co,))
@@ -88,13 +88,13 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     )
     rows, columns = (nodes.op("Slice", tail, i64s(nodes, a), i64s(nodes, a + 1)) for a in (0, 1))
 
-    def shape(*dims: str | int) -> str:
+    def reshape(*dims: str | int) -> str:
         ints = [d if isinstance(d, str) else i64s(nodes, d) for d in dims]
         return str(nodes.op("Concat", *ints, axis=0))
 
     # [n, 2 parts taps, rows, columns], along the rows before the columns for each tap.
-    offset = nodes.op("Reshape", nodes.x(2), shape(-1, taps, 2, tail))
-    flat = shape(-1, nodes.op("Mul", rows, i64s(nodes, taps)), columns)
+    offset = nodes.op("Reshape", nodes.x(2), reshape(-1, taps, 2, tail))
+    flat = reshape(-1, nodes.op("Mul", rows, i64s(nodes, taps)), columns)
     ends = [
         unsqueeze(
             nodes, nodes.op("Reshape", _coordinates(nodes, offset, axis, (kh, kw)), flat), [3]
@@ -103,17 +103,17 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
         for axis in (1, 0)
     ]
     image = nodes.op("Slice", nodes.op("Shape", nodes.x(0)), i64s(nodes, 2), i64s(nodes, 4))
-    x = nodes.op("Reshape", nodes.x(0), shape(-1, per * int(attrs["group"]) // parts, image))
+    x = nodes.op("Reshape", nodes.x(0), reshape(-1, per * int(attrs["group"]) // parts, image))
     taken = nodes.op("GridSample", x, nodes.op("Concat", *ends, axis=3), mode=_linear(nodes))
     if nodes.site.has(4):
         mask = nodes.op("Reshape", nodes.x(4), flat)
         taken = nodes.op("Mul", taken, unsqueeze(nodes, mask, [1]))
     # As in im2col, but with the taps as an axis, so that a Conv over them has the groups of W.
-    columns_of = nodes.op("Reshape", taken, shape(head, taps, tail))
+    columns_of = nodes.op("Reshape", taken, reshape(head, taps, tail))
     weights = nodes.op("Reshape", nodes.x(1), i64s(nodes, co, per, taps, 1, 1))
     bias = [nodes.x(3)] if nodes.site.has(3) else []
     y = nodes.op("Conv", columns_of, weights, *bias, group=attrs["group"])
-    return (nodes.op("Reshape", y, shape(-1, co, tail)),)
+    return (nodes.op("Reshape", y, reshape(-1, co, tail)),)
 
 
 def _linear(nodes: Nodes) -> str:

@@ -15,12 +15,12 @@ Every sum is formed in the same order however the lines are shared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from engine.base.element_types import FLOATS, ITEMSIZE
-from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -28,6 +28,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
     Body,
+    Inline,
     Native,
     Numbers,
     Parameters,
@@ -39,12 +40,10 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, stored_as
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.op import Lowering, Operand, find_stored
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
-
-Inline = Callable[..., Any]
 
 PIXELS = 4  # outputs of a line that share what they load
 ROWS = (3, 5)  # widths of windows for which rows of taps are compiled
@@ -141,7 +140,7 @@ def across_of(kw: int, sw: int) -> Inline:
     reach = (kw - 1) // 2
 
     # The taps of a row are unrolled.  When back, of stride 2, pixels of both phases are one tile,
-    # which sees PIXELS / 2 columns: `tap_of` in slide_dots.py pairs them.  So a line is walked
+    # which sees PIXELS / 2 columns: `find_tap` in slide_dots.py pairs them.  So a line is walked
     # once, from a pixel that tap 0 meets, which may be pixel -1.
     @inline
     def early(q, back, r):
@@ -276,7 +275,7 @@ def by_channels(c: KernelCall, q: Mapping[str, Any], lines: int, taps: int) -> d
     return {
         "x": P.images_reach(c, q, 1, by_lines=True),
         "y": lines * q["out"][2] * q["ldx"],
-        "w": up(q["ldx"], c.lanes) * taps,
+        "w": round_to_unit(q["ldx"], c.lanes) * taps,
     }
 
 
@@ -290,10 +289,10 @@ def _reach(c: KernelCall) -> Reach:
     "x: S[...]  w: T[...]  y: out S[...]  bias: T[...]  g: i64[] where mode <= BIAS | RELU",
     words={"g": DEPTHWISE_WORDS},
     reach=_reach,
-    multiply_adds=lambda c: P.window_products(P.jobs_of(c.job)[0], c.back),
+    multiply_adds=lambda c: P.count_window_products(P.list_jobs(c.job)[0], c.back),
     params=KINDS,
     tiling=_tiling,
-    samples=P.window_samples(DEPTHWISE_WORDS),
+    samples=P.cut_window(DEPTHWISE_WORDS),
 )
 def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int, S: str = "") -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
@@ -337,7 +336,7 @@ def _dw_reach(c: KernelCall) -> Reach:
     "x, dy: S[...]   part: out T[...]   g: i64[]",
     words={"g": P.JOB},
     reach=_dw_reach,
-    multiply_adds=lambda c: P.window_products(c.numbers),
+    multiply_adds=lambda c: P.count_window_products(c.numbers),
     samples=lambda c: P.part_samples(c, c.numbers, 0, c.ldx),
     params=FORWARD,
 )
@@ -487,7 +486,7 @@ def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
     return Operand(y.name, x.type.but(shape).as_last())
 
 
-def row_of(width: Axis, back: bool) -> tuple[int, int]:
+def find_row(width: Axis, back: bool) -> tuple[int, int]:
     """Width and stride of the windows that are compiled, (0, 0) where these are not among them."""
     fits = width.taps in ROWS and width.dilation == 1
     fits = fits and (width.stride == 2 or (width.stride == 1 and not back))
@@ -511,9 +510,9 @@ def forward_if_possible(axes: Axes, back: bool) -> tuple[Axes, bool, bool]:
     return (d, h, w), False, True
 
 
-def window_job(axes: Axes, images: int, channels: int, back: bool) -> P.Job:
+def make_window_job(axes: Axes, images: int, channels: int, back: bool) -> P.Job:
     """Return the job of all channels; `out` is the size written, `size` the size read."""
-    j = P.job(axes, images, 1, channels, channels)
+    j = P.make_job(axes, images, 1, channels, channels)
     # rows counts the pixels that are written.
     if back:
         j = replace(j, out=j.size, size=j.out, rows=images * math.prod(j.size))
@@ -557,16 +556,16 @@ def lower_depthwise(
     An x of fewer filters than w has is repeated, such a y is the sum over its channel's filters.
     """
     x, w, y, bias = operands
-    (T, S), co, taps = stored_as(x), w.type.dims[0], math.prod(a.taps for a in axes)
+    (T, S), co, taps = find_stored(x), w.type.dims[0], math.prod(a.taps for a in axes)
     axes, back, flipped = forward_if_possible(axes, back)
     b = packed(lowering, w, (1, co), (0, taps), taps, reverse=flipped)
     x = repeated(lowering, x, co // x.type.dims[1])
     times = co // y.type.dims[1]
     into = y if times == 1 else lowering.temp(T, (y.type.size * times,))
-    j = window_job(axes, x.type.dims[0], co, back)
+    j = make_window_job(axes, x.type.dims[0], co, back)
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     words = DEPTHWISE_WORDS.pack(mode=mode, back=int(back), job=j.words())
-    kw, sw = row_of(axes[2], back)
+    kw, sw = find_row(axes[2], back)
     kind = depthwise(T, kw, sw, int(back and kw > 0), *S)
     lowering.call(kind, x=x, w=b, y=into, bias=bias, g=words)
     if times > 1:
@@ -587,16 +586,16 @@ def lower_depthwise_weights(
     out: dw; reset: the flag that says whether to overwrite it, None to do so always.
     """
     x, dy = operands
-    (T, S), co, taps = stored_as(dy), dy.type.dims[1], math.prod(a.taps for a in axes)
+    (T, S), co, taps = find_stored(dy), dy.type.dims[1], math.prod(a.taps for a in axes)
     lanes = lowering.target.lanes(ITEMSIZE[T])
     x = repeated(lowering, x, co // x.type.dims[1])
-    j = P.job(axes, x.type.dims[0], 1, co, co)
+    j = P.make_job(axes, x.type.dims[0], 1, co, co)
     # Parts are lines; threads left over share the channels of each part.
     mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
-    nt = max(1, min(lowering.threads // mt, parts(co, lanes)))
+    nt = max(1, min(lowering.threads // mt, count_parts(co, lanes)))
     j = replace(j, mt=mt, nt=nt)
     part = lowering.temp(T, (mt * round_up(co, lanes) * taps,))
-    kind = depthwise_dw(T, *row_of(axes[2], back=False), *S)
+    kind = depthwise_dw(T, *find_row(axes[2], back=False), *S)
     lowering.call(kind, x=x, dy=dy, part=part, g=j.words())
     fold(lowering, part, (mt, 1, co, taps), out, reset)
 

@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
     Body,
+    Inline,
     Native,
     imin,
     inline,
@@ -57,7 +58,7 @@ FEW_DW_WORDS = Words(
 )
 
 
-def _walk(target: Target, T: str, native: str) -> D.Inline:
+def _walk(target: Target, T: str, native: str) -> Inline:
     """Return an inline function: the native over a line of y, of whose tiles part `way` of `ways`.
 
     walk(x, w, y, bias, q, filters, back, mode, line, way, ways);
@@ -160,8 +161,8 @@ def _reach(c: KernelCall) -> Reach:
     """,
     words={"g": FEW_WORDS},
     reach=_reach,
-    multiply_adds=lambda c: c.filters * P.window_products(P.jobs_of(c.job)[0], c.back),
-    samples=P.window_samples(FEW_WORDS, "filters"),
+    multiply_adds=lambda c: c.filters * P.count_window_products(P.list_jobs(c.job)[0], c.back),
+    samples=P.cut_window(FEW_WORDS, "filters"),
 )
 def conv_few(target: Target, T: str) -> Body:
     """y[n, o, j] = act(sum_{k, c} x[n, o s - p + k d, c] w[j, c, k] (+ bias[j])), or back of that.
@@ -197,7 +198,7 @@ def _dw_reach(c: KernelCall) -> Reach:
     "x, dy: T[...]   part: out T[...]   g: i64[]",
     words={"g": FEW_DW_WORDS},
     reach=_dw_reach,
-    multiply_adds=lambda c: c.filters * P.window_products(P.jobs_of(c.job)[0]),
+    multiply_adds=lambda c: c.filters * P.count_window_products(P.list_jobs(c.job)[0]),
     samples=lambda c: P.part_samples(c, P.JOB.unpack(c.job), FEW_DW_WORDS.place("job"), c.filters),
 )
 def conv_few_dw(target: Target, T: str) -> Body:
@@ -247,7 +248,7 @@ def lower_few(
     steps = (taps, filters * taps) if back else (channels * taps, taps)
     axes, back, flipped = D.forward_if_possible(axes, back)
     b = D.packed(lowering, w, (filters, channels), steps, taps, reverse=flipped)
-    j = D.window_job(axes, x.type.dims[0], channels, back)
+    j = D.make_window_job(axes, x.type.dims[0], channels, back)
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     words = FEW_WORDS.pack(mode=mode, back=int(back), filters=filters, job=j.words())
     lowering.call(conv_few(T), x=x, w=b, y=y, bias=bias, g=words)
@@ -264,7 +265,7 @@ def lower_few_weights(
     x, dy = operands
     T, filters, channels = dy.type.dtype, dy.type.dims[1], x.type.dims[1]
     taps, lanes = math.prod(a.taps for a in axes), lowering.target.lanes(ITEMSIZE[T])
-    j = D.window_job(axes, x.type.dims[0], channels, back=False)
+    j = D.make_window_job(axes, x.type.dims[0], channels, back=False)
     # A part is whole lines, so there are at most as many parts as lines.
     mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
     part = lowering.temp(T, (mt * filters * round_up(channels, lanes) * taps,))

@@ -15,7 +15,7 @@ architectures", arXiv 1808.05567.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
+    Inline,
     Native,
     Samples,
     imax,
@@ -37,8 +38,6 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, Field, Packed, Words
-
-Inline = Callable[..., Any]
 
 JOB = Words(
     "job",
@@ -107,7 +106,7 @@ class Job:
         return JOB.pack(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
-def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: Any) -> Job:
+def make_job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: Any) -> Job:
     """Return the job of a window over images of `ldx` channels; a group reads `channels`."""
     d, h, w = axes
     touching = w.dilation == 1 and channels == ldx
@@ -129,14 +128,14 @@ def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: 
     )
 
 
-def in_blocks(j: Job) -> Job:
+def split_job(j: Job) -> Job:
     """Return the job whose rows are gathered, and scattered into Y, where they are converted."""
-    n, d, h, w = _steps_of(j.out)
+    n, d, h, w = _find_steps(j.out)
     in_order = n * j.ldy, d * j.ldy, h * j.ldy, w * j.ldy
     return replace(j, direct=0, scatter=1, y_step=j.y_step if j.scatter else in_order)
 
 
-def _steps_of(out: tuple[int, int, int]) -> tuple[int, int, int, int]:
+def _find_steps(out: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Return the pixels from image to image, and from pixel to pixel along each axis."""
     return math.prod(out), out[1] * out[2], out[2], 1
 
@@ -149,19 +148,19 @@ def is_plain(q: Mapping[str, Any]) -> bool:
 
 def is_spread_in_order(q: Mapping[str, Any]) -> bool:
     """Return whether rows that are scattered into Y lie there one after another."""
-    steps = tuple(step * q["ldy"] for step in _steps_of(q["out"]))
+    steps = tuple(step * q["ldy"] for step in _find_steps(q["out"]))
     return not q["y_at"] and q["y_step"] == steps
 
 
 # --- reach
 
 
-def jobs_of(words: Sequence[int]) -> list[dict[str, Any]]:
+def list_jobs(words: Sequence[int]) -> list[dict[str, Any]]:
     """Return the jobs that lie one after another in some words."""
     return [JOB.unpack(words[at : at + JOB.size]) for at in range(0, len(words), JOB.size)]
 
 
-def window_products(q: Mapping[str, Any], back: bool = False) -> int:
+def count_window_products(q: Mapping[str, Any], back: bool = False) -> int:
     """Return the multiply-adds of windows over each channel; back: over the pixels read."""
     pixels = q["rows"]
     if back:
@@ -219,23 +218,23 @@ def images_reach(c: KernelCall, q: Mapping[str, Any], groups: int, by_lines: boo
 # --- samples
 
 
-def whole_images(q: Mapping[str, Any]) -> int:
+def count_whole_images(q: Mapping[str, Any]) -> int:
     """Return the number of images of a job; 0 if it has no pixels."""
     pixels = math.prod(q["out"])
     return int(q["rows"]) // pixels if pixels else 0
 
 
-def image_step(q: Mapping[str, Any]) -> int:
+def find_image_step(q: Mapping[str, Any]) -> int:
     """Return the elements from image to image of those that a job reads."""
     return int(math.prod(q["size"]) * q["ldx"])
 
 
-def alone(at: int) -> dict[int, int]:
+def run_alone(at: int) -> dict[int, int]:
     """Return the numbers of a job at this position for a call that one thread runs."""
     return {at + JOB.place("mt"): 1, at + JOB.place("nt"): 1}
 
 
-def window_samples(layout: Words, filters: str = "") -> Samples:
+def cut_window(layout: Words, filters: str = "") -> Samples:
     """Return how a kernel of one job is cut into images.
 
     filters: the number that says how many channels y has, if it has others than x.
@@ -244,8 +243,8 @@ def window_samples(layout: Words, filters: str = "") -> Samples:
     def rule(c: KernelCall) -> Tiling | None:
         q, at = JOB.unpack(c.job), layout.place("job")
         y = math.prod(q["out"]) * (c.numbers[filters] if filters else q["ldx"])
-        steps = {"x": image_step(q), "y": y}
-        return c.cut(whole_images(q), steps, counts=(at + JOB.place("rows"),))
+        steps = {"x": find_image_step(q), "y": y}
+        return c.cut(count_whole_images(q), steps, counts=(at + JOB.place("rows"),))
 
     return rule
 
@@ -256,10 +255,10 @@ def part_samples(c: KernelCall, q: Mapping[str, Any], at: int, channels: int) ->
     at: the position of the job q.  channels: of dy.
     """
     return c.cut(
-        whole_images(q),
-        {"x": image_step(q), "dy": math.prod(q["out"]) * channels},
+        count_whole_images(q),
+        {"x": find_image_step(q), "dy": math.prod(q["out"]) * channels},
         counts=(at + JOB.place("rows"),),
-        fixed=alone(at),
+        fixed=run_alone(at),
         parts=(2, c.elements["part"] * c.itemsizes["part"] // q["mt"]),
     )
 
@@ -453,7 +452,7 @@ def sweep(target: Target, T: str, S: str = "") -> Inline:
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
     the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU.
 
-    S: how x and y are stored; T if empty.  The job is one of `in_blocks` then.
+    S: how x and y are stored; T if empty.  The job is one of `split_job` then.
     """
     fill, spread, rows = gather(T, S), scatter(T, S), strip(target, T, 0)
     width = target.nv * target.lanes(ITEMSIZE[T])

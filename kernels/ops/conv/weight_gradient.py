@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
-from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
@@ -24,13 +24,14 @@ from engine.kernels.ops.conv.few_channels import FEW_WEIGHTS_KERNELS, is_few, lo
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_WEIGHTS_KERNELS,
+    is_cheaper,
     lower_winograd_weights,
-    pays,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
+    Inline,
     Native,
     Numbers,
     Parameters,
@@ -41,14 +42,14 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, stored_as
+from engine.kernels.vocabulary.op import Lowering, Operand, find_stored
 from engine.kernels.vocabulary.row_program import loop
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
 
 
-def _row_sums(T: str, S: str) -> Any:
+def _row_sums(T: str, S: str) -> Inline:
     """Return an inline function: into[c] += sum over i of y[i co + c], in blocks of mc rows.
 
     row_sums(y, into, work, begin, end, co, mc); S: how y is stored.
@@ -129,7 +130,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     q = P.JOB.unpack([int(n) for n in numbers[job : job + P.JOB.size]])
     if not (P.is_plain(q) if stored else q["direct"]) or has_b or adds_w:
         return None
-    one, rows, size = P.alone(job), job + P.JOB.place("rows"), ITEMSIZE[str(params[-1])]
+    one, rows, size = P.run_alone(job), job + P.JOB.place("rows"), ITEMSIZE[str(params[-1])]
     return Tiling(
         q["rows"],
         (size * q["ldx"], size * co, 0, 0, 0, 0, 0),
@@ -145,10 +146,10 @@ def _samples(c: KernelCall) -> Tiling | None:
     if not c.has_w or c.has_b or c.adds_w:
         return None
     q, at = P.JOB.unpack(c.job), DW_WORDS.place("job")
-    rows, one = at + P.JOB.place("rows"), P.alone(at)
+    rows, one = at + P.JOB.place("rows"), P.run_alone(at)
     return c.cut(
-        P.whole_images(q),
-        {"x": P.image_step(q), "dy": math.prod(q["out"]) * c.co},
+        P.count_whole_images(q),
+        {"x": P.find_image_step(q), "dy": math.prod(q["out"]) * c.co},
         counts=(rows,),
         fixed={**one, DW_WORDS.place("adds_w"): ALWAYS},
         sums=(2, c.itemsizes["dw"] * c.co * q["columns"]),
@@ -166,13 +167,15 @@ def _reach(c: KernelCall) -> Reach:
             c.refuse(f"blocks of {c.block} columns; expected a multiple of {c.lanes}")
         if q["direct"]:
             x = c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (n, 1))
-            x += up(n, c.lanes) - n if x and not c.crossed else 0
+            x += round_to_unit(n, c.lanes) - n if x and not c.crossed else 0
         else:
             x = P.images_reach(c, q, c.groups)
-            work = min(q["mc"], rows) * up(min(c.block, n), c.lanes)
+            work = min(q["mc"], rows) * round_to_unit(min(c.block, n), c.lanes)
         if len(c.params) > 1:
             work = q["mc"] * c.block + min(q["mc"], rows) * per
-        dy = c.span(0, (rows, c.co), (c.groups, per), (up(per, c.lanes) if c.crossed else per, 1))
+        dy = c.span(
+            0, (rows, c.co), (c.groups, per), (round_to_unit(per, c.lanes) if c.crossed else per, 1)
+        )
         dw = mt * c.groups * per * n
         if not rows:
             dw = max(dw, c.co * n)
@@ -183,7 +186,7 @@ def _reach(c: KernelCall) -> Reach:
 
 
 def _products(c: KernelCall) -> int:
-    (q,) = P.jobs_of(c.job)
+    (q,) = P.list_jobs(c.job)
     return int(c.has_w * c.co * q["rows"] * q["columns"])
 
 
@@ -355,11 +358,11 @@ def lower_weights(
     if weights.out and volume > 1 and is_few(ci, co, groups):
         lower_few_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
-    if weights.out and pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+    if weights.out and is_cheaper(lowering.target, x.type.dtype, images, axes, ci, co, groups):
         lower_winograd_weights(lowering, (x, dy, weights.out), axes, weights.reset)
         weights = _Sum()
     if weights.have:
-        j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
+        j = P.make_job(axes, images, ci // groups, ci, volume * (ci // groups))
         _weights(lowering, x, dy, j, groups, weights, bias)
     elif bias.have and db is not None:
         lower_bias(lowering, dy, db)  # which reads no x, so that it need not be kept
@@ -371,12 +374,12 @@ def lower_bias(lowering: Lowering, dy: Operand, db: int) -> None:
     if bias.have:
         d, h, w = [Axis()] * (5 - dy.type.rank) + [Axis(n, n) for n in dy.type.dims[2:]]
         images, co = dy.type.dims[:2]
-        _weights(lowering, dy, dy, P.job((d, h, w), images, co, co, co), 1, _Sum(), bias)
+        _weights(lowering, dy, dy, P.make_job((d, h, w), images, co, co, co), 1, _Sum(), bias)
 
 
-def _cost(rows: int, columns: int, lanes: int) -> float:
+def _estimate_cost(rows: int, columns: int, lanes: int) -> float:
     """Return the cost of a product, in vectors; a single left-over vector costs one and a half."""
-    vectors = parts(columns, lanes)
+    vectors = count_parts(columns, lanes)
     return rows * (vectors + 0.5 * (vectors % 2))
 
 
@@ -387,23 +390,27 @@ def _weights(
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
-    (T, S), co = stored_as(x), dy.type.dims[1]
+    (T, S), co = find_stored(x), dy.type.dims[1]
     lanes, per = lowering.target.lanes(ITEMSIZE[T]), co // groups
     # Crossed where that leaves fewer cut vectors, by a fifth at least: the fold then strides.
     whole = dw.have and per % lanes == 0
-    crossed = whole and _cost(j.columns, per, lanes) < 0.8 * _cost(per, j.columns, lanes)
+    crossed = whole and _estimate_cost(j.columns, per, lanes) < 0.8 * _estimate_cost(
+        per, j.columns, lanes
+    )
     n, taps = j.columns if dw.have else 0, math.prod(j.taps)
 
     # A thread's multiplications, 8 columns' worth of gathering, and the fold of mt parts.
     def busiest(nt: int) -> int:
         mt = lowering.threads // nt
-        return parts(j.rows, mt) * (parts(parts(n, lanes), nt) * lanes + 8) + 2 * n * (mt - 1)
+        return count_parts(j.rows, mt) * (
+            count_parts(count_parts(n, lanes), nt) * lanes + 8
+        ) + 2 * n * (mt - 1)
 
     nt = min(range(1, lowering.threads + 1), key=busiest)
     mt = max(1, min(lowering.threads // nt, j.rows))
-    columns = max(parts(parts(n, lanes), nt), 1) * lanes
+    columns = max(count_parts(count_parts(n, lanes), nt), 1) * lanes
     # Blocks of equal size: a short last one would gather for little work.
-    block = round_up(parts(columns, parts(columns, 512)), lowering.target.nv * lanes)
+    block = round_up(count_parts(columns, count_parts(columns, 512)), lowering.target.nv * lanes)
     # No row of the factor that is read by vectors may end inside one.
     is_plain = j.direct and (crossed or x.type.dims[1] % lanes == 0)
     j = replace(j, mt=mt, nt=nt, mc=128, direct=int(is_plain and not S))

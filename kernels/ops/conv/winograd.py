@@ -23,7 +23,7 @@ Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
@@ -35,6 +35,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
     Body,
+    Inline,
     Native,
     imax,
     imin,
@@ -48,11 +49,9 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import Program
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
-
-Inline = Callable[..., Any]
 
 OUT, TAPS, IN = 4, 3, 6  # a tile along an axis: its outputs, the filter, its inputs
 PRODUCTS = IN * IN
@@ -146,7 +145,7 @@ def image_reach(c: KernelCall, name: str, count: int, channels: int) -> int:
     return (pixels - 1) * g["ld"] + channels if pixels else 0
 
 
-def tiles_of(c: KernelCall) -> Mapping[str, Any]:
+def read_tiles(c: KernelCall) -> Mapping[str, Any]:
     """Return the words of the tiles of a call after refusing divisors that are 0."""
     (g,) = c.records("tiles", TILES, 1)
     if min(g["down"], g["across"], g["span"], g["block"]) < 1:
@@ -326,14 +325,14 @@ def winograd_filters(target: Target, T: str) -> Body:
 
 
 def _reach(c: KernelCall) -> Reach:
-    tiles, n, channels = tiles_of(c), c.columns, c.channels
+    tiles, n, channels = read_tiles(c), c.columns, c.channels
     count = tiles["images"] * tiles["down"] * tiles["across"]
     x = image_reach(c, "x", tiles["images"], channels)
     y = image_reach(c, "y", tiles["images"], c.first + n)
     if not count * n:
         return {}
     block, span, own = tiles["block"], tiles["span"], columns_of(c)
-    most = min(up(block, c.tile_rows), count)
+    most = min(round_to_unit(block, c.tile_rows), count)
     v_step, m_step = block * channels + APART, block * own + APART
     reading = (IN + 1) * (OUT * span + 2) * channels
     writing = IN * OUT * span * own + own

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import winograd as W
 from engine.kernels.ops.conv import winograd_weights as D
@@ -33,7 +33,7 @@ def fits(axes: Axes, groups: int) -> bool:
     return groups == 1 and windows and d.plain
 
 
-def pays(
+def is_cheaper(
     target: Target, T: str, images: int, axes: Axes, channels: int, columns: int, groups: int
 ) -> bool:
     """Return whether Winograd's algorithm is cheaper for a convolution, by a fifth at least.
@@ -47,8 +47,8 @@ def pays(
     if switch("CONVOLUTION") == "direct":
         return False
     lanes = target.lanes(ITEMSIZE[T])
-    tiles = round_up(images * parts(h.out, W.OUT) * parts(w.out, W.OUT), target.mr)
-    products = channels * parts(columns, lanes)
+    tiles = round_up(images * count_parts(h.out, W.OUT) * count_parts(w.out, W.OUT), target.mr)
+    products = channels * count_parts(columns, lanes)
     # After the last whole vector the transforms go by single elements.
     transforms = sum(n // lanes + n % lanes for n in (channels, columns))
     direct = images * h.out * w.out * W.TAPS**2 * products
@@ -64,19 +64,19 @@ def backward(axes: Axes) -> Axes:
     return d, h, w
 
 
-def grid(images: int, h: Axis, w: Axis, channels: int, T: str) -> dict[str, Any]:
+def make_grid(images: int, h: Axis, w: Axis, channels: int, T: str) -> dict[str, Any]:
     """Return the fields of `TILES` but for `block`; channels: as many as a tile reads or writes."""
-    across = parts(w.out, W.OUT)
+    across = count_parts(w.out, W.OUT)
     lines = LINES // (W.IN * W.OUT * ITEMSIZE[T] * max(channels, 1))
     return {
         "images": images,
-        "down": parts(h.out, W.OUT),
+        "down": count_parts(h.out, W.OUT),
         "across": across,
         "span": max(1, min(across, lines)),
     }
 
 
-def block_of(target: Target, T: str, channels: int, tiles: int, least: int) -> int:
+def choose_block(target: Target, T: str, channels: int, tiles: int, least: int) -> int:
     """Tiles of a block, whole register tiles: their matrices fill most of a second-level cache.
 
     No fewer than `least` register tiles, which share reading the filters, or adding to their sums.
@@ -84,7 +84,7 @@ def block_of(target: Target, T: str, channels: int, tiles: int, least: int) -> i
     # The size of the block of B that the matrix product keeps in that cache.
     room = target.kc * target.nc * 4 // ITEMSIZE[T]
     wanted = max(room // (W.PRODUCTS * channels), least * target.mr)
-    return max(1, min(wanted // target.mr, parts(tiles, target.mr))) * target.mr
+    return max(1, min(wanted // target.mr, count_parts(tiles, target.mr))) * target.mr
 
 
 def split(
@@ -97,20 +97,22 @@ def split(
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def busiest(nt: int) -> int:
-        mine = min(parts(parts(columns, width), nt) * width, columns)
+        mine = min(count_parts(count_parts(columns, width), nt) * width, columns)
         mt = threads // nt
-        return parts(parts(tiles, mr), mt) * mr * (mine + TRANSFORMS) + part * columns * (mt - 1)
+        return count_parts(count_parts(tiles, mr), mt) * mr * (
+            mine + TRANSFORMS
+        ) + part * columns * (mt - 1)
 
     nt = min(range(1, threads + 1), key=busiest)
     return threads // nt, nt
 
 
-def image(h: int, w: int, pads: tuple[int, int], ld: int) -> Any:
+def pack_image(h: int, w: int, pads: tuple[int, int], ld: int) -> Any:
     """Return the words of an image."""
     return W.IMAGE.pack(height=h, width=w, pad_h=pads[0], pad_w=pads[1], ld=ld)
 
 
-def _pieces(lowering: Lowering, T: str, channels: int, columns: int) -> list[tuple[int, int]]:
+def _cut_columns(lowering: Lowering, T: str, channels: int, columns: int) -> list[tuple[int, int]]:
     """Return pieces of the columns, each of at most `FILTERS` bytes: its first, and its length.
 
     The transformed filters of a piece are dead when the next one begins.  No piece has less than a
@@ -120,12 +122,12 @@ def _pieces(lowering: Lowering, T: str, channels: int, columns: int) -> list[tup
     width = target.nv * target.lanes(ITEMSIZE[T])
     room = FILTERS // (ITEMSIZE[T] * W.PRODUCTS * channels * width)
     # Transformed filters are four times as large as w: pieces bound the memory they take.
-    count = parts(columns, max(room, lowering.threads) * width)
-    step = parts(parts(columns, width), count) * width
+    count = count_parts(columns, max(room, lowering.threads) * width)
+    step = count_parts(count_parts(columns, width), count) * width
     return [(first, min(step, columns - first)) for first in range(0, columns, step)]
 
 
-def _filters(
+def _transform_filters(
     lowering: Lowering, w: Operand, turned: bool, first: int, columns: int
 ) -> tuple[Operand, int, int]:
     """Return transformed filters, the columns of a panel, and the elements between products."""
@@ -137,7 +139,7 @@ def _filters(
     channels, c_step, j_step = (co, ci * taps, taps) if turned else (ci, taps, ci * taps)
     width = target.nv * lanes
     panel = min(round_up(columns, lanes), width)
-    plane = parts(columns, width) * channels * panel + W.APART
+    plane = count_parts(columns, width) * channels * panel + W.APART
     u = lowering.temp(T, (W.PRODUCTS * plane,))
     words = W.FILTERS_WORDS.pack(
         channels=channels,
@@ -172,14 +174,14 @@ def lower_winograd(
     _, h, v = axes
     images, channels = x.type.dims[:2]
     width = target.nv * target.lanes(ITEMSIZE[T])
-    for first, columns in _pieces(lowering, T, channels, y.type.dims[1]):
-        u, panel, plane = _filters(lowering, w, back, first, columns)
-        tiles = grid(images, h, v, max(channels, columns), T)
+    for first, columns in _cut_columns(lowering, T, channels, y.type.dims[1]):
+        u, panel, plane = _transform_filters(lowering, w, back, first, columns)
+        tiles = make_grid(images, h, v, max(channels, columns), T)
         count = images * tiles["down"] * tiles["across"]
         mt, nt = split(count, columns, target, T, lowering.threads)
-        n = min(columns, parts(parts(columns, width), nt) * width)
-        mine = parts(parts(count, target.mr), mt) * target.mr
-        block = block_of(target, T, channels + n, mine, 4)
+        n = min(columns, count_parts(count_parts(columns, width), nt) * width)
+        mine = count_parts(count_parts(count, target.mr), mt) * target.mr
+        block = choose_block(target, T, channels + n, mine, 4)
         line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
         span = tiles["span"]
         # The lines of reading and of writing share memory: a block is read before it is written.
@@ -187,15 +189,15 @@ def lower_winograd(
         room = round_up(line + W.APART + n + lines, 16)
         words = W.WINOGRAD_WORDS.pack(
             tiles=W.TILES.pack(**tiles, block=block),
-            x=image(h.size, v.size, (h.pad, v.pad), channels),
-            y=image(h.out, v.out, (0, 0), y.type.dims[1]),
+            x=pack_image(h.size, v.size, (h.pad, v.pad), channels),
+            y=pack_image(h.out, v.out, (0, 0), y.type.dims[1]),
             channels=channels,
             first=first,
             columns=columns,
             mode=mode,
             panel=panel,
             plane=plane,
-            kc=parts(channels, max(1, parts(channels, target.kc * 3 // 2))),
+            kc=count_parts(channels, max(1, count_parts(channels, target.kc * 3 // 2))),
             mt=mt,
             nt=nt,
             room=room,
@@ -222,21 +224,21 @@ def lower_winograd_weights(
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     images, channels = x.type.dims[:2]
-    for first, columns in _pieces(lowering, T, channels, dy.type.dims[1]):
-        tiles = grid(images, h, v, max(channels, columns), T)
+    for first, columns in _cut_columns(lowering, T, channels, dy.type.dims[1]):
+        tiles = make_grid(images, h, v, max(channels, columns), T)
         count = images * tiles["down"] * tiles["across"]
         mt, nt = split(count, columns, target, T, threads, part=PART)
-        n = min(round_up(columns, lanes), parts(parts(columns, width), nt) * width)
-        mine = parts(parts(count, target.mr), mt) * target.mr
+        n = min(round_up(columns, lanes), count_parts(count_parts(columns, width), nt) * width)
+        mine = count_parts(count_parts(count, target.mr), mt) * target.mr
         # Adding to sums that leave the cache costs as much as two matrices of so many tiles.
         least = min(channels * n // (channels + n), 16 * target.mr)
-        block = block_of(target, T, channels + n, mine, parts(least, target.mr))
+        block = choose_block(target, T, channels + n, mine, count_parts(least, target.mr))
         line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
         room = round_up(line + 7 * (W.OUT * tiles["span"] + 2) * max(channels, n), 16)
         words = D.WINOGRAD_DW_WORDS.pack(
             tiles=W.TILES.pack(**tiles, block=block),
-            x=image(h.size, v.size, (h.pad, v.pad), channels),
-            y=image(h.out, v.out, (0, 0), dy.type.dims[1]),
+            x=pack_image(h.size, v.size, (h.pad, v.pad), channels),
+            y=pack_image(h.out, v.out, (0, 0), dy.type.dims[1]),
             channels=channels,
             first=first,
             columns=columns,

@@ -38,8 +38,8 @@ from engine.kernels.ops.conv.winograd import (
     direct_products,
     image_reach,
     lines,
+    read_tiles,
     reader,
-    tiles_of,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
@@ -54,7 +54,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.signature import round_to_unit
 from engine.plan.words import Field, Words
 
 # A dy, of outputs
@@ -92,13 +92,13 @@ WINOGRAD_FOLD_WORDS = Words(
 
 
 def _reach(c: KernelCall) -> Reach:
-    tiles, n, channels = tiles_of(c), c.columns, c.channels
+    tiles, n, channels = read_tiles(c), c.columns, c.channels
     x = image_reach(c, "x", tiles["images"], channels)
     dy = image_reach(c, "y", tiles["images"], c.first + n)
     if not n:
         return {}
     own, wide = columns_of(c), OUT * tiles["span"] + 2
-    block, ld = tiles["block"], up(own, c.lanes)
+    block, ld = tiles["block"], round_to_unit(own, c.lanes)
     v_step, s_step = block * channels + APART, block * ld + APART
     used = max(
         PRODUCTS * v_step + (PRODUCTS - 1) * s_step + block * ld,

@@ -14,6 +14,7 @@ output there is 0, and it is written to the fault word: 2, position, index, n.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.movement import bits
+from engine.kernels.ops.movement import find_bits
 from engine.kernels.ops.shape import i64s, unknown
-from engine.kernels.vocabulary.call import KernelCall, outer_walks
+from engine.kernels.vocabulary.call import KernelCall, list_outer_walks
 from engine.kernels.vocabulary.facts import Movement, Role, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
@@ -49,8 +50,8 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    fresh,
-    normal_axis,
+    make_symbol,
+    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import INDEX, STATUS
@@ -201,7 +202,7 @@ ELEMENTS_WORDS = Words(
 
 def elements_reach(c: KernelCall) -> int:
     """Return the reach of `gather_elements` and its kin into the tensor that is indexed."""
-    (outer,) = outer_walks(c, 1)
+    (outer,) = list_outer_walks(c, 1)
     if not c.rows * c.length:
         return 0
     return c.span(0, *outer, (c.length, c.step), (c.n, c.along))
@@ -282,7 +283,7 @@ def wide_index(lowering: Lowering, i: int) -> Operand:
 
 def walk_axis(site: Site, t: TensorType) -> tuple[int, int, int]:
     """[outer, n, inner] of a tensor around the axis of the node."""
-    axis = normal_axis(site, site.attrs["axis"], t.rank)
+    axis = normalise_axis(site, site.attrs["axis"], t.rank)
     return math.prod(t.dims[:axis]), t.dims[axis], math.prod(t.dims[axis + 1 :])
 
 
@@ -292,7 +293,7 @@ def take(
     """Call gather: y = x[outer, index, inner]."""
     outer, n, inner = walk
     lowering.call(
-        gather(bits(x.type.dtype)), x=x, index=index, y=y, fault=lowering.fault(),
+        gather(find_bits(x.type.dtype)), x=x, index=index, y=y, fault=lowering.fault(),
         outer=outer, n=n, count=index.type.size, inner=inner,
     )  # fmt: skip
 
@@ -305,7 +306,7 @@ def _gather_lower(lowering: Lowering) -> None:
 
 def _gather_infer(site: Site) -> tuple[TensorType, ...]:
     x, index = site.type(0), site.type(1)
-    axis = normal_axis(site, site.attrs["axis"], x.rank)
+    axis = normalise_axis(site, site.attrs["axis"], x.rank)
     return (x.but((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
 
 
@@ -327,7 +328,7 @@ def _gather_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     )
 
 
-def shaped(at: int, like: int) -> Any:
+def shaped(at: int, like: int) -> Callable[[Site], tuple[TensorType, ...]]:
     """Shape rule: the shape is the value of input `at`, the element type as of input `like`."""
 
     def infer(site: Site) -> tuple[TensorType, ...]:
@@ -361,12 +362,12 @@ def _gather_grad_lower(lowering: Lowering) -> None:
     )  # fmt: skip
 
 
-def elements(site: Site, data: TensorType, index: TensorType) -> dict[str, Any]:
+def count_elements(site: Site, data: TensorType, index: TensorType) -> dict[str, Any]:
     """Return the numbers of `gather_elements` by name."""
     rank = data.rank
     if index.rank != rank or rank == 0:
         site.wrong(f"data has rank {rank}, but indices have rank {index.rank}")
-    axis = normal_axis(site, site.attrs["axis"], rank)
+    axis = normalise_axis(site, site.attrs["axis"], rank)
     for i, (d, own) in enumerate(zip(index.dims, data.dims, strict=True)):
         if i != axis and d > own:
             site.wrong(f"indices have {d} elements along axis {i}, but data has {own}")
@@ -385,9 +386,9 @@ def elements(site: Site, data: TensorType, index: TensorType) -> dict[str, Any]:
 
 def _elements_lower(lowering: Lowering) -> None:
     x, y, index = lowering.x(0), lowering.y(0), wide_index(lowering, 1)
-    numbers = elements(lowering.site, x.type, index.type)
+    numbers = count_elements(lowering.site, x.type, index.type)
     lowering.call(
-        gather_elements(bits(x.type.dtype)),
+        gather_elements(find_bits(x.type.dtype)),
         x=x,
         index=index,
         y=y,
@@ -404,9 +405,11 @@ def _elements_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _one_hot_infer(site: Site) -> tuple[TensorType, ...]:
     index = site.type(0)
-    axis = normal_axis(site, site.attrs["axis"], index.rank + 1)
+    axis = normalise_axis(site, site.attrs["axis"], index.rank + 1)
     site.shaped(2, (2,))
-    size: Dim = fresh(site, axis) if site.value(1) is None else int(site.number(1, "the depth"))
+    size: Dim = (
+        make_symbol(site, axis) if site.value(1) is None else int(site.number(1, "the depth"))
+    )
     return (site.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
 
 
@@ -414,7 +417,7 @@ def _one_hot_lower(lowering: Lowering) -> None:
     y = lowering.y(0)
     outer, depth, inner = walk_axis(lowering.site, y.type)
     lowering.call(
-        one_hot(bits(y.type.dtype)), index=wide_index(lowering, 0), values=lowering.x(2), y=y,
+        one_hot(find_bits(y.type.dtype)), index=wide_index(lowering, 0), values=lowering.x(2), y=y,
         rows=outer, depth=depth, inner=inner,
     )  # fmt: skip
 

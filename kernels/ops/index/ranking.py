@@ -22,6 +22,7 @@ from engine.kernels.vocabulary.kernel import (
     ANY,
     NUMBER,
     Body,
+    Inline,
     imin,
     inline,
     kernel,
@@ -29,7 +30,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType, normal_axis
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType, normalise_axis
 
 FEW = 16  # the best by a heap, when they are fewer than one in so many
 BLOCK = 256  # columns that one thread takes at a time
@@ -37,7 +38,7 @@ BLOCK = 256  # columns that one thread takes at a time
 # --- kernels
 
 
-def _before(sign: int) -> Any:
+def _before(sign: int) -> Inline:
     """Return an inline function before(x, i, y, j): whether x at i comes before y at j."""
 
     @inline
@@ -55,7 +56,7 @@ def _before(sign: int) -> Any:
     return largest if sign > 0 else smallest
 
 
-def _beats(sign: int) -> Any:
+def _beats(sign: int) -> Inline:
     """Return an inline function: beats(x, y), whether x comes before a y of a lower index."""
 
     @inline
@@ -256,7 +257,7 @@ def _count(site: Site) -> int:
 
 def _top_infer(site: Site) -> tuple[TensorType, ...]:
     t = site.type(0)
-    axis, k = normal_axis(site, site.attrs["axis"], t.rank), _count(site)
+    axis, k = normalise_axis(site, site.attrs["axis"], t.rank), _count(site)
     n = t.shape[axis]
     if isinstance(n, int) and k > n:
         site.wrong(f"k is {k}, but axis {axis} has {n} elements")
@@ -294,7 +295,7 @@ def _top_grad(grad: Grad, dy: str | None, *_: str | None) -> tuple[str | None, .
 
 def _arg_infer(site: Site) -> tuple[TensorType, ...]:
     t, keep = site.type(0), site.attrs["keepdims"]
-    axis = normal_axis(site, site.attrs["axis"], t.rank)
+    axis = normalise_axis(site, site.attrs["axis"], t.rank)
     if t.shape[axis] == 0:
         site.wrong(f"axis {axis} has no elements to compare")
     dims = (*t.shape[:axis], *([1] if keep else []), *t.shape[axis + 1 :])

@@ -30,7 +30,7 @@ from engine.kernels.ops.index.gather import (
     BY_GROUPS,
     BY_PLACES,
     ELEMENTS_WORDS,
-    elements,
+    count_elements,
     elements_reach,
     place,
     shaped,
@@ -38,7 +38,7 @@ from engine.kernels.ops.index.gather import (
     wrap,
 )
 from engine.kernels.ops.index.scatter_gradients import scatter_rule
-from engine.kernels.ops.movement import bits
+from engine.kernels.ops.movement import find_bits
 from engine.kernels.ops.shape import unsqueeze
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.facts import Movement, Samples
@@ -46,12 +46,13 @@ from engine.kernels.vocabulary.kernel import (
     ANY,
     MOVED,
     Body,
-    bools_as_bytes,
+    Inline,
     imin,
     inline,
     kernel,
+    list_bools,
+    list_same_size,
     off,
-    same_size,
     share,
     share_blocks,
     udiv,
@@ -65,7 +66,7 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    normal_axis,
+    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import INDEX, STATUS
@@ -76,7 +77,7 @@ REDUCTIONS = {"none": "u", "add": "y + u", "mul": "y * u", "max": "max(y, u)", "
 # --- kernels
 
 
-def _joins(op: str) -> Any:
+def _joins(op: str) -> Inline:
     """Return an inline function: join(old, update) of one reduction; NaN wins."""
 
     @inline
@@ -104,8 +105,8 @@ def _joins(op: str) -> Any:
     return {"none": none, "add": add, "mul": mul, "max": largest, "min": least}[op]
 
 
-def _stands_for(T: str, op: str) -> tuple[str, ...]:
-    return same_size(T) if op == "none" else bools_as_bytes(T, op)
+def _list_types(T: str, op: str) -> tuple[str, ...]:
+    return list_same_size(T) if op == "none" else list_bools(T, op)
 
 
 @kernel(
@@ -117,7 +118,7 @@ def _stands_for(T: str, op: str) -> tuple[str, ...]:
     reach=lambda c: {"y": elements_reach(c)},
     T=ANY,
     op=tuple(REDUCTIONS),
-    stands_for=_stands_for,
+    stands_for=_list_types,
 )
 def scatter_elements(target: Target, T: str, op: str) -> Body:
     """y[j with index[j] at the axis] = join(itself, u[j]).  n, along: as for `gather_elements`.
@@ -190,7 +191,7 @@ def report_nd(index, g, bad, fault):
         report_at(fault, INDEX, index, bad, g.sizes[bad - udiv(bad, g.k) * g.k])
 
 
-def _named_slices(c: KernelCall) -> tuple[int, int]:
+def _count_slices(c: KernelCall) -> tuple[int, int]:
     """Return the batches of rows of indices, and how many slices a row of indices may name."""
     # The numbers of a plan from a file are not trusted: the kernel reads k limits.
     if len(c.sizes) < c.k:
@@ -199,7 +200,7 @@ def _named_slices(c: KernelCall) -> tuple[int, int]:
 
 
 def _scatter_reach(c: KernelCall) -> Reach:
-    batches, slices = _named_slices(c)
+    batches, slices = _count_slices(c)
     # The last batch may be a part: threads share the places of whole batches alone.
     by_threads = c.rows // c.batch_rows * c.slices
     most = (batches - 1) * c.slices + slices if batches else 0
@@ -207,7 +208,7 @@ def _scatter_reach(c: KernelCall) -> Reach:
 
 
 def _gather_reach(c: KernelCall) -> Reach:
-    batches, slices = _named_slices(c)
+    batches, slices = _count_slices(c)
     return {"x": ((batches - 1) * c.slices + slices) * c.inner if batches and slices else 0}
 
 
@@ -220,7 +221,7 @@ def _gather_reach(c: KernelCall) -> Reach:
     reach=_scatter_reach,
     T=ANY,
     op=tuple(REDUCTIONS),
-    stands_for=_stands_for,
+    stands_for=_list_types,
 )
 def scatter_nd(target: Target, T: str, op: str) -> Body:
     """y[index[row]] = join(itself, u[row]), slice by slice.
@@ -279,17 +280,17 @@ def gather_nd(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _reduction(site: Site) -> str:
+def _read_reduction(site: Site) -> str:
     op = str(site.attrs.get("reduction", "none"))
     if op not in REDUCTIONS:
         site.fail(f"reduction {op!r}", ", ".join(REDUCTIONS))
     return op
 
 
-def _kind(dtype: str, op: str) -> tuple[str, str]:
+def _choose_kind(dtype: str, op: str) -> tuple[str, str]:
     """Return the element type and the reduction of a kernel; bools are u8, and-ed or or-ed."""
     if op == "none":
-        return bits(dtype), op
+        return find_bits(dtype), op
     # Bools are added as or, multiplied as and, as ONNX has it: max and min of their bytes.
     if dtype == "b1":
         return "u8", {"add": "max", "mul": "min"}.get(op, op)
@@ -301,7 +302,7 @@ def _start(lowering: Lowering, data: Operand | None, y: Operand) -> None:
     if data is None:
         return lower_map(lowering, [("const", 0)], [], [y])
     # Copied as bits: data of every type is moved by the same few kernels.
-    plain = bits(y.type.dtype)
+    plain = find_bits(y.type.dtype)
     ends = [Operand(o.name, o.type.but(dtype=plain)) for o in (data, y)]
     return lower_map(lowering, [("in", 0)], ends[:1], ends[1:])
 
@@ -313,9 +314,9 @@ def _elements(
     _start(lowering, data, y)
     if u.type.size == 0:
         return
-    numbers = elements(lowering.site, y.type, index.type)
+    numbers = count_elements(lowering.site, y.type, index.type)
     dims = index.type.dims
-    axis = normal_axis(lowering.site, lowering.site.attrs["axis"], len(dims))
+    axis = normalise_axis(lowering.site, lowering.site.attrs["axis"], len(dims))
     # Groups are the rows before the axis: they cannot meet.  Few groups are shared otherwise.
     groups, by = math.prod(dims[:axis]), BY_GROUPS
     if axis < len(dims) - 1 and dims[-1] >= 16 * lowering.threads:
@@ -323,8 +324,8 @@ def _elements(
     elif groups < lowering.threads:
         by = BY_PLACES
     lowering.call(
-        scatter_elements(*_kind(y.type.dtype, op)), index=index, u=u, y=y, fault=lowering.fault(),
-        by=by, group=math.prod(dims[axis:-1]), **numbers,
+        scatter_elements(*_choose_kind(y.type.dtype, op)), index=index, u=u, y=y,
+        fault=lowering.fault(), by=by, group=math.prod(dims[axis:-1]), **numbers,
     )  # fmt: skip
 
 
@@ -335,7 +336,7 @@ def _scatter_elements_lower(lowering: Lowering) -> None:
         wide_index(lowering, 1),
         lowering.x(2),
         lowering.y(0),
-        _reduction(lowering.site),
+        _read_reduction(lowering.site),
     )
 
 
@@ -345,7 +346,7 @@ def _gather_elements_grad_lower(lowering: Lowering) -> None:
     _elements(lowering, None, index, lowering.x(0), lowering.y(0), "add")
 
 
-def _words(site: Site, data: TensorType, index: TensorType) -> Packed:
+def _pack_words(site: Site, data: TensorType, index: TensorType) -> Packed:
     """Return the words of `scatter_nd` and `gather_nd`."""
     batch, k = site.attrs.get("batch_dims", 0), index.dims[-1]
     named = data.dims[batch : batch + k]
@@ -369,12 +370,12 @@ def _scatter_nd(
     _start(lowering, data, y)
     if u.type.size == 0:
         return
-    words = _words(lowering.site, y.type, index.type)
+    words = _pack_words(lowering.site, y.type, index.type)
     inner = ND_WORDS.unpack(words.values)["inner"]
     # Columns where slices are long enough for every thread to have vectors of them.
     by_columns = int(inner >= 32 * lowering.threads)
     lowering.call(
-        scatter_nd(*_kind(y.type.dtype, op)), index=index, u=u, y=y, fault=lowering.fault(),
+        scatter_nd(*_choose_kind(y.type.dtype, op)), index=index, u=u, y=y, fault=lowering.fault(),
         by_columns=by_columns, g=words,
     )  # fmt: skip
 
@@ -386,13 +387,13 @@ def _scatter_nd_lower(lowering: Lowering) -> None:
         wide_index(lowering, 1),
         lowering.x(2),
         lowering.y(0),
-        _reduction(lowering.site),
+        _read_reduction(lowering.site),
     )
 
 
 def _gather_nd_grad_lower(lowering: Lowering) -> None:
     y, index = lowering.y(0), wide_index(lowering, 1)
-    lowering.site.shaped(2, _gathered(lowering.site, y.type, index.type))
+    lowering.site.shaped(2, _infer_gathered(lowering.site, y.type, index.type))
     _scatter_nd(lowering, None, index, lowering.x(2), y, "add")
 
 
@@ -400,9 +401,9 @@ def _gather_nd_lower(lowering: Lowering) -> None:
     x, y, index = lowering.x(0), lowering.y(0), wide_index(lowering, 1)
     if y.type.size == 0:
         return
-    words = _words(lowering.site, x.type, index.type)
+    words = _pack_words(lowering.site, x.type, index.type)
     lowering.call(
-        gather_nd(bits(x.type.dtype)), x=x, index=index, y=y, fault=lowering.fault(), g=words
+        gather_nd(find_bits(x.type.dtype)), x=x, index=index, y=y, fault=lowering.fault(), g=words
     )
 
 
@@ -415,20 +416,20 @@ def _same_type(site: Site) -> TensorType:
         raise DTypeError(
             f"{site.where()}: data are {data.dtype}, but updates are {site.type(2).dtype}"
         )
-    _reduction(site)
+    _read_reduction(site)
     return data.but()
 
 
 def _scatter_elements_infer(site: Site) -> tuple[TensorType, ...]:
     data = _same_type(site)
-    normal_axis(site, site.attrs["axis"], data.rank)
+    normalise_axis(site, site.attrs["axis"], data.rank)
     site.shaped(2, site.type(1).shape)
     if site.type(1).rank != data.rank:
         site.wrong(f"data has rank {data.rank}, but indices have rank {site.type(1).rank}")
     return (data,)
 
 
-def _gathered(site: Site, data: TensorType, index: TensorType) -> list[Any]:
+def _infer_gathered(site: Site, data: TensorType, index: TensorType) -> list[Any]:
     """Return the shape of what the indices of a GatherND or ScatterND name."""
     batch = site.attrs.get("batch_dims", 0)
     k = index.shape[-1] if index.rank else 0
@@ -444,7 +445,7 @@ def _gathered(site: Site, data: TensorType, index: TensorType) -> list[Any]:
 
 def _scatter_nd_infer(site: Site) -> tuple[TensorType, ...]:
     data = _same_type(site)
-    site.shaped(2, _gathered(site, data, site.type(1)))
+    site.shaped(2, _infer_gathered(site, data, site.type(1)))
     return (data,)
 
 
@@ -460,7 +461,7 @@ def _gather_nd_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _cache_infer(site: Site) -> tuple[TensorType, ...]:
     past, update = site.type(0), site.type(1)
-    axis = normal_axis(site, site.attrs["axis"], past.rank)
+    axis = normalise_axis(site, site.attrs["axis"], past.rank)
     if axis == 0:
         site.wrong("axis=0 is the axis of the batch; expected another")
     if update.rank != past.rank:
@@ -524,7 +525,7 @@ OPS = (
         calls=(gather_nd, *MAP_KERNELS),
         grad=_gather_nd_rule,
         no_gradient=frozenset((1,)),
-        infer=lambda site: (site.type(0).but(_gathered(site, site.type(0), site.type(1))),),
+        infer=lambda site: (site.type(0).but(_infer_gathered(site, site.type(0), site.type(1))),),
         attrs={"batch_dims": 0},
         movement=Movement.MOVED,
         samples=Samples.GATHERED_ND,

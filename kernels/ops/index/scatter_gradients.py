@@ -47,14 +47,14 @@ class _Places:
         attrs: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
         return str(self.grad.op(op, x, self.grad.x(1), u, **self.attrs, **attrs))
 
-    def filled(self, like: int, value: float, dtype: str = "") -> str:
+    def fill(self, like: int, value: float, dtype: str = "") -> str:
         """Return a tensor of one value in the shape of an input."""
         fill: Array = np.array([value], NUMPY[dtype or self.grad.site.type(0).dtype])
         return str(
             self.grad.op("ConstantOfShape", self.grad.op("Shape", self.grad.x(like)), value=fill)
         )
 
-    def winners(self) -> str:
+    def mark_winners(self) -> str:
         """Return a mask over the updates: whether an update was the last one of its place."""
         grad, index = self.grad, self.grad.site.type(1)
         shapes = [grad.op("Shape", grad.x(i)) for i in (0, 1)]
@@ -77,13 +77,13 @@ class _Places:
 
 def _none(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     """dX = dY, 0 at the places; dU = dY there, for the last update of each."""
-    dx = at.scatter(dy, at.filled(2, 0.0)) if grad.wants(0) else None
+    dx = at.scatter(dy, at.fill(2, 0.0)) if grad.wants(0) else None
     du = None
     if grad.wants(2):
         du = at.gather(dy)
         # Where no place is named twice every update wins.
         if not _is_distinct(grad.site):
-            du = grad.op("Where", at.winners(), du, grad.like(0.0, 0))
+            du = grad.op("Where", at.mark_winners(), du, grad.like(0.0, 0))
     return (dx, None, du)
 
 
@@ -100,7 +100,7 @@ def _mul(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     zero, one, to = grad.like(0.0, 0), grad.like(1.0, 0), ONNX_CODE[grad.site.type(0).dtype]
     dx = du = None
     if grad.wants(0):
-        dx = grad.op("Mul", dy, at.scatter(at.filled(0, 1.0), grad.x(2), "mul"))
+        dx = grad.op("Mul", dy, at.scatter(at.fill(0, 1.0), grad.x(2), "mul"))
     if grad.wants(2):
         # Forward: y = x prod u.  The product of all other factors is the whole product by u;
         # with zeros taken as 1 the quotient exists, and the number of zeros says whether it counts.

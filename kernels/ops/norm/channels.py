@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
-from engine.kernels.loops.map import MAP_KERNELS, lower_map, walked
+from engine.kernels.loops.map import MAP_KERNELS, lower_map, walk_outer
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.facts import Layout
@@ -34,8 +34,8 @@ from engine.kernels.vocabulary.kernel import (
     imin,
     inline,
     kernel,
+    name_pointer,
     off,
-    pointer,
     share,
     share_blocks,
     udiv,
@@ -50,14 +50,14 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     broadcast,
     broadcast_dims,
-    stored_as,
+    find_stored,
 )
 from engine.kernels.vocabulary.row_program import (
     Input,
     Program,
-    column_operands,
+    list_column_fields,
+    list_fields,
     loop,
-    operands,
 )
 from engine.kernels.vocabulary.terms import Formulas
 from engine.kernels.vocabulary.tiling import Tiling
@@ -71,7 +71,7 @@ BLOCK = 8192  # elements of a block of rows, which stays in the first-level cach
 # The formulas of batch normalisation's gradient, of dy, x and the mean: what ChannelSums sums as
 # long as nothing is fused with it, as in closed plans.
 GRADIENT_SUMS = Formulas.of(("in", 0), ("mul", ("in", 0), ("sub", ("in", 1), ("in", 2))))
-_GRADIENT_SUMS = "; ".join(f"sum({formula})" for formula in GRADIENT_SUMS.texts()[1])
+_GRADIENT_SUMS = "; ".join(f"sum({formula})" for formula in GRADIENT_SUMS.write_texts()[1])
 
 
 @inline
@@ -102,11 +102,11 @@ def _column_sums(T: str, source: str) -> Native:
 
 
 @functools.cache
-def cols_words(count: int) -> Words:
+def make_cols_words(count: int) -> Words:
     """Return the words of kernels by columns of `count` operands."""
     return Words(
         "channel_cols",
-        **column_operands(count),
+        **list_column_fields(count),
         rows="rows of all parts",
         n="columns",
         parts="into how many parts the rows are cut",
@@ -116,24 +116,24 @@ def cols_words(count: int) -> Words:
 
 
 @functools.cache
-def rows_words(count: int) -> Words:
+def make_rows_words(count: int) -> Words:
     """Return the words of the kernel by rows of `count` operands."""
-    fields = operands(count, 2)
+    fields = list_fields(count, 2)
     fields["dims"] = Field("how many there are", names=("images", "channels"))
     return Words("channel_rows", **fields, n="elements of a row")
 
 
-def _sums_cols_words(T: str, sums: str) -> Words:
-    return cols_words(len(Program.of(sums, T).ins))
+def _make_sums_cols_words(T: str, sums: str) -> Words:
+    return make_cols_words(len(Program.of(sums, T).ins))
 
 
-def _sums_rows_words(T: str, sums: str) -> Words:
-    return rows_words(len(Program.of(sums, T).ins))
+def _make_sums_rows_words(T: str, sums: str) -> Words:
+    return make_rows_words(len(Program.of(sums, T).ins))
 
 
-def _operands(T: str, sums: str) -> tuple[str, ...]:
+def _list_operands(T: str, sums: str) -> tuple[str, ...]:
     """Return the types of the pointers among the words."""
-    return tuple(pointer(i.dtype) for i in Program.of(sums, T).ins)
+    return tuple(name_pointer(i.dtype) for i in Program.of(sums, T).ins)
 
 
 def _cut(T: str, kinds: Sequence[str], numbers: Numbers, vectors: int, before: int) -> Tiling:
@@ -142,7 +142,7 @@ def _cut(T: str, kinds: Sequence[str], numbers: Numbers, vectors: int, before: i
     kinds: the types of the operands.  vectors: how many a part has.  before: the pointers before
     the operands; the first points to the parts.
     """
-    layout = cols_words(len(kinds))
+    layout = make_cols_words(len(kinds))
     words = layout.unpack(numbers)
     steps = [ITEMSIZE[kind] * step for kind, step in zip(kinds, words["steps"], strict=True)]
     return Tiling(
@@ -185,7 +185,7 @@ def _sums_rows_reach(c: KernelCall) -> Reach:
     kinds = [i.kind for i in program.ins]
     return {
         "part": math.prod(c.dims) * len(program.reductions),
-        OPERANDS: walked(c, kinds, c.dims, c.steps, c.n),
+        OPERANDS: walk_outer(c, kinds, c.dims, c.steps, c.n),
     }
 
 
@@ -195,8 +195,8 @@ _BLOCKS = "where min(chunk, block, parts) >= 1"
 @kernel(
     f"part: out T[...]  g: i64[] {_BLOCKS}",
     sums=(f"a[] b[] c[column] -> {_GRADIENT_SUMS}",),
-    operands=_operands,
-    words={"g": _sums_cols_words},
+    operands=_list_operands,
+    words={"g": _make_sums_cols_words},
     reach=_sums_cols_reach,
     tiling=_cut_sums,
 )
@@ -235,8 +235,8 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
 @kernel(
     "part: out T[...]  g: i64[]",
     sums=(f"a[] b[] c* -> {_GRADIENT_SUMS}",),
-    operands=_operands,
-    words={"g": _sums_rows_words},
+    operands=_list_operands,
+    words={"g": _make_sums_rows_words},
     reach=_sums_rows_reach,
 )
 def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
@@ -292,8 +292,8 @@ def channel_sums_join(target: Target, T: str) -> Body:
 
 @kernel(
     f"part: out T[parts, 2, n]  work: scratch T[threads, 2, chunk]  g: i64[] {_BLOCKS}",
-    operands=lambda T, S="": (pointer(S or T),),
-    words={"g": cols_words(1)},
+    operands=lambda T, S="": (name_pointer(S or T),),
+    words={"g": make_cols_words(1)},
     reach=lambda c: {OPERANDS: _walk_columns(c, ["v"])},
     tiling=_cut_moments,
 )
@@ -434,7 +434,7 @@ class Walk:
     def words(self, steps: Sequence[int]) -> Packed:
         """Return the words of kernels by columns; steps: strides of operands from row to row."""
         chunk = min(self.n, CHUNK)
-        return cols_words(len(steps)).pack(
+        return make_cols_words(len(steps)).pack(
             steps=steps,
             rows=self.rows,
             n=self.n,
@@ -461,7 +461,7 @@ def _walk(t: TensorType) -> Walk:
 
 def _lower_moments(lowering: Lowering) -> None:
     x, w = lowering.x(0), _walk(lowering.x(0).type)
-    T, S = stored_as(x)
+    T, S = find_stored(x)
     part = lowering.temp(T, (w.parts, 2, w.folds * w.channels))
     if w.images:
         lowering.call(
@@ -479,23 +479,23 @@ def _lower_moments(lowering: Lowering) -> None:
     )  # fmt: skip
 
 
-def _full(lowering: Lowering) -> TensorType:
+def _broadcast(lowering: Lowering) -> TensorType:
     """Return the type that all operands broadcast to, over which the sums run."""
     operands = [lowering.x(i).type for i in range(len(lowering.site.ins))]
     shape = broadcast_dims(*(t.dims for t in operands))
     return TensorType(lowering.y(0).type.dtype, shape, any(t.last for t in operands))
 
 
-def _access(t: TensorType, full: TensorType) -> str:
+def _find_access(t: TensorType, full: TensorType) -> str:
     """Return how an operand is read: "v" all of it, "c" a value a channel, "s" one value."""
     return "v" if t.shape == full.shape else "s" if t.size == 1 else "c"
 
 
 def _lower_sums(lowering: Lowering) -> None:
-    full = _full(lowering)
+    full = _broadcast(lowering)
     w, T = _walk(full), full.dtype
     operands = [lowering.x(i) for i in range(len(lowering.site.ins))]
-    kinds = [_access(o.type, full) for o in operands]
+    kinds = [_find_access(o.type, full) for o in operands]
     sums: Formulas = lowering.site.attrs["formulas"]
     count = len(sums.results)
     part = lowering.temp(T, (w.parts, count, w.folds * w.channels))
@@ -504,7 +504,7 @@ def _lower_sums(lowering: Lowering) -> None:
         template = channel_sums_rows
         # Strides along images and channels: full operands, vectors of channels, single values.
         steps = {"v": (w.channels * w.n, w.n), "c": (0, 1), "s": (0, 0)}
-        words = rows_words(len(kinds)).pack(
+        words = make_rows_words(len(kinds)).pack(
             dims=(w.images, w.channels), steps=[x for k in kinds for x in steps[k]], n=w.n
         )
     else:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from engine.kernels.ops.norm.batchnorm import across
 from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.facts import NORM, Samples
-from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, normal_axis
+from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, normalise_axis
 
 
 def _standardised(nodes: Nodes, x: str, parts: int) -> str:
@@ -78,7 +78,7 @@ def _mean_variance(nodes: Nodes) -> tuple[str, ...]:
 
 def _lp(nodes: Nodes) -> tuple[str, ...]:
     site = nodes.site
-    axes = [normal_axis(site, site.attrs["axis"], site.type(0).rank)]
+    axes = [normalise_axis(site, site.attrs["axis"], site.type(0).rank)]
     size = with_axes(nodes, f"ReduceL{site.attrs['p']}", nodes.x(0), axes, 18, keepdims=1)
     # x / 0 would be NaN; a zero vector stays zero.
     is_zero = nodes.op("Equal", size, nodes.like(0.0, 0))
@@ -137,7 +137,7 @@ def _infer_ms(site: Site) -> tuple[TensorType]:
 
 def _infer_lp(site: Site) -> tuple[TensorType]:
     x = site.real(0)
-    normal_axis(site, site.attrs["axis"], x.rank)
+    normalise_axis(site, site.attrs["axis"], x.rank)
     if site.attrs["p"] not in (1, 2):
         site.fail(f"p = {site.attrs['p']}", "1 or 2")
     return (x.but(),)
@@ -146,7 +146,7 @@ def _infer_lp(site: Site) -> tuple[TensorType]:
 def _infer_axes(site: Site) -> tuple[TensorType]:
     x = site.real(0)
     for axis in site.attrs["axes"]:
-        normal_axis(site, axis, x.rank)
+        normalise_axis(site, axis, x.rank)
     return (x.but(),)
 
 

@@ -33,8 +33,8 @@ from engine.kernels.vocabulary.op import (
     Site,
     Storage,
     TensorType,
-    normal_axis,
-    stored_as,
+    find_stored,
+    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
 
@@ -165,28 +165,28 @@ def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int, S: 
 # --- lowering
 
 
-def _axis(site: Site, i: int = 0) -> int:
-    return normal_axis(site, site.attrs["axis"], site.type(i).rank)
+def _read_axis(site: Site, i: int = 0) -> int:
+    return normalise_axis(site, site.attrs["axis"], site.type(i).rank)
 
 
-def _rows(t: TensorType, axis: int) -> tuple[int, int]:
+def _count_rows(t: TensorType, axis: int) -> tuple[int, int]:
     return math.prod(t.dims[:axis]), math.prod(t.dims[axis:])
 
 
-def _is_rms(site: Site) -> int:
+def _read_rms(site: Site) -> int:
     return int("Simplified" in site.op or bool(site.attrs.get("rms")))
 
 
 def _lower(lowering: Lowering) -> None:
     """Outputs y, mean and inv; y and inv of what calls them simplified."""
     x, y = lowering.x(0), lowering.y(0)
-    rows, n = _rows(x.type, _axis(lowering.site))
+    rows, n = _count_rows(x.type, _read_axis(lowering.site))
     if not rows:
         return
     if not n:
         lowering.site.wrong("rows of no elements have no mean")
-    T, S = stored_as(x)
-    rms = _is_rms(lowering.site)
+    T, S = find_stored(x)
+    rms = _read_rms(lowering.site)
     # RMS forms have no mean among their outputs.
     at = 1 if "Simplified" in lowering.site.op else 2
     mean = lowering.y(1) if at == 2 and lowering.wants(1) else lowering.temp(T, (rows,))
@@ -203,12 +203,12 @@ def _lower(lowering: Lowering) -> None:
 def _lower_grad(lowering: Lowering) -> None:
     """Inputs dy, x, scale but for Standardize, mean but for Simplified, inv."""
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
-    rows, n = _rows(x.type, _axis(lowering.site, 1))
+    rows, n = _count_rows(x.type, _read_axis(lowering.site, 1))
     wants = int(lowering.wants(1) or lowering.wants(2))
     if not n or not (rows or wants):
         return
-    T, S = stored_as(x)
-    rms = _is_rms(lowering.site)
+    T, S = find_stored(x)
+    rms = _read_rms(lowering.site)
     count = len(lowering.site.ins)
     scale = lowering.x(2) if lowering.site.op != "StandardizeGrad" else None
     inv = lowering.x(count - 1)
@@ -232,22 +232,22 @@ def _lower_grad(lowering: Lowering) -> None:
 # --- shapes
 
 
-def kept_type(x: TensorType, axis: int) -> TensorType:
+def infer_kept(x: TensorType, axis: int) -> TensorType:
     """Return the type of mean and inv: the axes that are normalised are 1."""
     return x.but((*x.shape[:axis], *[1] * (x.rank - axis)))
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x = site.real(0)
-    axis = _axis(site)
+    axis = _read_axis(site)
     for i in range(1, len(site.ins)):
         if site.has(i):
-            _vector(site, i, x, axis)
-    out = (x.but(), kept_type(x, axis), kept_type(x, axis))
+            _check_vector(site, i, x, axis)
+    out = (x.but(), infer_kept(x, axis), infer_kept(x, axis))
     return out[:: 2 if "Simplified" in site.op else 1][: site.n_outs]
 
 
-def _vector(site: Site, i: int, x: TensorType, axis: int) -> None:
+def _check_vector(site: Site, i: int, x: TensorType, axis: int) -> None:
     """Check that input i has the shape of x from the axis on, or broadcasts to it."""
     t, shape = site.type(i), x.shape[axis:]
     pairs = zip(t.shape[::-1], shape[::-1], strict=False)
@@ -262,7 +262,7 @@ def _vector(site: Site, i: int, x: TensorType, axis: int) -> None:
 
 def infer_grad(site: Site) -> tuple[TensorType, ...]:
     x = site.real(1)
-    axis = _axis(site, 1)
+    axis = _read_axis(site, 1)
     site.shaped(0, x.shape)
     if site.op == "StandardizeGrad":
         return (x.but(),)
@@ -275,7 +275,7 @@ def infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 def _whole(nodes: Nodes, i: int) -> str:
     """Return input i broadcast to the shape that X has from the axis on."""
-    site, axis = nodes.site, _axis(nodes.site)
+    site, axis = nodes.site, _read_axis(nodes.site)
     shape: tuple[Dim, ...] = site.type(0).shape[axis:]
     if site.type(i).shape == shape:
         return nodes.x(i)
@@ -285,7 +285,7 @@ def _whole(nodes: Nodes, i: int) -> str:
 def _expand(nodes: Nodes) -> tuple[str, ...] | None:
     """Expand scale and B to the normalised shape where they only broadcast to it."""
     site = nodes.site
-    shape = site.type(0).shape[_axis(site) :]
+    shape = site.type(0).shape[_read_axis(site) :]
     given = [i for i in (1, 2) if site.has(i)]
     if all(site.type(i).shape == shape for i in given):
         return None
@@ -317,7 +317,7 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
         axis=axis,
         outputs=2 if "Simplified" in site.op else 3,
     )
-    shape = site.type(0).shape[_axis(site) :]
+    shape = site.type(0).shape[_read_axis(site) :]
     vectors = (grad.reduce_to(made[i], i, shape) if grad.wants(i) else None for i in (1, 2))
     return (made[0], *vectors)
 

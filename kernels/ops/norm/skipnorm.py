@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.base import limits
-from engine.kernels.ops.norm.layernorm import UNREAD, infer_grad, kept_type
+from engine.kernels.ops.norm.layernorm import UNREAD, infer_grad, infer_kept
 from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 
@@ -47,7 +47,7 @@ def _infer_skip(site: Site) -> tuple[TensorType, ...]:
     for i in range(2, len(site.ins)):
         if site.has(i):
             site.shaped(i, x.shape[-1:])
-    kept = kept_type(x, x.rank - 1)
+    kept = infer_kept(x, x.rank - 1)
     return (x.but(), kept, kept, x.but())[: site.n_outs]
 
 

@@ -146,7 +146,7 @@ _COUNTS = "count, signalled: i64"
 _UNITS = "units, tall, width: i64   block: i64 where block >= 1   clips: i64"
 
 
-def _in_units(*pointers: str) -> Tile:
+def _cut_units(*pointers: str) -> Tile:
     """Return how a kernel is cut whose numbers are count, signalled, UNITS, and others.
 
     pointers: the part of each that belongs to a unit: its elements, a number for each of its rows,
@@ -227,7 +227,7 @@ def _of(**kinds: str) -> Declared:
     """,
     words={"table": TABLE},
     reach=_of(g="elements", rows="rows", partial="partial"),
-    tiling=_in_units("", "", "", "elements", "", "rows", "columns"),
+    tiling=_cut_units("", "", "", "elements", "", "rows", "columns"),
 )
 def adafactor_rows(target: Target, T: str) -> Body:
     """Update the second moments of rows; partial = sums of g^2 over the rows of each block.
@@ -305,7 +305,7 @@ def adafactor_columns(target: Target, T: str) -> Body:
     """,
     words={"table": TABLE},
     reach=_of(p="elements", g="elements", rows="rows", columns="columns", sums="sums"),
-    tiling=_in_units("", "", "elements", "elements", "", "", "", "sums"),
+    tiling=_cut_units("", "", "elements", "elements", "", "", "", "sums"),
 )
 def adafactor_norms(target: Target, T: str) -> Body:
     """sums[unit] = (sum of p^2, sum of u^2) over the elements of a unit.
@@ -364,7 +364,7 @@ def adafactor_norms(target: Target, T: str) -> Body:
     reach=_of(
         p="elements", g="elements", rows="rows", columns="columns", m="elements", sums="sums"
     ),
-    tiling=_in_units("", "", "elements", "elements", "", "", "", "", "", "elements", ""),
+    tiling=_cut_units("", "", "elements", "elements", "", "", "", "", "", "elements", ""),
 )
 def adafactor_apply(
     target: Target, T: str, is_moving: int, is_relative: int, is_scaled: int

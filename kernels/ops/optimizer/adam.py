@@ -30,7 +30,7 @@ from engine.kernels.ops.optimizer.method import (
     Group,
     Method,
     Rule,
-    betas,
+    name_betas,
 )
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import (
@@ -100,7 +100,7 @@ class AdamW(_Moments):
             )
         return {
             "adam_mode": mode,
-            **betas(self.betas),
+            **name_betas(self.betas),
             "correct_bias": int(self.bias_correction),
             "epsilon": float(self.eps),
             "weight_decay": float(self.weight_decay),
@@ -128,7 +128,7 @@ class Adam(_Moments):
 
     def attributes(self) -> dict[str, Any]:
         return {
-            **betas(self.betas),
+            **name_betas(self.betas),
             "epsilon": float(self.eps),
             "weight_decay": float(self.weight_decay),
         }

@@ -27,9 +27,9 @@ from engine.kernels.ops.optimizer.ranges import (
     RUN,
     TABLE,
     TABLES,
-    ends_of,
-    packed,
-    runs_of,
+    count_runs,
+    find_ends,
+    pack_ranges,
     within,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -65,7 +65,7 @@ square_root = loop("f64", "x -> sqrt(x)")  # of one double: square_root(x, 1)
 # --- kernels
 
 
-def in_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
+def cut_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
     """Return how a kernel is cut that adds over the runs of one range, which begins at 0.
 
     numbers: the counts of ranges and of runs, and others.
@@ -78,18 +78,18 @@ def in_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
     return Blocks(runs, tuple(steps), numbered=True, unit=RUN, at=at)
 
 
-def over_runs(sums: str) -> str:
+def write_runs_signature(sums: str) -> str:
     """Return the signature of a kernel that makes a number of each run of x."""
     return f"""
     x: T[...]   {sums}: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
     """
 
 
-def runs_reach(sums: str) -> Declared:
+def measure_runs_reach(sums: str) -> Declared:
     """Return the reach of such a kernel."""
 
     def reach(c: KernelCall) -> Reach:
-        end, runs = ends_of(c)
+        end, runs = find_ends(c)
         used = min(runs, c.runs)
         return {"x": end, sums: c.at + used if used else 0}
 
@@ -98,10 +98,12 @@ def runs_reach(sums: str) -> Declared:
 
 def runs_tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
     """Cut such a kernel into blocks of runs."""
-    return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
+    return cut_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
 
 
-@kernel(over_runs("sums"), words=TABLES, reach=runs_reach("sums"), tiling=runs_tiling)
+@kernel(
+    write_runs_signature("sums"), words=TABLES, reach=measure_runs_reach("sums"), tiling=runs_tiling
+)
 def square_sums(target: Target, T: str) -> Body:
     """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.
 
@@ -177,21 +179,21 @@ def _add_squares(
     lowering: Lowering, x: Operand, sums: Operand, ranges: Sequence[tuple[int, int]], at: int
 ) -> int:
     """Call square_sums for ranges of x, whose first run is run `at`; return the run after them."""
-    runs = sum(runs_of(size) for _, size in ranges)
+    runs = sum(count_runs(size) for _, size in ranges)
     lowering.call(
-        square_sums(x.type.dtype), x=x, sums=sums, ranges=lowering.const(packed(ranges)),
+        square_sums(x.type.dtype), x=x, sums=sums, ranges=lowering.const(pack_ranges(ranges)),
         count=len(ranges), runs=runs, at=at, block=1, updates=("sums",) if at else (),
     )  # fmt: skip
     return at + runs
 
 
-def _max_norm(site: Site) -> float:
+def _read_max_norm(site: Site) -> float:
     if site.attrs["norm_type"] not in ("fro", b"fro"):
         site.fail(f"norm_type {site.attrs['norm_type']!r}", "'fro'")
     return float(site.attrs["max_norm"])
 
 
-def _sums(lowering: Lowering) -> tuple[Operand, int]:
+def _append_sums(lowering: Lowering) -> tuple[Operand, int]:
     """The sums of squares of all inputs in their order, and how many runs that is."""
     attrs = lowering.site.attrs
     xs = [lowering.x(i) for i in range(len(lowering.site.ins))]
@@ -201,7 +203,7 @@ def _sums(lowering: Lowering) -> tuple[Operand, int]:
         ranges = [list(islice(known, count)) for count in counts]
     else:
         ranges = [[(0, x.type.size)] for x in xs]
-    runs = sum(runs_of(size) for each in ranges for _, size in each)
+    runs = sum(count_runs(size) for each in ranges for _, size in each)
     sums, at = lowering.temp("f64", (runs,)), 0
     for x, each in zip(xs, ranges, strict=True):
         at = _add_squares(lowering, x, sums, each, at)
@@ -209,14 +211,14 @@ def _sums(lowering: Lowering) -> tuple[Operand, int]:
 
 
 def _lower_clip(lowering: Lowering) -> None:
-    g, max_norm = lowering.x(0), _max_norm(lowering.site)
-    sums, runs = _sums(lowering)
+    g, max_norm = lowering.x(0), _read_max_norm(lowering.site)
+    sums, runs = _append_sums(lowering)
     lowering.call(clip(g.type.dtype), sums=sums, x=g, n=g.type.size, runs=runs, max_norm=max_norm)
 
 
 def _lower_factor(lowering: Lowering) -> None:
-    max_norm, T = _max_norm(lowering.site), _widest(lowering.site)
-    sums, runs = _sums(lowering)
+    max_norm, T = _read_max_norm(lowering.site), _find_widest(lowering.site)
+    sums, runs = _append_sums(lowering)
     lowering.call(clip_factor(T), sums=sums, y=lowering.y(0), runs=runs, max_norm=max_norm)
     if lowering.wants(1):
         lowering.call(norm(T), sums=sums, y=lowering.y(1), runs=runs)
@@ -224,7 +226,7 @@ def _lower_factor(lowering: Lowering) -> None:
 
 def _lower_norm(lowering: Lowering) -> None:
     y = lowering.y(0)
-    sums, runs = _sums(lowering)
+    sums, runs = _append_sums(lowering)
     lowering.call(norm(y.type.dtype), sums=sums, y=y, runs=runs)
 
 
@@ -252,18 +254,18 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
 def check_floats(site: Site, first: int = 0) -> None:
     """Refuse inputs, from `first` on, that are neither f32 nor f64, or sequences of them."""
     for i in range(first, len(site.ins)):
-        if _element(site.type(i)) not in FLOATS:
+        if _find_element(site.type(i)) not in FLOATS:
             site.wrong(f"input {i} is {site.type(i)}; expected {' or '.join(sorted(FLOATS))}")
 
 
-def _element(t: TensorType) -> str:
+def _find_element(t: TensorType) -> str:
     """The element type of a tensor, or of the tensors of a sequence."""
     return t.dtype.removeprefix("seq(").removesuffix(")")
 
 
-def _widest(site: Site) -> str:
+def _find_widest(site: Site) -> str:
     """The element type of the inputs that has the most bytes."""
-    kinds = (_element(site.type(i)) for i in range(len(site.ins)))
+    kinds = (_find_element(site.type(i)) for i in range(len(site.ins)))
     return max(kinds, key=ITEMSIZE.__getitem__)
 
 
@@ -275,11 +277,11 @@ def _clip_infer(site: Site) -> tuple[TensorType, ...]:
 def _factor_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, {**CLIP, **PLACES})
     check_floats(site)
-    return (FACTOR, TensorType(_widest(site), (1,)))[: max(site.n_outs, 1)]
+    return (FACTOR, TensorType(_find_widest(site), (1,)))[: max(site.n_outs, 1)]
 
 
 def _norm_infer(site: Site) -> tuple[TensorType, ...]:
-    return (TensorType(_element(site.type(0)), ()),)
+    return (TensorType(_find_element(site.type(0)), ()),)
 
 
 OPS = (

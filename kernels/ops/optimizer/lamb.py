@@ -20,22 +20,22 @@ from engine.base.element_types import ITEMSIZE
 from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.clipping import in_runs, square_root
+from engine.kernels.ops.optimizer.clipping import cut_runs, square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
     SECOND,
     Group,
     Method,
-    betas,
+    name_betas,
 )
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer
 from engine.kernels.ops.optimizer.ranges import (
     RUN,
     TABLE,
     TABLES,
-    ends_of,
+    count_runs,
+    find_ends,
     ranges_reach,
-    runs_of,
     within,
 )
 from engine.kernels.ops.optimizer.update import factor_of, is_due, power
@@ -76,7 +76,7 @@ class LAMB(Method):
 
     def attributes(self) -> dict[str, Any]:
         return {
-            **betas(self.betas),
+            **name_betas(self.betas),
             "epsilon": float(self.eps),
             "weight_decay": float(self.weight_decay),
         }
@@ -91,16 +91,16 @@ class LAMB(Method):
 
 def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
     step = RUN * ITEMSIZE[str(params[0])]
-    return in_runs((0, step, step, 0, step, step, 0, 0, 2 * ITEMSIZE["f64"]), numbers, 2)
+    return cut_runs((0, step, step, 0, step, step, 0, 0, 2 * ITEMSIZE["f64"]), numbers, 2)
 
 
 def _moments_reach(c: KernelCall) -> Reach:
-    _, runs = ends_of(c)
+    _, runs = find_ends(c)
     return {**ranges_reach(c), "sums": 2 * min(runs, c.runs)}
 
 
 def _apply_reach(c: KernelCall) -> Reach:
-    _, runs = ends_of(c)
+    _, runs = find_ends(c)
     return {**ranges_reach(c), "sums": 2 * runs}
 
 
@@ -198,12 +198,12 @@ def lamb_apply(target: Target, T: str) -> Body:
 def _lower(lowering: Lowering) -> None:
     node = OptimizerNode(lowering, LAMB)
     parts = node.parts
-    runs = sum(runs_of(q.size) for q in parts)
+    runs = sum(count_runs(q.size) for q in parts)
     m, v = node.states
     clips, signalled = node.flags
     shared: dict[str, Any] = {
         "step": node.step, "p": node.p, "m": m, "v": v, "signal": node.signal,
-        "ranges": node.table([(q.begin, q.size) for q in parts]),
+        "ranges": node.pack_ranges([(q.begin, q.size) for q in parts]),
         "sums": lowering.temp("f64", (runs, 2)), "count": len(parts), "runs": runs,
         "signalled": signalled, "a": node.real("alpha"), "b": node.real("beta"),
         "eps": node.real("epsilon"), "decay": node.real("weight_decay"),

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from engine.base.signatures import BELOW_1
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method, name_betas
 from engine.kernels.ops.optimizer.node import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
@@ -37,7 +37,7 @@ class Lion(Method):
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
-        return {**betas(self.betas), "weight_decay": float(self.weight_decay)}
+        return {**name_betas(self.betas), "weight_decay": float(self.weight_decay)}
 
     @staticmethod
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:

@@ -87,7 +87,7 @@ class Method:
 # --- attributes of several optimizers
 
 
-def betas(given: tuple[float, float]) -> dict[str, float]:
+def name_betas(given: tuple[float, float]) -> dict[str, float]:
     """Return the attributes alpha and beta."""
     alpha, beta = given
     return {"alpha": float(alpha), "beta": float(beta)}

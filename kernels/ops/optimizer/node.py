@@ -22,7 +22,7 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import Method
-from engine.kernels.ops.optimizer.ranges import packed
+from engine.kernels.ops.optimizer.ranges import pack_ranges
 from engine.kernels.ops.optimizer.update import UpdateKernel
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
@@ -106,7 +106,7 @@ class OptimizerNode:
         """Return a hyperparameter."""
         return float(self.lowering.site.attrs.get(name, default))
 
-    def merged(self) -> list[tuple[int, int]]:
+    def merge_ranges(self) -> list[tuple[int, int]]:
         """Return start and size of the parameters with their padding; neighbours are joined."""
         line = ALIGN // ITEMSIZE[self.T]
         out: list[tuple[int, int]] = []
@@ -118,9 +118,9 @@ class OptimizerNode:
             out.append((begin, size))
         return out
 
-    def table(self, ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operand:
+    def pack_ranges(self, ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operand:
         """Return starts and sizes, as kernels read them; rows: elements of a row, see `RANGE`."""
-        return self.lowering.const(packed(ranges, rows))
+        return self.lowering.const(pack_ranges(ranges, rows))
 
     def update(
         self,
@@ -144,18 +144,18 @@ class OptimizerNode:
             ranges = [(part.begin, part.size) for part in parts]
             rows = [part.size // part.shape[0] if len(part.shape) > 1 else 0 for part in parts]
         else:
-            ranges = self.merged()
+            ranges = self.merge_ranges()
             rows = [skipped] * len(ranges)
         flags = params or tuple(int(bool(lowering.site.attrs[name])) for name in kernel.flags)
         made, (clips, signalled) = kernel.template(self.T, *flags), self.flags
         own_arguments: dict[str, Any] = {
-            **dict(zip(kernel.present(made[1]), self.states, strict=True)),
+            **dict(zip(kernel.list_present(made[1]), self.states, strict=True)),
             **{name: self.real(attribute) for name, attribute in kernel.numbers.items()},
             **integers,
         }
         lowering.call(
             made, lr=self.lr, step=self.step, p=self.p, g=self.g, clip=self.clip,
-            signal=self.signal, ranges=self.table(ranges, rows), count=len(ranges),
+            signal=self.signal, ranges=self.pack_ranges(ranges, rows), count=len(ranges),
             total=sum(n for _, n in ranges), block=LINE, clips=clips, signalled=signalled,
             scale=self.scale, **own_arguments,
         )  # fmt: skip

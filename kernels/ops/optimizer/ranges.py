@@ -28,7 +28,7 @@ TABLES = {"ranges": RANGES}
 TABLE = f"ranges: i64[count, {RANGE.size}]"  # of signatures
 
 
-def ends_of(c: KernelCall) -> tuple[int, int]:
+def find_ends(c: KernelCall) -> tuple[int, int]:
     """Return the end of the ranges of a call, and how many runs they have."""
     ranges = c.records("ranges", RANGE, c.count)
     if c.owned and any(record["begin"] for record in ranges):
@@ -39,7 +39,7 @@ def ends_of(c: KernelCall) -> tuple[int, int]:
 
 def ranges_reach(c: KernelCall) -> Reach:
     """Return the reach into all operands that are there without a shape: the end of the ranges."""
-    (end, _), names = ends_of(c), c.names()
+    (end, _), names = find_ends(c), c.names()
     operands = [p for p in c.template.parameters if p.is_pointer and not p.size]
     there = [p for p in operands if not p.condition or c.template.holds(p.condition, names)]
     return {p.name: end for p in there}
@@ -60,12 +60,14 @@ def within(ranges, r, at, first, last):
     return imax(first - at, 0), imin(last - at, runs), runs
 
 
-def runs_of(n: int) -> int:
+def count_runs(n: int) -> int:
     """Return the number of runs of n elements."""
     return -(-n // RUN)
 
 
-def packed(ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> np.ndarray[Any, Any]:
+def pack_ranges(
+    ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()
+) -> np.ndarray[Any, Any]:
     """Return starts and sizes as kernels read them, i64; rows: elements of a row, see `RANGE`."""
     pairs = zip(ranges, rows or [0] * len(ranges), strict=True)
     words = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in pairs])

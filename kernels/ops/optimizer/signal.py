@@ -18,15 +18,15 @@ from __future__ import annotations
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import (
     check_floats,
-    over_runs,
-    runs_reach,
+    measure_runs_reach,
     runs_tiling,
+    write_runs_signature,
 )
 from engine.kernels.ops.optimizer.ranges import (
     RUN,
     TABLES,
-    packed,
-    runs_of,
+    count_runs,
+    pack_ranges,
     within,
 )
 from engine.kernels.vocabulary.kernel import (
@@ -64,7 +64,12 @@ def update_signal(target: Target, T: str) -> Body:
     return body
 
 
-@kernel(over_runs("counts"), words=TABLES, reach=runs_reach("counts"), tiling=runs_tiling)
+@kernel(
+    write_runs_signature("counts"),
+    words=TABLES,
+    reach=measure_runs_reach("counts"),
+    tiling=runs_tiling,
+)
 def nonfinite_counts(target: Target, T: str) -> Body:
     """counts[at + r] = elements of run r of the range that are not finite.
 
@@ -127,10 +132,10 @@ def _gradient_infer(site: Site) -> tuple[TensorType, ...]:
 def _lower_gradient(lowering: Lowering) -> None:
     xs = [lowering.x(i) for i in range(1, len(lowering.site.ins))]
     at = 0
-    counts = lowering.temp("f64", (sum(runs_of(x.type.size) for x in xs),))
+    counts = lowering.temp("f64", (sum(count_runs(x.type.size) for x in xs),))
     for x in xs:
-        n, runs = x.type.size, runs_of(x.type.size)
-        table = lowering.const(packed([(0, n)]))
+        n, runs = x.type.size, count_runs(x.type.size)
+        table = lowering.const(pack_ranges([(0, n)]))
         lowering.call(
             nonfinite_counts(x.type.dtype), x=x, counts=counts, ranges=table, count=1, runs=runs,
             at=at, block=1, updates=("counts",) if at else (),

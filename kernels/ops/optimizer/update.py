@@ -32,6 +32,7 @@ from engine.kernels.ops.optimizer.ranges import TABLE, TABLES, part, ranges_reac
 from engine.kernels.vocabulary.expression import VALUE
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Inline,
     Native,
     Numbers,
     Parameters,
@@ -45,8 +46,6 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import Program, loop
-
-Inline = Callable[..., Any]
 
 # Threads share `total` elements in blocks of `block`.
 _COMMON = f"""
@@ -180,7 +179,7 @@ class UpdateKernel:
         """The compile-time parameters after the element type."""
         return tuple(inspect.signature(self.template.build).parameters)[2:]
 
-    def present(self, params: Parameters) -> list[str]:
+    def list_present(self, params: Parameters) -> list[str]:
         """Return the states of the kernel with these parameters, the element type first."""
         conditions = (state.partition(" if ") for state in self.states)
         on = dict(zip(self.flags, params[1:], strict=True))
@@ -217,7 +216,7 @@ def update_kernel(
         @functools.wraps(formula)
         def build(target: Target, T: str, *params: int) -> Body:
             step = formula(target, T, *params)
-            run = step.rows(T, made.present((T, *params)), [*numbers])
+            run = step.rows(T, made.list_present((T, *params)), [*numbers])
             values, row_of = step.values, step.row_of
 
             def body(call, tid, nthreads):
@@ -243,7 +242,7 @@ def update_kernel(
             signature,
             words=TABLES,
             reach=ranges_reach,
-            tiling=_in_blocks(lambda params: made.present(params), states, unit),
+            tiling=_cut_blocks(lambda params: made.list_present(params), states, unit),
             **ranges,
         )
         made = UpdateKernel(declared(build), tuple(states), dict(numbers))
@@ -252,7 +251,7 @@ def update_kernel(
     return declare
 
 
-def _in_blocks(
+def _cut_blocks(
     present: Callable[[Parameters], list[str]], states: Sequence[str], unit: int
 ) -> Tile:
     """Return how a kernel of the common signature is cut: where it has one range.

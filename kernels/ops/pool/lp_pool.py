@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.kernels.loops.window import kernel_shape, out_dims
+from engine.kernels.loops.window import infer_out_dims, read_kernel_shape
 from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import OURS, Grad, Nodes, Op, Site, TensorType
@@ -19,7 +19,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     x = site.real(0)
     if site.op == "GlobalLpPool":
         return (x.but((*x.shape[:2], *[1] * (x.rank - 2))),)
-    return (x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site)))),)
+    return (x.but((*x.shape[:2], *infer_out_dims(site, x, read_kernel_shape(site)))),)
 
 
 def _power(nodes: Nodes, x: str, p: float) -> str:
@@ -29,7 +29,7 @@ def _power(nodes: Nodes, x: str, p: float) -> str:
     return str(nodes.op("Mul", x, x) if p == 2 else nodes.op("Pow", x, nodes.like(p, 0)))
 
 
-def _window(nodes: Nodes) -> dict[str, Any]:
+def _read_window(nodes: Nodes) -> dict[str, Any]:
     return {k: v for k, v in nodes.site.attrs.items() if k != "p"}
 
 
@@ -41,7 +41,7 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.x(0) if p == 2 else nodes.op("Abs", nodes.x(0))
     powers = _power(nodes, x, p)
     if nodes.site.op == "LpPool":
-        total = nodes.op("SumPool", powers, domain=OURS, **_window(nodes))
+        total = nodes.op("SumPool", powers, domain=OURS, **_read_window(nodes))
     else:
         axes = range(2, nodes.site.type(0).rank)
         total = with_axes(nodes, "ReduceSum", powers, axes, 13, keepdims=1)
@@ -60,7 +60,7 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         safe = grad.op("Where", grad.op("Equal", y, grad.like(0.0, 0)), grad.like(1.0, 0), y)
         dy = grad.op("Div", dy, _power(grad, safe, p - 1))
     if grad.site.op == "LpPool":
-        dy = grad.op("SumPoolGrad", dy, x, domain=OURS, **_window(grad))
+        dy = grad.op("SumPoolGrad", dy, x, domain=OURS, **_read_window(grad))
     # sign(x) |x| is x.
     if p == 2:
         return (grad.op("Mul", x, dy),)

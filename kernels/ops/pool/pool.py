@@ -16,7 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
-from engine.kernels.loops.window import Axes, Axis, in_dims, kernel_shape, out_dims, pooled, windows
+from engine.kernels.loops.window import (
+    Axes,
+    Axis,
+    find_windows,
+    infer_in_dims,
+    infer_out_dims,
+    pooled,
+    read_kernel_shape,
+)
 from engine.kernels.ops.pool.pool_kernels import (
     ONE,
     PADDED,
@@ -60,7 +68,7 @@ def _lower_max(lowering: Lowering) -> None:
     index = lowering.y(1) if lowering.wants(1) else None
     if not x.type.size:
         return
-    axes = windows(lowering.site, x.type, kernel_shape(lowering.site))
+    axes = find_windows(lowering.site, x.type, read_kernel_shape(lowering.site))
     if x.type.dtype in SMALL:  # exact in f32, which has vectors
         wide, out = (_like(lowering, o) for o in (x, y))
         lower_map(lowering, [("cast", "f32", ("in", 0))], [x], [wide])
@@ -82,7 +90,7 @@ def _lower_max_grad(lowering: Lowering) -> None:
     if dx.type.size:
         max_pool_grad(
             lowering,
-            windows(lowering.site, dx.type, kernel_shape(lowering.site)),
+            find_windows(lowering.site, dx.type, read_kernel_shape(lowering.site)),
             lowering.x(0),
             lowering.x(1),
             dx,
@@ -98,24 +106,24 @@ def _count(site: Site) -> int:
 def _lower_mean(lowering: Lowering) -> None:
     x = lowering.x(0)
     if x.type.size:
-        axes = windows(lowering.site, x.type, kernel_shape(lowering.site))
+        axes = find_windows(lowering.site, x.type, read_kernel_shape(lowering.site))
         mean_pool(lowering, axes, x, lowering.y(0), _count(lowering.site))
 
 
 def _lower_mean_grad(lowering: Lowering) -> None:
     dx = lowering.y(0)
     if dx.type.size:
-        axes = windows(lowering.site, dx.type, kernel_shape(lowering.site))
+        axes = find_windows(lowering.site, dx.type, read_kernel_shape(lowering.site))
         mean_pool_grad(lowering, axes, lowering.x(0), dx, _count(lowering.site))
 
 
 def _choose_storage(site: Site) -> Storage | None:
     """Return the gradients of windows that share no pixels: others are sums, in float32."""
     (dx,) = _infer_grad(site)
-    return ALIKE if are_apart(windows(site, dx, kernel_shape(site))) else None
+    return ALIKE if are_apart(find_windows(site, dx, read_kernel_shape(site))) else None
 
 
-def _whole(x: TensorType) -> Axes:
+def _cover(x: TensorType) -> Axes:
     """Return the window that covers a whole image."""
     # A window of the whole image; axes that the image lacks are of size 1.
     own = [Axis(n, 1, n) for n in x.dims[2:]]
@@ -128,9 +136,9 @@ def _lower_global(lowering: Lowering) -> None:
     if not x.type.size:
         return
     if lowering.site.op == "GlobalMaxPool":
-        max_pool(lowering, _whole(x.type), x, y, None)
+        max_pool(lowering, _cover(x.type), x, y, None)
     else:
-        mean_pool(lowering, _whole(x.type), x, y, TAKEN)
+        mean_pool(lowering, _cover(x.type), x, y, TAKEN)
 
 
 def _lower_global_grad(lowering: Lowering) -> None:
@@ -140,8 +148,8 @@ def _lower_global_grad(lowering: Lowering) -> None:
         # spares an i64 for each window of one image until the backward pass.
         y = lowering.temp(dy.type.dtype, (dy.type.size,))
         index = lowering.temp("i64", (dy.type.size,))
-        max_pool(lowering, _whole(x.type), x, y, index)
-        max_pool_grad(lowering, _whole(x.type), dy, index, dx)
+        max_pool(lowering, _cover(x.type), x, y, index)
+        max_pool_grad(lowering, _cover(x.type), dy, index, dx)
 
 
 # --- types and gradients
@@ -162,7 +170,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     x = _check(site, 0)
     # Indices: i64 in the model, as ONNX has them; u8 in plans, an eighth of the memory to keep for
     # the backward pass.
-    y = x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
+    y = x.but((*x.shape[:2], *infer_out_dims(site, x, read_kernel_shape(site))))
     return (y, y.but(dtype="u8" if site.domain == OURS else "i64"))[: site.n_outs]
 
 
@@ -174,7 +182,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
         site.shaped(1, dy.shape)
     if site.has(given := 2 if site.op == "MaxPoolGrad" else 1):
         return (pooled(site, given),)
-    return (dy.but((*dy.shape[:2], *in_dims(site, dy, kernel_shape(site)))),)
+    return (dy.but((*dy.shape[:2], *infer_in_dims(site, dy, read_kernel_shape(site)))),)
 
 
 def _infer_global(site: Site) -> tuple[TensorType, ...]:

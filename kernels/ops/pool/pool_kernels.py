@@ -8,7 +8,7 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, clip, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
-from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType, stored_as
+from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType, find_stored
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import AXES, Field, Words
 
@@ -42,7 +42,7 @@ MAX_GRAD_WORDS = Words(
 MEAN_WORDS = Words("pool_mean", **_WINDOWS, divisor="the divisor of a sum: TAKEN, PADDED or ONE")
 
 
-def _windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, Any]:
+def _pack_windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, Any]:
     """Return the fields of `_WINDOWS`; threads share chunks of channels of images, or of rows."""
     fields = ("out", "size", "stride", "pad", "pad_end", "dilation", "taps")
     spans = {f: [getattr(a, f) for a in axes] for f in fields}
@@ -315,7 +315,7 @@ def pool_mean_grad(target: Target, T: str, S: str = "") -> Body:
 # --- lowering
 
 
-def _chunk(lowering: Lowering, t: TensorType, units: int) -> int:
+def _choose_chunk(lowering: Lowering, t: TensorType, units: int) -> int:
     """Return the channels of a unit of work: fewer than all if `units` are fewer than threads."""
     channels = t.dims[1]
     # Channels are cut at whole vectors, into just as many pieces as give every thread a unit.
@@ -323,7 +323,7 @@ def _chunk(lowering: Lowering, t: TensorType, units: int) -> int:
     return round_up(-(-channels // pieces), lowering.target.lanes(ITEMSIZE[t.dtype]))
 
 
-def _places(site: Site, axes: Axes, index: Operand | None) -> dict[str, list[int]]:
+def _find_places(site: Site, axes: Axes, index: Operand | None) -> dict[str, list[int]]:
     """Return the steps of an index: of a flat place by storage_order, or of taps."""
     d, h, w = (a.size for a in axes)
     pixel = [1, d, d * h] if site.attrs.get("storage_order") else [h * w, w, 1]
@@ -338,11 +338,11 @@ def _places(site: Site, axes: Axes, index: Operand | None) -> dict[str, list[int
 def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | None) -> None:
     """Append the call for y and, unless it is None, index: i64 or u8."""
     images, channels = x.type.dims[:2]
-    chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
+    chunk = _choose_chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MAX_WORDS.pack(
-        **_windows(axes, images, channels, chunk), **_places(lowering.site, axes, index)
+        **_pack_windows(axes, images, channels, chunk), **_find_places(lowering.site, axes, index)
     )
-    T, S = stored_as(x)
+    T, S = find_stored(x)
     kernel = pool_max(T, int(index is not None), *S)
     if index is not None and index.type.dtype == "u8":
         kernel = pool_max_taps(T, *S)
@@ -358,14 +358,14 @@ def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, d
     """Append the call for dx."""
     images, channels = dx.type.dims[:2]
     # Windows that neither overlap nor leave gaps write each pixel once.
-    apart, (T, S) = are_apart(axes), stored_as(dy)
+    apart, (T, S) = are_apart(axes), find_stored(dy)
     covered = all(
         a.dilation == 1 and a.stride <= a.taps and (a.out - 1) * a.stride + a.taps >= a.size + a.pad
         for a in axes
     )
     words = MAX_GRAD_WORDS.pack(
-        **_windows(axes, images, channels, _chunk(lowering, dx.type, images)),
-        **_places(lowering.site, axes, index),
+        **_pack_windows(axes, images, channels, _choose_chunk(lowering, dx.type, images)),
+        **_find_places(lowering.site, axes, index),
         shared=int(not apart),
         clear=int(not (apart and covered)),
     )
@@ -376,18 +376,18 @@ def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, d
 def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
     """Append the call for y; `count` is TAKEN, PADDED or ONE."""
     images, channels = x.type.dims[:2]
-    chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
-    words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    T, S = stored_as(x)
+    chunk = _choose_chunk(lowering, x.type, images * axes[0].out * axes[1].out)
+    words = MEAN_WORDS.pack(**_pack_windows(axes, images, channels, chunk), divisor=count)
+    T, S = find_stored(x)
     lowering.call(pool_mean(T, *S), x=x, y=y, g=words)
 
 
 def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
     """Append the call for dx; `count` is TAKEN, PADDED or ONE."""
     images, channels = dx.type.dims[:2]
-    chunk = _chunk(lowering, dx.type, images)
-    words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    T, S = stored_as(dy)
+    chunk = _choose_chunk(lowering, dx.type, images)
+    words = MEAN_WORDS.pack(**_pack_windows(axes, images, channels, chunk), divisor=count)
+    T, S = find_stored(dy)
     lowering.call(pool_mean_grad(T, *S), dy=dy, dx=dx, g=words)
 
 

@@ -7,20 +7,20 @@ Error     none: elements are copied
 
 from __future__ import annotations
 
-from engine.kernels.loops.window import in_dims, kernel_shape
+from engine.kernels.loops.window import infer_in_dims, read_kernel_shape
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType, fresh
+from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType, make_symbol
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x = site.type(0)
     site.shaped(1, x.shape)
-    inner = (*x.shape[:2], *in_dims(site, x, kernel_shape(site)))
+    inner = (*x.shape[:2], *infer_in_dims(site, x, read_kernel_shape(site)))
     if not site.has(2):
         return (x.but(inner),)
     given = site.value(2)
     if given is None:
-        return (x.but([fresh(site, i) for i in range(x.rank)]),)
+        return (x.but([make_symbol(site, i) for i in range(x.rank)]),)
     dims = [int(d) for d in given]
     small = any(isinstance(d, int) and d > n for d, n in zip(inner, dims, strict=False))
     if len(dims) != x.rank or small:
@@ -33,7 +33,9 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 def _expand(nodes: Nodes) -> tuple[str, ...]:
     """Scatter into the smallest image that pools to X, then pad to the given shape."""
     site, rank = nodes.site, nodes.site.type(0).rank
-    spatial = [d for d in in_dims(site, site.type(0), kernel_shape(site)) if isinstance(d, int)]
+    spatial = [
+        d for d in infer_in_dims(site, site.type(0), read_kernel_shape(site)) if isinstance(d, int)
+    ]
     if len(spatial) < rank - 2:
         site.fail("spatial dimensions must be known before lowering")
     head = nodes.op("Slice", nodes.op("Shape", nodes.x(0)), i64s(nodes, 0), i64s(nodes, 2))

@@ -71,7 +71,9 @@ class Curve:
     refusal: str = ""
 
 
-def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list[tuple[Curve, ...]]:
+def read_curves(
+    site: Site, defaults: Sequence[str], directions: int, T: str
+) -> list[tuple[Curve, ...]]:
     """Return the activations of each direction, which alpha and beta go to in their order.
 
     Activations but the last of an LSTM see their argument clipped.
@@ -86,12 +88,12 @@ def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list
         clip = None if i % 3 == 2 and len(defaults) == 3 else site.attrs.get("clip")
         if clip is not None and not math.isfinite(clip):
             site.wrong(f"clip is {clip}; expected a finite number")
-        made.append(_curve(site, str(name), alphas, betas, clip, T))
+        made.append(_read_curve(site, str(name), alphas, betas, clip, T))
     size = len(defaults)
     return [tuple(made[d : d + size]) for d in range(0, len(made), size)]
 
 
-def _curve(
+def _read_curve(
     site: Site,
     name: str,
     alphas: Iterator[float],
@@ -123,12 +125,12 @@ def _curve(
             )
         formula = expression.substitute(formula, [inside])
     refusal = f"the slope of {title} with alpha {a}" if known.rises and a and a < 0 else ""
-    return Curve(_text(formula, "x"), _text(slope, "y"), refusal)
+    return Curve(_write_text(formula, "x"), _write_text(slope, "y"), refusal)
 
 
-def _text(e: Expr, operand: str) -> str:
+def _write_text(e: Expr, operand: str) -> str:
     """Return the text of an expression of one operand."""
-    shared, (text,) = Formulas.of(e).texts((operand,))
+    shared, (text,) = Formulas.of(e).write_texts((operand,))
     return "; ".join([*shared, text])
 
 

@@ -14,7 +14,6 @@ from engine.kernels.ops.recurrent.recurrence import (
     TANH_SLOPE,
     WALK,
     WALK_WORDS,
-    Inline,
     WalkReach,
     count_products,
     dy_at,
@@ -31,7 +30,16 @@ from engine.kernels.ops.recurrent.recurrence import (
     y_at,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
-from engine.kernels.vocabulary.kernel import ACCUMULATE, Body, Native, inline, kernel, off, pick
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    Body,
+    Inline,
+    Native,
+    inline,
+    kernel,
+    off,
+    pick,
+)
 
 # P of an LSTM, which only a kernel with peepholes reads.
 _PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"

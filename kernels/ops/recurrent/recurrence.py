@@ -13,7 +13,6 @@ until t is inside the row's length.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import report
@@ -23,6 +22,7 @@ from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
+    Inline,
     Native,
     imax,
     imin,
@@ -34,8 +34,6 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.plan.context import LENGTH, STATUS
 from engine.plan.words import Field, Words
-
-Inline = Callable[..., Any]
 
 # ONNX's default activations and their slopes by their values: what libraries of kernels have.
 SIGMOID, TANH, RELU = "sigmoid(x)", "tanh(x)", "max(x,0.0)"

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.kernels.ops.recurrent.cells import curves
+from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.recurrent.recurrence import (
@@ -34,7 +34,7 @@ from engine.kernels.ops.recurrent.sequence import (
     WALK_BACK_KERNELS,
     WALK_KERNELS,
     Walk,
-    shape_of,
+    read_shape,
 )
 from engine.kernels.vocabulary.facts import Role, Samples
 from engine.kernels.vocabulary.kernel import Template
@@ -53,7 +53,7 @@ from engine.kernels.vocabulary.op import (
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    shape = shape_of(site)
+    shape = read_shape(site)
     names = {"LSTM": "y h c", "GRU": "y h", "RNN": "y h"}[shape.kind]
     if site.op.endswith("Training"):
         names += " cells gates" if shape.kind == "LSTM" else " gates inner"
@@ -62,7 +62,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
-    shape = shape_of(site)
+    shape = read_shape(site)
     names = "x w r b h c p" if shape.kind == "LSTM" else "x w r b h"
     return tuple(site.type(0).but(shape.of(n)) for n in names.split())
 
@@ -70,7 +70,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 # --- lowering
 
 
-def _shared(walk: int, outputs: str) -> list[str]:
+def _list_shared(walk: int, outputs: str) -> list[str]:
     """Return the outputs that a walk updates: all, once an earlier one has written its part."""
     # Directions of different activations are calls of their own, which fill one tensor: the second
     # call must not be taken to overwrite the first.
@@ -81,10 +81,10 @@ def _rnn(lowering: Lowering) -> None:
     w = Walk(lowering)
     gates = lowering.temp(w.T, (w.rows, w.all))
     # gates = W x + b of all steps first; the walk adds R h step by step and turns them into h.
-    w.products(gates, False)
-    panels, lens, h0 = w.panels(0, 1, True), w.lengths(), w.need("h0")
-    y, h = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h")
-    for i, ((f,), words) in enumerate(w.groups()):
+    w.append_products(gates, False)
+    panels, lens, h0 = w.pack_panels(0, 1, True), w.get_lengths(), w.get_input("h0")
+    y, h = lowering.y(0) if lowering.wants(0) else None, w.get_output(1, "h")
+    for i, ((f,), words) in enumerate(w.group_directions()):
         lowering.call(
             rnn(w.T, f.formula),
             gates=gates,
@@ -95,50 +95,54 @@ def _rnn(lowering: Lowering) -> None:
             h=h,
             has_y=int(y is not None),
             g=words,
-            updates=_shared(i, "y h"),
+            updates=_list_shared(i, "y h"),
         )
 
 
 def _rnn_grad(lowering: Lowering) -> None:
     w = Walk(lowering)
-    panels, lens, h0 = w.panels(0, 1, False), w.lengths(), w.need("h0")
+    panels, lens, h0 = w.pack_panels(0, 1, False), w.get_lengths(), w.get_input("h0")
     # The walk leaves the gradients of all gates and the h before every step: dX, dW, dR and db are
     # then products and sums over all steps at once.
     dgates, past, dh = (
         lowering.temp(w.T, (w.rows, w.all)),
         lowering.temp(w.T, (w.rows, w.all)),
-        w.out(4, "h"),
+        w.get_output(4, "h"),
     )
-    for i, ((f,), words) in enumerate(w.groups()):
+    for i, ((f,), words) in enumerate(w.group_directions()):
         lowering.call(
             rnn_grad(w.T, f.slope),
-            y=w.need("y"),
+            y=w.get_input("y"),
             panels=panels,
             lens=lens,
             h0=h0,
-            dy=w.need("dy"),
-            dhn=w.need("dh"),
+            dy=w.get_input("dy"),
+            dhn=w.get_input("dh"),
             dgates=dgates,
             past=past,
             dh=dh,
             g=words,
-            updates=_shared(i, "dgates past dh"),
+            updates=_list_shared(i, "dgates past dh"),
         )
-    w.weights(dgates, dgates, past, 1)
+    w.append_weights(dgates, dgates, past, 1)
 
 
 def _lstm(lowering: Lowering) -> None:
     w = Walk(lowering)
     # The cell states of all steps are kept for the backward pass alone.
     training = lowering.wants(3) or lowering.wants(4)
-    gates = w.out(4, "gates")
-    w.products(gates, False)
-    panels, lens, p = w.panels(0, 4, True), w.lengths(), w.get("p")
-    h0, c0 = w.need("h0"), w.need("c0")
-    y, h, c = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.out(2, "c")
-    cells = w.out(3, "cells") if training else None
+    gates = w.get_output(4, "gates")
+    w.append_products(gates, False)
+    panels, lens, p = w.pack_panels(0, 4, True), w.get_lengths(), w.get("p")
+    h0, c0 = w.get_input("h0"), w.get_input("c0")
+    y, h, c = (
+        lowering.y(0) if lowering.wants(0) else None,
+        w.get_output(1, "h"),
+        w.get_output(2, "c"),
+    )
+    cells = w.get_output(3, "cells") if training else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
-    for i, ((f, g, out), words) in enumerate(w.groups()):
+    for i, ((f, g, out), words) in enumerate(w.group_directions()):
         lowering.call(
             lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple),
             gates=gates,
@@ -154,64 +158,64 @@ def _lstm(lowering: Lowering) -> None:
             has_y=int(y is not None),
             has_cells=int(training),
             g=words,
-            updates=_shared(i, "y h c cells"),
+            updates=_list_shared(i, "y h c cells"),
         )
 
 
 def _lstm_grad(lowering: Lowering) -> None:
     w = Walk(lowering)
-    panels, lens, p = w.panels(0, 4, False), w.lengths(), w.get("p")
-    h0, c0 = w.need("h0"), w.need("c0")
+    panels, lens, p = w.pack_panels(0, 4, False), w.get_lengths(), w.get("p")
+    h0, c0 = w.get_input("h0"), w.get_input("c0")
     dgates, past = w.temp("gates"), lowering.temp(w.T, (w.rows, w.d * w.n))
-    dh, dc = w.out(4, "h"), w.out(5, "c")
+    dh, dc = w.get_output(4, "h"), w.get_output(5, "c")
     # P's gradient row by row, as rows belong to threads; summed over the rows afterwards.
     dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
-    groups = w.groups()
+    groups = w.group_directions()
     for i, ((f, g, out), words) in enumerate(groups):
         lowering.call(
             lstm_grad(w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple),
-            gates=w.need("gates"),
-            cells=w.need("cells"),
-            y=w.need("y"),
+            gates=w.get_input("gates"),
+            cells=w.get_input("cells"),
+            y=w.get_input("y"),
             panels=panels,
             lens=lens,
             h0=h0,
             c0=c0,
             p=p,
-            dy=w.need("dy"),
-            dhn=w.need("dh"),
-            dcn=w.need("dc"),
+            dy=w.get_input("dy"),
+            dhn=w.get_input("dh"),
+            dcn=w.get_input("dc"),
             dgates=dgates,
             past=past,
             dh=dh,
             dc=dc,
             dp=dp,
             g=words,
-            updates=_shared(i, "dgates past dh dc dp"),
+            updates=_list_shared(i, "dgates past dh dc dp"),
             may_alias=None if len(groups) == 1 else (),
         )
-    w.weights(dgates, dgates, past, 4)
+    w.append_weights(dgates, dgates, past, 4)
     if lowering.wants(6):
         if dp is None:
             lowering.site.fail("the gradient of P is wanted, but P is absent", "P as an input")
         # Forward: P was shared by all rows; so dP sums what the walk of each row has added up.
         outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
-        w.sums(dp, outer, w.batch, cols, lowering.y(6))
+        w.append_sums(dp, outer, w.batch, cols, lowering.y(6))
 
 
 def _gru(lowering: Lowering) -> None:
     w = Walk(lowering)
     after = bool(lowering.site.attrs["linear_before_reset"])
-    gates, bias = w.out(2, "gates"), w.get("b") if after else None
-    w.products(gates, after)
+    gates, bias = w.get_output(2, "gates"), w.get("b") if after else None
+    w.append_products(gates, after)
     # R_z and R_r are one product; R_n is apart, as r comes before or after it.
-    panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
-    lens, h0 = w.lengths(), w.need("h0")
-    y, h, work = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.temp("h")
+    panels, panels_n = w.pack_panels(0, 2, True), w.pack_panels(2, 1, True)
+    lens, h0 = w.get_lengths(), w.get_input("h0")
+    y, h, work = lowering.y(0) if lowering.wants(0) else None, w.get_output(1, "h"), w.temp("h")
     # R_n h' + b is kept if the plan has both passes: H numbers a row save a product.
     inner = lowering.y(3) if after and lowering.wants(3) else None
-    for i, ((f, g), words) in enumerate(w.groups()):
+    for i, ((f, g), words) in enumerate(w.group_directions()):
         lowering.call(
             gru(w.T, f.formula, g.formula, int(after)),
             gates=gates,
@@ -229,7 +233,7 @@ def _gru(lowering: Lowering) -> None:
             has_gates=int(lowering.wants(2)),
             keeps=int(inner is not None),
             g=words,
-            updates=_shared(i, "y h inner"),
+            updates=_list_shared(i, "y h inner"),
         )
 
 
@@ -238,22 +242,22 @@ def _gru_grad(lowering: Lowering) -> None:
     after = bool(lowering.site.attrs["linear_before_reset"])
     bias, dgates = w.get("b") if after else None, w.temp("gates")
     inner = w.get("inner") if after else None
-    panels = w.panels(0, 3 if after else 2, False)
+    panels = w.pack_panels(0, 3 if after else 2, False)
     # Needed to compute R_n h' again, or to go back through it.
-    panels_n = None if inner else w.panels(2, 1, after)
+    panels_n = None if inner else w.pack_panels(2, 1, after)
     read: dict[str, Any] = {
-        "gates": w.need("gates"), "y": w.need("y"), "lens": w.lengths(), "h0": w.need("h0"),
-        "dy": w.need("dy"), "dhn": w.need("dh"),
+        "gates": w.get_input("gates"), "y": w.get_input("y"), "lens": w.get_lengths(),
+        "h0": w.get_input("h0"), "dy": w.get_input("dy"), "dhn": w.get_input("dh"),
     }  # fmt: skip
     past = lowering.temp(w.T, (w.rows, w.all // 3 if after else w.all))
     # With r after R_n the gradients of the products with x and with h differ in n's gate.
     dinner = w.temp("gates") if after else dgates
-    dh, work = w.out(4, "h"), w.temp("h")
+    dh, work = w.get_output(4, "h"), w.temp("h")
     only_after: dict[str, Any] = {}
     if after:
         only_after = {"inner": inner, "bias": bias, "dinner": dinner}
         only_after |= {"kept": int(inner is not None), "has_bias": int(bias is not None)}
-    for i, ((f, g), words) in enumerate(w.groups()):
+    for i, ((f, g), words) in enumerate(w.group_directions()):
         kernel = gru_grad_after if after else gru_grad_before
         lowering.call(
             kernel(w.T, f.slope, g.slope),
@@ -266,28 +270,30 @@ def _gru_grad(lowering: Lowering) -> None:
             work=work,
             g=words,
             **only_after,
-            updates=_shared(i, "dgates dinner past dh"),
+            updates=_list_shared(i, "dgates dinner past dh"),
         )
-    w.weights(dgates, dinner, past, 3 if after else 1)
+    w.append_weights(dgates, dinner, past, 3 if after else 1)
 
 
 # --- gradients
 
 
-def _input(g: Grad | Nodes, i: int) -> str:
+def _read_input(g: Grad | Nodes, i: int) -> str:
     return g.x(i) if g.site.has(i) else ""
 
 
-def _known_slopes(site: Site) -> None:
-    shape = shape_of(site)
-    for curve in sum(curves(site, DEFAULTS[shape.kind], shape.directions, site.type(0).dtype), ()):
+def _check_slopes(site: Site) -> None:
+    shape = read_shape(site)
+    for curve in sum(
+        read_curves(site, DEFAULTS[shape.kind], shape.directions, site.type(0).dtype), ()
+    ):
         if curve.refusal:
             site.fail(curve.refusal, "alphas of at least 0")
 
 
-def _given(site: Site) -> dict[str, Any]:
+def _list_given(site: Site) -> dict[str, Any]:
     """Return the attributes of a node that are not defaults."""
-    shape = shape_of(site)
+    shape = read_shape(site)
     # Attributes with their default values are left out, so that plain nodes stay plain.
     usual = [None, 0, "forward", (), [], [*DEFAULTS[shape.kind] * shape.directions]]
     return {n: v for n, v in site.attrs.items() if v not in usual}
@@ -307,19 +313,19 @@ def _after(grad: Grad, dys: Sequence[str | None], count: int) -> list[str]:
 
 
 def _rnn_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
-    _known_slopes(grad.site)
+    _check_slopes(grad.site)
     after = _after(grad, dys, 2)
-    inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5)]
+    inputs = [_read_input(grad, i) for i in (0, 1, 2, 4, 5)]
     dx, dw, dr, db, dh = grad.op(
-        "RNNGrad", *inputs, grad.y(0), *after, domain=OURS, outputs=5, **_given(grad.site)
+        "RNNGrad", *inputs, grad.y(0), *after, domain=OURS, outputs=5, **_list_given(grad.site)
     )
     return (dx, dw, dr, db, None, dh)
 
 
 def _gru_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
-    _known_slopes(grad.site)
+    _check_slopes(grad.site)
     after = _after(grad, dys, 2)
-    inputs = [_input(grad, i) for i in range(6)]
+    inputs = [_read_input(grad, i) for i in range(6)]
     dx, dw, dr, db, dh = grad.op(
         "GRUGrad",
         *inputs,
@@ -328,18 +334,18 @@ def _gru_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
         *after,
         domain=grad.site.domain,
         outputs=5,
-        **_given(grad.site),
+        **_list_given(grad.site),
     )
     return (dx, dw, dr, db, None, dh)
 
 
 def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
-    _known_slopes(grad.site)
+    _check_slopes(grad.site)
     after = _after(grad, dys, 3)
-    inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5, 6)]
+    inputs = [_read_input(grad, i) for i in (0, 1, 2, 4, 5, 6)]
     # The backward walk reads h from Y, c from the cells, and gates after their activations.
     kept = [grad.y(0), grad.y(3, "_cells"), grad.y(4, "_gates")]
-    peepholes = [_input(grad, 7)] if grad.site.domain == OURS else []
+    peepholes = [_read_input(grad, 7)] if grad.site.domain == OURS else []
     dx, dw, dr, db, dh, dc, dp = grad.op(
         "LSTMGrad",
         *inputs,
@@ -348,7 +354,7 @@ def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
         *peepholes,
         domain=grad.site.domain,
         outputs=7,
-        **_given(grad.site),
+        **_list_given(grad.site),
     )
     return (dx, dw, dr, db, None, dh, dc, dp)
 
@@ -358,14 +364,14 @@ def _training(kind: str) -> Callable[[Nodes], tuple[str, ...]]:
     inputs, outputs = len(INPUTS[kind].split()), {"GRU": 3, "LSTM": 5}[kind]
 
     def rule(nodes: Nodes) -> tuple[str, ...]:
-        given = _given(nodes.site)
+        given = _list_given(nodes.site)
         # onnxruntime's training forms know these two attributes alone.
         named = set(given) - {"hidden_size", "linear_before_reset"}
         # onnxruntime's forms have one direction, no lengths and no peepholes.
         ours = named or nodes.site.has(4) or nodes.site.has(7)
         made = nodes.op(
             f"{kind}Training",
-            *(_input(nodes, i) for i in range(inputs)),
+            *(_read_input(nodes, i) for i in range(inputs)),
             domain=OURS if ours else MS,
             outputs=outputs,
             **given,

@@ -12,7 +12,7 @@ from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import COLUMN_WORDS, reduce_cols
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.recurrent.cells import Curve, curves
+from engine.kernels.ops.recurrent.cells import Curve, read_curves
 from engine.kernels.ops.recurrent.recurrence import (
     WALK_WORDS,
     recurrent_bias,
@@ -71,7 +71,7 @@ class Shape:
             return (self.batch, self.steps, d, self.hidden)
         return (self.steps, d, self.batch, self.hidden)
 
-    def rows(self, size: int) -> tuple[Dim, ...]:
+    def list_dims(self, size: int) -> tuple[Dim, ...]:
         """Shape of what is stored by rows."""
         lead = (self.batch, self.steps) if self.layout else (self.steps, self.batch)
         if self.site.domain == MS:
@@ -91,13 +91,13 @@ class Shape:
             "p": (d, 3 * self.hidden),
             "y": self.y,
             "dy": self.y,
-            "cells": self.rows(self.hidden),
-            "inner": self.rows(self.hidden),
-            "gates": self.rows(n),
+            "cells": self.list_dims(self.hidden),
+            "inner": self.list_dims(self.hidden),
+            "gates": self.list_dims(n),
         }.get(what, self.state)
 
 
-def shape_of(site: Site) -> Shape:
+def read_shape(site: Site) -> Shape:
     """Check the inputs of a node against each other; return its sizes and options."""
     kind = next(k for k in GATES if site.op.startswith(k))
     x = site.real(0)
@@ -125,7 +125,7 @@ def shape_of(site: Site) -> Shape:
                 raise DTypeError(f"{site.where()}: input {i} is {given}; X is {x}, lengths are i32")
         elif what in ("w", "r", "y", "cells", "gates"):
             site.type(i)
-    curves(site, DEFAULTS[kind], shape.directions, x.dtype)
+    read_curves(site, DEFAULTS[kind], shape.directions, x.dtype)
     return shape
 
 
@@ -133,7 +133,7 @@ class Walk:
     """The lowering of one node: its operands, and the words of its walk over time."""
 
     def __init__(self, lowering: Lowering) -> None:
-        self.lowering, self.shape = lowering, shape_of(lowering.site)
+        self.lowering, self.shape = lowering, read_shape(lowering.site)
         self.T = lowering.x(0).type.dtype
         x = lowering.x(0).type.dims
         self.rows = x[0] * x[1]
@@ -148,28 +148,28 @@ class Walk:
         i = names.index(what) if what in names else -1
         return self.lowering.x(i) if i >= 0 and self.lowering.site.has(i) else None
 
-    def need(self, what: str) -> Operand:
+    def get_input(self, what: str) -> Operand:
         """Return an input by its name; a tensor of zeros for a state that is absent."""
         return self.get(what) or self.zeros()
 
     def zeros(self) -> Operand:
         if self._zeros is None:
-            self._zeros = self.lowering.temp(self.T, self._numbers(self.shape.state))
+            self._zeros = self.lowering.temp(self.T, self._require_numbers(self.shape.state))
             lower_map(self.lowering, [("const", 0.0)], [], [self._zeros])
         return self._zeros
 
-    def _numbers(self, shape: tuple[Dim, ...]) -> tuple[int, ...]:
+    def _require_numbers(self, shape: tuple[Dim, ...]) -> tuple[int, ...]:
         return tuple(int(d) for d in shape)
 
     def temp(self, what: str) -> Operand:
         """Return a temporary of the shape of an input or output."""
-        return self.lowering.temp(self.T, self._numbers(self.shape.of(what)))
+        return self.lowering.temp(self.T, self._require_numbers(self.shape.of(what)))
 
-    def out(self, i: int, what: str) -> Operand:
+    def get_output(self, i: int, what: str) -> Operand:
         """Return output i, or a temporary if nobody reads it."""
         return self.lowering.y(i) if self.lowering.wants(i) else self.temp(what)
 
-    def lengths(self) -> Operand:
+    def get_lengths(self) -> Operand:
         """Return the length of every row."""
         lens = self.get("lens")
         if lens is None:
@@ -188,9 +188,9 @@ class Walk:
         )
         return out
 
-    def panels(self, gate: int, count: int, trans: bool) -> Operand:
+    def pack_panels(self, gate: int, count: int, trans: bool) -> Operand:
         """Return R of `count` gates, for products with h (`trans`) or with their gradients."""
-        r, size = self.need("r"), self.n * self.n
+        r, size = self.get_input("r"), self.n * self.n
         n, k = (count * self.n, self.n) if trans else (self.n, count * self.n)
         width = self.lowering.target.nv * self.lowering.target.lanes(ITEMSIZE[self.T])
         out = self.lowering.temp(self.T, (self.d * -(-n // width) * width * k,))
@@ -206,9 +206,9 @@ class Walk:
         )
         return out
 
-    def groups(self) -> list[tuple[tuple[Curve, ...], Packed]]:
+    def group_directions(self) -> list[tuple[tuple[Curve, ...], Packed]]:
         """Group directions of equal activations; return each group with its walk's words."""
-        activations = curves(self.lowering.site, DEFAULTS[self.shape.kind], self.d, self.T)
+        activations = read_curves(self.lowering.site, DEFAULTS[self.shape.kind], self.d, self.T)
         # Directions of equal activations run in one call, so threads share the rows of both.
         parts = [(0, self.d)] if activations[0] == activations[-1] else [(0, 1), (1, 2)]
         back = {"forward": self.d, "reverse": 0, "bidirectional": 1}
@@ -235,7 +235,7 @@ class Walk:
             for first, end in parts
         ]
 
-    def products(self, gates: Operand, after: bool) -> None:
+    def append_products(self, gates: Operand, after: bool) -> None:
         """Append the call for gates = W x + b, of all rows."""
         bias = b = self.get("b")
         if b is not None:
@@ -260,7 +260,7 @@ class Walk:
             bias=bias,
         )
 
-    def weights(self, dgates: Operand, dinner: Operand, past: Operand, each: int) -> None:
+    def append_weights(self, dgates: Operand, dinner: Operand, past: Operand, each: int) -> None:
         """Append the calls for dX, dW, dR, dB from the gradients of the products of X and of h.
 
         past: the factor of R, for `each` gates together.
@@ -297,13 +297,15 @@ class Walk:
                 reset=lowering.reset(2),
             )
         if lowering.wants(3):
-            self.bias_grad(dgates, dinner, lowering.y(3))
+            self.append_bias_grad(dgates, dinner, lowering.y(3))
 
-    def bias_grad(self, dgates: Operand, dinner: Operand, db: Operand) -> None:
+    def append_bias_grad(self, dgates: Operand, dinner: Operand, db: Operand) -> None:
         """Append the calls for dB: sums of both, the second after the first."""
         each = self.all // self.d
         out = Operand(db.name, TensorType(self.T, (self.d, 2, each)))
-        parts = [self.sums(x, 1, self.rows, self.all) for x in dict.fromkeys((dgates, dinner))]
+        parts = [
+            self.append_sums(x, 1, self.rows, self.all) for x in dict.fromkeys((dgates, dinner))
+        ]
         parts = [Operand(p.name, TensorType(self.T, (self.d, 1, each))) for p in parts]
         if len(parts) == 1:
             lower_map(self.lowering, [("in", 0)], parts, [out])
@@ -314,7 +316,7 @@ class Walk:
             self.lowering, [("where", ("in", 2), ("in", 1), ("in", 0))], [*parts, second], [out]
         )
 
-    def sums(
+    def append_sums(
         self, x: Operand, outer: int, n: int, cols: int, out: Operand | None = None
     ) -> Operand:
         """Sum x[outer, n, cols] over n, in an order that no number of threads changes."""

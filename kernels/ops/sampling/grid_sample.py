@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.element_types import ITEMSIZE, ONNX_CODE
-from engine.kernels.loops.window import parts, round_up
+from engine.kernels.loops.window import count_parts, round_up
 from engine.kernels.ops.sampling.taps import (
     BORDER,
     REFLECTION,
@@ -39,7 +39,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
-    fresh,
+    make_symbol,
 )
 from engine.plan.words import Packed
 
@@ -59,7 +59,7 @@ def _check(site: Site, i: int) -> tuple[TensorType, TensorType]:
         site.wrong(f"the images are {x}, which has no pixels")
     if grid.dtype != x.dtype:
         site.fail(f"images of {x.dtype} and points of {grid.dtype}", "both of one type")
-    site.shaped(i + 1, (x.shape[0], *(fresh(site, a) for a in range(2, x.rank)), x.rank - 2))
+    site.shaped(i + 1, (x.shape[0], *(make_symbol(site, a) for a in range(2, x.rank)), x.rank - 2))
     return x, grid
 
 
@@ -68,12 +68,12 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     return (x.but((*x.shape[:2], *grid.shape[1:-1])),)
 
 
-def _words(lowering: Lowering, x: TensorType, grid: TensorType) -> Packed:
+def _pack_words(lowering: Lowering, x: TensorType, grid: TensorType) -> Packed:
     images, channels, *spatial = x.dims
     rank, points = len(spatial), math.prod(grid.dims[1:-1])
     # The backward kernel shares images; few of them are cut by channels, in whole vectors.
-    pieces = parts(lowering.threads, max(images, 1))
-    chunk = round_up(parts(channels, pieces), lowering.target.lanes(ITEMSIZE[x.dtype]))
+    pieces = count_parts(lowering.threads, max(images, 1))
+    chunk = round_up(count_parts(channels, pieces), lowering.target.lanes(ITEMSIZE[x.dtype]))
     attrs = lowering.site.attrs
     return SAMPLE_WORDS.pack(
         images=images,
@@ -88,7 +88,7 @@ def _words(lowering: Lowering, x: TensorType, grid: TensorType) -> Packed:
     )
 
 
-def _scratch(lowering: Lowering, dtype: str) -> dict[str, Any]:
+def _make_scratch(lowering: Lowering, dtype: str) -> dict[str, Any]:
     size = (lowering.threads * SCRATCH,)
     return {"work": lowering.temp(dtype, size), "places": lowering.temp("i64", size)}
 
@@ -96,8 +96,8 @@ def _scratch(lowering: Lowering, dtype: str) -> dict[str, Any]:
 def _lower(lowering: Lowering) -> None:
     x, grid, y = lowering.x(0), lowering.x(1), lowering.y(0)
     if y.type.size:
-        rest = _scratch(lowering, x.type.dtype)
-        words = _words(lowering, x.type, grid.type)
+        rest = _make_scratch(lowering, x.type.dtype)
+        words = _pack_words(lowering, x.type, grid.type)
         lowering.call(sample(x.type.dtype), x=x, grid=grid, y=y, **rest, g=words)
 
 
@@ -117,8 +117,8 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 def _lower_grad(lowering: Lowering) -> None:
     dy, x, grid = lowering.x(0), lowering.x(1), lowering.x(2)
-    T, words = x.type.dtype, _words(lowering, x.type, grid.type)
-    rest = _scratch(lowering, T)
+    T, words = x.type.dtype, _pack_words(lowering, x.type, grid.type)
+    rest = _make_scratch(lowering, T)
     if lowering.wants(0) and x.type.size:
         lowering.call(sample_dx(T), dy=dy, grid=grid, dx=lowering.y(0), **rest, g=words)
     if lowering.wants(1) and grid.type.size:
@@ -134,7 +134,7 @@ def _affine_infer(site: Site) -> tuple[TensorType, ...]:
     if rank not in (4, 5):
         site.fail(f"input 1 is {site.type(1)}", "4 or 5 numbers: images of 2 or 3 axes")
     site.shaped(0, (theta.shape[0], rank - 2, rank - 1))
-    spatial: list[Dim] = [fresh(site, i) for i in range(1, rank - 1)]
+    spatial: list[Dim] = [make_symbol(site, i) for i in range(1, rank - 1)]
     if site.value(1) is not None:
         size = site.integers(1, "the size")
         site.shaped(0, (size[0], rank - 2, rank - 1))

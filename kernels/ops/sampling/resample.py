@@ -10,21 +10,28 @@ make the gradient by the same kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from engine.base.element_types import ITEMSIZE, NUMPY
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
-from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, pick, share, udiv
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Inline,
+    Native,
+    inline,
+    kernel,
+    off,
+    pick,
+    share,
+    udiv,
+)
 from engine.kernels.vocabulary.op import Array, Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import Field, Words
-
-Inline = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,7 @@ def lower_resample(
     places = {order.index(axis): t for axis, t in tables.items()}
     dims = [x.type.dims[axis] for axis in order]
     # Shrinking first leaves less for the axes after it.
-    groups = sorted(_pairs(places, dims), key=lambda g: math.prod(t.out / t.size for _, t in g))
+    groups = sorted(_pair_axes(places, dims), key=lambda g: math.prod(t.out / t.size for _, t in g))
     for i, group in enumerate(groups):
         into = dims.copy()
         for place, table in group:
@@ -229,7 +236,7 @@ def lower_resample(
         x, dims = out, into
 
 
-def _pairs(places: Mapping[int, Table], dims: list[int]) -> list[list[tuple[int, Table]]]:
+def _pair_axes(places: Mapping[int, Table], dims: list[int]) -> list[list[tuple[int, Table]]]:
     """Return the axes to resample, two neighbours at a time where possible, the last ones first."""
     groups: list[list[tuple[int, Table]]] = []
     for place in sorted(places, reverse=True):

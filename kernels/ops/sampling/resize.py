@@ -34,8 +34,8 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    fresh,
-    normal_axis,
+    make_symbol,
+    normalise_axis,
 )
 
 LONGEST = 1 << 24  # elements of an axis: its weights are a table that stands in the plan
@@ -65,7 +65,7 @@ class Stretch:
 # --- tables
 
 
-def _coordinates(mode: str, a: Stretch) -> Array:
+def _find_coordinates(mode: str, a: Stretch) -> Array:
     """x(o): where the outputs lie between the inputs."""
     # In double: a coordinate that is off by one rounding may choose another pixel.
     o, whole, last = np.arange(a.out, dtype=np.float64), a.scale * a.size, a.size - 1
@@ -82,7 +82,7 @@ def _coordinates(mode: str, a: Stretch) -> Array:
     return shift + (o + 0.5) / a.scale - 0.5
 
 
-def _cubic(t: Array, c: float) -> Array:
+def _weigh_cubic(t: Array, c: float) -> Array:
     """Keys' kernel at distance t."""
     t = np.abs(t)
     near = ((c + 2) * t - (c + 3)) * t * t + 1
@@ -96,14 +96,14 @@ def _nearest_index(site: Site, a: Stretch) -> Array:
         site.attrs["coordinate_transformation_mode"],
         NEAREST[site.attrs["nearest_mode"]],
     )
-    x = _coordinates(mode, a)
+    x = _find_coordinates(mode, a)
     # Outputs beyond the edge copy the edge, unless the mode crops: then they take a value.
     index = np.clip(rounding(x), 0, a.size - 1).astype(np.int64)
     outside = (x < 0) | (x > a.size - 1)
     return np.where(outside, -1, index) if mode == "tf_crop_and_resize" else index
 
 
-def _table(site: Site, a: Stretch) -> Table:
+def _make_table(site: Site, a: Stretch) -> Table:
     """Return the weights of one axis.
 
     Raises:
@@ -119,7 +119,7 @@ def _table(site: Site, a: Stretch) -> Table:
     if site.attrs["mode"] == "nearest":
         index = _nearest_index(site, a)
         return Table.of(a.size, a.out, out, index, (index >= 0).astype(np.float64))
-    x = _coordinates(mode, a)
+    x = _find_coordinates(mode, a)
     first = math.floor(-radius / shrink) + 1
     base = np.ceil(x) - 1  # the last input before x
     index = base[:, None] + np.arange(first, 2 - first)
@@ -127,7 +127,7 @@ def _table(site: Site, a: Stretch) -> Table:
     if radius == 1:
         weight = np.clip(1 - np.abs(away), 0, 1)
     else:
-        weight = _cubic(away, float(site.attrs["cubic_coeff_a"]))
+        weight = _weigh_cubic(away, float(site.attrs["cubic_coeff_a"]))
     if site.attrs["exclude_outside"]:
         # Inputs outside the image count nothing; the others are scaled up for them below.
         weight = np.where((index < 0) | (index > a.size - 1), 0.0, weight)
@@ -160,26 +160,28 @@ def _check(site: Site) -> None:
         site.fail("antialias in mode nearest", "linear, cubic")
 
 
-def _axes(site: Site, rank: int) -> list[int]:
+def _read_axes(site: Site, rank: int) -> list[int]:
     """Return the axes that `roi`, `scales` and `sizes` speak of, in their order."""
     given = site.attrs.get("axes")
-    return [normal_axis(site, a, rank) for a in given] if given else list(range(rank))
+    return [normalise_axis(site, a, rank) for a in given] if given else list(range(rank))
 
 
-def _given(site: Site, i: int) -> bool:
+def _is_given(site: Site, i: int) -> bool:
     """Return whether input i is there and not the empty tensor that stands for none."""
     return site.has(i) and site.type(i).shape != (0,)
 
 
-def _stretches(site: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float | None]] | None:
+def _find_stretches(
+    site: Site, x: TensorType, at: int
+) -> dict[int, tuple[Dim, float | None]] | None:
     """(size, scale) of the output along each axis; None when they are not constants yet.
 
     `at` is the place of `scales` among the inputs; `sizes` follow.
     """
-    axes = _axes(site, x.rank)
-    if _given(site, at) == _given(site, at + 1):
+    axes = _read_axes(site, x.rank)
+    if _is_given(site, at) == _is_given(site, at + 1):
         site.fail("inputs scales and sizes", "one of the two")
-    is_scaled = _given(site, at)
+    is_scaled = _is_given(site, at)
     value = site.value(at if is_scaled else at + 1)
     if value is None:
         return None
@@ -189,20 +191,20 @@ def _stretches(site: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float
     if not all(0 < v < LONGEST for v in wanted):
         site.wrong(f"scales {wanted}" if is_scaled else f"sizes {[int(v) for v in wanted]}")
     if is_scaled:
-        return {a: _scaled(site, a, x.shape[a], v) for a, v in zip(axes, wanted, strict=True)}
-    return _sized(site, x, dict(zip(axes, map(int, wanted), strict=True)))
+        return {a: _scale(site, a, x.shape[a], v) for a, v in zip(axes, wanted, strict=True)}
+    return _stretch_to_sizes(site, x, dict(zip(axes, map(int, wanted), strict=True)))
 
 
-def _scaled(site: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
+def _scale(site: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
     if isinstance(d, str):
-        return d if scale == 1 else fresh(site, axis), scale
+        return d if scale == 1 else make_symbol(site, axis), scale
     return math.floor(np.float32(d) * np.float32(scale)), scale  # in f32, as ONNX does
 
 
-def _sized(
+def _stretch_to_sizes(
     site: Site, x: TensorType, sizes: dict[int, int]
 ) -> dict[int, tuple[Dim, float | None]] | None:
-    """As `_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
+    """As `_find_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
     known = {a: (n, x.shape[a]) for a, n in sizes.items()}
     if any(d == 0 for _, d in known.values()):
         site.wrong(f"input 0 is {x}, which has no elements to resize")
@@ -219,21 +221,21 @@ def _sized(
     return {a: (int(scale * x.dims[a] + 0.5), scale) for a in sizes}
 
 
-def _out(site: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
+def _infer_out(site: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
     """Return the shape of the output."""
-    stretches = _stretches(site, x, at)
-    axes = _axes(site, x.rank)
+    stretches = _find_stretches(site, x, at)
+    axes = _read_axes(site, x.rank)
     if stretches is None:
-        return tuple(fresh(site, a) if a in axes else d for a, d in enumerate(x.shape))
+        return tuple(make_symbol(site, a) if a in axes else d for a, d in enumerate(x.shape))
     out = tuple(stretches[a][0] if a in stretches else d for a, d in enumerate(x.shape))
     if any(isinstance(d, int) and d >= LONGEST for d in out):
         site.wrong(f"an output of the shape {list(out)}; an axis has fewer than {LONGEST} elements")
     return out
 
 
-def _plans(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
+def _plan_axes(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
     """Return how each changing axis is resized; by the ratio of the shapes if nothing says it."""
-    axes, roi = _axes(site, x.rank), None
+    axes, roi = _read_axes(site, x.rank), None
     crops = site.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
     if crops:
         # The region is a constant: the tables of weights are made of it.
@@ -241,7 +243,7 @@ def _plans(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stret
         if roi.size != 2 * len(axes):
             site.wrong(f"roi of {roi.size} elements for {len(axes)} axes")
         roi = roi.reshape(2, -1).astype(np.float64)
-    given = _stretches(site, x, at) if _given(site, at) or _given(site, at + 1) else None
+    given = _find_stretches(site, x, at) if _is_given(site, at) or _is_given(site, at + 1) else None
     out = {}
     for i, axis in enumerate(axes):
         size, into = x.dims[axis], y.dims[axis]
@@ -260,7 +262,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     x = site.type(0)
     if site.attrs["mode"] != "nearest" and x.dtype not in FLOATS:
         site.fail(f"{x.dtype} in mode {site.attrs['mode']}", "f32, f64; any type in mode nearest")
-    return (x.but(_out(site, x, 2)),)
+    return (x.but(_infer_out(site, x, 2)),)
 
 
 def _lower(lowering: Lowering) -> None:
@@ -270,14 +272,14 @@ def _lower(lowering: Lowering) -> None:
     if not x.type.size:
         lowering.site.wrong(f"input 0 is {x.type}, which has no elements to resize")
     plans, fill = (
-        _plans(lowering.site, x.type, y.type, 2),
+        _plan_axes(lowering.site, x.type, y.type, 2),
         float(lowering.site.attrs["extrapolation_value"]),
     )
     if not plans:
         lower_map(lowering, [("in", 0)], [x], [y])
     elif x.type.dtype in FLOATS:
         lower_resample(
-            lowering, x, y, {a: _table(lowering.site, p) for a, p in plans.items()}, fill
+            lowering, x, y, {a: _make_table(lowering.site, p) for a, p in plans.items()}, fill
         )
     else:
         _lower_nearest(lowering, x, y, plans)
@@ -314,7 +316,10 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
         site.wrong(f"input 0 is {site.type(0)}, of no elements")
     if site.type(0).rank != x.rank:
         site.wrong(f"input 0 is {site.type(0)}; expected rank {x.rank}")
-    site.shaped(0, _out(site, x, 3) if _given(site, 3) or _given(site, 4) else site.type(0).shape)
+    site.shaped(
+        0,
+        _infer_out(site, x, 3) if _is_given(site, 3) or _is_given(site, 4) else site.type(0).shape,
+    )
     return (x.but(),)
 
 
@@ -322,10 +327,10 @@ def _lower_grad(lowering: Lowering) -> None:
     dy, dx = lowering.x(0), lowering.y(0)
     if not dx.type.size:
         return
-    plans = _plans(lowering.site, dx.type, dy.type, 3)
+    plans = _plan_axes(lowering.site, dx.type, dy.type, 3)
     if plans:
         # Forward: y = T x along each axis; so dx = T^T dy.
-        tables = {a: _table(lowering.site, p).transposed() for a, p in plans.items()}
+        tables = {a: _make_table(lowering.site, p).transposed() for a, p in plans.items()}
         lower_resample(lowering, dy, dx, tables)
     else:
         lower_map(lowering, [("in", 0)], [dy], [dx])
@@ -337,13 +342,13 @@ def _lower_grad(lowering: Lowering) -> None:
 def _upsample_infer(site: Site) -> tuple[TensorType, ...]:
     x, scales = site.type(0), site.attrs.get("scales", site.value(1))
     if scales is None:
-        return (x.but([fresh(site, i) for i in range(x.rank)]),)
+        return (x.but([make_symbol(site, i) for i in range(x.rank)]),)
     scales = [float(v) for v in np.asarray(scales).reshape(-1)]
     if len(scales) != x.rank:
         site.wrong(f"{len(scales)} scales for {x.rank} axes")
     if not all(0 < v < LONGEST for v in scales):
         site.wrong(f"scales {scales}")
-    return (x.but([_scaled(site, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
+    return (x.but([_scale(site, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
 
 
 def _upsample(nodes: Nodes) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS
-from engine.kernels.loops.window import parts, round_up
+from engine.kernels.loops.window import count_parts, round_up
 from engine.kernels.ops.index.gather import wide_index
 from engine.kernels.ops.sampling.roi_kernels import (
     ROI_WORDS,
@@ -39,13 +39,15 @@ def _images(site: Site, i: int) -> TensorType:
     return x
 
 
-def _words(
+def _pack_words(
     lowering: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int = 0
 ) -> Packed:
     images, channels, height, width = x.dims
     regions, _, rows, columns = y.dims
     # Threads of the backward kernels share channels, in whole vectors.
-    chunk = round_up(parts(channels, lowering.threads), lowering.target.lanes(ITEMSIZE[x.dtype]))
+    chunk = round_up(
+        count_parts(channels, lowering.threads), lowering.target.lanes(ITEMSIZE[x.dtype])
+    )
     return ROI_WORDS.pack(
         regions=regions,
         rows=rows,
@@ -73,7 +75,7 @@ def _aligned(site: Site, i: int) -> TensorType:
     regions = site.shaped(i + 1, (site.type(i + 2).shape[0], 4))
     if regions.dtype != x.dtype:
         site.fail(f"{x.dtype} images and {regions.dtype} regions", "both of one type")
-    mode, where = site.attrs["mode"], _coordinates(site)
+    mode, where = site.attrs["mode"], _read_mode(site)
     if mode not in MODES:
         site.fail(f"mode {mode!r}", ", ".join(MODES))
     if where not in COORDINATES:
@@ -82,7 +84,7 @@ def _aligned(site: Site, i: int) -> TensorType:
     return x.but((regions.shape[0], x.shape[1], *bins))
 
 
-def _coordinates(site: Site) -> str:
+def _read_mode(site: Site) -> str:
     """Return the coordinate mode; its default before opset 16 is output_half_pixel."""
     # Our own gradient op always says which mode it means.
     default = "half_pixel" if site.opset >= 16 or site.domain == OURS else "output_half_pixel"
@@ -91,8 +93,8 @@ def _coordinates(site: Site) -> str:
 
 def _align(lowering: Lowering, i: int, y: TensorType) -> tuple[int, dict[str, Any]]:
     """Return whether the kernel takes the maximum, and its regions, scale and words by name."""
-    attrs, half = lowering.site.attrs, COORDINATES[_coordinates(lowering.site)]
-    words = _words(lowering, lowering.x(i).type, y, int(attrs["sampling_ratio"]), half)
+    attrs, half = lowering.site.attrs, COORDINATES[_read_mode(lowering.site)]
+    words = _pack_words(lowering, lowering.x(i).type, y, int(attrs["sampling_ratio"]), half)
     rest = {
         "rois": lowering.x(i + 1), "batch": wide_index(lowering, i + 2),
         "scale": float(attrs["spatial_scale"]), "g": words,
@@ -111,7 +113,7 @@ def _align_lower(lowering: Lowering) -> None:
 def _align_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = RoiAlignGrad(dY, X, rois, batch_indices)."""
     # The mode is written out: the gradient op may stand in a graph of another opset.
-    attrs = {**grad.site.attrs, "coordinate_transformation_mode": _coordinates(grad.site)}
+    attrs = {**grad.site.attrs, "coordinate_transformation_mode": _read_mode(grad.site)}
     return (
         grad.op("RoiAlignGrad", dy, grad.x(0), grad.x(1), grad.x(2), domain=OURS, **attrs),
         None,
@@ -156,7 +158,7 @@ def _largest(lowering: Lowering, x: Operand, rois: Operand, y: Operand) -> Opera
     index = lowering.temp("i64", (y.type.size,))
     lowering.call(
         roi_max(x.type.dtype), x=x, rois=rois, y=y, index=index, fault=lowering.fault(),
-        scale=float(lowering.site.attrs["spatial_scale"]), g=_words(lowering, x.type, y.type),
+        scale=float(lowering.site.attrs["spatial_scale"]), g=_pack_words(lowering, x.type, y.type),
     )  # fmt: skip
     return index
 
@@ -180,7 +182,7 @@ def _pool_grad_lower(lowering: Lowering) -> None:
         # Forward kept no index: the maxima are searched again.
         y = Operand(lowering.temp(x.type.dtype, dy.type.dims).name, dy.type)
         index = _largest(lowering, x, lowering.x(2), y)
-        words = _words(lowering, x.type, dy.type)
+        words = _pack_words(lowering, x.type, dy.type)
         lowering.call(roi_max_grad(x.type.dtype), dy=dy, index=index, dx=dx, g=words)
 
 
