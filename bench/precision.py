@@ -5,6 +5,8 @@ each precision, and autocast's by the Python of EDGEGRAD_BENCH_PEERS, if there i
 medians, ratios medians over the turns: above 1 our bfloat16 is faster.  Memory is the work memory
 of our plans.
 
+precision.memory has the work memory of the plans alone, which is exact on a busy machine.
+
 precision.auto asks of every workload what the precision "auto" takes, and what that costs: the
 time of float32 over bfloat16's as predicted and as it was, and the time of the one that is chosen
 over float32's, which is 1 where float32 is.
@@ -35,6 +37,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 AUTOCAST = "torch-bf16"
 COMPARED: tuple[Precision, ...] = ("f32", "bf16")
+PLANNED: tuple[Precision, ...] = ("f32", "bf16", "f16")
 
 
 def measure_work(folder: Path, threads: int, precision: Precision) -> float:
@@ -48,6 +51,20 @@ def plan_step(folder: Path, threads: int, precision: Precision) -> Plan:
     """Return the plan of a training step of artifacts."""
     made = Training(folder, threads, precision=precision)
     return made.module.plan(made.x.shape, made.y.shape)
+
+
+def measure_memory(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    with written(name) as folder:
+        for threads in options.threads:
+            single, *halves = (
+                plan_step(folder, threads, p).compute_region_bytes("work") for p in PLANNED
+            )
+            yield (
+                threads,
+                single / 1e6,
+                *(n for work in halves for n in (work / 1e6, work / single)),
+            )
 
 
 def time_steps(
@@ -111,6 +128,18 @@ BENCHES = (
         usual=("minilm", "vit", "gpt2", "resnet18"),
         options=(THREADS, Option("turns", 9, "turns of each")),
         small="mlp --turns 1 --threads 1",
+    ),
+    Bench(
+        "precision.memory",
+        "the work memory of training steps by precision; nothing is timed",
+        {name: name for name in WORKLOADS},
+        (
+            "threads", "f32 MB:.1f", "bf16 MB:.1f", "bf16 / f32:.3f", "f16 MB:.1f",
+            "f16 / f32:.3f",
+        ),
+        measure_memory,
+        options=(THREADS,),
+        small="mlp --threads 1",
     ),
     Bench(
         "precision.auto",

@@ -18,13 +18,15 @@ from engine.kernels.vocabulary.row_program import Program
 def lines(target: Target, program: Program, count: int) -> Any:
     """lines(x, x_step, begin, end, y, y_step, limit, outside, more..., n): run a program.
 
-    It runs over n elements.  Of its vectors, all of one type, input k < `count` is at x + k x_step,
-    or at `outside` unless begin <= k < end; output k is at y + k y_step, or at `outside` unless
-    k < limit.  more: the inputs after the first `count`.  It is a function of its own, so that its
-    loop has registers for so many pointers, and is not unrolled.
+    It runs over n elements.  Of its vectors input k < `count` is at x + k x_step, or at `outside`
+    unless begin <= k < end; output k is at y + k y_step, or at `outside` unless k < limit.  These
+    inputs are all of one type, and so are the outputs; either may be of 16 bits, and `outside` is
+    of the wider type.  more: the inputs after the first `count`.  It is a function of its own, so
+    that its loop has registers for so many pointers, and is not unrolled.
     """
-    kind = program.ins[0].dtype
-    P = types.CPointer(NUMBA[kind])
+    of, *rest = (types.CPointer(NUMBA[i.dtype]) for i in program.ins[count - 1 :])
+    to = types.CPointer(NUMBA[program.outs[0]])
+    wide = max(of, to, key=lambda p: p.dtype.bitwidth)
 
     def body(fn: Any) -> None:
         fn.attributes.add("optsize")
@@ -34,7 +36,7 @@ def lines(target: Target, program: Program, count: int) -> Any:
         def line(first: Any, k: int, step: Any, *inside: Any) -> Any:
             at = b.gep(first, [b.mul(step, I64(k))])
             for holds in inside:
-                at = b.select(holds, at, outside)
+                at = b.select(holds, at, b.bitcast(outside, at.type))
             return at
 
         ins = [
@@ -55,7 +57,7 @@ def lines(target: Target, program: Program, count: int) -> Any:
     )
 
     def op(typingctx: Any, *args: Any) -> Any:
-        i, extra = types.int64, [P] * (len(program.ins) - count)
-        return types.void(P, i, i, i, P, i, i, P, *extra, i), emit
+        i = types.int64
+        return types.void(of, i, i, i, to, i, i, wide, *rest, i), emit
 
     return op

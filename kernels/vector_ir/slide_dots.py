@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.scalars import memory, read, written
 from engine.kernels.vector_ir.slide import Channels
 from engine.kernels.vector_ir.vectors import (
     I32,
@@ -255,12 +256,15 @@ class Tiles:
         counted(b, I64(0), g.taps_w, 1, tap)
 
 
-def _op(T: str, emit: Callable[..., Any], S: str = "") -> Any:
-    """Return the callee of a native of tiles, whose arguments have the names of its docstring."""
+def _op(T: str, emit: Callable[..., Any], X: str, Y: str) -> Any:
+    """Return the callee of a native of tiles, whose arguments have the names of its docstring.
+
+    X, Y: how x and y are stored; T if empty.
+    """
 
     def op(typingctx: Any, *given: Any) -> Any:
-        own, pixels = types.CPointer(NUMBA[T]), types.CPointer(NUMBA[S or T])
-        kinds = [pixels, own, own, pixels, pixels, own] + [types.int64] * (len(GEOMETRY) + 1)
+        own, x, y = (types.CPointer(NUMBA[kind or T]) for kind in ("", X, Y))
+        kinds = [x, own, own, y, y, own] + [types.int64] * (len(GEOMETRY) + 1)
         return types.void(*kinds), emit
 
     names = ("typingctx", "x", "w0", "w1", "y0", "y1", "bias", *GEOMETRY, "mode")
@@ -304,7 +308,7 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
         tiles.walk(tile)
         return context.get_dummy_value()
 
-    return _op(T, emit, S)
+    return _op(T, emit, S, S)
 
 
 def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str = "") -> Any:
@@ -331,19 +335,20 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str 
         tiles.walk(tile)
         return context.get_dummy_value()
 
-    return _op(T, emit, S)
+    return _op(T, emit, S, S)
 
 
-def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+def filter_dots(target: Target, T: str, pixels: int, width: int, step: int, X: str, Y: str) -> Any:
     """filter_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
     As `window_dots`, but the sum is over channels too: y0, y1 are one line, of two of its channels,
-    w0, w1 the weights of their two filters, bias the numbers of the two.
+    w0, w1 the weights of their two filters, bias the numbers of the two.  X, Y: how x and y are
+    stored.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, bias, *rest, mode = args
-        v, weights_of = Channels(b, target, T), (w0, w1)
+        v, weights_of = Channels(b, target, T, X), (w0, w1)
         tiles = Tiles(v, pixels, width, step, rest)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
         relu = b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0))
@@ -364,7 +369,8 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
 
         def write(q: int, p: int, to: Any) -> None:
             value = b.load(totals[q][p], typ=LLVM[T])
-            b.store(b.select(b.fcmp_ordered("<", value, floor), floor, value), to)
+            made = b.select(b.fcmp_ordered("<", value, floor), floor, value)
+            b.store(written(b, made, Y or T, target), to)
 
         def finish() -> None:
             summed = _totals(v, [b.load(s, typ=v.vt) for s in sums[0] + sums[1]])
@@ -376,33 +382,37 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
         tiles.walk(lambda: _weigh(tiles, x, weights_of, sums), clear, finish)
         return context.get_dummy_value()
 
-    return _op(T, emit)
+    return _op(T, emit, X, Y)
 
 
-def filter_tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+def filter_tap_dots(
+    target: Target, T: str, pixels: int, width: int, step: int, X: str, Y: str
+) -> Any:
     """filter_tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `filter_dots`.
 
     y0, y1: the gradients of one line by two of its channels; w0, w1: the sums of their filters.
+    X, Y: how x and y are stored.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, _, *rest, _ = args
-        v, sums_of = Channels(b, target, T), (w0, w1)
+        v, sums_of = Channels(b, target, T, X), (w0, w1)
         tiles = Tiles(v, pixels, width, step, rest)
         tops = [v.slots([v.const(0.0)] * pixels) for _ in sums_of]
 
-        def read(q: int, p: int, at: Any) -> None:
-            b.store(splat(b, b.load(at, typ=LLVM[T]), v.lanes), tops[q][p])
+        def take(q: int, p: int, at: Any) -> None:
+            top = read(b, b.load(at, typ=memory(Y or T)), Y or T, target)
+            b.store(splat(b, top, v.lanes), tops[q][p])
 
         def start() -> None:
             for slot in tops[0] + tops[1]:
                 b.store(v.const(0.0), slot)
-            tiles.walk_pixels((y0, y1), read, write=False)
+            tiles.walk_pixels((y0, y1), take, write=False)
 
         tiles.walk(lambda: _gather(tiles, x, sums_of, tops), start)
         return context.get_dummy_value()
 
-    return _op(T, emit)
+    return _op(T, emit, X, Y)
 
 
 def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Sequence[Any]]) -> None:

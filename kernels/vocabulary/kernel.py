@@ -312,6 +312,11 @@ class Template:
         return self.name, params
 
 
+def drop_same(S: str, T: str) -> str:
+    """Return how an operand is stored, S, or nothing where that is T."""
+    return "" if S == T else S
+
+
 def name_pointer(dtype: str, *others: str) -> str:
     """Return a pointer to elements of one of these types, as `Template.takes` says it."""
     return "|".join(sorted({dtype, *others})) + "*"

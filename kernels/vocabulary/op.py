@@ -256,6 +256,16 @@ def find_stored(x: Operand) -> tuple[str, tuple[str, ...]]:
     return ("f32", (kind,)) if kind in HALVES else (kind, ())
 
 
+def find_each_stored(*operands: Operand) -> tuple[str, tuple[str, ...]]:
+    """Return the type that a kernel computes operands with, and of each the type it is stored as.
+
+    The second is empty if all are stored as the first.
+    """
+    kinds = tuple(x.type.dtype for x in operands)
+    T = find_stored(operands[0])[0]
+    return T, kinds if {*kinds} != {T} else ()
+
+
 class Lowering(Protocol):
     """The argument of a lowering: operands of the node, temporaries, and calls to append.
 

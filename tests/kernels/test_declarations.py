@@ -30,11 +30,11 @@ from engine.kernels.ops.registry import list_ops, list_templates
 from engine.kernels.vocabulary.op import OURS, Op, read_op_keys
 from engine.plan.collective import ORDINAL
 from engine.tools.dev import optimizer_plans
-from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases
+from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, wrap
 from engine.tools.dev.cases.case import Case, Tensor, f32
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from tests.support import collective
-from tests.support.halves import may_be_halves, wrap
+from tests.support.halves import may_be_halves
 from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny import LABELS
@@ -145,7 +145,7 @@ def recorded() -> Record:
             op = list_ops().get((case.domain, case.op))
             if may_be_halves(case):
                 with mock.patch.object(storage, "SMALL", 0):
-                    make_plan(wrap(one), {}, target=WITH_BF16, threads=2, precision="bf16")
+                    make_plan(wrap(one.graph), {}, target=WITH_BF16, threads=2, precision="bf16")
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):

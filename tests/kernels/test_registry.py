@@ -86,9 +86,19 @@ def test_every_kernel_has_a_bench_row() -> None:
     """Optimizers, which change their inputs, have rows of their own.
 
     The executor needs none, nor do the kernels that measure or exchange; closed plans have
-    `formula` instead of `map`.  `python -m bench gemm --precision bf16` measures `gemm_mixed`.
+    `formula` instead of `map`.  `python -m bench gemm --precision bf16` measures `gemm_mixed`,
+    `python -m bench cases --precision bf16` other kernels of 16 bits alone.
     """
     updates = {spec.template for plan in optimizer_plans.make_plans() for spec in plan.specs}
-    others = {"launch", "worker", "formula", "peak", "stream", "timed", "gemm_mixed"}
+    others = {
+        "launch",
+        "worker",
+        "formula",
+        "peak",
+        "stream",
+        "timed",
+        "gemm_mixed",
+        "pool_grad_sums",
+    }
     others |= {template.name for template in collective.KERNELS}
     assert set(list_templates()) - set(find_largest_rows()) - updates == others

@@ -39,20 +39,3 @@ def may_be_halves(case: Case) -> bool:
     op, inputs = list_ops().get((case.domain, case.op)), OneNode(case).graph.inputs
     declares = op is not None and op.storage is not None and op.lower is not None
     return declares and "x0" in inputs and inputs["x0"].dtype == "f32"
-
-
-def wrap(one: OneNode | Alone) -> Graph:
-    """Return the graph with a Neg before each float32 input and after each float32 output."""
-    graph = one.graph.copy()
-    node = one.node
-    before = [
-        Node("Neg", (f"{n}_in",), (n,), name=f"neg_{n}")
-        for n, t in graph.inputs.items()
-        if t.dtype == "f32" and n in node.inputs
-    ]
-    made = {n.outputs[0] for n in before}
-    graph.inputs = {f"{n}_in" if n in made else n: t for n, t in graph.inputs.items()}
-    after = [Node("Neg", (o,), (f"{o}_out",), name=f"neg_{o}") for o in one.outputs]
-    graph.nodes = [*before, *graph.nodes, *after]
-    graph.outputs = [f"{o}_out" for o in one.outputs]
-    return graph

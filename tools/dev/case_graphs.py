@@ -102,6 +102,22 @@ def backward_of(
     return graph, names
 
 
+def wrap(given: Graph) -> Graph:
+    """Return a copy of a graph with a Neg before each float32 input and after each output.
+
+    The values between them may be stored in 16 bits; inputs and outputs of a graph are not.
+    """
+    graph = given.copy()
+    reads = {name for node in given.nodes for name in node.inputs}
+    made = [n for n, t in given.inputs.items() if t.dtype == "f32" and n in reads]
+    before = [Node("Neg", (f"{n}_in",), (n,), name=f"neg_{n}") for n in made]
+    after = [Node("Neg", (o,), (f"{o}_out",), name=f"neg_{o}") for o in given.outputs]
+    graph.inputs = {f"{n}_in" if n in made else n: t for n, t in given.inputs.items()}
+    graph.nodes = [*before, *graph.nodes, *after]
+    graph.outputs = [f"{o}_out" for o in given.outputs]
+    return graph
+
+
 def find_largest_rows() -> dict[str, Case]:
     """Return, by kernel template, the case row with most input elements whose plans call it."""
     largest: dict[str, tuple[int, Case]] = {}

@@ -11,6 +11,8 @@ Source    convolution.py, winograd.py, weight_gradient.py and depthwise.py say h
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.base.element_types import FLOATS
 from engine.kernels.loops.window import WINDOW, find_windows, infer_out_dims
 from engine.kernels.ops.conv.convolution import (
@@ -19,13 +21,10 @@ from engine.kernels.ops.conv.convolution import (
     convolve,
     convolve_back,
 )
-from engine.kernels.ops.conv.few_channels import is_few
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
-from engine.kernels.ops.conv.winograd_calls import fits
 from engine.kernels.ops.epilogue import IN_CONV, activate, list_plain_attributes, read_parameters
 from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     MS,
     Grad,
     Lowering,
@@ -59,20 +58,20 @@ def _lower_grad(lowering: Lowering) -> None:
     lower_weights(lowering, (x, dy, w), axes, groups, 1, 2)
 
 
-def _choose_storage(site: Site) -> Storage | None:
-    """Return the images, unless kernels for few channels or Winograd's may compute them: those
-    read and write float32.
+def choose_storage(site: Site) -> Storage | None:
+    """Return the images of a convolution, transposed or not.
+
+    Those of a depthwise one are alike, and in 32 bits where a channel has several filters: copies
+    of it are made.
     """
-    is_gradient = site.op == "ConvGrad"
+    is_gradient = site.op.endswith("Grad")
     x, w = (site.type(i) for i in ((1, 2) if is_gradient else (0, 1)))
     (co, per), groups = w.dims[:2], site.attrs["group"]
-    if x.dtype != "f32" or is_few(x.dims[1], co, groups) or is_few(co, x.dims[1], groups):
+    # What copies and adds up channels (`channels_repeat`, `channels_sum`) has no form for 16 bits.
+    is_depthwise = per == 1 < groups
+    if x.dtype != "f32" or (is_depthwise and co != groups):
         return None
-    if per == 1 < groups and (co != groups or site.n_outs > 2):  # channels are repeated; dB
-        return None
-    if fits(find_windows(site, x, w.dims[2:]), groups):
-        return None
-    return _GRADIENT if is_gradient else ALIKE
+    return replace(_GRADIENT if is_gradient else _FORWARD, alike=is_depthwise)
 
 
 # --- ops
@@ -150,7 +149,8 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
-_GRADIENT = Storage(frozenset({0, 1}), frozenset({0}), alike=True)
+_FORWARD = Storage(frozenset({0}), frozenset({0}))
+_GRADIENT = Storage(frozenset({0, 1}), frozenset({0}))
 OPS = (
     Op(
         name="Conv",
@@ -162,7 +162,7 @@ OPS = (
         grad=_grad,
         layout=ChannelsLast((0,), (0,)),
         samples=Samples.FIRST_AXIS,
-        storage=_choose_storage,
+        storage=choose_storage,
     ),
     Op(
         name="FusedConv",
@@ -179,7 +179,7 @@ OPS = (
         becomes=f"Add Conv {' '.join(IN_CONV)}",
         layout=ChannelsLast((0,), (0,)),
         samples=Samples.FIRST_AXIS,
-        storage=_choose_storage,
+        storage=choose_storage,
     ),
     Op(
         name="ConvGrad",
@@ -194,6 +194,6 @@ OPS = (
         calls=(*CONVOLVE_BACK_KERNELS, *WEIGHTS_KERNELS),
         layout=ChannelsLast((0, 1), (0,)),
         accumulates=(1, 2),
-        storage=_choose_storage,
+        storage=choose_storage,
     ),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from engine.base.element_types import FLOATS
 from engine.kernels.loops.window import WINDOW, find_transposed, infer_transposed_dims
+from engine.kernels.ops.conv.conv import choose_storage
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,
     CONVOLVE_KERNELS,
@@ -111,6 +112,7 @@ OPS = (
         grad=_grad,
         layout=ChannelsLast((0,), (0,)),
         samples=Samples.FIRST_AXIS,
+        storage=choose_storage,
     ),
     Op(
         name="ConvTransposeGrad",
@@ -125,5 +127,6 @@ OPS = (
         calls=(*CONVOLVE_KERNELS, *WEIGHTS_KERNELS),
         layout=ChannelsLast((0, 1), (0,)),
         accumulates=(1, 2),
+        storage=choose_storage,
     ),
 )

@@ -42,6 +42,7 @@ from engine.kernels.vocabulary.kernel import (
     Native,
     Numbers,
     Parameters,
+    drop_same,
     imin,
     kernel,
     off,
@@ -49,7 +50,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, find_stored
+from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored, find_stored
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, OPEN, Field, Words
 
@@ -94,8 +95,8 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     q = P.JOB.unpack([int(n) for n in numbers[at : at + P.JOB.size]])
     if not P.is_plain(q) or (q["scatter"] and not P.is_spread_in_order(q)):
         return None
-    size = ITEMSIZE[str(params[-1])]
-    steps = (size * q["ldx"], 0, size * q["ldy"], 0, 0)
+    x, y = (ITEMSIZE[str(kind)] for kind in params[1:] or 2 * params)
+    steps = (x * q["ldx"], 0, y * q["ldy"], 0, 0)
     return Tiling(q["rows"], steps, (at + P.JOB.place("rows"),), P.run_alone(at))
 
 
@@ -148,7 +149,7 @@ def _products(c: KernelCall) -> int:
 
 @kernel(
     """
-    x: S[...]   b: T[...]   y: out S[...]   bias: T[...]   work: scratch T[...]
+    x: X[...]   b: T[...]   y: out Y[...]   bias: T[...]   work: scratch T[...]
     g: i64[] where mode <= BIAS | RELU
     """,
     words={"g": CONV_WORDS},
@@ -157,12 +158,12 @@ def _products(c: KernelCall) -> int:
     tiling=_tiling,
     samples=_samples,
 )
-def conv(target: Target, T: str, S: str = "") -> Body:
+def conv(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.
 
-    x, y: channels-last; b: panels of `conv_pack`.  S: how x and y are stored.
+    x, y: channels-last; b: panels of `conv_pack`.  X, Y: how x and y are stored.
     """
-    run = P.sweep(target, T, S)
+    run = P.sweep(target, T, drop_same(X, T), drop_same(Y, T))
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def body(x, b, y, bias, work, g, tid, nthreads):
@@ -362,15 +363,19 @@ def _run(
 ) -> None:
     """Convolve x with the panels b into y; operands are x, b, y and bias."""
     x, b, y, bias = operands
-    T, S = find_stored(x)
-    if S:
-        jobs = [P.split_job(j) for j in jobs]
+    T, kinds = find_each_stored(x, y)
+    # A register tile reads and writes float32: what is stored otherwise is converted on its way
+    # through the cache, by the copies that gather patches and spread rows anyway.
+    if x.type.dtype != T:
+        jobs = [P.gather_job(j) for j in jobs]
+    if y.type.dtype != T:
+        jobs = [P.scatter_job(j) for j in jobs]
     room = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
     words = CONV_WORDS.pack(
         count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
     )
     work = lowering.temp(T, (room * lowering.threads,))
-    lowering.call(conv(T, *S), x=x, b=b, y=y, bias=bias, work=work, g=words)
+    lowering.call(conv(T, *kinds), x=x, b=b, y=y, bias=bias, work=work, g=words)
 
 
 def _split_phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
@@ -460,7 +465,7 @@ def convolve(
     if is_few(ci, co, groups):
         lower_few(lowering, operands, axes, relu=relu)
         return
-    if is_cheaper(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+    if is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups):
         lower_winograd(lowering, operands, axes, mode)
         return
     j = P.make_job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
@@ -487,7 +492,9 @@ def convolve_back(
         return
     # With a stride dX is several convolutions, of other windows.
     whole = all(a.stride == 1 for a in axes)
-    if whole and is_cheaper(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
+    if whole and is_cheaper(
+        lowering.target, find_stored(dy)[0], images, backward(axes), co, ci, groups
+    ):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
     # A stride asks for as many convolutions as it has residues, so a large one is refused.

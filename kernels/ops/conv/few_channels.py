@@ -31,6 +31,7 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
     Native,
+    drop_same,
     imin,
     inline,
     kernel,
@@ -38,7 +39,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored
 from engine.plan.words import Field, Words
 
 MOST = 4  # channels written for which this is the better way
@@ -58,13 +59,14 @@ FEW_DW_WORDS = Words(
 )
 
 
-def _walk(target: Target, T: str, native: str) -> Inline:
+def _walk(target: Target, T: str, native: str, X: str, Y: str) -> Inline:
     """Return an inline function: the native over a line of y, of whose tiles part `way` of `ways`.
 
     walk(x, w, y, bias, q, filters, back, mode, line, way, ways);
-    w: [filter][channel / lanes][tap][lanes].
+    w: [filter][channel / lanes][tap][lanes].  X, Y: how x and y are stored.
     """
-    across, tiles = D.across_of(0, 0), Native(native, (T, PIXELS, 0, 0))
+    across = D.across_of(0, 0)
+    tiles = Native(native, (T, PIXELS, 0, 0, drop_same(X, T), drop_same(Y, T)))
     lanes = target.lanes(ITEMSIZE[T])
 
     @inline
@@ -156,7 +158,7 @@ def _reach(c: KernelCall) -> Reach:
 
 @kernel(
     """
-    x, w: T[...]   y: out T[...]   bias: T[filters] if mode & BIAS
+    x: X[...]   w: T[...]   y: out Y[...]   bias: T[filters] if mode & BIAS
     g: i64[] where mode <= BIAS | RELU
     """,
     words={"g": FEW_WORDS},
@@ -164,13 +166,13 @@ def _reach(c: KernelCall) -> Reach:
     multiply_adds=lambda c: c.filters * P.count_window_products(P.list_jobs(c.job)[0], c.back),
     samples=P.cut_window(FEW_WORDS, "filters"),
 )
-def conv_few(target: Target, T: str) -> Body:
+def conv_few(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """y[n, o, j] = act(sum_{k, c} x[n, o s - p + k d, c] w[j, c, k] (+ bias[j])), or back of that.
 
     x, y: channels-last; w: of `depthwise_pack`.  Shared by lines of y in order; by tiles too where
-    lines are few.
+    lines are few.  X, Y: how x and y are stored.
     """
-    walk = _walk(target, T, "filter_dots")
+    walk = _walk(target, T, "filter_dots", X, Y)
 
     def body(x, w, y, bias, g, tid, nthreads):
         q = g.job
@@ -195,18 +197,19 @@ def _dw_reach(c: KernelCall) -> Reach:
 
 
 @kernel(
-    "x, dy: T[...]   part: out T[...]   g: i64[]",
+    "x: X[...]   dy: Y[...]   part: out T[...]   g: i64[]",
     words={"g": FEW_DW_WORDS},
     reach=_dw_reach,
     multiply_adds=lambda c: c.filters * P.count_window_products(P.list_jobs(c.job)[0]),
     samples=lambda c: P.part_samples(c, P.JOB.unpack(c.job), FEW_DW_WORDS.place("job"), c.filters),
 )
-def conv_few_dw(target: Target, T: str) -> Body:
+def conv_few_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """part[p][j][c, k] = sum over the lines of part p of dy[n, o, j] x[n, o s - p + k d, c].
 
     x, dy: channels-last; part: [p][j][c / lanes][k][lanes], `mt` parts of the lines in order.
+    X, Y: how x and dy are stored.
     """
-    walk, zero = _walk(target, T, "filter_tap_dots"), Native("zero", (T,))
+    walk, zero = _walk(target, T, "filter_tap_dots", X, Y), Native("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):
@@ -220,7 +223,7 @@ def conv_few_dw(target: Target, T: str) -> Body:
             zero(sums, size)
             begin, end = share(lines, tid, q.mt)
             for line in range(begin, end):
-                walk(x, sums, dy, x, q, g.filters, 0, 0, line, 0, 1)
+                walk(x, sums, dy, sums, q, g.filters, 0, 0, line, 0, 1)
 
     return body
 
@@ -242,7 +245,7 @@ def lower_few(
 ) -> None:
     """Append the calls for y = conv(x, w) + bias; when `back`, for its transpose applied to x."""
     x, w, y, bias = operands
-    T, filters, channels = x.type.dtype, y.type.dims[1], x.type.dims[1]
+    (T, kinds), filters, channels = find_each_stored(x, y), y.type.dims[1], x.type.dims[1]
     taps = math.prod(a.taps for a in axes)
     # W is [filters][channels][taps] forward; back it is read transposed, [channels][filters][taps].
     steps = (taps, filters * taps) if back else (channels * taps, taps)
@@ -251,7 +254,7 @@ def lower_few(
     j = D.make_window_job(axes, x.type.dims[0], channels, back)
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     words = FEW_WORDS.pack(mode=mode, back=int(back), filters=filters, job=j.words())
-    lowering.call(conv_few(T), x=x, w=b, y=y, bias=bias, g=words)
+    lowering.call(conv_few(T, *kinds), x=x, w=b, y=y, bias=bias, g=words)
 
 
 def lower_few_weights(
@@ -263,14 +266,14 @@ def lower_few_weights(
 ) -> None:
     """Append the calls for dw; operands are x and dy, `out` and `reset` as of depthwise weights."""
     x, dy = operands
-    T, filters, channels = dy.type.dtype, dy.type.dims[1], x.type.dims[1]
+    (T, kinds), filters, channels = find_each_stored(x, dy), dy.type.dims[1], x.type.dims[1]
     taps, lanes = math.prod(a.taps for a in axes), lowering.target.lanes(ITEMSIZE[T])
     j = D.make_window_job(axes, x.type.dims[0], channels, back=False)
     # A part is whole lines, so there are at most as many parts as lines.
     mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
     part = lowering.temp(T, (mt * filters * round_up(channels, lanes) * taps,))
     words = FEW_DW_WORDS.pack(filters=filters, job=replace(j, mt=mt).words())
-    lowering.call(conv_few_dw(T), x=x, dy=dy, part=part, g=words)
+    lowering.call(conv_few_dw(T, *kinds), x=x, dy=dy, part=part, g=words)
     D.fold(lowering, part, (mt, filters, channels, taps), out, reset)
 
 

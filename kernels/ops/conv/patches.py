@@ -128,11 +128,16 @@ def make_job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **r
     )
 
 
-def split_job(j: Job) -> Job:
-    """Return the job whose rows are gathered, and scattered into Y, where they are converted."""
+def gather_job(j: Job) -> Job:
+    """Return the job whose rows are gathered, where they are converted."""
+    return replace(j, direct=0)
+
+
+def scatter_job(j: Job) -> Job:
+    """Return the job whose rows are scattered into Y, where they are converted."""
     n, d, h, w = _find_steps(j.out)
     in_order = n * j.ldy, d * j.ldy, h * j.ldy, w * j.ldy
-    return replace(j, direct=0, scatter=1, y_step=j.y_step if j.scatter else in_order)
+    return replace(j, scatter=1, y_step=j.y_step if j.scatter else in_order)
 
 
 def _find_steps(out: tuple[int, int, int]) -> tuple[int, int, int, int]:
@@ -444,7 +449,7 @@ def scatter(T: str, S: str = "") -> Inline:
     return run
 
 
-def sweep(target: Target, T: str, S: str = "") -> Inline:
+def sweep(target: Target, T: str, X: str = "", Y: str = "") -> Inline:
     """Return an inline function: a rectangle [m0, m1) x [n0, n1) of a job's Y for one group.
 
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
@@ -452,9 +457,10 @@ def sweep(target: Target, T: str, S: str = "") -> Inline:
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
     the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU.
 
-    S: how x and y are stored; T if empty.  The job is one of `split_job` then.
+    X, Y: how x and y are stored; T if empty.  Otherwise the job is of `gather_job`, or of
+    `scatter_job`.
     """
-    fill, spread, rows = gather(T, S), scatter(T, S), strip(target, T, 0)
+    fill, spread, rows = gather(T, X), scatter(T, Y), strip(target, T, 0)
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     # A strided dX: rows of the block are pixels apart in Y, so the block is computed in `work` and
@@ -484,7 +490,7 @@ def sweep(target: Target, T: str, S: str = "") -> Inline:
         fill(x, work, kb, q, i0, mb, k0, kb)
         return work, kb
 
-    place, take = (place_in_work, take_converted) if S else (place_block, take_block)
+    place, take = place_in_work if Y else place_block, take_converted if X else take_block
 
     @inline
     def run(x, b, y, bias, work, q, m0, m1, n0, n1, mode):

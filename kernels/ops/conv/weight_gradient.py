@@ -35,6 +35,7 @@ from engine.kernels.vocabulary.kernel import (
     Native,
     Numbers,
     Parameters,
+    drop_same,
     imin,
     inline,
     kernel,
@@ -42,7 +43,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, find_stored
+from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored, find_stored
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import round_to_unit
 from engine.kernels.vocabulary.tiling import Tiling
@@ -130,10 +131,11 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     q = P.JOB.unpack([int(n) for n in numbers[job : job + P.JOB.size]])
     if not (P.is_plain(q) if stored else q["direct"]) or has_b or adds_w:
         return None
-    one, rows, size = P.run_alone(job), job + P.JOB.place("rows"), ITEMSIZE[str(params[-1])]
+    one, rows = P.run_alone(job), job + P.JOB.place("rows")
+    x, dy = (ITEMSIZE[str(kind)] for kind in params[1:] or 2 * params)
     return Tiling(
         q["rows"],
-        (size * q["ldx"], size * co, 0, 0, 0, 0, 0),
+        (x * q["ldx"], dy * co, 0, 0, 0, 0, 0),
         counts=(rows,),
         fixed={**one, at["adds_w"]: ALWAYS},
         sums=(2, ITEMSIZE[str(params[0])] * co * q["columns"]),
@@ -192,7 +194,7 @@ def _products(c: KernelCall) -> int:
 
 @kernel(
     f"""
-    x, dy: S[...]   dw: out T[...] updates if adds_w   db: out T[...] updates if adds_b
+    x: X[...]   dy: Y[...]   dw: out T[...] updates if adds_w   db: out T[...] updates if adds_b
     keep_w: b1[1] if adds_w not in (0, {ALWAYS})   keep_b: b1[1] if has_b and adds_b
     work: scratch T[...]   g: i64[] where max(has_w, has_b) <= 1
     """,
@@ -202,16 +204,17 @@ def _products(c: KernelCall) -> int:
     tiling=_tiling,
     samples=_samples,
 )
-def conv_dw(target: Target, T: str, S: str = "") -> Body:
+def conv_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].
 
     x, dy: channels-last; m over the pixels of one of MT parts; dw or db may be null.  Adds to dw
     when `adds_w` and not keep_w[0], or when `adds_w` is ALWAYS; to db when `adds_b` and not
-    keep_b[0].  S: how x and dy are stored; the job is not direct then.
+    keep_b[0].  X, Y: how x and dy are stored; if x is not as T, the job is of `gather_job`.
     """
-    fill, rows, take_dy = P.gather(T, S), strip(target, T, 1), _take(T, S)
+    of_x, of_dy = drop_same(X, T), drop_same(Y, T)
+    fill, rows, take_dy = P.gather(T, of_x), strip(target, T, 1), _take(T, of_dy)
     lanes = target.lanes(ITEMSIZE[T])
-    width, sums, zero = target.nv * lanes, _row_sums(T, S), Native("zero", (T,))
+    width, sums, zero = target.nv * lanes, _row_sums(T, of_dy), Native("zero", (T,))
 
     @inline
     def gather(x, into, q, m0, mb, j0, nb):
@@ -226,7 +229,7 @@ def conv_dw(target: Target, T: str, S: str = "") -> Body:
             right, ldb = gather(x, into, q, m0, mb, j0, nb)
         return right, ldb
 
-    take_x = gather if S else gather_or_point
+    take_x = gather if of_x else gather_or_point
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
         groups, co, cog, crossed, q = g.groups, g.co, g.per_group, g.crossed, g.job
@@ -358,7 +361,7 @@ def lower_weights(
     if weights.out and volume > 1 and is_few(ci, co, groups):
         lower_few_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
-    if weights.out and is_cheaper(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+    if weights.out and is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups):
         lower_winograd_weights(lowering, (x, dy, weights.out), axes, weights.reset)
         weights = _Sum()
     if weights.have:
@@ -390,7 +393,7 @@ def _weights(
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
-    (T, S), co = find_stored(x), dy.type.dims[1]
+    (T, kinds), co = find_each_stored(x, dy), dy.type.dims[1]
     lanes, per = lowering.target.lanes(ITEMSIZE[T]), co // groups
     # Crossed where that leaves fewer cut vectors, by a fifth at least: the fold then strides.
     whole = dw.have and per % lanes == 0
@@ -413,8 +416,8 @@ def _weights(
     block = round_up(count_parts(columns, count_parts(columns, 512)), lowering.target.nv * lanes)
     # No row of the factor that is read by vectors may end inside one.
     is_plain = j.direct and (crossed or x.type.dims[1] % lanes == 0)
-    j = replace(j, mt=mt, nt=nt, mc=128, direct=int(is_plain and not S))
-    stride = round_up(max(j.mc * (block + (per if S else 0)), co), 16)
+    j = replace(j, mt=mt, nt=nt, mc=128, direct=int(is_plain and x.type.dtype == T))
+    stride = round_up(max(j.mc * (block + (per if kinds else 0)), co), 16)
     work = lowering.temp(T, (stride * lowering.threads,))
     outs: dict[str, Any] = {"dw": dw.out, "db": db.out, "keep_w": dw.reset, "keep_b": db.reset}
     have = {"has_w": dw.have, "has_b": db.have}
@@ -424,12 +427,12 @@ def _weights(
     in_tiles = is_plain and not db.have and j.rows > max(n, co)
     if mt == taps == 1 and not crossed and not in_tiles:
         words = DW_WORDS.pack(**head, **adds, crossed=0, job=j.words())
-        lowering.call(conv_dw(T, *S), x=x, dy=dy, **outs, work=work, g=words)
+        lowering.call(conv_dw(T, *kinds), x=x, dy=dy, **outs, work=work, g=words)
         return
     part = lowering.temp(T, (mt * co * n,)) if dw.have else None
     dbs = lowering.temp(T, (mt * co,)) if db.have else None
     words = DW_WORDS.pack(**head, adds_w=0, adds_b=0, crossed=int(crossed), job=j.words())
-    lowering.call(conv_dw(T, *S), x=x, dy=dy, dw=part, db=dbs, work=work, g=words)
+    lowering.call(conv_dw(T, *kinds), x=x, dy=dy, dw=part, db=dbs, work=work, g=words)
     words = FOLD_WORDS.pack(
         parts=mt,
         co=co,

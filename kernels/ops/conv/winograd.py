@@ -13,9 +13,9 @@ but the filters, transformed once before, goes to memory in between.
 Error     max |y^ - y| <= (8 + sqrt(Ci)) u max |window of x|_2 max |filter|_2, u = 2**-24.  For
           weights of both signs 5 u is measured, 2 to 8 times the error of the direct kernel; for
           values all positive, where both grow with sqrt(Ci), 1 to 3 times (ops/test_winograd.py)
-Halves    products are of float32 whatever the images have: rounding transformed windows and filters
-          to 16 bits has 4 to 5 times the error of rounding images and weights for direct products,
-          in bf16 1 % of |y| instead of a quarter of one (ops/test_winograd.py)
+Halves    images may be stored in 16 bits; products are of float32: rounding transformed windows and
+          filters has 4 to 5 times the error of rounding images and weights for direct products, in
+          bf16 1 % of |y| instead of a quarter of one (ops/test_winograd.py)
 Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXiv 1509.09308; points
           with small errors: Barabasz et al., "Error analysis and improving the accuracy of Winograd
           convolution", arXiv 1803.10986.  The usual 0, +-1, +-2 have twice the error of these.
@@ -24,6 +24,7 @@ Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
@@ -167,21 +168,29 @@ def place(i, g):
     return n, row - n * g.down, i - row * g.across
 
 
-def lines(T: str, program: str, count: int) -> Native:
-    """Return the native of a program whose first `count` inputs lie equal steps apart."""
-    return Native("lines", (Program.of(program, T), count))
+def lines(T: str, program: str, count: int, X: str = "", Y: str = "") -> Native:
+    """Return the native of a program whose first `count` inputs lie equal steps apart.
+
+    X, Y: how these inputs and the outputs are stored; T if empty.
+    """
+    made = Program.of(program, T)
+    ins = [replace(i, dtype=X or T) if k < count else i for k, i in enumerate(made.ins)]
+    outs = tuple(Y or T for _ in made.outs)
+    return Native("lines", (replace(made, ins=tuple(ins), outs=outs), count))
 
 
-def reader(T: str, program: str, size: int) -> Inline:
+def reader(T: str, program: str, size: int, X: str = "") -> Inline:
     """Return an inline function: into[p][t] = both transforms of tile first + t, for t < count.
 
     reader(x, into, line, g, image, first, count, n, row, step)
 
     A tile reads size x size pixels, of them n channels from x on; pixels outside the image are 0.
     row, step: elements from tile to tile and from product to product of `into`.  line: 7 lines of
-    4 span + 2 pixels.
+    4 span + 2 pixels.  X: how x is stored; T if empty.
     """
-    transform, zero = lines(T, program, size), Native("zero", (T,))
+    # Only the first transform reads x, and widens it; between the two, lines are in float32.
+    along_height, along_width = lines(T, program, size, X), lines(T, program, size)
+    zero = Native("zero", (T,))
 
     @outline
     def run(x, into, line, g, image, first, count, n, row, step):
@@ -209,29 +218,30 @@ def reader(T: str, program: str, size: int) -> Inline:
             while lo < hi:
                 src = off(x, ((image_of * height + top) * width + left + lo) * ld)
                 to = off(line, lo * n)
-                transform(src, width * ld, begin, end, to, wide, IN, outside, run_of * n)
+                along_height(src, width * ld, begin, end, to, wide, IN, outside, run_of * n)
                 lo += run_of
             for i in range(many):
                 for r in range(IN):
                     src = off(line, r * wide + OUT * i * n)
                     to = off(into, IN * r * step + (t + i) * row)
-                    transform(src, n, 0, size, to, step, IN, outside, n)
+                    along_width(src, n, 0, size, to, step, IN, outside, n)
             t += many
 
     return run
 
 
-def writer(T: str) -> Inline:
+def writer(T: str, Y: str = "") -> Inline:
     """Return an inline function: the outputs of tiles first + t from their products m[p][t].
 
     writer(m, y, bias, low, line, g, image, first, count, n, step)
 
     t < count; y = max(low[0], A' m A + bias), n channels of each pixel from y on, if the image has
     it.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
+    Y: how y is stored; T if empty.
     """
     # y = A' m A, along the width first: its results lie as tiles of a row, which the second
-    # transform reads pixel by pixel.
-    across, down = lines(T, OUTPUT, IN), lines(T, OUTPUT_ABOVE, IN)
+    # transform reads pixel by pixel.  It alone writes y, and rounds each result once.
+    across, down = lines(T, OUTPUT, IN), lines(T, OUTPUT_ABOVE, IN, "", Y)
 
     @outline
     def run(m, y, bias, low, line, g, image, first, count, n, step):
@@ -373,7 +383,8 @@ def _samples(c: KernelCall) -> Tiling | None:
 
 @kernel(
     """
-    x, u: T[...]   y: out T[...]   bias: T[first + columns] if mode & BIAS   work: scratch T[...]
+    x: X[...]   u: T[...]   y: out Y[...]   bias: T[first + columns] if mode & BIAS
+    work: scratch T[...]
     g: i64[] where mode <= BIAS | RELU and min(mt, nt, kc) >= 1
     """,
     words={"g": WINOGRAD_WORDS},
@@ -381,12 +392,12 @@ def _samples(c: KernelCall) -> Tiling | None:
     multiply_adds=direct_products,
     samples=_samples,
 )
-def winograd(target: Target, T: str) -> Body:
+def winograd(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """Channels of y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.
 
-    x, y: channels-last.
+    x, y: channels-last.  X, Y: how they are stored.
     """
-    read, write, rows = reader(T, WINDOW, IN), writer(T), strip(target, T, 0)
+    read, write, rows = reader(T, WINDOW, IN, X), writer(T, Y), strip(target, T, 0)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
     zero = Native("zero", (T,))
 

@@ -13,7 +13,7 @@ from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import winograd as W
 from engine.kernels.ops.conv import winograd_weights as D
-from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored
 from engine.system.config import switch
 
 LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
@@ -170,7 +170,7 @@ def lower_winograd(
     back: x is dY and y dX of a convolution with w; axes: from x to y.
     """
     x, w, y, bias = operands
-    T, target = x.type.dtype, lowering.target
+    (T, kinds), target = find_each_stored(x, y), lowering.target
     _, h, v = axes
     images, channels = x.type.dims[:2]
     width = target.nv * target.lanes(ITEMSIZE[T])
@@ -204,7 +204,8 @@ def lower_winograd(
             line=line,
         )
         work = lowering.temp(T, (room * lowering.threads,))
-        kind, earlier = W.winograd(T), ("y",) if first else ()  # pieces have written parts of it
+        earlier = ("y",) if first else ()  # pieces have written parts of it
+        kind = W.winograd(T, *kinds)
         lowering.call(kind, x=x, u=u, y=y, bias=bias, work=work, updates=earlier, g=words)
 
 
@@ -219,7 +220,7 @@ def lower_winograd_weights(
     reset: the flag "overwrite, do not add" where dW is accumulated.
     """
     x, dy, dw = operands
-    T, target, threads = x.type.dtype, lowering.target, lowering.threads
+    (T, kinds), target, threads = find_each_stored(x, dy), lowering.target, lowering.threads
     _, h, v = axes
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
@@ -249,7 +250,7 @@ def lower_winograd_weights(
         )
         part = lowering.temp(T, (mt * W.PRODUCTS * channels * columns,))
         work = lowering.temp(T, (room * threads,))
-        lowering.call(D.winograd_dw(T), x=x, dy=dy, part=part, work=work, g=words)
+        lowering.call(D.winograd_dw(T, *kinds), x=x, dy=dy, part=part, work=work, g=words)
         words = D.WINOGRAD_FOLD_WORDS.pack(
             parts=mt, channels=channels, first=first, columns=columns, adds=int(reset is not None)
         )

@@ -109,21 +109,23 @@ def _reach(c: KernelCall) -> Reach:
 
 @kernel(
     f"""
-    x, dy: T[...]   part: out T[mt, {PRODUCTS}, channels, columns]   work: scratch T[...]
+    x: X[...]   dy: Y[...]   part: out T[mt, {PRODUCTS}, channels, columns]   work: scratch T[...]
     g: i64[] where min(mt, nt) >= 1
     """,
     words={"g": WINOGRAD_DW_WORDS},
     reach=_reach,
     multiply_adds=direct_products,
 )
-def winograd_dw(target: Target, T: str) -> Body:
+def winograd_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """part[i][p][c][j] = the sum of the products p of x's channel c and dY's channel first + j.
 
-    Part i, of `mt`, sums over its share of the tiles.  x, dy: channels-last.
+    Part i, of `mt`, sums over its share of the tiles.  x, dy: channels-last.  X, Y: how they are
+    stored.
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, rows = target.nv * lanes, strip(target, T, 1)
-    read, spread, zero = reader(T, WINDOW, IN), reader(T, SPREAD, OUT), Native("zero", (T,))
+    read, spread = reader(T, WINDOW, IN, X), reader(T, SPREAD, OUT, Y)
+    zero = Native("zero", (T,))
 
     def body(x, dy, part, work, g, tid, nthreads):
         tiles, channels, nt = g.tiles, g.channels, g.nt

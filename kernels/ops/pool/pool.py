@@ -30,10 +30,12 @@ from engine.kernels.ops.pool.pool_kernels import (
     PADDED,
     TAKEN,
     are_apart,
+    can_gather,
     max_pool,
     max_pool_grad,
     mean_pool,
     mean_pool_grad,
+    pool_grad_sums,
     pool_max,
     pool_max_grad,
     pool_max_taps,
@@ -118,9 +120,14 @@ def _lower_mean_grad(lowering: Lowering) -> None:
 
 
 def _choose_storage(site: Site) -> Storage | None:
-    """Return the gradients of windows that share no pixels: others are sums, in float32."""
+    """Return the images, unless windows share pixels and have gaps, or i64 Indices: then what adds
+    up their gradients does so in dx, in float32.
+    """
     (dx,) = _infer_grad(site)
-    return ALIKE if are_apart(find_windows(site, dx, read_kernel_shape(site))) else None
+    axes = find_windows(site, dx, read_kernel_shape(site))
+    # i64 Indices count pixels of the image and are those of a model; plans have u8 instead.
+    gathers = can_gather(axes) and (site.op != "MaxPoolGrad" or site.type(1).dtype == "u8")
+    return ALIKE if gathers or are_apart(axes) else None
 
 
 def _cover(x: TensorType) -> Axes:
@@ -282,7 +289,7 @@ OPS = (
             "MaxPoolGrad",
             _infer_grad,
             _lower_max_grad,
-            (pool_max_grad, pool_max_taps_grad),
+            (pool_max_grad, pool_max_taps_grad, pool_grad_sums),
             domain=d,
             inputs=(3 if d else 2, 3),
             outputs=1,
@@ -310,7 +317,7 @@ OPS = (
             "AveragePoolGrad",
             _infer_grad,
             _lower_mean_grad,
-            (pool_mean_grad,),
+            (pool_mean_grad, pool_grad_sums),
             domain=d,
             inputs=(2 if d else 1, 2),
             outputs=1,
@@ -331,19 +338,21 @@ OPS = (
         inputs=(1, 1),
         outputs=1,
         attrs=SUM,
+        storage=ALIKE,
         **WINDOW,
     ),
     _op(
         "SumPoolGrad",
         _infer_grad,
         _lower_mean_grad,
-        (pool_mean_grad,),
+        (pool_mean_grad, pool_grad_sums),
         domain=OURS,
         inputs=(2, 2),
         outputs=1,
         gradient_of=f"{OURS}::SumPool",
         attrs=SUM,
         type_only=X1,
+        storage=_choose_storage,
         **WINDOW,
     ),
     _op(

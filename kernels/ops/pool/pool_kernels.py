@@ -7,7 +7,17 @@ from typing import Any
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, clip, round_up
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType, find_stored
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import AXES, Field, Words
@@ -39,7 +49,9 @@ MAX_GRAD_WORDS = Words(
     shared="whether windows share pixels, so that their gradients add up",
     clear="whether some pixels are in no window",
 )
-MEAN_WORDS = Words("pool_mean", **_WINDOWS, divisor="the divisor of a sum: TAKEN, PADDED or ONE")
+_DIVISOR = "the divisor of a sum: TAKEN, PADDED or ONE"
+MEAN_WORDS = Words("pool_mean", **_WINDOWS, divisor=_DIVISOR)
+SUMS_WORDS = Words("pool_grad_sums", **_WINDOWS, divisor=_DIVISOR)
 
 
 def _pack_windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, Any]:
@@ -312,6 +324,84 @@ def pool_mean_grad(target: Target, T: str, S: str = "") -> Body:
     return body
 
 
+# --- gradients of windows that share pixels, stored in 16 bits: each is one sum, rounded once
+
+
+@inline
+def _find_meeting(i, out, stride, pad, taps):
+    """The windows that see pixel i along an axis: the first, and the one after the last."""
+    first = udiv(imax(i + pad - taps + stride, 0), stride)
+    return first, imin(udiv(imax(i + pad + stride, 0), stride), out)
+
+
+@kernel(
+    f"""
+    dy: {_Y}  index: u8[images, prod(out), channels] if maxima  dx: out {_X}
+    work: scratch T[threads, chunk]  {_NUMBERS}
+    """,
+    words={"g": SUMS_WORDS},
+    samples="images",
+)
+def pool_grad_sums(target: Target, T: str, maxima: int, S: str = "") -> Body:
+    """dx[n, i, c] = sum over the windows o that see i of what they give it, rounded once.
+
+    maxima: dy[n, o, c] where index has i (`pool_max_taps`), otherwise dy[n, o, c] / count(o).  All
+    channels-last, without dilation.  S: how dy and dx are stored.
+    """
+    zero, store = Native("zero", (T,)), loop(T, "x[] -> y:S[] = x", S)
+    hit = loop(T, "x[] y:S[] at:u8[] tap:u8 -> x[] = x + where(at == tap, y, 0)", S)
+    share_out = loop(T, "x[] y:S[] count -> x[] = x + y / count", S)
+    cast, short = Native("cast", (T, "i64")), Native("cast", ("u8", "i64"))
+
+    @inline
+    def add_hit(work, dy, index, g, od, oh, ow, d, h, w, n):
+        # Taps are counted from the first in the image: from the first pixel of it that is seen.
+        tap = d - imax(od * g.stride_d - g.pad_d, 0)
+        tap = tap * g.taps_h + h - imax(oh * g.stride_h - g.pad_h, 0)
+        tap = tap * g.taps_w + w - imax(ow * g.stride_w - g.pad_w, 0)
+        hit(work, dy, index, short(tap), work, n)
+
+    @inline
+    def add_share(work, dy, index, g, od, oh, ow, d, h, w, n):
+        nd = clip(od, g.size_d, g.stride_d, g.pad_d, 1, g.taps_d)[2]
+        nh = clip(oh, g.size_h, g.stride_h, g.pad_h, 1, g.taps_h)[2]
+        nw = clip(ow, g.size_w, g.stride_w, g.pad_w, 1, g.taps_w)[2]
+        share_out(work, dy, cast(_divisor(g, od, oh, ow, nd * nh * nw)), work, n)
+
+    add = add_hit if maxima else add_share
+
+    def body(dy, index, dx, work, g, tid, nthreads):
+        c, chunk = g.channels, g.chunk
+        chunks = udiv(c + chunk - 1, chunk)
+        mine = off(work, tid * chunk)
+        begin, end = share(g.images * g.size_d * g.size_h * chunks, tid, nthreads)
+        for unit in range(begin, end):
+            row = udiv(unit, chunks)
+            c0 = (unit - row * chunks) * chunk
+            nc = imin(chunk, c - c0)
+            plane = udiv(row, g.size_h)
+            n = udiv(plane, g.size_d)
+            d, h = plane - n * g.size_d, row - plane * g.size_h
+            d0, d1 = _find_meeting(d, g.out_d, g.stride_d, g.pad_d, g.taps_d)
+            h0, h1 = _find_meeting(h, g.out_h, g.stride_h, g.pad_h, g.taps_h)
+            for w in range(g.size_w):
+                w0, w1 = _find_meeting(w, g.out_w, g.stride_w, g.pad_w, g.taps_w)
+                # Forward: y[o] = x at index[o], or sum_k x[...] / count(o); so dx[i] sums dy[o] over
+                # the windows o that see i.  Adding in place, as float32 kernels do, would round
+                # each of these sums as often as windows share the pixel: so every pixel asks its
+                # windows instead, is summed here in float32, in the order of windows, and is
+                # written once.  Threads share all rows, since no two write to one pixel.
+                zero(mine, nc)
+                for od in range(d0, d1):
+                    for oh in range(h0, h1):
+                        for ow in range(w0, w1):
+                            at = (((n * g.out_d + od) * g.out_h + oh) * g.out_w + ow) * c + c0
+                            add(mine, off(dy, at), off(index, at), g, od, oh, ow, d, h, w, nc)
+                store(mine, off(dx, (row * g.size_w + w) * c + c0), nc)
+
+    return body
+
+
 # --- lowering
 
 
@@ -354,11 +444,31 @@ def are_apart(axes: Axes) -> bool:
     return all(a.dilation == 1 and a.stride >= a.taps for a in axes)
 
 
+def can_gather(axes: Axes) -> bool:
+    """Return whether `pool_grad_sums` can add up the gradients of windows."""
+    return all(a.dilation == 1 for a in axes)
+
+
+def _sum_grads(
+    lowering: Lowering, axes: Axes, dy: Operand, index: Operand | None, dx: Operand, count: int
+) -> None:
+    """Append the call that makes each pixel of dx, stored in 16 bits, one sum."""
+    (T, S), (images, channels) = find_stored(dy), dx.type.dims[:2]
+    chunk = _choose_chunk(lowering, dx.type, images * axes[0].size * axes[1].size)
+    words = SUMS_WORDS.pack(**_pack_windows(axes, images, channels, chunk), divisor=count)
+    work = lowering.temp(T, (lowering.threads, chunk))
+    kernel = pool_grad_sums(T, int(index is not None), *S)
+    lowering.call(kernel, dy=dy, index=index, dx=dx, work=work, g=words)
+
+
 def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
     """Append the call for dx."""
     images, channels = dx.type.dims[:2]
     # Windows that neither overlap nor leave gaps write each pixel once.
     apart, (T, S) = are_apart(axes), find_stored(dy)
+    if S and not apart:
+        _sum_grads(lowering, axes, dy, index, dx, ONE)
+        return
     covered = all(
         a.dilation == 1 and a.stride <= a.taps and (a.out - 1) * a.stride + a.taps >= a.size + a.pad
         for a in axes
@@ -384,11 +494,22 @@ def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int
 
 def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
     """Append the call for dx; `count` is TAKEN, PADDED or ONE."""
+    T, S = find_stored(dy)
+    if S and not are_apart(axes):
+        _sum_grads(lowering, axes, dy, None, dx, count)
+        return
     images, channels = dx.type.dims[:2]
     chunk = _choose_chunk(lowering, dx.type, images)
     words = MEAN_WORDS.pack(**_pack_windows(axes, images, channels, chunk), divisor=count)
-    T, S = find_stored(dy)
     lowering.call(pool_mean_grad(T, *S), dy=dy, dx=dx, g=words)
 
 
-KERNELS = (pool_max, pool_max_taps, pool_max_grad, pool_max_taps_grad, pool_mean, pool_mean_grad)
+KERNELS = (
+    pool_max,
+    pool_max_taps,
+    pool_max_grad,
+    pool_max_taps_grad,
+    pool_mean,
+    pool_mean_grad,
+    pool_grad_sums,
+)

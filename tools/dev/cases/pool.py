@@ -128,6 +128,25 @@ _HALVES = {"kernel_shape": [2, 2], "strides": [2, 2]}  # of images of 4 x 4
 _CORNERS = np.arange(96).reshape(2, 3, 4, 4)[:, :, 1::2, 1::2].copy()
 
 
+_TWO_BY_TWO = {"kernel_shape": [2, 2]}  # of images of 5 x 5, without a stride
+
+
+def _give_to_corner(dy: np.ndarray, down: int, right: int) -> np.ndarray:
+    """Return dX where every window of 2 x 2 gives its dY to one corner."""
+    return np.pad(dy, [(0, 0), (0, 0), (down, 1 - down), (right, 1 - right)])
+
+
+def _spread_out(share: float) -> Any:
+    """Return the reference of dX where every window of 2 x 2 gives a share to all four corners."""
+
+    def reference(dy: np.ndarray, *_: Any, **__: Any) -> np.ndarray:
+        corners = [_give_to_corner(share * dy, i, j) for i in range(2) for j in range(2)]
+        total: np.ndarray = np.sum(corners, axis=0)
+        return total
+
+    return reference
+
+
 def _max_pool_grad(dy: np.ndarray, index: np.ndarray, **_: Any) -> np.ndarray:
     dx = np.zeros(96)
     dx[index] = dy
@@ -175,6 +194,20 @@ CASES = (
     ),
     Case("AveragePoolGrad", (f32(2, 3, 2, 2),), _HALVES,
          reference=lambda dy, **_: np.kron(dy, np.full((2, 2), 0.25))),
+    # And of windows that share pixels.
+    *(
+        Case("MaxPoolGrad", (f32(2, 3, 4, 4), np.full((2, 3, 4, 4), 3, np.uint8), *x), _TWO_BY_TWO,
+             tol=0, domain=domain, reference=lambda dy, *_, **__: _give_to_corner(dy, 1, 1))
+        for domain, x in (("", ()), ("engine", (f32(2, 3, 5, 5),)))
+    ),
+    *(
+        Case(op, (f32(2, 3, 4, 4), *x), _TWO_BY_TWO, domain=domain, reference=_spread_out(share))
+        for op, share, domain, x in (
+            ("AveragePoolGrad", 0.25, "", ()),
+            ("AveragePoolGrad", 0.25, "engine", (f32(2, 3, 5, 5),)),
+            ("SumPoolGrad", 1.0, "engine", (f32(2, 3, 5, 5),)),
+        )
+    ),
     Case("MaxPool", (f32(64, 64, 24, 24),), {"kernel_shape": [2, 2], "strides": [2, 2]}, outs=2,
          tol=0, bench=True, name="cnn_pool"),
     Case("MaxPool", (f32(64, 64, 24, 24),), {"kernel_shape": [2, 2], "strides": [2, 2]}, outs=2,
