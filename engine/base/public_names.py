@@ -68,6 +68,7 @@ HOMES = {
     "MCC": "engine.trainer.metrics.families",
     "MSE": "engine.trainer.metrics.families",
     "MSELoss": "engine.artifacts",
+    "Masks": "engine.data",
     "MeanAveragePrecision": "engine.trainer.metrics.families",
     "Metric": "engine.trainer.metric",
     "Mixup": "engine.data",

@@ -18,6 +18,7 @@ from engine.data.dataset import Dataset
 from engine.data.features import LogMel
 from engine.data.images import Images
 from engine.data.loader import Batches
+from engine.data.masks import Masks
 from engine.data.mixing import CutMix, Mixup
 from engine.data.preparation import Preparation
 from engine.data.sound_changes import SpecAugment, TimeShift
@@ -39,6 +40,7 @@ __all__ = [
     "Images",
     "LabelledTexts",
     "LogMel",
+    "Masks",
     "Mixup",
     "Preparation",
     "RandomCrop",

@@ -1,14 +1,16 @@
 """Random changes of pictures, drawn anew for each sample and epoch.
 
-Each is a function `(sample, rng) -> sample` that changes the first array of a sample and leaves the
-others alone: a picture, height x width x channels.  Of uint8 the result is uint8, 0 to 255; of
-floating point it is not clipped.
+Each is a function `(sample, rng) -> sample` that changes the first array of a sample, a picture:
+height x width x channels.  Of uint8 the result is uint8, 0 to 255; of floating point it is not
+clipped.  Arrays of the same height and width, such as a mask with a class for each pixel, move
+along; whole numbers among them are taken from the nearest pixel, and so stay numbers of classes.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,38 +48,124 @@ class PictureAugmentation(ABC):
             ShapeError: that array is not a picture.
         """
         picture, *others = sample
-        if picture.ndim != 3:
+        return self._restore(self.change(self._find_picture(picture), rng)), *others
+
+    def _find_picture(self, array: Picture) -> Picture:
+        """Return a picture with its channels last."""
+        if array.ndim != 3:
             raise ShapeError(
-                f"{type(self).__name__}: an array of the shape {list(picture.shape)}; expected a "
+                f"{type(self).__name__}: an array of the shape {list(array.shape)}; expected a "
                 "picture, height x width x channels (or channels='first')"
             )
+        return array if self.channels == "last" else array.transpose(1, 2, 0)
+
+    def _restore(self, picture: Picture) -> Picture:
+        """Return a picture with its channels where they were."""
         if self.channels == "last":
-            return self.change(picture, rng), *others
-        changed = self.change(picture.transpose(1, 2, 0), rng)
-        return np.ascontiguousarray(changed.transpose(2, 0, 1)), *others
+            return picture
+        return np.ascontiguousarray(picture.transpose(2, 0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A picture, or an array that lies over it, such as a mask: height x width x channels.
+
+    fill: stands where nothing was.
+    exact: whether values are taken from the nearest pixel, since values between them mean nothing.
+    """
+
+    array: Picture
+    fill: float
+    exact: bool
+
+
+Move = Callable[[Layer], Picture]
+"""Takes the pixels of a layer from other places."""
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class PictureMove(PictureAugmentation):
+    """A random change of the places of pixels, which masks follow.
+
+    mask_fill: the class that stands in masks where nothing was; the `ignore_index` of the loss
+        leaves such pixels out.
+    """
+
+    mask_fill: int = 0
+
+    @abstractmethod
+    def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> Move:
+        """Draw a move of layers of this height and width."""
+
+    def choose_fill(self) -> float:
+        """Return the value that stands in pictures where nothing was."""
+        return 0.0
+
+    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
+        move = self.draw((picture.shape[0], picture.shape[1]), rng)
+        return move(Layer(picture, self.choose_fill(), exact=False))
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Return the sample with its first array moved, and with it what lies over it.
+
+        Raises:
+            ShapeError: that array is not a picture, or another one has places but is not as large.
+        """
+        first, *others = sample
+        picture = self._find_picture(first)
+        size = (picture.shape[0], picture.shape[1])
+        places = [self._find_axes(other, size) for other in others]
+        move = self.draw(size, rng)
+        moved = [self._restore(move(Layer(picture, self.choose_fill(), exact=False)))]
+        for other, axes in zip(others, places, strict=True):
+            if axes is None:
+                moved.append(other)
+                continue
+            layer = np.moveaxis(other, axes, (0, 1)).reshape(*size, -1)
+            exact = other.dtype.kind in "iub"
+            away = move(Layer(layer, self.mask_fill if exact else 0, exact))
+            shape = *away.shape[:2], *(n for i, n in enumerate(other.shape) if i not in axes)
+            moved.append(np.ascontiguousarray(np.moveaxis(away.reshape(shape), (0, 1), axes)))
+        return tuple(moved)
+
+    def _find_axes(self, other: Picture, size: tuple[int, int]) -> tuple[int, int] | None:
+        """Return the axes of an array that are height and width; None: it has no places.
+
+        Raises:
+            ShapeError: it has two axes or more, and others, so that it would not move along.
+        """
+        if other.ndim < 2:
+            return None
+        for axes in ((0, 1), (other.ndim - 2, other.ndim - 1)):
+            if tuple(other.shape[axis] for axis in axes) == size:
+                return axes
+        raise ShapeError(
+            f"{type(self).__name__} moves the pixels of pictures of {size[0]} x {size[1]}, and "
+            f"masks of this size with them; the sample has an array of the shape "
+            f"{list(other.shape)}, which would stay where it is: move it in a function of your own"
+        )
 
 
 @check_arguments(probability=SHARE)
 @dataclass(frozen=True, kw_only=True)
-class RandomFlip(PictureAugmentation):
+class RandomFlip(PictureMove):
     """Mirrors a picture left to right, and top to bottom if asked, each with `probability`."""
 
     horizontal: bool = True
     vertical: bool = False
     probability: float = 0.5
 
-    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
+    def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> Move:
         across, down = rng.random(2) < self.probability
-        if self.horizontal and across:
-            picture = picture[:, ::-1]
-        if self.vertical and down:
-            picture = picture[::-1]
-        return picture
+        columns = slice(None, None, -1 if self.horizontal and across else 1)
+        rows = slice(None, None, -1 if self.vertical and down else 1)
+        return lambda layer: layer.array[rows, columns]
 
 
 @check_arguments
 @dataclass(frozen=True)
-class RandomCrop(PictureAugmentation):
+class RandomCrop(PictureMove):
     """Cuts out a random place of this size, after `padding` black pixels at each edge.
 
     size: height and width, or one number for both.
@@ -90,24 +178,29 @@ class RandomCrop(PictureAugmentation):
         if min(_check_sides(self.size)) < 1 or self.padding < 0:
             raise InputError(f"RandomCrop: size={self.size}, padding={self.padding}")
 
-    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
+    def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> Move:
         height, width = _check_sides(self.size)
-        if self.padding:
-            edge = (self.padding, self.padding)
-            picture = np.pad(picture, (edge, edge, (0, 0)))
-        rows, columns = picture.shape[0] - height, picture.shape[1] - width
-        if min(rows, columns) < 0:
+        high, wide = (side + 2 * self.padding for side in shape)
+        if high < height or wide < width:
             raise ShapeError(
-                f"RandomCrop: {height} x {width} does not fit into a picture of "
-                f"{picture.shape[0]} x {picture.shape[1]}, padding included"
+                f"RandomCrop: {height} x {width} does not fit into a picture of {high} x {wide}, "
+                "padding included"
             )
-        top, left = rng.integers(rows + 1), rng.integers(columns + 1)
-        return picture[top : top + height, left : left + width]
+        top, left = rng.integers(high - height + 1), rng.integers(wide - width + 1)
+        edge = (self.padding, self.padding)
+
+        def move(layer: Layer) -> Picture:
+            array = layer.array
+            if self.padding:
+                array = np.pad(array, (edge, edge, (0, 0)), constant_values=layer.fill)
+            return array[top : top + height, left : left + width]
+
+        return move
 
 
 @check_arguments
 @dataclass(frozen=True)
-class RandomResizedCrop(PictureAugmentation):
+class RandomResizedCrop(PictureMove):
     """Cuts out a random part and scales it to a size, as Inception was trained (arXiv:1409.4842).
 
     Args:
@@ -130,14 +223,15 @@ class RandomResizedCrop(PictureAugmentation):
                 "expected a positive size, and pairs of rising positive numbers, scale up to 1"
             )
 
-    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        box = _draw_box(picture.shape[:2], self.scale, self.ratio, rng)
-        return _resize(picture, box, _check_sides(self.size))
+    def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> Move:
+        box = _draw_box(shape, self.scale, self.ratio, rng)
+        sides = _check_sides(self.size)
+        return lambda layer: resize(layer.array, sides, exact=layer.exact, box=box)
 
 
 @check_arguments(degrees=Range(0, 180))
 @dataclass(frozen=True)
-class RandomRotation(PictureAugmentation):
+class RandomRotation(PictureMove):
     """Turns a picture about its middle by up to `degrees`, bilinear; the size stays.
 
     fill: stands where nothing was, in the picture's own values; by default black.
@@ -146,8 +240,12 @@ class RandomRotation(PictureAugmentation):
     degrees: float = 15.0
     fill: float = 0.0
 
-    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        return _rotate(picture, rng.uniform(-self.degrees, self.degrees), self.fill)
+    def choose_fill(self) -> float:
+        return self.fill
+
+    def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> Move:
+        degrees = rng.uniform(-self.degrees, self.degrees)
+        return lambda layer: _rotate(layer, degrees)
 
 
 @check_arguments
@@ -248,31 +346,44 @@ def _draw_box(
     return left, top, left + columns, top + rows
 
 
-def _rotate(picture: Picture, degrees: float, fill: float) -> Picture:
-    """Turn a picture about its middle."""
-    image_module = import_pillow()
-    method = image_module.Resampling.BILINEAR
-    if picture.dtype == np.uint8 and picture.shape[2] == 3:
-        image = image_module.fromarray(np.ascontiguousarray(picture))
-        return np.array(image.rotate(degrees, method, fillcolor=(round(fill),) * 3))
-    planes = [
-        image_module.fromarray(np.ascontiguousarray(picture[..., i], np.float32))
-        for i in range(picture.shape[2])
-    ]
-    turned = np.stack([np.array(p.rotate(degrees, method, fillcolor=fill)) for p in planes], -1)
-    return (np.rint(turned) if picture.dtype.kind in "iu" else turned).astype(picture.dtype)
+def _rotate(layer: Layer, degrees: float) -> Picture:
+    """Turn a layer about its middle."""
+
+    def turn(image: Any, method: Any) -> Any:
+        fill = (round(layer.fill),) * 3 if image.mode == "RGB" else layer.fill
+        return image.rotate(degrees, method, fillcolor=fill)
+
+    return _change_image(layer.array, layer.exact, turn)
 
 
-def _resize(picture: Picture, box: tuple[int, int, int, int], size: tuple[int, int]) -> Picture:
-    """Scale a part of a picture: bilinear over the area that a pixel covers."""
+def resize(
+    array: Picture,
+    size: tuple[int, int],
+    *,
+    exact: bool = False,
+    box: tuple[int, int, int, int] | None = None,
+) -> Picture:
+    """Scale a picture or a part of it: bilinear over the area that a pixel covers.
+
+    exact: take each value from the nearest pixel.
+    """
+    return _change_image(array, exact, lambda image, way: image.resize(size[::-1], way, box=box))
+
+
+def _change_image(array: Picture, exact: bool, change: Callable[[Any, Any], Any]) -> Picture:
+    """Change an array as a picture of Pillow's, or plane by plane.
+
+    change: gets a picture and the way to resample.
+    """
     image_module = import_pillow()
-    target, method = size[::-1], image_module.Resampling.BILINEAR
-    if picture.dtype == np.uint8 and picture.shape[2] == 3:
-        image = image_module.fromarray(np.ascontiguousarray(picture))
-        return np.array(image.resize(target, method, box=box))
+    way = image_module.Resampling.NEAREST if exact else image_module.Resampling.BILINEAR
+    if array.dtype == np.uint8 and array.shape[2] == 3:
+        return np.array(change(image_module.fromarray(np.ascontiguousarray(array)), way))
+    kind = np.int32 if exact else np.float32
     planes = [
-        image_module.fromarray(np.ascontiguousarray(picture[..., i], np.float32))
-        for i in range(picture.shape[2])
+        change(image_module.fromarray(np.ascontiguousarray(array[..., i], kind)), way)
+        for i in range(array.shape[2])
     ]
-    scaled = np.stack([np.array(plane.resize(target, method, box=box)) for plane in planes], -1)
-    return (np.rint(scaled) if picture.dtype.kind in "iu" else scaled).astype(picture.dtype)
+    changed = np.stack([np.array(plane) for plane in planes], -1)
+    whole = array.dtype.kind in "iu" and not exact
+    return (np.rint(changed) if whole else changed).astype(array.dtype)

@@ -108,11 +108,11 @@ def _list_known(dataset: Dataset) -> tuple[dict[str, Callable[[], Any]], str]:
     from engine.data.dataset import find_root
 
     source = find_root(dataset)
+    what, sample = getattr(source, "what", type(source).__name__), dataset[0]
     known: dict[str, Callable[[], Any]] = {"mixup": mixing.Mixup}
-    what = getattr(source, "what", type(source).__name__)
     if what == "sounds":
         known |= {"shift": sound_changes.TimeShift, "spec": sound_changes.SpecAugment}
-    shape = dataset[0][0].shape
+    shape = sample[0].shape
     if what == "pictures" or (what not in ("sounds", "texts") and len(shape) == 3):
         channels: Literal["last", "first"] = "last"
         sides = getattr(source, "size", None)
@@ -128,4 +128,7 @@ def _list_known(dataset: Dataset) -> tuple[dict[str, Callable[[], Any]], str]:
             "erase": lambda: augment.RandomErasing(**options),
             "cutmix": mixing.CutMix,
         }
+    if len(sample) > 1 and sample[-1].ndim > 1:
+        known = {name: kind for name, kind in known.items() if name not in MIXING}
+        what = f"{what} with a label for each place"
     return known, what

@@ -26,12 +26,14 @@ class Dataset(ABC):
     Attributes:
         names: the names of a sample's arrays; None: they are in the order of the model's inputs.
         classes: the names of the labels 0, 1, ...; None: unknown, or targets that are not classes.
+        ignore_index: the label of positions without a class; None: all have one.
         readers: how many threads may read samples side by side.
         cheap: whether reading costs so little that no thread should do it ahead.
     """
 
     names: Sequence[str] | None = None
     classes: Sequence[str] | None = None
+    ignore_index: int | None = None
     readers: int = 1
     cheap: bool = False
 
@@ -125,6 +127,8 @@ class Dataset(ABC):
             raise InputError("split: one sample cannot be divided into two parts")
         by_class = self.classes is not None if stratify is None else stratify
         labels = self.labels() if by_class else np.zeros(len(self), np.intp)
+        if stratify is None and labels.ndim != 1:  # classes of positions, not of samples
+            labels = np.zeros(len(self), np.intp)
         return divide(labels, share, seed, self.classes)
 
 
@@ -166,6 +170,7 @@ class View(Dataset):
     def __init__(self, source: Dataset) -> None:
         self.source = source
         self.names, self.classes = source.names, source.classes
+        self.ignore_index = source.ignore_index
         self.readers, self.cheap = source.readers, source.cheap
 
     def __len__(self) -> int:

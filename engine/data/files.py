@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Literal, Self
 
@@ -49,10 +49,10 @@ class DecodedFiles(Dataset):
     ) -> None:
         choose_one("unreadable", unreadable, ("raise", "drop"))
         self.readers = min(READERS, count_cores())
-        self.cache, self._unreadable = arguments.count("cache", cache), unreadable
-        self._list(folder, classes, arguments.check_flag("labelled", labelled))
+        self.cache, self.unreadable = arguments.count("cache", cache), unreadable
+        self.take_folder(folder, classes, arguments.check_flag("labelled", labelled))
 
-    def _list(
+    def take_folder(
         self, folder: str | os.PathLike[str], classes: Sequence[str] | None, labelled: bool
     ) -> None:
         """List the files of a folder."""
@@ -66,11 +66,11 @@ class DecodedFiles(Dataset):
         else:
             self.paths = list_all(folder, self.suffixes, self.what)
         self._used = 0
-        self._kept: dict[int, Array] = {}
+        self._kept: dict[str, Array] = {}
         self._lock = threading.Lock()
         self.dropped: list[tuple[str, str]] = []
-        if self._unreadable == "drop":
-            self._drop_unreadable()
+        if self.unreadable == "drop":
+            self.drop_unreadable()
 
     def like(self, folder: str | os.PathLike[str], *, labelled: bool = True) -> Self:
         """Return another folder's files with the options and the classes of these.
@@ -79,8 +79,15 @@ class DecodedFiles(Dataset):
             FileError, InputError, NameNotFoundError: as the class.
         """
         other = copy(self)
-        other._list(folder, self.classes, labelled)
+        other.take_folder(folder, self.classes, labelled)
         return other
+
+    def list_options(self) -> dict[str, Any] | None:
+        """Return the arguments that decide what a file becomes, in types of JSON.
+
+        None: they cannot be written, as a function of one's own.
+        """
+        return None
 
     @abstractmethod
     def decode(self, path: str) -> Array:
@@ -96,13 +103,18 @@ class DecodedFiles(Dataset):
         Raises:
             FileError, InputError: the file cannot be decoded.
         """
-        kept = self._kept.get(index)
+        path = self.paths[index]
+        return self.keep_decoded(path, lambda: self.decode(path))
+
+    def keep_decoded(self, path: str, decode: Callable[[], Array]) -> Array:
+        """Return what a file is decoded to, which must not be written to, and keep it in memory."""
+        kept = self._kept.get(path)
         if kept is not None:
             return kept
-        array = read_only(self.decode(self.paths[index]))
+        array = read_only(decode())
         with self._lock:
-            if self._used + array.nbytes <= self.cache and index not in self._kept:
-                self._kept[index] = array
+            if self._used + array.nbytes <= self.cache and path not in self._kept:
+                self._kept[path] = array
                 self._used += array.nbytes
         return array
 
@@ -118,16 +130,16 @@ class DecodedFiles(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.prepare(self.decoded(index)), *self._label(index)
+        return self.prepare(self.decoded(index)), *self.get_label(index)
 
     def sample_name(self, index: int) -> str:
         return os.path.relpath(os.path.abspath(self.paths[index]), self._folder)
 
-    def _label(self, index: int) -> Sample:
+    def get_label(self, index: int) -> Sample:
         return () if self._targets is None else (np.asarray(self._targets[index]),)
 
     def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
-        changed, *others = augment((self.decoded(index), *self._label(index)), rng)
+        changed, *others = augment((self.decoded(index), *self.get_label(index)), rng)
         return self.prepare(changed), *others
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
@@ -139,12 +151,12 @@ class DecodedFiles(Dataset):
             raise InputError(f"{self.what} without labels: labelled=False")
         return self._targets
 
-    def _drop_unreadable(self) -> None:
+    def drop_unreadable(self) -> None:
         """Decode every file, and leave out those that cannot be."""
         good: list[int] = []
         for index, path in enumerate(self.paths):
             try:
-                self.decoded(index)
+                self.check_sample(index)
             except EngineError as error:
                 self.dropped.append((path, str(error)))
             else:
@@ -156,8 +168,19 @@ class DecodedFiles(Dataset):
             if lost and self.classes is not None:
                 raise InputError(f"no file of the class {self.classes[min(lost)]!r} can be read")
             self._targets = self._targets[good]
-        self._kept = {new: self._kept[old] for new, old in enumerate(good) if old in self._kept}
-        self.paths = [self.paths[i] for i in good]
+        self.choose_samples(good)
+
+    def check_sample(self, index: int) -> None:
+        """Decode the files of a sample, which keeps them.
+
+        Raises:
+            EngineError: one of them cannot be decoded.
+        """
+        self.decoded(index)
+
+    def choose_samples(self, indices: Sequence[int]) -> None:
+        """Leave all other samples out."""
+        self.paths = [self.paths[i] for i in indices]
 
 
 def choose_one(what: str, value: Any, known: Sequence[str]) -> str:

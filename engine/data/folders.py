@@ -21,6 +21,8 @@ SPLITS = {  # the names of folders, in any case of letters
     TEST: ("test", "testing"),
 }
 _SPLIT_OF = {name: split for split, names in SPLITS.items() for name in names}
+PICTURES = ("images", "image", "imgs", "img", "pictures", "photos", "jpegimages")
+MASKS = ("masks", "mask", "labels", "annotations", "segmentations", "segmentationclass")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,14 @@ def _list_folders(path: str) -> list[str]:
 
 
 def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], what: str) -> None:
-    """Refuse sub-folders that are not classes: splits, and folders that hold folders alone."""
+    """Refuse sub-folders that are not classes: splits, pictures beside their masks, and folders
+    that hold folders alone.
+    """
+    if find_pair(path) is not None:
+        raise InputError(
+            f"{path!r} holds pictures and their masks, in {' and '.join(map(repr, folders))}, "
+            f"which are not classes: Masks({path!r}) reads them"
+        )
     splits = find_splits(path)
     if splits:
         names = [os.path.basename(place) for place in splits.values()]
@@ -145,6 +154,46 @@ def find_splits(folder: Any) -> dict[str, str]:
             )
         splits[split] = os.path.join(path, name)
     return splits if TRAIN in splits or any(map(_list_folders, splits.values())) else {}
+
+
+def find_pair(folder: Any) -> tuple[str, str] | None:
+    """Return the folders of pictures and of their masks in a folder that holds these two alone.
+
+    Raises:
+        FileError: the folder cannot be read.
+    """
+    from engine.data.pictures import MASK_SUFFIXES, SUFFIXES
+
+    path = arguments.check_path("folder", folder)
+    names = _list_folders(path) if os.path.isdir(path) else []
+    known = {name.lower(): os.path.join(path, name) for name in names}
+    of_pictures = [place for name, place in known.items() if name in PICTURES]
+    of_masks = [place for name, place in known.items() if name in MASKS]
+    if len(names) != 2 or len(of_pictures) != 1 or len(of_masks) != 1:
+        return None
+    pair = of_pictures[0], of_masks[0]
+    are_there = [
+        next(list_files(place, suffixes), None) is not None
+        for place, suffixes in zip(pair, (SUFFIXES, MASK_SUFFIXES), strict=True)
+    ]
+    return pair if all(are_there) else None
+
+
+def refuse_divided_pair(pictures: str, masks: str) -> None:
+    """Refuse pictures and masks that are both divided into splits, since these would be mixed.
+
+    Raises:
+        InputError: they are.
+    """
+    splits = find_splits(pictures)
+    if splits and find_splits(masks):
+        first = os.path.basename(next(iter(splits.values())))
+        root = os.path.dirname(pictures)
+        raise InputError(
+            f"{pictures!r} and {masks!r} are divided into splits, which would be one set of data: "
+            f"let the splits hold pictures and masks, as {os.path.join(root, first, 'images')!r} "
+            f"and {os.path.join(root, first, 'masks')!r}"
+        )
 
 
 def choose_validation(folder: Any) -> str | float:

@@ -94,6 +94,17 @@ class Images(DecodedFiles):
             folder, classes=classes, labelled=labelled, unreadable=unreadable, cache=cache
         )
 
+    def list_options(self) -> dict[str, Any] | None:
+        return {
+            "size": list(self.size),
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+            "layout": self.layout,
+            "color_mode": self.color_mode,
+            "resize": min(self.cover),
+            "unreadable": self.unreadable,
+        }
+
     def decode(self, path: str) -> Pixels:
         """Return a picture as augmentations get it: height x width x channels, 0 to 255."""
         return pictures.read(path, self.cover, self.color_mode)

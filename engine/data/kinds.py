@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.data.files import DecodedFiles
     from engine.data.preparation import Preparation
 
-Name = Literal["images", "sounds", "csv", "text", "arrays"]
+Name = Literal["images", "masks", "sounds", "csv", "text", "arrays"]
 
 _PLACE = "[data.options]"
 Learned = Mapping[str, Any]
@@ -70,6 +70,17 @@ class Kind:
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options that the type of the model's first input decides; `given` are those given."""
         return {}
+
+    def list_decided(self, training: Dataset) -> dict[str, Any]:
+        """Return options that the training data decide, and that other data need as well."""
+        return {}
+
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        """Return the options with which `open` makes another dataset like this one.
+
+        None: it is of another kind, or of a class of one's own.
+        """
+        return None
 
     def read_learned(self, training: Dataset) -> dict[str, Any]:
         """Return the options that the dataset has learned from its training samples."""
@@ -125,6 +136,11 @@ class _Images(_Decoded):
 
         return tables.make(Images, asked.options, _PLACE, folder=path, **given)
 
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        from engine.data.images import Images
+
+        return dataset.list_options() if type(dataset) is Images else None
+
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Size, layout and colours, as an input of four axes declares them."""
         if len(feature.shape) != 4:
@@ -144,6 +160,28 @@ class _Images(_Decoded):
         return options
 
 
+class _Masks(_Images):
+    def list_suffixes(self) -> Sequence[str]:
+        return ()  # two folders say that these are pictures with masks, see `places.find_kind`
+
+    def make(self, asked: DataRequest, path: Path, **given: Any) -> DecodedFiles:
+        from engine.data.masks import Masks
+
+        return tables.make(Masks, asked.options, _PLACE, folder=path, **given)
+
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        from engine.data.masks import Masks
+
+        return dataset.list_options() if type(dataset) is Masks else None
+
+    def list_decided(self, training: Dataset) -> dict[str, Any]:
+        """Return the values that stand for the classes in masks."""
+        from engine.data.masks import Masks
+
+        assert isinstance(training, Masks), training
+        return {"values": [v if isinstance(v, int) else list(v) for v in training.values or ()]}
+
+
 class _Sounds(_Decoded):
     def list_suffixes(self) -> Sequence[str]:
         from engine.data.sounds import SUFFIXES
@@ -157,6 +195,11 @@ class _Sounds(_Decoded):
         if options.get("features") == "none":  # TOML has no null
             options["features"] = None
         return tables.make(Sounds, options, _PLACE, folder=path, **given)
+
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        from engine.data.sounds import Sounds
+
+        return dataset.list_options() if type(dataset) is Sounds else None
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Bands and length, as an input [batch, 1, bands, frames] or [batch, 1, samples] has it."""
@@ -220,6 +263,11 @@ class _Tables(Kind):
             parts.append(rows.take(np.arange(len(rows)))[0])
         return places, Arrays(np.concatenate(parts))
 
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        from engine.data.tables import Table
+
+        return dataset.list_options() if isinstance(dataset, Table) else None
+
     def read_learned(self, training: Dataset) -> dict[str, Any]:
         return {"preparation": _find_preparation(training)}
 
@@ -274,20 +322,38 @@ class _Texts(Kind):
     def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        from engine.data.tokens import Tokens
+        texts, places = _read_loose_texts(paths, asked.options)
+        return places, make_texts(asked, texts)
 
-        labelled, tokenizer, options = _split_text_options(asked)
-        if not labelled:
-            raise InputError("of models of the next token predictions are made in Python")
-        texts, places = _read_loose_texts(paths, options)
-        encode, length = Tokens(tokenizer, special=True), options["length"]
-        pad = options.get("pad", encode.pad)
-        tokens, masks = (np.full((len(texts), length), v, np.int64) for v in (pad, 0))
-        for i, content in enumerate(texts):
-            words = encode(content)[:length]
-            tokens[i, : len(words)], masks[i, : len(words)] = words, 1
-        arrays = (tokens, masks) if options.get("mask") else (tokens,)
-        return places, Arrays(arrays)
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        from engine.data.texts import LabelledTexts
+
+        return dataset.list_options() if type(dataset) is LabelledTexts else None
+
+
+def make_texts(asked: DataRequest, texts: Sequence[str]) -> Dataset:
+    """Return texts to predict for as samples.
+
+    Raises:
+        InputError: the model predicts the next token, or a text is empty.
+    """
+    from engine.data.tokens import Tokens
+
+    labelled, tokenizer, options = _split_text_options(asked)
+    if not labelled:
+        raise InputError("of models of the next token predictions are made in Python")
+    encode, length = Tokens(tokenizer, special=True), options["length"]
+    pad = options.get("pad", encode.pad)
+    encoded = [encode(content)[:length] for content in texts]
+    for number, words in enumerate(encoded):
+        if not len(words):
+            raise InputError(f"text {number} is empty")
+    if length is None:  # each text has its own: they are filled up to the longest one
+        length = max(map(len, encoded))
+    tokens, masks = (np.full((len(texts), length), v, np.int64) for v in (pad, 0))
+    for i, words in enumerate(encoded):
+        tokens[i, : len(words)], masks[i, : len(words)] = words, 1
+    return Arrays((tokens, masks) if options.get("mask") else (tokens,))
 
 
 def _read_loose_texts(
@@ -330,8 +396,10 @@ def _split_text_options(asked: DataRequest) -> tuple[bool, Any, dict[str, Any]]:
 
     options = dict(asked.options)
     labelled = arguments.check_flag(f"{_PLACE}: labelled", options.pop("labelled", False))
-    name = arguments.check_text(f"{_PLACE}: tokenizer", options.pop("tokenizer", "bytes"))
-    return labelled, ByteTokenizer() if name == "bytes" else name, options
+    tokenizer = options.pop("tokenizer", "bytes")
+    if not callable(getattr(tokenizer, "encode", None)) or isinstance(tokenizer, str):
+        tokenizer = arguments.check_text(f"{_PLACE}: tokenizer", tokenizer)
+    return labelled, ByteTokenizer() if tokenizer == "bytes" else tokenizer, options
 
 
 class _Arrays(Kind):
@@ -379,8 +447,20 @@ class _Arrays(Kind):
 
 KINDS: dict[Name, Kind] = {
     "images": _Images(),
+    "masks": _Masks(),
     "sounds": _Sounds(),
     "csv": _Tables(),
     "text": _Texts(),
     "arrays": _Arrays(),
 }
+
+
+def describe(dataset: Dataset) -> tuple[Name, dict[str, Any]] | None:
+    """Return the kind of a dataset of files, and the options with which it is opened; None: it is
+    of no kind.
+    """
+    for name, kind in KINDS.items():
+        options = kind.describe(dataset)
+        if options is not None:
+            return name, options
+    return None

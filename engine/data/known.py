@@ -25,11 +25,11 @@ FILE, PREPARATION = "data.json", "preparation.json"
 class Known:
     """The kind, options, classes and preparation of the data of a training.
 
-    kind: of files at a path; None: the data were not given as a path.
+    kind: of files; None: the data are not files, or are read by a class of one's own.
     options: of the dataset that reads them.
     classes: names of the labels; empty: unknown.
     preparation: of a table; None: it was none.
-    reader: the dataset of files that was given instead of a path.
+    reader: the dataset of a class of one's own that reads files.
     """
 
     kind: Name | None = None
@@ -45,10 +45,18 @@ class Known:
             FileError: it cannot be written.
         """
         content = {"kind": self.kind, "options": dict(self.options), "classes": list(self.classes)}
-        text = json.dumps(content, ensure_ascii=False, indent=1)
+        try:
+            text = json.dumps(content, ensure_ascii=False, indent=1)
+        except TypeError:  # an object among the options, such as a tokenizer
+            text = json.dumps({**content, "kind": None, "options": {}}, ensure_ascii=False)
         files.write(os.fspath(folder / FILE), [text.encode()])
         if self.preparation is not None:
             self.preparation.save(folder / PREPARATION)
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Return options that the dataset has learned from the training samples."""
+        return {} if self.preparation is None else {"preparation": self.preparation}
 
     @classmethod
     def read(cls, folder: Path) -> Known | None:

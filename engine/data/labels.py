@@ -20,6 +20,7 @@ from engine.data.samples import Array
 
 ClassWeight = str | Mapping[Any, float] | Sequence[float]
 SHOWN = 20  # classes of a message
+COUNTED = 1 << 20  # labels at a time: `numpy.bincount` copies them to 8 bytes each
 
 
 def is_text(labels: Array) -> bool:
@@ -84,8 +85,10 @@ def from_one_hot(labels: Array, what: str) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def count_classes(labels: Array, classes: int) -> npt.NDArray[np.int64]:
-    """Count the labels of each class.
+def count_classes(
+    labels: Array, classes: int, ignore_index: int | None = None
+) -> npt.NDArray[np.int64]:
+    """Count the labels of each class, without those that are `ignore_index`.
 
     Raises:
         DTypeError: the labels are not whole numbers.
@@ -96,16 +99,25 @@ def count_classes(labels: Array, classes: int) -> npt.NDArray[np.int64]:
             f"labels of type {labels.dtype} and shape {list(labels.shape)}; to weigh classes, "
             "each must be one whole number"
         )
-    flat = labels.reshape(-1).astype(np.int64)
+    flat = labels.reshape(-1)
+    if ignore_index is not None:
+        flat = flat[flat != ignore_index]
     if flat.size and not 0 <= flat.min() <= flat.max() < classes:
         raise InputError(
             f"labels from {flat.min()} to {flat.max()}; the model has {classes} classes"
         )
-    return np.bincount(flat, minlength=classes).astype(np.int64)
+    counts = np.zeros(classes, np.int64)
+    for begin in range(0, flat.size, COUNTED):
+        counts += np.bincount(flat[begin : begin + COUNTED], minlength=classes)
+    return counts
 
 
 def class_weights(
-    given: ClassWeight, labels: Array | None, classes: int, names: Sequence[str] | None = None
+    given: ClassWeight,
+    labels: Array | None,
+    classes: int,
+    names: Sequence[str] | None = None,
+    ignore_index: int | None = None,
 ) -> npt.NDArray[np.float32]:
     """Return a factor for each class.
 
@@ -116,6 +128,7 @@ def class_weights(
         labels: of the training samples; needed for "balanced".
         classes: how many there are.
         names: of the classes, in the order of their numbers.
+        ignore_index: the label of positions that do not count; None: all do.
 
     Raises:
         InputError: a factor is missing, negative or not finite, or a class has no samples.
@@ -133,7 +146,7 @@ def class_weights(
                 "class_weight='balanced' counts labels, and the training data yield batches one "
                 "after another: give a list of factors, one for each class"
             )
-        counts = count_classes(arguments.make_array("labels", labels), classes)
+        counts = count_classes(arguments.make_array("labels", labels), classes, ignore_index)
         if not counts.all():
             number = int(np.flatnonzero(counts == 0)[0])
             name = repr(names[number]) if names else f"class {number}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,9 @@ Pixels = npt.NDArray[np.uint8]
 ColorMode = Literal["rgb", "grayscale"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff")  # without losses
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+MASK_FORMATS = ("PNG", "BMP", "GIF", "TIFF")
 LONGEST = 16  # times the side of the part that is cut out: what is beyond is cut off first
 MODES = {"rgb": "RGB", "grayscale": "L"}
 ORIENTATION = 0x0112  # the tag of EXIF
@@ -34,8 +38,12 @@ def import_pillow() -> Any:
     return require("PIL.Image", "images", "reading pictures")
 
 
-def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
+def read(
+    path: str, cover: tuple[int, int], color_mode: ColorMode, *, whole: bool = False
+) -> Pixels:
     """Return a picture of a file, upright, scaled so that it just covers a height and a width.
+
+    whole: scale it to exactly this height and width, whatever its proportions.
 
     Palettes become colours, 16 bits a channel 8; transparency is dropped; of an animation the first
     picture is taken.  Of one whose longer side would be more than `LONGEST` times as long as needed
@@ -54,8 +62,11 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
             height, width = _scale(image.size[::-1], cover[::-1] if turned else cover)
             image.draft(MODES[color_mode], (width, height))
             upright = _turn_upright(image)
-            upright = _cut(upright, cover)
-            height, width = _scale(upright.size[::-1], cover)
+            if whole:
+                height, width = cover
+            else:
+                upright = _cut(upright, cover)
+                height, width = _scale(upright.size[::-1], cover)
             converted = _convert(image_module, upright, MODES[color_mode])
             if converted.size != (width, height):
                 converted = converted.resize((width, height), image_module.Resampling.BILINEAR)
@@ -63,13 +74,68 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
     except (EngineError, MemoryError):
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and others
-        size = os.path.getsize(path) if os.path.isfile(path) else None
-        told = "the file is empty" if size == 0 else getattr(error, "strerror", None) or error
-        raise FileError(f"cannot read the picture {path!r}: {told}") from error
+        raise _refuse(path, error) from error
     return pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]
 
 
-def _open(image_module: Any, path: str) -> Any:
+def read_mask(path: str) -> npt.NDArray[Any]:
+    """Return the values of a mask as they are drawn: height x width, or with red, green and blue.
+
+    Of a palette they are its numbers; shades of one bit are 0 and 255; transparency is dropped.
+
+    Raises:
+        FileError, LimitError, InputError: as `read`.
+    """
+    image_module = import_pillow()
+    try:
+        with _open(image_module, path, MASK_FORMATS) as image:
+            if image.mode == "F":
+                raise ValueError("floating-point numbers, which do not stand for classes")
+            is_grey = image.mode in ("L", "P") or image.mode.startswith("I")
+            shown = "L" if image.mode in ("1", "LA", "La") else "RGB"
+            return np.array(image if is_grey else image.convert(shown))
+    except (EngineError, MemoryError):
+        raise
+    except Exception as error:
+        raise _refuse(path, error) from error
+
+
+def encode_mask(numbers: Pixels, colours: Sequence[Sequence[int]]) -> bytes:
+    """Return a PNG file of numbers of classes, height x width, whose palette has their colours."""
+    image = import_pillow().fromarray(numbers)
+    image.putpalette([part for colour in colours for part in colour])
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def measure(path: str) -> tuple[int, int]:
+    """Return the height and the width of a picture, upright; only its header is read.
+
+    Raises:
+        FileError, LimitError, InputError: as `read`.
+    """
+    image_module = import_pillow()
+    try:
+        with _open(image_module, path) as image:
+            width, height = image.size
+            turned = image.getexif().get(ORIENTATION) in TURNED
+    except (EngineError, MemoryError):
+        raise
+    except Exception as error:
+        raise _refuse(path, error) from error
+    return (width, height) if turned else (height, width)
+
+
+def _refuse(path: str, error: Exception) -> FileError:
+    """Return the error of a file that is not a picture."""
+    size = os.path.getsize(path) if os.path.isfile(path) else None
+    told = "the file is empty" if size == 0 else getattr(error, "strerror", None) or error
+    more = "; unreadable='drop' leaves such files out" if os.path.isfile(path) else ""
+    return FileError(f"cannot read the picture {path!r}: {told}{more}")
+
+
+def _open(image_module: Any, path: str, formats: Sequence[str] = FORMATS) -> Any:
     """Open the picture of a file and read only its header.
 
     Only the formats of `SUFFIXES` are accepted, whatever the file is called: Pillow would run
@@ -77,7 +143,7 @@ def _open(image_module: Any, path: str) -> Any:
     """
     most = image_module.MAX_IMAGE_PIXELS
     try:
-        image = image_module.open(path, formats=FORMATS)
+        image = image_module.open(path, formats=formats)
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
         raise InputError(f"{path!r}: {error}") from error
     width, height = image.size

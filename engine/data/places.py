@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.base.errors import FileError, ShapeError, suggest_nearest
 from engine.data.dataset import Dataset
+from engine.data.folders import find_pair
 from engine.data.kinds import KINDS, Name, Shaped
 
 _LOOKED_AT = 1000  # files of a folder
@@ -22,12 +23,16 @@ def find_kind(path: Path) -> Name:
         FileError: there is nothing of a kind that is known, or nothing at all.
     """
     check_exists(path)
+    if find_pair(path) is not None:
+        return "masks"
     counts = Counter[Name]()
     for suffix in _list_suffixes(path):
         counts.update(name for name, kind in KINDS.items() if suffix in kind.list_suffixes())
     if not counts:
         known = "; ".join(
-            f"{name}: {' '.join(kind.list_suffixes())}" for name, kind in KINDS.items()
+            f"{name}: {' '.join(kind.list_suffixes())}"
+            for name, kind in KINDS.items()
+            if kind.list_suffixes()
         )
         raise FileError(f"{path}: no data that are known by their names ({known})")
     return counts.most_common(1)[0][0]

@@ -87,6 +87,17 @@ class Sounds(DecodedFiles):
             folder, classes=classes, labelled=labelled, unreadable=unreadable, cache=cache
         )
 
+    def list_options(self) -> dict[str, Any] | None:
+        if self.features is not None and type(self.features) is not LogMel:
+            return None
+        features = "none" if self.features is None else vars(self.features)
+        return {
+            "rate": self.rate,
+            "seconds": self.length / self.rate,
+            "features": dict(features) if isinstance(features, dict) else features,
+            "unreadable": self.unreadable,
+        }
+
     def decode(self, path: str) -> Floats:
         """Return the samples of a file, as augmentations get them."""
         samples, rate = self._read_file(path)

@@ -94,6 +94,12 @@ class Table(Dataset):
         self._missing: Missing = missing
         self._unknown: Unknown = unknown
         self._normalize = normalize
+        self._form = {
+            "missing_values": list(missing_values),
+            "delimiter": delimiter,
+            "encoding": encoding,
+            "header": header,
+        }
         rows = _read_rows(source, missing_values, delimiter, encoding, header)
         targets = [label] if isinstance(label, str) else list(label or ())
         if preparation is not None:
@@ -125,6 +131,10 @@ class Table(Dataset):
         self.preparation = preparation or self._learn(self._rows, classes)
         self.classes = None if classes is None else list(classes)
         self._features = self._encode()
+
+    def list_options(self) -> dict[str, Any]:
+        """Return the arguments that decide how a file is read."""
+        return {"target": list(self._targets), **self._form}
 
     @property
     def width(self) -> int:

@@ -17,7 +17,7 @@ from engine.data.dataset import Dataset, Indices
 from engine.data.folders import list_all, list_classes
 from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import find_classes
-from engine.data.tokens import Tokens
+from engine.data.tokens import ByteTokenizer, Tokens
 
 SUFFIXES = (".txt", ".md")
 
@@ -143,6 +143,8 @@ class LabelledTexts(Dataset):
         if self.length is not None and self.length < 1:
             raise InputError(f"length={length}; expected a positive number")
         self.mask = mask
+        self._form = {"text": text, "label": label, "encoding": encoding, "delimiter": delimiter}
+        self._tokenizer = tokenizer
         if self.mask and self.length is None:
             raise InputError("mask=True needs a length; Buckets(mask=True) needs none")
         encode = Tokens(tokenizer, special=True)
@@ -171,6 +173,18 @@ class LabelledTexts(Dataset):
             if not content.strip() or not len(tokens):
                 raise InputError(f"{where}: an empty text")
             self.tokens.append(tokens)
+
+    def list_options(self) -> dict[str, Any]:
+        """Return the arguments that decide what a text becomes."""
+        is_bytes = type(self._tokenizer) is ByteTokenizer
+        return {
+            "labelled": True,
+            "tokenizer": "bytes" if is_bytes else self._tokenizer,
+            "length": self.length,
+            "mask": self.mask,
+            "pad": self.pad,
+            **self._form,
+        }
 
     def __len__(self) -> int:
         return len(self.tokens)

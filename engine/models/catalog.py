@@ -129,7 +129,7 @@ ARCHITECTURES = {
         ),
         Architecture(
             unet.build_unet_small, (3, 128, 128), "a class for each pixel, such as road and sky",
-            "arrays of pictures and of masks [samples, height, width]", "1505.04597",
+            "a folder of pictures and a folder of masks", "1505.04597",
             ("head.",), answers="pixel",
         ),
     )

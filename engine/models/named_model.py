@@ -14,6 +14,7 @@ from engine.data.dataset import Dataset
 from engine.data.tokens import ByteTokenizer
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.loss_types.classes import CrossEntropyLoss
 from engine.models import weights as files_of_weights
 from engine.models.catalog import Architecture
 
@@ -27,7 +28,7 @@ class NamedModel:
     kind: its architecture.
     graph: the forward model.
     classes: the names of the labels 0, 1, ...; None: unknown, or it predicts values.
-    loss: the name of the loss that fits it.
+    loss: the loss that fits it, or its name.
     loss_inputs: the output and the target of the loss, where these are not the usual ones.
     random: the parameters that a file of weights does not have in this shape.
     """
@@ -35,7 +36,7 @@ class NamedModel:
     kind: Architecture
     graph: Graph
     classes: Sequence[str] | None
-    loss: str
+    loss: str | CrossEntropyLoss
     loss_inputs: Sequence[str]
     random: Sequence[str]
 
@@ -87,6 +88,8 @@ def make(
     """
     sample = None if data is None else data[0]
     shape = _find_shape(kind, input_shape, None if sample is None else sample[0])
+    if sample is not None and len(sample) > 1:
+        _check_target(kind, sample[0], sample[-1])
     options = dict(kind.options)
     if kind.takes("words"):
         options["words"] = _count_words(kind, words, data)
@@ -103,10 +106,17 @@ def make(
         kind=kind,
         graph=graph,
         classes=names,
-        loss="mse" if is_values else "cross_entropy",
+        loss="mse" if is_values else _choose_loss(data),
         loss_inputs=("scores", "x") if kind.answers == "input" else (),
         random=random,
     )
+
+
+def _choose_loss(data: Dataset | None) -> str | CrossEntropyLoss:
+    """Return the loss for classes, which leaves out positions that the data mark."""
+    if data is None or data.ignore_index is None:
+        return "cross_entropy"
+    return CrossEntropyLoss(ignore_index=data.ignore_index)
 
 
 def _find_shape(
@@ -154,6 +164,34 @@ def _find_shape(
             wanted = "whole numbers, one for each word" if is_words else "numbers of floating point"
             raise DTypeError(f"{kind.name}: samples are {sample.dtype}; expected {wanted}")
     return shape
+
+
+def _check_target(kind: Architecture, features: np.ndarray, target: np.ndarray) -> None:
+    """Refuse targets of another form than the architecture's answers.
+
+    Raises:
+        ShapeError: they are.
+    """
+    pixels, is_whole = features.shape[1:], target.dtype.kind in "iub"
+    wrong = {
+        "sample": is_whole and target.ndim > 1,  # of one axis: one-hot
+        "position": target.shape != features.shape,
+        "pixel": target.shape != pixels,
+        "input": False,
+    }
+    if not wrong[kind.answers]:
+        return
+    wanted = {
+        "sample": "a class for each sample",
+        "position": f"a tag for each of its {features.shape[0]} words",
+        "pixel": f"a mask of {' x '.join(map(str, pixels))} pixels",
+        "input": "none",
+    }
+    other = ", as unet_small learns" if target.shape == pixels and len(pixels) == 2 else ""
+    raise ShapeError(
+        f"{kind.name}: the target of a sample is {list(target.shape)}{other}; expected "
+        f"{wanted[kind.answers]}"
+    )
 
 
 def _count_words(kind: Architecture, given: int | None, data: Dataset | None) -> int:

@@ -95,6 +95,20 @@ def photos(folder: str, kinds: int = 3, each: int = 20, side: int = 32) -> None:
             Image.fromarray(pixels).save(place / f"{i:02}.png")
 
 
+def masks(folder: str, each: int = 12, side: int = 48) -> None:
+    """Write red discs on noise, and their masks: `images/<number>.png` and `masks/<number>.png`."""
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:side, :side]
+    for what in ("images", "masks"):
+        Path(folder, what).mkdir(parents=True)
+    for i in range(each):
+        row, column = rng.integers(side // 4, 3 * side // 4, 2)
+        disc = np.hypot(rows - row, columns - column) < side / 5
+        pixels = rng.integers(0, 80, (side, side, 3)) + disc[..., np.newaxis] * [160, 60, 40]
+        Image.fromarray(pixels.astype(np.uint8)).save(Path(folder, "images", f"{i:02}.png"))
+        Image.fromarray((disc * 255).astype(np.uint8)).save(Path(folder, "masks", f"{i:02}.png"))
+
+
 def digits(folder: str = "photos", count: int = 600) -> None:
     """Write scikit-learn's handwritten digits: `folder/<digit>/<number>.png`."""
     from sklearn.datasets import load_digits
