@@ -13,7 +13,7 @@ from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import list_turns
 from engine.distributed.group import gather_values
-from engine.trainer.inputs import count_samples, split_batch
+from engine.trainer.inputs import count_samples, split_batch, stack_lists
 from engine.trainer.metrics.named import list_results
 from engine.trainer.sizes import BATCH_SIZE, find_fixed_batch, make_batches, pad_samples
 
@@ -133,6 +133,7 @@ def predict(learner: Learner, data: Any, batch_size: int | None) -> Array | tupl
     fixed = find_fixed_batch(model)
     size = fixed or (BATCH_SIZE if batch_size is None else batch_size)
     parts: dict[str, list[Array]] = {name: [] for name in learner.outputs}
+    data = stack_lists(model, learner.features, data)
     for batch in batches(data, batch_size=size, names=learner.features).epoch():
         arrays = learner.make_arrays(model, split_batch(batch))
         samples = count_samples(dict(enumerate(arrays)))

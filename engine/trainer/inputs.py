@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.element_types import NUMPY
-from engine.base.errors import DTypeError, InputError, LabelError, suggest_nearest
+from engine.base.errors import DTypeError, InputError, LabelError, ShapeError, suggest_nearest
 from engine.system.files import SHARES
 
 if TYPE_CHECKING:
@@ -51,6 +51,46 @@ def make_arrays(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> lis
             f"{len(batch)}"
         )
     return [_cast(model, name, value) for name, value in pairs]
+
+
+def stack_lists(model: Model, names: Sequence[str], data: Any) -> Any:
+    """Return lists of the samples of a single input as its array; other data as they are.
+
+    A list may also hold the arrays of all inputs, or batches.  The axes of the input tell which it
+    is.
+
+    Raises:
+        ShapeError: the samples have several shapes, or the list is one sample.
+    """
+    if not isinstance(data, list) or not data or len(names) != 1:
+        return data
+    if any(isinstance(item, tuple | Mapping | str) for item in data):
+        return data
+    (name,), axes = names, len(model.interface.inputs[names[0]].shape)
+    depth = _count_axes(data)
+    if depth == axes - 1:
+        raise ShapeError(
+            f"input {name!r}: a list of {depth} axes; expected one of samples, with {axes} axes: a "
+            "single sample is given as [sample]"
+        )
+    if depth != axes:
+        return data
+    samples = [arguments.make_array(f"sample {i}", item) for i, item in enumerate(data)]
+    for i, sample in enumerate(samples):
+        if sample.shape != samples[0].shape:
+            raise ShapeError(
+                f"input {name!r}: sample 0 is {list(samples[0].shape)}, and sample {i} is "
+                f"{list(sample.shape)}: fill short ones up as in the training, or predict samples "
+                "of one length together"
+            )
+    return np.stack(samples)
+
+
+def _count_axes(value: Any) -> int:
+    """Count the axes of nested lists and of what they hold, by the first of each."""
+    if isinstance(value, list | tuple):
+        return 1 + (_count_axes(value[0]) if value else 0)
+    return int(np.ndim(value))
 
 
 def count_samples(arrays: Mapping[Any, Any]) -> int:

@@ -21,9 +21,11 @@ from engine.data.dataset import find_root
 from engine.data.files import DecodedFiles
 from engine.data.folders import TEST, TRAIN, VALIDATION, choose_validation, split_of
 from engine.data.frames import is_frame
-from engine.data.kinds import KINDS, Loose
+from engine.data.kinds import KINDS, Loose, describe, make_texts
 from engine.data.known import Known
 from engine.data.loader import Batches, DatasetBatches
+from engine.data.masks import MOST, restore_mask
+from engine.data.pictures import measure
 from engine.data.places import check_exists, check_sample, find_kind, fit_options
 from engine.data.tables import Table
 
@@ -42,12 +44,15 @@ def is_path(data: Any) -> bool:
 def remember(learner: Learner, data: Batches) -> None:
     """Let a learner remember its training data, unless they were given as a path."""
     dataset = find_root(data.dataset) if isinstance(data, DatasetBatches) else None
-    if learner.known is not None and learner.known.kind is not None and dataset is learner.opened:
+    if dataset is not None and dataset is learner.opened:
         return
+    kind, options = (None if dataset is None else describe(dataset)) or (None, {})
     learner.known = Known(
+        kind=kind,
+        options=options,
         classes=list(data.classes or ()),
         preparation=dataset.preparation if isinstance(dataset, Table) else None,
-        reader=dataset if isinstance(dataset, DecodedFiles) else None,
+        reader=dataset if kind is None and isinstance(dataset, DecodedFiles) else None,
     )
 
 
@@ -70,7 +75,11 @@ def open_training(
         dataset = KINDS[known.kind].open(known, place, {})
         name = learner.inputs[0]
         check_sample(dataset, name, learner.session.training.interface.inputs[name])
-        learner.known = replace(known, classes=list(dataset.classes or ()))
+        learner.known = replace(
+            known,
+            classes=list(dataset.classes or ()),
+            options={**known.options, **KINDS[known.kind].list_decided(dataset)},
+        )
         learner.opened = dataset
         if validation is None:
             validation = choose_validation(root)
@@ -106,10 +115,9 @@ def _find_known(learner: Learner, place: Path) -> Known:
     if known is None:
         return _settle_kind(learner, place)
     if known.kind is None and known.reader is None:
-        form = "a table" if known.preparation is not None else "data that were not files"
         raise InputError(
-            f"{os.fspath(place)!r}: the trainer has learned from {form}, so that nothing tells how "
-            "files become samples: give the data in the form of the training"
+            f"{os.fspath(place)!r}: the trainer has learned from data that were not files, so that "
+            "nothing tells how files become samples: give the data in the form of the training"
         )
     return known
 
@@ -132,7 +140,7 @@ def open_labelled(learner: Learner, data: Any, splits: Sequence[str] = (TEST, VA
     if known.reader is not None:
         return known.reader.like(place)
     assert known.kind is not None
-    return KINDS[known.kind].open(known, place, {})
+    return KINDS[known.kind].open(known, place, known.learned)
 
 
 def open_unlabelled(learner: Learner, data: Any) -> tuple[Any, list[dict[str, Any]] | None]:
@@ -144,6 +152,8 @@ def open_unlabelled(learner: Learner, data: Any) -> tuple[Any, list[dict[str, An
     known = learner.known
     if is_frame(data) and known is not None and known.preparation is not None:
         return Table(data, None, preparation=known.preparation), None
+    if known is not None and known.kind == "text" and _are_texts(data):
+        return make_texts(known, data), [{"text": text} for text in data]
     if not is_path(data):
         return data, None
     check_exists(Path(data))
@@ -152,8 +162,12 @@ def open_unlabelled(learner: Learner, data: Any) -> tuple[Any, list[dict[str, An
         loose = known.reader.like(Path(data), labelled=False)
         return Loose(loose.paths, loose.read), [{"file": path} for path in loose.paths]
     assert known.kind is not None
-    places, samples = KINDS[known.kind].open_unlabelled(known, [Path(data)], {})
+    places, samples = KINDS[known.kind].open_unlabelled(known, [Path(data)], known.learned)
     return samples, places
+
+
+def _are_texts(data: Any) -> bool:
+    return isinstance(data, list | tuple) and bool(data) and all(isinstance(x, str) for x in data)
 
 
 def make_rows(
@@ -163,8 +177,16 @@ def make_rows(
 ) -> Rows:
     """Return a row for each sample: its place, and its class with all probabilities, or its values.
 
+    Where each pixel has scores of the classes, a row has the mask, uint8 [height, width] of the
+    picture's file, and the share of the pixels that each class has.
+
     outputs: scores, probabilities, or logarithms of them.
     """
+    if outputs.ndim == 4 and outputs.shape[1] == len(classes) and len(classes) <= MOST:
+        return [
+            _make_mask_row(place, scores, classes)
+            for place, scores in zip(places, outputs, strict=True)
+        ]
     if not classes or outputs.shape[1:] != (len(classes),):
         return [
             {**place, "values": row.tolist()} for place, row in zip(places, outputs, strict=True)
@@ -179,6 +201,17 @@ def make_rows(
         }
         for place, row in zip(places, shares, strict=True)
     ]
+
+
+def _make_mask_row(
+    place: Mapping[str, Any], scores: Array, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the place, the mask as large as the picture, and the share of each class in it."""
+    numbers = scores.argmax(0)
+    size = measure(place["file"]) if "row" not in place else numbers.shape
+    mask = restore_mask(numbers, (size[0], size[1]))
+    shares = np.bincount(mask.reshape(-1), minlength=len(classes)) / max(mask.size, 1)
+    return {**place, "mask": mask, "shares": dict(zip(classes, shares.tolist(), strict=True))}
 
 
 def compute_probabilities(scores: Array) -> Array:

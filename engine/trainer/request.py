@@ -206,7 +206,7 @@ def _weigh_classes(
             count = int(labels.max(initial=-1)) + 1
         else:
             count = len(given)
-        weights = class_weights(given, labels, count, data.classes)
+        weights = class_weights(given, labels, count, data.classes, trainer.ignore_index)
     takes_shares = SHARES in trainer.learner.session.training.interface.notes
     if weights is None and (not mixes or takes_shares):
         return None, None

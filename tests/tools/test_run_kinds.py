@@ -168,3 +168,38 @@ def test_wrong_words(
     given = ("--model", model, "--data", table, "-o", tmp_path / "run", "--epochs", 1, *FAST)
     told = said(capsys, "train", *given, *words, "--json", status=1)
     assert message in told
+
+
+def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A divided root of pictures with masks, from the training to files of masks."""
+    image_module = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        mask = np.zeros((16, 20), np.uint8)
+        mask[: rng.integers(4, 12), : rng.integers(4, 12)] = 200
+        place = tmp_path / "data" / ("train" if number < 8 else "val")
+        for what, pixels in (("images", np.stack([mask] * 3, -1)), ("masks", mask)):
+            (place / what).mkdir(parents=True, exist_ok=True)
+            image_module.fromarray(pixels).save(place / what / f"{number}.png")
+    run, made = tmp_path / "run", tmp_path / "made"
+    words = ("--model", "unet_small", "--data", tmp_path / "data", "-o", run, "--epochs", 8, *FAST)
+    size = ("--set", "data.options.size=16", "--class", "rest", "--class", "corner", "--batch", 2)
+    found = report(capsys, "train", *words, *size, "--augment", "flip")
+    assert found["classes"] == ["rest", "corner"]
+    assert found["best"]["val_iou"] > 0.3
+    config = runs.read_config(run)
+    assert (config.data.kind, config.data.options["values"]) == ("masks", [0, 200])
+    assert report(capsys, "eval", run, "--data", tmp_path / "data")["iou"] > 0.3
+    new = tmp_path / "data/val/images"
+    assert said(capsys, "predict", run, new, "-o", made) == f"{made}: 4 predictions\n"
+    drawn = image_module.open(made / "10.png")  # the first one by name
+    assert (drawn.mode, drawn.size, set(np.unique(drawn))) == ("P", (20, 16), {0, 1})
+    rows = report(capsys, "predict", run, new, "-o", tmp_path / "p.csv")
+    assert sum(rows[0]["shares"].values()) == pytest.approx(1)
+    assert rows[0]["shares"]["corner"] == pytest.approx(np.mean(np.asarray(drawn) == 1))
+    head = (tmp_path / "p.csv").read_text().splitlines()[0]
+    assert head == "file,share(rest),share(corner)"
+    assert "is the picture itself" in said(capsys, "predict", run, new, "-o", new, status=1)
+    other = ("--model", "cnn", "--data", tmp_path / "data", "-o", tmp_path / "other")
+    refused = said(capsys, "train", *other, status=1)
+    assert "as unet_small learns; expected a class for each sample" in refused

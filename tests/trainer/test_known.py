@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from engine import Trainer
-from engine.data import Csv, Images, Table
+from engine.data import ByteTokenizer, Csv, Images, LabelledTexts, Table
 from engine.data.known import FILE, Known
 from engine.errors import EngineError, FileError, InputError, NameNotFoundError
+from engine.tools import cli
 from tests.support import page_setup
 from tests.support.run_models import (
     write_classifier,
@@ -142,7 +143,7 @@ def test_frames_are_prepared_as_the_table_of_the_training(
     again.load(tmp_path / "run")
     np.testing.assert_allclose(again.predict(few), expected[3:9], rtol=1e-5)
     (tmp_path / "photos").mkdir()
-    with pytest.raises(InputError, match=r"photos.*has learned from a table"):
+    with pytest.raises(InputError, match=r"photos': no tables; expected files as \*.csv"):
         trainer.predict("photos")
     fresh = make(tmp_path / "forward.onnx")
     with pytest.raises(InputError, match="a DataFrame says not"):
@@ -180,3 +181,71 @@ def test_damaged_files(text: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is damaged"):
         Known.read(tmp_path)
     assert Known.read(tmp_path / "none") is None
+
+
+def test_files_of_tables_are_prepared_as_the_frame_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    columns = {"a": rng.normal(5, 3, 30), "b": ["x", "y", "z"] * 10, "kind": ["c", "d"] * 15}
+    table = Table(columns, "kind")
+    trainer = Trainer.from_model("mlp", data=table, seed=0, threads=1)
+    trainer.fit(table, folder="run", **OPTIONS)
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    Path("new.csv").write_text("\n".join(["a,b,kind", *lines]))
+    rows = trainer.predict("new.csv")
+    assert [row["row"] for row in rows] == list(range(30))
+    assert [row["class"] for row in rows] == [
+        "cd"[number] for number in np.asarray(trainer.predict(table)).argmax(1)
+    ]
+    assert trainer.evaluate("new.csv") == pytest.approx(trainer.evaluate(table), rel=1e-5)
+    assert Trainer.from_run("run").predict("new.csv") == rows
+
+
+def test_texts_are_read_as_in_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files were refused after a training on `LabelledTexts`, and in another process."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["a bad one,bad", "good as gold,good", "so bad a film,bad", "it is good,good"] * 4
+    Path("reviews.csv").write_text("\n".join(["text,label", *lines]))
+    texts = LabelledTexts("reviews.csv", ByteTokenizer(), length=16)
+    trainer = Trainer.from_model("textcnn", data=texts, seed=0, threads=1)
+    trainer.fit(texts, folder="run", **OPTIONS)
+    rows = trainer.predict("reviews.csv")
+    assert [row["class"] for row in rows] == [
+        ["bad", "good"][number] for number in np.asarray(trainer.predict(texts)).argmax(1)
+    ]
+    assert Trainer.from_run("run").predict("reviews.csv") == rows
+    told = trainer.predict([line.split(",")[0] for line in lines])
+    assert told[0]["text"] == "a bad one"
+    assert [row["class"] for row in told] == [row["class"] for row in rows]
+    with pytest.raises(InputError, match="text 1 is empty"):
+        trainer.predict(["a", ""])
+    own = LabelledTexts("reviews.csv", Words(), length=16)
+    other = Trainer.from_model("textcnn", data=own, seed=0, threads=1)
+    other.fit(own, folder="other", **OPTIONS)
+    assert len(other.predict("reviews.csv")) == 16
+    with pytest.raises(InputError, match="nothing tells how files become samples"):
+        Trainer.from_run("other").predict("reviews.csv")
+
+
+class Words(ByteTokenizer):
+    """A tokenizer of one's own, which no file can name."""
+
+
+def test_runs_of_other_doors_predict_files(tmp_path: Path) -> None:
+    """Runs of `Images` and of the command were refused: "data that were not files"."""
+    pytest.importorskip("PIL", reason="needs Pillow")
+    photos = write_pictures(tmp_path / "photos")
+    images = Images(photos, 16, mean=0.4)
+    trainer = Trainer.from_model("cnn", data=images, seed=0, threads=1)
+    trainer.fit(images, folder=tmp_path / "run", **OPTIONS)
+    rows = trainer.predict(photos)
+    assert [row["probability"] for row in Trainer.from_run(tmp_path / "run").predict(photos)] == [
+        pytest.approx(row["probability"], rel=1e-5) for row in rows
+    ]
+    words = ["--model", "cnn", "--data", photos, "--epochs", 1, "-o", tmp_path / "told"]
+    assert cli.main(["train", *map(str, words)]) == 0
+    of_command = Trainer.from_run(tmp_path / "told")
+    assert of_command.predict(photos)[0]["file"] == rows[0]["file"]
+    assert "accuracy" in of_command.evaluate(photos, metrics="accuracy")

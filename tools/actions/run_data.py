@@ -81,6 +81,12 @@ def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = 
     return KINDS[table.kind].open(table, path, learned or {})
 
 
+def list_decided(table: DataTable, training: Dataset) -> dict[str, Any]:
+    """Return options that the training data decide, for the configuration."""
+    assert table.kind != "auto"
+    return KINDS[table.kind].list_decided(training)
+
+
 def get_learned(table: DataTable, training: Dataset) -> dict[str, Any]:
     """Return the options that a dataset has learned from its training samples, for other data."""
     assert table.kind != "auto"

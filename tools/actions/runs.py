@@ -56,7 +56,7 @@ def choose_metrics(config: RunConfig) -> Sequence[str]:
     if config.model.loss == "none" or config.data.options.get("target") in ("", [], ()):
         return ()
     if config.data.classes:
-        return ("accuracy",)
+        return ("iou",) if config.data.kind == "masks" else ("accuracy",)
     return ("perplexity",) if config.data.kind == "text" else ("mae",)
 
 

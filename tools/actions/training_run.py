@@ -383,7 +383,14 @@ def _settle(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset]
     data = run_data.settle(config.data, feature)
     dataset = run_data.open_training(data)
     classes = tuple(dataset.classes or ())
-    return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
+    options = {**data.options, **run_data.list_decided(data, dataset)}
+    config = config.change("data", **vars(data) | {"classes": classes, "options": options})
+    given = config.model.loss_options
+    if dataset.ignore_index is not None and not config.model.loss and "ignore_index" not in given:
+        config = config.change(
+            "model", loss_options={**given, "ignore_index": dataset.ignore_index}
+        )
+    return config, dataset
 
 
 def _split_data(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
@@ -435,7 +442,8 @@ def _make_recipe(config: RunConfig, training: Dataset) -> Recipe:
         known = config.data.classes
         if not known:
             raise InputError("class_weight: the data have no classes")
-        weight = class_weights(given, training.labels(), len(known), known)
+        ignored = getattr(loss, "ignore_index", None)
+        weight = class_weights(given, training.labels(), len(known), known, ignored)
     if mixes or weight is not None:
         loss = adapt(loss, weight, mixes)
     return Recipe(loss, config.make_optimizer(), select_options(config.model, RecipeOptions))

@@ -24,7 +24,9 @@ from engine.trainer.trainer import Trainer
 @options.batch_size
 @options.checkpoint
 @options.take_threads("all cores")
-@options.take_out("Write a table, *.csv or *.json, instead of lines.")
+@options.take_out(
+    "Write a table, *.csv or *.json, instead of lines; or masks of pictures, into a folder."
+)
 @options.as_json
 @options.imports
 def command(
@@ -36,19 +38,22 @@ def command(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict the classes of files, with their probabilities, or values.
+    """Predict the classes of files, with their probabilities, or values, or masks of pictures.
 
     In a folder, all files at any depth are read.
     """
-    if out is not None and out.suffix not in prediction.FORMATS:
+    config = runs.read_config(run)  # says what is wrong with it before anything is loaded
+    is_table = out is not None and out.suffix in prediction.FORMATS
+    if out is not None and not is_table and config.data.kind != "masks":
         raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")
-    runs.read_config(run)  # says what is wrong with it before anything is loaded
     trainer = Trainer.from_run(run, checkpoint, threads=threads)
     rows = prediction.predict(run, trainer, files, batch_size)
-    if out is not None:
+    if out is not None and is_table:
         prediction.write(rows, out)
+    elif out is not None:
+        prediction.write_masks(rows, out, files, config)
     if as_json:
-        options.print_json(rows)
+        options.print_json(prediction.drop_masks(rows))
     elif out is not None:
         options.echo(f"{out}: {len(rows):,} predictions")
     else:

@@ -76,6 +76,8 @@ class Findings:
     total: how many labels were compared.
     worst: the samples with the largest errors, starting with the largest.
     best: correct samples, few of each class; or the samples with the smallest errors.
+    are_masks: whether a sample has a class for each pixel; its picture then has the expected and
+        the predicted mask beside it, and its error is the share of the pixels that are wrong.
     pairs: f64[pairs, 2], expected and predicted values of a regression.
     odds: f32[samples, 1 + classes], of every n-th label its class and the log-odds that the model
         gave each class; scores that are not finite are left out.  Log-odds stay apart where shares
@@ -96,6 +98,7 @@ class Findings:
     total: int = 0
     worst: list[Sample] = field(default_factory=list)
     best: list[Sample] = field(default_factory=list)
+    are_masks: bool = False
     pairs: Thinned = field(default_factory=lambda: Thinned(2 * MAX_PAIRS))
     odds: Thinned = field(default_factory=lambda: Thinned(MAX_ODDS))
     _has_two: bool | None = None  # classes, with one score for both
@@ -168,6 +171,8 @@ class Findings:
             counts = np.bincount(places, minlength=classes * classes)
             self.counts += counts.reshape(classes, classes)
             self._add_odds(rows, expected, compared)
+        if labels.ndim == 3 and given.ndim == 4:
+            self._keep_masks(given, scores.argmax(-1), labels, classes, name)
         if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
             return
 
@@ -238,6 +243,31 @@ class Findings:
         self.total += count
         self._keep_samples(given, expected, predicted, name)
 
+    def _keep_masks(
+        self,
+        given: Array,
+        predicted: Array,
+        labels: Array,
+        classes: int,
+        name: Callable[[int], str],
+    ) -> None:
+        """Keep the pictures with the most and the fewest wrong pixels, each beside its masks."""
+        size = labels.shape[1:]
+        if size not in (given.shape[2:], given.shape[1:3]) or png.make_pixels(given[0]) is None:
+            return
+        self.are_masks = True
+        expected = np.where((labels >= 0) & (labels < classes), labels, -1)
+        counted = (expected >= 0).sum((1, 2))
+        errors = ((expected >= 0) & (predicted != expected)).sum((1, 2)) / counted.clip(min=1)
+
+        def make_sample(row: int) -> Sample:
+            picture = png.make_pixels(given[row])
+            assert picture is not None
+            strip = png.join_masks(picture, (expected[row], predicted[row]))
+            return Sample((), (), None, float(errors[row]), strip, (), given[row].size, name(row))
+
+        self._keep_extremes(errors, make_sample)
+
     def _keep_samples(
         self, given: Array, expected: Array, predicted: Array, name: Callable[[int], str]
     ) -> None:
@@ -251,8 +281,11 @@ class Findings:
             truth, answer = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
             return _make_sample(given[row], truth, answer, float(errors[row]), None, name(row))
 
-        rows = np.arange(count)
-        self._keep_worst(rows, errors, make_sample)
+        self._keep_extremes(errors, make_sample)
+
+    def _keep_extremes(self, errors: Array, make_sample: Callable[[int], Sample]) -> None:
+        """Keep the samples with the largest and the smallest errors."""
+        self._keep_worst(np.arange(len(errors)), errors, make_sample)
         for row in _find_smallest(errors, self.limit):
             if len(self.best) < self.limit or errors[row] < self.best[-1].error:
                 self.best = sorted([*self.best, make_sample(int(row))], key=_get_error)[

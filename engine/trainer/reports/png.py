@@ -8,10 +8,13 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.drawing.class_colours import choose_colours
 
 Array = npt.NDArray[Any]
 
@@ -45,6 +48,23 @@ def make_pixels(array: Array) -> Array | None:
     with np.errstate(invalid="ignore"):
         stretched = (values - low) * scale
     return np.where(finite, stretched, 0).round().astype(np.uint8)
+
+
+def join_masks(picture: Array, masks: Sequence[Array]) -> Array:
+    """Return a picture and its masks side by side, u8[height, width, 3].
+
+    masks: numbers of classes, as large as the picture before it was reduced; -1: no class, grey.
+    """
+    height = len(picture)
+    gap = np.full((height, 2, 3), 255, np.uint8)
+    shades = picture.shape[2] == 1
+    parts = [np.repeat(picture, 3, 2) if shades else picture[:, :, :3]]
+    for mask in masks:
+        numbers = _reduce(mask.astype(np.int64))
+        colours = np.array(choose_colours(int(numbers.max(initial=0)) + 1), np.uint8)
+        drawn = np.where(numbers[..., np.newaxis] < 0, np.uint8(128), colours[numbers.clip(min=0)])
+        parts += [gap, drawn]
+    return np.concatenate(parts, 1)
 
 
 def _reduce(array: Array) -> Array:

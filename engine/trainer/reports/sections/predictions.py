@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.drawing import amounts
+from engine.drawing.class_colours import choose_colours
 from engine.drawing.page import escape, make_table
 from engine.trainer.reports import png
 from engine.trainer.reports.findings import Findings, Sample
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import name_classes
+
+EXPLAINED = 12  # classes whose colours are told
 
 
 def render(record: Record) -> str:
@@ -19,6 +24,10 @@ def render(record: Record) -> str:
     if findings is None or not (findings.worst or findings.best):
         return ""
     parts = [describe_origin(record)]
+    if findings.are_masks:
+        parts.append(
+            f"<p>Each picture, its expected and its predicted mask.{_explain(findings)}</p>"
+        )
     samples = findings.worst or findings.best
     is_classes = bool(samples) and samples[0].confidence is not None
     titles = ("Most wrong", "Right") if is_classes else ("Largest errors", "Smallest errors")
@@ -33,8 +42,11 @@ def render(record: Record) -> str:
 def _make_cards(findings: Findings, samples: Sequence[Sample]) -> str:
     cards = []
     for sample in samples:
-        predicted, expected = _format_ends(findings, sample)
         assert sample.picture is not None
+        if findings.are_masks:
+            cards.append(_make_mask_card(sample))
+            continue
+        predicted, expected = _format_ends(findings, sample)
         share = "" if sample.confidence is None else f" ({100 * sample.confidence:.0f} %)"
         note = "" if predicted == expected else f"<small>expected {escape(expected)}</small>"
         note += f"<small>{escape(sample.name)}</small>" if sample.name else ""
@@ -42,7 +54,33 @@ def _make_cards(findings: Findings, samples: Sequence[Sample]) -> str:
             f'<figure><img src="{png.make_address(sample.picture)}" alt="sample expected as '
             f'{escape(expected)}"><figcaption>{escape(predicted)}{share}{note}</figcaption></figure>'
         )
-    return f'<div class="cards">{"".join(cards)}</div>'
+    wide = " wide" if findings.are_masks else ""
+    return f'<div class="cards{wide}">{"".join(cards)}</div>'
+
+
+def _make_mask_card(sample: Sample) -> str:
+    """Return a picture beside its masks."""
+    assert sample.picture is not None
+    note = f"<small>{escape(sample.name)}</small>" if sample.name else ""
+    wrong = f"{100 * sample.error:.1f} % of the pixels are wrong"
+    return (
+        f'<figure><img src="{png.make_address(sample.picture)}" alt="a picture, its expected and '
+        f'its predicted mask: {wrong}"><figcaption>{wrong}{note}</figcaption></figure>'
+    )
+
+
+def _explain(findings: Findings) -> str:
+    """Return the colours of the classes in masks, where these are few."""
+    count = 0 if findings.counts is None else len(findings.counts)
+    if not 0 < count <= EXPLAINED:
+        return ""
+    names = name_classes(findings.classes or (), count)
+    colours = choose_colours(count)
+    swatches = (np.full((1, 1, 3), colour, np.uint8) for colour in colours)
+    return "".join(
+        f' <img class="colour" src="{png.make_address(swatch)}" alt=""> {escape(name)}'
+        for name, swatch in zip(names, swatches, strict=True)
+    )
 
 
 def _make_rows(findings: Findings, samples: Sequence[Sample]) -> str:
