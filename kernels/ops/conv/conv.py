@@ -67,7 +67,7 @@ def choose_storage(site: Site) -> Storage | None:
     is_gradient = site.op.endswith("Grad")
     x, w = (site.type(i) for i in ((1, 2) if is_gradient else (0, 1)))
     (co, per), groups = w.dims[:2], site.attrs["group"]
-    # What copies and adds up channels (`channels_repeat`, `channels_sum`) has no form for 16 bits.
+    # The kernels `channels_repeat` and `channels_sum` read and write 32 bits alone.
     is_depthwise = per == 1 < groups
     if x.dtype != "f32" or (is_depthwise and co != groups):
         return None

@@ -125,7 +125,7 @@ def _choose_storage(site: Site) -> Storage | None:
     """
     (dx,) = _infer_grad(site)
     axes = find_windows(site, dx, read_kernel_shape(site))
-    # i64 Indices count pixels of the image and are those of a model; plans have u8 instead.
+    # A model has Indices of i64, which count pixels of an image; plans have u8 instead.
     gathers = can_gather(axes) and (site.op != "MaxPoolGrad" or site.type(1).dtype == "u8")
     return ALIKE if gathers or are_apart(axes) else None
 

@@ -386,11 +386,11 @@ def pool_grad_sums(target: Target, T: str, maxima: int, S: str = "") -> Body:
             h0, h1 = _find_meeting(h, g.out_h, g.stride_h, g.pad_h, g.taps_h)
             for w in range(g.size_w):
                 w0, w1 = _find_meeting(w, g.out_w, g.stride_w, g.pad_w, g.taps_w)
-                # Forward: y[o] = x at index[o], or sum_k x[...] / count(o); so dx[i] sums dy[o] over
-                # the windows o that see i.  Adding in place, as float32 kernels do, would round
-                # each of these sums as often as windows share the pixel: so every pixel asks its
-                # windows instead, is summed here in float32, in the order of windows, and is
-                # written once.  Threads share all rows, since no two write to one pixel.
+                # Forward: y[o] = x at index[o], or sum_k x[...] / count(o); so dx[i] sums dy[o]
+                # over the windows o that see i.  Adding in place, as float32 kernels do, would
+                # round a sum as often as windows share the pixel: so every pixel asks its windows
+                # instead, is summed here in float32, in the order of windows, and is written
+                # once.  Threads share all rows, since no two write to one pixel.
                 zero(mine, nc)
                 for od in range(d0, d1):
                     for oh in range(h0, h1):
