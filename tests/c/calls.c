@@ -112,6 +112,33 @@ static void properties(mnist *m)
     free(data);
 }
 
+/* Checkpoints in pieces of every size, in any order, and through a file. */
+static void pieces(mnist *m, const char *folder)
+{
+    char path[4096];
+    for (int state = 0; state < 2; state++) {
+        size_t size = mnist_checkpoint_size(m, state);
+        unsigned char *whole = malloc(size), *parts = malloc(size);
+        EXPECT(mnist_save_to(m, whole, size, state) == MNIST_OK);
+        for (size_t most = 1; most <= size; most = most < 70 ? most + 23 : most * 9) {
+            memset(parts, 7, size);
+            for (size_t end = size; end; end -= end < most ? end : most) {
+                size_t n = end < most ? end : most;
+                EXPECT(mnist_save_part(m, end - n, parts + end - n, n, state) == MNIST_OK);
+            }
+            EXPECT(!memcmp(whole, parts, size));
+        }
+        EXPECT(mnist_save_part(m, size, parts, 0, state) == MNIST_OK);
+        snprintf(path, sizeof path, "%s/pieces", folder);
+        EXPECT(mnist_save(m, path, state) == MNIST_OK);
+        FILE *file = fopen(path, "rb");
+        EXPECT(file && fread(parts, 1, size, file) == size && fgetc(file) == EOF);
+        EXPECT(!memcmp(whole, parts, size) && !fclose(file) && !remove(path));
+        free(whole);
+        free(parts);
+    }
+}
+
 int main(int argc, char **argv)
 {
     mnist *m;
@@ -145,6 +172,7 @@ int main(int argc, char **argv)
     EXPECT(mnist_save(m, NULL, 0) == MNIST_BAD_INPUT);
     EXPECT(mnist_save(m, "/nowhere/at/all", 0) == MNIST_BAD_FILE);
     properties(m);
+    pieces(m, argv[2]);
     mnist_destroy(m);
     puts("ok");
     return 0;

@@ -53,7 +53,10 @@ static void without_a_model(void)
     NO_MODEL(mnist_set_draws(NULL, 1));
     NO_MODEL(mnist_get_parameters(NULL, values, 1, 0));
     NO_MODEL(mnist_set_parameters(NULL, values, 1, 0));
+    NO_MODEL(mnist_get_parameters_f64(NULL, NULL, 1, 0));
+    NO_MODEL(mnist_set_parameters_f64(NULL, NULL, 1, 0));
     NO_MODEL(mnist_save_to(NULL, data, 1, 0));
+    NO_MODEL(mnist_save_part(NULL, 0, data, 1, 0));
     NO_MODEL(mnist_save(NULL, "x", 0));
     NO_MODEL(mnist_set_property_int(NULL, "x", 1));
     NO_MODEL(mnist_set_property_float(NULL, "x", 1));
@@ -177,6 +180,7 @@ static void without_values(const char *path)
     REFUSES(mnist_set_parameters(m, values, mnist_parameters_size(m, 1), 1), MNIST_BAD_STATE,
             "takes all parameters");
     REFUSES(mnist_save_to(m, data, sizeof data, 0), MNIST_BAD_STATE, "no values");
+    REFUSES(mnist_save_part(m, 0, data, 1, 0), MNIST_BAD_STATE, "no values");
     REFUSES(mnist_save(m, path, 1), MNIST_BAD_STATE, "no values");
     mnist_set_batch(m, 3); /* another message */
     expect("checkpoint_size", mnist_checkpoint_size(m, 0) == 0, 1, mnist_message(m), "no values");
@@ -204,6 +208,14 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_set_parameters(m, values, SIZE_MAX, 0), MNIST_BAD_INPUT, "elements, the buffer");
     REFUSES(mnist_save_to(m, NULL, size, 1), MNIST_BAD_INPUT, "is NULL");
     REFUSES(mnist_save_to(m, data, size - 1, 1), MNIST_BAD_INPUT, "bytes, the buffer");
+    REFUSES(mnist_get_parameters_f64(m, (double *)data, count, 0), MNIST_BAD_INPUT,
+            "is not float64");
+    REFUSES(mnist_set_parameters_f64(m, (double *)data, count, 0), MNIST_BAD_INPUT,
+            "is not float64");
+    REFUSES(mnist_save_part(m, 0, NULL, 1, 1), MNIST_BAD_INPUT, "is NULL");
+    REFUSES(mnist_save_part(m, 1, data, size, 1), MNIST_BAD_INPUT, "from byte 1 on: the checkpoint");
+    REFUSES(mnist_save_part(m, size + 1, data, 0, 1), MNIST_BAD_INPUT, "from byte");
+    REFUSES(mnist_save_part(m, 8, data, SIZE_MAX, 1), MNIST_BAD_INPUT, "from byte 8 on");
     REFUSES(mnist_save(m, NULL, 1), MNIST_BAD_INPUT, "path is NULL");
     REFUSES(mnist_save(m, "", 1), MNIST_BAD_FILE, "cannot write checkpoint ''");
     REFUSES(mnist_save(m, folder, 1), MNIST_BAD_FILE, "not a regular file");

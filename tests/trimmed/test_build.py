@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from engine.api import CheckpointState, LinearLRScheduler
 from engine.artifacts import (
@@ -22,6 +24,7 @@ from engine.artifacts import (
     AdamW,
     Group,
     LossType,
+    OptimType,
     RMSprop,
     SparseUpdate,
     generate_artifacts,
@@ -34,6 +37,7 @@ from engine.tools.trimmed.generate import quote
 from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve
+from tests.support import tiny
 from tests.support.build_twins import Both
 from tests.support.builds import load, needs_cc, run
 from tests.support.builds import make_build as built
@@ -428,3 +432,34 @@ def test_the_generator_of_the_selftest_is_the_plain_recurrence() -> None:
         seed = (A * seed + C) % 2**32
         assert word == seed
     assert last == seed
+
+
+@needs_cc
+def test_parameters_in_float64_are_one_buffer(tmp_path: Path) -> None:
+    """They have functions of their own, which change no bit; those of float32 refuse them."""
+    text = tiny.PLAIN.replace("float[", "double[")
+    proto = tiny.forward(text)
+    for value in proto.graph.initializer:
+        wide = numpy_helper.to_array(value).astype(np.float64)
+        value.CopyFrom(numpy_helper.from_array(wide, value.name))
+    generate_artifacts(
+        proto, requires_grad=tiny.NAMES, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    build(tmp_path / "artifacts", tmp_path / "built", Options("mnist", resolve("native"), [8]))
+    face = load(tmp_path / "built")
+    trainer = face.Trainer(tmp_path / "built" / "checkpoint")
+    handle, library = trainer.state._handle.pointer, face._L._library
+    count = face._L.functions["parameters_size"](handle, 0)
+    values = np.arange(count, dtype=np.float64) / 3
+    pointer = ctypes.c_void_p(values.ctypes.data)
+    size = ctypes.c_size_t(count)
+    assert library.mnist_set_parameters_f64(handle, pointer, size, 0) == 0
+    held = np.concatenate([p.data.ravel() for _, p in trainer.state.parameters])
+    assert np.sort(held).tobytes() == values.tobytes()
+    values[:] = 0
+    assert library.mnist_get_parameters_f64(handle, pointer, size, 0) == 0
+    assert values.tobytes() == (np.arange(count, dtype=np.float64) / 3).tobytes()
+    assert library.mnist_get_parameters_f64(handle, pointer, ctypes.c_size_t(count - 1), 0) == 1
+    assert library.mnist_set_parameters(handle, pointer, size, 0) == 1
+    assert b"is not float32" in face._L.functions["message"](handle)

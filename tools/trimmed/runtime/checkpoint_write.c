@@ -1,14 +1,16 @@
 /* Writing checkpoints: the same bytes that engine/checkpoint/encoding.py writes (runtime layout).
  *
  * FlatBuffers are written from the end to the start.  A position is therefore a number of bytes
- * from the end: the value of `used` when an object is complete.  Without a buffer the writer only
- * counts, which gives the size of the checkpoint. */
+ * from the end: the value of `used` when an object is complete.  No byte changes after it was
+ * written.  The writer keeps those bytes that lie in a window of the file and only counts the
+ * others, so a checkpoint can be had in pieces; without a window it finds the size. */
 
 enum { VTABLES = 48, SLOTS = 8 };
 
 struct writer {
-    uint8_t *out;
-    size_t size, used;
+    uint8_t *out;      /* the bytes of the window, or NULL */
+    size_t begin, end; /* of the window, in the file */
+    size_t size, used; /* of the file; how much of it is written */
     size_t alignment, start; /* the largest so far; `used` when the table was begun */
     size_t fields[SLOTS];
     int count; /* distinct vtables written */
@@ -21,8 +23,13 @@ struct writer {
 static void put(struct writer *w, const void *bytes, size_t n)
 {
     w->used += n;
-    if (w->out && w->used <= w->size)
-        copy(w->out + (w->size - w->used), bytes, n);
+    if (!w->out)
+        return;
+    size_t first = w->size - w->used; /* where the bytes lie in the file */
+    size_t begin = first > w->begin ? first : w->begin;
+    size_t end = first + n < w->end ? first + n : w->end;
+    if (begin < end)
+        copy(w->out + (begin - w->begin), (const uint8_t *)bytes + (begin - first), end - begin);
 }
 
 static void pad(struct writer *w, size_t n)
@@ -130,31 +137,29 @@ static size_t end_table(struct writer *w)
 {
     uint16_t entries[SLOTS + 2];
     size_t slots = SLOTS, known = 0;
-    put_le(w, 0, 4);
-    size_t table = w->used;
+    prepare(w, 4, 0);
+    size_t table = w->used + 4;
     while (slots && !w->fields[slots - 1])
         slots--;
-    entries[0] = (uint16_t)(4 + 2 * slots);
+    size_t bytes = 4 + 2 * slots;
+    entries[0] = (uint16_t)bytes;
     entries[1] = (uint16_t)(table - w->start);
     for (size_t i = 0; i < slots; i++)
         entries[2 + i] = (uint16_t)(w->fields[i] ? table - w->fields[i] : 0);
     for (int v = 0; v < w->count && !known; v++)
-        if (!compare((const char *)entries, entries[0], (const char *)w->vtables[v].entries,
+        if (!compare((const char *)entries, bytes, (const char *)w->vtables[v].entries,
                      w->vtables[v].entries[0]))
             known = w->vtables[v].at;
-    size_t distance = known - table; /* negative numbers are modulo 2^32 */
-    if (!known) {
-        for (size_t i = slots + 2; i--;)
-            put_le(w, entries[i], 2);
-        distance = w->used - table;
-        if (w->count < VTABLES) {
-            copy(w->vtables[w->count].entries, entries, entries[0]);
-            w->vtables[w->count++].at = w->used;
-        }
+    /* The distance to a vtable that follows, or to a known one; negative numbers are modulo 2^32. */
+    put_le(w, known ? known - table : bytes, 4);
+    if (known)
+        return table;
+    for (size_t i = slots + 2; i--;)
+        put_le(w, entries[i], 2);
+    if (w->count < VTABLES) {
+        copy(w->vtables[w->count].entries, entries, bytes);
+        w->vtables[w->count++].at = w->used;
     }
-    for (size_t i = 0; w->out && i < 4; i++) /* replaces the 0 at the table's start */
-        if (table <= w->size)
-            w->out[w->size - table + i] = (uint8_t)(distance >> 8 * i);
     return table;
 }
 
@@ -281,13 +286,16 @@ static size_t put_properties(struct writer *w, model *m, int with_own)
     return end_table(w);
 }
 
-/* Write the checkpoint, or only count its bytes if there is no buffer.  Returns its size, or 0 if
- * that would be too large. */
-static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_optimizer_state)
+/* Write the part of a checkpoint of `total` bytes that begins at `offset`, or only count its bytes
+ * if there is no buffer.  Returns its size, or 0 if that would be too large. */
+static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer, size_t size,
+                             int include_optimizer_state)
 {
     struct writer w;
     w.out = buffer;
-    w.size = size;
+    w.begin = offset;
+    w.end = offset + size;
+    w.size = total;
     w.used = w.start = 0;
     w.alignment = 1;
     w.count = 0;
@@ -314,27 +322,50 @@ size_t model_checkpoint_size(model *m, int include_optimizer_state)
 {
     if (!m || need_values(m))
         return 0;
-    size_t size = put_checkpoint(m, NULL, 0, include_optimizer_state);
+    size_t size = put_checkpoint(m, 0, 0, NULL, 0, include_optimizer_state);
     if (!size)
         fail(m, MODEL_BAD_INPUT, "a checkpoint holds at most 2 GiB");
     return size;
 }
 
-int model_save_to(model *m, void *buffer, size_t size, int include_optimizer_state)
+/* Check the arguments that both savers share.  On success *total is the checkpoint's size. */
+static int begin_saving(model *m, const void *buffer, int include_optimizer_state, size_t *total)
 {
     if (!m)
         return MODEL_BAD_INPUT;
     if (need_values(m))
         return MODEL_BAD_STATE;
-    size_t need = model_checkpoint_size(m, include_optimizer_state);
-    if (!need)
+    *total = model_checkpoint_size(m, include_optimizer_state);
+    if (!*total)
         return MODEL_BAD_INPUT;
     if (!buffer)
         return fail(m, MODEL_BAD_INPUT, "the buffer for a checkpoint of %d bytes is NULL",
-                    (int64_t)need);
-    if (size != need)
-        return fail(m, MODEL_BAD_INPUT, "the checkpoint has %d bytes, the buffer %d", (int64_t)need,
-                    (int64_t)size);
-    put_checkpoint(m, buffer, size, include_optimizer_state);
+                    (int64_t)*total);
+    return MODEL_OK;
+}
+
+int model_save_part(model *m, size_t offset, void *buffer, size_t size, int include_optimizer_state)
+{
+    size_t total = 0;
+    int code = begin_saving(m, buffer, include_optimizer_state, &total);
+    if (code)
+        return code;
+    if (offset > total || size > total - offset)
+        return fail(m, MODEL_BAD_INPUT, "%d bytes from byte %d on: the checkpoint has %d",
+                    (int64_t)size, (int64_t)offset, (int64_t)total);
+    put_checkpoint(m, total, offset, buffer, size, include_optimizer_state);
+    return MODEL_OK;
+}
+
+int model_save_to(model *m, void *buffer, size_t size, int include_optimizer_state)
+{
+    size_t total = 0;
+    int code = begin_saving(m, buffer, include_optimizer_state, &total);
+    if (code)
+        return code;
+    if (size != total)
+        return fail(m, MODEL_BAD_INPUT, "the checkpoint has %d bytes, the buffer %d",
+                    (int64_t)total, (int64_t)size);
+    put_checkpoint(m, total, 0, buffer, size, include_optimizer_state);
     return MODEL_OK;
 }

@@ -199,7 +199,30 @@ static int replace_file(const char *from, const char *to)
 }
 #endif
 
-static int write_file(model *m, const char *path, const uint8_t *data, size_t size)
+enum { PIECE_BYTES = 1 << 16 };
+
+/* Write a checkpoint of `size` bytes to an open file, in pieces; returns an error code, or -1 with
+ * errno if the file does not take them. */
+static int write_pieces(model *m, FILE *file, size_t size, int include_optimizer_state)
+{
+    size_t most = size < PIECE_BYTES ? size : PIECE_BYTES;
+    uint8_t *piece = malloc(most);
+    int code = MODEL_OK;
+    if (!piece)
+        return fail(m, MODEL_NO_MEMORY, "no memory to write the checkpoint in pieces of %d bytes",
+                    (int64_t)most);
+    for (size_t done = 0; !code && done < size; done += most) {
+        size_t n = size - done < most ? size - done : most;
+        put_checkpoint(m, size, done, piece, n, include_optimizer_state);
+        code = fwrite(piece, 1, n, file) == n ? MODEL_OK : -1;
+    }
+    int why = errno;
+    free(piece);
+    errno = why;
+    return code;
+}
+
+static int write_file(model *m, const char *path, size_t size, int include_optimizer_state)
 {
     static unsigned counter;
     char temporary[PATH_BYTES], end[64];
@@ -213,7 +236,8 @@ static int write_file(model *m, const char *path, const uint8_t *data, size_t si
     if (!join(temporary, sizeof temporary, path, end))
         return fail(m, MODEL_BAD_FILE, "cannot write checkpoint: the path is too long");
     FILE *file = fopen(temporary, "wb");
-    int good = file && fwrite(data, 1, size, file) == size && !fflush(file) && !sync_file(file);
+    int code = file ? write_pieces(m, file, size, include_optimizer_state) : -1;
+    int good = !code && !fflush(file) && !sync_file(file);
     int why = errno; /* closing the file may set another */
     if (file && fclose(file) && good) {
         good = 0;
@@ -224,6 +248,8 @@ static int write_file(model *m, const char *path, const uint8_t *data, size_t si
     why = good ? errno : why;
     if (file)
         remove(temporary);
+    if (code > 0)
+        return code;
     return fail(m, MODEL_BAD_FILE, "cannot write checkpoint '%s': %s", path, strerror(why));
 }
 
@@ -240,21 +266,16 @@ int model_save(model *m, const char *path, int include_optimizer_state)
     if (!stat(path, &info) && (info.st_mode & S_IFMT) != S_IFREG)
         return fail(m, MODEL_BAD_FILE, "'%s' is not a regular file", path);
     size_t size = model_checkpoint_size(m, include_optimizer_state);
-    uint8_t *data = size ? malloc(size) : NULL;
-    if (size && !data)
-        return fail(m, MODEL_NO_MEMORY, "no memory for a checkpoint of %d bytes", (int64_t)size);
-    int code = model_save_to(m, data, size, include_optimizer_state);
-    if (!code) {
+    if (!size)
+        return MODEL_BAD_INPUT;
 #ifdef _WIN32
-        code = write_file(m, path, data, size);
+    return write_file(m, path, size, include_optimizer_state);
 #else
-        char *real = realpath(path, NULL); /* keep a symbolic link, replace its target */
-        code = write_file(m, real ? real : path, data, size);
-        free(real);
-#endif
-    }
-    free(data);
+    char *real = realpath(path, NULL); /* keep a symbolic link, replace its target */
+    int code = write_file(m, real ? real : path, size, include_optimizer_state);
+    free(real);
     return code;
+#endif
 }
 
 #elif MODEL_THREADS > 1

@@ -1,8 +1,8 @@
 /* @title@
  *
  * A `model` holds parameters, gradients, optimizer state and work memory in one block, taken at
- * creation; no function allocates after that, except @name@_save, which needs a buffer of the size
- * of the checkpoint.  One model is used by one thread at a time; models are independent.
+ * creation; no function allocates after that, except @name@_save, which needs a buffer of at most
+ * 64 KiB.  One model is used by one thread at a time; models are independent.
  *
  * Functions that return `int` return @NAME@_OK (0) or an error code, and @name@_message tells what
  * was wrong.  A call that fails has changed nothing, unless its comment says otherwise.
@@ -46,7 +46,8 @@ enum @name@_error {
     @NAME@_BAD_STATE,      /* a call in the wrong order: no parameter values, no such phase */
     @NAME@_NO_MEMORY,      /* memory or threads could not be had, or the block is too small */
     @NAME@_NO_NAME,        /* no parameter or property of that name */
-    @NAME@_BAD_PLAN        /* no plan file, damaged, or not for this library */
+    @NAME@_BAD_PLAN,       /* no plan file, damaged, or not for this library */
+    @NAME@_BAD_CPU         /* the CPU lacks instructions that the library was built with */
 };
 
 enum @name@_dtype {
@@ -173,12 +174,18 @@ typedef struct @name@_tensor {
  * are joined. */
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
 
-/* All float parameters one after another: their number of elements, a copy out, a copy in.
+/* All float32 parameters one after another: their number of elements, a copy out, a copy in.
  * `count` must be that number.  A model without values needs all: trainable_only = 0. */
 @NAME@_API size_t @name@_parameters_size(const @name@ *m, int trainable_only);
 @NAME@_API int @name@_get_parameters(@name@ *m, float *values, size_t count, int trainable_only);
 @NAME@_API int @name@_set_parameters(@name@ *m, const float *values, size_t count,
                                    int trainable_only);
+
+/* The same of parameters in float64; no function converts between the two types. */
+@NAME@_API int @name@_get_parameters_f64(@name@ *m, double *values, size_t count,
+                                       int trainable_only);
+@NAME@_API int @name@_set_parameters_f64(@name@ *m, const double *values, size_t count,
+                                       int trainable_only);
 
 /* Return 1 if the parameters have values. */
 @NAME@_API int @name@_is_loaded(const @name@ *m);
@@ -191,6 +198,11 @@ typedef struct @name@_tensor {
 /* Size of the buffer that @name@_save_to fills exactly; 0, with a message, on error. */
 @NAME@_API size_t @name@_checkpoint_size(@name@ *m, int include_optimizer_state);
 @NAME@_API int @name@_save_to(@name@ *m, void *buffer, size_t size, int include_optimizer_state);
+
+/* The `size` bytes of the checkpoint from `offset` on, so that it is written in pieces of any size,
+ * in any order; the model must be the same for all of them. */
+@NAME@_API int @name@_save_part(@name@ *m, size_t offset, void *buffer, size_t size,
+                              int include_optimizer_state);
 #ifndef EDGEGRAD_FREESTANDING
 /* Written under a temporary name, synced and renamed: a crash leaves the old file or the new. */
 @NAME@_API int @name@_save(@name@ *m, const char *path, int include_optimizer_state);

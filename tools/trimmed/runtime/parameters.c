@@ -50,7 +50,7 @@ size_t model_parameters_size(const model *m, int trainable_only)
     return count;
 }
 
-static int check_buffer(model *m, const float *values, size_t count, int trainable_only)
+static int check_buffer(model *m, const void *values, size_t count, int trainable_only, int dtype)
 {
     if (!m)
         return MODEL_BAD_INPUT;
@@ -62,14 +62,15 @@ static int check_buffer(model *m, const float *values, size_t count, int trainab
         return fail(m, MODEL_BAD_INPUT, "the parameters have %d elements, the buffer %d",
                     (int64_t)size, (int64_t)count);
     for (int i = 0; i < m->d.parameter_count; i++)
-        if (m->d.parameters[i].listed && m->d.parameters[i].tensor.dtype != MODEL_F32
+        if (m->d.parameters[i].listed && m->d.parameters[i].tensor.dtype != dtype
             && (m->d.parameters[i].tensor.trainable || !trainable_only))
-            return fail(m, MODEL_BAD_INPUT, "parameter '%s' is not float32",
-                        m->d.parameters[i].tensor.name);
+            return fail(m, MODEL_BAD_INPUT, "parameter '%s' is not float%d",
+                        m->d.parameters[i].tensor.name, (int64_t)(dtype == MODEL_F64 ? 64 : 32));
     return MODEL_OK;
 }
 
-static void move(model *m, float *out, const float *in, int trainable_only)
+/* Copy all parameters to `out`, or from `in`. */
+static void move(model *m, uint8_t *out, const uint8_t *in, int trainable_only)
 {
     for (int i = 0; i < m->d.parameter_count; i++) {
         const struct parameter *p = &m->d.parameters[i];
@@ -78,25 +79,25 @@ static void move(model *m, float *out, const float *in, int trainable_only)
         uint8_t *mine = at(m, m->d.param_at + p->offset);
         if (in) {
             copy(mine, in, p->tensor.bytes);
-            in += p->elements;
+            in += p->tensor.bytes;
         } else {
             copy(out, mine, p->tensor.bytes);
-            out += p->elements;
+            out += p->tensor.bytes;
         }
     }
 }
 
-int model_get_parameters(model *m, float *values, size_t count, int trainable_only)
+static int get_all(model *m, void *values, size_t count, int trainable_only, int dtype)
 {
-    int code = check_buffer(m, values, count, trainable_only);
+    int code = check_buffer(m, values, count, trainable_only, dtype);
     if (!code && !(code = need_values(m)))
         move(m, values, NULL, trainable_only);
     return code;
 }
 
-int model_set_parameters(model *m, const float *values, size_t count, int trainable_only)
+static int set_all(model *m, const void *values, size_t count, int trainable_only, int dtype)
 {
-    int code = check_buffer(m, values, count, trainable_only);
+    int code = check_buffer(m, values, count, trainable_only, dtype);
     if (code)
         return code;
     if (!m->loaded && trainable_only)
@@ -106,6 +107,26 @@ int model_set_parameters(model *m, const float *values, size_t count, int traina
     m->loaded = 1;
     m->is_waiting = 0;
     return MODEL_OK;
+}
+
+int model_get_parameters(model *m, float *values, size_t count, int trainable_only)
+{
+    return get_all(m, values, count, trainable_only, MODEL_F32);
+}
+
+int model_set_parameters(model *m, const float *values, size_t count, int trainable_only)
+{
+    return set_all(m, values, count, trainable_only, MODEL_F32);
+}
+
+int model_get_parameters_f64(model *m, double *values, size_t count, int trainable_only)
+{
+    return get_all(m, values, count, trainable_only, MODEL_F64);
+}
+
+int model_set_parameters_f64(model *m, const double *values, size_t count, int trainable_only)
+{
+    return set_all(m, values, count, trainable_only, MODEL_F64);
 }
 
 /* --- properties: records of different sizes without gaps, in the order of their names */
