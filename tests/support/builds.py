@@ -32,8 +32,8 @@ STRICT = (*WARNINGS, "-pedantic", "-Wshadow", "-Wconversion")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LIBC = {  # that the C of a build calls
     "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
-    "fwrite", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath", "remove",
-    "rename", "stat", "__errno_location", "__xstat", "strerror", "strlen", "sysconf",
+    "fwrite", "getauxval", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath",
+    "remove", "rename", "stat", "__errno_location", "__xstat", "strerror", "strlen", "sysconf",
 }  # fmt: skip
 
 needs_cc = pytest.mark.skipif(

@@ -28,10 +28,11 @@ from engine.tools.trimmed.bundle import (
     digest_kernels,
     handle_bytes,
 )
+from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
 RUNTIME = Path(__file__).parent / "runtime"
-PARTS = ("bytes.c", "tables.c", "threads.c", "plan_read.c", "runtime.c", "parameters.c",
+PARTS = ("bytes.c", "cpu.c", "tables.c", "threads.c", "plan_read.c", "runtime.c", "parameters.c",
          "checkpoint_read.c", "checkpoint_write.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 LINKED = {
@@ -301,6 +302,7 @@ class Source:
             yield f"#define {word} {quote(name)}"
         yield f"#define LAUNCH {self.symbols.index(LAUNCH.symbol)}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
+        yield from write_needs(list_needs(self.target), self.target.cpu)
         yield write_c_header()
         if self.bundle:
             yield f"#define OWN_PLANS_BYTES {len(self.bundle.tables)}u"

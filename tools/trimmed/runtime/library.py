@@ -33,8 +33,9 @@ CheckpointError: Any = type("CheckpointError", (Error, ValueError), {})
 FileError: Any = type("FileError", (Error, OSError), {})
 StateError: Any = type("StateError", (Error,), {})
 PlanError: Any = type("PlanError", (Error, ValueError), {})
+CPUError: Any = type("CPUError", (Error,), {})
 _CODE = (Error, InputError, LabelError, CheckpointError, FileError, StateError, MemoryError,
-         KeyError, PlanError)  # fmt: skip
+         KeyError, PlanError, CPUError)  # fmt: skip
 _POINTER = ctypes.c_void_p
 _KINDS: dict[str, Any] = {
     "p": _POINTER, "i": ctypes.c_int, "n": ctypes.c_size_t, "f": ctypes.c_float,

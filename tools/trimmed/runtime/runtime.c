@@ -174,7 +174,7 @@ static int begin(model **out, const void *checkpoint, size_t bytes, char *messag
                (int64_t)bytes);
         return MODEL_BAD_INPUT;
     }
-    return MODEL_OK;
+    return check_cpu(message);
 }
 
 /* Make a model in `memory` from the plans in the tables.  The first `used` bytes of the memory are

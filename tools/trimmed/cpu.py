@@ -1,0 +1,77 @@
+"""CPU features that the kernels of a target may use, and how a library finds out whether a CPU has
+them.
+
+A library checks them when a model is made (`runtime/cpu.c`), because a CPU that meets an
+instruction that it does not have stops the program.  Listed are the features that LLVM makes
+arithmetic of; it never makes instructions of others, such as AES, from code like ours.
+
+Sources: Intel's and AMD's manuals for CPUID; Linux's hwcap.h; X86.td and AArch64Processors.td of
+LLVM for what a named CPU has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.kernels.machine.target import Target
+
+# LLVM's name of a feature -> the word of `read_cpu` and the bit in it
+_X86: dict[str, tuple[int, int]] = {
+    "sse3": (0, 0), "ssse3": (0, 9), "fma": (0, 12), "sse4.1": (0, 19), "sse4.2": (0, 20),
+    "movbe": (0, 22), "popcnt": (0, 23), "avx": (0, 28), "f16c": (0, 29), "bmi": (1, 3),
+    "avx2": (1, 5), "bmi2": (1, 8), "avx512f": (1, 16), "avx512dq": (1, 17), "adx": (1, 19),
+    "avx512ifma": (1, 21), "avx512cd": (1, 28), "avx512bw": (1, 30), "avx512vl": (1, 31),
+    "avx512vbmi": (2, 1), "avx512vbmi2": (2, 6), "gfni": (2, 8), "avx512vnni": (2, 11),
+    "avx512bitalg": (2, 12), "avx512vpopcntdq": (2, 14), "avx512fp16": (3, 23),
+    "avxvnni": (4, 4), "avx512bf16": (4, 5), "avxifma": (4, 23), "lzcnt": (5, 5),
+    "sse4a": (5, 6), "xop": (5, 11), "fma4": (5, 16), "tbm": (5, 21),
+}  # fmt: skip
+_AARCH64 = {
+    "lse": (0, 8), "fullfp16": (0, 10), "rdm": (0, 12), "jsconv": (0, 13),
+    "complxnum": (0, 14), "rcpc": (0, 15), "dotprod": (0, 20), "sve": (0, 22), "fp16fml": (0, 23),
+    "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14),
+}  # fmt: skip
+_ARM = {"neon": (0, 12), "vfp4": (0, 16), "hwdiv-arm": (0, 17)}
+_BITS: dict[str, dict[str, tuple[int, int]]] = {
+    "x86_64": _X86, "aarch64": _AARCH64, "armv7": _ARM, "armv7a": _ARM,
+}  # fmt: skip
+# Registers that the system must keep, in bits of XCR0: the lower 32 bytes, and all of AVX-512.
+_KEPT = {"avx": (0x6, "saved ymm registers"), "avx512f": (0xE6, "saved zmm registers")}
+
+_V2 = "sse3 ssse3 sse4.1 sse4.2 popcnt"
+_V3 = f"{_V2} avx avx2 bmi bmi2 f16c fma lzcnt movbe"
+_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+_V8_2 = "lse fullfp16 rdm rcpc dotprod"
+# What CPUs have beyond the oldest one of their architecture.
+_CPUS = {
+    "x86-64-v2": _V2, "nehalem": _V2, "westmere": _V2, "x86-64-v3": _V3, "haswell": _V3,
+    "broadwell": _V3 + " adx", "skylake": _V3 + " adx", "znver1": _V3 + " adx sse4a",
+    "znver2": _V3 + " adx sse4a", "znver3": _V3 + " adx sse4a", "x86-64-v4": _V4,
+    "skylake-avx512": _V4 + " adx", "cascadelake": _V4 + " adx avx512vnni",
+    "cortex-a55": _V8_2, "cortex-a76": _V8_2,
+    "cortex-a78": _V8_2, "neoverse-n1": _V8_2, "cortex-a7": "neon vfp4 hwdiv-arm",
+    "cortex-a15": "neon vfp4 hwdiv-arm",
+}  # fmt: skip
+_LEVELS = {16: "", 32: _V3, 64: _V4}  # of x86, by the width of its vectors
+
+
+def list_needs(target: Target) -> dict[str, tuple[int, int]]:
+    """Return the features that the kernels of a target may use: the word of each and its mask."""
+    bits = _BITS.get(target.arch, {})
+    level = _LEVELS[target.vector] if target.arch == "x86_64" else ""
+    wanted = set(_CPUS.get(target.cpu, level).split())
+    for word in filter(None, target.features.split(",")):
+        (wanted.add if word[0] == "+" else wanted.discard)(word[1:])
+    found = {name: (word, 1 << bit) for name, (word, bit) in bits.items() if name in wanted}
+    for name, (mask, meaning) in _KEPT.items():
+        if name in found:
+            found[meaning] = (6, mask)
+    return found
+
+
+def write_needs(needs: Mapping[str, tuple[int, int]], cpu: str) -> Iterator[str]:
+    """Yield the lines of C that `runtime/cpu.c` reads; none if there is nothing to check."""
+    if needs:
+        rows = ", ".join(f'{{{word}, {mask}u, "{name}"}}' for name, (word, mask) in needs.items())
+        yield f"#define NEEDS {rows}"
+        yield f'#define CPU_NAME "{cpu}"'

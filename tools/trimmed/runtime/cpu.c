@@ -1,0 +1,81 @@
+/* The check that this CPU has the instructions of the kernels, so that a library on another CPU says
+ * what is missing and does not stop the program at its first step.  This source is compiled for the
+ * oldest CPU of the architecture, and so runs on all.
+ *
+ * NEEDS are rows of `struct need`, made by tools/trimmed/cpu.py; without a row there is no check.
+ * Linux tells on ARM; elsewhere there, and in archives without a C library, nothing does. */
+
+#if defined(NEEDS) && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
+#define CHECKS_CPU 1
+#ifdef __x86_64__
+#include <cpuid.h>
+#else
+#include <sys/auxv.h>
+#endif
+
+struct need {
+    uint8_t word;
+    uint32_t mask; /* bits of the word, all of which must be set */
+    const char *name;
+};
+
+enum { CPU_WORDS = 7 };
+
+#ifdef __x86_64__
+/* Words: ECX of leaf 1; EBX, ECX, EDX of leaf 7; EAX of its subleaf 1; ECX of leaf 0x80000001; and
+ * which registers the system keeps. */
+static void read_cpu(uint32_t *words)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d))
+        words[0] = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        words[1] = b;
+        words[2] = c;
+        words[3] = d;
+        if (a && __get_cpuid_count(7, 1, &a, &b, &c, &d))
+            words[4] = a;
+    }
+    if (__get_cpuid(0x80000001, &a, &b, &c, &d))
+        words[5] = c;
+    if (words[0] & 1u << 27) /* the system lets programs ask */
+        __asm__("xgetbv" : "=a"(words[6]), "=d"(d) : "c"(0));
+}
+#else
+/* Words: what the kernel of Linux says of the CPU, in two vectors. */
+static void read_cpu(uint32_t *words)
+{
+    words[0] = (uint32_t)getauxval(AT_HWCAP);
+    words[1] = (uint32_t)getauxval(AT_HWCAP2);
+}
+#endif
+
+/* Return an error code, and a message of what this CPU lacks. */
+static int check_cpu(char *message)
+{
+    static const struct need needs[] = {NEEDS};
+    uint32_t words[CPU_WORDS];
+    char why[MODEL_MESSAGE_BYTES];
+    struct text t = {message ? message : why, MODEL_MESSAGE_BYTES, 0};
+    int missing = 0;
+    zero(words, sizeof words);
+    read_cpu(words);
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        if ((words[needs[i].word] & needs[i].mask) == needs[i].mask)
+            continue;
+        put_string(&t, missing++ ? ", " : "this CPU lacks ", 15);
+        put_string(&t, needs[i].name, 20);
+    }
+    if (!missing)
+        return MODEL_OK;
+    put_string(&t, ": the library was built for " CPU_NAME, 80);
+    t.out[t.used] = 0;
+    return MODEL_BAD_CPU;
+}
+#else
+static int check_cpu(char *message)
+{
+    (void)message;
+    return MODEL_OK;
+}
+#endif
