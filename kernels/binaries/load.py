@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # a process that compiles nothing does not import them
     from concurrent.futures import Future
 
     from engine.kernels.binaries import workers
+    from engine.kernels.compiler.calls import Calls
 
 OBJECT, BITCODE, SMALL_BITCODE = "o", "bc", "small.bc"  # kinds of code, as the cache names them
 _BITCODE_MAGIC = b"BC\xc0\xde"
@@ -83,12 +84,16 @@ def get_library(
     table: str,
     data: Mapping[str, bytes],
     small: bool = False,
+    calls: Mapping[str, Calls] | None = None,
+    has_threads: bool = True,
 ) -> bytes:
     """One object of many kernels and constant data for a library, see `emit.emit_library`."""
     from engine.kernels.compiler import emit
 
     parts = get_codes(specs, target, SMALL_BITCODE if small else BITCODE)
-    return emit.emit_library(parts, table, data, target)
+    return emit.emit_library(
+        parts, table, data, target, calls=calls, small=small, has_threads=has_threads
+    )
 
 
 def get_codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import llvmlite.binding as llvm
 
 from engine.base.errors import EngineError, InternalError
+from engine.kernels.compiler.calls import Calls, write_caller
 from engine.kernels.machine.target import Target
 
 
@@ -91,7 +92,14 @@ def emit_object(bitcode: bytes, target: Target) -> bytes:
 
 
 def emit_library(
-    parts: Mapping[str, bytes], table: str, data: Mapping[str, bytes], target: Target
+    parts: Mapping[str, bytes],
+    table: str,
+    data: Mapping[str, bytes],
+    target: Target,
+    *,
+    calls: Mapping[str, Calls] | None = None,
+    small: bool = False,
+    has_threads: bool = True,
 ) -> bytes:
     """One object of many kernels: bitcode by symbol in, and equal functions of them kept once.
 
@@ -101,17 +109,27 @@ def emit_library(
         @table = hidden constant [2 x ptr] [ptr @gemm_f32_0_0, ptr @softmax_rows_f32_1]
         @data = hidden constant [3 x i8] c"\\01\\02\\03", align 64
 
+    calls: by symbol, how a kernel is called, if no other library calls it.  Its code then has the
+        words that all calls share as constants, and nothing that no call needs: register tiles,
+        kinds of operands, the shares of other threads.
+    small: as of `optimize`.
+    has_threads: False if one thread alone runs the kernels of a model, which needs no atomics.
+
     A large block passes through LLVM as a mark and zeros, and its bytes replace them in the object:
     written out as text it would take a hundred times its size.
     """
     tm = make_machine(target)
     context = llvm.create_context()
     blocks = [_define_block(name, content) for name, content in data.items()]
+    calls = calls or {}
     if parts:
-        addresses = ", ".join(f'ptr @"{symbol}"' for symbol in parts)
+        names = [f"{symbol}.called" if symbol in calls else symbol for symbol in parts]
+        addresses = ", ".join(f'ptr @"{name}"' for name in names)
         blocks.append(f'@"{table}" = hidden constant [{len(parts)} x ptr] [{addresses}], align 16')
         blocks += [f'declare void @"{symbol}"(ptr, i64, i64)' for symbol in parts]
-    module = llvm.parse_assembly("\n".join(blocks), context)
+        for symbol, common in calls.items():
+            blocks += write_caller(symbol, common)
+    module = llvm.parse_assembly(_drop_host("\n".join(blocks), small), context)
     module.triple, module.data_layout = target.triple, str(tm.target_data)
     for bitcode in parts.values():
         module.link_in(llvm.parse_bitcode(bitcode, context))
@@ -119,11 +137,34 @@ def emit_library(
         if not function.is_declaration:
             function.linkage = "internal"
     passes = llvm.create_new_module_pass_manager()
+    if not has_threads:
+        passes.add_lower_atomic_pass()
+    if calls:
+        _reduce_to_calls(passes)
     passes.add_merge_functions_pass()
     passes.add_constant_merge_pass()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(tm, llvm.create_pipeline_tuning_options()))
     return _fill(tm.emit_object(module), data)
+
+
+def _reduce_to_calls(passes: llvm.ModulePassManager) -> None:
+    """Add passes that carry known words through kernels; none changes the order of a sum."""
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.add_ipsccp_pass()
+    for _ in range(2):
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_jump_threading_pass()
+        passes.add_new_gvn_pass()
+        passes.add_sccp_pass()
+        passes.add_loop_deletion_pass()
+        passes.add_aggressive_dce_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_global_dead_code_eliminate_pass()
+        passes.add_ipsccp_pass()
+    passes.add_dead_arg_elimination_pass()
 
 
 LARGE = 4096  # bytes of a block from which on it is put into the finished object

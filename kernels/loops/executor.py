@@ -60,7 +60,10 @@ def _publish(g, word, value):
 
 @inline
 def _meet(g, threads):
-    """Wait until all threads have arrived."""
+    """Wait until all threads have arrived; one alone has nobody to wait for."""
+    if threads == 1:
+        g.stopped = load_acquire(g.status.kind)
+        return
     old = load_acquire(g.phase)
     if fetch_add(g.arrivals, 1) == threads - 1:
         store_release(g.arrivals, 0)

@@ -13,9 +13,10 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export, sparse
+from engine.kernels.compiler.calls import Calls
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Dim
-from engine.plan.plan import KernelSpec, Plan
+from engine.plan.plan import KernelSpec, Plan, Step
 from engine.plan.states import Layout, lay_out
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
@@ -79,6 +80,29 @@ class Planned:
         plans = list(self.list_plans())
         specs = {spec.symbol: spec for plan in plans for spec in plan.specs}
         return [*(specs[s] for s in sorted(specs)), *list_runners(plans[0].threads)]
+
+    def find_calls(self) -> dict[str, Calls]:
+        """Return the words that all calls of each kernel share, by symbol."""
+        plans = self.list_plans()
+        steps: dict[str, list[Step]] = {}
+        for step in (step for plan in plans for step in plan.steps):
+            steps.setdefault(step.kernel, []).append(step)
+        alone = plans[0].threads == 1
+        found = {LAUNCH.symbol: Calls(0, 0, {}, alone)}
+        for symbol, calls in steps.items():
+            sizes = {(len(step.args), len(step.consts)) for step in calls}
+            mine = alone and not any(step.tiles for step in calls)
+            pointers, numbers = sizes.pop()
+            columns = [] if sizes else [*zip(*(step.consts for step in calls), strict=True)]
+            known = {
+                i: column[0]
+                for i, column in enumerate(columns, pointers)
+                if len({(type(word), word) for word in column}) == 1
+            }
+            missing = [i for i in range(pointers) if all(s.args[i].buffer < 0 for s in calls)]
+            known |= dict.fromkeys([] if sizes else missing, 0)
+            found[symbol] = Calls(pointers, 0 if sizes else pointers + numbers, known, mine)
+        return found
 
 
 def list_runners(threads: int) -> list[KernelSpec]:
