@@ -26,11 +26,12 @@ from engine.tools.trimmed import federated
 from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
-from engine.tools.trimmed.link import Compiler, find_compiler, link
+from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
 from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.project_files import write_project_files
 from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
@@ -225,6 +226,8 @@ def _write(
         table=source.link_name("kernels"),
         data=source.data(),
         small=options.size,
+        calls=source.bundle.planned.find_calls() if source.bundle else None,
+        has_threads=options.threads > 1,
     )
     made.mkdir(parents=True, exist_ok=True)
     (made / f"{name}.c").write_text(source.write_source(), "utf-8")
@@ -276,17 +279,24 @@ def _find_compiler(options: Options) -> Compiler:
 
 def _link(out: Path, code: bytes, options: Options) -> Path:
     """Link the library; returns its path."""
-    kind = "static" if options.static or options.freestanding else "shared"
+    kind: Kind = "static" if options.static or options.freestanding else "shared"
+    library = options.platform.file_name(kind, options.name)
+    threads = _needs_posix_threads(options)
+    if not (options.platform.is_wasm and kind == "shared"):  # nothing links with a module
+        write_project_files(
+            out, options.name, options.platform, library,
+            threads=threads, freestanding=options.freestanding,
+        )  # fmt: skip
     return link(
         [code],
         [out / "src" / f"{options.name}.c"],
         options.platform,
-        out / options.platform.file_name(kind, options.name),
-        kind="static" if kind == "static" else "shared",
+        out / library,
+        kind=kind,
         defines={"EDGEGRAD_FREESTANDING": ""} if options.freestanding else {},
         include=[out],
         size=True,  # the C code is not hot
-        threads=_needs_posix_threads(options),
+        threads=threads,
         freestanding=options.freestanding,
         compiler=options.compiler,
     )

@@ -1,0 +1,82 @@
+"""Files by which CMake and pkg-config find a build, where it lies.
+
+Both name every path relative to themselves, so a build can be moved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import engine
+from engine.tools.trimmed.targets import Platform
+
+_CMAKE = """\
+# Where this build is, for CMake 3.10 or newer:
+#
+#     find_package({name} CONFIG REQUIRED)
+#     target_link_libraries(app PRIVATE {name}::{name})
+#
+# with this folder in CMAKE_PREFIX_PATH, or as {name}_DIR.
+if(CMAKE_SYSTEM_NAME AND NOT CMAKE_SYSTEM_NAME MATCHES "^({systems})$")
+  set({name}_FOUND FALSE)
+  set({name}_NOT_FOUND_MESSAGE
+    "the library is for {target}, and this project for ${{CMAKE_SYSTEM_NAME}}")
+  return()
+endif()
+if(NOT TARGET {name}::{name})
+{threads}  add_library({name}::{name} {kind} IMPORTED)
+  set_target_properties({name}::{name} PROPERTIES
+{properties})
+endif()
+"""
+_PKG_CONFIG = """\
+prefix=${{pcfiledir}}
+
+Name: {name}
+Description: training of one model, built for {target} by edgegrad
+Version: {version}
+Cflags: {cflags}
+Libs: {libs}
+"""
+# CMake's names of systems; a project without a system of its own is Generic.
+_SYSTEMS = {
+    "linux": "Linux", "android": "Android", "macos": "Darwin", "ios": "iOS",
+    "ios-simulator": "iOS", "windows": "Windows", "wasi": "WASI|Generic",
+}  # fmt: skip
+
+
+def write_project_files(
+    out: Path, name: str, platform: Platform, library: str, *, threads: bool, freestanding: bool
+) -> None:
+    """Write the files beside a library.
+
+    library: its file name; an archive if that ends in `.a`.
+    threads: whether the C code calls pthread.
+    freestanding: whether users of the header define EDGEGRAD_FREESTANDING.
+    """
+    is_archive = library.endswith(".a")
+    needs_threads = threads and is_archive and not freestanding
+    here = "${CMAKE_CURRENT_LIST_DIR}"
+    rows = {"INTERFACE_INCLUDE_DIRECTORIES": here, "IMPORTED_LOCATION": f"{here}/{library}"}
+    if platform.system == "windows" and not is_archive:
+        rows["IMPORTED_IMPLIB"] = f"{here}/{Path(library).stem}.lib"
+    if freestanding:
+        rows["INTERFACE_COMPILE_DEFINITIONS"] = "EDGEGRAD_FREESTANDING"
+    if needs_threads:
+        rows["INTERFACE_LINK_LIBRARIES"] = "Threads::Threads"
+    systems = _SYSTEMS[platform.system] + ("|Generic" if freestanding else "")
+    cmake = _CMAKE.format(
+        name=name,
+        systems="|".join(dict.fromkeys(systems.split("|"))),
+        target=platform.name,
+        kind="STATIC" if is_archive else "SHARED",
+        threads="  find_package(Threads REQUIRED)\n" if needs_threads else "",
+        properties="\n".join(f'    {key} "{value}"' for key, value in rows.items()),
+    )
+    (out / f"{name}-config.cmake").write_text(cmake, "utf-8")
+    cflags = "-I${prefix}" + " -DEDGEGRAD_FREESTANDING" * freestanding
+    libs = f"-L${{prefix}} -l{name}" + " -pthread" * needs_threads
+    text = _PKG_CONFIG.format(
+        name=name, target=platform.name, version=engine.__version__, cflags=cflags, libs=libs
+    )
+    (out / f"{name}.pc").write_text(text, "utf-8")
