@@ -436,7 +436,7 @@ def test_the_generator_of_the_selftest_is_the_plain_recurrence() -> None:
 
 @needs_cc
 def test_parameters_in_float64_are_one_buffer(tmp_path: Path) -> None:
-    """They have functions of their own, which change no bit; those of float32 refuse them."""
+    """Their own functions change no bit; the ones for float32 refuse them."""
     text = tiny.PLAIN.replace("float[", "double[")
     proto = tiny.forward(text)
     for value in proto.graph.initializer:
