@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine import lora as lora
     from engine import onnxblock as onnxblock
     from engine import profiling as profiling
+    from engine import quantization as quantization
     from engine import reports as reports
     from engine import trainer as trainer
     from engine.api import *
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from engine.errors import EngineError as EngineError
     from engine.inference import Session as Session
     from engine.lora import Lora as Lora
+    from engine.quantization import Quantization as Quantization
+    from engine.quantization import Quantized as Quantized
+    from engine.quantization import prepare_qat as prepare_qat
+    from engine.quantization import quantize as quantize
     from engine.reports import AimLog as AimLog
     from engine.reports import Comparison as Comparison
     from engine.reports import CsvLog as CsvLog

@@ -8,6 +8,8 @@ Forward   quantise q = clip(round(x / scale) + zero, low, high), ties to even, t
 Backward  of dequantise: dscale = sum dx (q - zero).  None through integers; so in a training graph
           a quantise with its dequantise becomes FakeQuant, whose gradient passes straight through
           inside the range: dx = dy where low <= round(x / scale) + zero <= high, 0 elsewhere
+          RoundWeights takes its scales from the largest weight of each channel, so that none is
+          outside: dx = dy
 Source    Jacob et al., "Quantization and training of neural networks for efficient
           integer-arithmetic-only inference", CVPR 2018; Bengio et al., arXiv 1308.3432
 """
@@ -25,6 +27,7 @@ from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
+from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.formula import elementwise, infer
 from engine.kernels.vocabulary.op import (
@@ -310,6 +313,29 @@ def _round_trip_infer(site: Site) -> tuple[TensorType, ...]:
     return (site.real(0).but(),)
 
 
+def _round_weights_infer(site: Site) -> tuple[TensorType, ...]:
+    if not 2 <= site.attrs["bits"] <= 8:
+        site.fail(f"bits={site.attrs['bits']}", "2 to 8")
+    x = site.real(0)
+    if site.attrs["axis"] >= 0:
+        normalise_axis(site, site.attrs["axis"], x.rank)
+    return (x.but(),)
+
+
+def _round_weights(nodes: Nodes) -> tuple[str, ...]:
+    """Round to scales that the largest weight of each channel decides."""
+    axis, bits = (nodes.site.attrs[name] for name in ("axis", "bits"))
+    top = 2 ** (bits - 1) - 1
+    over = [k for k in range(nodes.site.type(0).rank) if k != axis]
+    peak = with_axes(nodes, "ReduceMax", nodes.op("Abs", nodes.x(0)), over, 18, keepdims=1)
+    zero = nodes.like(0.0, 0)
+    scale = nodes.op("Div", peak, nodes.like(float(top), 0))
+    # Weights that are all 0 are 0 in any scale, and 1 divides nothing by 0.
+    scale = nodes.op("Where", nodes.op("Equal", scale, zero), nodes.like(1.0, 0), scale)
+    bounds: dict[str, Any] = {"quant_min": float(-top), "quant_max": float(top)}
+    return (nodes.op("FakeQuantValue", nodes.x(0), scale, zero, domain=OURS, **bounds),)
+
+
 _LEVEL = "round(x / scale) + zero"
 _INPUTS = "x scale zero"
 _BOUNDS: dict[str, Kind] = {"quant_min": "float", "quant_max": "float"}
@@ -423,6 +449,19 @@ OPS = (
         inputs=_INPUTS,
         domain=OURS,
         needs=_BOUNDS,
+    ),
+    Op(
+        name="RoundWeights",
+        domain=OURS,
+        inputs=(1, 1),
+        outputs=1,
+        attrs={"axis": -1, "bits": 8},
+        takes={"axis": "int", "bits": "int"},
+        roles={0: Role.WEIGHT},
+        infer=_round_weights_infer,
+        expand=_round_weights,
+        grad=lambda grad, dy: (dy,),
+        becomes=f"Abs Div Equal ReduceMax Where {OURS}::FakeQuantValue",
     ),
     Op(
         name="QuantizeDequantize",

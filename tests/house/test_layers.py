@@ -28,7 +28,7 @@ LAYERS = (
     *("kernels.compiler", "kernels.binaries", "kernels.analysis"),
     *("graphs.ir", "graphs.io", "graphs.passes", "graphs.planner", "graphs.offline"),
     *("drawing", "profiling", "loss_types", "training", "onnxblock", "artifacts", "checking"),
-    *("lora", "data", "models", "trainer", "engine", "federated"),
+    *("lora", "data", "quantization", "models", "trainer", "engine", "federated"),
     *("tools.trimmed", "tools.benchmark", "tools.actions", "tools.commands", "tools", "tools.dev"),
     "alias",
 )

@@ -42,6 +42,8 @@ COMMANDS = {
                    _TRAINING),
     "export": Row("export", "Write a trained model as plain ONNX, for inference anywhere.",
                   _TRAINING),
+    "quantize": Row("quantize", "Write a trained float model as one of 8-bit integers, and measure "
+                    "what that loses.", _TRAINING),
     "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
     "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
                      _TRAINING),

@@ -178,4 +178,23 @@ FAKE = (
          reference=lambda x, s, z, **_: _fake(x, s[:, BLOCK], z[:, BLOCK].astype(float))[:1]),
 )  # fmt: skip
 
-CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE)
+
+def _round(w: np.ndarray, axis: int = -1, bits: int = 8) -> list[np.ndarray]:
+    """Weights rounded to scales of their channels, or of all."""
+    over = tuple(k for k in range(w.ndim) if k != axis)
+    top = 2 ** (bits - 1) - 1
+    scale = np.abs(w).max(over, keepdims=True) / top
+    scale = np.where(scale == 0, 1, scale).astype(w.dtype)
+    return [(np.rint(w / scale) * scale).astype(w.dtype)]
+
+
+ROUNDED = (
+    *(Case("RoundWeights", (f32(4, 3, 3, 3),), {"axis": 0, "bits": bits}, domain="engine",
+           reference=_round, name=f"round-weights-{bits}") for bits in (8, 4, 2)),
+    Case("RoundWeights", (f32(5, 6),), {"axis": 1}, domain="engine", reference=_round),
+    Case("RoundWeights", (f32(5, 6),), domain="engine", reference=_round),
+    Case("RoundWeights", (np.array([[0.0, 0.0], [0.3, -1.2]], np.float32),), {"axis": 0},
+         domain="engine", reference=_round, name="round-weights-nothing"),
+)  # fmt: skip
+
+CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE, *ROUNDED)

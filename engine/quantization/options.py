@@ -1,0 +1,54 @@
+"""Options of post-training quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.base.fields import declare_option
+from engine.base.signatures import AT_LEAST_1, Range, check_arguments
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """Kind of integers, and the choice of their ranges."""
+
+    method: Literal["minmax", "percentile", "entropy"] = declare_option(
+        "minmax",
+        "The range of an activation: all values that it takes in the data; all but the rarest on "
+        "both sides; or the range whose integers keep the distribution best (least divergence).",
+    )
+    percentile: float = declare_option(
+        99.99,
+        "Of the method percentile: the share of the values, in percent, that the range contains.",
+        Range(50, 100, above=True),
+    )
+    activations: Literal["uint8", "int8"] = declare_option(
+        "uint8", "The integers of activations; weights are int8."
+    )
+    symmetric: bool = declare_option(
+        False, "Use ranges of activations with 0 in the middle; by default as the values lie."
+    )
+    weight_bits: Literal[8, 4] = declare_option(
+        8, "Bits of a weight; integers of 4 bits are stored as int8."
+    )
+    per_channel: bool = declare_option(
+        True,
+        "Give each output channel a scale of its weights; otherwise one for each tensor.",
+        flag="--per-channel/--per-tensor",
+    )
+    keep: Sequence[str] = declare_option(
+        (), "Nodes that stay float: names, or patterns such as 'head.*'.", metavar="PATTERN"
+    )
+    batch_size: int | None = declare_option(
+        None,
+        "Samples that are computed at a time; by default 8, or the number fixed in the model file.",
+        AT_LEAST_1,
+        flag="--batch",
+        metavar="N",
+    )
+    threads: int | None = declare_option(
+        None, "Threads; by default EDGEGRAD_THREADS, or all cores.", AT_LEAST_1
+    )

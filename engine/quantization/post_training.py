@@ -1,0 +1,153 @@
+"""`quantize`: from a float model and data to a model of 8-bit integers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from engine.base.signatures import check_arguments
+from engine.quantization.calibration import Calibrator
+from engine.quantization.options import Quantization
+
+if TYPE_CHECKING:
+    import onnx
+
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.static_quantization import Scheme
+
+Path: TypeAlias = str | os.PathLike[str]
+Model: TypeAlias = "onnx.ModelProto | Path | bytes"
+
+
+@check_arguments
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """Quantised model.  As text it says what became integers and what stayed float.
+
+    graph: the model.
+    scheme: what was chosen.
+    ranges: of the activations that decide scales, by name.
+    float_bytes, integer_bytes: of the weights that became integers, before and after.
+    """
+
+    graph: Graph
+    scheme: Scheme
+    ranges: Mapping[str, tuple[float, float]]
+    float_bytes: int
+    integer_bytes: int
+
+    def save(self, path: Path) -> None:
+        """Write the model; large weights go to `<path>.data`.
+
+        Raises:
+            FileError: a file cannot be written.
+        """
+        from engine.graphs.io import onnx_io
+
+        onnx_io.save(self.graph, path)
+
+    def to_bytes(self) -> bytes:
+        """Return the model as bytes.
+
+        Raises:
+            ModelError: it is too large for them: save it.
+        """
+        from engine.graphs.io import onnx_io
+
+        return onnx_io.to_bytes(self.graph)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was done as JSON can hold it."""
+        return {
+            "products": [each.node.name for each in self.scheme.products],
+            "left": [each._asdict() for each in self.scheme.left],
+            "ranges": {name: list(bounds) for name, bounds in self.ranges.items()},
+            "float_bytes": self.float_bytes,
+            "integer_bytes": self.integer_bytes,
+        }
+
+    def __str__(self) -> str:
+        products, left = self.scheme.products, self.scheme.left
+        lines = [
+            f"{len(products)} products in integers, {len(self.scheme.sources)} activations; "
+            f"weights {self.float_bytes:,} -> {self.integer_bytes:,} bytes"
+        ]
+        lines += [f"  stays float: {each.op} {each.name}: {each.reason}" for each in left]
+        return "\n".join(lines)
+
+    __repr__ = __str__  # in a notebook
+
+
+@check_arguments
+def quantize(model: Model, data: Any, options: Quantization | None = None) -> Quantized:
+    """Quantise a float model after training, with ranges measured on data.
+
+    Batch normalisations are folded into convolutions.  Conv, Gemm and MatMul with constant weights
+    then read weights of int8 (a scale for each channel), biases of int32 and activations of 8 bits
+    (a scale for each tensor), as QuantizeLinear and DequantizeLinear around them; everything else
+    computes in float, and layers with weights among it are listed.  The given model is not changed.
+
+    Args:
+        model: A path, bytes or `ModelProto` of a float model.
+        data: Samples such as the model will get: whatever `engine.data.batches` takes.  The first
+            arrays of a sample are the model's inputs; more of them, as labels, are not read.
+        options: See `Quantization`.
+
+    Raises:
+        FileError, ModelError: the model cannot be read.
+        InputError: it is quantised already; a pattern of `keep` matches nothing; there are no
+            data; they are constant, or lead to values that are not finite or always 0.
+        UnsupportedOpError: no product can become one of integers; or the model has an op that
+            cannot be run.
+        EngineError: the data do not fit the model.
+    """
+    return _quantise(model, data, options, is_trained=False)
+
+
+@check_arguments
+def prepare_qat(model: Model, data: Any, options: Quantization | None = None) -> Quantized:
+    """Prepare a float model for training with rounded weights and activations.
+
+    The result computes as the model of `quantize`, but its weights and biases are float parameters
+    that can be trained: weights are rounded when they are read, in scales that follow the largest
+    weight of each channel, and activations in the ranges measured on data.  Gradients pass straight
+    through roundings, except where an activation is outside of its range.  Batch normalisations are
+    folded into convolutions first.
+
+        made = edgegrad.prepare_qat("trained.onnx", samples)
+        trainer = edgegrad.Trainer.from_onnx(made.to_bytes(), "cross_entropy", edgegrad.AdamW(1e-4))
+        trainer.fit(samples)
+        trainer.export("int8.onnx")         # weights of int8, as `quantize` has them
+
+    Args:
+        model, data, options: See `quantize`.
+
+    Raises:
+        EngineError: as `quantize`.
+    """
+    return _quantise(model, data, options, is_trained=True)
+
+
+def _quantise(
+    model: Model, data: Any, options: Quantization | None, *, is_trained: bool
+) -> Quantized:
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline import static_quantization as static
+
+    chosen = Quantization() if options is None else options
+    graph = static.prepare_forward(onnx_io.load(model))
+    scheme = static.choose_scheme(graph, chosen.keep)
+    ranges = Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
+    weights = static.count_weights(graph, scheme.products)
+    signed = chosen.activations == "int8"
+    scales = {
+        name: static.find_scale(low, high, signed=signed, symmetric=chosen.symmetric)
+        for name, (low, high) in ranges.items()
+    }
+    static.insert_quantizers(
+        graph, scheme, scales, bits=chosen.weight_bits, per_channel=chosen.per_channel,
+        is_trained=is_trained,
+    )  # fmt: skip
+    return Quantized(graph, scheme, ranges, 4 * weights, weights)

@@ -1,0 +1,120 @@
+"""Integer weights and biases as constants of a graph, dequantised in front of their readers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.simplify import prune
+from engine.kernels.vocabulary.op import OURS, Array
+
+_LARGEST = 2.0**30  # of a bias in units of its scale, so that sums fit in int32
+
+
+def quantise_weights(
+    weight: Array, axis: int | None, bits: int, floor: Array | None = None
+) -> tuple[Array, Array]:
+    """Return the int8 integers of weights, symmetric about 0, and their scales.
+
+    axis: of the channels, which have a scale each; None: one scale for all.
+    bits: of an integer; fewer than 8 use the middle of int8.
+    floor: least scales.
+    """
+    top = 2 ** (bits - 1) - 1
+    over = tuple(k for k in range(weight.ndim) if k != axis)
+    scale = np.asarray(np.abs(weight).max(over if axis is not None else None) / np.float32(top))
+    if floor is not None:
+        scale = np.maximum(scale, floor)
+    scale = scale.astype(np.float32)
+    scale = np.where(scale == 0, np.float32(1), scale)
+    along = [-1 if k == axis else 1 for k in range(weight.ndim)] if axis is not None else []
+    integers = np.rint(weight / scale.reshape(along))
+    return np.clip(integers, -top, top).astype(np.int8), scale
+
+
+def find_floor(bias: Array, unit: np.float32, *, per_channel: bool) -> Array:
+    """Return the least scales of weights with which a bias beside them fits in int32.
+
+    unit: the scale of the activation.
+    """
+    size = np.abs(bias.astype(np.float64))
+    return np.asarray((size if per_channel else size.max(initial=0)) / (float(unit) * _LARGEST))
+
+
+class IntegerWeights:
+    """Constants of integers that are added to a graph, with the nodes that dequantise them."""
+
+    def __init__(self, graph: Graph, names: Names) -> None:
+        self.graph, self.names = graph, names
+        self.made: list[Node] = []
+        self._biases: dict[tuple[str, bytes], str] = {}
+
+    def add_weights(
+        self, name: str, axis: int | None, bits: int, floor: Array | None = None
+    ) -> tuple[str, Array]:
+        """Return the dequantised value of weights, and their scales."""
+        integers, scale = quantise_weights(self.graph.initializers[name], axis, bits, floor)
+        return self._add(name, integers, scale, axis), scale
+
+    def add_bias(self, name: str, scale: Array) -> str:
+        """Return the dequantised value of a bias with these scales; "" where it does not fit."""
+        key = name, scale.tobytes()
+        if key not in self._biases:
+            levels = np.rint(self.graph.initializers[name].astype(np.float64) / scale)
+            if not (np.abs(levels) <= 2 * _LARGEST).all():
+                return ""
+            axis = 0 if scale.ndim else None
+            self._biases[key] = self._add(name, levels.astype(np.int32), scale, axis)
+        return self._biases[key]
+
+    def _add(self, name: str, integers: Array, scale: Array, axis: int | None) -> str:
+        graph, take = self.graph, self.names.take_fresh
+        inputs = take(f"{name}_quantized"), take(f"{name}_scale"), take(f"{name}_zero_point")
+        values = integers, scale, np.zeros(scale.shape, integers.dtype)
+        graph.initializers.update(zip(inputs, values, strict=True))
+        value = take(f"{name}_dequantized")
+        attrs = {} if axis is None else {"axis": axis}
+        title = take(f"{value}/DequantizeLinear")
+        self.made.append(Node("DequantizeLinear", inputs, (value,), attrs, "", title))
+        return value
+
+
+def store_weights(graph: Graph) -> Graph:
+    """Store weights that a training has rounded as integers, and the biases beside them, in place.
+
+    A bias stays float where its product reads no integers, or where it does not fit in int32.
+
+    Before   r = RoundWeights(w) axis=0; d = DequantizeLinear(q, s, z); y = Conv(d, r, b)
+    After    r = DequantizeLinear(w8, t, 0) axis=0; y = Conv(d, r, DequantizeLinear(b32, s t, 0))
+    """
+    rounded = [n for n in graph.nodes if (n.domain, n.op) == (OURS, "RoundWeights")]
+    if not rounded:
+        return graph
+    work = IntegerWeights(graph, Names(graph))
+    makers, readers = graph.find_producers(), graph.find_consumers()
+    for node in rounded:
+        (name,), (value,) = node.inputs, node.outputs
+        if name not in graph.initializers:
+            continue
+        axis = node.attrs.get("axis", -1)
+        made, scale = work.add_weights(
+            name, None if axis < 0 else axis, int(node.attrs.get("bits", 8))
+        )
+        for reader in readers.get(value, ()):
+            reader.inputs = tuple(made if each == value else each for each in reader.inputs)
+            unit = _find_unit(graph, makers.get(reader.inputs[0]))
+            bias = reader.inputs[2] if len(reader.inputs) > 2 else ""
+            if unit is not None and bias in graph.initializers and reader.inputs[1] == made:
+                scales = np.broadcast_to(unit * scale, graph.initializers[bias].shape)
+                kept = work.add_bias(bias, scales if scale.ndim else unit * scale)
+                reader.inputs = (*reader.inputs[:2], kept or bias)
+    graph.nodes = [*work.made, *graph.nodes]
+    return prune(graph)
+
+
+def _find_unit(graph: Graph, maker: Node | None) -> Array | None:
+    """Return the scale of a value that a node dequantises; None if it has none, or several."""
+    if maker is None or maker.op != "DequantizeLinear":
+        return None
+    scale = graph.initializers.get(maker.inputs[1])
+    return scale.reshape(()) if scale is not None and scale.size == 1 else None

@@ -1,0 +1,422 @@
+"""Static quantisation of a forward graph: which values become integers, and the nodes for that.
+
+A product with constant weights (Conv, Gemm, MatMul) reads its activation and its weights as
+integers that are dequantised in front of it (QDQ): the form that onnxruntime and other runtimes
+compute in integers.  Batch normalisations are folded into convolutions before.
+
+A value is quantised if a product reads it, or if a convolution makes it, after an activation that
+only bounds it.  Ops that only move elements keep the scale of what they move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.base.errors import InputError, UnsupportedOpError, suggest_nearest
+from engine.graphs.ir.graph import Graph, Names, Node, find_type
+from engine.graphs.ir.sites import get_declaration, make_site
+from engine.graphs.offline.integer_weights import IntegerWeights, find_floor
+from engine.graphs.offline.normalize import name_nodes, set_inference_mode
+from engine.graphs.passes.batchnorm import absorb_norms
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.simplify import drop_identities, prune
+from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.facts import Movement
+from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
+
+PRODUCTS = ("Conv", "Gemm", "MatMul")
+_BOUNDING = ("Relu", "Clip")  # a quantiser after one of these bounds in the same way
+_MOVING = (Movement.KEPT, Movement.MOVED)
+
+
+class Left(NamedTuple):
+    """A product that stays float, and why."""
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product that becomes one of integers.
+
+    activation, weight, bias: names of the values that it reads; the bias is empty if there is none.
+    axis: of the output channels in the weights.
+    """
+
+    node: Node
+    activation: str
+    weight: str
+    axis: int
+    bias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The choice of what becomes integers.
+
+    sources: for each activation that is quantised, the value whose range decides its scale: itself,
+        or what moving ops have made it of.
+    left: the products that stay float.
+    """
+
+    products: Sequence[Product]
+    sources: Mapping[str, str]
+    left: Sequence[Left]
+
+    @property
+    def ranged(self) -> list[str]:
+        """The values whose ranges are needed, in the order of the graph."""
+        return list(dict.fromkeys(self.sources.values()))
+
+
+class Scale(NamedTuple):
+    """Scale and zero point of an activation: real = (integer - zero) scale.
+
+    dtype: the integers' type, uint8 or int8.
+    """
+
+    scale: np.float32
+    zero: int
+    dtype: np.dtype[np.uint8] | np.dtype[np.int8]
+
+
+# --- before
+
+
+def prepare_forward(graph: Graph) -> Graph:
+    """Return a copy in inference form whose convolutions have absorbed their batch normalisations.
+
+    Weights that depend only on constants are constants.
+
+    Before   a = Conv(x, w); y = BatchNormalization(a, s, b, m, v); k = Transpose(j); MatMul(y, k)
+    After    y = Conv(x, w', b'); MatMul(y, k)                      w', b', k are initializers
+
+    Raises:
+        InputError: the model has quantisers already.
+        EngineError: as `infer`.
+    """
+    for node in graph.nodes:
+        if node.op == "QuantizeLinear" and node.domain in ("", MS):
+            raise InputError(
+                f"{graph.name}: {node.op} {node.name!r} quantises {node.inputs[0]!r} already; give "
+                "the float model"
+            )
+    made = absorb_norms(drop_identities(set_inference_mode(graph.copy())))
+    _fold_constants(made)
+    return name_nodes(prune(made))
+
+
+def _fold_constants(graph: Graph) -> None:
+    """Compute what depends on constants alone, of any size, in place."""
+    inferred = infer(graph)
+    kept = []
+    for node in graph.nodes:
+        op = get_declaration(graph, node)
+        is_known = all(not name or name in graph.initializers for name in node.inputs)
+        if op.fold is None or not node.inputs or not is_known or "Dequantize" in node.op:
+            kept.append(node)
+            continue
+        site = make_site(graph, node, inferred.types, graph.initializers)
+        values = [np.asarray(value) for value in op.fold(site)]
+        graph.initializers.update(zip(node.outputs, values, strict=False))
+    graph.nodes = kept
+
+
+# --- the choice
+
+
+def choose_scheme(graph: Graph, keep: Sequence[str] = ()) -> Scheme:
+    """Return what of a graph that `prepare_forward` has made becomes integers.
+
+    keep: names of nodes that stay float, or patterns of them as "head.*".
+
+    Raises:
+        InputError: a pattern matches no product.
+        UnsupportedOpError: there is no product that can become one of integers.
+    """
+    types = infer(graph.copy()).types
+    kept = _match(graph, keep)
+    products: list[Product] = []
+    left: list[Left] = []
+    for node in graph.nodes:
+        if node.domain or node.op not in PRODUCTS:
+            if _multiplies(node):
+                left.append(Left(node.name, node.op, f"supported: {', '.join(PRODUCTS)}"))
+            continue
+        reason = "kept by a pattern" if node.name in kept else _find_obstacle(graph, node, types)
+        if reason:
+            left.append(Left(node.name, node.op, reason))
+        else:
+            products.append(_make_product(graph, node))
+    if not products:
+        told = "; ".join(f"{each.op} {each.name!r}: {each.reason}" for each in left[:3])
+        raise UnsupportedOpError(
+            f"{graph.name}: no product can become one of integers ({told or 'it has none'}); "
+            f"supported: {', '.join(PRODUCTS)} of float32 with constant weights"
+        )
+    return Scheme(products, _choose_activations(graph, products), left)
+
+
+def _match(graph: Graph, patterns: Sequence[str]) -> set[str]:
+    """Return the names of the products that patterns name."""
+    names = [node.name for node in graph.nodes if node.op in PRODUCTS and not node.domain]
+    chosen = set[str]()
+    for pattern in patterns:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
+            raise InputError(
+                f"keep: {pattern!r} matches none of {len(names)} products"
+                f"{suggest_nearest(pattern, names)}"
+            )
+        chosen |= matched
+    return chosen
+
+
+def _multiplies(node: Node) -> bool:
+    """Return whether a node has weights, as products, recurrent layers and attention have."""
+    op = list_ops().get((node.domain, node.op))
+    return op is not None and bool(op.roles) and node.op not in PRODUCTS and 1 in op.roles and (
+        op.roles[1].name in ("WEIGHT", "RECURRENT_WEIGHT")
+    )  # fmt: skip
+
+
+def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> str:
+    """Return why a product cannot become one of integers; empty if it can."""
+    activation, weight = node.inputs[:2]
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    if activation in graph.initializers:
+        return "its first factor is constant"
+    if weight not in graph.initializers:
+        return "both factors are computed"
+    if types[activation].dtype != "f32":
+        return f"it computes in {types[activation].dtype}"
+    shape = graph.initializers[weight].shape
+    if len(shape) < 2 or (node.op == "MatMul" and len(shape) != 2) or 0 in shape:
+        return f"its weights have the shape {list(shape)}"
+    channels = shape[_find_axis(node)]
+    if bias and (bias not in graph.initializers or graph.initializers[bias].shape != (channels,)):
+        return f"its bias {bias!r} is not a constant of {channels} channels"
+    if node.op == "Gemm" and (
+        node.attrs.get("alpha", 1.0) != 1 or node.attrs.get("beta", 1.0) != 1
+        or node.attrs.get("transA", 0)
+    ):  # fmt: skip
+        return "alpha, beta or transA of Gemm is set"
+    return "" if np.isfinite(graph.initializers[weight]).all() else "its weights are not finite"
+
+
+def _find_axis(node: Node) -> int:
+    """Return the axis of the output channels in the weights of a product."""
+    is_first = node.op == "Conv" or (node.op == "Gemm" and node.attrs.get("transB", 0))
+    return 0 if is_first else 1
+
+
+def _make_product(graph: Graph, node: Node) -> Product:
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    return Product(node, node.inputs[0], node.inputs[1], _find_axis(node), bias)
+
+
+def _choose_activations(graph: Graph, products: Sequence[Product]) -> dict[str, str]:
+    """Return the activations that are quantised, each with the value that decides its scale."""
+    makers, readers = graph.find_producers(), graph.find_consumers()
+    ends = set(graph.outputs)
+    wanted = {product.activation for product in products}
+    for product in products:
+        if product.node.op == "Conv":
+            wanted.add(_find_end(product.node, readers, ends, graph.initializers))
+    order = {name: place for place, name in enumerate(graph.list_values())}
+    sources: dict[str, str] = {}
+    for name in sorted(wanted, key=lambda name: order[name]):
+        path = [name]
+        while (maker := makers.get(path[-1])) is not None and _moves(maker):
+            if maker.inputs[0] in graph.initializers:  # rows of a table
+                break
+            path.append(maker.inputs[0])
+        sources |= dict.fromkeys(path, path[-1])
+    return {name: sources[name] for name in sorted(sources, key=lambda name: order[name])}
+
+
+def _find_end(
+    node: Node,
+    readers: Mapping[str, Sequence[Node]],
+    ends: Collection[str],
+    constants: Collection[str],
+) -> str:
+    """Return the value that a convolution makes, after an activation that only bounds it."""
+    value = node.outputs[0]
+    for after in readers.get(value, ()):
+        is_only = len(readers[value]) == 1 and value not in ends
+        bounds = all(not name or name in constants for name in after.inputs[1:])
+        if is_only and after.op in _BOUNDING and not after.domain and bounds:
+            return after.outputs[0]
+    return value
+
+
+def _moves(node: Node) -> bool:
+    """Return whether every element of a node's first output is one of its first input."""
+    op = list_ops().get((node.domain, node.op))
+    is_pool = node.op == "MaxPool" and not node.domain
+    return op is not None and (op.movement in _MOVING or is_pool)
+
+
+# --- scales
+
+
+def find_scale(low: float, high: float, *, signed: bool, symmetric: bool) -> Scale:
+    """Return the scale of values from `low` to `high`; 0 is exactly an integer.
+
+    signed: the integers are int8 and not uint8.  symmetric: the zero point is the middle.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    least = -128 if signed else 0
+    dtype = np.dtype(np.int8) if signed else np.dtype(np.uint8)
+    if symmetric:
+        bound = max(-low, high)
+        return Scale(np.float32(bound / 127), least + 128, dtype)
+    scale = np.float32((high - low) / 255)
+    return Scale(scale, int(np.clip(np.rint(least - low / scale), least, least + 255)), dtype)
+
+
+# --- the nodes
+
+
+def insert_quantizers(
+    graph: Graph,
+    scheme: Scheme,
+    scales: Mapping[str, Scale],
+    *,
+    bits: int = 8,
+    per_channel: bool = True,
+    is_trained: bool = False,
+) -> Graph:
+    """Quantise what a scheme has chosen, in place; return the graph.
+
+    scales: of the values `scheme.ranged`.
+    bits: of the weights' integers, which are stored as int8.
+    is_trained: weights and biases stay float; weights are rounded when they are read.
+
+    Before   h = Conv(x, w, b); y = Relu(h)                            x and y are quantised
+    After    d = DequantizeLinear(QuantizeLinear(x, s, z), s, z)
+             h = Conv(d, DequantizeLinear(w8, t, 0), DequantizeLinear(b32, s t, 0)); y = Relu(h)
+             e = DequantizeLinear(QuantizeLinear(y, u, v), u, v)       all readers of y read e
+    """
+    work = _Insertion(graph, scheme, scales, bits, per_channel)
+    if is_trained:
+        work.round_weights()
+    else:
+        work.store_weights()
+    work.quantise_activations()
+    return prune(graph.sort()).check()
+
+
+class _Insertion:
+    """Insertion of quantisers into a graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        scheme: Scheme,
+        scales: Mapping[str, Scale],
+        bits: int,
+        per_channel: bool,
+    ) -> None:
+        self.graph, self.scheme, self.bits, self.per_channel = graph, scheme, bits, per_channel
+        self.names = Names(graph)
+        self.scales = {name: scales[source] for name, source in scheme.sources.items()}
+
+    def add(self, name: str, value: Array) -> str:
+        """Add a constant; return its name."""
+        name = self.names.take_fresh(name)
+        self.graph.initializers[name] = value
+        return name
+
+    def append(
+        self, op: str, inputs: tuple[str, ...], output: str, domain: str = "", **attrs: int
+    ) -> str:
+        """Append a node; return the value that it makes."""
+        title = self.names.take_fresh(f"{output}/{op}")
+        self.graph.nodes.append(Node(op, inputs, (output,), dict(attrs), domain, title))
+        return output
+
+    def store_weights(self) -> None:
+        """Let products read weights and biases of integers."""
+        work = IntegerWeights(self.graph, self.names)
+        floors = self.find_floors()
+        kept: dict[tuple[str, int], tuple[str, Array]] = {}
+        for product in self.scheme.products:
+            key = product.weight, product.axis
+            if key not in kept:
+                axis = product.axis if self.per_channel else None
+                kept[key] = work.add_weights(product.weight, axis, self.bits, floors.get(key))
+            made, scale = kept[key]
+            inputs = [product.node.inputs[0], made]
+            if product.bias:
+                unit = self.scales[product.activation].scale
+                inputs.append(work.add_bias(product.bias, (unit * scale).astype(np.float32)))
+            product.node.inputs = tuple(inputs)
+        self.graph.nodes += work.made
+
+    def find_floors(self) -> dict[tuple[str, int], Array]:
+        """Return the least scales of weights with which the biases beside them fit."""
+        floors: dict[tuple[str, int], Array] = {}
+        for product in self.scheme.products:
+            if product.bias:
+                bias = self.graph.initializers[product.bias]
+                unit = self.scales[product.activation].scale
+                least = find_floor(bias, unit, per_channel=self.per_channel)
+                key = product.weight, product.axis
+                floors[key] = np.maximum(floors.get(key, np.zeros(())), least)
+        return floors
+
+    def round_weights(self) -> None:
+        """Let products read their weights rounded, while these stay float."""
+        kept: dict[tuple[str, int], str] = {}
+        for product in self.scheme.products:
+            key = product.weight, product.axis
+            if key not in kept:
+                attrs = {"axis": product.axis if self.per_channel else -1, "bits": self.bits}
+                value = self.names.take_fresh(f"{product.weight}_rounded")
+                kept[key] = self.append("RoundWeights", (product.weight,), value, OURS, **attrs)
+                self.graph.types[value] = find_type(self.graph.initializers[product.weight])
+            product.node.inputs = (product.node.inputs[0], kept[key], *product.node.inputs[2:])
+        self.graph.opsets.setdefault(OURS, 1)
+
+    def quantise_activations(self) -> None:
+        """Let all readers of the chosen values read them rounded."""
+        graph = self.graph
+        makers, readers = graph.find_producers(), graph.find_consumers()
+        for name, scale in self.scales.items():
+            rounded = self.names.take_fresh(f"{name}_dequantized")
+            for reader in readers.get(name, ()):
+                reader.inputs = tuple(rounded if each == name else each for each in reader.inputs)
+            source = name
+            if name in graph.outputs and name in makers:  # the output keeps its name
+                source = self.names.take_fresh(f"{name}_raw")
+                maker = makers[name]
+                maker.outputs = tuple(source if each == name else each for each in maker.outputs)
+                for reader in readers.get(name, ()):
+                    reader.inputs = tuple(name if i == rounded else i for i in reader.inputs)
+                if name in graph.types:
+                    graph.types[source] = graph.types[name]
+                rounded = name
+            point = (
+                self.add(f"{name}_scale", np.asarray(scale.scale)),
+                self.add(f"{name}_zero_point", np.asarray(scale.zero, scale.dtype)),
+            )
+            integers = self.names.take_fresh(f"{name}_quantized")
+            self.append("QuantizeLinear", (source, *point), integers)
+            graph.types[integers] = find_type(np.zeros((), scale.dtype)).but(
+                shape=graph.types[name].shape if name in graph.types else graph.inputs[name].shape
+            )
+            self.append("DequantizeLinear", (integers, *point), rounded)
+
+
+def count_weights(graph: Graph, products: Sequence[Product]) -> int:
+    """Return the number of weights that products read; shared ones count once."""
+    return sum(graph.initializers[name].size for name in {each.weight for each in products})

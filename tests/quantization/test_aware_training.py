@@ -1,0 +1,106 @@
+"""Quantisation-aware training: what is trained is what is exported, and what it gains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto
+
+from engine.artifacts import SGD, AdamW
+from engine.graphs.io import onnx_io
+from engine.models.catalog import find_architecture
+from engine.models.named_model import make
+from engine.quantization import Quantization, prepare_qat, quantize
+from engine.trainer.trainer import Trainer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+SHAPE = (1, 20, 16)
+CLASSES = 4
+
+
+def make_data(count: int = 96, seed: int = 0) -> tuple[Array, Array]:
+    """Pictures of noise in which one of four bands is brighter."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, count)
+    x = rng.standard_normal((count, *SHAPE)).astype(np.float32)
+    for k, label in enumerate(labels):
+        x[k, 0, 5 * label : 5 * label + 5] += 1.2
+    return x, labels.astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network with batch norms and depthwise convolutions, trained in float."""
+    path = tmp_path_factory.mktemp("float") / "float.onnx"
+    graph = make(find_architecture("ds_cnn"), classes=CLASSES, input_shape=SHAPE, seed=0).graph
+    trainer = Trainer.from_onnx(
+        onnx_io.to_bytes(graph), "cross_entropy", AdamW(lr=5e-3), threads=1, seed=0
+    )
+    trainer.fit(make_data(), epochs=20, progress=False)
+    trainer.export(path)
+    return path
+
+
+def run_peer(path: Path, x: Array) -> Array:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: x})[0])
+
+
+def begin(model: Path, optimizer: Any, **options: Any) -> Trainer:
+    made = prepare_qat(model, make_data(), Quantization(threads=1, **options))
+    return Trainer.from_onnx(made.to_bytes(), "cross_entropy", optimizer, threads=1, seed=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_bits": 4, "per_channel": False}])
+def test_an_export_is_the_model_that_was_trained(
+    trained: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    trainer = begin(trained, AdamW(lr=1e-3), **options)
+    trainer.fit(make_data(), epochs=1, progress=False)
+    trainer.export(tmp_path / "int8.onnx")
+    model = onnx.load(tmp_path / "int8.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert {opset.domain for opset in model.opset_import} == {""}
+    matrices = [t for t in model.graph.initializer if len(t.dims) > 1]
+    assert {t.data_type for t in matrices} == {TensorProto.INT8}
+    kinds = {t.data_type for t in model.graph.initializer}
+    assert kinds == {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.FLOAT}
+    x, _ = make_data(32, seed=5)
+    ours, peer = trainer.predict(x), run_peer(tmp_path / "int8.onnx", x)
+    # A value between two integers may be rounded to either, which the next layers pass on.
+    assert np.abs(ours - peer).max() < 0.02 * np.abs(ours).max()
+
+
+def test_before_training_it_computes_what_quantisation_alone_gives(
+    trained: Path, tmp_path: Path
+) -> None:
+    trainer = begin(trained, SGD(lr=0.0))
+    trainer.export(tmp_path / "aware.onnx")
+    quantize(trained, make_data(), Quantization(threads=1)).save(tmp_path / "after.onnx")
+    x, _ = make_data(16, seed=7)
+    aware, after = run_peer(tmp_path / "aware.onnx", x), run_peer(tmp_path / "after.onnx", x)
+    assert np.array_equal(aware, after)
+
+
+def test_training_regains_what_four_bits_lose(trained: Path, tmp_path: Path) -> None:
+    x, labels = make_data(200, seed=9)
+
+    def measure(path: Path) -> float:
+        scores = run_peer(path, x).astype(np.float64)
+        shifted = scores - scores.max(1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        return float(-logs[np.arange(len(x)), labels].mean())
+
+    options: dict[str, Any] = {"weight_bits": 4, "per_channel": False}
+    quantize(trained, make_data(), Quantization(threads=1, **options)).save(tmp_path / "after.onnx")
+    trainer = begin(trained, AdamW(lr=1e-3), **options)
+    trainer.fit(make_data(), epochs=12, progress=False)
+    trainer.export(tmp_path / "aware.onnx")
+    whole, after, aware = map(measure, (trained, tmp_path / "after.onnx", tmp_path / "aware.onnx"))
+    assert after > whole
+    assert aware < after - 0.25 * (after - whole)

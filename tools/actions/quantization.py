@@ -1,0 +1,166 @@
+"""Post-training quantisation of files: the data that calibrate it, and what it loses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base.errors import FileError, InputError
+from engine.data import batches
+from engine.data.dataset import Dataset
+from engine.data.folders import TEST, TRAIN, VALIDATION, split_of
+from engine.data.places import check_sample
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.quantization import Quantization, Quantized, quantize
+from engine.tools.actions import run_data, runs
+from engine.tools.actions.run_config import DataTable
+from engine.tools.actions.training_run import INFERENCE
+from engine.trainer.metrics import metrics_of
+from engine.trainer.sizes import BATCH_SIZE
+from engine.training.inference import Session
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A quantised model beside the float one.
+
+    measured: the data of the measurements, in words.
+    samples: how many they are.
+    metrics: of each, the value of the float and of the quantised model; empty without targets.
+    decibels: by how much the first output is stronger than what quantisation changed of it.
+    """
+
+    made: Quantized
+    measured: str
+    samples: int
+    metrics: Mapping[str, tuple[float, float]]
+    decibels: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        pairs = {
+            name: dict(zip(("float", "quantised"), pair, strict=True))
+            for name, pair in self.metrics.items()
+        }
+        return {**self.made.to_dict(), "measured": self.measured, "samples": self.samples,
+                "metrics": pairs, "decibels": self.decibels}  # fmt: skip
+
+
+def quantise_file(
+    source: Path,
+    out: Path,
+    table: DataTable,
+    validation: str | None,
+    samples: int | None,
+    metrics: Sequence[str],
+    options: Quantization,
+) -> Outcome:
+    """Quantise a model, write it, and measure it beside the float one.
+
+    source: an ONNX file, or the folder of a run, whose data are prepared as in its training.
+    table: the data that calibrate.
+    validation: the data to measure with; None: those that calibrate.
+    samples: calibrate with so many, taken evenly; None: all.
+    metrics: to measure; by default as the run has them, or accuracy where samples have classes.
+
+    Raises:
+        EngineError: see `engine.quantization.quantize`; nothing is written then.
+    """
+    is_run = source.is_dir()
+    model = source / INFERENCE if is_run else source
+    if not model.is_file():
+        raise FileError(f"{source}: expected an ONNX file, or the folder of a run with {INFERENCE}")
+    if is_run:
+        config = runs.read_config(source)
+        given = {"path": table.path, "options": {**config.data.options, **table.options}}
+        learned: Mapping[str, Any] = run_data.read_learned(config.data, source)
+        settled = config.change("data", **given).data
+        metrics = metrics or runs.choose_metrics(config)
+    else:
+        graph = onnx_io.load(model)
+        settled = run_data.settle(table, next(iter(graph.inputs.values())))
+        learned = {}
+    data = run_data.open_data(settled, Path(split_of(settled.path, TRAIN)), learned)
+    graph = onnx_io.load(model)
+    check_sample(data, *next(iter(graph.inputs.items())))
+    if not is_run:
+        learned = run_data.get_learned(settled, data)
+    held_out = data
+    if validation is not None:
+        place = Path(split_of(validation, VALIDATION, TEST))
+        held_out = run_data.open_data(settled, place, learned)
+    chosen = data if samples is None else data.subset(_spread(len(data), samples))
+    made = quantize(model, chosen, options)
+    made.save(out)
+    size = options.batch_size or _find_batch(graph)
+    sessions = [Session(str(path), threads=options.threads) for path in (model, out)]
+    values, decibels = _measure(sessions, held_out, size, metrics)
+    told = f"{settled.path} (that it is calibrated with)" if validation is None else validation
+    return Outcome(made, told, len(held_out), values, decibels)
+
+
+def _spread(total: int, samples: int) -> list[int]:
+    """Return indices of so many of `total` samples, at equal distances."""
+    if samples > total:
+        raise InputError(f"--samples {samples}: the data have {total}")
+    return [total * k // samples for k in range(samples)]
+
+
+def _find_batch(graph: Graph) -> int:
+    """Return the number of samples that a model takes at a time."""
+    shape = next(iter(graph.inputs.values())).shape
+    return shape[0] if shape and isinstance(shape[0], int) else BATCH_SIZE
+
+
+def _measure(
+    sessions: Sequence[Session], data: Dataset, batch_size: int, names: Sequence[str]
+) -> tuple[dict[str, tuple[float, float]], float]:
+    """Return the metrics of both models, and the strength of the output over their difference."""
+    (inputs, output) = ([each.name for each in sessions[0].get_inputs()], sessions[0].get_outputs())
+    metrics: list[list[Any]] = []
+    strength = change = 0.0
+    for arrays in _read_batches(data, inputs, batch_size):
+        feed = dict(zip(inputs, arrays, strict=False))
+        results = [session.run(None, feed) for session in sessions]
+        first, second = (result[0].astype(np.float64) for result in results)
+        strength += float(np.square(first).sum())
+        change += float(np.square(first - second).sum())
+        if len(arrays) == len(inputs):
+            continue
+        if not metrics:
+            chosen = names or _choose_metrics(arrays[-1], first)
+            metrics = [metrics_of(chosen) for _ in sessions]
+        targets = {**feed, "target": arrays[-1]}
+        for group, result in zip(metrics, results, strict=True):
+            outputs = dict(zip([each.name for each in output], result, strict=True))
+            for metric in group:
+                metric.update(outputs, targets, math.nan, len(arrays[-1]))
+    values = {
+        before.name: (before.result(), after.result())
+        for before, after in zip(*(metrics or ([], [])), strict=True)
+    }
+    return values, 10 * math.log10(strength / change) if change and strength else math.inf
+
+
+def _read_batches(data: Dataset, inputs: Sequence[str], size: int) -> Iterator[list[Array]]:
+    """Yield the arrays of each batch: the model's inputs, then what else a sample has."""
+    names = None
+    if data.names is not None:
+        names = [*inputs, *(name for name in data.names if name not in inputs)]
+    for batch in batches(data, batch_size=size, names=names).epoch():
+        yield list(batch.values()) if isinstance(batch, dict) else list(batch)
+
+
+def _choose_metrics(targets: Array, scores: Array) -> Sequence[str]:
+    """Return the metrics that fit targets: of classes accuracy, otherwise none."""
+    is_class = targets.dtype.kind in "iu" and scores.ndim == targets.ndim + 1
+    return ("accuracy",) if is_class else ()
