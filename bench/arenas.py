@@ -48,7 +48,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
 from engine.training.memory import Memory
 from engine.training.model import Model
-from engine.training.planning import Update
+from engine.training.planning import GradientUse
 
 CUTS = 400  # calls at which cuts are looked at
 KINDS = ("training", "joined", "eval")
@@ -137,7 +137,7 @@ def plan_of(
     model, update = open_model("eval" if kind == "eval" else "training"), None
     if kind == "joined":
         optimizer = open_model("optimizer")
-        update = Update(optimizer, optimizer.lay_out_states())
+        update = GradientUse(optimizer, optimizer.lay_out_states())
     if isinstance(shapes, int):
         declared = (model.interface.inputs[name].shape for name in model.inputs)
         shapes = [tuple(d if isinstance(d, int) else shapes for d in s) for s in declared]

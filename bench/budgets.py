@@ -52,8 +52,8 @@ from engine.graphs.planner.place import place
 from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.machine.target import Target
 from engine.plan.plan import CHECK, COUNT, RATE, Plan
-from engine.runtime.program import Program
-from engine.training.planning import Update
+from engine.runtime.program import BoundProgram
+from engine.training.planning import GradientUse
 
 THREADS = 2
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
@@ -113,7 +113,7 @@ class Trained:
         self.module = Module(self.folder / "training_model.onnx", self.state, threads=THREADS)
         self.model = self.module.session.training
         optimizer = Optimizer(self.folder / "optimizer_model.onnx", self.module)
-        self.update = Update(optimizer.model, optimizer.layout())
+        self.update = GradientUse(optimizer.model, optimizer.layout())
         batch = np.load(self.folder / "batch.npz")
         self.batch = dict(zip(self.model.inputs, (batch["x"], batch["y"]), strict=True))
         self.free = self.plan(PLENTY)
@@ -140,7 +140,7 @@ class Trained:
         enough = {title: nbytes for title, nbytes in budgets.items() if nbytes >= self.least}
         return enough | {"smallest": self.least}
 
-    def make_program(self, plan: Plan) -> Program:
+    def make_program(self, plan: Plan) -> BoundProgram:
         """Return a plan ready to run on the batch."""
         program = self.model.load(plan)
         given = {**self.batch, RATE: 1e-4, COUNT: 1, CHECK: False}

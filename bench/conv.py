@@ -21,7 +21,7 @@ from bench.programs import count_operations, load
 from bench.rows import Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 
 # name: images, channels, size, filters, size of a filter, padding, stride
 LAYERS = {
@@ -83,7 +83,7 @@ def list_depthwise_layers() -> Mapping[str, tuple[Layer, str, str]]:
     }
 
 
-def make_program(layer: Layer, what: str) -> Program:
+def make_program(layer: Layer, what: str) -> BoundProgram:
     """Return the program of one direction of a layer, its images stored channels-last."""
     n, ci, size, co, taps, pad, stride, group = layer
     out = (size + 2 * pad - taps) // stride + 1
@@ -99,7 +99,7 @@ def make_program(layer: Layer, what: str) -> Program:
     return load(Graph("layer", {i: types[i] for i in sorted(ins)}, ["y"], {}, [node], opsets))
 
 
-def measure_kernels(program: Program, *templates: str) -> float:
+def measure_kernels(program: BoundProgram, *templates: str) -> float:
     """Return the seconds of the kernels of a program whose templates begin so."""
     plan, watch, times = program.plan, program.make_stopwatch(), list[float]()
     names = {kernel.symbol: kernel.spec.template for kernel in plan.kernels}

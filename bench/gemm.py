@@ -18,7 +18,7 @@ from bench.rows import THREADS, Bench, Cells, Option
 from engine.base.precision import Precision
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 
 
 class Size(NamedTuple):
@@ -55,7 +55,7 @@ def call_seconds() -> float:
     return min(time_rounds(_make_program(Size(1, 1, 1), 1).run, 1000))
 
 
-def _make_program(size: Size, threads: int, precision: Precision = "f32") -> Program:
+def _make_program(size: Size, threads: int, precision: Precision = "f32") -> BoundProgram:
     m, n, k, stored, batch = size
     ta, tb = (int(c == "t") for c in stored)
     shapes = {"a": (k, m) if ta else (m, k), "b": (n, k) if tb else (k, n)}

@@ -47,7 +47,7 @@ from engine.runtime.arena import allocate
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model
-from engine.training.planning import Update
+from engine.training.planning import GradientUse
 
 SIZES = (100, 1_000, 10_000, 50_000)
 LEAST = 0.02  # seconds
@@ -113,7 +113,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (pipeline, "_check_ops", "checks"),
     (check.Watch, "check", "checks"),
     (planner, "Recipe", "lower"),
-    (lower.Recipe, "make_draft", "lower"),
+    (lower.DraftSource, "make_draft", "lower"),
     (planner, "drop_dead_calls", "drop dead calls"),
     (planner, "make_rows", "rows"),
     (planner, "settle_updates", "settle updates"),
@@ -297,7 +297,7 @@ def _plan_training(forward: Graph, folder: Path, clock: Clock, least: bool) -> t
             Model(folder / f"{name}_model.onnx", state, memory, 2, name, detect_host())
             for name in ("training", "optimizer")
         )
-        update = Update(optimizer, optimizer.lay_out_states())
+        update = GradientUse(optimizer, optimizer.lay_out_states())
     batch = tuple(d if isinstance(d, int) else BATCH for d in forward.inputs["x"].shape)
     given = dict(zip(model.inputs, (batch, batch[:1]), strict=True))
     with clock.stage("the rest"):
@@ -341,7 +341,7 @@ def measure_stages(name: str, nodes: int, *, least: bool = False) -> tuple[int, 
         plan_file.from_bytes(data, plan.target)
     regions = {region: allocate(size, zero=False) for region, size in plan.regions}
     with clock.stage("program table"), patch.object(program, "get_team"):
-        program.Program(plan, _make_addresses, regions)
+        program.BoundProgram(plan, _make_addresses, regions)
     return count if name != "loop" else nodes, clock
 
 

@@ -21,7 +21,7 @@ from bench.measuring import measure_limits, repeat
 from bench.programs import bind
 from bench.rows import Bench, Cells
 from engine.plan.plan import Plan
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.optimizer_plans import ROWS, SIZES, TABLE
 
@@ -42,7 +42,7 @@ def plan_of(name: str, size: int) -> Plan:
     return optimizer_plans.plan_of(ROWS[name], size)
 
 
-def fill(program: Program) -> None:
+def fill(program: BoundProgram) -> None:
     """Put numbers into the inputs that a step moves little."""
     rng = np.random.default_rng(0)
     for array in program.inputs.values():

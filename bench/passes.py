@@ -24,7 +24,7 @@ from bench.measuring import MB
 from bench.rows import Bench, Cells
 from engine.api import CheckpointState
 from engine.kernels.machine.target import detect_host
-from engine.plan.plan import Plan, Step
+from engine.plan.plan import Plan, PlanStep
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -69,7 +69,7 @@ def count_traffic(plan: Plan) -> dict[str, Traffic]:
     return dict(layers)
 
 
-def _list_units(plan: Plan) -> Iterator[Sequence[Step]]:
+def _list_units(plan: Plan) -> Iterator[Sequence[PlanStep]]:
     """Yield the steps of every group, and every step that is in none."""
     n = 0
     while n < len(plan.steps):
@@ -78,7 +78,7 @@ def _list_units(plan: Plan) -> Iterator[Sequence[Step]]:
         n += count
 
 
-def _name_layer(step: Step) -> str:
+def _name_layer(step: PlanStep) -> str:
     """Return the prefix of the name of a step's node that the nodes of a layer share."""
     prefix = re.match(r"[A-Za-z]*\d*", step.source)
     return (prefix and prefix[0]) or step.source

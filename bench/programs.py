@@ -18,13 +18,13 @@ from engine.kernels.binaries.load import get_addresses
 from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.benchmark.workloads import WORKLOADS
 
 
-def bind(plan: Plan) -> Program:
+def bind(plan: Plan) -> BoundProgram:
     """Return a plan bound to memory of its own."""
-    return Program(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
+    return BoundProgram(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
 def load(
@@ -32,7 +32,7 @@ def load(
     threads: int = 1,
     inputs: Mapping[str, np.ndarray] | None = None,
     precision: Precision = "f32",
-) -> Program:
+) -> BoundProgram:
     """Plan a graph and bind it, with its inputs in place: those given, or random ones."""
     shapes = {name: array.shape for name, array in (inputs or {}).items()}
     program = bind(
@@ -49,7 +49,7 @@ def load(
     return program
 
 
-def count_operations(program: Program) -> int:
+def count_operations(program: BoundProgram) -> int:
     """Return the floating-point operations of a run."""
     return sum(step.flops for step in measure_work(program.plan))
 

@@ -15,7 +15,7 @@ from bench.programs import load
 from bench.rows import Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 
 BLOCK, TURNS = 32, 30
 
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 LAYERS = [Layer(m, n, k) for m in (256, 1) for n, k in ((896, 896), (4864, 896), (896, 4864))]
 
 
-def make_program(layer: Layer, bits: int, back: bool) -> Program:
+def make_program(layer: Layer, bits: int, back: bool) -> BoundProgram:
     """Return one product; bits: of a weight, 32 for floats."""
     m, n, k = layer
     inputs = {"a": TensorType("f32", (m, n if back else k))}

@@ -20,9 +20,9 @@ from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.errors import InputError
 from engine.system import config
 from engine.tools.benchmark import measure
-from engine.tools.benchmark.result import Result, Row
+from engine.tools.benchmark.result import BenchmarkRow, Result
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
-from engine.tools.trimmed.progress import Progress
+from engine.tools.trimmed.progress import StagePrinter
 
 SCRIPT = SCRIPTS / "peer.py"
 KINDS = {  # by the module that a Python must have
@@ -93,7 +93,9 @@ def measure_steps(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads, and write all that is known to --json."""
     named = options.peers or [config.switch("BENCH_PEERS")]
     kinds = find_peers(list(filter(None, named)), options.kinds)
-    made = measure.measure([name], options.threads, options.time, options.batch, kinds, Progress())
+    made = measure.measure(
+        [name], options.threads, options.time, options.batch, kinds, StagePrinter()
+    )
     if options.json is not None:
         before = options.__dict__.setdefault("made", [])
         before += made.rows
@@ -101,7 +103,7 @@ def measure_steps(name: str, options: Namespace) -> Iterator[Cells]:
     yield from (make_cells(row, options.kinds) for row in made.rows)
 
 
-def make_cells(row: Row, kinds: Sequence[str]) -> Cells:
+def make_cells(row: BenchmarkRow, kinds: Sequence[str]) -> Cells:
     """Return the cells of a row."""
     of_peers = [row.peers.get(kind) for kind in kinds]
     failed = row.failed and (row.failed if math.isfinite(row.step) else f"{WRONG}: {row.failed}")

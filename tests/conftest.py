@@ -82,7 +82,9 @@ class _Compiling:
         submit = workers.Pool.submit
 
         @functools.wraps(submit)
-        def submitted(pool: workers.Pool, jobs: Sequence[workers.Job], processes: int) -> Any:
+        def submitted(
+            pool: workers.Pool, jobs: Sequence[workers.CompileJob], processes: int
+        ) -> Any:
             self.here += len(jobs)
             return submit(pool, jobs, processes)
 

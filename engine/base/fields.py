@@ -27,7 +27,7 @@ T = TypeVar("T")
 _WIDTH = 100  # of a docstring
 
 
-class Declaration(NamedTuple):
+class OptionDeclaration(NamedTuple):
     """The part of an option that its type and default do not say.
 
     text: help, as a sentence.
@@ -57,7 +57,7 @@ def declare_option(
     words: Callable[[Sequence[str]], Any] | None = None,
 ) -> Any:
     """Return a field of a dataclass of options; see `Declaration`."""
-    metadata = {DECLARATION: Declaration(text, range, check, flag, metavar, words)}
+    metadata = {DECLARATION: OptionDeclaration(text, range, check, flag, metavar, words)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -74,9 +74,9 @@ def find_field(kind: type, name: str) -> dataclasses.Field[Any]:
     return fields[name]
 
 
-def read_declaration(field: dataclasses.Field[Any]) -> Declaration:
+def read_declaration(field: dataclasses.Field[Any]) -> OptionDeclaration:
     """Return the declaration of a field that `declare_option` has made."""
-    declared: Declaration = field.metadata[DECLARATION]
+    declared: OptionDeclaration = field.metadata[DECLARATION]
     return declared
 
 

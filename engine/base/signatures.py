@@ -315,18 +315,18 @@ def _find_scopes(owner: type) -> dict[str, dict[str, Any]]:
 # --- annotations
 
 
-class _Named:
+class _NamedClass:
     """A class that is known by its name alone, as its module is imported by type checkers only."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, name: str) -> _Named:
+    def __getattr__(self, name: str) -> _NamedClass:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Named(name)
+        return _NamedClass(name)
 
-    def __getitem__(self, arguments: object) -> _Named:
+    def __getitem__(self, arguments: object) -> _NamedClass:
         return self
 
     def __or__(self, other: Any) -> _Either:
@@ -350,7 +350,7 @@ class _Scope(dict[str, Any]):
     """The names that an annotation may hold; those that are not known are names of classes."""
 
     def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name) if hasattr(builtins, name) else _Named(name)
+        return getattr(builtins, name) if hasattr(builtins, name) else _NamedClass(name)
 
 
 def _evaluate(hint: Any, scope: Mapping[str, Any]) -> Any:
@@ -419,7 +419,7 @@ def _find_single_kind(hint: Any, numbers: Range) -> _Kind | None:
         return _make_instance("bytes", lambda value: isinstance(value, _OCTETS), "bytes")
     if hint is Any or hint is object or isinstance(hint, TypeVar):
         return None
-    if isinstance(hint, _Named):
+    if isinstance(hint, _NamedClass):
         return _make_instance(
             hint.name, lambda v: hint.name in (c.__name__ for c in type(v).__mro__)
         )

@@ -6,7 +6,15 @@
 from __future__ import annotations
 
 from engine.checking.dry_run import advise, check, list_faults
-from engine.checking.report import Check, Fault, Figures, Halves, Input, Suggestion, sort_by_bytes
+from engine.checking.report import (
+    Check,
+    Fault,
+    Figures,
+    Halves,
+    ModelInput,
+    Suggestion,
+    sort_by_bytes,
+)
 from engine.checking.subject import Subject
 
 __all__ = [
@@ -14,7 +22,7 @@ __all__ = [
     "Fault",
     "Figures",
     "Halves",
-    "Input",
+    "ModelInput",
     "Subject",
     "Suggestion",
     "advise",

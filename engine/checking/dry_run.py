@@ -19,7 +19,7 @@ from engine.checking.report import (
     Fault,
     Figures,
     Halves,
-    Input,
+    ModelInput,
     Suggestion,
     sort_by_bytes,
 )
@@ -90,7 +90,9 @@ def check(
         machine = measure(subject.threads, kernels.resolve)
     read = sum(map(_measure_file, (subject.training, subject.evaluation, subject.optimizer)))
     told = _Teller(machine, _count_file_bytes(subject, opened), read)
-    kept = _plan_within(opened, shapes, budget, plans) if budget is not None else _Kept(plans)
+    kept = (
+        _plan_within(opened, shapes, budget, plans) if budget is not None else _BudgetPlans(plans)
+    )
     figures = told.make_figures(opened, shapes, kept.plans)
     made = told.list_parts(opened, shapes, kept.plans, planning=True)
     suggestions: list[Suggestion] = []
@@ -154,7 +156,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _BudgetPlans:
     """Plans that keep to a budget, or the smallest ones with the reason and their bytes."""
 
     plans: Sequence[Plan]
@@ -162,17 +164,19 @@ class _Kept:
     least: int | None = None
 
 
-def _plan_within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) -> _Kept:
+def _plan_within(
+    opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]
+) -> _BudgetPlans:
     """Return the plans within a budget, or the smallest ones if there are none.
 
     plans: those without a budget.
     """
     if sum(process.count_region_bytes(plans, opened.train.memory.mapped).values()) <= budget:
-        return _Kept(plans)
+        return _BudgetPlans(plans)
     try:
-        return _Kept(opened.make_plans(shapes, budget))
+        return _BudgetPlans(opened.make_plans(shapes, budget))
     except BudgetError as error:
-        return _Kept(opened.make_plans(shapes, error.least), str(error), error.least)
+        return _BudgetPlans(opened.make_plans(shapes, error.least), str(error), error.least)
 
 
 def advise(subject: Subject, shapes: Shapes, budget: int) -> str:
@@ -211,10 +215,10 @@ def list_faults(model: Source) -> Iterator[Fault]:
             yield Fault(row.node, op, lacks[row.status], row.reason, row.module)
 
 
-def _list_inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
+def _list_inputs(opened: Opened, shapes: Shapes) -> Iterator[ModelInput]:
     for name in opened.train.inputs:
         declared = opened.train.interface.inputs[name]
-        yield Input(name, declared.dtype, declared.shape, shapes.get(name))
+        yield ModelInput(name, declared.dtype, declared.shape, shapes.get(name))
 
 
 def _count_file_bytes(subject: Subject, opened: Opened) -> int:

@@ -12,7 +12,7 @@ from engine.drawing import page
 from engine.drawing.charts import format_coordinate
 from engine.drawing.page import escape
 from engine.plan.collective import list_collectives
-from engine.plan.plan import ALIGN, Buffer, Plan, Step, format_bytes
+from engine.plan.plan import ALIGN, Buffer, Plan, PlanStep, format_bytes
 from engine.system import files
 
 OWNERS = 25  # rows of the table of the peak; the others are summed
@@ -123,9 +123,9 @@ def _draw_arena(name: str, plan: Plan) -> str:
     )
 
 
-def _find_makers(plan: Plan) -> dict[int, Step]:
+def _find_makers(plan: Plan) -> dict[int, PlanStep]:
     """Return the step that first writes each buffer."""
-    steps: dict[int, Step] = {}
+    steps: dict[int, PlanStep] = {}
     for step in plan.steps:
         for arg in step.args:
             if arg.mode in ("w", "u", "s"):
@@ -133,7 +133,7 @@ def _find_makers(plan: Plan) -> dict[int, Step]:
     return steps
 
 
-def _draw_box(b: Buffer, maker: Step | None, size: int) -> str:
+def _draw_box(b: Buffer, maker: PlanStep | None, size: int) -> str:
     begin, length = b.offset // ALIGN, max(b.nbytes // ALIGN, 1)
     again = maker is not None and maker.again
     colour = "again" if again else _COLOURS[maker.phase][0] if maker is not None else "c0"
@@ -144,7 +144,7 @@ def _draw_box(b: Buffer, maker: Step | None, size: int) -> str:
     )
 
 
-def _describe_buffer(b: Buffer, maker: Step | None) -> str:
+def _describe_buffer(b: Buffer, maker: PlanStep | None) -> str:
     shape = ",".join(map(str, b.shape))
     made = "" if maker is None else f"\nmade by {maker.title}"
     return (

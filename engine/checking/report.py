@@ -34,7 +34,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class ModelInput:
     """An input of a training step: as the model declares it, and its shape here, if it is known."""
 
     name: str
@@ -132,7 +132,7 @@ class Check:
     source: str
     threads: int
     kernels: str
-    inputs: tuple[Input, ...] = ()
+    inputs: tuple[ModelInput, ...] = ()
     trained: tuple[int, int] = (0, 0)
     frozen: tuple[int, int] = (0, 0)
     faults: tuple[Fault, ...] = ()

@@ -17,7 +17,7 @@ from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.model_file import BUFFER, UPDATED
 from engine.training.plan_cache import Records
-from engine.training.planning import NotJoinableError, Update
+from engine.training.planning import GradientUse, NotJoinableError
 from engine.training.state import CheckpointState, Slot
 
 Source = str | os.PathLike[str] | bytes
@@ -144,7 +144,7 @@ class Opened:
         key = (budget, self.train.memory.precision, *sorted(shapes.items()))
         if key not in self.made:
             self.train.memory.budget = budget
-            update = Update(self.update, self.update.lay_out_states())
+            update = GradientUse(self.update, self.update.lay_out_states())
             self.made[key] = self.train.make_plan(shapes, update=update)
         return self.made[key]
 

@@ -39,9 +39,9 @@ from engine.checkpoint.flatbuffer import (
     I64,
     U8,
     Bytes,
-    Reader,
+    FlatbufferReader,
+    FlatbufferTable,
     Source,
-    Table,
     open_source,
 )
 
@@ -103,7 +103,7 @@ class Checkpoint:
 
 
 @dataclass(eq=False, slots=True)
-class Stored:
+class StoredTensor:
     """Tensor in a checkpoint whose values have not been read.
 
     data: the bytes or file with the values, from byte `begin` on. array: the destination of the
@@ -112,7 +112,7 @@ class Stored:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    table: Table
+    table: FlatbufferTable
     data: Source
     begin: int
     array: Array | None = None
@@ -138,8 +138,8 @@ class _External:
         self.budget = self.data.size
 
 
-def _read_root(data: Bytes | io.RawIOBase, source: str) -> Table:
-    root = Reader(data, source).read_root(IDENTIFIER, "checkpoint")
+def _read_root(data: Bytes | io.RawIOBase, source: str) -> FlatbufferTable:
+    root = FlatbufferReader(data, source).read_root(IDENTIFIER, "checkpoint")
     version = root.read_number(0, I32, 0)
     if version != VERSION:
         root.fail(f"version {version}; supported: {VERSION}")
@@ -166,7 +166,7 @@ def is_nominal(data: Bytes | io.RawIOBase, source: str = "checkpoint bytes") -> 
     return module is not None and bool(module.read_number(2, U8, 0))
 
 
-def _is_external(module: Table) -> bool:
+def _is_external(module: FlatbufferTable) -> bool:
     return bool(module.read_number(3, U8, 0)) and not module.read_number(2, U8, 0)
 
 
@@ -223,10 +223,12 @@ def decode(
 
 def _read(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors with the values of those that are stored."""
-    return {n: t.read() if isinstance(t, Stored) else t for n, t in tensors.items()}
+    return {n: t.read() if isinstance(t, StoredTensor) else t for n, t in tensors.items()}
 
 
-def _read_name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> tuple[str, Table]:
+def _read_name(
+    table: FlatbufferTable, *taken: Mapping[str, Any], label: str = "name"
+) -> tuple[str, FlatbufferTable]:
     """Return the name in slot 0 and the table as named in messages; refuse a repeated name."""
     name = table.read_string(0, label)
     table = table.name_table(name)
@@ -235,7 +237,7 @@ def _read_name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> 
     return name, table
 
 
-def _read_dtype(table: Table) -> np.dtype[Any]:
+def _read_dtype(table: FlatbufferTable) -> np.dtype[Any]:
     code = table.read_number(3, I32, 0)
     if code not in TYPES:
         name = _UNSUPPORTED.get(code, "unknown")
@@ -246,12 +248,12 @@ def _read_dtype(table: Table) -> np.dtype[Any]:
     return stored.newbyteorder("<")
 
 
-def _read_nominal(table: Table) -> NominalTensor:
+def _read_nominal(table: FlatbufferTable) -> NominalTensor:
     # Files saved at run time hold one meaningless element here; dims and bytes are ignored.
     return NominalTensor(_read_dtype(table).newbyteorder("="))
 
 
-def _read_dims(table: Table, itemsize: int) -> tuple[int, ...]:
+def _read_dims(table: FlatbufferTable, itemsize: int) -> tuple[int, ...]:
     vector = table.find_vector(2, 8, "dims")
     if vector is None:
         table.fail("dims is missing")
@@ -267,7 +269,7 @@ def _read_dims(table: Table, itemsize: int) -> tuple[int, ...]:
     return dims
 
 
-def _read_stored(table: Table, companion: _External | None) -> Stored:
+def _read_stored(table: FlatbufferTable, companion: _External | None) -> StoredTensor:
     """Return the facts about a Tensor table whose bytes are all present."""
     dtype = _read_dtype(table)
     dims = _read_dims(table, dtype.itemsize)
@@ -279,7 +281,7 @@ def _read_stored(table: Table, companion: _External | None) -> Stored:
         start, length = raw
         if length != nbytes:
             table.fail(f"dims {list(dims)} of {dtype} need {nbytes} bytes, raw_data has {length}")
-        return Stored(native, dims, table, table.reader.data, start)
+        return StoredTensor(native, dims, table, table.reader.data, start)
     if raw is not None or offset < 0:
         table.fail(
             f"needs either raw_data or external data; raw_data is "
@@ -293,7 +295,7 @@ def _read_stored(table: Table, companion: _External | None) -> Stored:
             f"needs {nbytes} bytes at {offset} of the external data, which is too short or has "
             f"overlapping entries: it has {companion.data.size} bytes"
         )
-    return Stored(native, dims, table, companion.data, offset)
+    return StoredTensor(native, dims, table, companion.data, offset)
 
 
 def view_bytes(array: Array) -> memoryview:
@@ -301,7 +303,7 @@ def view_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _read_optimizer_groups(root: Table) -> list[OptimizerGroup]:
+def _read_optimizer_groups(root: FlatbufferTable) -> list[OptimizerGroup]:
     groups: dict[str, OptimizerGroup] = {}
     for table in root.read_children(2, "optimizer_groups", required=False):
         name, table = _read_name(table, groups, label="group_name")
@@ -324,7 +326,7 @@ def _read_optimizer_groups(root: Table) -> list[OptimizerGroup]:
     return list(groups.values())
 
 
-def _read_properties(root: Table) -> dict[str, int | float | str]:
+def _read_properties(root: FlatbufferTable) -> dict[str, int | float | str]:
     properties: dict[str, int | float | str] = {}
     bag = root.read_child(3, "property_bag")
     if bag is None:

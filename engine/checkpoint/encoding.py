@@ -26,7 +26,7 @@ from engine.checkpoint.contents import (
     OptimizerGroup,
     view_bytes,
 )
-from engine.checkpoint.flatbuffer import F32, Writer, make_reference, quote
+from engine.checkpoint.flatbuffer import F32, FlatbufferWriter, make_reference, quote
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers offsets are 32 bit, some of them signed
 EXTERNAL_THRESHOLD = 1800 << 20  # least bytes of tensors for which parameters go external
@@ -72,7 +72,7 @@ def encode_parts(
             f"{total} bytes of tensors would stay inline, {sum(moments)} of them optimizer state; "
             f"supported: {MAX_BYTES}"
         )
-    writer = _CheckpointWriter(Writer(MAX_BYTES), artifact, smallest)
+    writer = _CheckpointWriter(FlatbufferWriter(MAX_BYTES), artifact, smallest)
     try:
         data = writer.write_checkpoint(cp)
     except OverflowError:
@@ -94,7 +94,7 @@ class _CheckpointWriter:
     data.
     """
 
-    out: Writer
+    out: FlatbufferWriter
     artifact: bool
     smallest: int | None  # least bytes of a parameter that goes external; None: none does
     entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)

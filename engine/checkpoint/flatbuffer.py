@@ -96,7 +96,7 @@ def open_source(data: Bytes | io.RawIOBase, name: str) -> Source:
     return _InFile(data, name) if isinstance(data, io.RawIOBase) else _InMemory(data, name)
 
 
-class Reader:
+class FlatbufferReader:
     """FlatBuffers bytes, checked before every access.
 
     Offsets only lead forward, so no walk can loop.  `budget` bounds the work and memory that
@@ -138,16 +138,16 @@ class Reader:
             )
         return pos + offset
 
-    def read_table(self, pos: int, where: str) -> Table:
+    def read_table(self, pos: int, where: str) -> FlatbufferTable:
         vtable = pos - self.read_number(I32, pos, where)
         vtable_size = self.read_number(U16, vtable, where)
         size = self.read_number(U16, vtable + 2, where)
         if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > self.size or size < 4:
             self.fail(where, f"the table at {pos} has a corrupt vtable at {vtable}")
         self.claim(pos, size, where)
-        return Table(self, where, pos, size, vtable, vtable_size)
+        return FlatbufferTable(self, where, pos, size, vtable, vtable_size)
 
-    def read_root(self, identifier: bytes, where: str) -> Table:
+    def read_root(self, identifier: bytes, where: str) -> FlatbufferTable:
         """Return the root table of bytes that carry this identifier."""
         if self.size < 8:
             self.fail("header", f"{self.size} bytes; a {where} has at least 8")
@@ -158,10 +158,10 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FlatbufferTable:
     """Table at byte `pos`; `where` names it in messages."""
 
-    reader: Reader
+    reader: FlatbufferReader
     where: str
     pos: int
     size: int  # bytes, from the vtable
@@ -171,7 +171,7 @@ class Table:
     def fail(self, problem: str) -> NoReturn:
         self.reader.fail(self.where, problem)
 
-    def name_table(self, name: str) -> Table:
+    def name_table(self, name: str) -> FlatbufferTable:
         return replace(self, where=f"{self.where} {quote(name)}")
 
     def find_field(self, slot: int, nbytes: int) -> int | None:
@@ -220,11 +220,13 @@ class Table:
         except UnicodeDecodeError as error:
             self.fail(f"{name} is not UTF-8: {raw[:40]!r} ({error.reason})")
 
-    def read_child(self, slot: int, name: str) -> Table | None:
+    def read_child(self, slot: int, name: str) -> FlatbufferTable | None:
         pos = self.find_target(slot, name)
         return None if pos is None else self.reader.read_table(pos, name)
 
-    def read_children(self, slot: int, name: str, *, required: bool = True) -> Iterator[Table]:
+    def read_children(
+        self, slot: int, name: str, *, required: bool = True
+    ) -> Iterator[FlatbufferTable]:
         """Yield the tables of a vector of tables."""
         vector = self.find_vector(slot, 4, name)
         if vector is None:
@@ -256,7 +258,7 @@ def make_reference(slot: int, target: int) -> Field:
     return _REFERENCE, slot, target, 0
 
 
-class Writer:
+class FlatbufferWriter:
     """Writer of objects from the last byte of a file to the first, as in the C++ builder.
 
     Methods return references: the number of bytes from the object to the end.  Given bytes are not

@@ -20,7 +20,15 @@ import numpy.typing as npt
 
 from engine.base.element_types import ELEMENT_TYPES
 from engine.base.errors import CheckpointError, DTypeError
-from engine.checkpoint.flatbuffer import I32, I64, Reader, Table, Writer, make_reference, quote
+from engine.checkpoint.flatbuffer import (
+    I32,
+    I64,
+    FlatbufferReader,
+    FlatbufferTable,
+    FlatbufferWriter,
+    make_reference,
+    quote,
+)
 from engine.system import files
 
 Array = npt.NDArray[Any]
@@ -45,7 +53,7 @@ def write(
         CheckpointError: the file would be larger than 2 GiB.
         FileError: the file cannot be written.
     """
-    out = Writer(MAX_BYTES)
+    out = FlatbufferWriter(MAX_BYTES)
     try:
         rows = [_write_parameter(out, name, array) for name, array in tensors.items()]
         root = out.write_table(
@@ -61,7 +69,7 @@ def write(
     files.write(path, pieces)
 
 
-def _write_parameter(out: Writer, name: str, array: Array) -> int:
+def _write_parameter(out: FlatbufferWriter, name: str, array: Array) -> int:
     code = _CODES.get(array.dtype.newbyteorder("="))
     if code is None:
         raise DTypeError(f"{name!r} is {array.dtype}; an .onnx_adapter holds numbers of ONNX's")
@@ -85,7 +93,7 @@ def read(path: str) -> dict[str, Array]:
         CheckpointError: the file is of another kind or version, damaged or truncated.
         DTypeError: a tensor has an element type that is not supported.
     """
-    reader = Reader(files.read(path, "adapter"), path)
+    reader = FlatbufferReader(files.read(path, "adapter"), path)
     root = reader.read_root(IDENTIFIER, ".onnx_adapter")
     version = root.read_number(0, I32, 0)
     if version != VERSION:
@@ -99,7 +107,7 @@ def read(path: str) -> dict[str, Array]:
     return tensors
 
 
-def _read_tensor(reader: Reader, row: Table) -> Array:
+def _read_tensor(reader: FlatbufferReader, row: FlatbufferTable) -> Array:
     dims = row.find_vector(1, I64.size, "dims")
     start, rank = (0, 0) if dims is None else dims
     if rank > MAX_RANK:

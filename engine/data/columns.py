@@ -14,7 +14,7 @@ from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 from engine.data.csv_file import Sheet, describe
 from engine.data.dataset import Indices
 from engine.data.dates import PARTS, compute_part
-from engine.data.preparation import Category, Features, Number, find_code
+from engine.data.preparation import Category, Features, NumberColumn, find_code
 
 CATEGORIES = 1000  # different texts of a column; each becomes a feature
 
@@ -28,10 +28,10 @@ class Numbers:
     def __init__(self, name: str, values: npt.NDArray[np.float64], part: str = "") -> None:
         self.name, self.values, self.part = name, values, part
 
-    def learn(self, rows: Indices, normalize: bool, missing: str, unknown: str) -> Number:
+    def learn(self, rows: Indices, normalize: bool, missing: str, unknown: str) -> NumberColumn:
         """Learn from these rows of the column; all rows decide whether values may be missing."""
         flag = missing == "flag" and bool(np.isnan(self.values).any())
-        return Number.of(self.name, self.values[rows], normalize, missing, self.part, flag)
+        return NumberColumn.of(self.name, self.values[rows], normalize, missing, self.part, flag)
 
     def encode(self, column: Any, rows: Indices) -> Features:
         """Return the features of some rows, given a learned `Number`."""
@@ -39,7 +39,7 @@ class Numbers:
         return encoded
 
 
-class Texts:
+class TextColumn:
     """The texts of a column and, for each row, which of them it holds; -1 where it is missing."""
 
     def __init__(self, name: str, texts: tuple[str, ...], codes: npt.NDArray[np.intp]) -> None:
@@ -56,7 +56,7 @@ class Texts:
         return encoded
 
 
-Raw = Numbers | Texts
+Raw = Numbers | TextColumn
 
 
 class Rows(ABC):
@@ -143,16 +143,18 @@ class Rows(ABC):
                     "missing='drop' leaves such rows out, missing='mean' fills features up"
                 )
 
-    def read_column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
+    def read_column(
+        self, name: str, categorical: bool, known: NumberColumn | Category | None
+    ) -> Raw:
         """Return a column of features, of the known kind or the kind of its cells."""
-        if isinstance(known, Number) and known.part:
+        if isinstance(known, NumberColumn) and known.part:
             return self.read_parts(name, known.part)
         texts = categorical if known is None else isinstance(known, Category)
         values = None if texts else self.read_numbers(name)
         if values is not None:
             return Numbers(name, values)
         cells = self.read_cells(name)
-        if isinstance(known, Number):
+        if isinstance(known, NumberColumn):
             wrong = next((i for i, cell in enumerate(cells) if cell), None)
             if wrong is None:
                 return Numbers(name, np.full(len(cells), math.nan))
@@ -161,7 +163,7 @@ class Rows(ABC):
             codes = [
                 find_code(known, c, self.place(i, name)) if c else -1 for i, c in enumerate(cells)
             ]
-            return Texts(name, known.values, np.array(codes, np.intp))
+            return TextColumn(name, known.values, np.array(codes, np.intp))
         kinds = sorted(set(cells) - {""})
         if len(kinds) > CATEGORIES:
             raise InputError(
@@ -169,7 +171,7 @@ class Rows(ABC):
                 f"{kinds[0]!r}; up to {CATEGORIES} can be features; leave it out by features="
             )
         place = {text: i for i, text in enumerate(kinds)}
-        return Texts(name, tuple(kinds), np.array([place.get(c, -1) for c in cells], np.intp))
+        return TextColumn(name, tuple(kinds), np.array([place.get(c, -1) for c in cells], np.intp))
 
     def read_parts(self, name: str, part: str) -> Numbers:
         """Return a part of a column of dates, as "year", as numbers."""

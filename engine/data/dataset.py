@@ -164,7 +164,7 @@ def divide(
     return np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True), chosen
 
 
-class View(Dataset):
+class DatasetView(Dataset):
     """A dataset that reads its samples from another one."""
 
     def __init__(self, source: Dataset) -> None:
@@ -182,12 +182,12 @@ class View(Dataset):
 
 def find_root(dataset: Dataset) -> Dataset:
     """Return the dataset from which a view of a view reads its samples."""
-    while isinstance(dataset, View):
+    while isinstance(dataset, DatasetView):
         dataset = dataset.source
     return dataset
 
 
-class Subset(View):
+class Subset(DatasetView):
     """Some samples of a dataset, see `Dataset.subset`."""
 
     def __init__(self, source: Dataset, indices: Sequence[int] | Indices) -> None:
@@ -220,7 +220,7 @@ class Subset(View):
         return self.source.lengths(field)[self.indices]
 
 
-class Columns(View):
+class Columns(DatasetView):
     """Some arrays of every sample, see `Dataset.select_columns`."""
 
     def __init__(self, source: Dataset, names: Sequence[str]) -> None:
@@ -242,7 +242,7 @@ class Columns(View):
         return self.source.lengths(self.fields[field])
 
 
-class Mapped(View):
+class Mapped(DatasetView):
     """Samples of a dataset, each changed by a function, see `Dataset.map`."""
 
     def __init__(self, source: Dataset, function: Callable[[Sample], Sample]) -> None:

@@ -70,7 +70,7 @@ class Loader(Stream):
             self.samples = len(sampler)
 
 
-class Samples(Stream):
+class SampleStream(Stream):
     """Batches of an iterable that yields samples."""
 
     def __init__(self, source: Iterable[Any], batch_size: int, drop_last: bool, **options: Any):
@@ -120,7 +120,7 @@ class MapStyle(Dataset):
         return super().labels()
 
 
-class Table(Dataset):
+class ForeignTable(Dataset):
     """A `datasets.Dataset`: columns by the names of the model's inputs.
 
     Raises:
@@ -167,4 +167,4 @@ class Table(Dataset):
         return np.array(counts, np.intp)
 
     def select_columns(self, names: Sequence[str]) -> Dataset:
-        return Table(self.source, find_columns(names, self.names, "the dataset"))
+        return ForeignTable(self.source, find_columns(names, self.names, "the dataset"))

@@ -27,7 +27,7 @@ FORMAT = 1  # of the file that `save` writes
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberColumn:
     """A column of numbers: (value - mean) / scale.
 
     fill: stands where a value is missing; None: none may be missing; NaN: it stays missing.
@@ -66,7 +66,7 @@ class Number:
         missing: str,
         part: str = "",
         flag: bool = False,
-    ) -> Number:
+    ) -> NumberColumn:
         """Learn it of the values of the training rows; NaN stands for a missing one."""
         known = values[~np.isnan(values)]
         if not known.size:
@@ -138,7 +138,7 @@ class Preparation:
         classes: the texts of the target that the labels 0, 1, ... stand for; None: it is numbers.
     """
 
-    columns: tuple[Number | Category, ...]
+    columns: tuple[NumberColumn | Category, ...]
     targets: tuple[str, ...]
     classes: tuple[str, ...] | None
 
@@ -242,22 +242,22 @@ def _compute_moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(parts.mean()) * largest, float(parts.std()) * largest
 
 
-def _read_column(entry: dict[str, Any]) -> Number | Category:
+def _read_column(entry: dict[str, Any]) -> NumberColumn | Category:
     kind = entry.pop("kind")
     if kind == "Number":
         if entry.get("part") and entry["part"] not in PARTS:
             raise ValueError(f"a date has no part {entry['part']!r}")
-        return Number(**entry)
+        return NumberColumn(**entry)
     if kind == "Category":
         return Category(**{**entry, "values": tuple(entry["values"])})
     raise ValueError(f"a column of the kind {kind!r}")
 
 
-def _choose_dtype(column: Number | Category) -> type:
-    return np.float64 if isinstance(column, Number) else np.intp
+def _choose_dtype(column: NumberColumn | Category) -> type:
+    return np.float64 if isinstance(column, NumberColumn) else np.intp
 
 
-def _find_value(column: Number | Category, row: Mapping[str, Any], index: int) -> float:
+def _find_value(column: NumberColumn | Category, row: Mapping[str, Any], index: int) -> float:
     """Return a number, or the place of a text."""
     if column.name not in row:
         raise NameNotFoundError(
@@ -282,7 +282,7 @@ def _find_value(column: Number | Category, row: Mapping[str, Any], index: int) -
         raise InputError(f"{place}: expected a number, got {value!r}") from None
 
 
-def _compute_part(column: Number, value: Any, place: str) -> float:
+def _compute_part(column: NumberColumn, value: Any, place: str) -> float:
     """Return the part of a date that a column has."""
     try:
         date = np.array([np.datetime64(value, "s")])

@@ -117,7 +117,7 @@ def batches(
         return source
     options: dict[str, Any] = {"names": wanted, "prefetch": prefetch, "allow_nan": allow_nan}
     if foreign.yields_samples(source):
-        return foreign.Samples(source, batch_size, drop_last, **options)
+        return foreign.SampleStream(source, batch_size, drop_last, **options)
     if drop_last:
         raise InputError(f"drop_last= needs samples; {type(source).__name__} yields whole batches")
     if foreign.is_loader(source):
@@ -158,7 +158,7 @@ def dataset_of(
     if isinstance(source, Batches) or foreign.is_loader(source):
         return None
     if foreign.is_table(source):
-        return foreign.Table(source)
+        return foreign.ForeignTable(source)
     if is_array_file(source):
         return Arrays(source, classes=classes, allow_nan=allow_nan)
     if isinstance(source, tuple | Mapping | np.ndarray) or hasattr(source, "__array__"):

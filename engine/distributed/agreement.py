@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from engine.base.errors import GroupError
-from engine.distributed.group import Group, gather_values, name_ranks, share
+from engine.distributed.group import RankGroup, gather_values, name_ranks, share
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -32,7 +32,7 @@ def is_agreed(error: BaseException) -> bool:
 class Agreement:
     """Agreement of the ranks of a group."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self.group = group
 
     @property

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 LONGEST = 1 << 30  # bytes of facts and messages between ranks, without arrays
 
 
-class Pending(Protocol):
+class PendingSum(Protocol):
     """Sum in progress."""
 
     def wait(self) -> None:
@@ -30,7 +30,7 @@ class Pending(Protocol):
         """
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """Ranks 0 to `size` - 1; this process is `rank`."""
 
     @property
@@ -50,7 +50,7 @@ class Group(Protocol):
             GroupError: a rank has ended, or does not answer.
         """
 
-    def start_sum(self, array: Array) -> Pending:
+    def start_sum(self, array: Array) -> PendingSum:
         """Start the operation of `sum`; the array must not be touched until `wait` of the result
         returns.
 
@@ -92,7 +92,7 @@ def are_lengths(sizes: Array) -> bool:
     return bool(((sizes >= 0) & (sizes <= LONGEST)).all())
 
 
-def share(group: Group, value: Any) -> Any:
+def share(group: RankGroup, value: Any) -> Any:
     """Return rank 0's value on all ranks; JSON must be able to hold it.
 
     Raises:
@@ -111,7 +111,7 @@ def share(group: Group, value: Any) -> Any:
     return json.loads(told.tobytes())
 
 
-def gather_values(group: Group, value: Any) -> list[Any]:
+def gather_values(group: RankGroup, value: Any) -> list[Any]:
     """Return the values of all ranks in order, on all ranks; JSON must be able to hold them.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.base.errors import GroupError, MissingPackageError
 
 if TYPE_CHECKING:
-    from engine.distributed.group import Group
+    from engine.distributed.group import RankGroup
 
 PATIENCE = 600.0  # seconds
 
@@ -42,7 +42,7 @@ SIZES = {
 }
 RANK = "PMIX_RANK"
 
-_worlds: list[Group | None] = []  # the result of `world` after its first call
+_worlds: list[RankGroup | None] = []  # the result of `world` after its first call
 
 
 def find_launcher(environment: Mapping[str, str] | None = None) -> Launched | None:
@@ -60,7 +60,7 @@ def find_launcher(environment: Mapping[str, str] | None = None) -> Launched | No
     return Launched(RANK, read_number(RANK), None, None) if RANK in variables else None
 
 
-def world(patience: float = PATIENCE) -> Group | None:
+def world(patience: float = PATIENCE) -> RankGroup | None:
     """Return the group of all processes that a launcher has started together with this one.
 
     The result is None if there is only this one.  Every call returns the same group.  After the
@@ -83,7 +83,7 @@ def is_joined() -> bool:
     return bool(_worlds)
 
 
-def _join_world(patience: float) -> Group | None:
+def _join_world(patience: float) -> RankGroup | None:
     launcher = find_launcher()
     if launcher is None or launcher.size == 1:
         return None

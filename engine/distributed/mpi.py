@@ -30,7 +30,7 @@ _ROLL_CALL = 3.0  # seconds in which waiting ranks report their presence to each
 _SUMMED = ("float32", "float64", "int64")
 
 
-class _Call:
+class _PendingCall:
     """Call of MPI that is in progress, or waits for earlier ones."""
 
     def __init__(self, begin: Callable[[], MPI.Request]) -> None:
@@ -73,7 +73,7 @@ class MpiGroup:
         self._ranks = MPI.COMM_WORLD.Dup()
         self._alarm = MPI.COMM_WORLD.Dup()  # for the roll call, whose messages are separate
         self._patience = patience
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_PendingCall] = queue.SimpleQueue()
         self._broken: GroupError | None = None
         threading.Thread(target=self._serve, name="edgegrad MPI", daemon=True).start()
         self._hook = sys.excepthook
@@ -92,7 +92,7 @@ class MpiGroup:
     def sum(self, array: Array) -> None:
         self.start_sum(array).wait()
 
-    def start_sum(self, array: Array) -> _Call:
+    def start_sum(self, array: Array) -> _PendingCall:
         if array.dtype.name not in _SUMMED:
             raise DTypeError(f"ranks sum arrays of {', '.join(_SUMMED)}; got {array.dtype}")
         return self._start(lambda: self._ranks.Iallreduce(MPI.IN_PLACE, _require_contiguous(array)))
@@ -132,8 +132,8 @@ class MpiGroup:
 
     # --- the thread that calls MPI
 
-    def _start(self, begin: Callable[[], MPI.Request]) -> _Call:
-        call = _Call(begin)
+    def _start(self, begin: Callable[[], MPI.Request]) -> _PendingCall:
+        call = _PendingCall(begin)
         self._calls.put(call)
         return call
 
@@ -143,7 +143,7 @@ class MpiGroup:
         Ranks start the same calls in the same order, so a small sum need not wait for an earlier
         large one.  No call follows one that has failed.
         """
-        going: list[_Call] = []
+        going: list[_PendingCall] = []
         changed = time.monotonic()  # when a call last began or ended
         while True:
             is_quiet = time.monotonic() - changed > _SPIN
@@ -168,7 +168,7 @@ class MpiGroup:
             if len(going) < count:
                 changed = time.monotonic()
 
-    def _list_unfinished(self, going: list[_Call]) -> list[_Call]:
+    def _list_unfinished(self, going: list[_PendingCall]) -> list[_PendingCall]:
         """Return the unfinished ones of some calls; the last may not have begun.
 
         Raises:

@@ -13,7 +13,7 @@ LOG_SPAN = 50  # the largest over the smallest value, from which on an axis is l
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class AxisScale:
     """A map from values to places: `low` lies at `begin`, `high` at `end`.
 
     ticks: the labelled values.  is_log: equal distances are equal factors.
@@ -74,7 +74,7 @@ def make_axis(
     may_be_log: bool = False,
     from_zero: bool = False,
     is_tight: bool = False,
-) -> Axis:
+) -> AxisScale:
     """Return an axis that contains all finite values.
 
     count: approximate number of ticks.  may_be_log: if the values span factors, for kind number
@@ -84,7 +84,7 @@ def make_axis(
     low, high = min(known, default=0.0), max(known, default=1.0)
     if may_be_log and low > 0 and high / low > LOG_SPAN:
         ticks = _list_powers(low, high)
-        return Axis(min(low, ticks[0]), max(high, ticks[-1]), begin, end, ticks, True, kind)
+        return AxisScale(min(low, ticks[0]), max(high, ticks[-1]), begin, end, ticks, True, kind)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= max(abs(high) * 1e-9, 1e-300):
@@ -97,7 +97,7 @@ def make_axis(
     )
     if not is_tight:
         low, high = min(low, ticks[0]), max(high, ticks[-1])
-    return Axis(low, high, begin, end, ticks, False, kind)
+    return AxisScale(low, high, begin, end, ticks, False, kind)
 
 
 def _list_multiples(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.drawing import amounts
-from engine.drawing.axes import Axis, Kind, make_axis
+from engine.drawing.axes import AxisScale, Kind, make_axis
 from engine.drawing.page import escape
 
 WIDTH, HEIGHT = 440, 240  # of a chart, in its own units: it is scaled to its place in the page
@@ -100,7 +100,9 @@ def draw_lines(
     return Chart(title + note, legend, draw_frame(x, y, x_title) + drawn, x_title, label)
 
 
-def _make_x_axis(values: Sequence[float], kind: Kind, up: Axis, may_be_log: bool = False) -> Axis:
+def _make_x_axis(
+    values: Sequence[float], kind: Kind, up: AxisScale, may_be_log: bool = False
+) -> AxisScale:
     """Return the horizontal axis: right of the other axis's labels, with room for its own."""
     left = max(LEFT, 10 + LETTER * _measure_labels(up))
     for count in (6, 4, 3, 2):
@@ -116,7 +118,7 @@ def _make_x_axis(values: Sequence[float], kind: Kind, up: Axis, may_be_log: bool
     return scale
 
 
-def _measure_labels(found: Axis) -> int:
+def _measure_labels(found: AxisScale) -> int:
     """Return the number of letters of the longest label at an axis."""
     return max((len(found.label_tick(tick)) for tick in found.ticks), default=0)
 
@@ -208,7 +210,7 @@ def wrap_chart(chart: Chart) -> str:
     )
 
 
-def draw_frame(x: Axis, y: Axis, x_title: str) -> str:
+def draw_frame(x: AxisScale, y: AxisScale, x_title: str) -> str:
     """Draw the lines of the grid, their labels, and the title of the axis below them."""
     left, right, bottom = x.begin, x.end, y.begin
     parts = []
@@ -232,7 +234,7 @@ def draw_frame(x: Axis, y: Axis, x_title: str) -> str:
     return "".join(parts)
 
 
-def _draw_line(line: Line, x: Axis, y: Axis) -> str:
+def _draw_line(line: Line, x: AxisScale, y: AxisScale) -> str:
     """Draw a line with the values along it, and marks at its points if they are few."""
     path, xs, ys, marks, is_open = [], [], [], [], False
     for a, b in zip(line.x, line.y, strict=True):

@@ -230,10 +230,10 @@ class Message:
             return
         most = request.config.get("max-examples", MAX_EXAMPLES)
         limit = most if type(most) is int else MAX_EXAMPLES
-        numbers = {EXAMPLES: schema.Number(True, 0, limit, True)}
+        numbers = {EXAMPLES: schema.NumberField(True, 0, limit, True)}
         sent = request.arrays if self.kind == "trained" else {}
         try:
-            declared = schema.Schema.like(sent, numbers)
+            declared = schema.AnswerSchema.like(sent, numbers)
             declared.check_numbers(self.metrics)
             declared.check_tensors(self.arrays)
         except EngineError as error:

@@ -37,7 +37,7 @@ _NORMS, _MEAN, _VARIANCE = ("BatchNormInternal", "BatchNormalization"), 3, 4
 VARIANCES = (_VARIANCE,)
 
 
-class Parameter(Protocol):
+class StateParameter(Protocol):
     """Parameter of a checkpoint state."""
 
     @property
@@ -220,7 +220,7 @@ def _get_module(source: Any) -> Any:
     return getattr(source, "module", source)
 
 
-def _list_parameters(source: Any) -> dict[str, Parameter]:
+def _list_parameters(source: Any) -> dict[str, StateParameter]:
     """Return all parameters by name, in the order of their names."""
     session = getattr(_get_module(source), "session", None)  # a trimmed build has none
     state = getattr(session or source, "state", None) or getattr(source, "_state", None)
@@ -229,7 +229,7 @@ def _list_parameters(source: Any) -> dict[str, Parameter]:
     return dict(iter(state.parameters))
 
 
-def _find(known: Mapping[str, Parameter], name: str) -> Parameter:
+def _find(known: Mapping[str, StateParameter], name: str) -> StateParameter:
     if name not in known:
         raise NameNotFoundError(
             f"the model has no parameter {name!r}{suggest_nearest(name, known)}; its "

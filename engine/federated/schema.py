@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberField:
     """Number of an answer.
 
     whole: it is an integer.  least, most: the range, both included. required: it must be present.
@@ -44,7 +44,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ArrayField:
     """An array of an answer.  least: of its elements, whose magnitudes are at most `LARGEST`."""
 
     shape: tuple[int, ...]
@@ -57,25 +57,27 @@ class Tensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-NUMBERS: Mapping[str, Number] = {EXAMPLES: Number(True, 1, MAX_EXAMPLES, True)}
-_OTHER = Number()
+NUMBERS: Mapping[str, NumberField] = {EXAMPLES: NumberField(True, 1, MAX_EXAMPLES, True)}
+_OTHER = NumberField()
 
 
 @dataclass(frozen=True)
-class Schema:
+class AnswerSchema:
     """Arrays and numbers of an answer.
 
     tensors: the required tensors, by name.
     numbers: the declared numbers; others must be finite and at most `LARGEST`.
     """
 
-    tensors: Mapping[str, Tensor]
-    numbers: Mapping[str, Number] = field(default_factory=lambda: NUMBERS)
+    tensors: Mapping[str, ArrayField]
+    numbers: Mapping[str, NumberField] = field(default_factory=lambda: NUMBERS)
 
     @classmethod
-    def like(cls, arrays: Mapping[str, Array], numbers: Mapping[str, Number] = NUMBERS) -> Schema:
+    def like(
+        cls, arrays: Mapping[str, Array], numbers: Mapping[str, NumberField] = NUMBERS
+    ) -> AnswerSchema:
         """Return the schema of arrays as they were sent."""
-        return cls({n: Tensor(a.shape, a.dtype) for n, a in arrays.items()}, numbers)
+        return cls({n: ArrayField(a.shape, a.dtype) for n, a in arrays.items()}, numbers)
 
     def check_names(self, names: Mapping[str, Any]) -> None:
         """Refuse arrays other than the declared ones.
@@ -118,7 +120,7 @@ class Schema:
         return dict(numbers)
 
 
-def _check_number(name: str, value: Any, known: Number) -> None:
+def _check_number(name: str, value: Any, known: NumberField) -> None:
     if type(name) is not str or len(name) > _LONGEST_NAME:
         raise InputError(f"a number is called {name!r:.50}; expected up to {_LONGEST_NAME} letters")
     if type(value) is not int and (known.whole or type(value) is not float):
@@ -133,7 +135,7 @@ def _check_number(name: str, value: Any, known: Number) -> None:
         )
 
 
-def check_tensor(name: str, array: Array, known: Tensor) -> None:
+def check_tensor(name: str, array: Array, known: ArrayField) -> None:
     """Refuse an array that does not fit its declaration.
 
     Raises:

@@ -42,7 +42,7 @@ ONNX = ".onnx_adapter"
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 
 
-class Trainer(Protocol):
+class AdaptableTrainer(Protocol):
     """A trainer: an object around a module."""
 
     @property
@@ -74,7 +74,7 @@ class Adapter:
         object.__setattr__(self, "whole", whole)
 
     @classmethod
-    def of(cls, trained: Trainer | Module) -> Adapter:
+    def of(cls, trained: AdaptableTrainer | Module) -> Adapter:
         """Return the adapter that a trainer or module has now, as a copy.
 
         Raises:
@@ -99,7 +99,7 @@ class Adapter:
         note, values = models.read_values(model)
         return cls(values, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
-    def put(self, trained: Trainer | Module) -> None:
+    def put(self, trained: AdaptableTrainer | Module) -> None:
         """Set the adapter of a trainer or module to these values, without planning again.
 
         Layers are found by name, even if one of the names has more leading scopes, as for a module
@@ -193,7 +193,7 @@ class Adapter:
             files.replace_together(moves, keys=[moves[0][1]])
 
 
-def get_module(trained: Trainer | Module) -> Module:
+def get_module(trained: AdaptableTrainer | Module) -> Module:
     """Return the module of a trainer, or a module itself."""
     source: Any = trained
     module: Module = getattr(source, "module", source)

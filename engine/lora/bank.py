@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 from engine.base.signatures import check_arguments
-from engine.lora.adapter import Adapter, Trainer, get_module, note_of
+from engine.lora.adapter import AdaptableTrainer, Adapter, get_module, note_of
 from engine.training.optimizer import Optimizer
 from engine.training.state import CheckpointState
 
@@ -38,7 +38,10 @@ class Adapters:
     """
 
     def __init__(
-        self, trained: Trainer | Module, name: str = "default", optimizer: Optimizer | None = None
+        self,
+        trained: AdaptableTrainer | Module,
+        name: str = "default",
+        optimizer: Optimizer | None = None,
     ) -> None:
         self._trained, self._module = trained, get_module(trained)
         note_of(self._module)

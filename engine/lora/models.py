@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from engine.graphs.io.note import Note
     from engine.graphs.ir.graph import Graph
-    from engine.graphs.offline.lora import Summary
+    from engine.graphs.offline.lora import AdapterSummary
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
@@ -31,7 +31,7 @@ class Adapted:
     """Model with new adapters.  As text it is the summary of the adaptation."""
 
     graph: Graph
-    summary: Summary
+    summary: AdapterSummary
 
     def save(self, path: Path) -> None:
         """Write the model; large weights go to `<path>.data`.

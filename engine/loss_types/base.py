@@ -15,7 +15,7 @@ from engine.base.signatures import check_arguments
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
-    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.graphs.offline.loss_nodes import LossNodes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Activation = Literal["sigmoid", "softmax"]  # makes probabilities of scores
@@ -64,12 +64,12 @@ class NamedLoss(Loss):
             raise InputError(f"reduction={self.reduction!r}; expected one of {known}")
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.loss_nodes import Nodes
+        from engine.graphs.offline.loss_nodes import LossNodes
 
-        return self._append(Nodes(graph), *self._split_inputs(inputs))
+        return self._append(LossNodes(graph), *self._split_inputs(inputs))
 
     @abstractmethod
-    def _append(self, nodes: Nodes, *values: Any) -> str:
+    def _append(self, nodes: LossNodes, *values: Any) -> str:
         """Append the loss of these values, targets last; return the name of the result."""
 
     def _split_inputs(self, inputs: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from engine.system.files import NOTE, SHARES
 __all__ = ["CrossEntropyLoss", "FocalLoss", "NLLLoss"]
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.graphs.offline.loss_nodes import LossNodes
     from engine.kernels.vocabulary.op import TensorType
 
 TINY = 1e-30
@@ -52,7 +52,7 @@ class CrossEntropyLoss(NamedLoss):
     label_smoothing: float = 0.0
     probabilities: bool = False
 
-    def _append(self, nodes: Nodes, scores: str, labels: str) -> str:
+    def _append(self, nodes: LossNodes, scores: str, labels: str) -> str:
         if self.probabilities:
             return self._append_of_shares(nodes, scores, labels)
         c = _read(nodes, scores, labels, self.reduction, self.weight, self.ignore_index)
@@ -64,7 +64,7 @@ class CrossEntropyLoss(NamedLoss):
         smooth = nodes.add("Mul", _append_mean_over_classes(c, logs), spread)
         return nodes.add("Add", nodes.add("Mul", loss, keep), smooth)
 
-    def _append_of_shares(self, nodes: Nodes, scores: str, labels: str) -> str:
+    def _append_of_shares(self, nodes: LossNodes, scores: str, labels: str) -> str:
         """Append - sum over classes of the shares times the weighted log-probabilities."""
         t = nodes.find_type(scores)
         if self.ignore_index is not None:
@@ -98,7 +98,7 @@ class NLLLoss(NamedLoss):
     reduction: str = "mean"
     ignore_index: int | None = None
 
-    def _append(self, nodes: Nodes, logs: str, labels: str) -> str:
+    def _append(self, nodes: LossNodes, logs: str, labels: str) -> str:
         c = _read(nodes, logs, labels, self.reduction, self.weight, self.ignore_index)
         return nodes.add("NegativeLogLikelihoodLoss", *c.inputs, **c.attrs)
 
@@ -127,12 +127,12 @@ class FocalLoss(NamedLoss):
     def threshold(self) -> float | None:
         return 0.0 if self.activation == "sigmoid" else None
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         if self.activation == "softmax":
             return self._append_softmax(nodes, x, target)
         return self._append_sigmoid(nodes, x, target)
 
-    def _append_softmax(self, nodes: Nodes, scores: str, labels: str) -> str:
+    def _append_softmax(self, nodes: LossNodes, scores: str, labels: str) -> str:
         """Append alpha[l] (1 - p)^gamma (-log p), p = softmax(scores)[l] along axis 1."""
         c = _read(nodes, scores, labels, "none", self.alpha, self.ignore_index)
         dtype, index = c.type.dtype, c.inputs[1]
@@ -151,7 +151,7 @@ class FocalLoss(NamedLoss):
             each = nodes.add("Mul", each, nodes.add("Gather", c.inputs[2], index))
         return _append_reduction(nodes, each, counts, self.reduction, dtype)
 
-    def _append_sigmoid(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append_sigmoid(self, nodes: LossNodes, x: str, target: str) -> str:
         """Append a (1 - p)^gamma (-log p) of logits and targets in [0, 1], element by element."""
         t = nodes.find_type(x)
         share = None if self.alpha is None else arguments.check_real("alpha", self.alpha)
@@ -197,7 +197,7 @@ class _Classes:
     weight: one factor for each class, or None.
     """
 
-    nodes: Nodes
+    nodes: LossNodes
     type: TensorType
     inputs: list[str]
     attrs: dict[str, Any]
@@ -205,7 +205,7 @@ class _Classes:
 
 
 def _read(
-    nodes: Nodes,
+    nodes: LossNodes,
     scores: str,
     labels: str,
     reduction: str,
@@ -270,7 +270,7 @@ def _append_mean_over_classes(c: _Classes, logs: str) -> str:
     return nodes.reduce_counted(each, counts, "mean", dtype)
 
 
-def _append_modulation(nodes: Nodes, each: str, missed: str, gamma: float, dtype: str) -> str:
+def _append_modulation(nodes: LossNodes, each: str, missed: str, gamma: float, dtype: str) -> str:
     """Append missed^gamma times each."""
     if gamma == 0:
         return each
@@ -278,14 +278,14 @@ def _append_modulation(nodes: Nodes, each: str, missed: str, gamma: float, dtype
     return nodes.add("Mul", nodes.add("Pow", base, nodes.add_constant("gamma", gamma, dtype)), each)
 
 
-def _append_counts(nodes: Nodes, skipped: str, dtype: str) -> str:
+def _append_counts(nodes: LossNodes, skipped: str, dtype: str) -> str:
     """Append 1 where an element counts, 0 where it is skipped."""
     zero, one = (nodes.add_constant("count", k, dtype) for k in (0, 1))
     return nodes.add("Where", skipped, zero, one)
 
 
 def _append_reduction(
-    nodes: Nodes, each: str, counts: str | None, reduction: str, dtype: str
+    nodes: LossNodes, each: str, counts: str | None, reduction: str, dtype: str
 ) -> str:
     """Append the reduction; counts: 1 or 0 for each element, None if all count."""
     if counts is None:

@@ -26,7 +26,7 @@ from engine.loss_types.base import Array, NamedLoss
 __all__ = ["BCEWithLogitsLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.graphs.offline.loss_nodes import LossNodes
 
 
 @check_arguments
@@ -36,7 +36,7 @@ class MSELoss(NamedLoss):
 
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         t = nodes.find_type(x)
         difference = nodes.add("Sub", x, nodes.add_target(target, t))
         two = nodes.add_constant("exponent", 2, t.dtype)
@@ -50,7 +50,7 @@ class L1Loss(NamedLoss):
 
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         difference = nodes.add("Sub", x, nodes.add_target(target, nodes.find_type(x)))
         return nodes.reduce(nodes.add("Abs", difference), self.reduction)
 
@@ -63,7 +63,7 @@ class HuberLoss(NamedLoss):
     reduction: str = "mean"
     delta: float = 1.0
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         each = _append_huber(nodes, x, target, self.delta, is_divided=False)
         return nodes.reduce(each, self.reduction)
 
@@ -76,14 +76,14 @@ class SmoothL1Loss(NamedLoss):
     reduction: str = "mean"
     beta: float = 1.0
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         if self.beta == 0:
             return L1Loss(self.reduction)._append(nodes, x, target)
         each = _append_huber(nodes, x, target, self.beta, is_divided=True)
         return nodes.reduce(each, self.reduction)
 
 
-def _append_huber(nodes: Nodes, x: str, target: str, delta: float, *, is_divided: bool) -> str:
+def _append_huber(nodes: LossNodes, x: str, target: str, delta: float, *, is_divided: bool) -> str:
     """Append the Huber loss of each element; is_divided: by `delta`."""
     t = nodes.find_type(x)
     d = nodes.add("Sub", x, nodes.add_target(target, t))
@@ -113,7 +113,7 @@ class KLDivLoss(NamedLoss):
     reduction: str = "mean"
     log_target: bool = False
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         t = nodes.find_type(x)
         y = nodes.add_target(target, t)
         if self.log_target:
@@ -149,7 +149,7 @@ class BCEWithLogitsLoss(NamedLoss):
     def threshold(self) -> float | None:
         return 0.0
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         t = nodes.find_type(x)
         y = nodes.add_target(target, t)
         one = nodes.add_constant("one", 1, t.dtype)

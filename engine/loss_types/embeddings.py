@@ -24,7 +24,7 @@ from engine.loss_types.base import NamedLoss
 __all__ = ["BatchHardTripletLoss", "CosineEmbeddingLoss", "InfoNCELoss", "TripletMarginLoss"]
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.graphs.offline.loss_nodes import LossNodes
     from engine.kernels.vocabulary.op import TensorType
 
 SMALL = 1e-24  # squares of norms count as no less, so that roots have finite derivatives
@@ -43,7 +43,7 @@ class CosineEmbeddingLoss(NamedLoss):
     margin: float = 0.0
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, a: str, b: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, a: str, b: str, target: str) -> str:
         t, other = nodes.find_type(a), nodes.find_type(b)
         if t.rank not in (1, 2) or other.dtype != t.dtype or other.rank != t.rank:
             raise ShapeError(
@@ -83,7 +83,7 @@ class TripletMarginLoss(NamedLoss):
     swap: bool = False
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, anchor: str, positive: str, negative: str) -> str:
+    def _append(self, nodes: LossNodes, anchor: str, positive: str, negative: str) -> str:
         t = _check_rows(nodes, anchor, positive, negative)
         near = _append_distance(nodes, anchor, positive, self.p, t)
         far = _append_distance(nodes, anchor, negative, self.p, t)
@@ -107,7 +107,7 @@ class BatchHardTripletLoss(NamedLoss):
     margin: float = 1.0
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, x: str, labels: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, labels: str) -> str:
         t = _check_rows(nodes, x)
         y = nodes.add_integer_target(labels, t.shape[:1])
         first, second = (nodes.add_constant("axes", [k], "i64") for k in (0, 1))
@@ -157,7 +157,7 @@ class InfoNCELoss(NamedLoss):
     symmetric: bool = True
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, a: str, b: str) -> str:
+    def _append(self, nodes: LossNodes, a: str, b: str) -> str:
         t = _check_rows(nodes, a, b)
         if self.normalize:
             a, b = (_append_normalized(nodes, v, t.dtype) for v in (a, b))
@@ -173,7 +173,7 @@ class InfoNCELoss(NamedLoss):
         return nodes.scale(nodes.add("Add", loss, other), 0.5, t.dtype)
 
 
-def _check_rows(nodes: Nodes, *names: str) -> TensorType:
+def _check_rows(nodes: LossNodes, *names: str) -> TensorType:
     """Return the type of values [batch, features], which is one for all.
 
     Raises:
@@ -189,7 +189,7 @@ def _check_rows(nodes: Nodes, *names: str) -> TensorType:
     return types[names[0]]
 
 
-def _append_distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> str:
+def _append_distance(nodes: LossNodes, a: str, b: str, p: float, t: TensorType) -> str:
     """Append |a - b + 1e-6|_p of every row."""
     d = nodes.add("Add", nodes.add("Sub", a, b), nodes.add_constant("epsilon", 1e-6, t.dtype))
     axis = [t.rank - 1]
@@ -203,7 +203,7 @@ def _append_distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> s
     return nodes.add("Pow", total, nodes.add_constant("root", 1 / p, t.dtype))
 
 
-def _append_hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorType) -> str:
+def _append_hinge(nodes: LossNodes, near: str, far: str, margin: float, t: TensorType) -> str:
     """Append max(0, margin + near - far)."""
     difference = nodes.add("Sub", near, far)
     return nodes.add(
@@ -211,7 +211,7 @@ def _append_hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorTyp
     )
 
 
-def _append_normalized(nodes: Nodes, x: str, dtype: str) -> str:
+def _append_normalized(nodes: LossNodes, x: str, dtype: str) -> str:
     """Append the rows of x divided by their norms, or by 1e-12 if that is more."""
     squares = nodes.sum(nodes.add("Mul", x, x), [1], keepdims=True)
     return nodes.add("Div", x, nodes.add("Sqrt", nodes.clip_below(squares, SMALL, dtype)))

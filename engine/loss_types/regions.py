@@ -30,7 +30,7 @@ from engine.loss_types.base import Activation, Array, NamedLoss
 __all__ = ["CIoULoss", "DiceLoss", "GIoULoss"]
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.graphs.offline.loss_nodes import LossNodes
     from engine.kernels.vocabulary.op import TensorType
 
 EPSILON = 1e-7
@@ -54,7 +54,7 @@ class GIoULoss(NamedLoss):
     weighted: bool = False
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, boxes: str, target: str, weight: str) -> str:
+    def _append(self, nodes: LossNodes, boxes: str, target: str, weight: str) -> str:
         pairs = _Pairs.read(nodes, boxes, target, self.boxes)
         around = nodes.add("Mul", *pairs.around.append_extent(nodes))
         empty = nodes.add("Sub", around, pairs.union)
@@ -76,7 +76,7 @@ class CIoULoss(NamedLoss):
     weighted: bool = False
     reduction: str = "mean"
 
-    def _append(self, nodes: Nodes, boxes: str, target: str, weight: str) -> str:
+    def _append(self, nodes: LossNodes, boxes: str, target: str, weight: str) -> str:
         pairs = _Pairs.read(nodes, boxes, target, self.boxes)
         dtype, missed = pairs.type.dtype, pairs.append_missed()
         doubled = [
@@ -122,7 +122,7 @@ class DiceLoss(NamedLoss):
     def threshold(self) -> float | None:
         return 0.0 if self.activation == "sigmoid" else None
 
-    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         t = nodes.find_type(x)
         if t.rank < 2:
             raise ShapeError(
@@ -162,7 +162,7 @@ class _Boxes:
     y2: str
 
     @classmethod
-    def read(cls, nodes: Nodes, boxes: str, form: Form, dtype: str) -> _Boxes:
+    def read(cls, nodes: LossNodes, boxes: str, form: Form, dtype: str) -> _Boxes:
         """Return the sides of boxes [..., 4]."""
         sizes = nodes.add_constant("split", [1, 1, 1, 1], "i64")
         parts = nodes.append_many("Split", boxes, sizes, outputs=4, axis=-1)
@@ -174,7 +174,7 @@ class _Boxes:
         high = [nodes.add("Add", c, half) for c, half in zip((x, y), halves, strict=True)]
         return cls(*low, *high)
 
-    def append_extent(self, nodes: Nodes) -> tuple[str, str]:
+    def append_extent(self, nodes: LossNodes) -> tuple[str, str]:
         """Append the width and the height, 0 of a box that is inside out."""
         return (
             nodes.add("Relu", nodes.add("Sub", self.x2, self.x1)),
@@ -191,7 +191,7 @@ class _Pairs:
     iou, union: the share of the union that is the intersection, and the union's area.
     """
 
-    nodes: Nodes
+    nodes: LossNodes
     type: TensorType
     p: _Boxes
     t: _Boxes
@@ -200,7 +200,7 @@ class _Pairs:
     union: str
 
     @classmethod
-    def read(cls, nodes: Nodes, boxes: str, target: str, form: Form) -> _Pairs:
+    def read(cls, nodes: LossNodes, boxes: str, target: str, form: Form) -> _Pairs:
         """Return the pairs of the values `boxes` and the targets of the same shape.
 
         Raises:
@@ -242,18 +242,18 @@ class _Pairs:
         return nodes.reduce_counted(each, factor, reduction, self.type.dtype)
 
 
-def _append_ratio(nodes: Nodes, box: _Boxes, dtype: str) -> str:
+def _append_ratio(nodes: LossNodes, box: _Boxes, dtype: str) -> str:
     """Append width / height; a height counts as no less than `EPSILON`."""
     width, height = box.append_extent(nodes)
     return nodes.add("Div", width, nodes.clip_below(height, EPSILON, dtype))
 
 
-def _append_squares(nodes: Nodes, a: str, b: str) -> str:
+def _append_squares(nodes: LossNodes, a: str, b: str) -> str:
     """Append a^2 + b^2."""
     return nodes.add("Add", nodes.add("Mul", a, a), nodes.add("Mul", b, b))
 
 
-def _append_quotient(nodes: Nodes, a: str, b: str, dtype: str) -> str:
+def _append_quotient(nodes: LossNodes, a: str, b: str, dtype: str) -> str:
     """Append a / (b + 1e-7)."""
     return nodes.add("Div", a, nodes.add("Add", b, nodes.add_constant("epsilon", EPSILON, dtype)))
 
@@ -269,7 +269,7 @@ def _make_factors(weight: Any, classes: Any, *, mean: bool) -> Array:
 
 
 def _append_masked(
-    nodes: Nodes, target: str, t: TensorType, ignore_index: int | None
+    nodes: LossNodes, target: str, t: TensorType, ignore_index: int | None
 ) -> tuple[str, str | None]:
     """Append targets shaped like the scores, 0 where they are ignored, and 1 where they count."""
     truth = nodes.add_target(target, t)
@@ -282,7 +282,7 @@ def _append_masked(
 
 
 def _append_one_hot(
-    nodes: Nodes, labels: str, t: TensorType, ignore_index: int | None
+    nodes: LossNodes, labels: str, t: TensorType, ignore_index: int | None
 ) -> tuple[str, str | None]:
     """Append 1 for the class of each label, zeros where it is ignored, and 1 where it counts.
 

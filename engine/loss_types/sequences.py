@@ -17,7 +17,7 @@ from engine.loss_types.base import NamedLoss
 __all__ = ["CTCLoss"]
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.graphs.offline.loss_nodes import LossNodes
 
 
 @check_arguments(blank=AT_LEAST_0)
@@ -45,7 +45,7 @@ class CTCLoss(NamedLoss):
     logits: bool = False
     batch_first: bool = False
 
-    def _append(self, nodes: Nodes, x: str, targets: str, steps: str, counts: str) -> str:
+    def _append(self, nodes: LossNodes, x: str, targets: str, steps: str, counts: str) -> str:
         t = nodes.find_type(x)
         if t.rank != 3:
             form = "[batch, steps, classes]" if self.batch_first else "[steps, batch, classes]"

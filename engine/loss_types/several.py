@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @check_arguments(weight=ABOVE_0)
 @dataclass(frozen=True)
-class Part:
+class OutputLoss:
     """The loss of one output.
 
     output: the name of the output.
@@ -47,7 +47,7 @@ class Part:
 class Losses(Loss):
     """The weighted sum of the losses of several outputs."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[OutputLoss, ...]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Losses:
@@ -67,16 +67,16 @@ class Losses(Loss):
                     f"loss[{output!r}]={value!r}: expected a loss of one output, such as "
                     "CrossEntropyLoss(), or a pair of it and its weight"
                 )
-            parts.append(Part(output, loss, weight))
+            parts.append(OutputLoss(output, loss, weight))
         return cls(tuple(parts))
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.loss_nodes import Nodes
+        from engine.graphs.offline.loss_nodes import LossNodes
 
         total = ""
         for part in self.parts:
             value = part.loss.build(graph, part.output, *part.targets)
-            nodes = Nodes(graph)
+            nodes = LossNodes(graph)
             nodes.append_named("Identity", value, output=part.name)
             term = nodes.scale(value, part.weight, nodes.find_type(part.output).dtype)
             total = nodes.add("Add", total, term) if total else term

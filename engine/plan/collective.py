@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import GroupError
-from engine.distributed.group import Group, Pending
+from engine.distributed.group import PendingSum, RankGroup
 from engine.plan.context import STATUS
 from engine.plan.plan import Buffer, Plan
 from engine.plan.words import Words
@@ -114,7 +114,7 @@ class Sums:
     stages: of every run of steps between them, the first step and the number of steps.
     """
 
-    def __init__(self, plan: Plan, found: tuple[Collective, ...], group: Group) -> None:
+    def __init__(self, plan: Plan, found: tuple[Collective, ...], group: RankGroup) -> None:
         """Nothing is summed yet.
 
         found: the collective steps of the plan, at least one.
@@ -126,7 +126,7 @@ class Sums:
         ends = {0, len(plan.steps), *self._before, *(step + 1 for step in self._after)}
         places = sorted(ends)
         self.stages = [(a, b - a) for a, b in pairwise(places)]
-        self._pending: dict[tuple[str, int], Pending] = {}
+        self._pending: dict[tuple[str, int], PendingSum] = {}
 
     def run(
         self,

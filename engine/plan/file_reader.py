@@ -34,8 +34,8 @@ from engine.plan.plan import (
     Mode,
     Phase,
     Plan,
+    PlanStep,
     Port,
-    Step,
 )
 from engine.plan.verify import verify
 
@@ -395,7 +395,7 @@ class PlanReader:
         tiles: int,
         numbered: int,
         again: int,
-    ) -> Step:
+    ) -> PlanStep:
         symbol, n_args, words = self.calls[call]
         known = self.known
         args = tuple([known.get(key) or self._make_arg(key) for key in self.args.take_rows(n_args)])
@@ -405,7 +405,7 @@ class PlanReader:
         ):
             raise PlanError(f"step {source} of {symbol}: arguments that are not there")
         types = self.operands.take_rows(operands) if operands else ()
-        return Step(
+        return PlanStep(
             symbol,
             args,
             words,

@@ -23,7 +23,7 @@ from engine.plan.file_schema import (
     VERSION,
     make_schema,
 )
-from engine.plan.plan import ALIGN, REGIONS, Arg, Kernel, Plan, Port, Step
+from engine.plan.plan import ALIGN, REGIONS, Arg, Kernel, Plan, PlanStep, Port
 
 _MODE_CODES = {mode: code for code, mode in enumerate(MODES)}
 
@@ -120,7 +120,7 @@ class Writer:
             self.constants += content + bytes(-len(content) % ALIGN)
         return self._places[content]
 
-    def add_step(self, step: Step, kernel: int, buffers: Sequence[int], **rest: int) -> None:
+    def add_step(self, step: PlanStep, kernel: int, buffers: Sequence[int], **rest: int) -> None:
         """Append a step; buffers: for each argument 1 + its row, or 0; rest: more columns."""
         call = self._call(step, kernel)
         self.add(
@@ -148,7 +148,7 @@ class Writer:
             mode=[_MODE_CODES[a.mode] for a in args],
         )
 
-    def _call(self, step: Step, kernel: int) -> int:
+    def _call(self, step: PlanStep, kernel: int) -> int:
         """Return the row of `call` of a step; steps that call one kernel with the same constants
         share it.
 

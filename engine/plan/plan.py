@@ -129,7 +129,7 @@ class Arg:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One kernel call: `symbol(args..., consts..., tid, nthreads)` on every thread.
 
     A run of steps may be a group, which runs tile by tile: a thread takes a tile, and calls the
@@ -175,7 +175,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptValue:
     """A work value that the forward pass makes and the backward pass reads, so that it is kept.
 
     buffer: its number.
@@ -213,7 +213,7 @@ class Plan(_Sealed):
     threads: int
     regions: tuple[tuple[str, int], ...]  # bytes of each region this plan uses
     buffers: tuple[Buffer, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     kernels: tuple[Kernel, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -241,7 +241,7 @@ class Plan(_Sealed):
         """The size of region work over `lower_bound`; 1.0 is the best for this order of steps."""
         return self.compute_region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
 
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[KeptValue, ...]:
         """List the values that the forward pass keeps for the backward pass, largest first.
 
         Only region work counts; recomputed values, and values that only one of the passes touches,
@@ -258,7 +258,7 @@ class Plan(_Sealed):
                 elif step.phase == "bwd" and arg.mode in "ru":
                     read.setdefault(arg.buffer, {})[step.source] = None
         buffers = sorted(made.keys() & read.keys(), key=lambda b: (-self.buffers[b].nbytes, b))
-        return tuple(Kept(b, tuple(made[b]), tuple(read[b])) for b in buffers)
+        return tuple(KeptValue(b, tuple(made[b]), tuple(read[b])) for b in buffers)
 
     @property
     def kept_bytes(self) -> int:

@@ -65,7 +65,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class StateTensor:
     """A tensor in region state; `offset` is in bytes from the start of the region."""
 
     dtype: str
@@ -74,7 +74,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StateLayout:
     """Where the states of an optimizer lie in region state.
 
     begins: the offset of each state in bytes, followed by the size of the region.
@@ -85,7 +85,7 @@ class Layout:
 
     states: tuple[State, ...]
     begins: tuple[int, ...]
-    tensors: tuple[Mapping[str, Tensor], ...]
+    tensors: tuple[Mapping[str, StateTensor], ...]
     steps_before: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -98,7 +98,7 @@ class Layout:
         """The size of the region."""
         return self.begins[-1]
 
-    def join_states(self, k: int, parameters: Sequence[str]) -> Tensor:
+    def join_states(self, k: int, parameters: Sequence[str]) -> StateTensor:
         """Return state k of consecutive parameters as one flat tensor.
 
         *Requires* that there are some, and that it keeps the same element type for all of them.
@@ -106,10 +106,12 @@ class Layout:
         slices = [self.tensors[k][name] for name in parameters]
         first, last = slices[0], slices[-1]
         end = last.offset + align(math.prod(last.shape) * ITEMSIZE[last.dtype])
-        return Tensor(first.dtype, ((end - first.offset) // ITEMSIZE[first.dtype],), first.offset)
+        return StateTensor(
+            first.dtype, ((end - first.offset) // ITEMSIZE[first.dtype],), first.offset
+        )
 
 
-def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]) -> Layout:
+def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]) -> StateLayout:
     """Place states one after another in region state.
 
     parameters: the element type and the shape of each trained parameter, in order.
@@ -122,7 +124,10 @@ def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]
         sizes = [align(math.prod(s) * ITEMSIZE[d]) for d, s in kinds.values()]
         offsets = list(accumulate(sizes, initial=begins[-1]))
         tensors.append(
-            {n: Tensor(d, s, at) for (n, (d, s)), at in zip(kinds.items(), offsets, strict=False)}
+            {
+                n: StateTensor(d, s, at)
+                for (n, (d, s)), at in zip(kinds.items(), offsets, strict=False)
+            }
         )
         begins.append(offsets[-1])
-    return Layout(tuple(states), tuple(begins), tuple(tensors))
+    return StateLayout(tuple(states), tuple(begins), tuple(tensors))

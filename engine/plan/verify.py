@@ -48,8 +48,8 @@ from engine.plan.plan import (
     Mode,
     Phase,
     Plan,
+    PlanStep,
     Port,
-    Step,
 )
 from engine.system.config import MAX_THREADS
 
@@ -68,7 +68,7 @@ def verify(plan: Plan) -> Plan:
         PlanError: naming the buffer, step or port that breaks a rule.
     """
     if not getattr(plan, "_is_verified", False):
-        _Check(plan).run()
+        _PlanCheck(plan).run()
         object.__setattr__(plan, "_is_verified", True)
     return plan
 
@@ -108,7 +108,7 @@ def _parse_signature(takes: tuple[str, ...]) -> _Signature | None:
     return _Signature(kinds, is_open, tuple(numbers), least, most)
 
 
-class _Check:
+class _PlanCheck:
     """The checks of one plan.  Later checks rely on earlier ones, so their order matters."""
 
     def __init__(self, plan: Plan) -> None:
@@ -168,7 +168,7 @@ class _Check:
         )  # fmt: skip
         self.check_kind(tuple, wholes)
         self.check_kind(Buffer, plan.buffers, "shape")
-        self.check_kind(Step, plan.steps, "args", "consts", "operands", "inplace")
+        self.check_kind(PlanStep, plan.steps, "args", "consts", "operands", "inplace")
         self.check_kind(Arg, chain.from_iterable(step.args for step in plan.steps))
         self.check_kind(tuple, chain.from_iterable(step.inplace for step in plan.steps))
         self.check_kind(Port, (*plan.inputs, *plan.outputs), "shape")
@@ -342,7 +342,7 @@ class _Check:
                     n, f"{self.label_step(a.buffer)} is cut otherwise than where it is written"
                 )
 
-    def cut(self, n: int, step: Step, at: int) -> None:
+    def cut(self, n: int, step: PlanStep, at: int) -> None:
         """Check that the tiles and the parts of threads of an argument lie in its buffer."""
         a = step.args[at]
         if {type(a.tile), type(a.thread)} != _INT or min(a.tile, a.thread) < 0:
@@ -361,7 +361,7 @@ class _Check:
                 n, f"argument {at}: tiles of {a.tile}, {a.thread} a thread, of {room} bytes in all"
             )
 
-    def check_arguments(self, n: int, step: Step, takes: _Signature) -> None:
+    def check_arguments(self, n: int, step: PlanStep, takes: _Signature) -> None:
         """Check that a step passes the arguments that its kernel takes."""
         if not step.source or step.phase not in _PHASES:
             self.fail(n, f"source {step.source!r}, phase {step.phase!r}")
@@ -400,7 +400,7 @@ class _Check:
         if mode == "s" and region != "work":
             self.fail(n, f"has its scratch {self.label_step(i)} in region {region}")
 
-    def check_numbers(self, n: int, step: Step, takes: _Signature) -> None:
+    def check_numbers(self, n: int, step: PlanStep, takes: _Signature) -> None:
         fixed, count = len(takes.numbers), len(step.consts)
         low, high = fixed + takes.least, None if takes.most is None else fixed + takes.most
         if count < low or (high is not None and count > high):
@@ -415,7 +415,7 @@ class _Check:
             if kind == "i64" and c not in _WORD:
                 self.fail(n, f"number {at} is {c}, which has more than 64 bits")
 
-    def note_pairs(self, n: int, step: Step) -> None:
+    def note_pairs(self, n: int, step: PlanStep) -> None:
         """Note which buffers may share bytes in this step, since its pairs say so."""
         shared_pairs: set[tuple[int, int]] = set()
         for w, r in step.inplace:
@@ -502,7 +502,7 @@ class _Check:
         is_last = max((n for n, buffer in touch if buffer == j), default=-1) == at
         return at if is_last and at >= 0 and (i, j) in self.shared[at] else -1
 
-    def check_aliases(self, n: int, step: Step) -> None:
+    def check_aliases(self, n: int, step: PlanStep) -> None:
         """Arguments of one step share bytes only if it reads both, or if one of its pairs says so.
 
         A buffer that the kernel updates may be passed twice: an optimizer without a state passes
@@ -520,7 +520,7 @@ class _Check:
                 self.check_alias(n, step, at)
             places[place] = at
 
-    def check_alias(self, n: int, step: Step, w: int) -> None:
+    def check_alias(self, n: int, step: PlanStep, w: int) -> None:
         """Check argument w against those before it that have its bytes."""
         buffers, mine = self.plan.buffers, self.plan.buffers[step.args[w].buffer]
         for r, a in enumerate(step.args[:w]):
@@ -604,7 +604,7 @@ class _Check:
                     b = self.plan.buffers[i]
                     ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
 
-    def list_touched(self, step: Step, modes: frozenset[str]) -> list[int]:
+    def list_touched(self, step: PlanStep, modes: frozenset[str]) -> list[int]:
         """Return the buffers, without empty ones, that a step uses in one of these modes."""
         buffers = self.plan.buffers
         return [a.buffer for a in step.args if a.mode in modes and buffers[a.buffer].nbytes]

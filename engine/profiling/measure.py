@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.plan.plan import Kernel
 from engine.profiling.profile import Profile
 from engine.profiling.times import PHASES, StepTime
-from engine.runtime.program import Program, Resolver
+from engine.runtime.program import BoundProgram, Resolver
 from engine.runtime.roofline import Roofline, measure
 from engine.runtime.timing import Stopwatch
 from engine.system.paths import Paths
@@ -24,7 +24,7 @@ WARM_UP = 2  # runs before those that count
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProfiledProgram:
     """Program to profile.
 
     name: the name of its model. program: the program to run. prepare: called before each run with
@@ -33,12 +33,14 @@ class Part:
     """
 
     name: str
-    program: Program
+    program: BoundProgram
     prepare: Callable[[int], tuple[int, int | None]]
     paths: Paths = field(default=Paths())
 
 
-def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Resolver) -> Profile:
+def measure_profile(
+    title: str, parts: Sequence[ProfiledProgram], repeats: int, resolve: Resolver
+) -> Profile:
     """Run the parts one after another, `repeats` times, and report where the time went.
 
     resolve: gives the kernels that measure the machine.
@@ -88,13 +90,13 @@ class _Times:
     begin: float
 
 
-def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
+def _run(part: ProfiledProgram, watch: Stopwatch, number: int) -> Spans:
     step, seed = part.prepare(number)
     part.program.run(step, seed, watch)
     return Spans(*watch.read())
 
 
-def _list_steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
+def _list_steps(part: ProfiledProgram, times: _Times, roofline: Roofline) -> list[StepTime]:
     """Return the steps of a part with their times."""
     from engine.kernels.analysis.flops import measure_work
 

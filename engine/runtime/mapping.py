@@ -66,7 +66,7 @@ class MappedFile(mmap.mmap):
             raise FileError(f"{self.path!r} was changed while it was in use: open it anew")
 
 
-class Piece(NamedTuple):
+class MappedPiece(NamedTuple):
     """A run of bytes of a mapped file."""
 
     file: MappedFile
@@ -200,7 +200,7 @@ def open_array(
     return np.frombuffer(mapped, dtype, count, offset)
 
 
-def find_source(array: Array) -> Piece | None:
+def find_source(array: Array) -> MappedPiece | None:
     """Return the bytes of a mapped file that an array is, None if it is not, or is not
     contiguous.
     """
@@ -209,7 +209,7 @@ def find_source(array: Array) -> Piece | None:
     at = int(array.ctypes.data)
     for file in _mapped:
         if file.address <= at and at + array.nbytes <= file.address + file.identity[2]:
-            return Piece(file, at - file.address, array.nbytes)
+            return MappedPiece(file, at - file.address, array.nbytes)
     return None
 
 
@@ -292,7 +292,7 @@ def _load_mmap() -> Any:
     return function
 
 
-def find_layable(array: Array) -> Piece | None:
+def find_layable(array: Array) -> MappedPiece | None:
     """Return the piece of a file that an array maps if it can be laid into a region, or None.
 
     They must begin at a multiple of `ALIGN`, as all that kernels read, and the file must still have
@@ -307,14 +307,14 @@ def find_layable(array: Array) -> Piece | None:
     return None
 
 
-def lay_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]:
+def lay_out(pieces: Sequence[MappedPiece]) -> tuple[list[int], dict[int, MappedPiece], int]:
     """Where pieces of files lie in a region, what is to be laid into it, and its size in bytes.
 
     Pieces that follow each other in one file are laid as one, with what is between them, if that is
     less than a page.
     """
     places: list[int] = []
-    laid: dict[int, Piece] = {}
+    laid: dict[int, MappedPiece] = {}
     begin = top = 0
     for piece in pieces:
         last = laid.get(begin)
@@ -323,7 +323,7 @@ def lay_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]:
             gap = piece.offset - last.offset - last.nbytes
         if last is not None and 0 <= gap < PAGE:
             at = begin + piece.offset - last.offset
-            laid[begin] = Piece(piece.file, last.offset, at - begin + piece.nbytes)
+            laid[begin] = MappedPiece(piece.file, last.offset, at - begin + piece.nbytes)
         else:
             begin = at = -(-top // PAGE) * PAGE + piece.offset % PAGE
             laid[begin] = piece
@@ -332,7 +332,7 @@ def lay_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]:
     return places, laid, -(-top // PAGE) * PAGE
 
 
-def make_region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
+def make_region(nbytes: int, laid: Mapping[int, MappedPiece], *, what: str) -> Bytes:
     """Return a region of memory, with pieces of files laid into it; everything else is 0.
 
     Like `arena.allocate` it has room for one vector register after its end.  Pages that belong to

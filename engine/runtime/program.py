@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import EngineError, LabelError, StateError
-from engine.distributed.group import Group
+from engine.distributed.group import RankGroup
 from engine.plan import noise, plan_file
 from engine.plan.collective import RankError, Sums, find_in_place, list_collectives
 from engine.plan.context import (
@@ -247,7 +247,7 @@ def list_moves(plan: Plan) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
-class Program:
+class BoundProgram:
     """A plan bound to code and memory.
 
     The plan is kept packed: only `plan` and who asks for it need its buffers and steps.
@@ -264,7 +264,7 @@ class Program:
         regions: Mapping[str, Bytes],
         constants: MutableMapping[bytes, Bytes] | None = None,
         file: bytes | None = None,
-        group: Group | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         """Bind a plan, which is verified.
 

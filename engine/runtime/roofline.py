@@ -69,7 +69,7 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class FastestRun:
     """The fastest of several runs that do the same.
 
     each: seconds for one of what a run does many times.
@@ -103,7 +103,7 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
 
     begin = time.perf_counter()
 
-    def run_once(run: Callable[[int], float]) -> Best:
+    def run_once(run: Callable[[int], float]) -> FastestRun:
         return find_best(run, MOST_RUNS if time.perf_counter() - begin < PATIENCE else AGREEING)
 
     memory = allocate(SIZES[-1], what="what streams are measured with")
@@ -124,7 +124,7 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
 def _compute_limits(
     threads: int,
     operations: float,
-    peaks: Sequence[Best],
+    peaks: Sequence[FastestRun],
     streams: Sequence[tuple[int, float, bool]],
 ) -> Roofline:
     """Return the limits by all measurements.
@@ -143,7 +143,7 @@ def _compute_limits(
     return Roofline(threads, operations / fastest, tuple(zip(sizes, speeds, strict=True)), unsure)
 
 
-def find_best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
+def find_best(run: Callable[[int], float], most: int = MOST_RUNS) -> FastestRun:
     """Run something until a few runs agree on how fast it is.
 
     run: does it a number of times, and returns the seconds that all of these took.
@@ -162,7 +162,7 @@ def find_best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
     times = [few]
     while len(times) < most and _count_agreeing(times) < AGREEING:
         times.append(run(count))
-    return Best(min(times) / count, _count_agreeing(times) < AGREEING)
+    return FastestRun(min(times) / count, _count_agreeing(times) < AGREEING)
 
 
 def _count_agreeing(times: Sequence[float]) -> int:

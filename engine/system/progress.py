@@ -38,7 +38,7 @@ def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-class Progress:
+class WorkProgress:
     """Counts what is done of some work: a context in which `count` is called again and again.
 
     text: what is said, in which `{count}` stands for `done/total`, for example
@@ -52,7 +52,7 @@ class Progress:
         self._bar: Any = None
         self._said = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> WorkProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

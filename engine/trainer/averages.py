@@ -25,7 +25,7 @@ import numpy.typing as npt
 from engine.base.errors import CheckpointError, InputError
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
-from engine.trainer.learner import Learner
+from engine.trainer.learner import TrainingModels
 from engine.trainer.runs import CHECKPOINT, RunFolder
 from engine.training.settings import FitOptions
 
@@ -40,7 +40,7 @@ class Averages:
         InputError: both kinds are asked for.
     """
 
-    def __init__(self, learner: Learner, options: FitOptions) -> None:
+    def __init__(self, learner: TrainingModels, options: FitOptions) -> None:
         if options.ema is not None and options.swa is not None:
             raise InputError(f"ema={options.ema} and swa={options.swa}: give one of the two")
         self._learner, self._decay, self.is_used = learner, options.ema, options.averaged
@@ -115,7 +115,7 @@ class Averages:
         self._values = read_values(folder / FILE) if self._count else {}
 
 
-def load(learner: Learner, path: str | os.PathLike[str]) -> None:
+def load(learner: TrainingModels, path: str | os.PathLike[str]) -> None:
     """See `Trainer.load`; other ranks are left out.
 
     Raises:
@@ -159,7 +159,7 @@ def read_values(path: Path) -> dict[str, Array]:
     return values
 
 
-def set_values(learner: Learner, values: Mapping[str, Array]) -> None:
+def set_values(learner: TrainingModels, values: Mapping[str, Array]) -> None:
     """Give the parameters of these names new values; others stay."""
     for name, parameter in learner.state.parameters:
         if name in values:

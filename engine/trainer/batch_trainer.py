@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from engine.base.errors import InputError, NonFiniteError, StateError
 from engine.base.signatures import ABOVE_0, Range, check_arguments
-from engine.distributed.group import Group
-from engine.trainer.learner import Array, Learner, Path
+from engine.distributed.group import RankGroup
+from engine.trainer.learner import Array, Path, TrainingModels
 from engine.trainer.metric import Given, Metric
 from engine.trainer.steps import Steps
 from engine.training.settings import StepOptions
@@ -54,11 +54,11 @@ class BatchTrainer:
         prefix: str,
         outputs: Sequence[str] | None,
         learning_rate: float | None,
-        group: Group | None,
+        group: RankGroup | None,
         options: StepOptions,
     ) -> None:
         self.options = options
-        self.learner = learner = Learner(artifacts, prefix, options)
+        self.learner = learner = TrainingModels(artifacts, prefix, options)
         self.training_steps = Steps(learner, options)
         self.ranks: Ranks | None = None
         self.forward: onnx.ModelProto | Path | bytes | None = None

@@ -12,11 +12,11 @@ from engine.base.errors import BudgetError, InputError, suggest_nearest
 from engine.checking import Check, Subject, advise, check
 
 if TYPE_CHECKING:
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
 
 
 def run_dry(
-    learner: Learner, batch: Sequence[Any], budget: int | str | None, variants: bool
+    learner: TrainingModels, batch: Sequence[Any], budget: int | str | None, variants: bool
 ) -> Check:
     """See `Trainer.check`."""
     wanted = learner.memory_budget if budget is None else budget
@@ -30,7 +30,7 @@ def run_dry(
 
 
 def add_advice(
-    learner: Learner, shapes: Sequence[tuple[int, ...]], error: BudgetError
+    learner: TrainingModels, shapes: Sequence[tuple[int, ...]], error: BudgetError
 ) -> BudgetError:
     """Return the error of a step that does not fit the budget, with what would help."""
     assert learner.memory_budget is not None
@@ -39,7 +39,7 @@ def add_advice(
     return error.add_advice(told) if told else error
 
 
-def _make_subject(learner: Learner) -> Subject:
+def _make_subject(learner: TrainingModels) -> Subject:
     model, optimizer = learner.session.training, learner.optimizer
     update = None if optimizer is None else optimizer.model.source
     evaluation = learner.session.evaluation

@@ -19,7 +19,7 @@ from engine.trainer.sizes import BATCH_SIZE, find_fixed_batch, make_batches, pad
 
 if TYPE_CHECKING:
     from engine.data import Batches
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
     from engine.trainer.metric import Metric
     from engine.trainer.ranks import Ranks
 
@@ -53,7 +53,7 @@ class EvaluationInterrupted(Exception):
 
 
 def evaluate(
-    learner: Learner,
+    learner: TrainingModels,
     ranks: Ranks | None,
     data: Any,
     batch_size: int | None,
@@ -127,7 +127,9 @@ def _with_others(
         raise EvaluationInterrupted
 
 
-def predict(learner: Learner, data: Any, batch_size: int | None) -> Array | tuple[Array, ...]:
+def predict(
+    learner: TrainingModels, data: Any, batch_size: int | None
+) -> Array | tuple[Array, ...]:
     """See `Trainer.predict`."""
     model = learner.prediction
     fixed = find_fixed_batch(model)

@@ -12,7 +12,7 @@ from engine.base.package import VERSION
 from engine.plan import noise
 
 if TYPE_CHECKING:
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
 
 WORDS = {  # what messages call them
     "learning_rate": "the learning rate",
@@ -36,7 +36,7 @@ WORDS = {  # what messages call them
 NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")
 
 
-def identify(learner: Learner, **options: object) -> dict[str, Any]:
+def identify(learner: TrainingModels, **options: object) -> dict[str, Any]:
     """Return everything that a run is tied to, in types of JSON.
 
     options: the ones of `fit` that decide what happens in a step.

@@ -14,7 +14,7 @@ from engine.trainer.runs import ARTIFACTS, RUN, TRAINING, RunFolder
 from engine.training.artifact_set import FORWARD
 
 if TYPE_CHECKING:
-    from engine.distributed.group import Group
+    from engine.distributed.group import RankGroup
     from engine.trainer.batch_trainer import BatchTrainer
 
 T = TypeVar("T", bound="BatchTrainer")
@@ -24,7 +24,7 @@ def open_run(
     make: Callable[..., T],
     folder: str,
     checkpoint: Literal["best", "last"],
-    group: Group | None,
+    group: RankGroup | None,
     options: Mapping[str, Any],
 ) -> T:
     """See `Trainer.from_run`."""

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from engine.data.known import Known
     from engine.training import inference
     from engine.training.model import Model
-    from engine.training.session import Session
+    from engine.training.session import ModuleSession
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
 
 
-class Learner:
+class TrainingModels:
     """The models of a folder of artifacts, over one state.
 
     Args:
@@ -124,7 +124,7 @@ class Learner:
         self.outputs = outputs
 
     @property
-    def session(self) -> Session:
+    def session(self) -> ModuleSession:
         """The models that steps run, and the memory that they share."""
         return self.module.session
 

@@ -32,7 +32,7 @@ from engine.trainer.schedules import Constant
 
 if TYPE_CHECKING:
     from engine.trainer.batch_trainer import BatchTrainer
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
     from engine.trainer.ranks import Ranks
 
 T = TypeVar("T")
@@ -307,7 +307,7 @@ class Loop:
         words_of = batch if isinstance(batch, tuple) else (batch,)
         raise nonfinite.make_error(steps, words_of, None, place)
 
-    def _add_parts(self, learner: Learner, count: int) -> None:
+    def _add_parts(self, learner: TrainingModels, count: int) -> None:
         """Count the parts of the loss of a batch of so many samples."""
         sums = self.standing.part_sums
         samples = self.fit.samples - self.fit.lossless

@@ -20,8 +20,8 @@ from engine.trainer.inputs import count_samples
 from engine.trainer.metrics.named import list_results
 
 if TYPE_CHECKING:
-    from engine.distributed.group import Group
-    from engine.trainer.learner import Learner
+    from engine.distributed.group import RankGroup
+    from engine.trainer.learner import TrainingModels
     from engine.trainer.metric import Metric
     from engine.trainer.steps import Steps
 
@@ -39,7 +39,11 @@ class TrainingMetrics:
     """
 
     def __init__(
-        self, learner: Learner, steps: Steps, metrics: Sequence[Metric], group: Group | None
+        self,
+        learner: TrainingModels,
+        steps: Steps,
+        metrics: Sequence[Metric],
+        group: RankGroup | None,
     ) -> None:
         self._learner, self._steps, self._group = learner, steps, group
         self._metrics = [copy.deepcopy(metric) for metric in metrics]

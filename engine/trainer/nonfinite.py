@@ -14,11 +14,11 @@ from engine.training.nonfinite import NonFinite, describe, search
 from engine.training.optimizer import ADVICE
 
 if TYPE_CHECKING:
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
     from engine.trainer.steps import Steps
 
 
-def check_parameters(learner: Learner) -> None:
+def check_parameters(learner: TrainingModels) -> None:
     """Check that all parameters are finite, so that no checkpoint holds others.
 
     Raises:
@@ -56,7 +56,7 @@ def make_error(
     )
 
 
-def _describe_last_update(learner: Learner) -> str:
+def _describe_last_update(learner: TrainingModels) -> str:
     if not learner.steps:
         return "it was so before the first update"
     return f"the update of step {learner.steps} or one before it made it so"
@@ -90,7 +90,7 @@ def find(steps: Steps, batch: Sequence[Any]) -> NonFinite | None:
         return search(session, model, bound, arrays, learner.state.draws, _list_scalars(learner))
 
 
-def _list_scalars(learner: Learner) -> dict[str, float]:
+def _list_scalars(learner: TrainingModels) -> dict[str, float]:
     """Return the scalars that the optimizer reads beside gradients and states."""
     if learner.optimizer is None:
         return {}

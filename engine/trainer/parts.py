@@ -17,9 +17,9 @@ from engine.base.proximal import MU
 from engine.training.model import Array
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.sample_values import Loss
-    from engine.runtime.program import Program
-    from engine.trainer.learner import Learner
+    from engine.graphs.offline.sample_values import LossValue
+    from engine.runtime.program import BoundProgram
+    from engine.trainer.learner import TrainingModels
     from engine.training.state import CheckpointState
 
 
@@ -29,9 +29,9 @@ class Splitter:
     own_statistics: whether batch normalisations may take their statistics over a part.
     """
 
-    def __init__(self, learner: Learner, own_statistics: bool) -> None:
+    def __init__(self, learner: TrainingModels, own_statistics: bool) -> None:
         self._learner, self.own_statistics = learner, own_statistics
-        self._losses: dict[tuple[bool, tuple[tuple[int, ...], ...]], Loss] = {}
+        self._losses: dict[tuple[bool, tuple[tuple[int, ...], ...]], LossValue] = {}
 
     def forget(self) -> None:
         """Forget what is known of the models that the trainer had."""
@@ -79,7 +79,7 @@ class Splitter:
             if shape and isinstance(model.interface.inputs[name].shape[0], str)
         }
 
-    def find_loss(self, shapes: Sequence[tuple[int, ...]], *, combines: bool = False) -> Loss:
+    def find_loss(self, shapes: Sequence[tuple[int, ...]], *, combines: bool = False) -> LossValue:
         """Return how the loss is made of the samples of a batch of these shapes.
 
         combines: whether what computes the parts combines the statistics of batch normalisations.
@@ -118,7 +118,7 @@ class Splitter:
             (size * rows[n], *s[1:]) if n in rows else s for n, s in zip(names, shapes, strict=True)
         ]
 
-    def get_program(self, shapes: Sequence[tuple[int, ...]], count: int) -> Program:
+    def get_program(self, shapes: Sequence[tuple[int, ...]], count: int) -> BoundProgram:
         """Return the program of the first of `count` parts; the caller must hold `memory.lock`.
 
         Raises:

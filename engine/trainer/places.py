@@ -30,7 +30,7 @@ from engine.data.places import check_exists, check_sample, find_kind, fit_option
 from engine.data.tables import Table
 
 if TYPE_CHECKING:
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
 
 Array = npt.NDArray[Any]
 Rows = list[dict[str, Any]]
@@ -41,7 +41,7 @@ def is_path(data: Any) -> bool:
     return isinstance(data, str | os.PathLike) and not is_array_file(data)
 
 
-def remember(learner: Learner, data: Batches) -> None:
+def remember(learner: TrainingModels, data: Batches) -> None:
     """Let a learner remember its training data, unless they were given as a path."""
     dataset = find_root(data.dataset) if isinstance(data, DatasetBatches) else None
     if dataset is not None and dataset is learner.opened:
@@ -57,7 +57,7 @@ def remember(learner: Learner, data: Batches) -> None:
 
 
 def open_training(
-    learner: Learner, data: Any, validation: Any, classes: Sequence[str]
+    learner: TrainingModels, data: Any, validation: Any, classes: Sequence[str]
 ) -> tuple[Any, Any]:
     """Return training and validation data, opened where they are paths.
 
@@ -91,7 +91,7 @@ def open_training(
     return data, validation
 
 
-def _settle_kind(learner: Learner, place: Path) -> Known:
+def _settle_kind(learner: TrainingModels, place: Path) -> Known:
     """Return the kind of the data at a path, and options that the model decides."""
     kind = find_kind(place)
     if kind == "csv":
@@ -105,7 +105,7 @@ def _settle_kind(learner: Learner, place: Path) -> Known:
     return Known(kind=kind, options=fit_options(kind, feature, given))
 
 
-def _find_known(learner: Learner, place: Path) -> Known:
+def _find_known(learner: TrainingModels, place: Path) -> Known:
     """Return how files at a path become samples for a learner.
 
     Raises:
@@ -122,7 +122,9 @@ def _find_known(learner: Learner, place: Path) -> Known:
     return known
 
 
-def open_labelled(learner: Learner, data: Any, splits: Sequence[str] = (TEST, VALIDATION)) -> Any:
+def open_labelled(
+    learner: TrainingModels, data: Any, splits: Sequence[str] = (TEST, VALIDATION)
+) -> Any:
     """Return data to evaluate on, prepared and numbered as the training data.
 
     Raises:
@@ -143,7 +145,7 @@ def open_labelled(learner: Learner, data: Any, splits: Sequence[str] = (TEST, VA
     return KINDS[known.kind].open(known, place, known.learned)
 
 
-def open_unlabelled(learner: Learner, data: Any) -> tuple[Any, list[dict[str, Any]] | None]:
+def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[str, Any]] | None]:
     """Return data to predict for, and the file of each sample; None where they are not files.
 
     Raises:

@@ -23,21 +23,21 @@ from engine.base.package import VERSION
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, find_bounds, list_shares
 from engine.distributed.agreement import Agreement, mark_agreed
-from engine.distributed.group import Array, Group, gather_values, name_ranks, share
+from engine.distributed.group import Array, RankGroup, gather_values, name_ranks, share
 from engine.plan import noise
 from engine.training.membership import Membership
 from engine.training.nonfinite import ELSEWHERE
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
     from engine.trainer.steps import Steps
 
 _APART = 0x9E3779B97F4A7C15  # between the seeds of two ranks: 2**64 / golden ratio, odd
 
 
 @dataclass(slots=True)
-class _Part:
+class _RankShare:
     """The work of a rank on its share of a batch.
 
     total: how many samples the batch has; 0: there are no more batches.
@@ -62,7 +62,7 @@ class Ranks(Agreement):
     seed: of the random numbers in the model at rank 0.
     """
 
-    def __init__(self, learner: Learner, group: Group, steps: Steps) -> None:
+    def __init__(self, learner: TrainingModels, group: RankGroup, steps: Steps) -> None:
         super().__init__(group)
         self._learner, self._steps = learner, steps
         self._membership = Membership(group, statistics=not steps.splitter.own_statistics)
@@ -186,7 +186,7 @@ class Ranks(Agreement):
                 if part is None:
                     break
                 yield part
-            self._meet(_Part(0), None)
+            self._meet(_RankShare(0), None)
         finally:
             parts.close()
 
@@ -235,12 +235,12 @@ class Ranks(Agreement):
 
         return self._run_after(part, run, is_step=False)
 
-    def _check_share(self, share: Share | Exception, *, is_step: bool) -> _Part:
+    def _check_share(self, share: Share | Exception, *, is_step: bool) -> _RankShare:
         """Return the work of this rank on its share, once all ranks know their shares.
 
         is_step: whether an update with this batch alone follows.
         """
-        part, error = _Part(0 if isinstance(share, Exception) else share.total), None
+        part, error = _RankShare(0 if isinstance(share, Exception) else share.total), None
         try:
             if isinstance(share, Exception):
                 raise share
@@ -251,7 +251,7 @@ class Ranks(Agreement):
         self._meet(part, error)
         return part
 
-    def _weigh(self, part: _Part, share: Share, is_step: bool) -> None:
+    def _weigh(self, part: _RankShare, share: Share, is_step: bool) -> None:
         """Find out what a share weighs in its batch, and whether it is trained on in parts.
 
         Raises:
@@ -286,7 +286,7 @@ class Ranks(Agreement):
                 "loss with reduction='sum', or leave out micro_batches and accumulation"
             )
 
-    def _meet(self, part: _Part, error: Exception | None) -> None:
+    def _meet(self, part: _RankShare, error: Exception | None) -> None:
         """Tell the other ranks of this rank's part, and set what follows of all of theirs.
 
         Raises:
@@ -317,7 +317,7 @@ class Ranks(Agreement):
         else:  # no sample counts: the loss is what the model makes of that
             part.factor = float(rank == 0)
 
-    def _run_beside(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
+    def _run_beside(self, part: _RankShare, run: Callable[[Sequence[Array]], float]) -> float:
         """Run a training step that adds gradients over the ranks itself; returns the joint loss."""
         self._is_added = True
         self._membership.share, self._membership.samples = part.factor, part.samples
@@ -329,7 +329,7 @@ class Ranks(Agreement):
         return loss
 
     def _run_after(
-        self, part: _Part, run: Callable[[Sequence[Array]], float], *, is_step: bool
+        self, part: _RankShare, run: Callable[[Sequence[Array]], float], *, is_step: bool
     ) -> float:
         """Add the gradients of a share, as they are without the other ranks, to region grad.
 
@@ -425,7 +425,7 @@ class Ranks(Agreement):
         return reason
 
 
-def join(learner: Learner, group: Group, steps: Steps) -> Ranks:
+def join(learner: TrainingModels, group: RankGroup, steps: Steps) -> Ranks:
     """Join a learner to a group: return its ranks, with the parameters of rank 0 on all of them.
 
     Raises:

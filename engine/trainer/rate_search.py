@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.base.errors import InputError, StateError
 from engine.trainer.inputs import split_batch
-from engine.trainer.learner import Array, Learner
+from engine.trainer.learner import Array, TrainingModels
 
 if TYPE_CHECKING:
     from engine.data import Batches
@@ -76,7 +76,7 @@ class RateSearch:
 
 
 def search(
-    learner: Learner,
+    learner: TrainingModels,
     learn: Callable[[list[Array]], float],
     source: Batches,
     lowest: float,
@@ -135,7 +135,7 @@ def _repeat(source: Batches) -> Iterator[Any]:
 
 
 @contextmanager
-def _unchanged(learner: Learner) -> Iterator[None]:
+def _unchanged(learner: TrainingModels) -> Iterator[None]:
     """Put everything that steps change back on leaving.
 
     Raises:

@@ -82,7 +82,7 @@ class Recipe:
             CheckpointError: the table does not fit.
         """
         try:
-            entries = option_tables.make(_Table, table, place)
+            entries = option_tables.make(_JsonRecipe, table, place)
             loss: Any = None
             if entries.losses is not None:
                 loss = names.make_losses(entries.losses, f"{place} losses")
@@ -137,7 +137,7 @@ class Recipe:
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
-class _Table:
+class _JsonRecipe:
     """The recipe in types of JSON."""
 
     loss: Mapping[str, Any] | None

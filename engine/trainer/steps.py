@@ -20,8 +20,8 @@ from engine.training.planning import NotJoinableError
 from engine.training.settings import StepOptions
 
 if TYPE_CHECKING:
-    from engine.runtime.program import Program
-    from engine.trainer.learner import Learner
+    from engine.runtime.program import BoundProgram
+    from engine.trainer.learner import TrainingModels
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -35,7 +35,7 @@ class Steps:
     obstacle: why steps are two plans and not one; empty if they are one, or none was planned yet.
     """
 
-    def __init__(self, learner: Learner, options: StepOptions) -> None:
+    def __init__(self, learner: TrainingModels, options: StepOptions) -> None:
         self.learner, self._micro_batches = learner, options.micro_batches
         self.splitter = Splitter(learner, options.own_statistics)
         self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
@@ -126,7 +126,7 @@ class Steps:
             paths, budget = module.session.training.paths, learner.memory_budget
             return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
-    def get_program(self, shapes: Shapes) -> Program:
+    def get_program(self, shapes: Shapes) -> BoundProgram:
         """Return the program last run for these shapes; the caller must hold the lock."""
         if self.learner.state.gradients_gone:
             return self._joined.get_program(shapes)
@@ -181,7 +181,7 @@ class Steps:
                     refused = min(refused, error, key=lambda e: e.least)
         raise refused
 
-    def get_whole_program(self, shapes: Shapes) -> Program:
+    def get_whole_program(self, shapes: Shapes) -> BoundProgram:
         """Return the program of a step on a whole batch; the caller must hold the lock."""
         if not self.obstacle:
             try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph, Node
     from engine.plan.plan import Plan
     from engine.system.paths import Paths
-    from engine.trainer.learner import Learner
+    from engine.trainer.learner import TrainingModels
     from engine.trainer.steps import Steps
     from engine.training.state import Slot
 
@@ -31,7 +31,7 @@ HEAD = ("layer", "operators", "output", "parameters", "trained", "size", "forwar
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ModelPart:
     """A part of a model.
 
     name: the path of its module, if the model records it; otherwise the name of its first node.
@@ -66,7 +66,7 @@ class Summary:
     """
 
     inputs: Mapping[str, Shape]
-    layers: tuple[Layer, ...]
+    layers: tuple[ModelPart, ...]
     parameters: int
     trained: int
     nbytes: int
@@ -143,7 +143,7 @@ class Summary:
             )
 
 
-def summarize(learner: Learner, steps: Steps, batch: Sequence[Any] = ()) -> Summary:
+def summarize(learner: TrainingModels, steps: Steps, batch: Sequence[Any] = ()) -> Summary:
     """Return the summary of a trainer.
 
     steps: plan a step on the batch.
@@ -158,7 +158,7 @@ def summarize(learner: Learner, steps: Steps, batch: Sequence[Any] = ()) -> Summ
         steps.plan(list(find_shapes(learner.inputs, batch).values()))
     plan, slots = find_plan(learner), learner.state.slots
     inputs = _find_inputs(learner, plan)
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[ModelPart, ...] = ()
     with contextlib.suppress(MissingPackageError):
         layers = tuple(_list_layers(learner, inputs, plan))
     return Summary(
@@ -172,13 +172,13 @@ def summarize(learner: Learner, steps: Steps, batch: Sequence[Any] = ()) -> Summ
     )
 
 
-def find_plan(learner: Learner) -> Plan | None:
+def find_plan(learner: TrainingModels) -> Plan | None:
     """Return the last plan that computes gradients; None if no step is planned."""
     plans = learner.module.plans()
     return next((p for p in plans if any(s.phase == "bwd" for s in p.steps)), None)
 
 
-def count_regions(learner: Learner, plan: Plan | None) -> dict[str, int]:
+def count_regions(learner: TrainingModels, plan: Plan | None) -> dict[str, int]:
     """Return the bytes of regions: of a plan, or those that the state has."""
     if plan is not None:
         sizes = dict(plan.regions)
@@ -187,7 +187,7 @@ def count_regions(learner: Learner, plan: Plan | None) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def describe(learner: Learner) -> list[str]:
+def describe(learner: TrainingModels) -> list[str]:
     """Return the lines of the `repr` of a trainer."""
     interface, slots = learner.session.training.interface, learner.state.slots.values()
     takes = ", ".join(f"{name} {interface.inputs[name]}" for name in learner.inputs)
@@ -208,7 +208,7 @@ def describe(learner: Learner) -> list[str]:
     return [*lines, f"a step on {shapes}: {size}, {len(plan.steps):,} kernel calls"]
 
 
-def _find_inputs(learner: Learner, plan: Plan | None) -> dict[str, Shape]:
+def _find_inputs(learner: TrainingModels, plan: Plan | None) -> dict[str, Shape]:
     """Return the shapes of the inputs of a step: of a plan, or as the model declares them."""
     declared = learner.session.training.interface.inputs
     known: dict[str, Shape] = {name: declared[name].shape for name in learner.inputs}
@@ -220,8 +220,8 @@ def _find_inputs(learner: Learner, plan: Plan | None) -> dict[str, Shape]:
 
 
 def _list_layers(
-    learner: Learner, inputs: Mapping[str, Shape], plan: Plan | None
-) -> Iterator[Layer]:
+    learner: TrainingModels, inputs: Mapping[str, Shape], plan: Plan | None
+) -> Iterator[ModelPart]:
     from engine.graphs.passes.infer import infer
 
     model = learner.session.evaluation or learner.session.training
@@ -246,7 +246,7 @@ def _list_layers(
         yield _make_layer(REST, [], left, types, flops)
 
 
-def _forward(graph: Graph, learner: Learner) -> Graph:
+def _forward(graph: Graph, learner: TrainingModels) -> Graph:
     """Drop everything of a graph that the outputs of the model do not depend on, in place."""
     from engine.graphs.passes.simplify import find_ancestors
 
@@ -297,10 +297,10 @@ def _make_layer(
     slots: Sequence[Slot],
     types: Mapping[str, Any],
     flops: Mapping[str, tuple[int, int]] | None,
-) -> Layer:
+) -> ModelPart:
     made = [types[node.outputs[0]] for node in nodes if node.outputs[0] in types]
     counts = None if flops is None else [flops.get(node.name, (0, 0)) for node in nodes]
-    return Layer(
+    return ModelPart(
         name,
         tuple(dict.fromkeys(node.op for node in nodes)),
         made[-1].shape if made else None,
@@ -340,7 +340,7 @@ def _sum(counts: Iterator[int | None]) -> int:
     return sum(count or 0 for count in counts)
 
 
-def _make_cells(layer: Layer) -> tuple[str, ...]:
+def _make_cells(layer: ModelPart) -> tuple[str, ...]:
     shape = "" if layer.output is None else "×".join(map(str, layer.output)) or "1"
     trained = "all" if layer.trained == layer.parameters else f"{layer.trained:,}" or "0"
     has = layer.parameters > 0

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.fields import expand_options, select_options
 from engine.base.signatures import check_arguments
-from engine.distributed.group import Group
+from engine.distributed.group import RankGroup
 from engine.trainer.batch_trainer import BatchTrainer
 from engine.trainer.metric import Given
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
@@ -94,7 +94,7 @@ class Trainer(BatchTrainer):
         prefix: str = "",
         outputs: Sequence[str] | None = None,
         learning_rate: float | None = None,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         **options: Unpack[StepKeywords],
     ) -> None:
         beginning = arguments.check_prefix("prefix", prefix)
@@ -114,7 +114,7 @@ class Trainer(BatchTrainer):
         lora: Lora | str | None = None,
         classes: int | None = None,
         folder: Path | None = None,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
         """Make a trainer for a forward model, whose artifacts are made now.
@@ -176,7 +176,7 @@ class Trainer(BatchTrainer):
         train: str | Sequence[str] = "*",
         lora: Lora | str | None = None,
         folder: Path | None = None,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
         """Make a trainer for an architecture by its name; docs/models.md lists them.
@@ -234,7 +234,7 @@ class Trainer(BatchTrainer):
         axes: Mapping[str, Mapping[int, str]] | None = None,
         check_gradients: bool | None = None,
         folder: Path | None = None,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
         """Make a trainer for a `torch.nn.Module`, exported to `forward.onnx` in the folder.
@@ -288,7 +288,7 @@ class Trainer(BatchTrainer):
         folder: Path,
         checkpoint: Literal["best", "last"] = "best",
         *,
-        group: Group | None = None,
+        group: RankGroup | None = None,
         **options: Unpack[StepKeywords],
     ) -> Trainer:
         """Make a trainer of the folder of a run, in whatever process, wherever the folder is now.

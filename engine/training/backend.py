@@ -27,7 +27,7 @@ from engine.training.model_file import ModelSource
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from engine.graphs.offline.support import Table
+    from engine.graphs.offline.support import SupportTable
 
 Array = npt.NDArray[Any]
 
@@ -131,7 +131,7 @@ run_node = Backend.run_node
 supports_device = Backend.supports_device
 
 
-def supported(model: Any) -> Table:
+def supported(model: Any) -> SupportTable:
     """Return a table of the nodes of an ONNX model that tells which of them can be trained.
 
     model: a path, bytes or `ModelProto`.

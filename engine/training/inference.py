@@ -18,7 +18,7 @@ from engine.base.errors import (
 )
 from engine.base.signatures import check_arguments
 from engine.checkpoint.storage import Checkpoint
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.system import config
 from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
@@ -84,7 +84,7 @@ class _Calls:
         memory = self.model.memory
         return [memory.precision, memory.budget]
 
-    def make_program(self, arrays: Mapping[str, Array]) -> Program:
+    def make_program(self, arrays: Mapping[str, Array]) -> BoundProgram:
         """Return the program for inputs, planned where needed.
 
         Each value that planning asks for becomes part of the plan.

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.plan.plan import CHECK, COUNT, DONE, RATE
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.training.model import Array
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
-from engine.training.planning import Update
-from engine.training.state import Pending
+from engine.training.planning import GradientUse
+from engine.training.state import PendingStep
 
 
 class JoinedStep:
@@ -27,7 +27,7 @@ class JoinedStep:
         self._session, self._optimizer = module.session, optimizer
         self._model = module.session.training
 
-    def get_program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+    def get_program(self, shapes: Sequence[tuple[int, ...]]) -> BoundProgram:
         """Return the program for these shapes of the inputs of the training model.
 
         The caller must hold the lock.
@@ -37,7 +37,7 @@ class JoinedStep:
             NotJoinableError: the optimizer model cannot be joined.
             ShapeError, UnsupportedOpError: as `Module.__call__`.
         """
-        update = Update(self._optimizer.model, self._optimizer.layout())
+        update = GradientUse(self._optimizer.model, self._optimizer.layout())
         return self._model.get_program(shapes, update=update)
 
     def run(self, arrays: Sequence[Array], *, check_finite: bool) -> tuple[Array, ...]:
@@ -73,7 +73,7 @@ class JoinedStep:
             flag, draws = program.outputs[DONE], state.draws + program.draws
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
-            state.pending = Pending(flag, after, draws)
+            state.pending = PendingStep(flag, after, draws)
             before = program.run(state.draws, self._session.seed)
             state.gradients_gone = True
             was_done = bool(flag.all())

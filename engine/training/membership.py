@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.distributed.group import Group
+from engine.distributed.group import RankGroup
 from engine.plan.collective import PART, SAMPLES, SHARE
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 
 
 class Membership:
@@ -26,7 +26,7 @@ class Membership:
         It is set before each step, and read where statistics are combined.
     """
 
-    def __init__(self, group: Group | int, *, statistics: bool = True) -> None:
+    def __init__(self, group: RankGroup | int, *, statistics: bool = True) -> None:
         """group: the ranks, or how many there would be, where a step is only planned."""
         self.group = None if isinstance(group, int) else group
         self.size = group if isinstance(group, int) else group.size
@@ -38,7 +38,7 @@ class Membership:
         """The properties of the ranks on which plans depend."""
         return "ranks", self.size, self.statistics
 
-    def fill(self, program: Program) -> None:
+    def fill(self, program: BoundProgram) -> None:
         """Tell a program of the training model which part of the batch this rank has."""
         for name, value in ((SHARE, self.share), (SAMPLES, self.samples), (PART, self.samples)):
             if name in program.inputs:

@@ -16,7 +16,7 @@ from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.mapping import MappedFile
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.system.config import plan_bytes
 from engine.system.lock import RunLock
 from engine.training.loss_scale import GROWTH_INTERVAL, LossScale
@@ -65,8 +65,8 @@ class Memory:
         self.laid: dict[int, int] = {}
         self.files: tuple[MappedFile, ...] = ()
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
-        self.programs: dict[tuple[Any, ...], Program] = {}
-        self.others: list[Program] = []
+        self.programs: dict[tuple[Any, ...], BoundProgram] = {}
+        self.others: list[BoundProgram] = []
         self.budget: int | None = None
         self.precision: Precision = "f32"
         self.loss_scale: float | str | None = None
@@ -141,14 +141,14 @@ class Memory:
             for program in self.programs.values():
                 program.bind({**self.get_regions(state), "io": self.io})
 
-    def use_program(self, key: tuple[Any, ...]) -> Program | None:
+    def use_program(self, key: tuple[Any, ...]) -> BoundProgram | None:
         """Return a program that is kept, from now on the one used last."""
         program = self.programs.pop(key, None)
         if program is not None:
             self.programs[key] = program
         return program
 
-    def keep(self, key: tuple[Any, ...], program: Program) -> None:
+    def keep(self, key: tuple[Any, ...], program: BoundProgram) -> None:
         """Keep a new program; programs long not used go while the limit is passed.
 
         `config.plan_bytes` limits the memory that programs have for themselves.

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from engine.base.errors import ModelError, PlanError, StateError, UnknownValueError
 from engine.plan import plan_file
 from engine.plan.plan import Plan
-from engine.plan.states import Layout, State, lay_out
-from engine.runtime.program import Program
+from engine.plan.states import State, StateLayout, lay_out
+from engine.runtime.program import BoundProgram
 from engine.system.config import switch
 from engine.system.progress import announced
 from engine.training import artifact_set, checks, plan_cache
@@ -27,7 +27,7 @@ from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model_file import ModelSource
 from engine.training.plan_cache import Records
-from engine.training.planning import Planners, Update
+from engine.training.planning import GradientUse, Planners
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class Model(BoundModel):
         self,
         shapes: Sequence[tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
-        update: Update | None = None,
+        update: GradientUse | None = None,
         *,
         is_part: bool = False,
-    ) -> Program:
+    ) -> BoundProgram:
         """Return the program for these shapes of inputs, planned and compiled on first use.
 
         values: of inputs that are constants in the plan.
@@ -110,7 +110,7 @@ class Model(BoundModel):
             shared = {**self.memory.get_regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
             group = None if self.ranks is None else self.ranks.group
-            program = Program(plan, resolve, shared, constants, file, group)
+            program = BoundProgram(plan, resolve, shared, constants, file, group)
             self.memory.keep(key, program)
         return program
 
@@ -118,7 +118,7 @@ class Model(BoundModel):
         self,
         shapes: Sequence[tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
-        update: Update | None = None,
+        update: GradientUse | None = None,
         is_part: bool = False,
     ) -> tuple[Any, ...]:
         """Return the key by which the memory keeps the program; the arguments of `get_program`."""
@@ -134,7 +134,7 @@ class Model(BoundModel):
             *((name, v.tobytes()) for name, v in (values or {}).items()),
         )
 
-    def find_program(self, key: tuple[Any, ...]) -> Program | None:
+    def find_program(self, key: tuple[Any, ...]) -> BoundProgram | None:
         """Return the program that is kept by a key of `make_key`; None if there is none.
 
         Raises:
@@ -229,7 +229,7 @@ class Model(BoundModel):
         self,
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
-        update: Update | None = None,
+        update: GradientUse | None = None,
     ) -> Plan:
         """Return the plan as `plan` does, from the records if it is there; otherwise keep it."""
         return self._make_plan(shapes, values, update)[0]
@@ -238,7 +238,7 @@ class Model(BoundModel):
         self,
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None,
-        update: Update | None,
+        update: GradientUse | None,
         is_part: bool = False,
     ) -> tuple[Plan, bytes | None]:
         """Return the plan as `make_plan` does, with its file if it is kept."""
@@ -252,7 +252,7 @@ class Model(BoundModel):
             lambda: self.plan(shapes, values, update, is_part),
         )
 
-    def plan_update(self, layout: Layout) -> Plan:
+    def plan_update(self, layout: StateLayout) -> Plan:
         """Return the plan of this optimizer model for these states.
 
         It comes from the records if it is there; otherwise it is made, and kept in them.
@@ -264,7 +264,7 @@ class Model(BoundModel):
         self,
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
-        update: Update | None = None,
+        update: GradientUse | None = None,
         is_part: bool = False,
     ) -> Plan:
         """Plan this model for input shapes; inputs that have `values` become constants.
@@ -283,7 +283,7 @@ class Model(BoundModel):
                     raise
                 self.deciding |= new
 
-    def lay_out_states(self) -> Layout:
+    def lay_out_states(self) -> StateLayout:
         """Lay out the states that an optimizer model keeps for the trained parameters.
 
         Raises:
@@ -349,11 +349,11 @@ class Model(BoundModel):
             source, self.state, self.memory, self.threads, self.what, self.target, records=records
         )
 
-    def load(self, plan: Plan) -> Program:
+    def load(self, plan: Plan) -> BoundProgram:
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)
         regions = self.memory.get_regions(self.state)
-        program = Program(plan, self.memory.kernels.resolve, regions, self.memory.constants)
+        program = BoundProgram(plan, self.memory.kernels.resolve, regions, self.memory.constants)
         self.memory.others.append(program)
         return program
 

@@ -14,13 +14,13 @@ from engine.base.precision import Precision
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.plan import noise
 from engine.plan.plan import Plan
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import choose_threads as default_threads
 from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
-from engine.training.session import Session
+from engine.training.session import ModuleSession
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from engine.training.nonfinite import NonFinite
 
 
-class Optimizer(Protocol):
+class ProfiledOptimizer(Protocol):
     """The optimizer of a module as a profile needs it."""
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> ModuleSession: ...
 
-    def make_ready(self) -> Program: ...
+    def make_ready(self) -> BoundProgram: ...
 
 
 @check_arguments(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
@@ -65,7 +65,7 @@ class Module:
     """
 
     training: bool
-    session: Session  # what the package itself works on
+    session: ModuleSession  # what the package itself works on
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Module:
         if check_finite is None:
             check_finite = switch("CHECK_FINITE") == "1"
         self.training = True
-        self.session = Session(
+        self.session = ModuleSession(
             train_model_uri,
             eval_model_uri,
             state,
@@ -293,7 +293,7 @@ class Module:
         return {n: self.session.state.view("param", n) for n in self.session.state.names}
 
     def profile(
-        self, *user_inputs: Any, optimizer: Optimizer | None = None, repeats: int = 20
+        self, *user_inputs: Any, optimizer: ProfiledOptimizer | None = None, repeats: int = 20
     ) -> Profile:
         """Measure where the time of a step on these inputs goes; see `engine.profiling.Profile`.
 
@@ -309,7 +309,7 @@ class Module:
                 optimizer belongs to another module, or the mode is not training.
             EngineError: kernels that measure are neither shipped nor can be compiled.
         """
-        from engine.profiling.measure import Part, measure_profile
+        from engine.profiling.measure import ProfiledProgram, measure_profile
 
         model = self._get_model()
         if optimizer is not None and (
@@ -335,9 +335,9 @@ class Module:
                     model.ranks.fill(program)
                 return self.session.state.draws + number, self.session.seed
 
-            parts = [Part(model.what, program, prepare, model.paths)]
+            parts = [ProfiledProgram(model.what, program, prepare, model.paths)]
             if update is not None:
-                parts.append(Part("optimizer model", update, lambda _: (0, None)))
+                parts.append(ProfiledProgram("optimizer model", update, lambda _: (0, None)))
             with self.session.state.unchanged():
                 title = f"{model.what}{' and optimizer' if update is not None else ''}"
                 return measure_profile(title, parts, repeats, self.session.memory.kernels.resolve)

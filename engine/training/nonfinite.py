@@ -19,15 +19,15 @@ import numpy.typing as npt
 from engine.base.element_types import REALS
 from engine.base.errors import MissingPackageError
 from engine.plan.collective import list_collectives
-from engine.plan.plan import CHECK, Buffer, Plan, Step
+from engine.plan.plan import CHECK, Buffer, Plan, PlanStep
 from engine.runtime.arena import Bytes, allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.system.paths import Paths
 from engine.training.model_file import RESET
 
 if TYPE_CHECKING:
     from engine.training.model import Model
-    from engine.training.session import Session
+    from engine.training.session import ModuleSession
 
 Array = npt.NDArray[Any]
 Ranges = tuple[tuple[str, float, float], ...]
@@ -100,9 +100,9 @@ def _format_number(value: float) -> str:
 
 
 def search(
-    session: Session,
+    session: ModuleSession,
     model: Model,
-    bound: Program,
+    bound: BoundProgram,
     arrays: Sequence[Array],
     draws: int,
     scalars: Mapping[str, float],
@@ -132,7 +132,7 @@ def search(
     session.fill_scale(program)
     if model.ranks is not None:
         model.ranks.fill(program)
-    origin = _Search(program, plan, model.outputs[0]).run(draws, session.seed)
+    origin = _OriginSearch(program, plan, model.outputs[0]).run(draws, session.seed)
     return None if origin is None else _describe(session, model, plan, origin, arrays)
 
 
@@ -142,17 +142,17 @@ class _Origin:
 
     buffer: Buffer
     bad: Array
-    step: Step | None
+    step: PlanStep | None
     inputs: Ranges
 
 
-class _Search:
+class _OriginSearch:
     """A run of a program that follows bad values back to where they begin.
 
     program, plan: what runs.  output: the name of the loss.
     """
 
-    def __init__(self, program: Program, plan: Plan, output: str) -> None:
+    def __init__(self, program: BoundProgram, plan: Plan, output: str) -> None:
         self.program, self.plan = program, plan
         self.loss = next(port.buffer for port in plan.outputs if port.name == output)
         # Of each buffer that a step has written badly: where that began.
@@ -178,7 +178,7 @@ class _Search:
             done = i
         return origin
 
-    def look(self, steps: Sequence[Step], begin: _Origin | None) -> _Origin | None:
+    def look(self, steps: Sequence[PlanStep], begin: _Origin | None) -> _Origin | None:
         """Look at what steps have written, one or all of a group; a result that is bad, if any.
 
         begin: where the bad values began that they have read.
@@ -199,7 +199,7 @@ class _Search:
             begin = begin or next((self.origins[n] for n in wrote if n in self.origins), None)
         return origin
 
-    def read(self, step: Step) -> Ranges:
+    def read(self, step: PlanStep) -> Ranges:
         """Return the names and ranges of what a step has read."""
         numbers = dict.fromkeys(arg.buffer for arg in step.args if arg.mode in ("r", "u"))
         return tuple(
@@ -231,7 +231,7 @@ class _Search:
 
 
 def _describe(
-    session: Session, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
+    session: ModuleSession, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
 ) -> NonFinite:
     """Describe an origin."""
     step, name = origin.step, origin.buffer.name
@@ -290,7 +290,7 @@ def _list_computing(model: Model, plan: Plan, name: str) -> list[str]:
     return [node.name for node in graph.nodes if node.inputs and not made.isdisjoint(node.outputs)]
 
 
-def _copy(session: Session, model: Model, plan: Plan) -> Program:
+def _copy(session: ModuleSession, model: Model, plan: Plan) -> BoundProgram:
     """Return the program of a plan on memory of its own, with gradients of zeros."""
     memory, state = session.memory, session.state
     regions: dict[str, Bytes] = {"frozen": memory.frozen}
@@ -300,10 +300,10 @@ def _copy(session: Session, model: Model, plan: Plan) -> Program:
             regions[name][...] = content
     regions["work"] = allocate(plan.compute_region_bytes("work"))
     group = None if model.ranks is None else model.ranks.group
-    return Program(plan, memory.kernels.resolve, regions, memory.constants, group=group)
+    return BoundProgram(plan, memory.kernels.resolve, regions, memory.constants, group=group)
 
 
-def _copy_bad(program: Program, buffer: Buffer) -> Array | None:
+def _copy_bad(program: BoundProgram, buffer: Buffer) -> Array | None:
     """Return a copy of the values of a buffer if some are not finite."""
     values = program.read_memory(buffer)
     if values.dtype.kind != "f" or np.isfinite(values).all():

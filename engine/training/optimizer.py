@@ -13,16 +13,16 @@ from engine.base.errors import CheckpointError, InputError, NonFiniteError, Shap
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.checkpoint.storage import OptimizerGroup
 from engine.plan.plan import Plan
-from engine.plan.states import Layout
+from engine.plan.states import StateLayout
 from engine.runtime.arena import Bytes, allocate, make_view
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.training import artifact_set
 from engine.training.model import Array, Model
 from engine.training.model_file import ModelSource
 from engine.training.module import Module
 from engine.training.plan_cache import Records
 from engine.training.settings import SKIP_LIMIT
-from engine.training.state import GROUP, CheckpointState, Pending
+from engine.training.state import GROUP, CheckpointState, PendingStep
 
 DEFAULT_LEARNING_RATE = 0.001
 ADVICE = (
@@ -81,8 +81,8 @@ class Optimizer:
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
-        self._program: Program | None = None
-        self._layout: Layout | None = None
+        self._program: BoundProgram | None = None
+        self._layout: StateLayout | None = None
         if state.trained_by.models:
             state.trained_by = replace(state.trained_by, optimizer=mine.artifacts.optimizer)
         if self._state.loaded:
@@ -169,7 +169,7 @@ class Optimizer:
             self._layout = self._program = None
         return replace(saved, states=states, steps_before=before)
 
-    def _check(self, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> None:
+    def _check(self, saved: Mapping[str, Mapping[str, Array]], layout: StateLayout) -> None:
         """Check that the states of the checkpoint belong to this optimizer.
 
         Raises:
@@ -201,7 +201,7 @@ class Optimizer:
             self._latest = group
         return self._latest
 
-    def layout(self) -> Layout:
+    def layout(self) -> StateLayout:
         """Return where the states lie in region state, which is allocated if it was not.
 
         Raises:
@@ -243,7 +243,7 @@ class Optimizer:
             (flag,) = program.outputs.values()
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
-            state.pending = Pending(flag, self.after_step(), state.draws)
+            state.pending = PendingStep(flag, self.after_step(), state.draws)
             program.run()
             state.settle()
             was_done = bool(flag.all())
@@ -298,7 +298,7 @@ class Optimizer:
         told = "" if scale is None else f", the last one with a loss scale of {scale:,g}"
         return f"{self._skipped_in_a_row} updates in a row were skipped{told}"
 
-    def make_ready(self) -> Program:
+    def make_ready(self) -> BoundProgram:
         """Return the program of the update with its inputs set for the next step.
 
         The caller must hold the lock.
@@ -381,7 +381,7 @@ class Optimizer:
         return self._rate
 
 
-def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> bool:
+def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: StateLayout) -> bool:
     """Return whether the states of a checkpoint already lie in `memory` as the layout has them."""
     base = memory.ctypes.data
     return memory.nbytes == layout.nbytes and all(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from engine.base.element_types import ITEMSIZE
 from engine.base.errors import BudgetError, StateError
 from engine.plan.plan import DONE, Plan
-from engine.plan.states import Layout
+from engine.plan.states import StateLayout
 from engine.training.bound_model import BoundModel
 from engine.training.model_file import BUFFER, ModelFile, fold_constants
 
@@ -33,7 +33,7 @@ class NotJoinableError(StateError):
 
 
 @dataclass(frozen=True)
-class Update:
+class GradientUse:
     """The use that a plan of a training model makes of gradients: it updates each parameter.
 
     optimizer: the optimizer model.
@@ -41,7 +41,7 @@ class Update:
     """
 
     optimizer: ModelFile
-    layout: Layout
+    layout: StateLayout
     what: ClassVar[str] = "training step"
 
     @property
@@ -64,7 +64,7 @@ class Planners:
         self,
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None,
-        update: Update | None,
+        update: GradientUse | None,
         is_part: bool = False,
     ) -> Plan:
         """Plan the model for input shapes; inputs that have `values` become constants.
@@ -171,7 +171,7 @@ class Planners:
                 error.least - mapped,
             ) from None
 
-    def _join(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
+    def _join(self, graph: Graph, update: GradientUse) -> tuple[Graph, dict[str, int]]:
         """Return a training graph that updates, and where the states among its inputs lie.
 
         Raises:
@@ -187,7 +187,7 @@ class Planners:
         joined = join(graph, update.optimizer.constants, gradients, update.layout)
         return joined.graph, {name: tensor.offset for name, tensor in joined.states.items()}
 
-    def update(self, layout: Layout) -> Plan:
+    def update(self, layout: StateLayout) -> Plan:
         """Plan the model, which is an optimizer model.
 
         The parameters of an element type, their gradients and each state are flat tensors.  The

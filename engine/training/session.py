@@ -10,7 +10,7 @@ import numpy as np
 from engine.base.errors import NonFiniteError, StateError
 from engine.plan.collective import SHARE
 from engine.plan.plan import LOSS_SCALE
-from engine.runtime.program import Before, Program
+from engine.runtime.program import Before, BoundProgram
 from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
@@ -18,7 +18,7 @@ from engine.training.model_file import RESET, ModelSource
 from engine.training.state import CheckpointState
 
 
-class Session:
+class ModuleSession:
     """The training model and the eval model of a module, and the traces of their steps.
 
     state, memory: shared by both models.
@@ -58,7 +58,7 @@ class Session:
         self._before: Before | None = None
         self._before_all: Before | None = None
 
-    def fill_scale(self, program: Program) -> None:
+    def fill_scale(self, program: BoundProgram) -> None:
         """Set the loss scale of the next step of a program, if it has one."""
         scaling = self.memory.scaling
         if scaling is not None and LOSS_SCALE in program.inputs:

@@ -248,7 +248,7 @@ class Properties:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingStep:
     """An optimizer step that counts if its flag says that it was done.
 
     group, draws: the optimizer group and the count of draws as they are after the step.
@@ -405,7 +405,7 @@ class CheckpointState:
             for name, t in (*content.trainable.items(), *content.frozen.items())
         }
         self.groups = list(content.optimizer_groups)
-        self.pending: Pending | None = None
+        self.pending: PendingStep | None = None
         self.has_module = self.gradients_gone = False
         self.slots: dict[str, Slot] = {}
         self.regions: dict[str, Bytes] = {}

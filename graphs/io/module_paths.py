@@ -40,7 +40,7 @@ _OF_KERAS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _TensorReader:
     """Node that reads a tensor, the index of the input, and the submodule of the node."""
 
     node: Any
@@ -64,10 +64,10 @@ def find_paths(
     own = set(known)
     scopes = [find_scope(node, producer == KERAS) for node in graph.node]
     nodes = {n.name: s for n, s in zip(graph.node, scopes, strict=True) if n.name and s}
-    readers: dict[str, list[_Reader]] = {}
+    readers: dict[str, list[_TensorReader]] = {}
     for node, scope in zip(graph.node, scopes, strict=True):
         for place, name in enumerate(node.input):
-            readers.setdefault(name, []).append(_Reader(node, place, scope))
+            readers.setdefault(name, []).append(_TensorReader(node, place, scope))
     called = {id(node): names for node, names in zip(graph.node, calls, strict=True)}
     gone = {argument: name for name, argument in parameters.items() if name not in constants}
     values: dict[str, str] = {}
@@ -122,9 +122,9 @@ def _moves(node: Any) -> bool:
     return op is not None and (op.keeps_elements or op.name in ("Transpose", "DequantizeLinear"))
 
 
-def _find_user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None:
+def _find_user(name: str, readers: Mapping[str, Sequence[_TensorReader]]) -> _TensorReader | None:
     """Return the first node that computes with a tensor, after those that only move it."""
-    reader: _Reader | None = None
+    reader: _TensorReader | None = None
     for _ in range(len(readers) + 1):
         using = readers.get(name)
         if not using:
@@ -138,7 +138,7 @@ def _find_user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader |
 
 def _find_path(
     name: str,
-    reader: _Reader | None,
+    reader: _TensorReader | None,
     called: Mapping[int, frozenset[str]],
     gone: Mapping[str, str],
     is_told: bool,
@@ -163,7 +163,7 @@ def _find_path(
     return f"{reader.scope}.{name.rpartition('::')[2].rpartition('/')[2]}"
 
 
-def _find_role(reader: _Reader) -> str:
+def _find_role(reader: _TensorReader) -> str:
     """Return PyTorch's name for what a node reads; "" if its op does not say what it is."""
     node = reader.node
     op = list_ops().get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))

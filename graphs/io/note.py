@@ -19,7 +19,7 @@ DOWN, UP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class NotedLayer:
     """Layer with an adapter.
 
     weight: the initializer that the layer's weight comes from.
@@ -44,7 +44,7 @@ class Note:
     alpha: float
     dropout: float
     rank_stabilised: bool
-    layers: dict[str, Layer]
+    layers: dict[str, NotedLayer]
 
     @classmethod
     def parse(cls, text: str, where: str, values: Collection[str]) -> Note:
@@ -58,7 +58,7 @@ class Note:
         try:
             fields = json.loads(text)
             layers = {
-                str(name): Layer(str(layer["weight"]), tuple(map(str, layer["nodes"])))
+                str(name): NotedLayer(str(layer["weight"]), tuple(map(str, layer["nodes"])))
                 for name, layer in fields["layers"].items()
             }
             note = cls(

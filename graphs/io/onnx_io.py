@@ -90,10 +90,10 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
 
             convert.find_opset(proto, source)
             # A malformed model can crash the onnx package.
-            _Reader(source, path, whole).read_graph(proto)
+            _MessageReader(source, path, whole).read_graph(proto)
             proto = convert.convert_opset(convert.inline_functions(proto, source), source)
             proto = convert.inline_undeclared(proto)
-        reader = _Reader(source, path, whole)
+        reader = _MessageReader(source, path, whole)
         graph = reader.read_graph(proto)
         graph.external = tuple(reader.places)
         if path is not None and mapping.STAMPS in graph.metadata:
@@ -162,7 +162,7 @@ def _parse_message(data: bytes) -> ModelProto:
     return model
 
 
-class _Reader:
+class _MessageReader:
     """Conversion of the messages of one model into a graph.
 
     source: the name of the model in errors.  path: the path of the model, beside which its external

@@ -55,7 +55,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _TracedNode:
     """Node, the arguments of the call from which it was made, and the rules that rewrote it."""
 
     node: Any
@@ -63,7 +63,7 @@ class _Call:
     rules: str
 
     @classmethod
-    def of(cls, node: Any) -> _Call:
+    def of(cls, node: Any) -> _TracedNode:
         notes = _read_metadata(node)
         if not notes:
             return cls(node, frozenset(), "")
@@ -97,7 +97,7 @@ def read_provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -
     constants: the values of its initializers.
     """
     entries = _ENTRY.findall(_read_metadata(graph).get(_SIGNATURE, ""))
-    calls = [_Call.of(node) for node in graph.node]
+    calls = [_TracedNode.of(node) for node in graph.node]
     norms = [call for call in calls if call.is_folded_norm]
     parameters = {target: name for name, kind, target in entries if kind == "PARAMETER"}
     tensors = {target for *_, target in entries}

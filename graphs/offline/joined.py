@@ -54,7 +54,7 @@ from engine.kernels.ops.norm.joint import HELD
 from engine.kernels.ops.optimizer.clipping import CLIP
 from engine.kernels.vocabulary.op import MS, OURS, TensorType, Update
 from engine.plan.plan import CHECK, COUNT, DONE, RATE
-from engine.plan.states import Layout, Tensor
+from engine.plan.states import StateLayout, StateTensor
 
 _UNUSED = ("parameters", "begins", "dims", "state_begins")  # attributes of nodes over flat tensors
 
@@ -67,7 +67,7 @@ class Joined:
     """
 
     graph: Graph
-    states: Mapping[str, Tensor]
+    states: Mapping[str, StateTensor]
 
 
 def find_obstacle(training: Graph, optimizer: Graph) -> str:
@@ -97,7 +97,7 @@ def join(
     training: Graph,
     optimizer: Graph,
     gradients: Mapping[str, str],
-    layout: Layout,
+    layout: StateLayout,
 ) -> Joined:
     """Make one graph of a training graph and an optimizer graph, without changing these.
 
@@ -143,7 +143,7 @@ def join(
         graph.nodes.append(Node("GradientSignal", (first, *looked), (DONE,), {}, OURS, title))
     _hold_statistics(graph, names)
     rows = {state.name: k for k, state in enumerate(layout.states)}
-    states: dict[str, Tensor] = {}
+    states: dict[str, StateTensor] = {}
     for node, update, count in _list_updates(optimizer):
         begin = 3 + update.has_step
         end = node.inputs[begin - 2].removeprefix("params")

@@ -58,7 +58,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearLayer:
     """Layer that can have an adapter, as one of its nodes uses it.
 
     x: the operand that the weight multiplies.
@@ -94,7 +94,7 @@ def _is_random(node: Node) -> bool:
     return op is not None and op.is_random
 
 
-class Layers:
+class LinearLayers:
     """Linear layers of a graph; `types` are the types of all its values.
 
     Nodes in bodies of control flow are left out.
@@ -105,7 +105,7 @@ class Layers:
         self.makers = graph.find_producers()
         self._known: dict[str, bool] = {}
 
-    def __iter__(self) -> Iterator[tuple[Node, Weight, Linear | str]]:
+    def __iter__(self) -> Iterator[tuple[Node, Weight, LinearLayer | str]]:
         """Yield every node with a weight, the weight, and its use or the reason why it has no
         adapter.
         """
@@ -154,7 +154,7 @@ class Layers:
             name = maker.inputs[0]
         return Weight(operand, name, tuple(reversed(way)))
 
-    def find_linear(self, node: Node, weight: Weight, place: int) -> Linear | str:
+    def find_linear(self, node: Node, weight: Weight, place: int) -> LinearLayer | str:
         """Return how a node uses its weight, input number `place`, or the reason why it has no
         adapter.
         """
@@ -164,7 +164,7 @@ class Layers:
             return f"it computes in {dtype}; adapters are {' or '.join(FLOATS)}"
         if node.domain == MS and node.op == "MatMulNBits":
             sizes = (int(node.attrs["K"]), int(node.attrs["N"]))
-            return Linear(node, weight, x, dtype, "right", *sizes, packed=True)
+            return LinearLayer(node, weight, x, dtype, "right", *sizes, packed=True)
         shape = _find_known(t.shape)
         if shape is None:
             return f"its weight is {t}, whose size is not known"
@@ -181,20 +181,20 @@ class Layers:
         if factor == 0:
             return "alpha is 0"
         side = "right" if place else "left"
-        return Linear(
+        return LinearLayer(
             node, weight, x, dtype, side, inputs, outputs, flips[1 - place], flips[place],
             shape[:-2], factor,
         )  # fmt: skip
 
     def _find_convolution(
         self, node: Node, weight: Weight, x: str, shape: tuple[int, ...]
-    ) -> Linear | str:
+    ) -> LinearLayer | str:
         groups = int(node.attrs.get("group", 1))
         if any(size != 1 for size in shape[2:]):
             return f"a convolution of {'x'.join(map(str, shape[2:]))}; supported: 1x1"
         if groups > 1 and shape[1] == 1:
             return "a depthwise convolution, which has one weight a channel"
-        return Linear(
+        return LinearLayer(
             node, weight, x, self.types[x].dtype, "conv", shape[1], shape[0], groups=groups,
             kernel=shape[2:],
         )  # fmt: skip

@@ -31,9 +31,9 @@ import numpy as np
 
 from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError
-from engine.graphs.io.note import DOWN, METADATA, UP, Layer, Note
+from engine.graphs.io.note import DOWN, METADATA, UP, Note, NotedLayer
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.offline.linear import Layers, Linear, Weight, name_layer
+from engine.graphs.offline.linear import LinearLayer, LinearLayers, Weight, name_layer
 from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
@@ -42,7 +42,7 @@ from engine.system.paths import Paths, join_names
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class AdaptedLayer:
     """Layer with a new adapter.
 
     ops: the kinds of nodes that use it.  inputs, outputs: its sizes.  added: parameters of A and B.
@@ -67,14 +67,14 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class AdapterSummary:
     """Summary of the adaptation.
 
     values: the number of values in the initializers of the model, without the adapters.
     """
 
     note: Note
-    layers: tuple[Adapted, ...]
+    layers: tuple[AdaptedLayer, ...]
     left: tuple[Left, ...]
     values: int
 
@@ -135,7 +135,7 @@ def adapt(
     dropout: float = 0.0,
     rank_stabilised: bool = False,
     seed: int = 0,
-) -> Summary:
+) -> AdapterSummary:
     """Add adapters to the layers that patterns name, in place.
 
     patterns: regular expressions; a layer is named by a pattern that occurs anywhere in its name,
@@ -161,16 +161,16 @@ def adapt(
     values = sum(a.size for a in graph.initializers.values())
     name_nodes(unroll(separate_equal(graph)))
     types = infer(graph.copy()).types
-    named = _find(Layers(graph, types), patterns, Paths.of(graph.metadata))
+    named = _find(LinearLayers(graph, types), patterns, Paths.of(graph.metadata))
     adapted, left, made = _sort_layers(named, graph)
     note = Note(rank, alpha, dropout, rank_stabilised, made)
-    work = _Rewriting(graph, types, note, seed)
+    work = _AdapterRewriting(graph, types, note, seed)
     for name, uses in adapted.items():
         work.add_layer(name, uses)
     work.finish()
     graph.metadata[METADATA] = note.write()
     rows = tuple(
-        Adapted(
+        AdaptedLayer(
             name,
             made[name].weight,
             tuple(dict.fromkeys(use.node.op for use in uses)),
@@ -180,13 +180,13 @@ def adapt(
         )
         for name, uses in adapted.items()
     )
-    return Summary(note, rows, tuple(left), values)
+    return AdapterSummary(note, rows, tuple(left), values)
 
 
-Found = tuple[str, Node, Weight, Linear | str]
+Found = tuple[str, Node, Weight, LinearLayer | str]
 
 
-def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
+def _find(layers: LinearLayers, patterns: Sequence[str], paths: Paths) -> list[Found]:
     """Return the nodes that patterns name, each with its layer's name, its weight and its use."""
     rows = [(name_layer(node, w.root, paths), node, w, use) for node, w, use in layers]
     names = {
@@ -227,7 +227,7 @@ def _list_near(pattern: str, names: Sequence[str]) -> str:
 
 def _sort_layers(
     found: Sequence[Found], graph: Graph
-) -> tuple[dict[str, list[Linear]], list[Left], dict[str, Layer]]:
+) -> tuple[dict[str, list[LinearLayer]], list[Left], dict[str, NotedLayer]]:
     """Return the layers to adapt by name, the nodes left unchanged, and the note on the layers.
 
     Different layers get different names.
@@ -235,7 +235,7 @@ def _sort_layers(
     Raises:
         UnsupportedOpError: no layer can be adapted.
     """
-    names, uses = dict[tuple[str, ...], str](), dict[str, list[Linear]]()
+    names, uses = dict[tuple[str, ...], str](), dict[str, list[LinearLayer]]()
     left, taken = (
         list[Left](),
         {n.removesuffix(DOWN) for n in graph.list_values() if n.endswith(DOWN)},
@@ -256,13 +256,13 @@ def _sort_layers(
         reasons = "".join(f"\n  {row.op} {row.name!r}: {row.reason}" for row in left)
         raise UnsupportedOpError(f"lora: none of the named layers can have an adapter:{reasons}")
     made = {
-        name: Layer(rows[0].weight.root, tuple(use.node.name for use in rows))
+        name: NotedLayer(rows[0].weight.root, tuple(use.node.name for use in rows))
         for name, rows in uses.items()
     }
     return uses, left, made
 
 
-class _Rewriting:
+class _AdapterRewriting:
     """Addition of the nodes of adapters; `types` are the types of all values before."""
 
     def __init__(self, graph: Graph, types: dict[str, TensorType], note: Note, seed: int) -> None:
@@ -271,7 +271,7 @@ class _Rewriting:
         self.behind: dict[Node, list[Node]] = {}  # the nodes to insert after each adapted one
         self.constants: dict[tuple[str, str], str] = {}
 
-    def add_layer(self, name: str, uses: Sequence[Linear]) -> None:
+    def add_layer(self, name: str, uses: Sequence[LinearLayer]) -> None:
         """Add the parameters of one layer, and the nodes for all its uses."""
         first, rank = uses[0], self.note.rank
         kind = NUMPY[first.dtype]
@@ -287,7 +287,7 @@ class _Rewriting:
         for use in uses:
             self.add_adapter(use, name)
 
-    def add_adapter(self, use: Linear, name: str) -> None:
+    def add_adapter(self, use: LinearLayer, name: str) -> None:
         """Add the result of the layer's adapter to the result of one node."""
         node, made = use.node, list[Node]()
 

@@ -19,7 +19,7 @@ from engine.base.errors import InputError
 from engine.graphs.io import reference
 from engine.graphs.io.note import DOWN, METADATA, UP
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.offline.linear import Layers, Linear
+from engine.graphs.offline.linear import LinearLayer, LinearLayers
 from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
@@ -73,10 +73,10 @@ class _Merging:
 
     def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
         self.graph, self.types, self.names = graph, types, Names(graph)
-        self.layers = Layers(graph, types)
-        self.uses = {n.name: use for n, _, use in self.layers if isinstance(use, Linear)}
+        self.layers = LinearLayers(graph, types)
+        self.uses = {n.name: use for n, _, use in self.layers if isinstance(use, LinearLayer)}
 
-    def merge_layer(self, name: str, uses: Sequence[Linear], scale: float) -> bool:
+    def merge_layer(self, name: str, uses: Sequence[LinearLayer], scale: float) -> bool:
         """Merge the adapter of one layer; False if the value of the weight cannot be computed."""
         first = uses[0]
         weight = (
@@ -120,7 +120,9 @@ class _Merging:
             operand = makers[operand].inputs[0]
         return nodes
 
-    def is_alone(self, root: str, chains: Sequence[Sequence[Node]], uses: Sequence[Linear]) -> bool:
+    def is_alone(
+        self, root: str, chains: Sequence[Sequence[Node]], uses: Sequence[LinearLayer]
+    ) -> bool:
         """Return whether only these layers read a weight, and the nodes in between only move it."""
         way = {node for chain in chains for node in chain}
         values = {root, *(o for node in way for o in node.outputs)}
@@ -144,7 +146,7 @@ class _Merging:
         out[...] = moved
         return out
 
-    def read(self, use: Linear, weight: str) -> None:
+    def read(self, use: LinearLayer, weight: str) -> None:
         """Let a node read another weight; a MatMulNBits becomes a MatMul."""
         node = use.node
         if not use.packed:
@@ -159,7 +161,7 @@ class _Merging:
             at = self.graph.nodes.index(node) + 1
             self.graph.nodes.insert(at, Node("Add", (product, bias), (out,), {}, "", title))
 
-    def drop(self, use: Linear) -> None:
+    def drop(self, use: LinearLayer) -> None:
         """Remove the sum with the adapter after a node."""
         (total,) = self.graph.find_consumers()[use.node.outputs[0]]
         use.node.outputs = (total.outputs[0],)
@@ -167,7 +169,7 @@ class _Merging:
 
 
 def _add_delta(
-    weight: Array, use: Linear, down: Array, up: Array, scale: float, kind: np.dtype[Any]
+    weight: Array, use: LinearLayer, down: Array, up: Array, scale: float, kind: np.dtype[Any]
 ) -> Array:
     """W + scale B A in the form of the operand that a layer reads, computed in float64.
 
@@ -189,7 +191,7 @@ def _add_delta(
     return out
 
 
-def _compute_delta(use: Linear, down: Array, up: Array) -> Array:
+def _compute_delta(use: LinearLayer, down: Array, up: Array) -> Array:
     """B A in the form of the operand that a layer reads."""
     a, b = down.astype(np.float64), up.astype(np.float64)
     if use.side == "conv":
@@ -201,7 +203,7 @@ def _compute_delta(use: Linear, down: Array, up: Array) -> Array:
     return np.asarray(np.swapaxes(product, -1, -2) if is_swapped else product)
 
 
-def _unpack(graph: Graph, use: Linear) -> Array | None:
+def _unpack(graph: Graph, use: LinearLayer) -> Array | None:
     """Return the weight [in, out] of a MatMulNBits; None if its parts are not initializers."""
     node = use.node
     parts = [graph.initializers.get(i) if i else None for i in (*node.inputs[1:5], "", "")[:3]]

@@ -19,7 +19,7 @@ REDUCTIONS = {"none": None, "mean": "ReduceMean", "sum": "ReduceSum"}
 PREFIX = "loss"  # of the names of nodes and constants
 
 
-class Nodes:
+class LossNodes:
     """Appends the nodes of a loss to a graph."""
 
     def __init__(self, graph: Graph) -> None:

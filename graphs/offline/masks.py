@@ -37,12 +37,12 @@ def expect_masks(graph: Graph) -> Graph:
     After    y = Identity(x)                      # if m broadcasts to the shape of x
     """
     if any(n.op in UNIFORM or n.op == "Bernoulli" for n in graph.nodes if not n.domain):
-        _Masks(graph, infer(graph.copy())).replace()
+        _DropoutMasks(graph, infer(graph.copy())).replace()
         prune(graph)
     return graph
 
 
-class _Masks:
+class _DropoutMasks:
     """The masks of a graph, found in the order of its nodes.
 
     draws: values uniform in [0, 1), their comparisons and sums, with the node that draws.

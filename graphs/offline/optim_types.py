@@ -21,8 +21,8 @@ from engine.kernels.ops.optimizer.method import Group as Group
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
-    from engine.graphs.offline.optimizers import Part
-    from engine.kernels.ops.optimizer.method import Rule
+    from engine.graphs.offline.optimizers import NodeParameters
+    from engine.kernels.ops.optimizer.method import OptimizerRule
 
 
 M = TypeVar("M", bound="Method")
@@ -72,7 +72,7 @@ class Method(method.Method, OptimizerSpec):
         """The option `lr`, rounded to float32."""
         return None if self.lr is None else arguments.check_number("lr", self.lr)
 
-    def parts(self, kinds: Mapping[str, str]) -> tuple[Rule, list[Part]]:
+    def parts(self, kinds: Mapping[str, str]) -> tuple[OptimizerRule, list[NodeParameters]]:
         """The op for parameters of these element types, and what each of its nodes updates."""
         from engine.graphs.offline import optimizers
 
@@ -135,10 +135,10 @@ _ROWS = {kind.__name__: kind for kind in Method.__subclasses__()}
 
 if TYPE_CHECKING:
 
-    class _Named(EnumMeta):
+    class _NamedMeta(EnumMeta):
         def __getattr__(cls, name: str) -> OptimType: ...
 
-    class OptimType(IntEnum, metaclass=_Named):
+    class OptimType(IntEnum, metaclass=_NamedMeta):
         """The names of the optimizers."""
 
 else:

@@ -29,10 +29,10 @@ from engine.base.errors import (
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import get_declaration
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.optimizer.method import Group, Rule
+from engine.kernels.ops.optimizer.method import Group, OptimizerRule
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from engine.plan.states import MOST_STATES, Layout, Shape, State
+from engine.plan.states import MOST_STATES, Shape, State, StateLayout
 
 OPTIMIZER_IR = 10  # the IR version of onnxruntime-training's optimizer models
 SIGNAL = (OURS, "GradientSignal")
@@ -44,7 +44,7 @@ ENDINGS = ("", *(f".{dtype}" for dtype in sorted(FLOATS)))  # of inputs, by elem
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodeParameters:
     """Group of parameters that one node updates.
 
     parameters: their names; empty: all parameters.
@@ -63,9 +63,9 @@ class Part:
 def build(
     opset: int,
     kinds: Mapping[str, str],
-    rule: Rule,
+    rule: OptimizerRule,
     clip_grad: float | None,
-    parts: Sequence[Part],
+    parts: Sequence[NodeParameters],
     skip_nonfinite: bool = False,
 ) -> Graph:
     """Return the optimizer model of a rule.
@@ -114,7 +114,7 @@ def is_divided(groups: Sequence[Group], kinds: Mapping[str, str]) -> bool:
     return bool(groups) or len(set(kinds.values())) > 1
 
 
-def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
+def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[NodeParameters]:
     """Return the parts that nodes update: the parameters of a group that have one element type.
 
     Each parameter belongs to the first group that matches it, and the remaining ones form another
@@ -125,7 +125,7 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
         InputError: no parameter is left for a group.
     """
     if not is_divided(groups, kinds):
-        return [Part()]
+        return [NodeParameters()]
     parameters = list(kinds)
     taken: dict[str, int] = {}
     for at, group in enumerate(groups):
@@ -146,10 +146,10 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
         attrs = {"lr_scale": float(group.lr_scale)}
         if group.weight_decay is not None:
             attrs["weight_decay"] = float(group.weight_decay)
-        out.append(Part(names, attrs))
+        out.append(NodeParameters(names, attrs))
     rest = tuple(n for n in parameters if n not in taken)
-    parts = list[Part]()
-    for part in [Part(rest), *out] if rest else out:
+    parts = list[NodeParameters]()
+    for part in [NodeParameters(rest), *out] if rest else out:
         for dtype, ending in list_endings(kinds).items():
             mine = tuple(n for n in part.parameters if kinds[n] == dtype)
             if mine:
@@ -157,7 +157,7 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
     return parts
 
 
-def declare(graph: Graph, rule: Rule, kinds: Mapping[str, str]) -> None:
+def declare(graph: Graph, rule: OptimizerRule, kinds: Mapping[str, str]) -> None:
     """Add the inputs of an optimizer model to a graph, for parameters of these element types."""
     graph.inputs["learning_rate"] = TensorType("f32", (1,))
     graph.inputs["step"] = TensorType("i64", (1,))
@@ -199,7 +199,11 @@ def clip(
 
 
 def append(
-    graph: Graph, rule: Rule, gradients: Mapping[str, str], parts: Sequence[Part], factor: str = ""
+    graph: Graph,
+    rule: OptimizerRule,
+    gradients: Mapping[str, str],
+    parts: Sequence[NodeParameters],
+    factor: str = "",
 ) -> str:
     """Append one node for each part; return the output of the last, a flag that it has run.
 
@@ -520,7 +524,7 @@ def place(
     graph: Graph,
     kinds: Mapping[str, str],
     begins: Mapping[str, tuple[int, Shape]],
-    layout: Layout,
+    layout: StateLayout,
 ) -> None:
     """Write the offsets of parameters and states into nodes: clipping, and the domain `engine`.
 

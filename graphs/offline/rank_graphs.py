@@ -103,7 +103,7 @@ def make_rank_graph(
     taken = sorted(set(PORTS) & set(graph.list_values()))
     if taken:
         raise ModelError(f"the training model has values with the names {taken}")
-    job = _Rewriting(graph, Names(graph), {g.buffer: g for g in gradients})
+    job = _RankRewriting(graph, Names(graph), {g.buffer: g for g in gradients})
     job.begin(outputs[0])
     job.divide_proximal()
     job.join_loss(outputs)
@@ -122,7 +122,7 @@ def make_rank_graph(
 
 
 @dataclass(slots=True)
-class _Rewriting:
+class _RankRewriting:
     """State of one rewriting.
 
     gradients: the gradients by their buffers.

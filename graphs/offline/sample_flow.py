@@ -25,7 +25,13 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.sample_rules import ADVICE, SampleRules
-from engine.graphs.offline.sample_values import Flow, Loss, MixedError, Rows, make_gradient_flow
+from engine.graphs.offline.sample_values import (
+    Flow,
+    LossValue,
+    MixedError,
+    SampleRows,
+    make_gradient_flow,
+)
 from engine.graphs.offline.told_gradients import ToldGradient, read
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind
@@ -43,7 +49,7 @@ def find_loss(
     rows: Mapping[str, int],
     *,
     own_statistics: bool = False,
-) -> Loss:
+) -> LossValue:
     """Return how the loss of a training graph, its first output, is made of the samples.
 
     shapes: of the inputs.  rows: of each input that holds samples on its first axis, how many
@@ -62,7 +68,7 @@ def find_loss(
     one, two = (_Following(graph, known, rows, own_statistics, told) for known in (shapes, twice))
     one.compare(two)
     flow = one.flows.get(one.graph.outputs[0])
-    if not isinstance(flow, Loss):
+    if not isinstance(flow, LossValue):
         raise MixedError(
             f"the loss {graph.outputs[0]!r} is neither a mean nor a sum over the samples"
         )
@@ -85,7 +91,7 @@ class _Following(SampleRules):
         followed.outputs = graph.outputs[:1]
         forward = find_ancestors(followed)
         followed.nodes = [node for node in followed.nodes if node in forward]
-        flows: dict[str, Flow] = {name: Rows(0, count, name) for name, count in rows.items()}
+        flows: dict[str, Flow] = {name: SampleRows(0, count, name) for name, count in rows.items()}
         samples = next(shapes[name][0] // count for name, count in rows.items())
         super().__init__(followed, flows, samples, own_statistics)
         self.told: Sequence[ToldGradient] = ()
@@ -172,9 +178,9 @@ class _Following(SampleRules):
             MixedError: it does not.
         """
         flow, wanted = self.flows.get(dx), make_gradient_flow(self.flows.get(x))
-        if (flow.to(flow.axis) if isinstance(flow, Rows) else flow) == wanted:
+        if (flow.to(flow.axis) if isinstance(flow, SampleRows) else flow) == wanted:
             return
-        if isinstance(wanted, Rows):
+        if isinstance(wanted, SampleRows):
             if flow is None and self.is_same(dx, wanted.axis, wanted.step):
                 return
             raise self.explain_told_mixed(
@@ -221,7 +227,7 @@ class _Following(SampleRules):
             sizes = zip(self.types[name].dims, other.types[name].dims, strict=True)
             return sum(a != b for a, b in sizes)
 
-        if any(isinstance(self.flows.get(o), Loss) and count_growing(o) for o in node.outputs):
+        if any(isinstance(self.flows.get(o), LossValue) and count_growing(o) for o in node.outputs):
             return True
         if self.find_samples(node) not in _ADDING or any(map(self.flows.get, node.outputs)):
             return False

@@ -11,7 +11,7 @@ from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import get_declaration
 from engine.graphs.offline.sample_graph import LINEAR, SampleGraph
-from engine.graphs.offline.sample_values import SUM, Flow, Loss, MixedError, Rows
+from engine.graphs.offline.sample_values import SUM, Flow, LossValue, MixedError, SampleRows
 from engine.kernels.vocabulary.facts import Samples
 from engine.system.paths import Paths
 
@@ -47,13 +47,13 @@ class SampleRules(SampleGraph):
 
     def _follow(self, node: Node) -> Flow | tuple[Flow, ...]:
         flows = [self.flows.get(name) for name in node.inputs]
-        if any(isinstance(flow, Loss) for flow in flows):
+        if any(isinstance(flow, LossValue) for flow in flows):
             return self._follow_loss(node, flows)
         how = self.find_samples(node)
         rule = _RULES.get(how)
         if rule is None:
             raise self.explain_mixed(node, "is not known to keep samples apart")
-        numbered = any(isinstance(flow, Rows) and flow.numbers for flow in flows)
+        numbered = any(isinstance(flow, SampleRows) and flow.numbers for flow in flows)
         if numbered and how is not Samples.GATHERED_ND:
             raise self.explain_mixed(node, "computes with the numbers of samples in the batch")
         return rule(self, node)
@@ -68,17 +68,17 @@ class SampleRules(SampleGraph):
 
     # --- what is reduced
 
-    def _follow_loss(self, node: Node, flows: Sequence[Flow]) -> Loss:
+    def _follow_loss(self, node: Node, flows: Sequence[Flow]) -> LossValue:
         """Return the loss that a node computes a linear function of."""
         first, *more = flows
         kinds = {flow for flow in flows if flow is not None}
         (loss, *others) = kinds
-        if others or not isinstance(loss, Loss):
+        if others or not isinstance(loss, LossValue):
             raise self.explain_mixed(node, "joins values that are reduced in different ways")
         how, op = self.find_samples(node), get_declaration(self.graph, node)
         is_real = all(self.types[o].dtype in FLOATS for o in node.outputs if o)
         is_moved = op.keeps_elements or how in LINEAR or node.op == "Neg"
-        if is_moved and is_real and isinstance(first, Loss) and not any(more):
+        if is_moved and is_real and isinstance(first, LossValue) and not any(more):
             return loss
         if node.op in ("Add", "Sub", "Sum") or how is Samples.CONCATENATED:
             terms = list(node.inputs)
@@ -92,7 +92,7 @@ class SampleRules(SampleGraph):
         is_alone = sum(flow is not None for flow in flows) == 1
         if is_product and is_alone and (len(flows) == 2 or how is Samples.EINSUM):
             return loss
-        if node.op == "Div" and isinstance(first, Loss) and more == [None]:
+        if node.op == "Div" and isinstance(first, LossValue) and more == [None]:
             return loss
         raise self.explain_mixed(
             node, "computes something of a loss over all samples that is not linear"
@@ -101,12 +101,12 @@ class SampleRules(SampleGraph):
     def follow_cross_entropy(self, node: Node) -> tuple[Flow, ...]:
         """Follow a loss, and the logarithms of the probabilities of each sample."""
         loss, scores = self._follow_reduced_entropy(node), self.flows[node.inputs[0]]
-        assert isinstance(scores, Rows)
+        assert isinstance(scores, SampleRows)
         return (loss, scores.to(0))[: len(node.outputs)]
 
     def _follow_reduced_entropy(self, node: Node) -> Flow:
         scores, labels = (self.flows.get(name) for name in node.inputs[:2])
-        if not (isinstance(scores, Rows) and isinstance(labels, Rows)):
+        if not (isinstance(scores, SampleRows) and isinstance(labels, SampleRows)):
             raise self.explain_mixed(node, "has scores or labels that belong to no sample")
         if scores.axis or labels.axis or scores.step != labels.step:
             raise self.explain_mixed(node, "has samples elsewhere than on the first axis")
@@ -117,9 +117,9 @@ class SampleRules(SampleGraph):
         if reduction == "none":
             return labels.to(0)
         if reduction == "sum":
-            return Loss(is_mean=False)
+            return LossValue(is_mean=False)
         if weights is None and ignore is None:
-            return Loss(is_mean=True)
+            return LossValue(is_mean=True)
         if labels.source is None:
             raise self.explain_mixed(
                 node, "weighs samples by labels that are not an input of the model"
@@ -129,7 +129,7 @@ class SampleRules(SampleGraph):
             if weights not in self.constants:
                 raise self.explain_mixed(node, "weighs samples by weights that are not a constant")
             known = tuple(float(w) for w in self.constants[weights])
-        return Loss(True, labels.source, ignore, known)
+        return LossValue(True, labels.source, ignore, known)
 
     def follow_reduction(self, node: Node) -> Flow:
         flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
@@ -149,15 +149,15 @@ class SampleRules(SampleGraph):
             raise self.explain_mixed(
                 node, "reduces the samples, to neither their mean nor their sum"
             )
-        return Loss(is_mean=how is Samples.MEAN)
+        return LossValue(is_mean=how is Samples.MEAN)
 
     # --- what keeps samples apart
 
-    def _get_only_samples(self, node: Node) -> Rows:
+    def _get_only_samples(self, node: Node) -> SampleRows:
         """Return the samples of input 0; all other inputs are constant."""
         flows = [self.flows.get(name) for name in node.inputs]
         flow = flows[0]
-        if not isinstance(flow, Rows) or any(flows[1:]):
+        if not isinstance(flow, SampleRows) or any(flows[1:]):
             raise self.explain_mixed(node, "reads samples elsewhere than in its first input")
         return flow
 
@@ -186,7 +186,7 @@ class SampleRules(SampleGraph):
         layouts = {
             (self.types[name].rank - flow.axis, flow.step)
             for name, flow in flows.items()
-            if isinstance(flow, Rows)
+            if isinstance(flow, SampleRows)
         }
         if not layouts:  # the type of samples is read, and nothing of them
             return None
@@ -195,8 +195,8 @@ class SampleRules(SampleGraph):
         ((from_end, step),) = layouts
         self._check_aligned(node, names, from_end, step)
         first = flows[names[0]]
-        source = first.source if op.keeps_elements and isinstance(first, Rows) else None
-        return Rows(self.types[node.outputs[0]].rank - from_end, step[0], source, step[1])
+        source = first.source if op.keeps_elements and isinstance(first, SampleRows) else None
+        return SampleRows(self.types[node.outputs[0]].rank - from_end, step[0], source, step[1])
 
     def follow_first_axis(self, node: Node) -> Flow:
         flow = self._get_only_samples(node)
@@ -209,11 +209,11 @@ class SampleRules(SampleGraph):
         places = int(not node.attrs.get("transA")), int(bool(node.attrs.get("transB")))
         if self._is_summed(flows[:2], places) and not any(node.inputs[2:]):
             return SUM
-        if node.attrs.get("transA") or not isinstance(a, Rows) or a.axis or flows[1]:
+        if node.attrs.get("transA") or not isinstance(a, SampleRows) or a.axis or flows[1]:
             raise self.explain_mixed(node, "sums over the samples")
         if len(flows) > 2 and flows[2] is not None:
             added = flows[2]
-            if not isinstance(added, Rows) or added.to(0) != a.to(0) or added.axis != 0:
+            if not isinstance(added, SampleRows) or added.to(0) != a.to(0) or added.axis != 0:
                 raise self.explain_mixed(node, "meets samples on different axes")
         self._check_aligned(node, node.inputs[2:], 2, a.step)
         return a.to(0)
@@ -222,8 +222,8 @@ class SampleRules(SampleGraph):
         """Return whether a product sums over the samples of both operands, along these axes."""
         a, b = flows
         return (
-            isinstance(a, Rows)
-            and isinstance(b, Rows)
+            isinstance(a, SampleRows)
+            and isinstance(b, SampleRows)
             and (a.axis, b.axis) == tuple(axes)
             and a.step == b.step
         )
@@ -238,7 +238,7 @@ class SampleRules(SampleGraph):
         layouts = {
             (place, rank - flow.axis, flow.step)
             for place, (name, rank) in enumerate(zip(node.inputs, ranks, strict=True))
-            if isinstance(flow := self.flows.get(name), Rows)
+            if isinstance(flow := self.flows.get(name), SampleRows)
         }
         summed = {(0, 1), (1, 2) if ranks[1] > 1 else (1, 1)}
         from_ends = {(from_end, step) for _, from_end, step in layouts}
@@ -252,7 +252,7 @@ class SampleRules(SampleGraph):
             from_end = 1
         elif from_end > 2:
             from_end -= sum(rank == 1 for rank in ranks)
-        return Rows(out - from_end, step[0], None, step[1])
+        return SampleRows(out - from_end, step[0], None, step[1])
 
     def follow_einsum(self, node: Node) -> Flow:
         """Follow samples that have one letter in all operands, which the result has, too."""
@@ -262,14 +262,14 @@ class SampleRules(SampleGraph):
         letters = {
             (term[flow.axis], flow.step)
             for term, name in zip(terms, node.inputs, strict=True)
-            if isinstance(flow := self.flows.get(name), Rows) and "." not in equation
+            if isinstance(flow := self.flows.get(name), SampleRows) and "." not in equation
         }
         if len(letters) != 1 or not arrow:
             raise self.explain_mixed(node, "multiplies samples with each other, or sums over them")
         ((letter, step),) = letters
         for term, name in zip(terms, node.inputs, strict=True):
             flow = self.flows.get(name)
-            if isinstance(flow, Rows) and term.count(letter) > 1:
+            if isinstance(flow, SampleRows) and term.count(letter) > 1:
                 raise self.explain_mixed(
                     node, "multiplies samples with each other, or sums over them"
                 )
@@ -277,7 +277,7 @@ class SampleRules(SampleGraph):
                 self._check_aligned(node, [name], len(term) - term.index(letter), step)
         if letter not in result:
             return SUM
-        return Rows(result.index(letter), step[0], None, step[1])
+        return SampleRows(result.index(letter), step[0], None, step[1])
 
     def follow_transpose(self, node: Node) -> Flow:
         flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
@@ -298,7 +298,7 @@ class SampleRules(SampleGraph):
             if turns and outside * turns == before and size % (turns * self.samples) == 0:
                 rows = size // (turns * self.samples)
                 if rows and size > 1:
-                    return Rows(axis, rows, flow.source, turns)
+                    return SampleRows(axis, rows, flow.source, turns)
         raise self.explain_mixed(node, "shapes samples into each other")
 
     def follow_spread(self, node: Node) -> Flow:
@@ -307,7 +307,7 @@ class SampleRules(SampleGraph):
         old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
         axis = flow.axis + len(new) - len(old)
         times = new[axis] // old[flow.axis]
-        return Rows(axis, flow.rows, None, flow.turns * times)
+        return SampleRows(axis, flow.rows, None, flow.turns * times)
 
     def follow_resize(self, node: Node) -> Flow:
         """Follow a node that leaves the axis of the samples as long as it is."""
@@ -363,11 +363,11 @@ class SampleRules(SampleGraph):
         data, index = (self.flows.get(name) for name in node.inputs)
         t, places = (self.types[name] for name in node.inputs)
         axis = node.attrs.get("axis", 0) % t.rank
-        if data is None and isinstance(index, Rows):
+        if data is None and isinstance(index, SampleRows):
             return index.to(axis + index.axis)
-        if isinstance(data, Rows) and index is None and axis != data.axis:
+        if isinstance(data, SampleRows) and index is None and axis != data.axis:
             return data.to(data.axis + (places.rank - 1 if axis < data.axis else 0))
-        if isinstance(data, Rows) and index is None:
+        if isinstance(data, SampleRows) and index is None:
             taken = self.find_value(node, 1)
             if taken is not None and np.array_equal(taken, np.arange(t.dims[axis])):
                 return data.to(axis)
@@ -379,48 +379,48 @@ class SampleRules(SampleGraph):
         ranks = [self.types[name].rank for name in node.inputs]
         batch = node.attrs.get("batch_dims", 0)
         end, last = batch + int(self.types[node.inputs[1]].dims[-1]), ranks[1] - 1
-        if isinstance(index, Rows) and index.axis == last:
+        if isinstance(index, SampleRows) and index.axis == last:
             raise self.explain_mixed(node, "takes places out of the samples")
-        if data is None and isinstance(index, Rows) and not index.numbers:
+        if data is None and isinstance(index, SampleRows) and not index.numbers:
             if index.axis < batch:
                 self._check_aligned(node, node.inputs[:1], ranks[0] - index.axis, index.step)
             return index.to(index.axis)
-        if not isinstance(data, Rows):
+        if not isinstance(data, SampleRows):
             raise self.explain_mixed(node, "takes places out of the samples")
         if data.axis >= end and index is None:
             return data.to(data.axis - end + last)
         if data.axis < batch and index is None:
             self._check_aligned(node, node.inputs[1:], ranks[1] - data.axis, data.step)
             return data.to(data.axis)
-        if data.axis < batch and isinstance(index, Rows) and not index.numbers:
+        if data.axis < batch and isinstance(index, SampleRows) and not index.numbers:
             if (data.axis, data.step) == (index.axis, index.step):
                 return data.to(data.axis)
         elif batch <= data.axis < end and data.step == (1, 1):
             known = {axis: self.find_numbers(node.inputs[1], axis) for axis in range(batch, last)}
-            if isinstance(index, Rows):
+            if isinstance(index, SampleRows):
                 known = {index.axis: index.numbers}
             for axis, numbers in known.items():
                 if axis >= batch and numbers == {data.axis - batch}:
-                    return Rows(axis)
+                    return SampleRows(axis)
         raise self.explain_mixed(node, "takes places out of the samples")
 
     def follow_gather_elements(self, node: Node) -> Flow:
         """Follow GatherElements, each sample by places of its own, or all by the same."""
         flows, t = [self.flows.get(name) for name in node.inputs], self.types[node.inputs[0]]
         axis = node.attrs.get("axis", 0) % t.rank
-        kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
+        kinds = {(f.axis, f.step) for f in flows if isinstance(f, SampleRows)}
         dims = {self.types[name].dims[next(iter(kinds))[0]] for name in node.inputs}
         if len(kinds) != 1 or len(dims) != 1 or next(iter(kinds))[0] == axis:
             raise self.explain_mixed(node, "takes places out of the samples")
         ((place, step),) = kinds
         self._check_aligned(node, node.inputs, t.rank - place, step)
-        return Rows(place, step[0], None, step[1])
+        return SampleRows(place, step[0], None, step[1])
 
     def follow_join(self, node: Node) -> Flow:
         """Follow a join or split along another axis than the samples', or turn by turn."""
         names = node.inputs[:1] if self.find_samples(node) is Samples.SPLIT else node.inputs
         flows = [self.flows.get(name) for name in names]
-        kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
+        kinds = {(f.axis, f.step) for f in flows if isinstance(f, SampleRows)}
         rank = self.types[names[0]].rank
         axis = node.attrs.get("axis", 0) % rank
         if len(kinds) != 1:
@@ -430,12 +430,12 @@ class SampleRules(SampleGraph):
             is_last = axis == rank - 1 and step == (1, 1)
             numbers = self.find_joined_numbers(node, place) if is_last else frozenset()
             self._check_aligned(node, [] if numbers else names, rank - place, step)
-            return Rows(place, step[0], None, step[1], numbers)
+            return SampleRows(place, step[0], None, step[1], numbers)
         parts = [self.types[o].dims[axis] for o in node.outputs if o]
         turn = self.samples * step[0]
         if None in flows or len(set(parts)) != 1 or parts[0] % turn or not parts[0]:
             raise self.explain_mixed(node, "joins or parts the samples")
-        return Rows(place, step[0], None, parts[0] // turn)
+        return SampleRows(place, step[0], None, parts[0] // turn)
 
     def follow_slice(self, node: Node) -> Flow:
         """Follow a slice along another axis than the samples', or of whole turns through them."""
@@ -458,7 +458,9 @@ class SampleRules(SampleGraph):
                     node, "takes samples out of the batch, or changes their order"
                 )
         source = flow.source if new == flow.turns * turn else None
-        return Rows(flow.axis, flow.rows, source if self._is_whole(node) else None, new // turn)
+        return SampleRows(
+            flow.axis, flow.rows, source if self._is_whole(node) else None, new // turn
+        )
 
     def _is_whole(self, node: Node) -> bool:
         """Return whether a node leaves all of its input as it is."""
@@ -470,8 +472,8 @@ class SampleRules(SampleGraph):
         axes = {0: 1 - first, 4: 0, 5: 1 - first, 6: 1 - first}
         flows = {k: self.flows.get(name) for k, name in enumerate(node.inputs) if name}
         x = flows[0]
-        if not isinstance(x, Rows) or any(
-            flow is not None and (not isinstance(flow, Rows) or axes.get(k) != flow.axis
+        if not isinstance(x, SampleRows) or any(
+            flow is not None and (not isinstance(flow, SampleRows) or axes.get(k) != flow.axis
                                   or flow.step != x.step)
             for k, flow in flows.items()
         ):  # fmt: skip

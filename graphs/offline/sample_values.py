@@ -11,7 +11,7 @@ from engine.kernels.vocabulary.op import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SampleRows:
     """A value with an axis that holds the samples in order, `rows` places for each.
 
     source: the input of the model that it is, in another shape or type; None if it is computed.
@@ -27,9 +27,9 @@ class Rows:
     turns: int = 1
     numbers: frozenset[int] = frozenset()
 
-    def to(self, axis: int) -> Rows:
+    def to(self, axis: int) -> SampleRows:
         """Computed values that hold the samples in the same way on an axis."""
-        return Rows(axis, self.rows, None, self.turns)
+        return SampleRows(axis, self.rows, None, self.turns)
 
     @property
     def step(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LossValue:
     """A value over all samples.
 
     is_mean: the mean of the samples; otherwise their sum.
@@ -75,8 +75,8 @@ class MixedError(Exception):
     """Samples are mixed; the message says where."""
 
 
-Flow = Rows | Loss | None  # None: constant
-SUM = Loss(is_mean=False)
+Flow = SampleRows | LossValue | None  # None: constant
+SUM = LossValue(is_mean=False)
 
 
 def make_gradient_flow(flow: Flow) -> Flow:
@@ -84,6 +84,6 @@ def make_gradient_flow(flow: Flow) -> Flow:
 
     The backward pass of each part begins with what the part weighs in the loss of the batch.
     """
-    if isinstance(flow, Rows):
+    if isinstance(flow, SampleRows):
         return flow.to(flow.axis)
     return None if flow == SUM else SUM

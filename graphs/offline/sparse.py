@@ -60,7 +60,7 @@ _ELEMENTWISE = read_op_keys("Add Sub Mul Div Where Concat Sum Pow")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenParameters:
     """Parameters of a model that a sparse update trains.
 
     trained: names of initializers.
@@ -75,7 +75,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _ParameterUse:
     """Node that takes a parameter, and how it takes it.
 
     place: the position of the node in the graph.  at: the index of the input.
@@ -88,7 +88,9 @@ class _Use:
     axes: tuple[int, ...] | None
 
 
-def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None = None) -> Chosen:
+def choose(
+    graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None = None
+) -> ChosenParameters:
     """Choose the parameters that an update trains in a forward model with unique names of nodes.
 
     candidates: the initializers that it may choose; None: all parameters of the model.
@@ -123,7 +125,7 @@ def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None 
         raise InputError(f"{update}: it chooses none of {len(known)} parameters of the model")
     norms = [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
     still = tuple(n.name for n in norms if n.inputs[1] not in names)
-    return Chosen(trained, parts, still)
+    return ChosenParameters(trained, parts, still)
 
 
 def choose_and_split(
@@ -202,7 +204,7 @@ def find_joins(graph: Graph) -> dict[str, Node]:
     }
 
 
-def _list_uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
+def _list_uses(graph: Graph, known: set[str]) -> dict[str, list[_ParameterUse]]:
     """Return the nodes that take each of these initializers, through nodes that only move them.
 
     Decomposed ops are recognised as the original ops if the model can be inferred.
@@ -210,14 +212,14 @@ def _list_uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
     source: dict[str, tuple[str, tuple[int, ...] | None]] = {
         n: (n, tuple(range(graph.initializers[n].ndim))) for n in known
     }
-    uses: dict[str, list[_Use]] = {name: [] for name in known}
+    uses: dict[str, list[_ParameterUse]] = {name: [] for name in known}
     for place, node in enumerate(_fuse(graph, known).nodes):
         for at, name in enumerate(node.inputs):
             if name not in source:
                 continue
             owner, axes = source[name]
             if not _moves(node):
-                uses[owner].append(_Use(node, place, at, axes))
+                uses[owner].append(_ParameterUse(node, place, at, axes))
             elif at == 0:
                 source[node.outputs[0]] = (owner, _move_axes(node, axes))
     return uses
@@ -254,13 +256,13 @@ def _move_axes(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | No
     return tuple(axes[p] for p in node.attrs.get("perm") or reversed(range(len(axes))))
 
 
-def _is_bias(graph: Graph, name: str, uses: Sequence[_Use]) -> bool:
+def _is_bias(graph: Graph, name: str, uses: Sequence[_ParameterUse]) -> bool:
     """Return whether a parameter is only added to something."""
     thin = max(graph.initializers[name].shape, default=1) == graph.initializers[name].size
     return bool(uses) and all(_adds(use, thin) for use in uses)
 
 
-def _adds(use: _Use, thin: bool) -> bool:
+def _adds(use: _ParameterUse, thin: bool) -> bool:
     """Return whether a node adds its input to something; thin: it has at most one axis longer than
     1.
     """
@@ -268,19 +270,19 @@ def _adds(use: _Use, thin: bool) -> bool:
     return is_added or (thin and (use.node.domain, use.node.op) == ("", "Add"))
 
 
-def _find_role(use: _Use) -> Role | None:
+def _find_role(use: _ParameterUse) -> Role | None:
     """Return what a node takes its input for, as its op declares it."""
     op = list_ops().get((use.node.domain, use.node.op))
     return op.roles.get(use.at) if op is not None else None
 
 
-def _is_of_norm(use: _Use) -> bool:
+def _is_of_norm(use: _ParameterUse) -> bool:
     """Return whether a node takes its input as the scale or shift of a normalisation."""
     return _find_role(use) in (Role.SCALE, Role.SHIFT)
 
 
 def _match(
-    pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
+    pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_ParameterUse]], paths: Paths
 ) -> set[str]:
     """Return the parameters that match a pattern by name or path, or whose nodes match it."""
     names = {
@@ -300,7 +302,9 @@ def _match(
     return names
 
 
-def _find_last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -> set[str]:
+def _find_last_layers(
+    graph: Graph, uses: Mapping[str, Sequence[_ParameterUse]], count: int
+) -> set[str]:
     """Return the parameters of the last layers, see `SparseUpdate.last`.
 
     Raises:
@@ -321,7 +325,7 @@ def _find_last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: i
 
 
 def _find_splittable(
-    pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
+    pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_ParameterUse]], paths: Paths
 ) -> list[tuple[str, int]]:
     """Return the weights that a pattern of `channels` names, each with the axis of its input
     channels.
@@ -349,7 +353,7 @@ def _find_splittable(
     return weights
 
 
-def _find_input_axis(uses: Sequence[_Use]) -> int | str:
+def _find_input_axis(uses: Sequence[_ParameterUse]) -> int | str:
     """Return the axis of the input channels of a weight, or the reason why it has none."""
     if len(uses) != 1:
         return f"is read by {len(uses)} nodes"

@@ -57,7 +57,7 @@ class Support:
         return self.reason.startswith(before) and self.reason.endswith(after)
 
 
-class Table(list[Support]):
+class SupportTable(list[Support]):
     """Table of the nodes of a model, in order; `str` formats it.
 
     notes: sentences after the rows, on folded nodes that make the model train differently from the
@@ -92,7 +92,7 @@ class Table(list[Support]):
         return "\n".join([*(line.rstrip() for line in lines), *end])
 
 
-def check_support(model: onnx_io.Model) -> Table:
+def check_support(model: onnx_io.Model) -> SupportTable:
     """Try every node of a model.
 
     Raises:
@@ -100,7 +100,9 @@ def check_support(model: onnx_io.Model) -> Table:
     """
     graph = name_nodes(onnx_io.load(model))
     paths = Paths.of(graph.metadata)
-    table = Table(replace(row, module=paths.find_module(row.node)) for row in _check_graph(graph))
+    table = SupportTable(
+        replace(row, module=paths.find_module(row.node)) for row in _check_graph(graph)
+    )
     told = tell(graph, list_parameters(graph))
     halves = ("its weights are float16: Trainer.from_onnx trains them as float32",)
     more = halves if has_half_weights(graph) else ()
@@ -108,7 +110,7 @@ def check_support(model: onnx_io.Model) -> Table:
     return table
 
 
-def _check_graph(graph: Graph) -> Table:
+def _check_graph(graph: Graph) -> SupportTable:
     """Return the rows for the nodes of a graph."""
     with contextlib.suppress(EngineError):
         unroll(graph)
@@ -118,11 +120,11 @@ def _check_graph(graph: Graph) -> Table:
     return min(table, _try(graph, True), key=_count_faults) if _count_faults(table) else table
 
 
-def _count_faults(table: Table) -> int:
+def _count_faults(table: SupportTable) -> int:
     return table.count(UNSUPPORTED)
 
 
-def _try(graph: Graph, equal: bool) -> Table:
+def _try(graph: Graph, equal: bool) -> SupportTable:
     """Try the nodes with numbers for the symbols, which are all equal or all different."""
     trial, symbols = graph.copy(), list_symbols(graph)
     sizes = {s: SIZES[0 if equal else i % len(SIZES)] for i, s in enumerate(symbols)}
@@ -142,8 +144,8 @@ class _Trial:
         self.constants: dict[str, Array] = dict(graph.initializers)
         self.known: dict[str, tuple[str, str]] = {}  # key of a node -> status, reason
 
-    def run(self) -> Table:
-        table = Table()
+    def run(self) -> SupportTable:
+        table = SupportTable()
         for node in self.graph.nodes:
             status, reason = self.try_node(node)
             opset = self.graph.opsets.get(node.domain, 1)

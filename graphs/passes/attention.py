@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.attention_match import LAYOUTS, Found, Match
+from engine.graphs.passes.attention_match import LAYOUTS, AttentionMatch, Found
 from engine.graphs.passes.attention_scores import Refused
 from engine.graphs.passes.attention_values import ORDERS, Product, Values
 from engine.graphs.passes.may_add import add_by_table
@@ -52,7 +52,7 @@ def fuse_attention(graph: Graph, found: Inferred) -> bool:
         if node.op != "Softmax" or node.domain:
             continue
         try:
-            match = Match(graph, values, node).run()
+            match = AttentionMatch(graph, values, node).run()
             new = _Writer(graph, values, names, match).write()
         except Refused as why:
             if switch("DEBUG") in ("1", "2"):

@@ -12,7 +12,7 @@ import numpy as np
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, find_band
-from engine.graphs.passes.attention_values import Axes, Operand, Product, Values
+from engine.graphs.passes.attention_values import Axes, HeadMatrix, Product, Values
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
 
 # The rows, columns and axes of heads of each matrix; `Values` names the axes.
@@ -38,8 +38,8 @@ class Found:
     softmax: Node
     scores: Scores
     inner: set[Node] = field(default_factory=set)
-    operands: dict[str, Operand] = field(default_factory=dict)
-    results: dict[str, Operand] = field(default_factory=dict)
+    operands: dict[str, HeadMatrix] = field(default_factory=dict)
+    results: dict[str, HeadMatrix] = field(default_factory=dict)
     forward: Node | None = None
     backward: list[Node] = field(default_factory=list)
     guard: int = 0
@@ -51,7 +51,7 @@ class Found:
     together: str = ""
 
 
-class Match:
+class AttentionMatch:
     """Walk from one softmax to its products and to the products of its gradient."""
 
     def __init__(self, graph: Graph, values: Values, softmax: Node) -> None:
@@ -156,7 +156,7 @@ class Match:
         ends = tuple((n,) if self.values.sizes[n] != 1 else () for n in tail)
         return (*full, *ends)
 
-    def _find_source(self, what: str, product: Product, side: int, axes: Axes) -> Operand:
+    def _find_source(self, what: str, product: Product, side: int, axes: Axes) -> HeadMatrix:
         name = product.node.inputs[side]
         operand = self.values.find_source(name, axes, *LAYOUTS[what])
         if operand is None:

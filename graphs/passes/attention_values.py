@@ -30,7 +30,7 @@ def _spell_order(order: str, rows: str, heads: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class HeadMatrix:
     """Place of a matrix of each head: a value, its layout, and the factor it is multiplied by.
 
     order: its four dimensions, one of `ORDERS`.
@@ -169,13 +169,13 @@ class Values:
 
     def find_layout(
         self, name: str, axes: Axes, rows: str, columns: str, heads: str
-    ) -> Operand | None:
+    ) -> HeadMatrix | None:
         """Return the operand for a value that has one of the layouts, or None."""
         flat = tuple(chain(*axes))
         for order in ORDERS:
             if flat == self.list_axes(*_spell_order(order, rows, heads), columns):
                 whole = self.list_dims(order, rows, columns, heads)
-                return Operand(name, order, 1.0, self.find_shape(name) == whole)
+                return HeadMatrix(name, order, 1.0, self.find_shape(name) == whole)
         return None
 
     def list_dims(self, order: str, rows: str, columns: str, heads: str) -> tuple[Dim, ...]:
@@ -188,18 +188,18 @@ class Values:
 
     def find_source(
         self, name: str, axes: Axes, rows: str, columns: str, heads: str
-    ) -> Operand | None:
+    ) -> HeadMatrix | None:
         """Return the earliest value that differs from a matrix operand in layout and a factor only.
 
         heads: the axes that make up its heads.  Factors of V, Y and their gradients, whose columns
             are `e`, are not followed, because the kernels do not accept them.
         """
-        best: Operand | None = None
+        best: HeadMatrix | None = None
         factor = 1.0
         while True:
             here = self.find_layout(name, axes, rows, columns, heads)
             if here is not None and (here.is_whole or best is None or not best.is_whole):
-                best = Operand(here.name, here.order, factor, here.is_whole)
+                best = HeadMatrix(here.name, here.order, factor, here.is_whole)
             step = self._go_back(name, axes)
             if step is None or (columns == "e" and step[2] != 1):
                 return best
@@ -244,16 +244,16 @@ class Values:
 
     def find_target(
         self, name: str, axes: Axes, rows: str, columns: str, heads: str
-    ) -> tuple[Operand, list[Node]] | None:
+    ) -> tuple[HeadMatrix, list[Node]] | None:
         """Return the final form of a product's result, up to layout and a factor, and the nodes
         between.
         """
-        best: tuple[Operand, list[Node]] | None = None
+        best: tuple[HeadMatrix, list[Node]] | None = None
         factor, passed = 1.0, list[Node]()
         while True:
             here = self.find_layout(name, axes, rows, columns, heads)
             if here is not None and (here.is_whole or best is None or not best[0].is_whole):
-                best = Operand(name, here.order, factor, here.is_whole), list(passed)
+                best = HeadMatrix(name, here.order, factor, here.is_whole), list(passed)
             step = self._go_on(name, axes)
             if step is None or (columns == "e" and step[2] != 1):
                 return best

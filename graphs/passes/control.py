@@ -21,7 +21,7 @@ from engine.base.errors import ShapeError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Subgraph
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.sequences import SEQUENCES
-from engine.graphs.passes.unrolling import Form, Unrolling, read_constant
+from engine.graphs.passes.unrolling import UnrolledForm, Unrolling, read_constant
 from engine.kernels.vocabulary.op import Array
 
 
@@ -219,9 +219,9 @@ def _scan(to: Unrolling) -> list[str]:
 
 # All are of ONNX's domain.  `makes` does not count the ops of bodies: `kinds` has counted them.
 FORMS = {
-    "If": Form(_inline_if, "Reshape Where"),
-    "Loop": Form(_unroll_loop, "Concat Unsqueeze"),
-    "Scan": Form(_scan, "Concat Split Squeeze Unsqueeze"),
+    "If": UnrolledForm(_inline_if, "Reshape Where"),
+    "Loop": UnrolledForm(_unroll_loop, "Concat Unsqueeze"),
+    "Scan": UnrolledForm(_scan, "Concat Split Squeeze Unsqueeze"),
     **SEQUENCES,
 }
 MAY_ADD = add_by_table({name: f"{form.makes} Identity" for name, form in FORMS.items()})

@@ -21,7 +21,7 @@ from engine.kernels.vocabulary.op import (
     broadcast_dims,
     read_op_keys,
 )
-from engine.kernels.vocabulary.terms import Formulas, Writer
+from engine.kernels.vocabulary.terms import Formulas, TermWriter
 
 MAX_OPERANDS = 8  # operands of one fused map: with more pointers, registers spill to the stack
 # Instructions of one fused map, see `Formulas.estimate_cost`.  A chain is one dependency: if it is
@@ -136,7 +136,7 @@ class _Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FusedPart:
     """Formula of one original node, as a part of the kernel that computes it.
 
     place: its position in the graph.  inputs: the values that its formula reads.
@@ -148,7 +148,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Group:
+class _FusedGroup:
     """Nodes whose formulas one kernel computes, and the values that this kernel reads.
 
     node: the node that the kernel becomes.
@@ -161,7 +161,7 @@ class _Group:
     """
 
     node: Node
-    parts: dict[str, _Part]
+    parts: dict[str, _FusedPart]
     inputs: tuple[str, ...]
     shut: set[str]
     cost: int
@@ -194,14 +194,14 @@ class _Group:
         return tuple(key)
 
 
-def _order_parts(parts: Mapping[str, _Part]) -> list[tuple[str, _Part]]:
+def _order_parts(parts: Mapping[str, _FusedPart]) -> list[tuple[str, _FusedPart]]:
     """Return the parts of a group in the order of the graph."""
     return sorted(parts.items(), key=lambda item: item[1].place)
 
 
-def _join_formulas(parts: Mapping[str, _Part], inputs: Sequence[str]) -> Formulas:
+def _join_formulas(parts: Mapping[str, _FusedPart], inputs: Sequence[str]) -> Formulas:
     """Return the formulas over `inputs` of all parts of a group."""
-    writer = Writer()
+    writer = TermWriter()
     values = {name: writer.put("in", i) for i, name in enumerate(inputs)}
     results: list[int] = []
     for name, part in _order_parts(parts):
@@ -226,8 +226,8 @@ class _Maps:
     def __init__(self, graph: Graph, types: Types, sums: Sequence[str]) -> None:
         self.types, self.outputs, self.sums = types, set(graph.outputs), sums
         self.readers = graph.find_consumers()
-        self.groups: dict[str, _Group] = {}
-        self.written: dict[Node, _Group] = {}
+        self.groups: dict[str, _FusedGroup] = {}
+        self.written: dict[Node, _FusedGroup] = {}
         self.last: dict[str, int] = {}  # value -> place of its last reader
         self.fused: dict[str, bool] = {}  # value -> True if all its readers can compute it
         self.made: dict[tuple[object, ...], Formulas] = {}  # by the wiring of a group
@@ -240,8 +240,8 @@ class _Maps:
         formula: the formula of the node, whose operands are the node's inputs.
         """
         inputs = tuple(dict.fromkeys([node.inputs[i] for i in formula.reads]))
-        part = _Part(place, formula, node.inputs)
-        group = _Group(node, {"": part}, inputs, set(), formula.cost, formula.is_plain)
+        part = _FusedPart(place, formula, node.inputs)
+        group = _FusedGroup(node, {"": part}, inputs, set(), formula.cost, formula.is_plain)
         shape = self.find_shape(node)
         while name := next((n for n in group.inputs if self.is_open(n, group, shape, place)), ""):
             if not self.absorb(group, name, shape):
@@ -254,7 +254,7 @@ class _Maps:
         if node.op == "Map":
             self.groups[node.outputs[0]] = group
 
-    def absorb(self, group: _Group, name: str, shape: Shape) -> bool:
+    def absorb(self, group: _FusedGroup, name: str, shape: Shape) -> bool:
         """Let a group compute its operand `name` itself; return False if one kernel cannot compute
         both.
 
@@ -308,7 +308,7 @@ class _Maps:
             self.made[wiring] = group.join_formulas()
         node.attrs = {"formulas": self.made[wiring]}
 
-    def is_open(self, name: str, group: _Group, shape: Shape, place: int) -> bool:
+    def is_open(self, name: str, group: _FusedGroup, shape: Shape, place: int) -> bool:
         """Return whether the reader at `place` may compute the operand `name` itself.
 
         group: the reader and the nodes joined with it so far.  shape: the shape in which it

@@ -151,7 +151,7 @@ def infer(
         LimitError: the constants would take too many bytes.
     """
     answers = Answers() if answers is None else answers
-    inferred = _Walk(graph, answers, settled).run() if settled else _infer(graph, answers)
+    inferred = _InferenceWalk(graph, answers, settled).run() if settled else _infer(graph, answers)
     kept = []
     if not list_symbols(graph):
         graph.sized |= _find_made_of_sizes(graph) & inferred.constants.keys()
@@ -180,7 +180,7 @@ def _find_made_of_sizes(graph: Graph) -> set[str]:
 def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
     """Infer a graph whose inputs may have symbolic dimensions."""
     if not list_symbols(graph):
-        return _Walk(graph, answers).run()
+        return _InferenceWalk(graph, answers).run()
 
     def walk_of(graph: Graph, answers: Answers[NodeResults]) -> Walk:
         def walk(sizes: Mapping[str, int]) -> Inferred:
@@ -189,7 +189,7 @@ def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
             for name, t in concrete.inputs.items():
                 if any(isinstance(d, int) and d < 0 for d in t.shape):
                     raise ShapeError(f"{graph.name}: the input {name!r} would be {t}")
-            return _Walk(concrete, answers).run()
+            return _InferenceWalk(concrete, answers).run()
 
         return walk
 
@@ -197,7 +197,7 @@ def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
         return infer_by_trial(graph, walk_of(graph, answers), lambda part: walk_of(part, Answers()))
     except ShapeError as failure:
         try:
-            return _Walk(graph, answers).run()
+            return _InferenceWalk(graph, answers).run()
         except InternalError:
             raise
         except EngineError:  # the error of the trial with numbers says more
@@ -228,7 +228,7 @@ def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> 
 
 
 @dataclass(slots=True)
-class _Walk:
+class _InferenceWalk:
     """Walk over the nodes, which collects types and constants."""
 
     graph: Graph

@@ -63,7 +63,7 @@ from engine.system.config import switch
 
 
 @dataclass(slots=True)
-class Work:
+class PassState:
     """A graph on its way to a plan, with the types and constants of its values once known.
 
     closed: whether only the kernels of a library for its ops may be used.
@@ -77,32 +77,32 @@ class Work:
     answers: Answers[NodeResults] = field(default_factory=Answers)
 
 
-def _infer(work: Work) -> None:
+def _infer(work: PassState) -> None:
     work.types, work.constants, _ = infer(work.graph, settled=True, answers=work.answers)
 
 
-def _fuse_patterns(work: Work) -> None:
+def _fuse_patterns(work: PassState) -> None:
     if fuse_patterns(work.graph, Inferred(work.types, work.constants)):
         _infer(work)
 
 
-def _read_quantised(work: Work) -> None:
+def _read_quantised(work: PassState) -> None:
     if read_quantised(work.graph, work.types):
         _infer(work)
 
 
-def _expand(work: Work) -> None:
+def _expand(work: PassState) -> None:
     prune(work.graph)
     inferred = Inferred(work.types, work.constants)
     work.types, work.constants, _ = expand(work.graph, inferred, answers=work.answers)
 
 
-def _fuse_attention(work: Work) -> None:
+def _fuse_attention(work: PassState) -> None:
     if fuse_attention(work.graph, Inferred(work.types, work.constants)):
         _infer(work)
 
 
-def _fuse_maps(work: Work) -> None:
+def _fuse_maps(work: PassState) -> None:
     """Fuse maps; numbers that sizes decide are operands, so that all shapes share the kernels."""
     written = {n: a for n, a in work.constants.items() if n not in work.graph.sized}
     fuse_maps(work.graph, work.types, written, closed=work.closed)
@@ -120,7 +120,7 @@ class Pass:
     """
 
     name: str
-    run: Callable[[Work], object]
+    run: Callable[[PassState], object]
     may_add: MayAdd = add_nothing
     needed: bool = False
 
@@ -186,7 +186,7 @@ def find_reachable(held: Keys) -> Keys:
     return held
 
 
-def run_passes(work: Work, without: Collection[str] = ()) -> None:
+def run_passes(work: PassState, without: Collection[str] = ()) -> None:
     """Run all passes on a graph in place, and check after each one what it has done.
 
     without: names in `OPTIONAL` of passes to leave out.

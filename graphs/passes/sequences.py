@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.graphs.passes.unrolling import Elements, Form, Unrolling
+from engine.graphs.passes.unrolling import Elements, UnrolledForm, Unrolling
 
 COPIED = 64  # names of tensors in copies of sequences that count as a node
 
@@ -113,15 +113,15 @@ def _ask_for_element(to: Unrolling) -> list[str]:
 
 
 SEQUENCES = {
-    "SequenceEmpty": Form(lambda to: _note_list(to, [])),
-    "SequenceConstruct": Form(lambda to: _note_list(to, to.node.inputs)),
-    "SequenceInsert": Form(_insert),
-    "SequenceErase": Form(_erase),
-    "SequenceAt": Form(_pick_element),
-    "SequenceLength": Form(lambda to: [to.add_constant(_list_elements(to).size)]),
-    "ConcatFromSequence": Form(_join, "Concat Unsqueeze"),
-    "SplitToSequence": Form(_split_sequence, "Split Squeeze Unsqueeze"),
-    "Optional": Form(_pass_input),
-    "OptionalGetElement": Form(_pass_input),
-    "OptionalHasElement": Form(_ask_for_element),
+    "SequenceEmpty": UnrolledForm(lambda to: _note_list(to, [])),
+    "SequenceConstruct": UnrolledForm(lambda to: _note_list(to, to.node.inputs)),
+    "SequenceInsert": UnrolledForm(_insert),
+    "SequenceErase": UnrolledForm(_erase),
+    "SequenceAt": UnrolledForm(_pick_element),
+    "SequenceLength": UnrolledForm(lambda to: [to.add_constant(_list_elements(to).size)]),
+    "ConcatFromSequence": UnrolledForm(_join, "Concat Unsqueeze"),
+    "SplitToSequence": UnrolledForm(_split_sequence, "Split Squeeze Unsqueeze"),
+    "Optional": UnrolledForm(_pass_input),
+    "OptionalGetElement": UnrolledForm(_pass_input),
+    "OptionalHasElement": UnrolledForm(_ask_for_element),
 }

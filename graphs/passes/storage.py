@@ -20,7 +20,7 @@ SMALL = 256  # elements up to which a value is stored as it is: less than a page
 _ALL = Storage()
 
 
-class _Use(NamedTuple):
+class _OperandUse(NamedTuple):
     """An operand of a node."""
 
     node: Node
@@ -68,7 +68,7 @@ def choose_storage(
 
 def _list_uses(
     graph: Graph, types: Mapping[str, TensorType], constants: Mapping[str, Array]
-) -> Iterator[_Use]:
+) -> Iterator[_OperandUse]:
     """Yield all operands of all nodes but views, whose readers are readers of their bytes."""
     for node in graph.nodes:
         op = get_declaration(graph, node)
@@ -82,7 +82,7 @@ def _list_uses(
                 if not is_output and place in op.type_only:
                     continue
                 allowed = storage is not None and storage.has(place, is_output=is_output)
-                yield _Use(node, name, allowed, storage is not None and storage.alike)
+                yield _OperandUse(node, name, allowed, storage is not None and storage.alike)
 
 
 def _find_roots(graph: Graph) -> dict[str, str]:

@@ -18,7 +18,7 @@ from engine.kernels.vocabulary.op import Array, TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class UnrolledForm:
     """Declaration of how `unroll` replaces an op.
 
     rule: appends the nodes that replace the op.
@@ -55,7 +55,7 @@ class Unrolling:
     node: the node that is being replaced.
     """
 
-    def __init__(self, graph: Graph, forms: Mapping[str, Form]) -> None:
+    def __init__(self, graph: Graph, forms: Mapping[str, UnrolledForm]) -> None:
         self.forms = forms
         self.graph, self.names = graph, Names(graph, inlines=True)
         self.nodes: list[Node] = []

@@ -11,7 +11,18 @@ from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import compute_liveness_bound, find_lifetimes, merge_inplace
 from engine.graphs.planner.place import place
 from engine.kernels.ops.registry import list_templates
-from engine.plan.plan import ALIGN, Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
+from engine.plan.plan import (
+    ALIGN,
+    Arg,
+    Buffer,
+    Kernel,
+    KernelSpec,
+    Mode,
+    Plan,
+    PlanStep,
+    Port,
+    align,
+)
 from engine.plan.verify import verify
 
 
@@ -70,7 +81,7 @@ def assemble(
     specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
     symbols = {spec: spec.symbol for spec in specs}
     steps = [
-        Step(
+        PlanStep(
             kernel=symbols[c.spec],
             args=tuple(
                 [

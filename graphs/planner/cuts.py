@@ -57,7 +57,7 @@ def find_followers(before: Sequence[set[int]]) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LeastCut:
     """The calls that have run when a call runs, if as few bytes as possible live then.
 
     nbytes: that live, those that the call touches included.
@@ -79,7 +79,7 @@ class Cuts:
         calls: in any order in which they can run.  sizes: as `count_work_bytes` says.
         """
         self.calls, self.sizes = calls, sizes
-        self._alone: dict[int, Cut] = {}  # cuts where no other call must have run, or not
+        self._alone: dict[int, LeastCut] = {}  # cuts where no other call must have run, or not
         self.before = find_dependencies(calls)
         self.after = find_followers(self.before)
         self.users: dict[str, list[int]] = {}  # value -> the calls that touch it
@@ -88,7 +88,7 @@ class Cuts:
                 if sizes.get(name):
                     self.users.setdefault(name, []).append(n)
 
-    def find_least(self, at: int, early: Sequence[int] = (), late: Sequence[int] = ()) -> Cut:
+    def find_least(self, at: int, early: Sequence[int] = (), late: Sequence[int] = ()) -> LeastCut:
         """Return the cut at the call of a position.
 
         early, late: calls that have run, and that have not, whatever is cut.
@@ -99,7 +99,7 @@ class Cuts:
             self._alone[at] = self._compute_least(at, (), ())
         return self._alone[at]
 
-    def _compute_least(self, at: int, early: Iterable[int], late: Iterable[int]) -> Cut:
+    def _compute_least(self, at: int, early: Iterable[int], late: Iterable[int]) -> LeastCut:
         """Compute what `find_least` returns."""
         early = _find_closure((at, *early), self.before) - {at}
         late = _find_closure((at, *late), self.after)
@@ -128,7 +128,7 @@ class Cuts:
                 net.add_value(size, between, begun, awaited)
         nbytes += net.fill()
         first, last = net.find_sides()
-        return Cut(
+        return LeastCut(
             nbytes,
             frozenset(early | {n for n in free if nodes[n] in first}),
             frozenset(early | {n for n in free if nodes[n] not in last}),

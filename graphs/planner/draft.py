@@ -66,7 +66,7 @@ def resize_type(t: TensorType, sizes: Sizes) -> TensorType:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileCut:
     """The tiles in which a call of a group runs; see `Step`.
 
     group: of the first call of a group, how many calls it has; otherwise 0.
@@ -102,7 +102,7 @@ class DraftCall:
     phase: Phase
     inplace: tuple[tuple[int, int], ...]
     operands: tuple[str, ...] = ()
-    cut: Cut | None = None
+    cut: TileCut | None = None
     segment: int = 0
     again: bool = False
 

@@ -49,7 +49,7 @@ def count_work_bytes(draft: Draft) -> dict[str, int]:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class MemoryBlock:
     """Bytes to place, of one value or of several that have the same bytes one after another.
 
     names: the values.  first, last: the calls between which it lives, both included.
@@ -62,17 +62,17 @@ class Block:
     offset: int = 0
 
 
-def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
+def merge_inplace(draft: Draft, lives: Lifetimes) -> list[MemoryBlock]:
     """Return the blocks of the work values.
 
     Where a call allows it, an output takes over the block of an input: if no later call reads the
     input, the call does not read it a second time, and both have the same size.
     """
-    blocks: dict[str, Block] = {}
+    blocks: dict[str, MemoryBlock] = {}
     for name, (first, last) in lives.items():
         value = draft.values[name]
         if value.region == "work":
-            blocks[name] = Block([name], align(value.nbytes), first, last)
+            blocks[name] = MemoryBlock([name], align(value.nbytes), first, last)
     if switch("REUSE") == "0":
         return list(blocks.values())
     for first, last in list_spans(draft.calls):
@@ -119,7 +119,7 @@ def _is_in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> 
     return is_alone and tiles == {cut.args[written]} and cut.args[written][0] > 0
 
 
-def compute_liveness_bound(blocks: Sequence[Block]) -> int:
+def compute_liveness_bound(blocks: Sequence[MemoryBlock]) -> int:
     """Return the most bytes that live at one call: no placement needs less."""
     births = [(b.first, b.nbytes) for b in blocks]
     deaths = [(b.last + 1, -b.nbytes) for b in blocks]

@@ -48,7 +48,9 @@ Made = TypeVar("Made")
 class _NodeLowering:
     """The interface of the lowering rule of one node (`kernels.vocabulary.op.Lowering`)."""
 
-    def __init__(self, job: Recipe, piece: Piece, node: Node, site: Site, phase: Phase) -> None:
+    def __init__(
+        self, job: DraftSource, piece: Piece, node: Node, site: Site, phase: Phase
+    ) -> None:
         self.job, self.piece, self.node, self.site, self.phase = job, piece, node, site, phase
         self.target, self.threads, self.precision = job.target, job.threads, job.precision
         self.declared = list_ops()[site.domain, site.op]
@@ -227,7 +229,7 @@ class _NodeLowering:
             )
 
 
-class Recipe:
+class DraftSource:
     """A graph after all passes, from which a draft is made for the sizes that were taken last.
 
     The lowering of a node is done again only for sizes that give one of its questions an answer

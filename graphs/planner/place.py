@@ -25,7 +25,7 @@ from itertools import accumulate
 from operator import itemgetter
 from random import Random
 
-from engine.graphs.planner.lifetimes import Block, compute_liveness_bound
+from engine.graphs.planner.lifetimes import MemoryBlock, compute_liveness_bound
 from engine.system.config import switch
 
 # `python -m bench arenas --budgets 70 50 0` shows arenas beside the bound: 1.9 % above it at most.
@@ -39,7 +39,7 @@ MANY = 5000  # blocks: with more, filling gaps takes over 1 s; ResNet-101 has 2,
 Placed = tuple[int, list[int]]  # the end of the highest block, and the offset of each
 
 
-def place(blocks: Sequence[Block]) -> int:
+def place(blocks: Sequence[MemoryBlock]) -> int:
     """Give every block an offset; return the size of the arena."""
     if switch("REUSE") == "0":
         top, offsets = 0, []
@@ -62,7 +62,7 @@ class _Placement:
     near: of each large block the large ones that live when it does.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[MemoryBlock]) -> None:
         self.blocks, self.bound = blocks, compute_liveness_bound(blocks)
         self.sizes = [b.nbytes for b in blocks]
         self.large = [n for n, b in enumerate(blocks) if SHARE * b.nbytes >= self.bound]
@@ -151,7 +151,7 @@ def _stretch(call: int) -> int:
     return call // 64  # with 16 filling takes 1.2 times as long, with 256 as long
 
 
-def _list_beside(blocks: Sequence[Block], large: Sequence[int]) -> list[list[int]]:
+def _list_beside(blocks: Sequence[MemoryBlock], large: Sequence[int]) -> list[list[int]]:
     """Return of each large block the large ones that live when it does; nothing of others."""
     beside: list[list[int]] = [[] for _ in blocks]
     live: list[int] = []
@@ -164,14 +164,14 @@ def _list_beside(blocks: Sequence[Block], large: Sequence[int]) -> list[list[int
     return beside
 
 
-_Key = Callable[[Block], tuple[int, ...]]
+_Key = Callable[[MemoryBlock], tuple[int, ...]]
 _KEYS: tuple[_Key, ...] = (
     lambda b: (b.first - b.last, -b.nbytes),
     lambda b: (b.first, -b.nbytes),
 )
 
 
-def _order_by_breadth(blocks: Sequence[Block], large: Sequence[int]) -> Iterator[list[int]]:
+def _order_by_breadth(blocks: Sequence[MemoryBlock], large: Sequence[int]) -> Iterator[list[int]]:
     """Yield orders that begin with the blocks that live at the call where most bytes do.
 
     Those that live at the call with the next most bytes follow, and so on.  Blocks of one call go
@@ -193,7 +193,7 @@ def _order_by_breadth(blocks: Sequence[Block], large: Sequence[int]) -> Iterator
         yield sorted(large, key=lambda n: (ranks[n], key(blocks[n])))
 
 
-def _fit_in_time(blocks: Sequence[Block], backwards: bool) -> Placed:
+def _fit_in_time(blocks: Sequence[MemoryBlock], backwards: bool) -> Placed:
     """Place blocks in the order of their first calls, or of their last ones, the last one first.
 
     Each gets the smallest gap that holds it; because the blocks around it live at one time, gaps

@@ -21,13 +21,13 @@ from engine.base.errors import (
 from engine.graphs.ir.graph import Graph, count_constant_bytes
 from engine.graphs.passes.infer import bind, find_sizes, resize
 from engine.graphs.passes.losses import keep_scores
-from engine.graphs.passes.pipeline import Work, run_passes
+from engine.graphs.passes.pipeline import PassState, run_passes
 from engine.graphs.passes.storage import choose_storage
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.budget import Ladder, Rung, explain_too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
 from engine.graphs.planner.interpret_formulas import interpret_formulas
-from engine.graphs.planner.lower import Recipe
+from engine.graphs.planner.lower import DraftSource
 from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
@@ -120,7 +120,7 @@ class Planner:
         self.precision, self.passed = precision, 0
         self._own: int | None = None  # bytes of the constants of the graph, once known
         # By whether it is closed, and its precision; used last first.
-        self._recipes: dict[tuple[bool, str], list[tuple[Noted, Recipe]]] = {}
+        self._recipes: dict[tuple[bool, str], list[tuple[Noted, DraftSource]]] = {}
         self._ladders: dict[Shape, Ladder] = {}  # used last last
 
     @collecting_later()
@@ -205,7 +205,7 @@ class Planner:
                 raise conflict from None
         return self._finish(self._get_recipe(given, closed, precision), closed, shapes)
 
-    def _get_recipe(self, given: Mapping[str, int], closed: bool, precision: str) -> Recipe:
+    def _get_recipe(self, given: Mapping[str, int], closed: bool, precision: str) -> DraftSource:
         """Return the recipe for these sizes of symbolic dimensions, a known one or a new one."""
         recipes = self._recipes.setdefault((closed, precision), [])
         for at, (answers, recipe) in enumerate(recipes):
@@ -219,13 +219,13 @@ class Planner:
 
     def _run(
         self, graph: Graph, sizes: Sizes, closed: bool, precision: str
-    ) -> tuple[Noted, Recipe]:
+    ) -> tuple[Noted, DraftSource]:
         """Run all passes on a graph whose dimensions are known; return what they asked of sizes.
 
         The graph is changed and of no use after.
         """
         self.passed += 1
-        work = Work(graph, closed)
+        work = PassState(graph, closed)
         if self.outputs is not None:
             work.graph.outputs = list(self.outputs)
         with sizes.noting() as answers:
@@ -233,7 +233,7 @@ class Planner:
             if precision != "f32":
                 keep_scores(work.graph, work.types)
                 choose_storage(work.graph, work.types, work.constants, precision)
-            recipe = Recipe(
+            recipe = DraftSource(
                 work.graph,
                 work.types,
                 work.constants,
@@ -245,7 +245,9 @@ class Planner:
             )
         return answers, recipe
 
-    def _finish(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
+    def _finish(
+        self, recipe: DraftSource, closed: bool, shapes: Mapping[str, Sequence[int]]
+    ) -> Plan:
         """Return the plan for the sizes of the shapes, which the recipe has taken."""
         draft = recipe.make_draft()
         drop_dead_calls(draft)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from engine.graphs.planner.draft import Cut, Draft, DraftCall, Value
+from engine.graphs.planner.draft import Draft, DraftCall, TileCut, Value
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import gather_grad
@@ -53,7 +53,7 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
     reader a group; until then `move_beside` keeps them together.
     """
     users: dict[str, list[int]] = {}
-    tables: dict[int, _Table] = {}
+    tables: dict[int, _TableGradient] = {}
     for n, call in enumerate(draft.calls):
         table = _find_table(draft, call)
         if table is not None:
@@ -95,13 +95,13 @@ def pair_calls(draft: Draft, maker: DraftCall, reader: DraftCall) -> list[DraftC
     length = dx.type.dims[1]
     tiles = -(-rows * inner // length)
     return [
-        _cut(call, dx, length, Cut(group, tiles, True, ()))
+        _cut(call, dx, length, TileCut(group, tiles, True, ()))
         for call, group in ((maker, 2), (reader, 0))
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _TableGradient:
     """A call that makes the gradient of a table [n, inner] from the gradient of the rows read.
 
     dx: the gradient.  index, dy, fault: of the call.
@@ -165,7 +165,7 @@ class _Table:
         return [made, replace(reader, args=read)]
 
 
-def _find_table(draft: Draft, call: DraftCall) -> _Table | None:
+def _find_table(draft: Draft, call: DraftCall) -> _TableGradient | None:
     """Return the table whose gradient along its first axis a call makes; None if none."""
     if call.spec.template != gather_grad.name:
         return None
@@ -176,7 +176,7 @@ def _find_table(draft: Draft, call: DraftCall) -> _Table | None:
     is_whole = mode == "w" and value.region == "work" and value.type.dims[:1] == (n,)
     if not is_whole or numbers["outer"] != 1:
         return None
-    return _Table(call, value, index, dy, fault, n, numbers["count"], inner)
+    return _TableGradient(call, value, index, dy, fault, n, numbers["count"], inner)
 
 
 def _find_blocks(call: DraftCall) -> Blocks | None:
@@ -186,7 +186,7 @@ def _find_blocks(call: DraftCall) -> Blocks | None:
     return tiling if isinstance(tiling, Blocks) else None
 
 
-def _cut(call: DraftCall, dx: Value, length: int, cut: Cut) -> DraftCall:
+def _cut(call: DraftCall, dx: Value, length: int, cut: TileCut) -> DraftCall:
     """Return a call as it is for a tile of so many elements of a gradient.
 
     cut: all of it but for its pointers.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from engine.graphs.planner.recompute import NEVER
-from engine.graphs.planner.timeline import Change, Profile, Timeline
+from engine.graphs.planner.timeline import Change, MemoryProfile, Timeline
 
 # Figures are of `python -m bench budgets.constants`.
 # Of the choices that look best, how many are looked at until one helps, and how many of what was
@@ -63,7 +63,7 @@ class Search:
     def __init__(self, timeline: Timeline, effort: Effort) -> None:
         self.effort = effort
         self.timeline, self.units = timeline, timeline.units
-        self._empty = Profile(timeline)
+        self._empty = MemoryProfile(timeline)
         self._reached: dict[tuple[Chosen, int], tuple[Chosen, bool]] = {}
         self._measured: dict[Chosen, tuple[float, int]] = {}  # seconds and peak
         calls = timeline.calls
@@ -93,7 +93,7 @@ class Search:
         self._makes = np.array(makes, np.int64).reshape(-1, 3).T
         self._reads = np.array(reads, np.int64).reshape(-1, 3).T
 
-    def profile(self, chosen: Collection[int]) -> Profile:
+    def profile(self, chosen: Collection[int]) -> MemoryProfile:
         """Return the profile where the chosen run again, which must be able to."""
         result = self._empty.copy()
         if chosen:
@@ -129,7 +129,7 @@ class Search:
             self._reached[key] = self._reach(self.profile(chosen), limit)
         return self._reached[key]
 
-    def _reach(self, profile: Profile, limit: int) -> tuple[Chosen, bool]:
+    def _reach(self, profile: MemoryProfile, limit: int) -> tuple[Chosen, bool]:
         """Compute what `reach` returns; the profile may be changed."""
         while profile.compute_excess(limit):
             better = self._find_better(profile, limit)
@@ -138,7 +138,7 @@ class Search:
             profile = better
         return self._prune(profile, limit), True
 
-    def _find_better(self, now: Profile, limit: int) -> Profile | None:
+    def _find_better(self, now: MemoryProfile, limit: int) -> MemoryProfile | None:
         """Make the choice of least cost for the excess it takes away; None if nothing helps.
 
         The profile may be changed.
@@ -165,14 +165,14 @@ class Search:
         return self._give_up_most(now, excess, limit) or self._swap_one(now, excess, limit)
 
     def _try_change(
-        self, now: Profile, limit: int, added: Iterable[int] = (), removed: Iterable[int] = ()
+        self, now: MemoryProfile, limit: int, added: Iterable[int] = (), removed: Iterable[int] = ()
     ) -> tuple[Change | None, int]:
         """Return a change and the excess with it; None if it cannot be.  It counts as one way."""
         self.effort.ways += 1
         change = now.change(added, removed)
         return change, 0 if change is None else now.compute_excess_after(change, limit)
 
-    def _give_up_most(self, now: Profile, excess: int, limit: int) -> Profile | None:
+    def _give_up_most(self, now: MemoryProfile, excess: int, limit: int) -> MemoryProfile | None:
         """Give up what stands in the way most; None if nothing does."""
         best = None
         for n in self._list_holding(now, limit)[: TRIED[2]]:
@@ -186,9 +186,9 @@ class Search:
         now.take(best[1])
         return now
 
-    def _swap_one(self, now: Profile, excess: int, limit: int) -> Profile | None:
+    def _swap_one(self, now: MemoryProfile, excess: int, limit: int) -> MemoryProfile | None:
         """Give up one choice for others, which only then help; None if none do."""
-        best: tuple[int, Profile, Change] | None = None
+        best: tuple[int, MemoryProfile, Change] | None = None
         for n in self._list_holding(now, limit)[: TRIED[1]]:
             if self.effort.is_spent:
                 return None
@@ -208,12 +208,12 @@ class Search:
         best[1].take(best[2])
         return best[1]
 
-    def _list_holding(self, now: Profile, limit: int) -> list[int]:
+    def _list_holding(self, now: MemoryProfile, limit: int) -> list[int]:
         """Return what may be given up to save memory: first what holds bytes at the very peak."""
         first = now.list_holding(now.peak - 1)
         return list(dict.fromkeys([*first, *now.list_holding(limit)]))
 
-    def _list_moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
+    def _list_moves(self, now: MemoryProfile, limit: int) -> list[tuple[float, Chosen]]:
         """Return what might be chosen next, the most promising first.
 
         Estimates use the excess as it is now; extended lives count as far as they are long.
@@ -289,7 +289,7 @@ class Search:
         """Return what of the chosen is needed, given up what takes longest first."""
         return self._prune(self.profile(chosen), limit)
 
-    def _prune(self, now: Profile, limit: int) -> Chosen:
+    def _prune(self, now: MemoryProfile, limit: int) -> Chosen:
         """Compute what `prune` returns; the profile may be changed."""
         idle = [n for n, place in now.needs.items() if place == NEVER]
         if idle:

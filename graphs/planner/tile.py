@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from engine.base.element_types import ITEMSIZE
-from engine.graphs.planner.draft import Cut, Draft, DraftCall
+from engine.graphs.planner.draft import Draft, DraftCall, TileCut
 from engine.graphs.planner.rows import makes_rows, pair_calls
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
@@ -143,7 +143,7 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _TileGroup:
     """Calls that run tile by tile.
 
     early: calls from between them, which go before the group.
@@ -261,7 +261,7 @@ class _Tiles:
 
     # --- groups
 
-    def group(self, queue: Sequence[_Member]) -> _Group | None:
+    def group(self, queue: Sequence[_Member]) -> _TileGroup | None:
         """Return the group that begins with the queue's first call; None if that runs alone.
 
         One of a segment has the calls of the segment, and no others.
@@ -279,7 +279,7 @@ class _Tiles:
                 return replace(scanned, tiles=tiles) if tiles else None
             barred |= {id(m) for m in alone}
 
-    def _scan(self, queue: Sequence[_Member], barred: set[int]) -> _Group:
+    def _scan(self, queue: Sequence[_Member], barred: set[int]) -> _TileGroup:
         """Return the calls that can run with the first one, if those that are barred cannot."""
         segment = queue[0].call.segment
         members, early, late = [queue[0]], list[_Member](), list[_Member]()
@@ -310,7 +310,7 @@ class _Tiles:
             reads |= m.reads
             writes |= m.writes
         before = {id(m) for m in islice(queue, reach)}
-        return _Group(members, [m for m in early if id(m) in before], reach, 0)
+        return _TileGroup(members, [m for m in early if id(m) in before], reach, 0)
 
     def count(self, members: Sequence[_Member]) -> int:
         """Return into how many tiles a group is cut; 0 if it is not worth it.
@@ -335,7 +335,7 @@ class _Tiles:
 
     # --- cutting
 
-    def cut(self, group: _Group) -> list[DraftCall]:
+    def cut(self, group: _TileGroup) -> list[DraftCall]:
         """Return the calls of a group, each as it is for a tile."""
         before, calls = list[DraftCall](), list[DraftCall]()
         windows = self._find_windows(group)
@@ -367,13 +367,13 @@ class _Tiles:
                 before.append(self._make_clearing(call, tiling, at))
                 args[at] = ("u", args[at][1])
             first = len(group.members) if n == 0 else 0
-            cut = Cut(first, group.tiles, tiling.numbered, tuple(cuts))
+            cut = TileCut(first, group.tiles, tiling.numbered, tuple(cuts))
             calls.append(replace(call, args=tuple(args), consts=tuple(consts), cut=cut))
         for name, nbytes in windows.items():
             self._resize(name, self.threads, nbytes)
         return before + calls
 
-    def _find_windows(self, group: _Group) -> dict[str, int]:
+    def _find_windows(self, group: _TileGroup) -> dict[str, int]:
         """Return the values that keep only one tile per thread, and the bytes of a tile.
 
         They are made and used up inside the group, by kernels that are given the rows of a tile

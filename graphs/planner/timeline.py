@@ -166,9 +166,9 @@ class Timeline:
         """Return the key of a unit that runs again before the call at a place."""
         return place * self._row + 2 * n
 
-    def profile(self, chosen: Collection[int]) -> Profile | None:
+    def profile(self, chosen: Collection[int]) -> MemoryProfile | None:
         """Return the profile where chosen units run again; None if they cannot."""
-        result = Profile(self)
+        result = MemoryProfile(self)
         change = result.change(sorted(chosen))
         if change is None:
             return None
@@ -247,7 +247,7 @@ class Change:
     seconds: float
 
 
-class Profile:
+class MemoryProfile:
     """The bytes that live at each call where some units run again.
 
     needs: before which call each chosen unit runs again; `NEVER` for those that nobody needs.
@@ -288,9 +288,9 @@ class Profile:
         self._gaps: Bytes = np.cumsum(between)[:-1]  # that live before each call, and after all
         self._limit, self._above = -1, np.zeros(0, np.int64)
 
-    def copy(self) -> Profile:
+    def copy(self) -> MemoryProfile:
         """Return another profile, equal to this one."""
-        other = object.__new__(Profile)
+        other = object.__new__(MemoryProfile)
         other.timeline, other.seconds = self.timeline, self.seconds
         other.needs, other.keys, other._spans = dict(self.needs), self.keys[:], self._spans[:]
         other.live, other._gaps = self.live.copy(), self._gaps.copy()

@@ -18,7 +18,7 @@ from engine.kernels.machine.target import TILES
 from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall, Machine, Reach, reach_into
 from engine.kernels.vocabulary.kernel import Template
-from engine.plan.plan import Arg, Kernel, Plan, Step
+from engine.plan.plan import Arg, Kernel, Plan, PlanStep
 
 
 def check(plan: Plan, machine: Machine) -> Plan:
@@ -30,11 +30,11 @@ def check(plan: Plan, machine: Machine) -> Plan:
         PlanError: naming the step, the operand, how far the kernel reaches and what is there; or
             what is wrong with the numbers of a step or the parameters of a kernel.
     """
-    _Check(plan, machine).run()
+    _ReachCheck(plan, machine).run()
     return plan
 
 
-class _Check:
+class _ReachCheck:
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self.plan, self.machine = plan, machine
         self.constants = dict(plan.constants)
@@ -86,7 +86,7 @@ class _Check:
             self.refuse(f"kernel {kernel.symbol} takes {kernel.takes}; it is made for {expected}")
         return template
 
-    def measure_room(self, step: Step, a: Arg) -> int:
+    def measure_room(self, step: PlanStep, a: Arg) -> int:
         """Return the bytes from an argument's pointer on; in a group, of any tile's pointer."""
         if a.buffer < 0:
             return 0
@@ -95,7 +95,7 @@ class _Check:
             return size
         return a.thread or size - a.tile * (step.tiles - 1)
 
-    def check_step(self, step: Step, template: Template) -> None:
+    def check_step(self, step: PlanStep, template: Template) -> None:
         """Check one call."""
         params = self.kernels[step.kernel].spec.params
         names = template.operand_names(len(step.args))
@@ -131,7 +131,7 @@ class _Check:
         if call.owned:
             self.check_owned(step, call, reached, arguments)
 
-    def count(self, step: Step, a: Arg) -> int:
+    def count(self, step: PlanStep, a: Arg) -> int:
         """Return the elements from the pointer of an argument on."""
         if a.buffer < 0:
             return 0
@@ -149,7 +149,7 @@ class _Check:
             )
 
     def check_owned(
-        self, step: Step, call: KernelCall, reached: Reach, arguments: Mapping[str, Arg]
+        self, step: PlanStep, call: KernelCall, reached: Reach, arguments: Mapping[str, Arg]
     ) -> None:
         """Check operands that hold one tile per thread, which the kernel finds by itself."""
         tiling = call.template.tiling

@@ -21,7 +21,7 @@ from engine.kernels.ops.registry import find_homes, list_templates
 from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import cache
-from engine.system.progress import Progress
+from engine.system.progress import WorkProgress
 
 if TYPE_CHECKING:  # a process that compiles nothing does not import them
     from concurrent.futures import Future
@@ -125,7 +125,9 @@ def start_early(target: Target) -> None:
     try:
         if not _coming:
             home = executor.__name__
-            jobs = [workers.Job(home, s, target, small=False, machine_code=True) for s in specs]
+            jobs = [
+                workers.CompileJob(home, s, target, small=False, machine_code=True) for s in specs
+            ]
             futures = workers.pool().submit(jobs, count)
             _coming.update({(target, s): f for s, f in zip(specs, futures, strict=True)})
     finally:
@@ -139,7 +141,7 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
     from engine.kernels.binaries import workers
 
     made: dict[str, bytes] = {}
-    with Progress(f"compiling {{count}} kernels ({_say_where()})", len(specs)) as progress:
+    with WorkProgress(f"compiling {{count}} kernels ({_say_where()})", len(specs)) as progress:
         coming = _submit(specs, target, kind)
         try:
             for spec in specs:
@@ -187,7 +189,9 @@ def _submit(
     count, pool = workers.count_useful(len(able)), workers.pool()
     if able and (count > 1 or pool.running):
         small, machine_code = kind == SMALL_BITCODE, kind == OBJECT
-        jobs = [workers.Job(known[s.template][0], s, target, small, machine_code) for s in able]
+        jobs = [
+            workers.CompileJob(known[s.template][0], s, target, small, machine_code) for s in able
+        ]
         coming |= dict(zip(able, pool.submit(jobs, count), strict=True))
     return coming
 

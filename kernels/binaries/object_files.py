@@ -74,7 +74,7 @@ def _name(texts: bytes, at: int) -> bytes:
 # --- ELF
 
 
-class Section(NamedTuple):
+class ObjectSection(NamedTuple):
     """A section: `at` and `length` are bytes of the file; the other fields are as gABI has them."""
 
     kind: int
@@ -110,7 +110,7 @@ class Elf:
 
     bits: int
     machine: int
-    sections: list[Section]
+    sections: list[ObjectSection]
     symbols: list[Symbol]
     relocations: list[Relocation]
 
@@ -175,7 +175,7 @@ def read_elf(code: bytes) -> Elf:
     _require(kind == _RELOCATABLE and machine in _ELF_MACHINES, "another kind of file")
     _require(size == form.section.size and 0 < count < RESERVED, "no table of sections")
     rows = _read_rows(form.section, code, begin, count, "the table of sections")
-    sections = [Section(r[1], r[2], r[4], r[5], r[6], r[7], r[8]) for r in rows]
+    sections = [ObjectSection(r[1], r[2], r[4], r[5], r[6], r[7], r[8]) for r in rows]
     stored = [each for each in sections if each.kind not in (0, ZEROS)]
     _require(sum(each.length for each in stored) <= len(code), "sections that overlap")
     for each in sections:
@@ -201,7 +201,7 @@ def read_elf(code: bytes) -> Elf:
 
 
 def _read_elf_symbols(
-    code: bytes, form: _Class, sections: list[Section], table: Section
+    code: bytes, form: _Class, sections: list[ObjectSection], table: ObjectSection
 ) -> list[Symbol]:
     _require(table.link < len(sections), "symbols without names")
     names = sections[table.link]
@@ -218,7 +218,7 @@ def _read_elf_symbols(
     return symbols
 
 
-def _read_elf_relocations(code: bytes, form: _Class, table: Section) -> list[Relocation]:
+def _read_elf_relocations(code: bytes, form: _Class, table: ObjectSection) -> list[Relocation]:
     row = form.addend if table.kind == ADDENDS else form.relocation
     _require(table.length % row.size == 0, "relocations cut short")
     mask = (1 << form.shift) - 1

@@ -12,17 +12,17 @@ import importlib
 import os
 import signal
 
-from engine.kernels.binaries.workers import Code, Job, receive, send
+from engine.kernels.binaries.workers import Code, CompileJob, receive, send
 from engine.kernels.compiler import emit, lower
 from engine.kernels.loops import executor
 from engine.kernels.machine.target import detect_host
 from engine.runtime.program import LAUNCH
 
 # The compiler gets ready with its first kernel.  Processes that are forked after it are so, too.
-_FIRST = Job(executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True)
+_FIRST = CompileJob(executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True)
 
 
-def compile_job(job: Job) -> Code:
+def compile_job(job: CompileJob) -> Code:
     """Return the optimised bitcode of a kernel, and its object if the job asks for it."""
     declared = importlib.import_module(job.module).KERNELS
     template = next(t for t in declared if t.name == job.spec.template)

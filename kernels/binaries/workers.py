@@ -50,7 +50,7 @@ _START = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompileJob:
     """A kernel to compile.
 
     module: which declares its template among its `KERNELS`.
@@ -171,7 +171,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: defaultdict[str, deque[tuple[Job, Future[Code]]]] = defaultdict(deque)
+        self._waiting: defaultdict[str, deque[tuple[CompileJob, Future[Code]]]] = defaultdict(deque)
         self._processes: list[Process] = []
         self._stopped = False
 
@@ -180,7 +180,7 @@ class Pool:
         """True while there are processes."""
         return bool(self._processes)
 
-    def submit(self, jobs: Sequence[Job], processes: int) -> list[Future[Code]]:
+    def submit(self, jobs: Sequence[CompileJob], processes: int) -> list[Future[Code]]:
         """Have jobs done by at least that many processes.
 
         The results are code, or the exception `Failed`.
@@ -262,7 +262,7 @@ class Pool:
             if last:
                 process.program.wait()
 
-    def _take(self, module: str) -> tuple[Job, Future[Code]] | None:
+    def _take(self, module: str) -> tuple[CompileJob, Future[Code]] | None:
         """Return the next job, preferably of this module, or of the one with most; waits `IDLE`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or any(self._waiting.values()), IDLE)
@@ -308,7 +308,7 @@ def receive(pipe: IO[bytes]) -> Any:
     return pickle.loads(read(int.from_bytes(read(8), "little")))
 
 
-def _ask(process: Process, job: Job) -> Code | None:
+def _ask(process: Process, job: CompileJob) -> Code | None:
     """Pass a job to a process and wait for its answer."""
     send(process.jobs, job)
     answer: Code | None = receive(process.answers)

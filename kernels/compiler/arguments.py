@@ -27,7 +27,7 @@ class Arguments(types.Type):
 
 
 @register_model(Arguments)
-class _Model(models.StructModel):
+class _ArgumentsModel(models.StructModel):
     """As many arguments of the function as there are fields."""
 
     def __init__(self, manager: Any, kind: Arguments) -> None:
@@ -35,7 +35,7 @@ class _Model(models.StructModel):
 
 
 @infer_getattr
-class _Attributes(AttributeTemplate):
+class _ArgumentAttributes(AttributeTemplate):
     key = Arguments
 
     def generic_resolve(self, kind: Arguments, name: str) -> Any:

@@ -42,7 +42,7 @@ class WordsPointer(types.Type):
 
 
 @register_model(WordsPointer)
-class _Model(models.PrimitiveModel):
+class _WordsModel(models.PrimitiveModel):
     """In memory and in registers as a plain pointer to words."""
 
     def __init__(self, manager: Any, kind: WordsPointer) -> None:
@@ -54,7 +54,7 @@ def _pointer(words: Words | None) -> Any:
 
 
 @infer_getattr
-class _Attributes(AttributeTemplate):
+class _WordAttributes(AttributeTemplate):
     key = WordsPointer
 
     def generic_resolve(self, kind: WordsPointer, name: str) -> Any:

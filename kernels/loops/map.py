@@ -29,7 +29,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, list_fields
-from engine.kernels.vocabulary.terms import Formulas, Writer, move_term
+from engine.kernels.vocabulary.terms import Formulas, TermWriter, move_term
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Packed, Words
 
@@ -249,7 +249,7 @@ def inline_constants(site: Site) -> tuple[Formulas, list[int]]:
     """Return an elementwise node's formula, constants in it, and the inputs that it reads."""
     formula = site.formula()
     kept: list[int] = []
-    writer = Writer()
+    writer = TermWriter()
     inputs: list[int] = []
     for i in range(len(site.ins)):
         value = site.value(i)
@@ -265,7 +265,7 @@ def inline_constants(site: Site) -> tuple[Formulas, list[int]]:
 
 def _simplified(formulas: Formulas) -> Formulas:
     """Return the formulas with products in the place of small whole powers."""
-    writer = Writer()
+    writer = TermWriter()
     places: list[int] = []
     for term in formulas.terms:
         exponent = formulas.terms[term[2]] if term[0] == "pow" else ("",)

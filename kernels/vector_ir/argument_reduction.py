@@ -24,7 +24,7 @@ from engine.kernels.vector_ir.elementary import Lanes, fused, pick, round_scaled
 from engine.kernels.vector_ir.vectors import counted
 
 
-class _Format(NamedTuple):
+class _ReductionFormat(NamedTuple):
     """The constants for one width of floats."""
 
     significand: int  # bits, the leading one counted
@@ -35,7 +35,7 @@ class _Format(NamedTuple):
     window: int  # digits of 2/pi that tell where on the circle a large argument is
 
 
-_F32 = _Format(
+_F32 = _ReductionFormat(
     significand=24,
     parts=(1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
     limit=2.0**20,
@@ -43,7 +43,7 @@ _F32 = _Format(
     digits=1,
     window=3,
 )
-_F64 = _Format(
+_F64 = _ReductionFormat(
     significand=53,
     parts=(1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
     limit=2.0**30,
@@ -74,7 +74,7 @@ def _compute_pi(bits: int) -> int:
 
 
 @functools.cache
-def _cut_short(fmt: _Format) -> tuple[float, ...]:
+def _cut_short(fmt: _ReductionFormat) -> tuple[float, ...]:
     """pi/2 in parts; all but the last are exact times an n below short_limit."""
     width = fmt.significand - int(math.log2(fmt.short_limit))
     rest, low, parts = _compute_pi(255), 257, []  # pi/2 2**256, of 257 bits
@@ -85,7 +85,7 @@ def _cut_short(fmt: _Format) -> tuple[float, ...]:
     return (*parts, math.ldexp(rest, -256))
 
 
-def _format(x: Lanes) -> _Format:
+def _format(x: Lanes) -> _ReductionFormat:
     return _F32 if x.element == ir.FloatType() else _F64
 
 

@@ -26,7 +26,7 @@ from engine.kernels.vector_ir.elementary import (
 )
 
 
-class _Format(NamedTuple):
+class _TrigonometricFormat(NamedTuple):
     """Constants of one width; polynomials lowest power first."""
 
     pio2: tuple[float, float]  # pi/2 in two parts, each a full significand
@@ -37,14 +37,14 @@ class _Format(NamedTuple):
 
 
 # fmt: off
-_F32 = _Format(
+_F32 = _TrigonometricFormat(
     pio2=(1.5707963705062866, -4.371138828673793e-08),
     sin=(-0.16666651, 0.008331911, -0.0001948129),
     cos=(0.041666638, -0.0013886952, 2.4392413e-05),
     atan=(-0.33333316, 0.19998533, -0.1424451, 0.10600164, -0.060926944),
     asin=(0.16666754, 0.07495249, 0.04547666, 0.024148202, 0.04221956),
 )
-_F64 = _Format(
+_F64 = _TrigonometricFormat(
     pio2=(1.5707963267948966, 6.123233995736766e-17),
     sin=(-0.166666666666666, 0.008333333333314286, -0.00019841269823383888, 2.7557311501499666e-06,
          -2.5050422142180606e-08, 1.5877764475934477e-10),
@@ -60,7 +60,7 @@ _F64 = _Format(
 # fmt: on
 
 
-def _format(x: Lanes) -> _Format:
+def _format(x: Lanes) -> _TrigonometricFormat:
     return _F32 if x.element == ir.FloatType() else _F64
 
 

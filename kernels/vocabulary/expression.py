@@ -53,7 +53,7 @@ VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")  # name = formula
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class Scalar:
     """A scalar function: its arity, what kind of value it gives, and its numpy meaning.
 
     cost: about how many instructions it takes for a vector of f32, as
@@ -110,36 +110,36 @@ def philox(low: Any, high: Any, key: Any) -> tuple[Any, Any]:
 
 
 FUNCTIONS = {
-    "add": Function(2, np.add), "sub": Function(2, np.subtract), "mul": Function(2, np.multiply),
-    "div": Function(2, _divide), "pow": Function(2, _power, cost=98),
-    "neg": Function(1, np.negative), "abs": Function(1, np.abs),
-    "sign": Function(1, np.sign, cost=5), "sqrt": Function(1, np.sqrt),
-    "exp": Function(1, np.exp, cost=25), "log": Function(1, np.log, cost=35),
-    "tanh": Function(1, np.tanh, cost=23), "sigmoid": Function(1, _sigmoid, cost=31),
-    "erf": Function(1, _erf, cost=36),
-    "softplus": Function(1, lambda x: np.logaddexp(x, np.zeros_like(x)), cost=63),
-    "floor": Function(1, np.floor), "ceil": Function(1, np.ceil, cost=3),
-    "round": Function(1, np.rint), "max": Function(2, np.maximum, cost=5),
-    "min": Function(2, np.minimum, cost=5), "lt": Function(2, np.less, "b1"),
-    "le": Function(2, np.less_equal, "b1"), "gt": Function(2, np.greater, "b1"),
-    "ge": Function(2, np.greater_equal, "b1"), "eq": Function(2, np.equal, "b1"),
-    "ne": Function(2, np.not_equal, "b1"), "and_": Function(2, np.logical_and, "b1"),
-    "or_": Function(2, np.logical_or, "b1"), "xor": Function(2, np.logical_xor, "b1"),
-    "not_": Function(1, np.logical_not, "b1"), "isnan": Function(1, np.isnan, "b1"),
-    "isinf": Function(1, np.isinf, "b1", cost=2), "where": Function(3, np.where),
-    "fmod": Function(2, np.fmod, cost=20), "mod": Function(2, np.mod, cost=29),
-    "bitand": Function(2, np.bitwise_and), "bitor": Function(2, np.bitwise_or),
-    "bitxor": Function(2, np.bitwise_xor), "bitnot": Function(1, np.bitwise_not),
-    "shl": Function(2, np.left_shift, cost=4), "shr": Function(2, np.right_shift, cost=4),
-    "expm1": Function(1, np.expm1, cost=24),
-    "philox0": Function(3, lambda *words: philox(*words)[0], cost=65),
-    "philox1": Function(3, lambda *words: philox(*words)[1], cost=65),
-    "sin": Function(1, np.sin, cost=29), "cos": Function(1, np.cos, cost=28),
-    "tan": Function(1, np.tan, cost=31), "asin": Function(1, np.arcsin, cost=19),
-    "acos": Function(1, np.arccos, cost=24), "atan": Function(1, np.arctan, cost=24),
-    "sinh": Function(1, np.sinh, cost=27), "cosh": Function(1, np.cosh, cost=23),
-    "asinh": Function(1, np.arcsinh, cost=48), "acosh": Function(1, np.arccosh, cost=47),
-    "atanh": Function(1, np.arctanh, cost=44),
+    "add": Scalar(2, np.add), "sub": Scalar(2, np.subtract), "mul": Scalar(2, np.multiply),
+    "div": Scalar(2, _divide), "pow": Scalar(2, _power, cost=98),
+    "neg": Scalar(1, np.negative), "abs": Scalar(1, np.abs),
+    "sign": Scalar(1, np.sign, cost=5), "sqrt": Scalar(1, np.sqrt),
+    "exp": Scalar(1, np.exp, cost=25), "log": Scalar(1, np.log, cost=35),
+    "tanh": Scalar(1, np.tanh, cost=23), "sigmoid": Scalar(1, _sigmoid, cost=31),
+    "erf": Scalar(1, _erf, cost=36),
+    "softplus": Scalar(1, lambda x: np.logaddexp(x, np.zeros_like(x)), cost=63),
+    "floor": Scalar(1, np.floor), "ceil": Scalar(1, np.ceil, cost=3),
+    "round": Scalar(1, np.rint), "max": Scalar(2, np.maximum, cost=5),
+    "min": Scalar(2, np.minimum, cost=5), "lt": Scalar(2, np.less, "b1"),
+    "le": Scalar(2, np.less_equal, "b1"), "gt": Scalar(2, np.greater, "b1"),
+    "ge": Scalar(2, np.greater_equal, "b1"), "eq": Scalar(2, np.equal, "b1"),
+    "ne": Scalar(2, np.not_equal, "b1"), "and_": Scalar(2, np.logical_and, "b1"),
+    "or_": Scalar(2, np.logical_or, "b1"), "xor": Scalar(2, np.logical_xor, "b1"),
+    "not_": Scalar(1, np.logical_not, "b1"), "isnan": Scalar(1, np.isnan, "b1"),
+    "isinf": Scalar(1, np.isinf, "b1", cost=2), "where": Scalar(3, np.where),
+    "fmod": Scalar(2, np.fmod, cost=20), "mod": Scalar(2, np.mod, cost=29),
+    "bitand": Scalar(2, np.bitwise_and), "bitor": Scalar(2, np.bitwise_or),
+    "bitxor": Scalar(2, np.bitwise_xor), "bitnot": Scalar(1, np.bitwise_not),
+    "shl": Scalar(2, np.left_shift, cost=4), "shr": Scalar(2, np.right_shift, cost=4),
+    "expm1": Scalar(1, np.expm1, cost=24),
+    "philox0": Scalar(3, lambda *words: philox(*words)[0], cost=65),
+    "philox1": Scalar(3, lambda *words: philox(*words)[1], cost=65),
+    "sin": Scalar(1, np.sin, cost=29), "cos": Scalar(1, np.cos, cost=28),
+    "tan": Scalar(1, np.tan, cost=31), "asin": Scalar(1, np.arcsin, cost=19),
+    "acos": Scalar(1, np.arccos, cost=24), "atan": Scalar(1, np.arctan, cost=24),
+    "sinh": Scalar(1, np.sinh, cost=27), "cosh": Scalar(1, np.cosh, cost=23),
+    "asinh": Scalar(1, np.arcsinh, cost=48), "acosh": Scalar(1, np.arccosh, cost=47),
+    "atanh": Scalar(1, np.arctanh, cost=44),
 }  # fmt: skip
 
 _OPERATORS: dict[type, str] = {
@@ -170,7 +170,7 @@ def parse(
     """
     known: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(operands)}
     known |= values or {}
-    reader = _Reader(known, functions or {}, T)
+    reader = _SyntaxReader(known, functions or {}, T)
     *named, last = text.split(";")
     for statement in named:
         match = VALUE.fullmatch(statement.strip())
@@ -194,7 +194,7 @@ def _parse_tree(text: str) -> ast.expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _SyntaxReader:
     """Turns Python's syntax trees into expressions."""
 
     values: Mapping[str, Expr]

@@ -17,7 +17,7 @@ import numpy as np
 from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, NUMPY, REALS
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr
 from engine.kernels.vocabulary.row_program import Input, Program
-from engine.kernels.vocabulary.terms import Formulas, Typed, TypedTerm, Writer, widened
+from engine.kernels.vocabulary.terms import Formulas, TermWriter, Typed, TypedTerm, widened
 from engine.plan.words import OPEN, Field, Packed, Words
 
 BLOCK = 256  # elements of a register
@@ -120,7 +120,7 @@ def encode(
 
 def _as_types(formulas: Formulas, kinds: Sequence[str], outs: Sequence[str]) -> Formulas:
     """Return the formulas with a cast after each result that is written as another type."""
-    writer = Writer()
+    writer = TermWriter()
     places = writer.copy(formulas, [writer.put("in", i) for i in range(len(kinds))])
     own = formulas.infer_results(kinds)
     results = [

@@ -56,7 +56,7 @@ from engine.kernels.vocabulary.signature import (
     RELU as RELU,
 )
 from engine.kernels.vocabulary.signature import (
-    Parameter,
+    KernelParameter,
     compile_expression,
     evaluate,
     parse,
@@ -112,7 +112,7 @@ class Order:
     tables: the places of pointers whose elements an index chooses.
     """
 
-    pointers: tuple[Parameter, ...]
+    pointers: tuple[KernelParameter, ...]
     numbers: tuple[str, ...]
     words: str
     names: frozenset[str]
@@ -123,7 +123,7 @@ class Order:
     updates: bool
 
     @classmethod
-    def of(cls, parameters: Sequence[Parameter], words: Mapping[str, Any]) -> Order:
+    def of(cls, parameters: Sequence[KernelParameter], words: Mapping[str, Any]) -> Order:
         """Return the parameters of a signature by kind."""
         pointers = tuple(p for p in parameters if p.is_pointer)
         numbers = tuple(p.name for p in parameters if p.is_number)
@@ -179,7 +179,7 @@ class Template:
     """
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[KernelParameter, ...]
     build: Callable[..., Body]
     ranges: Mapping[str, tuple[Any, ...] | str] = field(default_factory=dict)
     words: Mapping[str, Words | Callable[..., Words]] = field(default_factory=dict)

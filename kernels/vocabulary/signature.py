@@ -59,7 +59,7 @@ FUNCTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class KernelParameter:
     """One parameter of a kernel.
 
     kind: "T*", "f32*": a pointer; "i64", "f64": a number; "i64[]": the words that follow.
@@ -103,13 +103,13 @@ class Parameter:
         return f"({self.size}) if {condition} else 0" if self.condition else self.size
 
 
-def parse(text: str) -> tuple[Parameter, ...]:
+def parse(text: str) -> tuple[KernelParameter, ...]:
     """Return the parameters of a signature in order.
 
     Raises:
         ValueError: the text is not a signature; the message has the part that is not understood.
     """
-    parameters: list[Parameter] = []
+    parameters: list[KernelParameter] = []
     heads = list(_NAMES.finditer(text))
     if (text[: heads[0].start()] if heads else text).strip():
         raise ValueError(f"signature {text!r}: expected `name: type` first")
@@ -129,7 +129,7 @@ def parse(text: str) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
-def _parse_parameter(name: str, text: str) -> Parameter:
+def _parse_parameter(name: str, text: str) -> KernelParameter:
     start = _TYPE.match(text)
     if start is None:
         raise ValueError(f"parameter {name!r}: expected a type, found {text!r}")
@@ -142,7 +142,7 @@ def _parse_parameter(name: str, text: str) -> Parameter:
         shape = _parse_shape(name, inside) if inside not in ("", "...") else ()
     clauses = _parse_clauses(name, rest)
     table, _, bound = clauses.get("within", "").partition(".")
-    made = Parameter(
+    made = KernelParameter(
         name,
         kind,
         _ACCESS.get(word, "r"),

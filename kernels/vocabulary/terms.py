@@ -44,7 +44,7 @@ class Formulas:
     @classmethod
     def of(cls, *expressions: Expr) -> Formulas:
         """The formulas of expressions, in time linear in their number of distinct objects."""
-        writer = Writer()
+        writer = TermWriter()
         return writer.formulas([writer.append_expression(e) for e in expressions])
 
     def __repr__(self) -> str:
@@ -228,7 +228,7 @@ class Typed:
     results: tuple[int, ...]
 
 
-class Writer:
+class TermWriter:
     """Writes a list of terms, in which equal ones become one."""
 
     def __init__(self) -> None:
@@ -362,7 +362,7 @@ def widened(formulas: Formulas, kinds: Sequence[str]) -> Formulas:
 
     A result that is an operand stays as it is.  kinds: the element types of the operands.
     """
-    writer = Writer()
+    writer = TermWriter()
     places: list[int] = []
     for term in formulas.terms:
         place = writer.put(*move_term(term, places))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.data import Csv, Preparation, batches
-from engine.data.preparation import Number
+from engine.data.preparation import NumberColumn
 from engine.errors import DTypeError, FileError, InputError, NameNotFoundError
 
 FLOWERS = """length, colour,width,kind
@@ -65,7 +65,7 @@ def test_both_parts_of_a_split_are_prepared_by_the_training_rows(write: Write) -
     features = np.stack([train[i][0] for i in range(30)])
     np.testing.assert_allclose([features.mean(), features.std()], [0, 1], atol=1e-6)
     (number,) = train.preparation.columns
-    assert isinstance(number, Number)
+    assert isinstance(number, NumberColumn)
     seen = [
         round(float(part[i][0][0]) * number.scale + number.mean)
         for part in (train, validation)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.checkpoint.flatbuffer import Writer, make_reference
+from engine.checkpoint.flatbuffer import FlatbufferWriter, make_reference
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup, decode, encode
 from engine.errors import CheckpointError
 from tests.support.checkpoints import get_array, make_sample
@@ -25,7 +25,7 @@ def forge(
     **tensor: Any,
 ) -> bytes:
     """A checkpoint with `count` tensors "w<i>", float32 [2] unless `tensor` says otherwise."""
-    out = Writer(1 << 20)
+    out = FlatbufferWriter(1 << 20)
     raw = tensor.get("raw", bytes(8))
     shared = out.write_bytes(raw) if raw is not None else 0
     tables = []
@@ -221,7 +221,7 @@ def test_random_damage_of_files_with_external_data() -> None:
 
 def test_work_on_shared_tables_is_bounded() -> None:
     """Groups that all point to one list of states would take count**2 steps."""
-    out = Writer(1 << 20)
+    out = FlatbufferWriter(1 << 20)
     count = 3000
     states = []
     for i in range(count):

@@ -33,7 +33,7 @@ from engine.plan.plan_file import Writer, from_bytes, to_bytes
 from engine.plan.verify import verify
 from engine.proximal import set_anchors
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.opset import OpSet
 from engine.trainer import nonfinite
@@ -347,7 +347,7 @@ def test_kernels_of_wheels_are_enough() -> None:
 def test_who_trains_alone_refuses_them() -> None:
     plan = plan_of_rank()
     with pytest.raises(StateError, match="sums over the ranks of a group; expected a group"):
-        Program(
+        BoundProgram(
             plan,
             get_linker(detect_host()).get_addresses,
             {"work": allocate(plan.compute_region_bytes("work"))},

@@ -30,7 +30,7 @@ from engine.federated.flower.rounds import Rounds
 from engine.federated.flower.simulation import LocalGrid
 from engine.federated.flower.strategies import make_strategy
 from engine.federated.privacy import options
-from engine.federated.schema import Number
+from engine.federated.schema import NumberField
 
 CLIENTS, BAD, ROUNDS = 6, 2, 3
 START = {"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)}
@@ -320,9 +320,9 @@ def federated(
         else noise.add_noise
     )  # of the clients, which are in the order of random ids
     privacy, encoding = options(mode)
-    numbers = {"num-examples": Number(True, 1, 1 if privacy.kind == "local" else 10**6, True)}
+    numbers = {"num-examples": NumberField(True, 1, 1 if privacy.kind == "local" else 10**6, True)}
     if privacy.kind == "client-adaptive":
-        numbers[mods.NOT_CLIPPED] = Number(True, 0, 1, True)
+        numbers[mods.NOT_CLIPPED] = NumberField(True, 0, 1, True)
     grid = Hostile(spoil, duplicate, mode)
     strategy = make_strategy(mode.get("strategy", "FedAvg"), {"fraction-evaluate": 0.0, **mode})
     limits = Limits(numbers, ratio=0.0 if privacy.central else 100.0)

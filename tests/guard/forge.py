@@ -17,7 +17,7 @@ from engine.errors import PlanError
 from engine.kernels.analysis.bounds import check
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import Machine
-from engine.plan.plan import Arg, Plan, Step
+from engine.plan.plan import Arg, Plan, PlanStep
 from engine.plan.verify import verify
 from engine.tools.dev import optimizer_plans
 from engine.tools.trimmed.plans import list_artifacts, make_plans
@@ -66,7 +66,7 @@ def forge(plan: Plan, rng: random.Random) -> Forged:
     """A plan with one thing changed."""
     n = rng.randrange(len(plan.steps))
     step = plan.steps[n]
-    ways: list[Callable[[Plan, int, Step, random.Random], Forged | None]] = [
+    ways: list[Callable[[Plan, int, PlanStep, random.Random], Forged | None]] = [
         _word, _word, _word, _word, _word, _operand, _mode, _table, _tiles,
     ]  # fmt: skip
     while True:
@@ -81,7 +81,7 @@ def _with(plan: Plan, n: int, what: str, **changes: object) -> Forged:
     return Forged(replace(plan, steps=tuple(steps)), n, f"step {n}: {what}")
 
 
-def _word(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
+def _word(plan: Plan, n: int, step: PlanStep, rng: random.Random) -> Forged | None:
     places = [i for i, c in enumerate(step.consts) if isinstance(c, int)]
     if not places:
         return None
@@ -92,7 +92,7 @@ def _word(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
     return _with(plan, n, f"number {at} is {consts[at]}, was {old}", consts=tuple(consts))
 
 
-def _operand(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
+def _operand(plan: Plan, n: int, step: PlanStep, rng: random.Random) -> Forged | None:
     """Another buffer of the same type, or none."""
     if not step.args:
         return None
@@ -106,7 +106,7 @@ def _operand(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | Non
     return _with(plan, n, f"operand {at} is {args[at]}, was {old}", args=tuple(args), inplace=())
 
 
-def _mode(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
+def _mode(plan: Plan, n: int, step: PlanStep, rng: random.Random) -> Forged | None:
     """A written operand that is said to be read."""
     written = [i for i, a in enumerate(step.args) if a.mode in "wus"]
     if not written:
@@ -116,7 +116,7 @@ def _mode(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
     return _with(plan, n, f"operand {at} is read", args=tuple(args), inplace=())
 
 
-def _table(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
+def _table(plan: Plan, n: int, step: PlanStep, rng: random.Random) -> Forged | None:
     """Another integer in a table of constants."""
     known = {a.buffer for a in step.args}
     places = [
@@ -137,7 +137,7 @@ def _table(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
     return Forged(replace(plan, constants=tuple(constants)), n, what)
 
 
-def _tiles(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
+def _tiles(plan: Plan, n: int, step: PlanStep, rng: random.Random) -> Forged | None:
     """Other tiles of an operand."""
     if not step.tiles:
         return None

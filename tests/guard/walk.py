@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.base.element_types import ITEMSIZE
-from engine.plan.plan import Plan, Step
+from engine.plan.plan import Plan, PlanStep
 from tests.guard.pages import Side, Slot
 
 SIDES: tuple[Side, Side] = ("end", "start")
@@ -161,14 +161,14 @@ class Walk:
                         f"{self.label(step, i)} of {size} bytes was written ({side})"
                     )
 
-    def threads(self, step: Step, tile: int) -> Sequence[int]:
+    def threads(self, step: PlanStep, tile: int) -> Sequence[int]:
         """The threads that run a step: all of them, or the one that a tile belongs to."""
         if not step.tiles:
             return range(self.plan.threads)
         return [tile * self.plan.threads // step.tiles]
 
     def pointer(
-        self, step: Step, i: int, moved: Mapping[tuple[str, int], int], tile: int, thread: int
+        self, step: PlanStep, i: int, moved: Mapping[tuple[str, int], int], tile: int, thread: int
     ) -> int:
         """Return the argument i of a call."""
         a = step.args[i]
@@ -180,7 +180,7 @@ class Walk:
             base += thread * a.thread + tile * a.move(step.numbered)
         return base
 
-    def label(self, step: Step, i: int) -> str:
+    def label(self, step: PlanStep, i: int) -> str:
         """The arguments at place i of `operands`, with their buffers' names."""
         if i == WORDS:
             return "words"

@@ -23,12 +23,9 @@ conversion or a copy with `to_`, `as_`, `from_`, `of`, `with_` or `without_`, an
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 import math
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -38,7 +35,8 @@ import pytest
 
 from engine.kernels.vocabulary.expression import FUNCTIONS
 from tests.support.needs import require_flower
-from tests.support.places import ALIAS, DOCS, ROOT
+from tests.support.offered import list_offered
+from tests.support.places import DOCS, ROOT
 from tests.support.source_files import list_files, name_file
 
 # The folders whose functions are held to the rule; the others are yet to be renamed.
@@ -173,30 +171,6 @@ def handed_on(tree: ast.AST) -> set[Function]:
 
 
 @cache
-def offered() -> set[tuple[str, str]]:
-    """Return the functions and methods that `edgegrad` offers, each with its module."""
-    known, stubs = set[tuple[str, str]](), ALIAS / "edgegrad"
-    for stub in stubs.rglob("*.pyi"):
-        parts = stub.relative_to(stubs).with_suffix("").parts
-        name = ".".join(("engine", *parts)).removesuffix(".__init__")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # libraries that it imports may warn
-            module = importlib.import_module(name)
-        names = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
-        for value in (getattr(module, each) for each in names):
-            if inspect.isfunction(value):
-                known.add((value.__module__, value.__qualname__))
-            elif isinstance(value, type):
-                known |= {
-                    (kind.__module__, f"{kind.__qualname__}.{method}")
-                    for kind in value.__mro__
-                    for method in vars(kind)
-                    if not method.startswith("_")
-                }
-    return known
-
-
-@cache
 def pages() -> str:
     """Return the text of all pages."""
     return "\n".join(p.read_text("utf-8") for p in [ROOT / "README.md", *DOCS.rglob("*.md")])
@@ -246,8 +220,8 @@ def verbless(path: Path) -> list[str]:
             or function in values
             or function.name.strip("_") in ELEMENTARY | set(FUNCTIONS) | {"philox"}
             or function.name.startswith("pytest_")  # pytest calls it
-            or (module, qualified) in offered()
-            or (owner and qualified in {name for _, name in offered()})
+            or (module, qualified) in list_offered()
+            or (owner and qualified in {name for _, name in list_offered()})
             or (owner and (function.name in words_of_rules() or overrides(owner, function.name)))
             or (("." not in qualified or owner) and is_documented(path, owner, function.name))
         )

@@ -226,7 +226,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import Signum
-from engine.tools.dev.cases.optimizer.case import Case, Options, State
+from engine.tools.dev.cases.optimizer.case import OptimizerCase, Options, State
 
 
 def signum(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -234,7 +234,7 @@ def signum(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
     return p * (1 - lr * o["weight_decay"]) - lr * np.sign(s["m"])
 
 
-CASES = [Case(Signum(momentum=0.8), signum, 1)]
+CASES = [OptimizerCase(Signum(momentum=0.8), signum, 1)]
 ''',
         "graphs/offline/optim_types.py": (
             Edit(

@@ -23,7 +23,7 @@ from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.levels import LEVELS, list_levels, name_machine
 from engine.plan.plan import REGIONS, Plan
 from engine.runtime.arena import allocate
-from engine.runtime.program import LAUNCH, Program
+from engine.runtime.program import LAUNCH, BoundProgram
 from engine.tools.dev import ship, wheels
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary
@@ -229,7 +229,7 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
     rng = np.random.default_rng(0)
     regions = {r: np.zeros(plan.compute_region_bytes(r), np.uint8) for r in REGIONS}
     resolve = get_linker(target).get_addresses
-    program = Program(plan, resolve, {"work": allocate(plan.compute_region_bytes("work"))})
+    program = BoundProgram(plan, resolve, {"work": allocate(plan.compute_region_bytes("work"))})
     ports = {port.name: plan.buffers[port.buffer] for port in (*plan.inputs, *plan.outputs)}
     for name, shape in shapes.items():
         program.inputs[name][...] = rng.standard_normal(shape)

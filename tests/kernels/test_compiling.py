@@ -451,7 +451,7 @@ class Terminal(io.StringIO):
 
 
 def work(total: int) -> None:
-    with progress.Progress(
+    with progress.WorkProgress(
         "compiling {count} kernels (once; kept in /home/{me}/cache)", total
     ) as p:
         for _ in range(total):

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from engine.graphs.passes.pipeline import PASSES, Work
+from engine.graphs.passes.pipeline import PASSES, PassState
 from engine.kernels.ops import collective
 from engine.kernels.ops.norm import joint
 from engine.kernels.ops.registry import list_families, list_ops, list_templates
@@ -58,7 +58,7 @@ def met() -> frozenset[tuple[str, str]]:
         if case.grad:
             graph, _ = backward_of(one)
             found |= {(n.domain, n.op) for n in graph.nodes}
-        work = Work(graph)
+        work = PassState(graph)
         for step in PASSES:
             step.run(work)
         found |= {(n.domain, n.op) for n in work.graph.nodes}

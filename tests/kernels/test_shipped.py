@@ -25,7 +25,7 @@ from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.dev import ship, zoo
 from engine.tools.dev.case_graphs import list_cases
 from engine.tools.trimmed import binary
@@ -221,7 +221,9 @@ def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.Monke
         chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
     )
     assert [k.template for k in plan.specs] == ["formula"]
-    program = Program(plan, kernels.resolve, {"work": allocate(plan.compute_region_bytes("work"))})
+    program = BoundProgram(
+        plan, kernels.resolve, {"work": allocate(plan.compute_region_bytes("work"))}
+    )
     program.inputs["x"][...] = x
     program.run()
     wanted = np.sinh(np.arctan(np.log1p(np.exp(x.astype(np.float64)))))

@@ -14,7 +14,7 @@ from engine.kernels.binaries.load import get_addresses
 from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.optimizer.update import Formula
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 
 RATE = 0.01
 SIZES = (1, 64, 1000, 20011)
@@ -30,7 +30,7 @@ def step(
     shapes = {n: a.shape for n, a in inputs.items()}
     plan = make_plan(graph, shapes, target=detect_host(), threads=threads)
     work = allocate(plan.compute_region_bytes("work"), zero=False)
-    program = Program(plan, get_addresses, {"work": work})
+    program = BoundProgram(plan, get_addresses, {"work": work})
     for name, array in inputs.items():
         np.copyto(program.inputs[name], array)
     program.run()

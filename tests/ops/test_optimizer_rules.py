@@ -37,7 +37,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.runtime.program import Team
-from engine.tools.dev.cases.optimizer.case import DECAY, Case, Update, list_cases
+from engine.tools.dev.cases.optimizer.case import DECAY, OptimizerCase, Update, list_cases
 from tests.support.harness import drop_type, get_gradient
 
 SHAPES = {  # sorted as saved checkpoints are: clipping adds squares in the order of the layout
@@ -135,7 +135,7 @@ def expected(method: Any, update: Update, start: Arrays, steps: int) -> Arrays:
 
 
 def title(value: Any) -> str:
-    if isinstance(value, Case):
+    if isinstance(value, OptimizerCase):
         options = vars(value.method).items()
         shown = {k: v for k, v in options if v and k not in ("betas", "eps")}
         return f"{type(value.method).__name__}-{','.join(f'{k}={v}' for k, v in shown.items())}"
@@ -150,7 +150,7 @@ def title(value: Any) -> str:
 @pytest.mark.parametrize("how", ["plain", "groups", "clip"])
 @pytest.mark.parametrize("case", CASES, ids=title)
 def test_steps_follow_the_rule_and_resume_bit_for_bit(
-    case: Case, how: str, dtype: Any, wide: Sequence[str], tmp_path: Path
+    case: OptimizerCase, how: str, dtype: Any, wide: Sequence[str], tmp_path: Path
 ) -> None:
     given, moments = case.method, case.states
     ways: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import pytest
 
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes import storage
-from engine.graphs.passes.pipeline import Work, run_passes
+from engine.graphs.passes.pipeline import PassState, run_passes
 from engine.graphs.passes.storage import SMALL, choose_storage
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops.gemm import gemm_mixed
@@ -58,7 +58,7 @@ def rounded_factors(one: OneNode | Alone, half: str) -> set[str]:
 
 def stored(graph: Graph) -> set[str]:
     """Return the values of a graph that are stored in halves."""
-    work = Work(graph.copy())
+    work = PassState(graph.copy())
     run_passes(work)
     choose_storage(work.graph, work.types, work.constants, "bf16")
     return {name for name, t in work.types.items() if t.dtype == "bf16"}

@@ -20,7 +20,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program as Rows
 from engine.plan.plan import align
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from tests.support.halves import round_to_half
 from tests.support.harness import run
 from tests.support.targets import OTHERS, list_runnable
@@ -158,7 +158,7 @@ def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, th
     assert any(s.template == "winograd_fold" for s in plan.specs)
     total = allocate(align(want.nbytes))
     regions = {"work": allocate(plan.compute_region_bytes("work")), "grad": total}
-    program = Program(plan, get_linker(detect_host()).get_addresses, regions)
+    program = BoundProgram(plan, get_linker(detect_host()).get_addresses, regions)
     for name, array in given.items():
         np.copyto(program.inputs[name], array)
     total.view(np.float64)[...] = np.nan

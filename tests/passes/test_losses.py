@@ -7,7 +7,7 @@ import pytest
 
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.losses import keep_scores
-from engine.graphs.passes.pipeline import Work, run_passes
+from engine.graphs.passes.pipeline import PassState, run_passes
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import MS
@@ -58,7 +58,7 @@ def test_loss_and_gradient_are_those_of_rounded_scores() -> None:
 
 @pytest.mark.parametrize("outputs", [("loss", "dz"), ("loss", "dz", "logp")])
 def test_log_softmax_stays_where_something_else_reads_it(outputs: tuple[str, ...]) -> None:
-    work = Work(cross_entropy(*outputs))
+    work = PassState(cross_entropy(*outputs))
     run_passes(work)
     keep_scores(work.graph, work.types)
     domains = {n.domain for n in work.graph.nodes if n.op.startswith("SoftmaxCrossEntropyLoss")}

@@ -15,7 +15,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
-from engine.graphs.passes.pipeline import OPTIONAL, Work, run_passes
+from engine.graphs.passes.pipeline import OPTIONAL, PassState, run_passes
 from tests.random_graphs.compare import weighted
 from tests.support.harness import run
 
@@ -56,7 +56,7 @@ def check_numbers(graph: Graph) -> None:
 
 def check_slices(graph: Graph) -> None:
     """Check that no slice reads another one's result."""
-    work = Work(graph.copy(), closed=True)
+    work = PassState(graph.copy(), closed=True)
     run_passes(work)
     slices = [n for n in work.graph.nodes if n.op == "Slice"]
     cut = {n.outputs[0] for n in slices}

@@ -9,7 +9,7 @@ import pytest
 from engine.errors import InternalError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes import pipeline
-from engine.graphs.passes.pipeline import PASSES, Pass, Work
+from engine.graphs.passes.pipeline import PASSES, Pass, PassState
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
@@ -25,12 +25,12 @@ def graph() -> Graph:
     return Graph("g", types, ["y"], {}, nodes, {"": 17})
 
 
-def other_shape(work: Work) -> None:
+def other_shape(work: PassState) -> None:
     work.types["a"] = TensorType("f32", (2, 5))
     work.graph.nodes[0].attrs["touched"] = 1
 
 
-def other_dtype(work: Work) -> None:
+def other_dtype(work: PassState) -> None:
     (product, relu) = work.graph.nodes
     work.graph.nodes = [
         product,
@@ -40,12 +40,12 @@ def other_dtype(work: Work) -> None:
     work.types["b"] = TensorType("f32", (2, 4))
 
 
-def no_type(work: Work) -> None:
+def no_type(work: PassState) -> None:
     work.graph.nodes[1].inputs = ("b",)
     work.graph.nodes.insert(1, Node("Neg", ("a",), ("b",), {}, "", "minus"))
 
 
-def read_too_early(work: Work) -> None:
+def read_too_early(work: PassState) -> None:
     work.graph.nodes.reverse()
 
 
@@ -59,7 +59,7 @@ def read_too_early(work: Work) -> None:
     ],
 )
 def test_a_pass_that_breaks_a_type_is_named(
-    broken: Callable[[Work], None], words: str, monkeypatch: pytest.MonkeyPatch
+    broken: Callable[[PassState], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = [p.name for p in PASSES].index("infer") + 1
     wrong = Pass("broken", broken, lambda held: held | {("", "Cast"), ("", "Neg")})
@@ -69,7 +69,7 @@ def test_a_pass_that_breaks_a_type_is_named(
 
 
 def test_a_pass_that_breaks_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def turn(work: Work) -> None:
+    def turn(work: PassState) -> None:
         work.graph.nodes.reverse()
         work.graph.sort()
 

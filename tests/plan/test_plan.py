@@ -17,7 +17,7 @@ from engine.plan import verify as verifying
 from engine.plan.plan import Arg, KernelSpec, Plan, Port
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.dev.case_graphs import OneNode, list_cases
 from tests.support.plans import RELU, chain
 
@@ -145,13 +145,13 @@ def test_symbols_are_readable_when_short_and_distinct_when_long() -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that are checked from now on."""
     found: list[Plan] = []
-    run = verifying._Check.run
+    run = verifying._PlanCheck.run
 
-    def counted(check: verifying._Check) -> None:
+    def counted(check: verifying._PlanCheck) -> None:
         found.append(check.plan)
         run(check)
 
-    monkeypatch.setattr(verifying._Check, "run", counted)
+    monkeypatch.setattr(verifying._PlanCheck, "run", counted)
     return found
 
 
@@ -178,7 +178,9 @@ def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.Monke
     found = checks(monkeypatch)
     graph = OneNode(next(c for c in list_cases() if c.op == "Relu")).graph
     plan = make_plan(graph, {}, target=detect_host(), threads=1)
-    program = Program(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
+    program = BoundProgram(
+        plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))}
+    )
     assert found == [plan]
     assert program.plan == plan  # read anew, so it is checked anew
     assert len(found) == 2

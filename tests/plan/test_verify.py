@@ -25,7 +25,7 @@ from engine.base.element_types import ITEMSIZE
 from engine.errors import PlanError
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.ops.registry import list_templates
-from engine.plan.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
+from engine.plan.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, PlanStep
 from engine.plan.verify import verify
 from engine.tools.dev.case_graphs import OneNode, list_cases
 from tests.support.golden_plans import TARGET, make_golden_plan
@@ -34,9 +34,9 @@ OPS = ("Softmax", "BatchNormalization", "Gather", "LSTM", "Transpose", "Dropout"
 
 # Fields whose value a plan states nowhere else.  The plan with another value is as sound.
 ANOTHER_PROGRAM = {
-    "Step.consts",  # other numbers of the same kinds, or as many as the kernel takes
-    "Step.kernel",  # another kernel that takes the same
-    "Step.args",  # the same operands in another order
+    "PlanStep.consts",  # other numbers of the same kinds, or as many as the kernel takes
+    "PlanStep.kernel",  # another kernel that takes the same
+    "PlanStep.args",  # the same operands in another order
     "Arg.buffer",  # another operand of the same type
     "Plan.steps",  # a step less, more, or sooner
     "Plan.buffers",  # operands by another numbering
@@ -180,7 +180,7 @@ class Model:
                 if how in "wus":
                     writes |= bytes_
 
-    def apart(self, n: int, true: Step, mine: list[tuple[str, set[Block]]]) -> None:
+    def apart(self, n: int, true: PlanStep, mine: list[tuple[str, set[Block]]]) -> None:
         """Operands share bytes only if they are read, or all of them where the kernel may."""
         pairs = {frozenset(pair) for pair in true.inplace}
         for i, (mode, bytes_) in enumerate(mine):
@@ -190,7 +190,7 @@ class Model:
                 if bytes_ & more and mode + other not in ("rr", "uu") and not whole:
                     raise Unsafe(f"step {n}: arguments {i} and {j} share bytes")
 
-    def call(self, n: int, step: Step, modes: list[str]) -> None:
+    def call(self, n: int, step: PlanStep, modes: list[str]) -> None:
         spec = next(k.spec for k in self.plan.kernels if k.symbol == step.kernel)
         taken = list_templates()[spec.template].takes(*spec.params)
         for at, a in enumerate(step.args):
@@ -240,7 +240,7 @@ def mutated(data: st.DataObject, value: Any, plan: Plan, field: str) -> tuple[An
         return data.draw(st.sampled_from(changes)), field
     if isinstance(value, int):
         near = [value + 1, value - 1, value + 64, value - 64, value * 2, *NUMBERS]
-        if field == "Step.consts":
+        if field == "PlanStep.consts":
             return data.draw(st.sampled_from([*near, float(near[0]), None, "text"])), field
         any_buffer = st.integers(0, max(len(plan.buffers) - 1, 0))
         return data.draw(st.one_of(st.sampled_from(near), any_buffer)), field
@@ -253,9 +253,9 @@ def mutated(data: st.DataObject, value: Any, plan: Plan, field: str) -> tuple[An
 
 # An element for a tuple that is now empty.
 ELEMENTS: dict[str, tuple[Any, ...]] = {
-    "Step.operands": ("f32",), "Step.consts": (0,), "Step.inplace": ((0, 1),),
-    "Step.args": (Arg(0, "r"),), "Buffer.shape": (0,), "Port.shape": (0,), "Kernel.takes": ("i64",),
-    "Plan.constants": ((0, b""),),
+    "PlanStep.operands": ("f32",), "PlanStep.consts": (0,), "PlanStep.inplace": ((0, 1),),
+    "PlanStep.args": (Arg(0, "r"),), "Buffer.shape": (0,), "Port.shape": (0,),
+    "Kernel.takes": ("i64",), "Plan.constants": ((0, b""),),
 }  # fmt: skip
 
 

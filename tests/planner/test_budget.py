@@ -26,14 +26,14 @@ from engine.graphs.planner.lifetimes import (
 from engine.graphs.planner.planner import Planner
 from engine.graphs.planner.recompute import find_places, find_repeats, repeat
 from engine.graphs.planner.search import Chosen, Search
-from engine.graphs.planner.timeline import Profile, Timeline
+from engine.graphs.planner.timeline import MemoryProfile, Timeline
 from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.dev.case_graphs import with_loss
 from tests.support.places import GOLDENS
 
@@ -125,7 +125,7 @@ class Drawn:
         """The loss and the gradients."""
         work = allocate(plan.compute_region_bytes("work"), zero=False)
         work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
-        program = Program(plan, get_linker(detect_host()).get_addresses, {"work": work})
+        program = BoundProgram(plan, get_linker(detect_host()).get_addresses, {"work": work})
         for name, value in self.batch.items():
             program.inputs[name][...] = value
         program.run()
@@ -307,7 +307,7 @@ def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
     draft = next(iter(one.planner._recipes.values()))[0][1].make_draft()
     whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
-    profile, taken = Profile(timeline), 0
+    profile, taken = MemoryProfile(timeline), 0
     for _ in range(60):
         added = {n for n in known if rng.random() < 0.2} - profile.chosen
         removed = {n for n in profile.chosen if rng.random() < 0.3}
@@ -361,7 +361,7 @@ def test_a_search_ends_where_nothing_helps(monkeypatch: pytest.MonkeyPatch) -> N
         left.append([])
         return reach(self, chosen, limit)
 
-    def note(self: Search, now: Profile, limit: int) -> Profile | None:
+    def note(self: Search, now: MemoryProfile, limit: int) -> MemoryProfile | None:
         left[-1].append(now.compute_excess(limit))
         return better(self, now, limit)
 

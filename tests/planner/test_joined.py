@@ -26,7 +26,7 @@ from engine.data import batches
 from engine.errors import BudgetError, InputError, LabelError, NonFiniteError, StateError
 from engine.graphs.offline.optim_types import Method
 from engine.plan.plan import DONE, Plan
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from tests.support.tied_words import DEEP, IDS, TIED, WORDS, read_content
 from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, make_trainer
 
@@ -180,15 +180,15 @@ def test_an_interrupt_leaves_a_whole_step_or_none(
     whole, trainer = make_trainer(DROPPING), make_trainer(DROPPING)
     for each in (whole, trainer):
         each.step(X, LABELS)
-    run = Program.run
+    run = BoundProgram.run
 
-    def interrupted(self: Program, *args: Any) -> None:
+    def interrupted(self: BoundProgram, *args: Any) -> None:
         if when == "behind":
             run(self, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Program, "run", interrupted)
+        patch.setattr(BoundProgram, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trainer.step(X, LABELS)
     if when == "behind":

@@ -17,7 +17,7 @@ from engine.graphs.planner.barriers import find_barriers
 from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import (
-    Block,
+    MemoryBlock,
     Tally,
     compute_liveness_bound,
     count_work_bytes,
@@ -35,12 +35,13 @@ blocks = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40
 ).map(
     lambda rows: [
-        Block([str(i)], size * 64, min(a, b), max(a, b)) for i, (size, a, b) in enumerate(rows)
+        MemoryBlock([str(i)], size * 64, min(a, b), max(a, b))
+        for i, (size, a, b) in enumerate(rows)
     ]
 )
 
 
-def check_placed(placed: Sequence[Block], top: int) -> None:
+def check_placed(placed: Sequence[MemoryBlock], top: int) -> None:
     """Check that all blocks end below the top, and that none shares bytes while it lives."""
     for i, a in enumerate(placed):
         assert 0 <= a.offset <= top - a.nbytes
@@ -49,13 +50,13 @@ def check_placed(placed: Sequence[Block], top: int) -> None:
                 assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
 
 
-def random_blocks(seed: int, count: int, calls: int, life: int) -> list[Block]:
+def random_blocks(seed: int, count: int, calls: int, life: int) -> list[MemoryBlock]:
     """Blocks of 1 to 39 cache lines that begin at any of some calls."""
     rng = np.random.default_rng(seed)
     births = rng.integers(0, calls, count)
     sizes, lives = rng.integers(1, 40, count), rng.integers(0, life, count)
     return [
-        Block([], 64 * int(n), int(a), int(a + b))
+        MemoryBlock([], 64 * int(n), int(a), int(a + b))
         for n, a, b in zip(sizes, births, lives, strict=True)
     ]
 
@@ -63,7 +64,7 @@ def random_blocks(seed: int, count: int, calls: int, life: int) -> list[Block]:
 @given(blocks, st.sampled_from([2, placing.SHARE]), st.sampled_from([0, placing.MANY]))
 @settings(max_examples=200, deadline=None)
 def test_placement_is_disjoint_and_bounded(
-    given_blocks: list[Block], share: int, many: int
+    given_blocks: list[MemoryBlock], share: int, many: int
 ) -> None:
     """Whichever blocks are large, and where they are too many for orders."""
     with mock.patch.object(placing, "SHARE", share), mock.patch.object(placing, "MANY", many):
@@ -80,7 +81,7 @@ def test_nothing_to_place_takes_no_bytes() -> None:
 def test_blocks_that_reach_too_high_are_placed_again() -> None:
     """No order by size, life, birth or death alone meets the bound here."""
     rows = [(4, 1, 5), (1, 1, 3), (4, 4, 8), (2, 6, 9), (3, 6, 7), (1, 5, 9)]
-    given_blocks = [Block([str(i)], 64 * n, a, b) for i, (n, a, b) in enumerate(rows)]
+    given_blocks = [MemoryBlock([str(i)], 64 * n, a, b) for i, (n, a, b) in enumerate(rows)]
     assert place(given_blocks) == compute_liveness_bound(given_blocks)
 
 

@@ -23,7 +23,7 @@ from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
 from engine.graphs.passes.infer import bind
 from engine.graphs.passes.pipeline import PASSES
 from engine.graphs.planner import place
-from engine.graphs.planner.lifetimes import Block, compute_liveness_bound
+from engine.graphs.planner.lifetimes import MemoryBlock, compute_liveness_bound
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops import map as map_
 from engine.kernels.machine.target import detect_host
@@ -32,7 +32,7 @@ from engine.kernels.ops.movement import _walk
 from engine.kernels.vocabulary.expression import FUNCTIONS, parse
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program
-from engine.kernels.vocabulary.terms import Formulas, Writer
+from engine.kernels.vocabulary.terms import Formulas, TermWriter
 from engine.plan.plan import Plan
 from tests.support.harness import run
 
@@ -44,13 +44,13 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.terms = 0
-        put = Writer.put
+        put = TermWriter.put
 
-        def counted(writer: Writer, *term: object) -> int:
+        def counted(writer: TermWriter, *term: object) -> int:
             self.terms += 1
             return put(writer, *term)
 
-        monkeypatch.setattr(Writer, "put", counted)
+        monkeypatch.setattr(TermWriter, "put", counted)
 
     def of(self, name: str, nodes: int, layers: int = 1) -> tuple[Plan, int]:
         """The plan of a graph, and the terms that were written for it."""
@@ -228,7 +228,7 @@ def test_blocks_placed_in_time_do_not_meet(backwards: bool) -> None:
     rng = np.random.default_rng(0)
     births = rng.integers(0, 60, 200)
     blocks = [
-        Block([str(i)], 32 * int(rng.integers(0, 9)), int(b), int(b + rng.integers(0, 12)))
+        MemoryBlock([str(i)], 32 * int(rng.integers(0, 9)), int(b), int(b + rng.integers(0, 12)))
         for i, b in enumerate(births)
     ]
     top, offsets = place._fit_in_time(blocks, backwards)

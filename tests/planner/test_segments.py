@@ -26,7 +26,7 @@ from engine.plan.plan import CHECK, COUNT, RATE, Plan
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
-from engine.training.planning import Update
+from engine.training.planning import GradientUse
 from tests.support.blocks import list_groups, make_model
 from tests.support.builds import load, needs_cc
 
@@ -134,7 +134,7 @@ class Joined:
         module = Module(folder / "training_model.onnx", self.state, threads=2)
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
         self.model = module.session.training
-        self.update = Update(optimizer.model, optimizer.layout())
+        self.update = GradientUse(optimizer.model, optimizer.layout())
         rng = np.random.default_rng(batch)
         shapes = (batch, 3, 40, 40), (batch, 2, 10, 10)
         values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)

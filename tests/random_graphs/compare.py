@@ -38,7 +38,7 @@ from engine.graphs.offline.training import RESET
 from engine.graphs.passes import attention_match, pipeline, recompute
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
-from engine.graphs.passes.pipeline import OPTIONAL, PASSES, Pass, Work
+from engine.graphs.passes.pipeline import OPTIONAL, PASSES, Pass, PassState
 from engine.graphs.passes.simplify import is_acting, prune
 from engine.graphs.planner import planner, tile
 from engine.graphs.planner.draft import Draft
@@ -795,7 +795,7 @@ def counting(counts: Counter[str]) -> AbstractContextManager[None]:
     state: list[object] = [None]
 
     def counted(step: Pass) -> Pass:
-        def run(work: Work) -> None:
+        def run(work: PassState) -> None:
             step.run(work)
             last = [n for n, t in work.types.items() if t.last]
             before, state[:] = state[0], [(str(work.graph), last)]

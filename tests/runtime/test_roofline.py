@@ -9,7 +9,7 @@ import pytest
 
 from engine.checking import Check
 from engine.checking.report import Figures
-from engine.runtime.roofline import AGREEING, MOST_RUNS, Best, _compute_limits, find_best
+from engine.runtime.roofline import AGREEING, MOST_RUNS, FastestRun, _compute_limits, find_best
 
 UNIT = 3e-6  # seconds of one round, where nothing disturbs it
 
@@ -62,11 +62,11 @@ def test_runs_that_never_agree_are_bounded_and_unsure() -> None:
 
 
 def test_limits_that_other_measurements_confirm_are_sure() -> None:
-    sure, unsure = Best(1e-3, False), Best(1e-3, True)
+    sure, unsure = FastestRun(1e-3, False), FastestRun(1e-3, True)
     good = [(1 << 14, 4e9, False), (1 << 20, 2e9, False)]
     assert not _compute_limits(1, 1e6, [unsure, sure], good).unsure
     assert _compute_limits(1, 1e6, [unsure, unsure], good).unsure
-    assert _compute_limits(1, 1e6, [unsure, Best(2e-3, False)], good).unsure
+    assert _compute_limits(1, 1e6, [unsure, FastestRun(2e-3, False)], good).unsure
     slow = [(1 << 14, 1e9, True), (1 << 20, 2e9, False)]  # the next cache is faster: disturbed
     found = _compute_limits(1, 1e6, [sure], slow)
     assert (found.streams, found.unsure) == (((1 << 14, 2e9), (1 << 20, 2e9)), False)

@@ -16,7 +16,7 @@ from engine.kernels.binaries.load import get_addresses
 from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program, Team
+from engine.runtime.program import BoundProgram, Team
 
 
 def chain(steps: int) -> Graph:
@@ -33,12 +33,12 @@ def chain(steps: int) -> Graph:
     )  # fmt: skip
 
 
-def program(threads: int, steps: int = 24) -> Program:
+def program(threads: int, steps: int = 24) -> BoundProgram:
     plan = make_plan(chain(steps), {}, target=detect_host(), threads=threads)
-    return Program(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
+    return BoundProgram(plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
-def result(p: Program) -> np.ndarray:
+def result(p: BoundProgram) -> np.ndarray:
     p.inputs["x"][...] = np.random.default_rng(1).standard_normal((37, 96))
     p.run()
     (out,) = p.outputs.values()
@@ -72,7 +72,7 @@ def test_programs_run_from_several_python_threads() -> None:
     expected = result(p[0])
     wrong = []
 
-    def work(mine: Program) -> None:
+    def work(mine: BoundProgram) -> None:
         for _ in range(50):
             if not np.array_equal(result(mine), expected):
                 wrong.append(1)
@@ -92,7 +92,7 @@ def test_a_team_stops() -> None:
     assert not any(w.is_alive() for w in workers)
 
 
-def _in_child(queue: multiprocessing.Queue[float], parents: Program) -> None:
+def _in_child(queue: multiprocessing.Queue[float], parents: BoundProgram) -> None:
     queue.put(float(result(program(2)).sum()))
     queue.put(float(result(parents).sum()))
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from engine.plan.plan import Plan, Step
+from engine.plan.plan import Plan, PlanStep
 
 
 def make_model(text: str) -> onnx.ModelProto:
@@ -25,7 +25,7 @@ def make_model(text: str) -> onnx.ModelProto:
     return proto
 
 
-def list_groups(made: Plan) -> Iterator[tuple[int, tuple[Step, ...]]]:
+def list_groups(made: Plan) -> Iterator[tuple[int, tuple[PlanStep, ...]]]:
     """The first step of each group, and all its steps."""
     for n, step in enumerate(made.steps):
         if step.group:

@@ -16,7 +16,7 @@ from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.target import Target, detect_host
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.dev.case_graphs import OneNode, widen
 
 
@@ -97,7 +97,7 @@ def make_runner(
     change.
     """
     work = allocate(plan.compute_region_bytes("work"), zero=False)
-    program = Program(plan, get_linker(target or detect_host()).get_addresses, {"work": work})
+    program = BoundProgram(plan, get_linker(target or detect_host()).get_addresses, {"work": work})
 
     def run_once(inputs: Mapping[str, np.ndarray], changes: bool) -> dict[str, np.ndarray]:
         work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows

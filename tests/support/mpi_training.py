@@ -17,7 +17,7 @@ import pytest
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.data import Arrays
 from engine.distributed import world
-from engine.distributed.group import Group
+from engine.distributed.group import RankGroup
 from engine.errors import GroupError, LabelError, NonFiniteError
 from engine.trainer import Callback, EarlyStopping, Trainer
 from engine.trainer.fit import Fit
@@ -46,7 +46,7 @@ def close(one: Trainer, two: Trainer) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
-def check_steps(group: Group) -> None:
+def check_steps(group: RankGroup) -> None:
     """Uneven and empty shares, ignored labels, weights, sums, accumulated batches, clipping."""
     for loss, target in LOSSES:
         optimizer = SGD(0.05, momentum=0.9, clip_grad=0.5)
@@ -99,7 +99,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def check_fits(group: Group, folder: Path) -> None:
+def check_fits(group: RankGroup, folder: Path) -> None:
     """Epochs with a smaller last batch, validations, checkpoints; resumed by one process."""
     seen = _Seen()
     several = make_trainer(PLAIN, optimizer=AdamW(0.05), group=group)
@@ -133,7 +133,7 @@ class _Interrupting(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def check_ends(group: Group, folder: Path) -> None:
+def check_ends(group: RankGroup, folder: Path) -> None:
     """Check that an error of one rank, or Ctrl-C, ends all ranks, which continue afterwards."""
     trainer = make_trainer(PLAIN, group=group)
     labels = LABELS.copy()
@@ -168,7 +168,7 @@ def check_ends(group: Group, folder: Path) -> None:
         trainer.fit((X[group.rank :], LABELS[group.rank :]), progress=False)
 
 
-def check_norms(group: Group) -> None:
+def check_norms(group: RankGroup) -> None:
     """Batch normalisations: by joint statistics, or by their own, whose mean checkpoints have."""
     several, one = (make_trainer(NORMED, optimizer=SGD(0.05), group=each) for each in (group, None))
     for count in (20, 7):
@@ -192,7 +192,7 @@ def check_norms(group: Group) -> None:
     get_ranks(trainer).check_same()
 
 
-def check_draws(group: Group) -> None:
+def check_draws(group: RankGroup) -> None:
     """Ranks draw other numbers for dropout, and count them alike."""
     trainer = make_trainer(DROPPING, group=group)
     trainer.step(X, LABELS)

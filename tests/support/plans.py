@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step
+from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Plan, PlanStep, Port
 
 RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
 
@@ -25,7 +25,9 @@ def chain() -> Plan:
             make_buffer("y", 64, 0, 2, "io"),
         ),
         steps=tuple(
-            Step(RELU.symbol, (Arg(i, "r"), Arg(i + 1, "w")), (1, 16, 1), f"n{i}", "fwd", ((1, 0),))
+            PlanStep(
+                RELU.symbol, (Arg(i, "r"), Arg(i + 1, "w")), (1, 16, 1), f"n{i}", "fwd", ((1, 0),)
+            )
             for i in range(3)
         ),
         kernels=(RELU,),

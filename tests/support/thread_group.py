@@ -1,4 +1,4 @@
-"""A group of threads in one process, each a rank: `engine.distributed.group.Group` for tests.
+"""A group of threads in one process, each a rank: `engine.distributed.group.RankGroup` for tests.
 
 Sums are made by the last thread to come, in the order of the ranks, so that they repeat to the last
 bit.  A rank that fails breaks the group: all others get a `GroupError` at their next call.

@@ -374,7 +374,9 @@ def test_one_warning_whoever_finds_it(shared: Cache) -> None:
         run_in_threads([look] * 8)
     assert [w.category for w in told] == [CacheWarning]
     cache._told.clear()
-    job = workers.Job(executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True)
+    job = workers.CompileJob(
+        executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True
+    )
     assert serve.compile_job(job)[1]  # with a warning, which would be an error
     assert not cache._told
 

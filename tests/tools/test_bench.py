@@ -15,11 +15,11 @@ from bench import steps as beside
 from engine.errors import EngineError, FileError, InputError
 from engine.tools import cli
 from engine.tools.benchmark import machine, measure, result
-from engine.tools.benchmark.result import Peer, Result, Row, compare, read
+from engine.tools.benchmark.result import BenchmarkRow, Peer, Result, compare, read
 from engine.tools.benchmark.workloads import WORKLOADS
 from tests.support.places import ROOT
 
-ROW = Row("mlp", 64, 2, 2e-3, 100, 0.05, 1e-3, 400_000_000, 400e9, 100_000_000, 0.5)
+ROW = BenchmarkRow("mlp", 64, 2, 2e-3, 100, 0.05, 1e-3, 400_000_000, 400e9, 100_000_000, 0.5)
 HERE = Result({"machine": "Raspberry Pi 5", "governor": "ondemand", "load": "0.1"}, (ROW,))
 
 
@@ -121,7 +121,7 @@ def test_a_workload_is_measured_by_a_process_of_its_own() -> None:
 
 
 def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(row: Row, *_: object) -> Row:
+    def fail(row: BenchmarkRow, *_: object) -> BenchmarkRow:
         if row.threads == 1:
             raise EngineError("out of memory")
         return replace(row, step=1.0, inference=0.5)
@@ -175,7 +175,11 @@ def test_a_peer_takes_turns_and_has_a_ratio(
 
 
 def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
-    rows = (ROW, replace(ROW, threads=1, peers={"torch": Peer(4e-3, 2.0)}), Row("cnn", 8, 1))
+    rows = (
+        ROW,
+        replace(ROW, threads=1, peers={"torch": Peer(4e-3, 2.0)}),
+        BenchmarkRow("cnn", 8, 1),
+    )
     made = Result(HERE.machine, rows)
     made.write(tmp_path / "a.json")
     found = read(tmp_path / "a.json")

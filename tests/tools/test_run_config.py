@@ -170,5 +170,5 @@ def test_words_override() -> None:
 def test_every_key_is_explained() -> None:
     for name, kind in run_config.TABLES.items():
         for each in dataclasses.fields(kind):
-            if kind is not run_config.Chosen:
+            if kind is not run_config.ChosenClass:
                 assert read_declaration(each).text.endswith("."), (name, each.name)

@@ -164,7 +164,7 @@ folder = "{tmp_path / "made"}"
     assert {"val_accuracy", "val_f1"} <= found["best"].keys()
     made = runs.read_config(tmp_path / "made")
     assert made.fit.seed == 3
-    assert made.optimizer == run_config.Chosen("sgd", {"lr": 0.1})
+    assert made.optimizer == run_config.ChosenClass("sgd", {"lr": 0.1})
     assert made.model.train == ("classifier.*",)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.trainer.reports.findings import MAX_CLASSES, Findings
-from engine.trainer.reports.sections.classes import Scores
+from engine.trainer.reports.sections.classes import ClassScores
 from tests.support.report_runs import Array
 
 
@@ -112,7 +112,7 @@ def several(count: int = 300) -> tuple[Array, Array]:
 def test_several_labels_have_the_scores_of_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
     targets, scores = several()
-    found = Scores.of(findings(targets, scores, threshold=0.0))
+    found = ClassScores.of(findings(targets, scores, threshold=0.0))
     expected = metrics.precision_recall_fscore_support(targets, scores > 0, average=None)
     for mine, its in zip(
         (found.precision, found.recall, found.f1, found.there), expected, strict=True

@@ -12,12 +12,12 @@ from sklearn.calibration import calibration_curve
 
 from engine.reports import HtmlReport
 from engine.trainer.metrics.ranking import AUROC
-from engine.trainer.reports.curves import BINS, Calibration, Ranking
+from engine.trainer.reports.curves import BINS, Calibration, ThresholdCounts
 from engine.trainer.reports.findings import MAX_ODDS, Findings
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.sections import calibration, ranking
 from engine.trainer.reports.sections.calibration import compute_calibration
-from engine.trainer.reports.sections.classes import Scores, rank_samples
+from engine.trainer.reports.sections.classes import ClassScores, rank_samples
 from engine.trainer.reports.thinned import Thinned
 from tests.support.report_runs import Run
 
@@ -45,7 +45,7 @@ def test_rankings_are_those_of_scikit_learn(ties: int, share: float) -> None:
     rng = np.random.default_rng(0)
     is_class = rng.random(500) < share
     scores = (rng.random(500) + 0.3 * is_class).round(ties)
-    made = Ranking.of(is_class, scores)
+    made = ThresholdCounts.of(is_class, scores)
     assert made is not None
     false, true, _ = metrics.roc_curve(is_class, scores, drop_intermediate=False)
     assert np.allclose(made.compute_roc(), (false, true))
@@ -57,8 +57,8 @@ def test_rankings_are_those_of_scikit_learn(ties: int, share: float) -> None:
     assert made.average_precision == pytest.approx(
         metrics.average_precision_score(is_class, scores)
     )
-    assert Ranking.of(np.ones(3, bool), np.arange(3)) is None
-    assert Ranking.of(np.zeros(3, bool), np.arange(3)) is None
+    assert ThresholdCounts.of(np.ones(3, bool), np.arange(3)) is None
+    assert ThresholdCounts.of(np.zeros(3, bool), np.arange(3)) is None
 
 
 def test_calibration_is_that_of_scikit_learn() -> None:
@@ -79,7 +79,7 @@ def test_calibration_is_that_of_scikit_learn() -> None:
 def test_scores_of_classes_are_those_of_scikit_learn(parts: int) -> None:
     labels, logits = classified(600, 5)
     findings = found(labels, logits, parts)
-    scores, powers = Scores.of(findings), np.exp(logits)
+    scores, powers = ClassScores.of(findings), np.exp(logits)
     shares = powers / powers.sum(1, keepdims=True)
     expected = metrics.precision_recall_fscore_support(
         labels, logits.argmax(1), labels=range(5), zero_division=np.nan
@@ -132,7 +132,7 @@ def test_scores_stay_apart_where_shares_are_all_one() -> None:
     logits = (rng.standard_normal((400, 3)) * 40 + 60 * np.eye(3)[labels]).astype(np.float32)
     metric = AUROC()
     metric.update({"y": logits}, {"t": labels}, 0.0, 400)
-    scores = Scores.of(found(labels, logits))
+    scores = ClassScores.of(found(labels, logits))
     assert scores.area.mean() == pytest.approx(metric.result(), abs=1e-9)
 
 

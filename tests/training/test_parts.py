@@ -16,7 +16,7 @@ from engine.custom import Grad, Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.sample_flow import find_loss
-from engine.graphs.offline.sample_values import Loss, MixedError
+from engine.graphs.offline.sample_values import LossValue, MixedError
 from tests.support.tied_words import DEEP, IDS, TIED, WORDS, read_content
 from tests.support.tiny import (
     DROPPING,
@@ -91,7 +91,7 @@ def test_an_op_of_ones_own_holds_samples_as_it_declares(samples: Samples) -> Non
             with pytest.raises(MixedError, match=r"\(Softmax\) is not known to keep samples apart"):
                 find_loss(graph, {"x": (6, 4)}, {"x": 1})
         else:
-            assert find_loss(graph, {"x": (6, 4)}, {"x": 1}) == Loss(is_mean=True)
+            assert find_loss(graph, {"x": (6, 4)}, {"x": 1}) == LossValue(is_mean=True)
     finally:
         unregister(op)
 
@@ -236,7 +236,7 @@ def test_a_told_gradient_of_a_loss_is_followed() -> None:
         "scores = Add(s, head.bias)",
         "scores = Add(s, head.bias) y = ReduceMean<keepdims = 0>(scores)",
     )  # fmt: skip
-    expected = Loss(is_mean=True)
+    expected = LossValue(is_mean=True)
     assert find_loss(onnx_io.load(forward(text)), {"x": X.shape}, {"x": 1}) == expected
 
 

@@ -12,7 +12,7 @@ import pytest
 from engine.api import CheckpointState, Module
 from engine.base.precision import PRECISIONS
 from engine.errors import EngineError
-from engine.runtime.program import Program
+from engine.runtime.program import BoundProgram
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
@@ -109,7 +109,7 @@ def test_a_change_of_what_plans_are_made_for_makes_a_new_plan() -> None:
     module = Module(GOLDEN / "training_model.onnx", state, threads=1)
     memory, shapes = module.session.memory, [x.shape, y.shape]
 
-    def use() -> Program:
+    def use() -> BoundProgram:
         return module.session.training.get_program(shapes)
 
     single = use()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.trimmed.api import Function, list_functions
+from engine.tools.trimmed.api import ApiFunction, list_functions
 from engine.tools.trimmed.generate import RUNTIME
 from tests.support.builds import (
     SANITIZE,
@@ -27,7 +27,7 @@ from tests.support.places import DRIVERS, GOLDENS
 LETTERS = {"int": "i", "size_t": "n", "float": "f", "int64_t": "l", "void": "0"}
 
 
-def find_functions(library: bool) -> dict[str, Function]:
+def find_functions(library: bool) -> dict[str, ApiFunction]:
     header = make_source("mnist", library=library).read_header()
     return {function.name: function for function in list_functions(header)}
 

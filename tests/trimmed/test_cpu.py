@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 from engine.tools.trimmed.cpu import list_needs
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import make_build_for
@@ -72,4 +72,4 @@ def test_what_targets_need() -> None:
     assert needs["macos-x86_64"] == needs["windows-x86_64"] == needs["x86-64-v3"]
     assert not needs["raspberrypi3"] | needs["raspberrypi4"] | needs["aarch64"] | needs["wasm32"]
     assert set(list_needs(resolve("x86-64-v2", features="+avx2,+fma").target)) >= {"avx2", "fma"}
-    assert list_needs(host())
+    assert list_needs(detect_host())

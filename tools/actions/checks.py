@@ -20,7 +20,7 @@ from engine.loss_types import Loss
 from engine.runtime.roofline import Roofline
 from engine.system import config
 from engine.tools.trimmed.plans import bind_shapes, list_artifacts
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.trainer import names
 from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
@@ -69,7 +69,7 @@ def check_path(
     path: Path,
     asked: CheckRequest,
     made: TrainingChoices,
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
     opened: Opened | None = None,
 ) -> Check:
     """Return a dry run of artifacts, or of a forward model, whose artifacts are made for it and go
@@ -112,7 +112,7 @@ def check_path(
 
 
 def _suggest_remade(
-    path: Path, graph: Graph, asked: CheckRequest, made: TrainingChoices, progress: Progress
+    path: Path, graph: Graph, asked: CheckRequest, made: TrainingChoices, progress: StagePrinter
 ) -> Iterator[Suggestion]:
     """Yield variants of a training with artifacts of their own, possible only for a forward model.
 
@@ -145,7 +145,11 @@ def _suggest_remade(
 
 
 def _of_artifacts(
-    folder: Path, asked: CheckRequest, source: str, progress: Progress, opened: Opened | None = None
+    folder: Path,
+    asked: CheckRequest,
+    source: str,
+    progress: StagePrinter,
+    opened: Opened | None = None,
 ) -> Check:
     files = list_artifacts(folder)
     progress.say(f"reading {source}")

@@ -27,7 +27,7 @@ from engine.plan.verify import verify
 from engine.system import files
 from engine.system.paths import Paths
 from engine.tools.trimmed.plans import bind_shapes, find_batch_shapes, list_artifacts, make_plans
-from engine.tools.trimmed.progress import Progress
+from engine.tools.trimmed.progress import StagePrinter
 from engine.training import plan_cache
 from engine.training.large_constants import freeze_constants
 from engine.training.membership import Membership
@@ -85,7 +85,7 @@ def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
 
 
 def plan_models(
-    path: Path, asked: PlanRequest, progress: Progress, models: Opened | None = None
+    path: Path, asked: PlanRequest, progress: StagePrinter, models: Opened | None = None
 ) -> dict[str, Plan]:
     """Return the plans of a model, or of all models in a folder of artifacts, by titles.
 
@@ -138,7 +138,7 @@ def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
 
 
 def _of_artifacts(
-    folder: Path, asked: PlanRequest, progress: Progress, models: Opened | None
+    folder: Path, asked: PlanRequest, progress: StagePrinter, models: Opened | None
 ) -> dict[str, Plan]:
     given = dict(asked.shapes or {})
     batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
@@ -177,7 +177,7 @@ def plan_training_steps(
     asked: PlanRequest,
     batches: Sequence[int],
     shapes: Shapes,
-    progress: Progress,
+    progress: StagePrinter,
     models: Opened | None = None,
 ) -> dict[int, Plan]:
     """Return the plans of training steps, forward, backward and update, by batch sizes.

@@ -24,12 +24,12 @@ from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
-from engine.training.planning import NotJoinableError, Update
+from engine.training.planning import GradientUse, NotJoinableError
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -58,7 +58,7 @@ def prepare(
     folder: Path,
     settings: Sequence[tuple[KernelSet, int]],
     shapes: Sequence[tuple[int, Shapes]],
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
     budget: int | None = None,
     precision: Precision = "f32",
 ) -> tuple[Path, int]:
@@ -98,7 +98,7 @@ def _plan(
     threads: int,
     shapes: Sequence[tuple[int, Shapes]],
     collected: Collected,
-    progress: Progress,
+    progress: StagePrinter,
     budget: int | None,
     precision: Precision,
 ) -> list[Model]:
@@ -133,8 +133,8 @@ def _plan(
         plans.append(last.plan_update(layout))
         with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
             for bound in (find_batch_shapes(train, *each) for each in bounds):
-                progress.say(f"planning the {Update.what} for {_format_shapes(bound)}")
-                plans.append(train.make_plan(bound, update=Update(last, layout)))
+                progress.say(f"planning the {GradientUse.what} for {_format_shapes(bound)}")
+                plans.append(train.make_plan(bound, update=GradientUse(last, layout)))
             joined = True
     for model, each in itertools.product(models, bounds):
         bound = find_batch_shapes(model, *each)

@@ -12,7 +12,7 @@ from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, LabelError
 from engine.profiling import Profile
 from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.training.model import Model
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
@@ -30,7 +30,7 @@ def profile(
     shapes: Shapes | None = None,
     threads: int | None = None,
     repeats: int = 20,
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
 ) -> Profile:
     """Profile a training step of artifacts: forward, backward, and the update if there is one.
 

@@ -125,7 +125,7 @@ class DataTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenClass:
     """A table whose `name` chooses a class, and whose other keys are the options of that class."""
 
     name: str
@@ -173,8 +173,8 @@ class RunConfig:
 
     model: ModelTable = field(default_factory=ModelTable)
     data: DataTable = field(default_factory=DataTable)
-    optimizer: Chosen = field(default_factory=lambda: Chosen("adamw", {}))
-    schedule: Chosen = field(default_factory=lambda: Chosen("constant", {}))
+    optimizer: ChosenClass = field(default_factory=lambda: ChosenClass("adamw", {}))
+    schedule: ChosenClass = field(default_factory=lambda: ChosenClass("constant", {}))
     fit: FitTable = field(default_factory=FitTable)
     output: OutputTable = field(default_factory=OutputTable)
 
@@ -240,7 +240,7 @@ class RunConfig:
 
 
 TABLES: dict[str, Any] = {
-    "model": ModelTable, "data": DataTable, "optimizer": Chosen, "schedule": Chosen,
+    "model": ModelTable, "data": DataTable, "optimizer": ChosenClass, "schedule": ChosenClass,
     "fit": FitTable, "output": OutputTable,
 }  # fmt: skip
 
@@ -298,7 +298,7 @@ def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
         place = f"{source} [{name}]"
         if not isinstance(table, Mapping):
             raise InputError(f"{place}: expected a table, found {table!r}")
-        if TABLES[name] is Chosen:
+        if TABLES[name] is ChosenClass:
             made[name] = _choose(table, name, place)
         else:
             made[name] = tables.make(TABLES[name], table, place)
@@ -315,12 +315,12 @@ _CHOICES: dict[str, tuple[str, Callable[[str, Mapping[str, Any], str], object]]]
 }
 
 
-def _choose(table: Mapping[str, Any], which: str, place: str) -> Chosen:
+def _choose(table: Mapping[str, Any], which: str, place: str) -> ChosenClass:
     rest = dict(table)
     default, make = _CHOICES[which]
     name = arguments.check_text(f"{place}: name", rest.pop("name", default))
     make(name, rest, place)  # refuses what does not fit, before any work
-    return Chosen(name, rest)
+    return ChosenClass(name, rest)
 
 
 # --- writing
@@ -336,7 +336,7 @@ def to_toml(config: RunConfig) -> str:
     lines = []
     for name in TABLES:
         table = getattr(config, name)
-        if isinstance(table, Chosen):
+        if isinstance(table, ChosenClass):
             values = {"name": table.name, **table.options}
         else:
             values = {f.name: getattr(table, f.name) for f in list_options(type(table))}

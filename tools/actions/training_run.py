@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """The outcome of a run.
 
     config: as it was written.
@@ -90,7 +90,7 @@ class _Prepared:
     lines: Sequence[str]
 
 
-def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Result | None:
+def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> RunResult | None:
     """Train as a configuration says; together with others, if a launcher has started this process.
 
     resume: go on with the run in the output folder.
@@ -196,7 +196,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
 
 def _train(
     prepared: _Prepared, ranks: Agreement | None, resume: bool, progress: bool, say: Say
-) -> Result | None:
+) -> RunResult | None:
     """Train on what has been prepared."""
     config, training, validation = prepared.config, prepared.training, prepared.validation
     folder, is_first = Path(config.output.folder), ranks is None or ranks.is_first
@@ -246,7 +246,7 @@ def _train(
     wrote = _finish(trainer, config, folder)
     test = run_data.open_test(config.data, training)
     measured_last = None if test is None else _test(config, folder, test, steps.threads)
-    return Result(folder, config, history, monitor, wrote, measured_last)
+    return RunResult(folder, config, history, monitor, wrote, measured_last)
 
 
 def find_rate(config: RunConfig, say: Say) -> RateSearch:

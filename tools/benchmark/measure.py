@@ -22,10 +22,10 @@ from engine.kernels.analysis.flops import measure_work
 from engine.kernels.binaries import source
 from engine.runtime import roofline
 from engine.tools.benchmark import machine
-from engine.tools.benchmark.result import Peer, Result, Row
+from engine.tools.benchmark.result import BenchmarkRow, Peer, Result
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 from engine.tools.trimmed.plans import list_artifacts
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.training.module import Module
 from engine.training.state import CheckpointState
 
@@ -122,7 +122,7 @@ def measure(
     seconds: float = SECONDS,
     batch: int = 0,
     peers: Peers = (),
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
 ) -> Result:
     """Measure workloads on numbers of threads.
 
@@ -148,7 +148,7 @@ def measure(
             folder = WORKLOADS[name].write(Path(place), batch)
             for count in threads:
                 progress.say(f"{name}: {count} thread{'s' if count > 1 else ''}")
-                empty = Row(name, batch or WORKLOADS[name].x[0], count, peak=limits[count])
+                empty = BenchmarkRow(name, batch or WORKLOADS[name].x[0], count, peak=limits[count])
                 try:
                     rows.append(_measure_row(empty, folder, seconds, peers))
                 except EngineError as error:
@@ -156,11 +156,11 @@ def measure(
     return Result(about, tuple(rows))
 
 
-def _note_failure(row: Row, error: EngineError) -> Row:
-    return Row(row.workload, row.batch, row.threads, peak=row.peak, failed=str(error))
+def _note_failure(row: BenchmarkRow, error: EngineError) -> BenchmarkRow:
+    return BenchmarkRow(row.workload, row.batch, row.threads, peak=row.peak, failed=str(error))
 
 
-def _measure_row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
+def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) -> BenchmarkRow:
     """Measure one row; `row` says what and on how many threads."""
     with child(folder, row.threads):  # makes and keeps plans and kernels
         pass
@@ -183,7 +183,7 @@ def _measure_row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
         name: Peer(_find_typical(theirs), _find_typical(theirs) / _find_typical(turns[0]))
         for name, theirs in zip(others, turns[1:], strict=True)
     }
-    return Row(
+    return BenchmarkRow(
         row.workload,
         row.batch,
         row.threads,

@@ -31,7 +31,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchmarkRow:
     """Workload on a number of threads; times are in seconds.
 
     batch: samples of a step.
@@ -81,7 +81,7 @@ class Result:
     """Result of a benchmark: the machine, and the rows."""
 
     machine: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
 
     def __str__(self) -> str:
         names = list(dict.fromkeys(name for row in self.rows for name in row.peers))
@@ -142,9 +142,9 @@ def read(path: str | os.PathLike[str]) -> Result:
     return Result(machine, rows)
 
 
-def _parse_row(values: Mapping[str, Any]) -> Row:
+def _parse_row(values: Mapping[str, Any]) -> BenchmarkRow:
     """Return a row of a file; None is a number that is not known."""
-    known = {f.name for f in fields(Row)}
+    known = {f.name for f in fields(BenchmarkRow)}
     given: dict[str, Any] = {
         name: math.nan if value is None else value
         for name, value in values.items()
@@ -154,7 +154,7 @@ def _parse_row(values: Mapping[str, Any]) -> Row:
         str(name): Peer(*(math.nan if peer[n] is None else float(peer[n]) for n in _PEER))
         for name, peer in values.get("peers", {}).items()
     }
-    row = Row(**given)
+    row = BenchmarkRow(**given)
     numbers = (row.batch, row.threads, row.step, row.spread, row.inference, row.flops, row.peak,
                row.memory, row.start)  # fmt: skip
     for value in numbers:
@@ -206,7 +206,7 @@ def _name_fact(key: tuple[str, int, int]) -> str:
     return f"{workload} b{batch} {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _compare_values(a: Row, b: Row) -> list[str]:
+def _compare_values(a: BenchmarkRow, b: BenchmarkRow) -> list[str]:
     workload, batch, threads = a.key
     memory = b.memory / a.memory if a.memory and b.memory else math.nan
     return [
@@ -218,7 +218,7 @@ def _compare_values(a: Row, b: Row) -> list[str]:
     ]  # fmt: skip
 
 
-def _list_cells(row: Row, peers: Sequence[str]) -> list[str]:
+def _list_cells(row: BenchmarkRow, peers: Sequence[str]) -> list[str]:
     cells = [
         row.workload, str(row.batch), str(row.threads), _format_number(1e3 * row.step),
         _format_number(100 * row.spread, 0), _format_number(row.ratio),

@@ -70,11 +70,11 @@ def command(
         return 0
     from engine.system import config
     from engine.tools.benchmark import measure
-    from engine.tools.trimmed.progress import Progress
+    from engine.tools.trimmed.progress import StagePrinter
 
     counts = threads or tuple(dict.fromkeys((1, config.choose_threads())))
     names = workloads or USUAL
-    measured = measure.measure(names, counts, seconds, batch_size or 0, progress=Progress())
+    measured = measure.measure(names, counts, seconds, batch_size or 0, progress=StagePrinter())
     if out is not None:
         measured.write(out)
     if as_json:

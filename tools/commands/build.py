@@ -10,7 +10,7 @@ from engine.base.precision import Precision
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, build, build_library
-from engine.tools.trimmed.progress import Progress
+from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.targets import resolve
 
 
@@ -123,9 +123,9 @@ def command(
         federated,
     )
     if ops is not None:
-        manifest = build_library(opset.read(ops), models, out, asked, Progress())
+        manifest = build_library(opset.read(ops), models, out, asked, StagePrinter())
     else:
-        manifest = build(source, out, asked, Progress())
+        manifest = build(source, out, asked, StagePrinter())
     if as_json:
         options.print_json(manifest)
         return

@@ -67,11 +67,11 @@ def command(
     Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget.
     """
     from engine.tools.actions.checks import CheckRequest, TrainingChoices, check_path
-    from engine.tools.trimmed.progress import Progress
+    from engine.tools.trimmed.progress import StagePrinter
 
     asked = CheckRequest(
         batch_size, dict(shapes), threads, budget, precision=precision, variants=not brief
     )
-    report = check_path(source, asked, TrainingChoices(loss, optimizer, train), Progress())
+    report = check_path(source, asked, TrainingChoices(loss, optimizer, train), StagePrinter())
     options.print_json(report.as_dict()) if as_json else options.echo(str(report), nl=False)
     return {"cannot train": _CANNOT, "does not fit": _OVER}.get(report.status, 0)

@@ -198,7 +198,7 @@ def _make_option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorat
     elif typing.get_origin(first) is typing.Literal:
         more["type"] = click.Choice(typing.get_args(first))
     elif len([each for each in kinds if each is not type(None)]) > 1:
-        more["type"] = Value()
+        more["type"] = TomlValue()
     elif first in (int, float):
         more = {"metavar": "N", **more, "type": first}
     elif first is not str:
@@ -206,7 +206,7 @@ def _make_option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorat
     return click.option(*flags, name, **more)
 
 
-class Value(click.ParamType[Any]):
+class TomlValue(click.ParamType[Any]):
     """A value as TOML writes it, or text."""
 
     name = "value"

@@ -96,7 +96,7 @@ def _list_tables() -> Iterator[str]:
     for name, kind in run_config.TABLES.items():
         yield f"### [{name}]\n"
         yield f"{inspect.getdoc(kind)}\n"
-        if kind is run_config.Chosen:
+        if kind is run_config.ChosenClass:
             yield from _list_choices(name)
             continue
         yield "| key | type | default | |\n|---|---|---|---|"

@@ -29,7 +29,7 @@ from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, write_plans
 from engine.tools.trimmed.plans import list_artifacts
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import resolve
 
 _DIFFERENT = 3  # exit status of --diff
@@ -153,7 +153,7 @@ def command(
     asked = PlanRequest(
         platform.target, number, batches, dict(shapes), outputs, budget, ranks, precision
     )
-    progress = Progress() if source.is_dir() else SILENT
+    progress = StagePrinter() if source.is_dir() else SILENT
     models = open_models(list_artifacts(source), asked) if source.is_dir() else None
     machine, made = Machine.of(platform.target), plan_models(source, asked, progress, models)
     paths = find_paths(source)
@@ -191,7 +191,7 @@ def _draw(
     found: dict[str, Plan],
     asked: PlanRequest,
     here: bool,
-    progress: Progress,
+    progress: StagePrinter,
     models: Opened | None,
 ) -> None:
     """Write the page of plans.
@@ -216,7 +216,7 @@ def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: b
     if not source.is_dir():
         raise click.UsageError("-o writes the plans of a folder of artifacts")
     config = None if ops is None else opset.read(ops)
-    size = write_plans(source, out, given, config, Progress())
+    size = write_plans(source, out, given, config, StagePrinter())
     if as_json:
         options.print_json({"file": out, "bytes": size})
     else:

@@ -12,7 +12,7 @@ from engine.kernels.binaries import source
 from engine.system import config
 from engine.tools.actions import prepare
 from engine.tools.commands import options
-from engine.tools.trimmed.progress import Progress
+from engine.tools.trimmed.progress import StagePrinter
 
 
 @click.command(
@@ -65,7 +65,7 @@ def command(
     numbers = [config.choose_threads(n) for n in threads] or [config.choose_threads()]
     settings = list(itertools.product(kernels, numbers))
     asked = _list_shapes(shapes, batches)
-    path, size = prepare.prepare(artifacts, settings, asked, Progress(), budget, precision)
+    path, size = prepare.prepare(artifacts, settings, asked, StagePrinter(), budget, precision)
     if as_json:
         made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
         options.print_json({"file": path, "bytes": size, "settings": made})

@@ -63,9 +63,11 @@ def command(
     of ones.  The artifacts are not changed.  docs/performance.md explains the columns.
     """
     from engine.tools.actions import profiles
-    from engine.tools.trimmed.progress import Progress
+    from engine.tools.trimmed.progress import StagePrinter
 
-    measured = profiles.profile(artifacts, batch_size, dict(shapes), threads, repeats, Progress())
+    measured = profiles.profile(
+        artifacts, batch_size, dict(shapes), threads, repeats, StagePrinter()
+    )
     if trace is not None:
         measured.chrome_trace(trace)
     if page is not None:

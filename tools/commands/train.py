@@ -141,7 +141,7 @@ def _merge_configuration(
     changes = {
         f"{table}.{key}": value
         for table, kind in run_config.TABLES.items()
-        if kind is not run_config.Chosen
+        if kind is not run_config.ChosenClass
         for key, value in options.select_given(kind, table, given).items()
     }
     for name, place in _PLACES.items():

@@ -34,7 +34,7 @@ from engine.runtime.timing import TIMED_KERNEL
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.opset import OpSet
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import of_target
 
 ZOO, SOURCE = (Path(__file__).with_name(name) for name in ("zoo.txt", "shipped.c"))
@@ -59,7 +59,7 @@ def ship_kernels(
     system: str,
     folder: Path,
     jobs: int = 1,
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
 ) -> Path:
     """Make a folder of shipped kernels: a library for each level, and the manifest; returns that.
 
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if not chosen:
         raise EngineError(f"--level {args.level}: none of them is shipped for {args.system}")
-    ship_kernels(list_kernels(), chosen, args.system, args.out, args.jobs, Progress())
+    ship_kernels(list_kernels(), chosen, args.system, args.out, args.jobs, StagePrinter())
     return 0
 
 

@@ -26,7 +26,7 @@ from engine.base.errors import EngineError
 from engine.kernels.machine.levels import LEVELS, Level
 from engine.plan.plan import KernelSpec
 from engine.tools.dev.ship import list_kernels, ship_kernels
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 15_000_000  # bytes of a wheel
@@ -90,7 +90,7 @@ def make_wheel(
     levels: Sequence[Level] | None = None,
     jobs: int = 1,
     epoch: str = "",
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
 ) -> Path:
     """Make a wheel of an sdist in a folder; return its path.
 
@@ -155,7 +155,7 @@ def _find_epoch() -> str:
     return date or "315532800"
 
 
-def check(files: Sequence[Path], progress: Progress = SILENT) -> None:
+def check(files: Sequence[Path], progress: StagePrinter = SILENT) -> None:
     """Check metadata, contents and, of Linux, the needs of what was made.
 
     Raises:
@@ -171,7 +171,7 @@ def check(files: Sequence[Path], progress: Progress = SILENT) -> None:
                 raise EngineError(f"{path.name} needs a library:\n{said}")
 
 
-def _run(progress: Progress, module: str, *words: object) -> str:
+def _run(progress: StagePrinter, module: str, *words: object) -> str:
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, words)], capture_output=True, text=True
     )
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args(argv)
-    progress = Progress()
+    progress = StagePrinter()
     sdist = make_sdist(args.out)
     made = [sdist, make_pure_wheel(sdist, args.out)]
     kernels = list_kernels()

@@ -24,7 +24,7 @@ MODEL, MESSAGE = "@name@ *m", "char *message"
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ApiFunction:
     """A function of the API.
 
     name: without the prefix of the build.
@@ -55,7 +55,7 @@ class Function:
         return self.result == "int" and changes
 
 
-def list_functions(header: str) -> Iterator[Function]:
+def list_functions(header: str) -> Iterator[ApiFunction]:
     """Yield the functions that the text of a header with the marks of its build declares."""
     conditions: list[str] = []
     for line in _LINE.finditer(_COMMENT.sub("", header)):
@@ -65,7 +65,7 @@ def list_functions(header: str) -> Iterator[Function]:
             conditions.pop()
         elif declared := _DECLARATION.fullmatch(line["api"]):
             given = (" ".join(p.split()) for p in declared["rest"].split(","))
-            yield Function(
+            yield ApiFunction(
                 declared["name"],
                 declared["result"].strip(),
                 tuple(p for p in given if p != "void"),
@@ -73,7 +73,7 @@ def list_functions(header: str) -> Iterator[Function]:
             )
 
 
-def write_cpp(functions: Iterator[Function]) -> str:
+def write_cpp(functions: Iterator[ApiFunction]) -> str:
     """Return the members of the C++ class of a model, one for each function but `destroy`."""
     rows = []
     for function in functions:
@@ -83,7 +83,7 @@ def write_cpp(functions: Iterator[Function]) -> str:
     return "\n".join(rows)
 
 
-def _write_member(function: Function) -> str:
+def _write_member(function: ApiFunction) -> str:
     """Return a member function: what it passes on, and how it reports an error."""
     result = function.result + " " * (not function.result.endswith("*"))
     passed = list(function.parameters)

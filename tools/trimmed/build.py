@@ -30,9 +30,9 @@ from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.project_files import write_project_files
-from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record_steps
+from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
 
@@ -72,7 +72,9 @@ class Options:
     federated: bool = False
 
 
-def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
+def build(
+    folder: Path, out: Path, options: Options, progress: StagePrinter = SILENT
+) -> dict[str, Any]:
     """Build a library that trains the model whose artifacts are in `folder`; returns its manifest.
 
     out: the folder to write to.  Nothing in it changes unless the whole build succeeds.
@@ -85,7 +87,7 @@ def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT
     _find_compiler(options)
     files = list_artifacts(folder)
     content = _read_first_values(files["checkpoint"])
-    checkpoint = Checkpoint.of(content)
+    checkpoint = CheckpointStamp.of(content)
     keep_trained(out, checkpoint)
     with staged(out) as made:
         (made / "checkpoint").write_bytes(content)
@@ -113,8 +115,8 @@ def _build(
     files: Mapping[str, Path],
     out: Path,
     options: Options,
-    checkpoint: Checkpoint,
-    progress: Progress,
+    checkpoint: CheckpointStamp,
+    progress: StagePrinter,
 ) -> dict[str, Any]:
     """Build into a folder that has the checkpoint already; returns the manifest."""
     name, platform = options.name, options.platform
@@ -169,7 +171,7 @@ def build_library(
     models: Sequence[Path],
     out: Path,
     options: Options,
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
 ) -> dict[str, Any]:
     """Build a library with the kernels for a set of ops; returns its manifest.
 
@@ -216,7 +218,7 @@ def _write(
     source: Source,
     specs: Sequence[KernelSpec],
     options: Options,
-    progress: Progress,
+    progress: StagePrinter,
 ) -> bytes:
     """Compile the kernels and write all sources to `out`; returns the object file of kernels."""
     name, made = options.name, out / "src"
@@ -392,7 +394,7 @@ def write_plans(
     out: Path,
     options: Options,
     config: OpSet | None = None,
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
 ) -> int:
     """Write the plans of artifacts for a library of kernels, as one file; returns its bytes.
 

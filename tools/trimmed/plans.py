@@ -16,17 +16,17 @@ from engine.graphs.offline import export, sparse
 from engine.kernels.compiler.calls import Calls
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Dim
-from engine.plan.plan import KernelSpec, Plan, Step
-from engine.plan.states import Layout, lay_out
+from engine.plan.plan import KernelSpec, Plan, PlanStep
+from engine.plan.states import StateLayout, lay_out
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.kernel_set import find_makers
-from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.training import checks
 from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
-from engine.training.planning import Update
+from engine.training.planning import GradientUse
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
@@ -59,7 +59,7 @@ class Planned:
     state: CheckpointState
     parameters: Sequence[str]
     listed: int
-    states: Layout
+    states: StateLayout
     skips: bool
     is_joined: bool
     frozen: bytes
@@ -84,7 +84,7 @@ class Planned:
     def find_calls(self) -> dict[str, Calls]:
         """Return the words that all calls of each kernel share, by symbol."""
         plans = self.list_plans()
-        steps: dict[str, list[Step]] = {}
+        steps: dict[str, list[PlanStep]] = {}
         for step in (step for plan in plans for step in plan.steps):
             steps.setdefault(step.kernel, []).append(step)
         alone = plans[0].threads == 1
@@ -135,7 +135,7 @@ def make_plans(
     shapes: Shapes,
     outputs: Sequence[str] = (),
     closed: bool = False,
-    progress: Progress = SILENT,
+    progress: StagePrinter = SILENT,
     joined: bool = False,
     budget: int | None = None,
     precision: Precision = "f32",
@@ -190,7 +190,7 @@ def make_plans(
     if joined:
         if optimizer is None:
             raise StateError("joined steps update parameters, and there is no optimizer model")
-        update = Update(optimizer, states)
+        update = GradientUse(optimizer, states)
     every = {
         b: _make_phase_plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches
     }
@@ -263,8 +263,8 @@ def _make_phase_plans(
     batch: int,
     shapes: Shapes,
     several: bool,
-    progress: Progress,
-    update: Update | None,
+    progress: StagePrinter,
+    update: GradientUse | None,
 ) -> dict[str, Plan]:
     """Return the plans for one batch size, by phase.
 

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 EVERY = 2.0  # seconds between two lines on the items of one list
 
 
-class Progress:
+class StagePrinter:
     """Printing of stages, even without a terminal; a silent one prints nothing.
 
     [  0.6 s] planning the training model, batch 8
@@ -41,4 +41,4 @@ class Progress:
             yield item
 
 
-SILENT = Progress(silent=True)
+SILENT = StagePrinter(silent=True)

@@ -35,19 +35,19 @@ BLOCK = 1 << 16  # elements that are summed at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointStamp:
     """Identity of the checkpoint of a build: the file's size and its CRC-32."""
 
     size: int
     crc32: int
 
     @classmethod
-    def of(cls, content: bytes) -> Checkpoint:
+    def of(cls, content: bytes) -> CheckpointStamp:
         """Return the identity of a file with this content."""
         return cls(len(content), zlib.crc32(content))
 
 
-def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
+def keep_trained(out: Path, checkpoint: CheckpointStamp) -> None:
     """Check that a build into a folder overwrites no checkpoint but one that a build made.
 
     Raises:
@@ -56,7 +56,7 @@ def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
     path = out / "checkpoint"
     if not path.exists():
         return
-    there = Checkpoint.of(files_io.read(os.fspath(path), "checkpoint"))
+    there = CheckpointStamp.of(files_io.read(os.fspath(path), "checkpoint"))
     try:
         made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -106,7 +106,7 @@ def _sum_squares(values: npt.NDArray[Any]) -> float:
 
 
 def record_steps(
-    files: Mapping[str, Path], planned: Planned, threads: int, checkpoint: Checkpoint
+    files: Mapping[str, Path], planned: Planned, threads: int, checkpoint: CheckpointStamp
 ) -> str:
     """Train a few steps on this machine, with the engine.
 

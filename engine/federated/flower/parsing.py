@@ -19,7 +19,7 @@ from flwr.app import Array, Message
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.federated.flower.records import ARRAYS, CONFIG, METRICS
 from engine.federated.parameters import Arrays
-from engine.federated.schema import Schema, Tensor
+from engine.federated.schema import AnswerSchema, ArrayField
 
 _MAGIC = b"\x93NUMPY"
 _LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # of the header, by version
@@ -44,7 +44,7 @@ class Parsed:
     notes: dict[str, Any]
 
 
-def parse_reply(reply: Message, schema: Schema) -> Parsed:
+def parse_reply(reply: Message, schema: AnswerSchema) -> Parsed:
     """Return the content of a reply; the schema of an evaluation has no tensors.
 
     Raises:
@@ -75,7 +75,7 @@ def parse_reply(reply: Message, schema: Schema) -> Parsed:
     return Parsed(reply.metadata.src_node_id, arrays, numbers, dict(notes or {}))
 
 
-def unpack_array(name: str, array: Array, known: Tensor) -> np.ndarray[Any, Any]:
+def unpack_array(name: str, array: Array, known: ArrayField) -> np.ndarray[Any, Any]:
     """Return an array of Flower, which must be a file of numpy in C order.
 
     Raises:
@@ -87,7 +87,7 @@ def unpack_array(name: str, array: Array, known: Tensor) -> np.ndarray[Any, Any]
     return read_array(what, array.data, known)
 
 
-def read_array(what: str, data: bytes, known: Tensor) -> np.ndarray[Any, Any]:
+def read_array(what: str, data: bytes, known: ArrayField) -> np.ndarray[Any, Any]:
     """Return the array of a file of numpy.
 
     what: its name in errors.

@@ -31,7 +31,7 @@ from engine.federated.flower.parsing import Parsed, note_of, parse_reply
 from engine.federated.flower.records import arrays_of
 from engine.federated.local_options import SEND as SENT
 from engine.federated.parameters import Arrays
-from engine.federated.schema import NUMBERS, Number, Schema, Tensor
+from engine.federated.schema import NUMBERS, AnswerSchema, ArrayField, NumberField
 from engine.federated.updates import Encoding
 
 _log = logging.getLogger("flwr")
@@ -48,7 +48,7 @@ class Limits:
     norm: an update with a larger L2 norm is scaled to it; 0: no limit.
     """
 
-    numbers: Mapping[str, Number] = dataclasses.field(default_factory=lambda: NUMBERS)
+    numbers: Mapping[str, NumberField] = dataclasses.field(default_factory=lambda: NUMBERS)
     variances: frozenset[str] = frozenset()
     ratio: float = 0.0
     norm: float = 0.0
@@ -177,20 +177,20 @@ class Replies:
             EngineError: the reply is unusable.
         """
         if self._purpose != "train":
-            return Reply(reply, {}, parse_reply(reply, Schema({}, NUMBERS)).numbers)
+            return Reply(reply, {}, parse_reply(reply, AnswerSchema({}, NUMBERS)).numbers)
         shapes = {name: array.shape for name, array in self._sent.items()}
-        tensors = {name: Tensor(a.shape, a.dtype) for name, a in self._sent.items()}
+        tensors = {name: ArrayField(a.shape, a.dtype) for name, a in self._sent.items()}
         if not self.encoding.lossless:
-            tensors = {n: Tensor(*each) for n, each in self.encoding.wire(shapes).items()}
-        content = parse_reply(reply, Schema(tensors, self.limits.numbers))
+            tensors = {n: ArrayField(*each) for n, each in self.encoding.wire(shapes).items()}
+        content = parse_reply(reply, AnswerSchema(tensors, self.limits.numbers))
         if (number := note_of(content.notes, ROUND, (int,))) != self._number:
             raise InputError(f"it is of round {number}")
         new = self._decode_parameters(content, shapes)
         after = {
-            name: Tensor(a.shape, a.dtype, *([0.0] if name in self.limits.variances else []))
+            name: ArrayField(a.shape, a.dtype, *([0.0] if name in self.limits.variances else []))
             for name, a in self._sent.items()
         }
-        Schema(after).check_tensors(new)
+        AnswerSchema(after).check_tensors(new)
         update = update_of(new, self._sent)
         norm = float(np.linalg.norm(update))
         if 0 < self.limits.norm < norm:

@@ -71,7 +71,7 @@ from engine.federated.flower.nodes import PassingGrid
 from engine.federated.flower.parsing import read_array
 from engine.federated.flower.records import ARRAYS, CONFIG, EXAMPLES, METRICS, arrays_of, to_record
 from engine.federated.flower.replies import count_bytes
-from engine.federated.schema import Tensor
+from engine.federated.schema import ArrayField
 
 _SHARES = 1.0  # shares of a client's secret: one for each other client
 _ENOUGH = 2 / 3  # shares that reveal it
@@ -210,7 +210,7 @@ class _CheckingGrid(PassingGrid):
             if not isinstance(arrays, list) or len(arrays) != len(self.shapes):
                 raise InputError(f"it has no list of {len(self.shapes)} masked arrays")
             for shape, each in zip(self.shapes, cast("list[bytes]", arrays), strict=True):
-                values = read_array("a masked array", each, Tensor(shape, np.dtype("<i8")))
+                values = read_array("a masked array", each, ArrayField(shape, np.dtype("<i8")))
                 if values.size and not 0 <= int(values.min()) <= int(values.max()) < MASKS:
                     raise InputError(f"a masked number is not from 0 to {MASKS - 1}")
             recorddict_to_fitres(reply.content, keep_input=True)

@@ -32,7 +32,7 @@ from engine.federated.flower.strategies import (
 from engine.federated.local_options import matches
 from engine.federated.output import MODEL, Output
 from engine.federated.parameters import Arrays
-from engine.federated.schema import EXAMPLES, Number
+from engine.federated.schema import EXAMPLES, NumberField
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -138,12 +138,12 @@ class Federation:
         """
         options, kind = self.options, self.privacy.kind
         most = 1 if kind == "local" or self.privacy.secure_range else options.max_examples
-        numbers = {EXAMPLES: Number(True, 1, most, True)}
+        numbers = {EXAMPLES: NumberField(True, 1, most, True)}
         if kind == "client-adaptive":
-            numbers[NOT_CLIPPED] = Number(True, 0, 1, True)
+            numbers[NOT_CLIPPED] = NumberField(True, 0, 1, True)
         if options.strategy == "QFedAvg":
             loss = str(config.get("QFedAvg.train-loss-key", "train_loss"))
-            numbers[loss] = Number(least=0.0, required=True)
+            numbers[loss] = NumberField(least=0.0, required=True)
         negative = (
             parameters.list_statistics(self.trainer, parameters.VARIANCES) if averaged else []
         )

@@ -40,7 +40,7 @@ LIMIT = "256 MB"  # of scores and targets
 _SUM = 1e-3  # the sum of the shares of a position may differ from 1 by as much
 
 
-class _Kept(NamedTuple):
+class _KeptScores(NamedTuple):
     """Scores (positions, classes) and the targets of these positions: classes, or 0 and 1 a label.
 
     A label that does not count has the target -1.
@@ -74,27 +74,27 @@ class Ranking(AveragedMetric, ClassMetric):
         super().__init__(self.settle(average, name), output, target, axis, ignore_index)
 
     def reset(self) -> None:
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptScores] = []
         self._bytes = 0
 
     def take(self, scores: Array, targets: Array) -> None:
         if has_one_score(scores, targets):
             rows, wanted = self.counted(scores.reshape(-1, 1), self.binary(targets.reshape(-1)))
-            self._keep(_Kept(rows, wanted.astype(np.int8)))
+            self._keep(_KeptScores(rows, wanted.astype(np.int8)))
         elif has_labels(scores, targets):
             axis = self.axis or 1
             rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis])
             wanted = self.binary(np.moveaxis(targets, axis, -1).reshape(rows.shape))
             if self.ignore_index is not None:
                 wanted = np.where(wanted == self.ignore_index, -1, wanted)
-            self._keep(_Kept(rows, wanted.astype(np.int8)))
+            self._keep(_KeptScores(rows, wanted.astype(np.int8)))
         else:
             super().take(scores, targets)
 
     def count(self, scores: Array, targets: Array) -> None:
-        self._keep(_Kept(scores, targets.astype(np.int32)))
+        self._keep(_KeptScores(scores, targets.astype(np.int32)))
 
-    def _keep(self, batch: _Kept) -> None:
+    def _keep(self, batch: _KeptScores) -> None:
         size = batch.scores.nbytes + batch.targets.nbytes
         if self._bytes + size > self.limit:
             raise LimitError(
@@ -108,7 +108,7 @@ class Ranking(AveragedMetric, ClassMetric):
                 f"metric {self.name!r}: the batches have {self._kept[0].scores.shape[1]} and "
                 f"{batch.scores.shape[1]} scores a position"
             )
-        self._kept.append(_Kept(batch.scores.copy(), batch.targets))
+        self._kept.append(_KeptScores(batch.scores.copy(), batch.targets))
         self._bytes += size
 
     def partial(self) -> list[Any]:
@@ -119,7 +119,7 @@ class Ranking(AveragedMetric, ClassMetric):
         for part in partials:
             arrays = [decode_array(*each) for each in part]
             for scores, targets in zip(arrays[::2], arrays[1::2], strict=True):
-                self._keep(_Kept(scores, targets))
+                self._keep(_KeptScores(scores, targets))
 
     @abstractmethod
     def area(self, rows: Array, right: Array) -> float:

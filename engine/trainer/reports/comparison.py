@@ -35,7 +35,7 @@ DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # SHA-256; its first dig
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestEpoch:
     """The best value of a column, and the epoch that reached it, from 0 on."""
 
     value: float
@@ -88,13 +88,13 @@ class RunRecord:
             raise FileError(f"{os.fspath(self.folder)!r}: the run has no epoch yet")
         return logged if len(logged) > len(saved) else saved
 
-    def best(self, column: str) -> Best | None:
+    def best(self, column: str) -> BestEpoch | None:
         """Return the best value of a column; None if it has none, or does not say what is best."""
         try:
             row = self.history.best(column)
         except EngineError:
             return None
-        return Best(row[column], int(row["epoch"]))
+        return BestEpoch(row[column], int(row["epoch"]))
 
     @property
     def memory(self) -> float | None:
@@ -133,7 +133,7 @@ class Comparison:
         values = {n: [run.settings.get(n) for run in self.runs.values()] for n in names}
         return {name: row for name, row in values.items() if len(set(row)) > 1}
 
-    def best(self, column: str) -> list[Best | None]:
+    def best(self, column: str) -> list[BestEpoch | None]:
         """Return the best value of a column in every run."""
         return [run.best(column) for run in self.runs.values()]
 

@@ -20,7 +20,7 @@ BINS = 15  # of a reliability diagram; Guo et al., On Calibration of Modern Neur
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class ThresholdCounts:
     """The counts of a binary ranking at every threshold, from the highest one down.
 
     true, false: samples of the class, and others, with scores at or above each threshold.
@@ -30,7 +30,7 @@ class Ranking:
     false: Array
 
     @classmethod
-    def of(cls, is_class: Array, scores: Array) -> Ranking | None:
+    def of(cls, is_class: Array, scores: Array) -> ThresholdCounts | None:
         """Return the ranking of samples; None without samples of the class, or without others.
 
         is_class: b1[samples]; scores: the larger, the likelier is the class.

@@ -41,7 +41,7 @@ _GRADS = ("dq", "dk", "dv", "dbias")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AttentionForm:
     """The sizes of a node, and where its operands are.
 
     by_rows, rows_first: the operands that are stored [batch, rows, heads, columns], and [rows,
@@ -81,7 +81,7 @@ class Form:
         return a * b * columns, b * columns, columns
 
 
-def find_form(site: Site) -> Form:
+def find_form(site: Site) -> AttentionForm:
     """Return the form of a node, after its inputs have been checked against each other."""
     by_rows, rows_first = (
         frozenset(str(site.attrs[name]).split()) for name in ("by_rows", "rows_first")
@@ -99,7 +99,9 @@ def find_form(site: Site) -> Form:
     _, groups, keys, _ = shapes["k"]
     if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
         site.wrong(f"{heads} heads of queries are not divisible by {groups} heads of keys")
-    form = Form(batch, heads, groups, queries, keys, width, shapes["v"][3], by_rows, rows_first)
+    form = AttentionForm(
+        batch, heads, groups, queries, keys, width, shapes["v"][3], by_rows, rows_first
+    )
     known = _BACKWARD if site.op == "AttentionGrad" else _FORWARD
     for name in ("q", "k", "v", "y", "dy"):
         if name in known:
@@ -123,7 +125,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     return (*(t.but(form.find_shape(name)) for name in _GRADS[:3]), bias)
 
 
-def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
+def _broadcast(site: Site, i: int, form: AttentionForm) -> tuple[int, int, int, int]:
     """Return the strides of an input that must broadcast to the scores, 0 where it does."""
     if not site.has(i):
         return (0, 0, 0, 0)
@@ -149,7 +151,7 @@ def choose_blocks(target: Target, T: str, queries: int, keys: int) -> tuple[int,
     return -(-each // lanes) * lanes, min(BLOCK_KEYS, -(-keys // lanes) * lanes)
 
 
-def _pack_words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
+def _pack_words(site: Site, form: AttentionForm, blocks: tuple[int, int], **more: Any) -> Any:
     """Return the words of a call; `more`: those that the directions have different."""
     attrs = site.attrs
     node = seed = 0

@@ -30,7 +30,7 @@ def _count_up(grad: Grad, shape: str) -> str:
     return str(grad.op("Reshape", grad.op("Range", zero, size, one), shape))
 
 
-class _Places:
+class _IndexedPlaces:
     """Scatters and gathers along the indices of a node."""
 
     def __init__(self, grad: Grad) -> None:
@@ -75,7 +75,7 @@ class _Places:
         return unsqueeze(grad, wins, range(-rest, 0)) if rest else str(wins)
 
 
-def _none(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
+def _none(grad: Grad, at: _IndexedPlaces, dy: str) -> tuple[str | None, ...]:
     """dX = dY, 0 at the places; dU = dY there, for the last update of each."""
     dx = at.scatter(dy, at.fill(2, 0.0)) if grad.wants(0) else None
     du = None
@@ -87,12 +87,12 @@ def _none(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     return (dx, None, du)
 
 
-def _add(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
+def _add(grad: Grad, at: _IndexedPlaces, dy: str) -> tuple[str | None, ...]:
     """dX = dY; dU = dY at the places."""
     return (dy, None, at.gather(dy) if grad.wants(2) else None)
 
 
-def _mul(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
+def _mul(grad: Grad, at: _IndexedPlaces, dy: str) -> tuple[str | None, ...]:
     """dX = dY prod U; dU = dY P / U without zeros, dY P at an only zero, 0 with more.
 
     P is the product of all factors of a place that are not 0, X's own included.
@@ -117,7 +117,7 @@ def _mul(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     return (dx, None, du)
 
 
-def _extreme(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
+def _extreme(grad: Grad, at: _IndexedPlaces, dy: str) -> tuple[str | None, ...]:
     """dX = dY / n where X = Y, dU = dY / n where U = Y, n being their number at a place."""
     to = ONNX_CODE[grad.site.type(0).dtype]
     # Forward: y = max(x, u...).  All that equal y share dy.
@@ -134,4 +134,4 @@ _RULES = {"none": _none, "add": _add, "mul": _mul, "max": _extreme, "min": _extr
 
 def scatter_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """Return the gradients of the data and of the updates: see the head of the file."""
-    return _RULES[str(grad.site.attrs.get("reduction", "none"))](grad, _Places(grad), dy)
+    return _RULES[str(grad.site.attrs.get("reduction", "none"))](grad, _IndexedPlaces(grad), dy)

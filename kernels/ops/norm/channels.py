@@ -415,7 +415,7 @@ def channel_moments_join(target: Target, T: str) -> Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class ChannelWalk:
     """The walk over channels: `images` [N, C, n] by rows, or `rows` of n = folds C columns."""
 
     channels: int
@@ -444,19 +444,19 @@ class Walk:
         )
 
 
-def _walk(t: TensorType) -> Walk:
+def _walk(t: TensorType) -> ChannelWalk:
     images, channels, *rest = t.dims
     pixels = math.prod(rest)
     # [N, C, pixels]: the values of a channel adjoin, so rows are summed.  Otherwise channels
     # adjoin, and columns are summed.
     if not t.last and pixels > 1:
-        return Walk(channels, images=images, n=pixels)
+        return ChannelWalk(channels, images=images, n=pixels)
     rows = images * pixels
     # Few channels would leave vectors short: f neighbouring rows are walked as one row of f C
     # columns, whose sums are folded in the end.  f divides the rows, and 8 rows remain at least.
     most = min(CHUNK // 2 // channels, rows // 8)
     folds = next((f for f in range(most, 1, -1) if rows % f == 0), 1)
-    return Walk(channels, n=folds * channels, rows=rows // folds, folds=folds)
+    return ChannelWalk(channels, n=folds * channels, rows=rows // folds, folds=folds)
 
 
 def _lower_moments(lowering: Lowering) -> None:
@@ -527,7 +527,7 @@ def _lower_sums(lowering: Lowering) -> None:
             )  # fmt: skip
 
 
-def _tiled(lowering: Lowering, x: Operand, w: Walk) -> Operand:
+def _tiled(lowering: Lowering, x: Operand, w: ChannelWalk) -> Operand:
     """Return a vector of channels, repeated for each row of those walked as one row."""
     if w.folds == 1:
         return x

@@ -35,7 +35,7 @@ from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import LINE, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method
-from engine.kernels.ops.optimizer.node import OptimizerNode, Part, optimizer
+from engine.kernels.ops.optimizer.node import OptimizerNode, ParameterRange, optimizer
 from engine.kernels.ops.optimizer.ranges import RUN
 from engine.kernels.ops.optimizer.update import factor_of, is_due
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -445,7 +445,7 @@ def adafactor_apply(
 # --- lowering
 
 
-def _cut(part: Part, first_unit: int, partial: int) -> Packed:
+def _cut(part: ParameterRange, first_unit: int, partial: int) -> Packed:
     """Return how a parameter is cut; a vector is matrices of one row, the last perhaps shorter."""
     row_begin, column_begin = part.states[:2]
     is_factored = len(part.shape) > 1

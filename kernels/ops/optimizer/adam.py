@@ -29,7 +29,7 @@ from engine.kernels.ops.optimizer.method import (
     SECOND,
     Group,
     Method,
-    Rule,
+    OptimizerRule,
     name_betas,
 )
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
@@ -107,7 +107,7 @@ class AdamW(_Moments):
             **({"lazy": 1} if self.lazy else {}),
         }
 
-    def rule(self, *, is_divided: bool = False) -> Rule:
+    def rule(self, *, is_divided: bool = False) -> OptimizerRule:
         """One node for all is of onnxruntime's op, which is not lazy."""
         own = super().rule()
         return own if is_divided or self.lazy else replace(own, domain=MS)

@@ -35,7 +35,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OptimizerRule:
     """The op that an optimizer model is made of, with the attributes of its nodes.
 
     states: the states the op reads.
@@ -78,10 +78,10 @@ class Method:
         """Return the table of states of a node with these attributes."""
         raise NotImplementedError
 
-    def rule(self, *, is_divided: bool = False) -> Rule:
+    def rule(self, *, is_divided: bool = False) -> OptimizerRule:
         """Return the op of a model; is_divided: each node updates some of the parameters."""
         attrs = self.attributes()
-        return Rule(self.op, attrs, self.states(attrs))
+        return OptimizerRule(self.op, attrs, self.states(attrs))
 
 
 # --- attributes of several optimizers

@@ -43,7 +43,7 @@ DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops 
 # --- lowering
 
 
-class Part(NamedTuple):
+class ParameterRange(NamedTuple):
     """One parameter of a node, in elements of the flat tensors.
 
     begin: where it and its gradient start.
@@ -92,15 +92,15 @@ class OptimizerNode:
         return own
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ParameterRange]:
         """The parameters of the node; without attributes, one vector."""
         attrs, count = self.lowering.site.attrs, len(self.states)
         begins, states, dims = (iter(attrs.get(n, ())) for n in ("begins", "state_begins", "dims"))
         parts = []
         for begin in begins:
             shape = tuple(islice(dims, next(dims)))
-            parts.append(Part(begin, shape, tuple(islice(states, count))))
-        return parts or [Part(0, self.p.type.dims, (0,) * count)]
+            parts.append(ParameterRange(begin, shape, tuple(islice(states, count))))
+        return parts or [ParameterRange(0, self.p.type.dims, (0,) * count)]
 
     def real(self, name: str, default: float = 0.0) -> float:
         """Return a hyperparameter."""

@@ -18,7 +18,7 @@ from engine.base.errors import InputError
 from engine.base.signatures import AT_LEAST_0
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method, OptimizerRule
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
 from engine.kernels.vocabulary.kernel import inline
@@ -61,12 +61,12 @@ class SGD(Method):
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
         return (State(FIRST),) if attrs.get("momentum") else ()
 
-    def rule(self, *, is_divided: bool = False) -> Rule:
+    def rule(self, *, is_divided: bool = False) -> OptimizerRule:
         """The plain one is onnxruntime's, whose model and checkpoint have moments nobody reads."""
         own = super().rule()
         if is_divided or self.momentum or self.weight_decay:
             return own
-        return Rule(PLAIN, {}, (), MS, has_step=False, unread=(State(FIRST),))
+        return OptimizerRule(PLAIN, {}, (), MS, has_step=False, unread=(State(FIRST),))
 
 
 # --- kernels

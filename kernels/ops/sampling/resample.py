@@ -35,7 +35,7 @@ from engine.plan.words import Field, Words
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SparseMatrix:
     """A sparse matrix [out, size] by rows: row o is the entries start[o] to start[o + 1]."""
 
     size: int
@@ -48,21 +48,23 @@ class Table:
         return len(self.start) - 1
 
     @classmethod
-    def of(cls, size: int, out: int, row: Array, index: Array, weight: Array) -> Table:
+    def of(cls, size: int, out: int, row: Array, index: Array, weight: Array) -> SparseMatrix:
         """Return the table of entries in any order; entries of weight 0 are dropped."""
         kept = np.flatnonzero(weight)
         order = kept[np.lexsort((index[kept], row[kept]))]
         start = np.searchsorted(row[order], np.arange(out + 1))
         return cls(size, start, index[order], weight[order])
 
-    def transposed(self) -> Table:
+    def transpose(self) -> SparseMatrix:
         """Return the transposed matrix, by which gradients are resampled."""
         # Entry (o, i) becomes (i, o).
         row = np.repeat(np.arange(self.out), np.diff(self.start))
-        return Table.of(self.out, self.size, self.index, row, self.weight)
+        return SparseMatrix.of(self.out, self.size, self.index, row, self.weight)
 
 
-_PLAIN = Table(1, np.zeros(2, np.int64), np.zeros(0, np.int64), np.zeros(0))  # leaves an axis alone
+_PLAIN = SparseMatrix(
+    1, np.zeros(2, np.int64), np.zeros(0, np.int64), np.zeros(0)
+)  # leaves an axis alone
 
 
 # --- kernel
@@ -216,7 +218,11 @@ def resample(target: Target, T: str) -> Body:
 
 
 def lower_resample(
-    lowering: Lowering, x: Operand, y: Operand, tables: Mapping[int, Table], fill: float = 0.0
+    lowering: Lowering,
+    x: Operand,
+    y: Operand,
+    tables: Mapping[int, SparseMatrix],
+    fill: float = 0.0,
 ) -> None:
     """Append the calls that resample x along the axes of `tables` into y, of the same layout.
 
@@ -236,9 +242,11 @@ def lower_resample(
         x, dims = out, into
 
 
-def _pair_axes(places: Mapping[int, Table], dims: list[int]) -> list[list[tuple[int, Table]]]:
+def _pair_axes(
+    places: Mapping[int, SparseMatrix], dims: list[int]
+) -> list[list[tuple[int, SparseMatrix]]]:
     """Return the axes to resample, two neighbours at a time where possible, the last ones first."""
-    groups: list[list[tuple[int, Table]]] = []
+    groups: list[list[tuple[int, SparseMatrix]]] = []
     for place in sorted(places, reverse=True):
         near = groups and len(groups[-1]) == 1
         if near and math.prod(dims[place + 1 : groups[-1][0][0]]) == 1:
@@ -253,7 +261,7 @@ def _call(
     x: Operand,
     y: Operand,
     dims: list[int],
-    group: list[tuple[int, Table]],
+    group: list[tuple[int, SparseMatrix]],
     fill: float,
 ) -> None:
     T = x.type.dtype

@@ -20,7 +20,7 @@ from engine.base import limits
 from engine.base.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
-from engine.kernels.ops.sampling.resample import Table, lower_resample, resample
+from engine.kernels.ops.sampling.resample import SparseMatrix, lower_resample, resample
 from engine.kernels.vocabulary.facts import ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
     MS,
@@ -103,7 +103,7 @@ def _nearest_index(site: Site, a: Stretch) -> Array:
     return np.where(outside, -1, index) if mode == "tf_crop_and_resize" else index
 
 
-def _make_table(site: Site, a: Stretch) -> Table:
+def _make_table(site: Site, a: Stretch) -> SparseMatrix:
     """Return the weights of one axis.
 
     Raises:
@@ -118,7 +118,7 @@ def _make_table(site: Site, a: Stretch) -> Table:
     out, mode = np.arange(a.out), site.attrs["coordinate_transformation_mode"]
     if site.attrs["mode"] == "nearest":
         index = _nearest_index(site, a)
-        return Table.of(a.size, a.out, out, index, (index >= 0).astype(np.float64))
+        return SparseMatrix.of(a.size, a.out, out, index, (index >= 0).astype(np.float64))
     x = _find_coordinates(mode, a)
     first = math.floor(-radius / shrink) + 1
     base = np.ceil(x) - 1  # the last input before x
@@ -140,7 +140,7 @@ def _make_table(site: Site, a: Stretch) -> Table:
     # Otherwise inputs outside are the edge's: their weights add up there.
     index = np.clip(index, 0, a.size - 1).astype(np.int64)
     row = np.broadcast_to(out[:, None], index.shape)
-    return Table.of(a.size, a.out, row.reshape(-1), index.reshape(-1), weight.reshape(-1))
+    return SparseMatrix.of(a.size, a.out, row.reshape(-1), index.reshape(-1), weight.reshape(-1))
 
 
 # --- attributes and shapes
@@ -330,7 +330,7 @@ def _lower_grad(lowering: Lowering) -> None:
     plans = _plan_axes(lowering.site, dx.type, dy.type, 3)
     if plans:
         # Forward: y = T x along each axis; so dx = T^T dy.
-        tables = {a: _make_table(lowering.site, p).transposed() for a, p in plans.items()}
+        tables = {a: _make_table(lowering.site, p).transpose() for a, p in plans.items()}
         lower_resample(lowering, dy, dx, tables)
     else:
         lower_map(lowering, [("in", 0)], [dy], [dx])

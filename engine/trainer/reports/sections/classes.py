@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.drawing.page import escape, make_table
-from engine.trainer.reports.curves import Ranking
+from engine.trainer.reports.curves import ThresholdCounts
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
@@ -21,7 +21,7 @@ OPEN = 24  # classes of a table that is not folded
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ClassScores:
     """Scores of each class or label, f64[classes] each; NaN where a score has no value.
 
     there: the number of its samples.
@@ -39,7 +39,7 @@ class Scores:
     average_precision: Array
 
     @classmethod
-    def of(cls, findings: Findings) -> Scores:
+    def of(cls, findings: Findings) -> ClassScores:
         """Return the scores of findings that have a confusion matrix, or several labels."""
         if findings.labels is not None:
             there, taken, right = findings.labels.T.astype(np.float64)
@@ -58,14 +58,14 @@ class Scores:
         )
 
 
-def rank_samples(findings: Findings, label: int) -> Ranking | None:
+def rank_samples(findings: Findings, label: int) -> ThresholdCounts | None:
     """Return how the log-odds of a class, or the scores of a label, rank the samples kept."""
     if findings.labels is not None:
         pairs = findings.scored.rows[:, [label, label + len(findings.labels)]]
         wanted, scores = pairs[np.isin(pairs[:, 0], (0, 1)) & np.isfinite(pairs[:, 1])].T
-        return Ranking.of(wanted == 1, scores)
+        return ThresholdCounts.of(wanted == 1, scores)
     rows = findings.odds.rows
-    return Ranking.of(rows[:, 0] == label, rows[:, 1 + label]) if len(rows) else None
+    return ThresholdCounts.of(rows[:, 0] == label, rows[:, 1 + label]) if len(rows) else None
 
 
 def name_classes(names: Sequence[str] | None, count: int) -> list[str]:
@@ -87,7 +87,7 @@ def render(record: Record) -> str:
         return ""
     if findings.counts is None and findings.labels is None:
         return ""
-    scores = Scores.of(findings)
+    scores = ClassScores.of(findings)
     there = scores.there.astype(np.int64)
     names = name_classes(findings.classes, len(there))
     kind, kinds = ("class", "classes") if findings.labels is None else ("label", "labels")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.drawing.charts import COLOURS, Line, draw_line_chart
-from engine.trainer.reports.curves import Ranking
+from engine.trainer.reports.curves import ThresholdCounts
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import name_classes, note_thinning, rank_samples
@@ -69,7 +69,7 @@ def _with_value(title: str, lines: list[Line]) -> str:
     return title if len(lines) > 1 else f"{title} {lines[0].label.rsplit(', ', 1)[1]}"
 
 
-def _make_steps(made: Ranking) -> tuple[list[float], list[float]]:
+def _make_steps(made: ThresholdCounts) -> tuple[list[float], list[float]]:
     """Return precision and recall as a line: recall grows at the precision of its threshold."""
     precision, recall = made.compute_precision_recall()
     full = int(np.argmax(recall >= 1)) + 1  # lower thresholds only lose precision

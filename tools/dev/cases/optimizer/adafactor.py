@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import Adafactor
-from engine.tools.dev.cases.optimizer.case import DECAY, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import DECAY, OptimizerCase, Options, State
 
 
 def adafactor(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -39,14 +39,16 @@ def adafactor(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 EPS = (2.0**-20, 2.0**-10)
 CASES = [
-    Case(Adafactor(beta2_decay=-0.75, eps=EPS), adafactor, 2),
-    Case(
+    OptimizerCase(Adafactor(beta2_decay=-0.75, eps=EPS), adafactor, 2),
+    OptimizerCase(
         Adafactor(beta2_decay=-0.75, eps=EPS, d=1.5, weight_decay=DECAY, beta1=0.875), adafactor, 3
     ),
-    Case(
+    OptimizerCase(
         Adafactor(beta2_decay=-0.5, eps=(0.5, 4.0), weight_decay=DECAY, relative_step=False),
         adafactor,
         2,
     ),
-    Case(Adafactor(beta2_decay=-0.75, eps=EPS, scale_parameter=False, beta1=0.75), adafactor, 3),
+    OptimizerCase(
+        Adafactor(beta2_decay=-0.75, eps=EPS, scale_parameter=False, beta1=0.75), adafactor, 3
+    ),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import Adagrad
-from engine.tools.dev.cases.optimizer.case import DECAY, EPS, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import DECAY, EPS, OptimizerCase, Options, State
 
 
 def adagrad(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -17,8 +17,8 @@ def adagrad(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(Adagrad(eps=EPS), adagrad, 1),
-    Case(
+    OptimizerCase(Adagrad(eps=EPS), adagrad, 1),
+    OptimizerCase(
         Adagrad(lr_decay=0.125, weight_decay=DECAY, initial_accumulator_value=0.5, eps=EPS),
         adagrad,
         1,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import Adam, AdamW
-from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, EPS, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, EPS, OptimizerCase, Options, State
 
 
 def adam(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -29,8 +29,8 @@ def adamw(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(Adam(betas=BETAS, eps=EPS), adam, 2),
-    Case(Adam(betas=BETAS, eps=EPS, weight_decay=DECAY), adam, 2),
-    Case(AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY, adam_mode=0), adamw, 2),
-    Case(AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY), adamw, 2),
+    OptimizerCase(Adam(betas=BETAS, eps=EPS), adam, 2),
+    OptimizerCase(Adam(betas=BETAS, eps=EPS, weight_decay=DECAY), adam, 2),
+    OptimizerCase(AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY, adam_mode=0), adamw, 2),
+    OptimizerCase(AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY), adamw, 2),
 ]

@@ -23,7 +23,7 @@ Update = Callable[[int, Any, Any, State, float, Options], Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class OptimizerCase:
     """Options of an optimizer, the reference of a step, and how many states a model keeps."""
 
     method: Method
@@ -31,7 +31,7 @@ class Case:
     states: int
 
 
-def list_cases() -> Iterator[Case]:
+def list_cases() -> Iterator[OptimizerCase]:
     """Return the cases of all files of this folder, in the order of their names."""
     package = importlib.import_module(__name__.rpartition(".")[0])
     for name in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):

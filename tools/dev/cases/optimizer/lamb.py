@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import LAMB
-from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, EPS, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, EPS, OptimizerCase, Options, State
 
 
 def lamb(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -19,6 +19,6 @@ def lamb(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(LAMB(betas=BETAS, eps=EPS), lamb, 2),
-    Case(LAMB(betas=BETAS, eps=EPS, weight_decay=DECAY), lamb, 2),
+    OptimizerCase(LAMB(betas=BETAS, eps=EPS), lamb, 2),
+    OptimizerCase(LAMB(betas=BETAS, eps=EPS, weight_decay=DECAY), lamb, 2),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import Lion
-from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, OptimizerCase, Options, State
 
 
 def lion(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -17,6 +17,6 @@ def lion(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(Lion(betas=BETAS), lion, 1),
-    Case(Lion(betas=BETAS, weight_decay=DECAY), lion, 1),
+    OptimizerCase(Lion(betas=BETAS), lion, 1),
+    OptimizerCase(Lion(betas=BETAS, weight_decay=DECAY), lion, 1),
 ]

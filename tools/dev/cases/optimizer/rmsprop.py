@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.offline.optim_types import RMSprop
-from engine.tools.dev.cases.optimizer.case import DECAY, EPS, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import DECAY, EPS, OptimizerCase, Options, State
 
 
 def rmsprop(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -24,10 +24,10 @@ def rmsprop(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(RMSprop(alpha=0.9375, eps=EPS), rmsprop, 1),
-    Case(RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, centered=True), rmsprop, 2),
-    Case(RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, momentum=0.75), rmsprop, 2),
-    Case(
+    OptimizerCase(RMSprop(alpha=0.9375, eps=EPS), rmsprop, 1),
+    OptimizerCase(RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, centered=True), rmsprop, 2),
+    OptimizerCase(RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, momentum=0.75), rmsprop, 2),
+    OptimizerCase(
         RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, momentum=0.75, centered=True), rmsprop, 3
     ),
 ]

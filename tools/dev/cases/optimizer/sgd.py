@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.graphs.offline.optim_types import SGD
-from engine.tools.dev.cases.optimizer.case import DECAY, Case, Options, State
+from engine.tools.dev.cases.optimizer.case import DECAY, OptimizerCase, Options, State
 
 
 def sgd(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
@@ -17,9 +17,9 @@ def sgd(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(SGD(), sgd, 1),
-    Case(SGD(weight_decay=DECAY), sgd, 0),
-    Case(SGD(momentum=0.875), sgd, 1),
-    Case(SGD(momentum=0.875, dampening=0.5, weight_decay=DECAY), sgd, 1),
-    Case(SGD(momentum=0.75, nesterov=True, weight_decay=DECAY), sgd, 1),
+    OptimizerCase(SGD(), sgd, 1),
+    OptimizerCase(SGD(weight_decay=DECAY), sgd, 0),
+    OptimizerCase(SGD(momentum=0.875), sgd, 1),
+    OptimizerCase(SGD(momentum=0.875, dampening=0.5, weight_decay=DECAY), sgd, 1),
+    OptimizerCase(SGD(momentum=0.75, nesterov=True, weight_decay=DECAY), sgd, 1),
 ]
