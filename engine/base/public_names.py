@@ -107,6 +107,7 @@ HOMES = {
     "SpecAugment": "engine.data",
     "Step": "engine.trainer.schedules",
     "Table": "engine.data",
+    "TaggedTexts": "engine.data",
     "TensorBoard": "engine.reports",
     "Texts": "engine.data",
     "TimeShift": "engine.data",

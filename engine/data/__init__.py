@@ -25,6 +25,7 @@ from engine.data.sound_changes import SpecAugment, TimeShift
 from engine.data.sounds import Sounds
 from engine.data.sources import batches, dataset_of
 from engine.data.tables import Csv, Table
+from engine.data.tagged import TaggedTexts
 from engine.data.texts import LabelledTexts, Texts
 from engine.data.tokens import ByteTokenizer, train_tokenizer
 
@@ -51,6 +52,7 @@ __all__ = [
     "Sounds",
     "SpecAugment",
     "Table",
+    "TaggedTexts",
     "Texts",
     "TimeShift",
     "batches",

@@ -5,6 +5,7 @@ The modules that read files are imported when such data are opened.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,16 +16,17 @@ from engine.base import arguments
 from engine.base import option_tables as tables
 from engine.base.errors import InputError
 from engine.data.arrays import Arrays
-from engine.data.dataset import Dataset
+from engine.data.dataset import Dataset, find_root
 from engine.data.samples import Sample
+from engine.system import files
 
 if TYPE_CHECKING:
     from engine.data.files import DecodedFiles
     from engine.data.preparation import Preparation
 
-Name = Literal["images", "masks", "sounds", "csv", "text", "arrays"]
+Name = Literal["images", "masks", "sounds", "csv", "text", "tagged", "arrays"]
 
-_PLACE = "[data.options]"
+_PLACE, _VOCABULARY = "[data.options]", "vocabulary.json"
 Learned = Mapping[str, Any]
 Places = list[dict[str, Any]]
 
@@ -331,6 +333,95 @@ class _Texts(Kind):
         return dataset.list_options() if type(dataset) is LabelledTexts else None
 
 
+class _Tagged(Kind):
+    """Sentences with a tag for each word."""
+
+    def list_suffixes(self) -> Sequence[str]:
+        from engine.data.tagged import SUFFIXES
+
+        return SUFFIXES
+
+    def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
+        from engine.data.tagged import TaggedTexts
+
+        options = {**asked.options, **learned}
+        classes = list(asked.classes) or None
+        return tables.make(TaggedTexts, options, _PLACE, source=path, classes=classes)
+
+    def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The number of words, as an input [batch, words] declares it."""
+        if len(feature.shape) != 2:
+            raise InputError(
+                "tagged texts need a model whose first input is [batch, words]; this one is "
+                f"{list(feature.shape)}"
+            )
+        return {"length": feature.shape[1]} if isinstance(feature.shape[1], int) else {}
+
+    def open_unlabelled(
+        self, asked: DataRequest, paths: Sequence[Path], learned: Learned
+    ) -> tuple[Places, Dataset]:
+        from engine.data.folders import list_all
+        from engine.data.tagged import LINES, SUFFIXES, read_sentences
+
+        form = asked.options.get("encoding", "utf-8"), asked.options.get("word", 0)
+        places: Places = []
+        for file in (f for p in paths for f in list_all(p, (*SUFFIXES, *LINES), "sentences")):
+            sentences = read_sentences(file, *form)
+            places += [
+                {"file": file, "row": i, "words": words} for i, words in enumerate(sentences)
+            ]
+        return make_sentences(asked, places, learned)
+
+    def describe(self, dataset: Dataset) -> dict[str, Any] | None:
+        from engine.data.tagged import TaggedTexts
+
+        return dataset.list_options() if type(dataset) is TaggedTexts else None
+
+    def read_learned(self, training: Dataset) -> dict[str, Any]:
+        from engine.data.tagged import TaggedTexts
+
+        source = find_root(training)
+        assert isinstance(source, TaggedTexts), source
+        return {"vocabulary": source.vocabulary, "length": source.length}
+
+    def write(self, training: Dataset, folder: Path) -> None:
+        text = json.dumps(self.read_learned(training), ensure_ascii=False, indent=0)
+        files.write(str(folder / _VOCABULARY), [text.encode()])
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        path = str(folder / _VOCABULARY)
+        try:
+            content = json.loads(files.read(path, "vocabulary"))
+            vocabulary = arguments.check_names("vocabulary", content["vocabulary"])
+            length = arguments.count("length", content["length"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(f"{path!r} is damaged: {error}") from error
+        return {"vocabulary": list(vocabulary), "length": length}
+
+
+def make_sentences(asked: DataRequest, places: Places, learned: Learned) -> tuple[Places, Dataset]:
+    """Return words to predict tags for as samples, each with its place; long ones are several.
+
+    Raises:
+        InputError: there are no words, or a sentence has none.
+    """
+    from engine.data.tagged import WordNumbers
+
+    known = {**asked.options, **learned}
+    numbers = WordNumbers(known["vocabulary"], known["length"], known.get("lower", False))
+    parts: Places = []
+    samples = []
+    for place in places:
+        if not place["words"]:
+            raise InputError(f"sentence {len(parts)} has no words")
+        for begin, sample in numbers.encode(place["words"]):
+            parts.append({**place, "begin": begin})
+            samples.append(sample)
+    if not samples:
+        raise InputError("no sentences")
+    return parts, Arrays(np.stack(samples))
+
+
 def make_texts(asked: DataRequest, texts: Sequence[str]) -> Dataset:
     """Return texts to predict for as samples.
 
@@ -451,6 +542,7 @@ KINDS: dict[Name, Kind] = {
     "sounds": _Sounds(),
     "csv": _Tables(),
     "text": _Texts(),
+    "tagged": _Tagged(),
     "arrays": _Arrays(),
 }
 

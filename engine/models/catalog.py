@@ -115,7 +115,7 @@ ARCHITECTURES = {
         ),
         Architecture(
             recurrent.build_gru_tagger, ("tokens",), "a tag for each word, such as names of places",
-            "arrays of tokens and of tags, both [samples, tokens]", "1412.3555",
+            "files of words and their tags, or arrays of both", "1412.3555",
             ("classifier.",), answers="position",
         ),
         Architecture(

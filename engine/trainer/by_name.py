@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.models.named_model import NamedModel
     from engine.trainer.batch_trainer import BatchTrainer
 
-_KINDS = ("images", "masks", "sounds")  # whose folders say what the classes are
+_KINDS = ("images", "masks", "sounds", "tagged")  # which say what the classes are
 
 
 class _Asked(NamedTuple):

@@ -21,7 +21,7 @@ from engine.data.dataset import find_root
 from engine.data.files import DecodedFiles
 from engine.data.folders import TEST, TRAIN, VALIDATION, choose_validation, split_of
 from engine.data.frames import is_frame
-from engine.data.kinds import KINDS, Loose, describe, make_texts
+from engine.data.kinds import KINDS, Loose, describe, make_sentences, make_texts
 from engine.data.known import Known
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.masks import MOST, restore_mask
@@ -156,6 +156,10 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
         return Table(data, None, preparation=known.preparation), None
     if known is not None and known.kind == "text" and _are_texts(data):
         return make_texts(known, data), [{"text": text} for text in data]
+    if known is not None and known.kind == "tagged" and _are_sentences(data):
+        given = [{"words": text.split() if isinstance(text, str) else text} for text in data]
+        places, samples = make_sentences(known, given, known.learned)
+        return samples, places
     if not is_path(data):
         return data, None
     check_exists(Path(data))
@@ -172,6 +176,16 @@ def _are_texts(data: Any) -> bool:
     return isinstance(data, list | tuple) and bool(data) and all(isinstance(x, str) for x in data)
 
 
+def _are_sentences(data: Any) -> bool:
+    """Return whether data are texts, or lists of words."""
+    if _are_texts(data):
+        return True
+    return isinstance(data, list) and all(
+        isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+        for words in data
+    )
+
+
 def make_rows(
     places: Sequence[Mapping[str, Any]],
     outputs: Array,
@@ -179,11 +193,14 @@ def make_rows(
 ) -> Rows:
     """Return a row for each sample: its place, and its class with all probabilities, or its values.
 
-    Where each pixel has scores of the classes, a row has the mask, uint8 [height, width] of the
-    picture's file, and the share of the pixels that each class has.
+    Where each word has scores of the tags, a row has the tags of a sentence and their
+    probabilities.  Where each pixel has scores of the classes, it has the mask, uint8 [height,
+    width] of the picture's file, and the share of the pixels that each class has.
 
     outputs: scores, probabilities, or logarithms of them.
     """
+    if outputs.ndim == 3 and outputs.shape[1] == len(classes) and places and "begin" in places[0]:
+        return _make_sentence_rows(places, outputs, classes)
     if outputs.ndim == 4 and outputs.shape[1] == len(classes) and len(classes) <= MOST:
         return [
             _make_mask_row(place, scores, classes)
@@ -203,6 +220,21 @@ def make_rows(
         }
         for place, row in zip(places, shares, strict=True)
     ]
+
+
+def _make_sentence_rows(
+    places: Sequence[Mapping[str, Any]], outputs: Array, classes: Sequence[str]
+) -> Rows:
+    """Return a row for each sentence, whose parts follow one another."""
+    rows: Rows = []
+    for place, scores in zip(places, outputs, strict=True):
+        shares = compute_probabilities(scores.T)[: len(place["words"]) - place["begin"]]
+        if not place["begin"]:
+            kept = {key: value for key, value in place.items() if key != "begin"}
+            rows.append({**kept, "tags": [], "probabilities": []})
+        rows[-1]["tags"] += [classes[int(number)] for number in shares.argmax(1)]
+        rows[-1]["probabilities"] += shares.max(1).tolist()
+    return rows
 
 
 def _make_mask_row(

@@ -109,6 +109,17 @@ def masks(folder: str, each: int = 12, side: int = 48) -> None:
         Image.fromarray((disc * 255).astype(np.uint8)).save(Path(folder, "masks", f"{i:02}.png"))
 
 
+def sentences(path: str, count: int = 60) -> None:
+    """Write sentences of words with tags, in which some names are persons."""
+    rng = np.random.default_rng(0)
+    names, others = ["Ada", "Bob", "Max"], ["Rome", "and", "goes", "home", "sees"]
+    lines = []
+    for _ in range(count):
+        words = rng.choice([*names, *others], rng.integers(3, 8))
+        lines += [f"{word} {'PER' if word in names else 'O'}" for word in words] + [""]
+    Path(path).write_text("\n".join(lines))
+
+
 def digits(folder: str = "photos", count: int = 600) -> None:
     """Write scikit-learn's handwritten digits: `folder/<digit>/<number>.png`."""
     from sklearn.datasets import load_digits

@@ -52,6 +52,9 @@ def predict(
 def format_row(row: Mapping[str, Any]) -> str:
     """Return a row as a line for people."""
     place = str(row["file"]) + (f", row {row['row']}" if "row" in row else "")
+    if "tags" in row:
+        pairs = zip(row["words"], row["tags"], strict=True)
+        return f"{place}  " + " ".join(f"{word}/{tag}" for word, tag in pairs)
     if "shares" in row:
         shares = sorted(row["shares"].items(), key=lambda item: -item[1])
         return f"{place}  " + ", ".join(f"{name} {100 * s:.1f} %" for name, s in shares[:SHOWN])
@@ -113,6 +116,10 @@ def _list_columns(rows: Sequence[Mapping[str, Any]]) -> str:
     flat = []
     for row in rows:
         cells = {k: v for k, v in row.items() if k not in ("probabilities", "values")}
+        if "tags" in row:
+            cells |= {key: " ".join(row[key]) for key in ("words", "tags")}
+            flat.append(cells)
+            continue
         cells |= {f"share({name})": s for name, s in cells.pop("shares", {}).items()}
         cells |= {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
         values = np.ravel(row.get("values", ())).tolist()
