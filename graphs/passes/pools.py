@@ -48,7 +48,7 @@ def let_relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Gra
     makers, readers, names = graph.find_producers(), graph.find_consumers(), Names(graph)
     ends = set(graph.outputs)
     places = {node: place for place, node in enumerate(graph.nodes)}
-    for place, node in enumerate(graph.nodes):
+    for node in list(graph.nodes):
         if (node.domain, node.op) != (MS, "ReluGrad"):
             continue
         dr, r = node.inputs
@@ -65,6 +65,7 @@ def let_relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Gra
         types[masked] = types[dy]
         back.inputs, back.outputs = (masked, index, *rest), node.outputs
         node.inputs, node.outputs = (dy, pool.outputs[0]), (masked,)
-        graph.nodes[places[back]], graph.nodes[place] = node, back
+        places[back], places[node] = places[node], places[back]
+        graph.nodes[places[back]], graph.nodes[places[node]] = back, node
         makers[masked], makers[back.outputs[0]] = node, back
     return graph
