@@ -147,6 +147,12 @@ class Draft:
         self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
         return Operand(name, t)
 
+    def name_fresh(self, name: str) -> str:
+        """Return a name that no value has: this one, with as many `'` after it as that takes."""
+        while name in self.values:
+            name += "'"
+        return name
+
 
 @dataclass(slots=True)
 class Piece:

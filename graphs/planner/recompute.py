@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from engine.graphs.planner.draft import Draft, DraftCall, Value
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.rows import makes_rows
 from engine.kernels.analysis.flops import NULL, Task, Use
 from engine.plan.plan import FAULT
@@ -192,11 +192,14 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
         before.setdefault(need[owner[n]], []).append(n)
     calls: list[DraftCall] = []
     origins: list[int] = []
-    now: dict[str, str] = {}  # values made again -> their names
+    twins: dict[str, str] = {}  # values written again -> the names that they have then
+    now: dict[str, str] = {}  # values made again -> the twins that calls read from here on
     for n, call in enumerate(draft.calls):
         for m in before.get(n, ()):
             made = known[owner[m]].makes
-            calls.append(replace(_repeat_call(draft, draft.calls[m], made, now), phase=call.phase))
+            again = _repeat_call(draft, draft.calls[m], twins, now)
+            now |= {x: twins[x] for x in draft.calls[m].list_touched("w") if x in made}
+            calls.append(replace(again, phase=call.phase))
             origins.append(-1)
         calls.append(_rename_reads(call, now) if now else call)
         origins.append(n)
@@ -212,29 +215,19 @@ def _rename_reads(call: DraftCall, now: Mapping[str, str]) -> DraftCall:
 
 
 def _repeat_call(
-    draft: Draft, call: DraftCall, made: Collection[str], now: dict[str, str]
+    draft: Draft, call: DraftCall, twins: dict[str, str], now: Mapping[str, str]
 ) -> DraftCall:
-    """Return a call once more, writing values of its own; `now` gets the names of those made."""
+    """Return a call once more, writing values of its own; `twins` gets their names."""
     args = []
     for mode, name in call.args:
         if name and mode in "ws":
-            args.append((mode, _add_twin(draft, name)))
+            if name not in twins:
+                twins[name] = draft.name_fresh(f"{name}/again")
+                draft.add(twins[name], draft.values[name].type)
+            args.append((mode, twins[name]))
         else:
             args.append((mode, now.get(name, name)))
-    now |= {name: _name_second(name) for mode, name in call.args if name in made and mode == "w"}
     return replace(call, args=tuple(args), again=True)
-
-
-def _add_twin(draft: Draft, name: str) -> str:
-    """Add a value like one of a draft; return its name."""
-    twin = _name_second(name)
-    draft.values[twin] = Value(twin, draft.values[name].type, twin)
-    return twin
-
-
-def _name_second(name: str) -> str:
-    """Return the name of a value that is made again."""
-    return f"{name}/again"
 
 
 def make_tasks(draft: Draft, calls: Sequence[DraftCall]) -> list[Task]:

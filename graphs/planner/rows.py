@@ -69,7 +69,7 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
             continue
         others[n] = [table.chain_rows(draft)]
         for k, (m, length) in enumerate(zip(readers, lengths, strict=True)):
-            name = f"{table.dx.name}/rows{k}"
+            name = draft.name_fresh(f"{table.dx.name}/rows{k}")
             others[m] = table.make_row_calls(draft, draft.calls[m], name, length, threads)
         del draft.values[table.dx.name]
     draft.calls = [made for n, call in enumerate(draft.calls) for made in others.get(n, [call])]
@@ -105,6 +105,7 @@ class _TableGradient:
     """A call that makes the gradient of a table [n, inner] from the gradient of the rows read.
 
     dx: the gradient.  index, dy, fault: of the call.
+    first, next: the names of the chains of rows.
     """
 
     call: DraftCall
@@ -112,6 +113,8 @@ class _TableGradient:
     index: str
     dy: str
     fault: str
+    first: str
+    next: str
     n: int
     count: int
     inner: int
@@ -139,11 +142,10 @@ class _TableGradient:
 
     def chain_rows(self, draft: Draft) -> DraftCall:
         """Return the call that chains the rows that were read."""
-        for name, size in (("first", self.n), ("next", self.count)):
-            draft.add(f"{self.dx.name}/{name}", TensorType("i64", (size,)))
+        for name, size in ((self.first, self.n), (self.next, self.count)):
+            draft.add(name, TensorType("i64", (size,)))
         args: Args = (
-            ("r", self.index), ("w", f"{self.dx.name}/first"), ("w", f"{self.dx.name}/next"),
-            ("u", self.fault),
+            ("r", self.index), ("w", self.first), ("w", self.next), ("u", self.fault),
         )  # fmt: skip
         spec = KernelSpec(*index_chains("i64"))
         return replace(self.call, spec=spec, args=args, consts=(self.n, self.count))
@@ -154,10 +156,7 @@ class _TableGradient:
         """Return the call that makes rows for a reader, and the reader, which reads this name."""
         T = self.dx.type.dtype
         draft.add(name, TensorType(T, (threads, length)))
-        args: Args = (
-            ("r", f"{self.dx.name}/first"), ("r", f"{self.dx.name}/next"), ("r", self.dy),
-            ("w", name),
-        )  # fmt: skip
+        args: Args = (("r", self.first), ("r", self.next), ("r", self.dy), ("w", name))
         spec = KernelSpec(*gather_grad_rows(T))
         consts = (self.n, self.inner, 1, self.count)
         made = replace(self.call, spec=spec, args=args, consts=consts, phase=reader.phase)
@@ -176,7 +175,10 @@ def _find_table(draft: Draft, call: DraftCall) -> _TableGradient | None:
     is_whole = mode == "w" and value.region == "work" and value.type.dims[:1] == (n,)
     if not is_whole or numbers["outer"] != 1:
         return None
-    return _TableGradient(call, value, index, dy, fault, n, numbers["count"], inner)
+    first, following = (draft.name_fresh(f"{dx}/{part}") for part in ("first", "next"))
+    return _TableGradient(
+        call, value, index, dy, fault, first, following, n, numbers["count"], inner
+    )
 
 
 def _find_blocks(call: DraftCall) -> Blocks | None:

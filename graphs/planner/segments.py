@@ -133,6 +133,7 @@ class _Segments:
             str, list[str]
         ] = {}  # of each value that was met what `_list_needed` returns
         self._made: set[str] = set()  # chosen values that some segment makes
+        self._names: dict[tuple[str, int], str] = {}  # of what segments make again
         last = _Segment(0)
         for call in draft.calls:
             written = call.list_touched("w") & self._chosen
@@ -181,7 +182,12 @@ class _Segments:
 
     def _name(self, name: str, segment: _Segment, of: str = "") -> str:
         """Return the name of a value in a segment that makes it, or makes the value `of`."""
-        return f"{name}/{segment.number}" if (of or name) in self._made else name
+        if (of or name) not in self._made:
+            return name
+        key = name, segment.number
+        if key not in self._names:
+            self._names[key] = self.draft.name_fresh(f"{name}/{segment.number}")
+        return self._names[key]
 
     def _make_call(
         self, name: str, segment: _Segment, known: Mapping[str, str], root: DraftCall

@@ -45,6 +45,7 @@ class _Settling:
     """Calls that change places.
 
     order: their numbers.  live: the bytes that live at each place.
+    touched: the values that each call touches, each with whether it is the one made again.
     """
 
     def __init__(
@@ -55,24 +56,19 @@ class _Settling:
         early: of what is made again the last call before the gap; after it is another value.
         """
         self.order = list(range(len(calls)))
-        second = {name: f"{name}/again" for name in early}
-        self.nbytes = {**nbytes, **{twin: nbytes[name] for name, twin in second.items()}}
+        self.nbytes = nbytes
         self.touched = [
-            frozenset(
-                x if place <= early.get(x, place) else second[x]
-                for _, x in call.args
-                if x in nbytes
-            )
+            frozenset((x, place > early.get(x, place)) for _, x in call.args if x in nbytes)
             for place, call in enumerate(calls)
         ]
         self.all = [frozenset(n for _, n in c.args if n) for c in calls]
         self.writes = [frozenset(c.list_touched("wus")) for c in calls]
-        self.first: dict[str, int] = {}
-        self.last: dict[str, int] = {}
-        for n, names in enumerate(self.touched):
-            for name in names:
-                self.first.setdefault(name, n)
-                self.last[name] = n
+        self.first: dict[tuple[str, bool], int] = {}
+        self.last: dict[tuple[str, bool], int] = {}
+        for n, values in enumerate(self.touched):
+            for value in values:
+                self.first.setdefault(value, n)
+                self.last[value] = n
         self.live: list[int] = []
         now = 0
         for n in self.order:
@@ -81,12 +77,12 @@ class _Settling:
             now -= self._count_dead(n)
 
     def _count_born(self, place: int) -> int:
-        names = self.touched[self.order[place]]
-        return sum([self.nbytes[x] for x in names if self.first[x] == place])
+        values = self.touched[self.order[place]]
+        return sum([self.nbytes[x[0]] for x in values if self.first[x] == place])
 
     def _count_dead(self, place: int) -> int:
-        names = self.touched[self.order[place]]
-        return sum([self.nbytes[x] for x in names if self.last[x] == place])
+        values = self.touched[self.order[place]]
+        return sum([self.nbytes[x[0]] for x in values if self.last[x] == place])
 
     def lift(self, place: int) -> None:
         """Move the call at a place up, if that is better."""
@@ -120,12 +116,12 @@ class _Settling:
         start = self.live[place - 1] - self._count_born(place - 1)
         shared = self.touched[a] & self.touched[b]
         for times in (self.first, self.last):
-            for name in self.touched[a] - shared:
-                if times[name] == place - 1:
-                    times[name] = place
-            for name in self.touched[b] - shared:
-                if times[name] == place:
-                    times[name] = place - 1
+            for value in self.touched[a] - shared:
+                if times[value] == place - 1:
+                    times[value] = place
+            for value in self.touched[b] - shared:
+                if times[value] == place:
+                    times[value] = place - 1
         self.order[place - 1], self.order[place] = b, a
         self.live[place - 1] = start + self._count_born(place - 1)
         self.live[place] = (

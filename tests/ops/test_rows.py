@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.artifacts import (
     Adagrad,
     Adam,
     AdamW,
+    CrossEntropyLoss,
     Lion,
     RMSprop,
 )
@@ -24,8 +26,9 @@ from engine.graphs.offline.optim_types import Method
 from engine.plan.plan import Plan
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
+from tests.support.blocks import rename_value
 from tests.support.builds import load, needs_cc
-from tests.support.tiny import make_trainer
+from tests.support.tiny import forward, make_trainer
 
 WORDS, WIDTH, BATCH = 4603, 56, 12  # 1.03 MB in rows of no whole vectors, in no even blocks
 BAG = f"""<ir_version: 8, opset_import: ["": 17]>
@@ -89,6 +92,20 @@ def test_a_step_is_bit_for_bit_what_two_calls_do(name: str, threads: int) -> Non
     blocks = 1 if name.startswith("adafactor") else 2  # that all threads have, of the whole
     assert plan.compute_region_bytes("work") < 4 * WORDS * WIDTH / blocks + 8 * WORDS
     assert not any(np.prod(b.shape) >= WORDS * WIDTH for b in plan.buffers if b.region == "work")
+
+
+def test_values_may_have_the_names_of_what_makes_rows() -> None:
+    plain = make_trainer(BAG, threads=2)
+    loss = plain.step(IDS, LABELS)
+    added = {b.name for b in step_plan(plain).buffers if re.search("/(first|next|rows0)$", b.name)}
+    assert len(added) == 3
+    for name in added:
+        model = rename_value(forward(BAG), "t", name)
+        named = Trainer.from_onnx(
+            model, CrossEntropyLoss(), optimizer=AdamW(0.05), threads=2, seed=7
+        )
+        assert named.step(IDS, LABELS) == loss
+        assert regions(named) == regions(plain)
 
 
 def test_bad_indices_change_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.planning import GradientUse
-from tests.support.blocks import list_groups, make_model
+from tests.support.blocks import list_groups, make_model, rename_value
 from tests.support.builds import load, needs_cc
 
 Array = npt.NDArray[Any]
 LEAST = 1 << 12  # bytes of what segments make here
 WHOLE = "without segments"
+TRAINED = ("w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "w4")
 
 # Each kind of convolution and pool, between functions whose gradients have no jumps.
 LAYERS = """<ir_version: 8, opset_import: ["": 17]>
@@ -57,12 +59,11 @@ g (float[N,3,40,40] x, float[16,3,3,3] w1, float[16] scale1, float[16] shift1, f
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layers")
-    names = ["w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "w4"]
     generate_artifacts(
         make_model(LAYERS),
         loss=MSELoss(),
         optimizer=AdamW(),
-        requires_grad=names,
+        requires_grad=TRAINED,
         artifact_directory=folder,
     )
     return folder
@@ -111,6 +112,24 @@ def test_segments_compute_what_steps_do(
     declared = {name for name, kernel in list_templates().items() if kernel.samples}
     assert declared & set(template.values()) <= cut
     assert len(declared & cut) >= 9
+
+
+def test_values_may_have_the_names_of_what_segments_make(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, expected = trained(artifacts, 2, 6, monkeypatch, "with segments")
+    added = {b.name for b in plan.buffers if re.search(r"^[a-z]+/\d$", b.name)}
+    assert added
+    for name in added:
+        generate_artifacts(
+            rename_value(make_model(LAYERS), "et", name),
+            loss=MSELoss(),
+            optimizer=AdamW(),
+            requires_grad=TRAINED,
+            artifact_directory=tmp_path / name,
+        )
+        _, found = trained(tmp_path / name, 2, 6, monkeypatch, f"with {name}")
+        assert np.array_equal(found, expected)
 
 
 def test_what_segments_make_takes_a_sample_a_thread(

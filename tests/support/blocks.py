@@ -25,6 +25,16 @@ def make_model(text: str) -> onnx.ModelProto:
     return proto
 
 
+def rename_value(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    """Return a model in which a value between nodes has another name."""
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    for node in renamed.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+    return renamed
+
+
 def list_groups(made: Plan) -> Iterator[tuple[int, tuple[PlanStep, ...]]]:
     """The first step of each group, and all its steps."""
     for n, step in enumerate(made.steps):
