@@ -10,7 +10,9 @@ from engine.errors import ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
-from tests.random_graphs.compare import accumulated, backward, compare, numbers, with_buffers
+from tests.random_graphs.check import numbers
+from tests.random_graphs.compare import compare
+from tests.random_graphs.derived import accumulated, backward, with_buffers
 from tests.random_graphs.sketch import Model
 
 

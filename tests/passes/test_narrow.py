@@ -16,7 +16,7 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.pipeline import OPTIONAL, PassState, run_passes
-from tests.random_graphs.compare import weighted
+from tests.random_graphs.derived import weighted
 from tests.support.harness import run
 
 PARTS = {"a": 2, "b": 3, "c": 1, "d": 4}  # values of a row each

@@ -14,8 +14,10 @@ import pytest
 from onnx import parser
 
 from engine.graphs.io import onnx_io
-from tests.random_graphs.compare import Check, DifferentError, Report, compare, has_edges
+from tests.random_graphs.check import Check
+from tests.random_graphs.compare import compare, has_edges
 from tests.random_graphs.patterns import MOST_TRIPS, add_control_flow
+from tests.random_graphs.report import DifferentError, Report
 from tests.random_graphs.sketch import Model, Sketch, UnfitError
 from tests.support.places import ROOT
 

@@ -21,7 +21,8 @@ from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import list_ops
 from tests.fuzz.kind import Kind
 from tests.random_graphs import generate
-from tests.random_graphs.compare import DifferentError, compare
+from tests.random_graphs.compare import compare
+from tests.random_graphs.report import DifferentError
 from tests.random_graphs.shrink import shrink
 from tests.random_graphs.sketch import BrokenError, Model
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.graphs.ir.graph import find_type
-from tests.random_graphs.compare import numbers, plain_plan, trimmed
+from tests.random_graphs.check import numbers, plain_plan
+from tests.random_graphs.derived import trimmed
 from tests.random_graphs.sketch import Model
 
 TRIES = 400  # smaller models that are compared, at most
