@@ -13,7 +13,7 @@ from engine.errors import PlanError
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import get_addresses
 from engine.kernels.machine.target import detect_host
-from engine.plan import verify as verifying
+from engine.plan.form import PlanForm
 from engine.plan.plan import Arg, KernelSpec, Plan, Port
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
@@ -145,13 +145,13 @@ def test_symbols_are_readable_when_short_and_distinct_when_long() -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that are checked from now on."""
     found: list[Plan] = []
-    run = verifying._PlanCheck.run
+    check = PlanForm.check
 
-    def counted(check: verifying._PlanCheck) -> None:
-        found.append(check.plan)
-        run(check)
+    def counted(form: PlanForm) -> None:
+        found.append(form.plan)
+        check(form)
 
-    monkeypatch.setattr(verifying._PlanCheck, "run", counted)
+    monkeypatch.setattr(PlanForm, "check", counted)
     return found
 
 
