@@ -32,7 +32,8 @@ from engine.base.errors import (
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
-# Ops that move running statistics in a training step, and the indices of these inputs.
+# Ops that move running statistics in a training step, and the indices of these inputs: `Op.roles`
+# has them, too, but a device reads no declarations.
 _NORMS, _MEAN, _VARIANCE = ("BatchNormInternal", "BatchNormalization"), 3, 4
 VARIANCES = (_VARIANCE,)
 

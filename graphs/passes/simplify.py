@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
+from engine.kernels.vocabulary.op import OURS, Array, TensorType
 from engine.kernels.vocabulary.sizes import SizedArray
 
-ACTING = {(MS, "InPlaceAccumulatorV2"), (OURS, "MoveStatistic")}  # in addition to optimizers
 SMALL = 1 << 14  # most bytes of a value that may be kept for several readers
 
 
@@ -18,7 +17,7 @@ def is_acting(node: Node) -> bool:
     states.
     """
     op = list_ops().get((node.domain, node.op))
-    return (node.domain, node.op) in ACTING or (op is not None and op.optimizer is not None)
+    return op is not None and (op.is_acting or op.optimizer is not None)
 
 
 def prune(graph: Graph) -> Graph:

@@ -106,6 +106,7 @@ OPS = (
         inputs=(2, 3),
         outputs=2,
         training_only=True,
+        is_acting=True,
         lower=_accumulate,
         calls=MAP_KERNELS,
         no_gradient=frozenset((0, 1, 2)),

@@ -417,6 +417,8 @@ class Op:
         holds them as ELEMENTWISE.
     storage: the operands that may be stored in 16 bits, which may depend on the node; None: none.
         Of an op with a formula, all.
+    is_acting: it writes to its input 0, a gradient or a statistic, which outlives the run; so it
+        runs even if nobody reads its outputs, as an op with `optimizer` does.
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
     roles: the inputs that are usually parameters of a model, and what they are.
@@ -427,7 +429,7 @@ class Op:
     internal: only passes of the planner make it; a file that holds one is refused.
     names_all_outputs: onnxruntime-training expects a name for every output, also for one that
         nobody reads.
-    optimizer: how it changes parameters, if it does; then it runs even if nobody reads its outputs.
+    optimizer: how it changes parameters, if it does.
     """
 
     name: str
@@ -458,6 +460,7 @@ class Op:
     movement: Movement = Movement.COMPUTED
     samples: Samples = Samples.MIXED
     storage: Storage | Callable[[Site], Storage | None] | None = None
+    is_acting: bool = False
     is_random: bool = False
     is_cheap: bool = False
     roles: Mapping[int, Role] = field(default_factory=dict)

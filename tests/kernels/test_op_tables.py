@@ -18,7 +18,6 @@ FAMILIES = ("kernels/ops/", "tools/dev/cases/", "engine/models/")  # declare ops
 PATTERNS = {
     "engine/base/public_names.py: HOMES": "names of classes; some are also names of ops",
     "engine/onnxblock/optim.py: __all__": "names of blocks; some are also names of ops",
-    "engine/trainer/pytorch/draws.py: RANDOM": "the nodes whose draws are known",
     "graphs/io/provenance.py: _read_traced": "how an exporter writes a batch norm that it folds",
     "graphs/io/reference.py: NEVER_FOLDED": "limits of the reference, of undeclared ops as well",
     "graphs/ir/symbols.py: _COMPARES": "nodes at which the size that decides is looked for",

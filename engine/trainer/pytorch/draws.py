@@ -132,15 +132,17 @@ _RULES: dict[str, Callable[[Draw, dict[str, Any]], Any]] = {
 
 # --- graphs
 
-RANDOM = {
-    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("Bernoulli", "Multinomial"),
-}
-
 
 def find_random(graph: Graph) -> Node | None:
     """Return the first node that draws random numbers, dropouts left out."""
-    return next((n for n in graph.nodes if n.op in RANDOM and not n.domain), None)
+    return next((n for n in graph.nodes if _is_random(n)), None)
+
+
+def _is_random(node: Node) -> bool:
+    from engine.kernels.ops.registry import list_ops
+
+    declared = None if node.domain else list_ops().get(("", node.op))
+    return declared is not None and declared.is_random and declared.name != "Dropout"
 
 
 def fix(graph: Graph) -> set[str]:
@@ -159,7 +161,7 @@ def fix(graph: Graph) -> set[str]:
     nodes, unknown = [], set()
     for node in graph.nodes:
         made = None if node.domain else _fix_node(graph, names, node, known.types, known.constants)
-        if made is None and not node.domain and node.op in RANDOM:
+        if made is None and _is_random(node):
             unknown.add(node.op)
         nodes += [node] if made is None else made
     graph.nodes = nodes

@@ -355,6 +355,7 @@ OPS = (
     Op(
         name="MoveStatistic",
         domain=OURS,
+        is_acting=True,
         attrs={"momentum": 0.9},
         infer=lambda site: (TensorType("b1", (1,)),),
         lower=_move,
