@@ -15,11 +15,11 @@ Of `budgets.growth` a row is a network of a family whose members differ in depth
 seconds of the smallest budget, the ways that the search looked at, and the powers of the steps with
 which the two have grown from the member before it.
 
-Of `budgets.constants` a row is a value of a constant of the planner and a network: its work memory
-and predicted time without a budget, and with the least one, beside those with the value that the
-constant has; by how much steps are longer within 29 budgets of 98 to 11 % of the work memory, on
-average of those that are enough; the largest arena of three plans over what lives in it; and the
-seconds of processor time of all this.
+Of `budgets.constants` a row is a value of a constant of the planner or of a pass and a network: its
+work memory and predicted time without a budget, and with the least one, beside those with the value
+that the constant has; by how much steps are longer within 29 budgets of 98 to 11 % of the work
+memory, on average of those that are enough; the largest arena of three plans over what lives in it;
+and the seconds of processor time of all this.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -67,8 +68,8 @@ PLENTY = 1 << 50  # bytes: what no plan needs
 PERCENT = (100, 70, 50, 35, 30)
 
 
-# Of every constant of graphs/planner that was chosen by what plans take: values beside its own, and
-# networks that show most of what these change.
+# Of every constant of graphs/planner, and of graphs/passes, that was chosen by what plans take:
+# values beside its own, and networks that show most of what these change.
 CONSTANTS: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "budget.FALL": ((0.8649, 0.9644), ("vit", "mobilenet", "unet")),
     "budget.FRESH": ((41,), ("vit", "unet")),
@@ -85,15 +86,30 @@ CONSTANTS: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "order.EXACT": (((),), ("gpt2", "resnet18")),
     "order.WORK": ((10_000, 100_000), ("resnet18",)),
     "order.NEAR": ((1.0,), ("mobilenet", "convnext")),
-    "stretch.STATES": ((100,), ("resnet18", "gpt2")),
+    "stretch.STATES": ((10, 2000), ("resnet18", "gpt2")),
     "place.SHARE": ((250, 2000), ("resnet18",)),
-    "place.ROUNDS": ((100,), ("resnet18",)),
+    "place.ROUNDS": ((10, 100), ("resnet18", "unet")),
+    "place.WORK": ((100_000,), ("resnet18", "vit")),
+    "place.MANY": ((0,), ("resnet18", "vit")),
+    "rows.TURNS": ((1, 64), ("minilm",)),
+    "rows.WORTH": ((1, 1000), ("minilm",)),
     "tile.REACH": ((24,), ("mobilenet",)),
     "tile.SMALL": ((1 << 18, 1 << 24), ("mobilenet", "resnet18")),
     "tile.UNEVEN": ((1.0,), ("mobilenet",)),
     "tile.LEAST": ((1, 64), ("minilm", "convnext")),
+    "tile.IDLE": ((1.15, 2.0), ("resnet18", "unet")),
     "split.SPLITS": ((0, 1), ("mobilenet eval",)),
     "split.WORTH": ((1, 25), ("mobilenet eval",)),
+    "graphs.passes.recompute.LARGE": ((1 << 12, 1 << 20), ("mobilenet", "minilm")),
+    "graphs.passes.recompute.MUCH": ((1, 4), ("mobilenet", "minilm")),
+    "graphs.passes.recompute.DEAR": ((20, 10**9), ("mobilenet", "minilm")),
+    "graphs.passes.recompute.NEAR": ((0, 32), ("mobilenet", "minilm")),
+    "graphs.passes.recompute.CHAIN": ((1, 9), ("mobilenet", "minilm")),
+    "graphs.passes.recompute.FEW": ((0,), ("mobilenet", "unet")),
+    "graphs.passes.fuse.MAX_OPERANDS": ((4, 16), ("lstm", "vit")),
+    "graphs.passes.fuse.MAX_COST": ((75, 10**9), ("gpt2", "lstm")),
+    "graphs.passes.fuse.MAX_AGAIN": ((0, 10**9), ("mobilenet_v3", "gpt2")),
+    "graphs.passes.simplify.SMALL": ((0, 1 << 20), ("minilm",)),
 }
 LIMITS = [0.98 * 0.93**n for n in range(29)]  # of the work memory without a budget
 
@@ -232,9 +248,8 @@ def _measure_excess(draft: Draft) -> float:
     return place(blocks) / compute_liveness_bound(blocks)
 
 
-@cache
-def measure_usual_draft(network: str) -> tuple[tuple[Draft, Target, int], Figures]:
-    """Return the draft of a network, "eval" after its name for the eval model, and its figures."""
+def make_usual_draft(network: str) -> tuple[Draft, Target, int]:
+    """Return the arguments of the ladder of a network; "eval" after its name: of its eval model."""
     given = list[tuple[Draft, Target, int]]()
 
     class Noted(Ladder):
@@ -249,21 +264,34 @@ def measure_usual_draft(network: str) -> tuple[tuple[Draft, Target, int], Figure
         MODELS[name].write(Path(folder))
         shapes = [array.shape for array in MODELS[name].batch()]
         plan_of(Path(folder), kind or "joined", THREADS, shapes, PLENTY)
-    return given[-1], measure_draft(*given[-1])
+    return given[-1]
+
+
+@cache
+def measure_usual_draft(network: str) -> Figures:
+    """Return the figures of the draft of a network."""
+    return measure_draft(*make_usual_draft(network))
+
+
+def find_constant(name: str) -> tuple[ModuleType, str]:
+    """Return the module of a constant and its name there; of graphs/planner names are shorter."""
+    file, _, constant = name.rpartition(".")
+    room = "engine" if "." in file else "engine.graphs.planner"
+    return importlib.import_module(f"{room}.{file}"), constant
 
 
 def measure_constant(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield the rows of a constant, of each network first the one with the value that it has."""
-    file, _, constant = name.partition(".")
-    module = importlib.import_module(f"engine.graphs.planner.{file}")
+    module, constant = find_constant(name)
     values, networks = CONSTANTS[name]
     own = getattr(module, constant)
     for network in options.networks or networks:
-        draft, usual = measure_usual_draft(network)
+        usual = measure_usual_draft(network)
         yield network, str(own), *_compare_figures(usual, usual)
         for value in values:
             with mock.patch.object(module, constant, value):
-                yield network, str(value), *_compare_figures(measure_draft(*draft), usual)
+                figures = measure_draft(*make_usual_draft(network))
+                yield network, str(value), *_compare_figures(figures, usual)
 
 
 def _compare_figures(now: Figures, usual: Figures) -> Cells:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import inspect
 import json
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 import bench.__main__ as command
 from bench import measuring, processes, rows, tables
-from bench.budgets import CONSTANTS
+from bench.budgets import CONSTANTS, find_constant
 from bench.rows import Bench, Cells, Option
 from engine.errors import EngineError, InputError
 from tests.support.places import ROOT
@@ -64,8 +63,7 @@ def test_what_is_quick_measures(name: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_of_the_planner_names_the_command_that_measures_it(name: str) -> None:
-    file, _, constant = name.partition(".")
-    module = importlib.import_module(f"engine.graphs.planner.{file}")
+    module, constant = find_constant(name)
     values, networks = CONSTANTS[name]
     assert getattr(module, constant) not in values
     assert networks
