@@ -28,6 +28,8 @@ NOT_RUN = {
     "docs/from-pytorch.md": 10,
     "docs/index.md": 1,
     "docs/install.md": 4,
+    "docs/java.md": 2,
+    "docs/javascript.md": 2,
     "docs/models.md": 1,
     "docs/performance.md": 2,
     "docs/quickstart.md": 2,

@@ -104,6 +104,10 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
         f"engine/tools/trimmed/runtime/{path.name}"
         for path in (built.sources / "tools/trimmed/runtime").iterdir()
     } | {
+        f"engine/{path.relative_to(built.sources).as_posix()}"
+        for path in (built.sources / "tools/trimmed/bindings/templates").rglob("*.*")
+        if path.is_file()
+    } | {
         f"engine/examples/{path.relative_to(built.sources / 'examples').as_posix()}"
         for path in (built.sources / "examples").rglob("*")
         if path.is_file() and path != built.sources / "examples" / "README.md"

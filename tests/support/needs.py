@@ -11,6 +11,7 @@ from engine.tools.dev.emulators import find_emulator
 
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+needs_java = pytest.mark.skipif(shutil.which("javac") is None, reason="needs javac")
 
 
 def needs_emulator(target: str) -> pytest.MarkDecorator:

@@ -41,7 +41,21 @@ from markdown_it import MarkdownIt
 from tests.support.places import PATHS
 
 RUN = ("python", "pycon", "sh", "console", "hidden")
-SHOWN = ("text", "toml", "csv", "json", "c", "cpp", "markdown", "bibtex")
+SHOWN = (
+    "text",
+    "toml",
+    "csv",
+    "json",
+    "c",
+    "cpp",
+    "js",
+    "java",
+    "csharp",
+    "rust",
+    "go",
+    "markdown",
+    "bibtex",
+)
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 SECONDS = 300  # a command that takes longer hangs
 

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ALIAS = ROOT / "engine/alias"  # where `edgegrad` is found, as `engine` is in ROOT
 DOCS = ROOT / "docs"
+BINDINGS = ROOT / "tests/bindings"  # and the drills of all languages
 DRIVERS = ROOT / "tests/c"  # programs in C that call trimmed libraries
 SUPPORT = ROOT / "tests/support"
 PLANS = ROOT / "tests/golden"  # texts of plans, as `--update-golden` writes them

@@ -9,6 +9,7 @@ import click
 from engine.base.precision import Precision
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
+from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.targets import resolve
@@ -61,6 +62,13 @@ from engine.tools.trimmed.targets import resolve
     is_flag=True,
     help="Also write a Python package with which a device takes part in a federation.",
 )
+@click.option(
+    "--bindings",
+    type=parse_languages,
+    default=(),
+    metavar="LANGUAGE,...",
+    help=f"Write packages with the library for these languages: {', '.join(LANGUAGES)}.",
+)
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json
 @options.imports
@@ -85,13 +93,14 @@ def command(
     budget: int | None,
     precision: Precision,
     federated: bool,
+    bindings: tuple[str, ...],
     compiler: str,
     as_json: bool,
 ) -> None:
     """Make a small library that trains one model on a device.
 
-    It is called from C, C++ and Python (docs/trimmed-builds.md).  Several batch sizes share all
-    memory.
+    It is called from C, C++ and Python (docs/trimmed-builds.md), and from the languages of
+    --bindings (docs/everywhere.md).  Several batch sizes share all memory.
     """
     if (artifacts is None) == (ops is None):
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
@@ -104,6 +113,8 @@ def command(
         )
     if federated and (static or freestanding):
         raise click.UsageError("--federated is for Python, which loads shared libraries alone")
+    if bindings and ops is not None:
+        raise click.UsageError("--bindings is for artifacts, and a library of ops has none")
     source = ops.parent if ops is not None else artifacts
     assert source is not None
     asked = Options(
@@ -121,6 +132,7 @@ def command(
         budget,
         precision,
         federated,
+        bindings,
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, StagePrinter())

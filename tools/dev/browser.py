@@ -87,6 +87,19 @@ class Browser:
         scripts: bool = True,
     ) -> Page:
         """Open a file in a page of its own, and wait until it is drawn."""
+        address = file.resolve().as_uri()
+        return self.open_address(address, width, height, dark=dark, scripts=scripts)
+
+    def open_address(
+        self,
+        address: str,
+        width: int = 1280,
+        height: int = 900,
+        *,
+        dark: bool = False,
+        scripts: bool = True,
+    ) -> Page:
+        """Open an address in a page of its own, and wait until it is drawn."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -97,7 +110,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", session, features=[scheme])
         self.call("Emulation.setScriptExecutionDisabled", session, value=not scripts)
         self.events.clear()
-        self.call("Page.navigate", session, url=file.resolve().as_uri())
+        self.call("Page.navigate", session, url=address)
         self.wait("Page.loadEventFired")
         return page
 

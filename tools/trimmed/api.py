@@ -1,26 +1,94 @@
 """The C API of builds, as the header of the runtime declares it: for bindings and tests.
 
-`runtime/model.h` is the one description: names, types, and in comments the contracts.  Three rules
-of it say what a binding does with a function, so that nothing is listed twice:
+`runtime/model.h` is the one description: names, types, and in comments the contracts.  Rules of it
+say what a binding does with a function, so that nothing is listed twice:
 
-- one whose first parameter is the address of a model makes a model;
+- one whose first parameter is the address of a model makes a model; with `void *memory`, in the
+  caller's memory;
 - one that returns `int` and takes a model that it may change, or a buffer for a message, returns an
   error code;
-- `#if` around a declaration is a condition of the binding, too.
+- one that returns `int` and begins with `is` or `has` answers yes or no;
+- one that returns the address of memory has the bytes that the function of its name and `_info`, or
+  else the first `_info` of the same parameters, describes;
+- `#if` around a declaration is a condition of the binding, too;
+- `int phase` is one of `enum @name@_phase`, and a step begins with the name of its phase;
+- other numbers whose name begins with `include_` or ends in `_only` are yes or no;
+- an address and the `size_t` after it are one buffer, which is filled unless it is `const`;
+- an address of a number or text without one is a result.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_LINE = re.compile(
-    r"^(?:#if\w* (?P<on>[^\n]*)|#(?P<off>endif)|@NAME@_API (?P<api>.*?);)", re.DOTALL | re.MULTILINE
+from engine.base.errors import InternalError
+
+_TOKEN = re.compile(
+    r"/\*(?P<comment>.*?)\*/[ \t]*\n?"
+    r"|^#if\w* (?P<on>[^\n]*)|^#(?P<off>endif)"
+    r"|^enum @name@_(?P<enum>\w+) \{(?P<members>.*?)\};"
+    r"|^@NAME@_API (?P<api>[^;]*);|^(?P<blank>[ \t]*\n)",
+    re.DOTALL | re.MULTILINE,
 )
+_COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
 _DECLARATION = re.compile(r"(?P<result>.*?)@name@_(?P<name>\w+)\((?P<rest>.*)\)", re.DOTALL)
+_MEMBER = re.compile(r"@NAME@_(\w+)(?: = (\d+))?,?(?:\s*/\*(.*?)\*/)?", re.DOTALL)
 MODEL, MESSAGE = "@name@ *m", "char *message"
+
+Kind = Literal[
+    "text", "flag", "phase", "int", "long", "float", "size",
+    "bytes", "buffer", "floats", "float_buffer", "doubles", "double_buffer",
+    "memory", "inputs", "outputs",
+    "out_text", "out_int", "out_long", "out_float", "out_size",
+]  # fmt: skip
+Answer = Literal[
+    "nothing", "code", "flag", "int", "long", "float", "size", "text", "tensor", "memory"
+]
+_NUMBERS: dict[str, Kind] = {"int": "int", "int64_t": "long", "float": "float", "size_t": "size"}
+_OUTS: dict[str, Kind] = {
+    "const char *": "out_text", "int": "out_int", "int64_t": "out_long", "float": "out_float",
+    "size_t": "out_size",
+}  # fmt: skip
+_POINTED: dict[str, Kind] = {
+    "const void": "bytes", "void": "buffer", "const float": "floats", "float": "float_buffer",
+    "const double": "doubles", "double": "double_buffer",
+}  # fmt: skip
+_LISTS: dict[str, Kind] = {"const void *const *": "inputs", "void *const *": "outputs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A value that a caller gives, or gets by an address.
+
+    kind: what it is; a buffer is one argument with its size.
+    size: the name of the parameter with the size of a buffer.
+    """
+
+    name: str
+    kind: Kind
+    size: str = ""
+
+    @property
+    def returned(self) -> bool:
+        """True if it is a result."""
+        return self.kind.startswith("out_")
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """Numbers that have names: members with their values and comments, in order."""
+
+    name: str
+    members: tuple[tuple[str, int, str], ...]
+
+    @property
+    def title(self) -> str:
+        """Its name as a type of other languages, where `Error` is a class."""
+        words = "".join(word.capitalize() for word in self.name.split("_"))
+        return "ErrorCode" if self.name == "error" else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +99,14 @@ class ApiFunction:
     result: its C type.
     parameters: their declarations in C.
     conditions: the preprocessor lines that it stands under.
+    comment: its contract, with the marks of names; empty: its name says it.
     """
 
     name: str
     result: str
     parameters: tuple[str, ...]
     conditions: tuple[str, ...]
+    comment: str = ""
 
     @property
     def makes(self) -> bool:
@@ -49,31 +119,170 @@ class ApiFunction:
         return self.parameters[:1] in ((MODEL,), (f"const {MODEL}",))
 
     @property
+    def changes(self) -> bool:
+        """True if it takes a model that it may change."""
+        return self.parameters[:1] == (MODEL,)
+
+    @property
     def fails(self) -> bool:
         """True if it returns an error code."""
-        changes = self.parameters[:1] == (MODEL,) or self.parameters[-1:] == (MESSAGE,)
-        return self.result == "int" and changes
+        return self.result == "int" and (self.changes or self.tells)
+
+    @property
+    def tells(self) -> bool:
+        """True if it takes a buffer for a message."""
+        return self.parameters[-1:] == (MESSAGE,)
+
+    @property
+    def places(self) -> bool:
+        """True if it makes a model in the caller's memory."""
+        return self.makes and any(a.kind == "memory" for a in self.arguments)
+
+    @property
+    def answer(self) -> Answer:
+        """The kind of its result.
+
+        Raises:
+            InternalError: the header has a type that no rule knows.
+        """
+        if self.fails:
+            return "code"
+        if self.result == "int":
+            return "flag" if re.match("(is|has)_", self.name) else "int"
+        kinds: dict[str, Answer] = {
+            "void": "nothing", "int64_t": "long", "float": "float", "size_t": "size",
+            "const char *": "text", "const @name@_tensor *": "tensor",
+            "void *": "memory", "const void *": "memory",
+        }  # fmt: skip
+        if self.result not in kinds:
+            raise InternalError(f"{self.name}: no binding knows the result {self.result!r}")
+        return kinds[self.result]
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The values that a caller gives and gets, besides the model and the message.
+
+        Raises:
+            InternalError: the header has a type that no rule knows.
+        """
+        rest = self.parameters[self.makes or self.acts : len(self.parameters) - self.tells]
+        arguments: list[Argument] = []
+        taken = False
+        for i, declared in enumerate(rest):
+            if not taken:
+                following = rest[i + 1] if i + 1 < len(rest) else ""
+                arguments.append(_read_argument(self, declared, following))
+            taken = not taken and bool(arguments[-1].size)
+        return tuple(arguments)
+
+    @property
+    def given(self) -> tuple[Argument, ...]:
+        """The values that a caller gives."""
+        return tuple(a for a in self.arguments if not a.returned)
+
+    @property
+    def gotten(self) -> tuple[Argument, ...]:
+        """The values that a caller gets by addresses."""
+        return tuple(a for a in self.arguments if a.returned)
+
+    def exists(self, *, freestanding: bool, threads: int) -> bool:
+        """Return whether a library has it.
+
+        Raises:
+            InternalError: it stands under a condition that no rule knows.
+        """
+        known = {
+            "#ifndef EDGEGRAD_FREESTANDING": not freestanding,
+            "#if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1": freestanding
+            and threads > 1,
+        }
+        if unknown := [c for c in self.conditions if c not in known]:
+            raise InternalError(f"{self.name}: no binding knows the condition {unknown[0]!r}")
+        return all(known[condition] for condition in self.conditions)
 
 
-def list_functions(header: str) -> Iterator[ApiFunction]:
-    """Yield the functions that the text of a header with the marks of its build declares."""
+def _read_argument(function: ApiFunction, declared: str, following: str) -> Argument:
+    """Return an argument from its declaration and the one after it."""
+    name = re.split(r"[ *]", declared)[-1]
+    kind = declared.removesuffix(name).strip()
+    sized = re.fullmatch(r"size_t (\w+)", following)
+    if kind in _LISTS:
+        return Argument(name, _LISTS[kind])
+    if kind in _NUMBERS:
+        if kind == "int" and name == "phase":
+            return Argument(name, "phase")
+        flag = kind == "int" and re.match("include_|.*_only$", name)
+        return Argument(name, "flag" if flag else _NUMBERS[kind])
+    if kind == "const char *":
+        return Argument(name, "text")
+    pointed = kind.removesuffix("*").strip()
+    if sized and pointed in _POINTED:
+        inner = "memory" if (function.makes and pointed == "void") else _POINTED[pointed]
+        return Argument(name, inner, sized[1])
+    if kind.endswith("*") and pointed in _OUTS:
+        return Argument(name, _OUTS[pointed])
+    raise InternalError(f"{function.name}: no binding knows the parameter {declared!r}")
+
+
+def list_functions(header: str) -> tuple[ApiFunction, ...]:
+    """Return the functions that the text of a header with the marks of its build declares."""
+    functions: list[ApiFunction] = []
     conditions: list[str] = []
-    for line in _LINE.finditer(_COMMENT.sub("", header)):
-        if line["on"] is not None:
-            conditions.append(line[0])
-        elif line["off"]:
+    comment, end = "", 0
+    for token in _TOKEN.finditer(header):
+        if token["on"] is not None:
+            conditions.append(token[0])
+        elif token["off"]:
             conditions.pop()
-        elif declared := _DECLARATION.fullmatch(line["api"]):
+        elif functions and token["comment"] and not header[end : token.start()].strip(" \t"):
+            last = functions.pop()  # the comment stands after it, in its line
+            text = "\n".join(filter(None, (last.comment, _clean(token["comment"]))))
+            functions.append(replace(last, comment=text))
+        elif token["comment"] is not None:
+            text = _clean(token["comment"])
+            comment = "" if text.startswith("---") else text
+        elif token["blank"] is not None or token["enum"]:
+            comment = ""
+        elif declared := _DECLARATION.fullmatch(_COMMENT.sub("", token["api"] or "")):
             given = (" ".join(p.split()) for p in declared["rest"].split(","))
-            yield ApiFunction(
-                declared["name"],
-                declared["result"].strip(),
-                tuple(p for p in given if p != "void"),
-                tuple(c for c in conditions if "EDGEGRAD" in c),
+            end = token.end()
+            functions.append(
+                ApiFunction(
+                    declared["name"],
+                    declared["result"].strip(),
+                    tuple(p for p in given if p != "void"),
+                    tuple(c for c in conditions if "EDGEGRAD" in c),
+                    comment,
+                )
             )
+    return tuple(functions)
 
 
-def write_cpp(functions: Iterator[ApiFunction]) -> str:
+def list_enumerations(header: str) -> Iterator[Enumeration]:
+    """Yield the enumerations that the text of a header with the marks of its build declares."""
+    for token in _TOKEN.finditer(header):
+        if token["enum"]:
+            members, value = [], -1
+            for name, number, comment in _MEMBER.findall(token["members"]):
+                value = int(number) if number else value + 1
+                members.append((name, value, _clean(comment)))
+            yield Enumeration(token["enum"], tuple(members))
+
+
+def find_description(function: ApiFunction, functions: Sequence[ApiFunction]) -> ApiFunction:
+    """Return the function that describes the memory whose address a function returns."""
+    infos = [f for f in functions if f.answer == "tensor"]
+    named = [f for f in infos if f.name == f"{function.name}_info"]
+    alike = [f for f in infos if f.parameters[1:] == function.parameters[1:]]
+    return (named or alike)[0]
+
+
+def _clean(comment: str) -> str:
+    """Return the text of a C comment without its stars."""
+    return re.sub(r"\n[ \t]*\*?[ \t]?", "\n", comment).strip()
+
+
+def write_cpp(functions: Iterable[ApiFunction]) -> str:
     """Return the members of the C++ class of a model, one for each function but `destroy`."""
     rows = []
     for function in functions:

@@ -23,6 +23,8 @@ from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import files as files_io
 from engine.tools.trimmed import federated
+from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
+from engine.tools.trimmed.bindings.package import Language, write_package
 from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
@@ -54,6 +56,7 @@ class Options:
     budget: bytes that all regions of a plan may have together; None for any.
     precision: of the plans.
     federated: write the package of a device of a federation beside the Python face.
+    bindings: languages, by their names in `LANGUAGES`, that get a package in a folder of that name.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Options:
     budget: int | None = None
     precision: Precision = "f32"
     federated: bool = False
+    bindings: Sequence[str] = ()
 
 
 def build(
@@ -84,6 +88,8 @@ def build(
         StateError: `out` holds a checkpoint that was trained, which a build would overwrite.
     """
     check_name(options.name)
+    archive = options.static or options.freestanding
+    check_languages(options.bindings, options.platform, archive=archive)
     _find_compiler(options)
     files = list_artifacts(folder)
     content = _read_first_values(files["checkpoint"])
@@ -152,6 +158,9 @@ def _build(
     manifest = _make_manifest(source, specs, options, linked.result()) | _describe_contents(
         bundle, name
     )
+    for language in options.bindings:
+        progress.say(f"writing the package for {LANGUAGES[language].title}")
+        _write_bindings(out, code, source, LANGUAGES[language], options)
     manifest["checkpoint"] = asdict(checkpoint)
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
@@ -300,6 +309,30 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         size=True,  # the C code is not hot
         threads=threads,
         freestanding=options.freestanding,
+        compiler=options.compiler,
+    )
+
+
+def _write_bindings(
+    out: Path, code: bytes, source: Source, language: Language, options: Options
+) -> None:
+    """Write the package of a language, with the library that it loads."""
+    platform = options.platform
+    file = platform.file_name("shared", options.name)
+    api = source.describe_api(file, engine.__version__, freestanding=language.wasm)
+    for path, text in write_package(language, api):
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_text(text, "utf-8")
+    link(
+        [code],
+        [out / "src" / f"{options.name}.c", *(out / language.name / c for c in language.sources)],
+        platform,
+        out / language.name / language.place(options.name, platform) / file,
+        defines={"EDGEGRAD_FREESTANDING": ""} if language.wasm else {},
+        include=[out],
+        size=True,  # the C code is not hot
+        threads=_needs_posix_threads(options),
+        freestanding=language.wasm,
         compiler=options.compiler,
     )
 

@@ -19,7 +19,8 @@ from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.runtime.program import LAUNCH
-from engine.tools.trimmed.api import list_functions, write_cpp
+from engine.tools.trimmed.api import list_enumerations, list_functions, write_cpp
+from engine.tools.trimmed.bindings.package import Api
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_ROOM,
     PROPERTY_BYTES,
@@ -200,6 +201,22 @@ class Source:
         for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
             text = text.replace(mark, own)
         return text
+
+    def describe_api(self, library: str, version: str, *, freestanding: bool) -> Api:
+        """Return what the bindings of a library are written from.
+
+        library: its file name.
+        version: of packages.
+        """
+        header = self.read_header()
+        functions = [
+            function
+            for function in list_functions(header)
+            if function.exists(freestanding=freestanding, threads=self.threads)
+        ]
+        constants = {key: value for key, value, _ in self._list_constants()}
+        enumerations = tuple(list_enumerations(header))
+        return Api(self.name, version, functions, enumerations, constants, library)
 
     def write_source(self) -> str:
         """Return everything in the library except its kernels, as one C file."""

@@ -141,7 +141,9 @@ def link(
         if kind == "static":
             _run([*driver.archiver, "rcsD", made.name, *inputs], work)
         else:
-            rest = _link_flags(platform, driver, kind, out.name, threads=threads)
+            rest = _link_flags(
+                platform, driver, kind, out.name, threads=threads, freestanding=freestanding
+            )
             _run([*driver.command, *inputs, *rest, *flags, "-o", made.name], work)
             _check(binary.read(made), platform, driver)
         os.replace(made, out)
@@ -182,12 +184,22 @@ def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str
 
 
 def _link_flags(
-    platform: Platform, driver: Compiler, kind: Kind, name: str, *, threads: bool
+    platform: Platform,
+    driver: Compiler,
+    kind: Kind,
+    name: str,
+    *,
+    threads: bool,
+    freestanding: bool,
 ) -> list[str]:
     if platform.is_wasm:
-        reactor = ["-mexec-model=reactor", "-Wl,--export-dynamic"]
-        reactor += ["-Wl,--export=malloc", "-Wl,--export=free"]  # of the memory of arguments
-        return ["-s", "-Wl,--gc-sections", *(reactor if kind == "shared" else [])]
+        flags = ["-s", "-Wl,--gc-sections", "-Wl,-z,stack-size=65536"]
+        if freestanding:  # memory from there on is the caller's
+            flags += ["-nostdlib", "-Wl,--no-entry", "-Wl,--export=__heap_base"]
+        elif kind == "shared":
+            flags += ["-mexec-model=reactor"]
+            flags += ["-Wl,--export=malloc", "-Wl,--export=free"]  # of the memory of arguments
+        return [*flags, *(["-Wl,--export-dynamic"] if kind == "shared" else [])]
     flags = ["-shared"] if kind == "shared" else []
     if platform.is_elf:
         flags += ["-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,defs"]

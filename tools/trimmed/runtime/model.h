@@ -152,6 +152,11 @@ typedef struct @name@_tensor {
 @NAME@_API float @name@_get_learning_rate(const @name@ *m);
 @NAME@_API int @name@_set_learning_rate(@name@ *m, float rate); /* finite, at least 0 */
 
+/* Set the rate of the next optimizer step on a line from 0 at step 0 to `peak` at step `warmup`, or
+ * on one from there to 0 at step `total` and after.  Call it before each step; one that resumes
+ * from a checkpoint goes on where it was. */
+@NAME@_API int @name@_set_linear_rate(@name@ *m, float peak, int64_t warmup, int64_t total);
+
 /* Optimizer steps done, which the formulas of AdamW use; kept in checkpoints. */
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);

@@ -600,6 +600,21 @@ int model_set_learning_rate(model *m, float rate)
     return MODEL_OK;
 }
 
+int model_set_linear_rate(model *m, float peak, int64_t warmup, int64_t total)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (warmup < 0 || warmup > total || total > INT32_MAX)
+        return fail(m, MODEL_BAD_INPUT, "a warm-up of %d steps of %d: give 0 <= warm-up <= total",
+                    warmup, total);
+    int is_rising = m->step < warmup;
+    int32_t whole = (int32_t)(is_rising ? warmup : total - warmup);
+    int64_t part = is_rising ? m->step : m->step < total ? total - m->step : 0;
+    float factor = whole ? (float)(int32_t)part / (float)whole : 0;
+    return bad_rate(peak) ? model_set_learning_rate(m, peak)
+                          : model_set_learning_rate(m, peak * factor);
+}
+
 int64_t model_get_step(const model *m)
 {
     return m ? m->step : 0;

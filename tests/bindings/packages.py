@@ -1,0 +1,20 @@
+"""Builds with packages for other languages; each is made once."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
+from tests.support.builds import make_root
+from tests.support.places import GOLDENS
+
+
+@functools.cache
+def make_package(case: str, languages: str, target: str = "native") -> Path:
+    """Return the folder of a build of a golden, called `mnist`, with packages for languages."""
+    out = make_root() / f"{case}-{languages}-{target}"
+    options = Options("mnist", resolve(target), [4], bindings=languages.split(","))
+    build(GOLDENS / case, out, options)
+    return out

@@ -1,0 +1,164 @@
+"""The browser: a package in headless Chromium, and the page of examples/browser that learns."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import math
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.tools import cli
+from engine.tools.dev.browser import Page, browser
+from tests.bindings import drill
+from tests.bindings.packages import make_package
+from tests.support.needs import needs_browser
+from tests.support.places import PATHS, ROOT
+
+EXAMPLE = ROOT / "examples" / "browser"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Hands out the files of a folder, and is quiet."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Yield the address at which a folder can be read."""
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def wait_for(page: Page, script: str) -> Any:
+    """Return the value of an expression once it is true."""
+    end = time.monotonic() + 30
+    while not (value := page.ask(script)):
+        assert time.monotonic() < end, f"{script}: {page.complaints()}"
+        time.sleep(0.02)
+    return value
+
+
+SCRIPT = """
+import('./js/mnist.js').then(async ({ Model }) => {
+    const read = async (name) => (await fetch(name)).arrayBuffer();
+    const model = await Model.create(await read('checkpoint'));
+    const steps = await read('steps');
+    const found = [];
+    for (let k = 0; k < 3; k++) {
+        const step = steps.slice(k * SIZE, (k + 1) * SIZE);
+        model.setLearningRate(new Float32Array(step, 0, 1)[0]);
+        const x = new Float32Array(step.slice(4, SIZE - 32));
+        const [loss] = model.trainStep([x, new BigInt64Array(step.slice(SIZE - 32))]);
+        model.optimizerStep();
+        model.lazyResetGrad();
+        found.push(loss[0]);
+    }
+    const error = await Model.create(new Uint8Array(9)).catch((e) => `${e.code} ${e.message}`);
+    globalThis.done = [found, error, performance.getEntriesByType('resource').length];
+}).catch((e) => { globalThis.done = String(e); });
+"""
+
+
+@needs_browser
+def test_chromium_trains(tmp_path: Path) -> None:
+    shutil.copytree(make_package("mlp", "js", "wasm32"), tmp_path, dirs_exist_ok=True)
+    drill.write_steps("mlp", tmp_path / "steps")
+    size = (tmp_path / "steps").stat().st_size // 10
+    (tmp_path / "page.html").write_text(
+        '<!doctype html><link rel="icon" href="data:,"><script type="module">'
+        f"{SCRIPT.replace('SIZE', str(size))}</script>"
+    )
+    with serve(tmp_path) as address, browser() as running:
+        page = running.open_address(f"{address}/page.html")
+        losses, error, _ = wait_for(page, "globalThis.done")
+    assert losses == pytest.approx(drill.Reference("mlp").losses[:3], rel=1e-5)
+    assert error.startswith("3 ")
+
+
+def draw(kind: str, turn: int) -> list[tuple[float, float]]:
+    """Return the points of a gesture, a little different each time."""
+    size, shift = 60 + 15 * turn, 8 * turn
+    parts = [k / 24 for k in range(25)]
+    if kind == "circle":
+        points = [(math.cos(2 * math.pi * t), math.sin(2 * math.pi * t)) for t in parts]
+    elif kind == "zigzag":
+        points = [(2 * t - 1, 1 - 2 * abs((3 * t) % 2 - 1)) for t in parts]
+    else:
+        points = [(2 * t - 1, 0.1 * turn * t) for t in parts]
+    return [(200 + shift + size * x, 150 - shift + size * y) for x, y in points]
+
+
+def stroke(page: Page, kind: str, turn: int) -> None:
+    """Draw a gesture on the page as a pointer would."""
+    events = [
+        f"['pointer{what}', {x}, {y}]"
+        for what, points in (("down", [0]), ("move", range(1, 25)), ("up", [24]))
+        for x, y in [draw(kind, turn)[k] for k in points]
+    ]
+    page.ask(f"""(() => {{
+        const canvas = document.getElementById('paper'), box = canvas.getBoundingClientRect();
+        canvas.setPointerCapture = () => {{}};
+        for (const [type, x, y] of [{", ".join(events)}]) {{
+            const at = {{ clientX: box.x + x, clientY: box.y + y }};
+            canvas.dispatchEvent(new PointerEvent(type, at));
+        }}
+    }})()""")
+
+
+def choose(page: Page, name: str) -> None:
+    page.ask(
+        "[...document.querySelectorAll('#choices button')]"
+        f".find((button) => button.textContent === '{name}').click()"
+    )
+
+
+@needs_browser
+def test_the_page_learns_three_gestures_and_keeps_them(tmp_path: Path) -> None:
+    for file in ("index.html", "page.js"):
+        shutil.copy(EXAMPLE / file, tmp_path)
+    subprocess.run(
+        [sys.executable, EXAMPLE / "make.py"], cwd=tmp_path, env={"PYTHONPATH": PATHS}, check=True
+    )
+    words = ["--target", "wasm32", "--bindings", "js", "--batch", "1,8", "--name", "gestures"]
+    words += ["-o", str(tmp_path / "build")]
+    assert cli.main(["build", str(tmp_path / "gestures"), *words]) == 0
+    with serve(tmp_path) as address, browser() as running:
+        page = running.open_address(f"{address}/index.html")
+        wait_for(page, "document.body?.dataset.ready")
+        for kind in ("circle", "zigzag", "line"):
+            choose(page, kind)
+            for turn in range(3):
+                stroke(page, kind, turn)
+        wait_for(page, "document.getElementById('state').textContent.startsWith('9 strokes')")
+        choose(page, "guess")
+        for kind in ("zigzag", "circle", "line"):
+            stroke(page, kind, 4)
+            wait_for(page, f"document.getElementById('guess').textContent.startsWith('{kind}')")
+        time.sleep(0.2)  # the record is being written
+        page.ask("delete document.body.dataset.ready; location.reload()")
+        wait_for(page, "document.body?.dataset.ready")
+        state = "document.getElementById('state').textContent"
+        assert page.ask(state) == "9 strokes, 360 steps"
+        choose(page, "guess")
+        stroke(page, "circle", 5)
+        wait_for(page, "document.getElementById('guess').textContent.startsWith('circle')")
+        assert [line for line in page.complaints() if not line.startswith("request: ")] == []

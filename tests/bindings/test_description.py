@@ -1,0 +1,98 @@
+"""One description: every language has every function of the header, and a new one by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from engine.base.errors import EngineError, InternalError
+from engine.tools import cli
+from engine.tools.trimmed.api import find_description, list_functions
+from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
+from engine.tools.trimmed.bindings.package import Language, write_package
+from engine.tools.trimmed.targets import resolve
+from tests.support.builds import make_source
+from tests.support.places import GOLDENS
+
+NEW = """
+/* Return whether a thing is fancy. */
+@NAME@_API int @name@_is_fancy(const @name@ *m, const char *thing, int64_t count);
+@NAME@_API int @name@_set_fancy(@name@ *m, const float *values, size_t count, int fancy_only);
+"""
+
+
+def write(language: Language, more: str = "") -> str:
+    """Return all text of the package of a language, with declarations added to the header."""
+    source = make_source("mnist")
+    api = source.describe_api("libmnist.so", "1.0.0", freestanding=language.wasm)
+    api = replace(api, functions=[*api.functions, *list_functions(more)])
+    return "\n".join(text for _, text in write_package(language, api))
+
+
+@pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
+def test_a_language_has_every_function(language: Language) -> None:
+    """But those that make a model in memory of the caller's, where the language has none."""
+    api = make_source("mnist").describe_api("", "1.0.0", freestanding=language.wasm)
+    text = write(language)
+    called = set(re.findall(r"\bmnist_(\w+)|[\"'](\w+)[\"']", text))
+    names = {name for pair in called for name in pair}
+    missing = [f.name for f in api.functions if f.name not in names and not f.places]
+    assert missing == []
+    assert not re.findall(r"@\w+@", text)
+
+
+@pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
+def test_a_new_function_is_in_every_language(language: Language) -> None:
+    text = write(language, NEW)
+    assert re.search(r"is_?fancy\b", text, re.IGNORECASE)
+    assert re.search(r"set_?fancy\b", text, re.IGNORECASE)
+    assert "Return whether a thing is fancy." in text
+
+
+def test_comments_belong_to_what_they_stand_at() -> None:
+    functions = {f.name: f for f in list_functions(make_source("mnist").read_header())}
+    assert functions["batch_size"].comment == "0: no such batch"
+    assert functions["get_batch"].comment == ""
+    assert functions["set_batch"].comment == "@NAME@_BAD_INPUT: no plans for it"
+    assert functions["get_step"].comment == functions["set_step"].comment
+    assert functions["has_phase"].comment == ""
+    found = find_description(functions["gradient"], list(functions.values()))
+    assert found.name == "parameter_info"
+    assert find_description(functions["output"], list(functions.values())).name == "output_info"
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ("int @name@_f(@name@ *m, struct x y)", "f: no binding knows the parameter 'struct x y'"),
+        ("long @name@_f(@name@ *m)", "f: no binding knows the result 'long'"),
+    ],
+)
+def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
+    (function,) = list_functions(f"@NAME@_API {declared};\n")
+    with pytest.raises(InternalError, match=re.escape(message)):
+        print(function.answer, function.arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bindings", "jss"], "--bindings jss: no bindings.*'js'"),
+        (["--bindings", "js"], "it is for wasm32, and the target is"),
+        (["--bindings", "js", "--target", "wasm32", "--static"], "make archives"),
+    ],
+)
+def test_bad_requests_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["build", str(GOLDENS / "mlp"), "--batch", "4", "-o", "x", *words]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_languages_of_other_targets_are_refused() -> None:
+    for name, language in LANGUAGES.items():
+        target = resolve("native" if language.wasm else "wasm32")
+        with pytest.raises(EngineError, match="the target is"):
+            check_languages([name], target, archive=False)

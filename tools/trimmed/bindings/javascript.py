@@ -1,0 +1,142 @@
+"""JavaScript and TypeScript: a class over the exports of a WebAssembly module, for Node and
+browsers.
+
+Arguments are written after the memory of the model, in the module's own, and read from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.tools.trimmed.api import ApiFunction, Argument, find_description
+from engine.tools.trimmed.bindings.package import Api, Language, Way, describe, join_camel
+
+# `kind` of an argument -> how it is passed; `this.` methods are in the template.
+_GIVEN = {
+    "text": Way("string", "this.#text({name}, {0})"),
+    "flag": Way("boolean", "{0} ? 1 : 0"),
+    "phase": Way("Phase", "whole({name}, {0}, 32)"),
+    "int": Way("number", "whole({name}, {0}, 32)"),
+    "long": Way("number | bigint", "long({name}, {0})"),
+    "float": Way("number", "number({name}, {0})"),
+    "size": Way("number", "whole({name}, {0}, 53)"),
+    "bytes": Way("BufferSource", "...this.#bytes({name}, {0})"),
+    "floats": Way("Float32Array", "...this.#copy({name}, {0}, Float32Array)"),
+    "buffer": Way(
+        "Uint8Array", "...{0}_",
+        "const {0}_ = this.#copy({name}, {0}, Uint8Array);", "this.#fetch({0}_, {0});",
+    ),
+    "float_buffer": Way(
+        "Float32Array", "...{0}_",
+        "const {0}_ = this.#copy({name}, {0}, Float32Array);", "this.#fetch({0}_, {0});",
+    ),
+    "doubles": Way("Float64Array", "...this.#copy({name}, {0}, Float64Array)"),
+    "double_buffer": Way(
+        "Float64Array", "...{0}_",
+        "const {0}_ = this.#copy({name}, {0}, Float64Array);", "this.#fetch({0}_, {0});",
+    ),
+    "inputs": Way("Values[] | null", "0", "this.#place(Phase.{phase}, {0});"),
+    "outputs": Way("", "0"),
+}  # fmt: skip
+_GOTTEN = {
+    "out_text": Way("string", "this.#string(this.#data.getUint32({0}, true))"),
+    "out_int": Way("number", "this.#data.getInt32({0}, true)"),
+    "out_long": Way("bigint", "this.#data.getBigInt64({0}, true)"),
+    "out_float": Way("number", "this.#data.getFloat32({0}, true)"),
+    "out_size": Way("number", "this.#data.getUint32({0}, true)"),
+}
+_ANSWERS = {
+    "nothing": Way("void", "{0};"),
+    "code": Way("void", "this.#check({0});"),
+    "flag": Way("boolean", "return {0} !== 0;"),
+    "int": Way("number", "return {0};"),
+    "long": Way("number", "return Number({0});"),
+    "float": Way("number", "return {0};"),
+    "size": Way("number", "return {0} >>> 0;"),
+    "text": Way("string", "return this.#string({0});"),
+    "tensor": Way("Tensor | null", "return this.#tensor({0});"),
+    "memory": Way("TypedArray | null", "return this.#view({0}, {described});"),
+}
+
+
+def _list_given(function: ApiFunction) -> list[Argument]:
+    return [a for a in function.given if a.kind != "outputs"]
+
+
+def _write_member(function: ApiFunction, api: Api) -> str:
+    """Return a method: what it passes on, and what it makes of the result."""
+    given = _list_given(function)
+    takes_inputs = any(a.kind == "inputs" for a in given)
+    phase = api.find_phase(function) if takes_inputs else ""
+    names = [join_camel(a.name) for a in given]
+    before, passed, after = [], [], []
+    for argument in function.arguments:
+        name = join_camel(argument.name)
+        if argument.returned:
+            before.append(f"const {name}_ = this.#take(8);")
+            passed.append(f"{name}_")
+            continue
+        way = _GIVEN[argument.kind]
+        more = {"name": f'"{name}"', "phase": phase}
+        passed.append(way.passed.format(name, **more))
+        before += [way.before.format(name, **more)] if way.before else []
+        after += [way.after.format(name, **more)] if way.after else []
+    run = "call" if function.acts else "run"
+    words = ", ".join([f'"{function.name}"', *passed])
+    call = f"this.#{run}({words})"
+    described = ""
+    if function.answer == "memory":
+        info = find_description(function, api.functions)
+        described = f"this.{join_camel(info.name)}({', '.join(names)})"
+    answer = _ANSWERS[function.answer].passed.format(call, described=described)
+    if takes_inputs:
+        after.append(f"return this.#outputs(Phase.{phase});")
+    elif gotten := function.gotten:
+        fields = ", ".join(
+            f"{join_camel(a.name)}: {_GOTTEN[a.kind].passed.format(join_camel(a.name) + '_')}"
+            for a in gotten
+        )
+        after.append(f"return {{ {fields} }};")
+    lines = "".join(f"    {line}\n" for line in [*before, answer, *after])
+    default = " = null" if takes_inputs else ""
+    return f"  {join_camel(function.name)}({', '.join(names)}{default}) {{\n{lines}  }}\n"
+
+
+def _declare_member(function: ApiFunction) -> str:
+    """Return the declaration of a method, with its contract."""
+    given = _list_given(function)
+    takes_inputs = any(a.kind == "inputs" for a in given)
+    taken = ", ".join(
+        f"{join_camel(a.name)}{'?' * (a.kind == 'inputs')}: {_GIVEN[a.kind].type}" for a in given
+    )
+    result = _ANSWERS[function.answer].type
+    if takes_inputs:
+        result = "TypedArray[]"
+    elif gotten := function.gotten:
+        result = "; ".join(f"{join_camel(a.name)}: {_GOTTEN[a.kind].type}" for a in gotten)
+        result = f"{{ {result} }}"
+    contract = describe(function, join_camel, "   * ")
+    head = f"  /**\n{contract}   */\n" if contract else ""
+    return f"{head}  {join_camel(function.name)}({taken}): {result};\n"
+
+
+def _fill(api: Api) -> Mapping[str, str]:
+    enums, types = [], []
+    for enumeration in api.enumerations:
+        name = enumeration.title
+        rows = ", ".join(f"{member}: {value}" for member, value, _ in enumeration.members)
+        enums.append(f"export const {name} = Object.freeze({{ {rows} }});\n")
+        fields = "".join(
+            f"  /** {comment} */\n" * bool(comment) + f"  {member} = {value},\n"
+            for member, value, comment in enumeration.members
+        )
+        types.append(f"export enum {name} {{\n{fields}}}\n")
+    return {
+        "enums": "".join(enums).rstrip(),
+        "enumTypes": "\n".join(types).rstrip(),
+        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
+        "memberTypes": "\n".join(_declare_member(f) for f in api.members).rstrip(),
+    }
+
+
+JAVASCRIPT = Language("js", "JavaScript and TypeScript", _fill, wasm=True)

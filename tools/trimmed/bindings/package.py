@@ -1,0 +1,135 @@
+"""Packages of bindings: the templates of a language, filled with what its rules make of the API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.tools.trimmed.api import ApiFunction, Enumeration
+from engine.tools.trimmed.targets import Platform
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The API of one build, from which its bindings are written.
+
+    name: of the build.
+    version: of the package.
+    functions: those that the library has, in the order of the header.
+    enumerations: of the header.
+    constants: the numbers of the header, by their names without the build's.
+    library: the file name of the library.
+    """
+
+    name: str
+    version: str
+    functions: Sequence[ApiFunction]
+    enumerations: Sequence[Enumeration]
+    constants: Mapping[str, int]
+    library: str
+
+    @property
+    def members(self) -> tuple[ApiFunction, ...]:
+        """The functions that a class of a model has: all but those that begin and end its life."""
+        return tuple(f for f in self.functions if not f.makes and f.name != "destroy")
+
+    def find_phase(self, function: ApiFunction) -> str:
+        """Return the name of the phase whose inputs a step takes."""
+        phases = next(e for e in self.enumerations if e.name == "phase")
+        word = function.name.split("_")[0].upper()
+        return next(name for name, _, _ in phases.members if name == word)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The way of values of one kind between a language and C.
+
+    type: in the language.
+    passed: what is passed to C, or made of the result; `{0}` is the name, or the call.
+    before, after: statements around the call.
+    """
+
+    type: str
+    passed: str = "{0}"
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """A language that builds have bindings for.
+
+    name: of the option `--bindings`, and of the folder in the build and of templates.
+    title: its name.
+    fill: makes the text for each mark of the templates.
+    wasm: whether it loads a WebAssembly module, which then needs no C library.
+    row, separator: how a member of an enumeration is written, of name and value, where each has a
+        file, whose template is called `@Enumeration@`.
+    sources: the templates of C that are compiled into the library.
+    place: makes the library's folder in the package, of the build's name and the platform.
+    """
+
+    name: str
+    title: str
+    fill: Callable[[Api], Mapping[str, str]]
+    wasm: bool = False
+    row: str = ""
+    separator: str = ""
+    sources: Sequence[str] = ()
+    place: Callable[[str, Platform], str] = lambda name, platform: ""
+
+
+def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
+    """Yield the files of the package of a language: paths in the build's folder, and texts."""
+    own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
+    own |= {"version": api.version, "library": api.library}
+    marks = own | {key: str(value) for key, value in api.constants.items()} | {**language.fill(api)}
+    folder = TEMPLATES / language.name
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        inner, text = file.relative_to(folder).as_posix(), file.read_text("utf-8")
+        for each in api.enumerations if "@Enumeration@" in inner else (None,):
+            if each is not None:
+                rows = [language.row.format(member, value) for member, value, _ in each.members]
+                more = {"Enumeration": each.title, "enumerationRows": language.separator.join(rows)}
+                own, marks = own | more, marks | more
+            yield Path(language.name, replace_marks(inner, own)), replace_marks(text, marks)
+
+
+def replace_marks(text: str, marks: Mapping[str, str]) -> str:
+    """Return a text with its marks, as `@name@` or in a comment `/*@name@*/`, replaced.
+
+    Text for a mark may have marks of its own.
+    """
+    known = "|".join(map(re.escape, marks))
+    pattern = re.compile(rf"/\*@({known})@\*/|@({known})@")
+    while pattern.search(text):
+        text = pattern.sub(lambda m: marks[m[1] or m[2]], text)
+    return text
+
+
+def join_camel(name: str) -> str:
+    """Return `trainStep` for `train_step`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def join_pascal(name: str) -> str:
+    """Return `TrainStep` for `train_step`."""
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def describe(function: ApiFunction, rename: Callable[[str], str], prefix: str) -> str:
+    """Return the contract of a function as lines with a prefix; functions get their names."""
+    text = re.sub(r"\s*On error \*out.*", "", function.comment, flags=re.DOTALL)  # C's own way
+    text = re.sub(r"@name@_(\w+)", lambda m: rename(m[1]), text)
+    text = text.replace("@NAME@_", "").replace("*/", "* /")
+    return "".join(f"{prefix}{line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def indent(text: str, spaces: int) -> str:
+    """Return a text with every line that is not empty moved to the right."""
+    return re.sub(r"(?m)^(?=.)", " " * spaces, text)

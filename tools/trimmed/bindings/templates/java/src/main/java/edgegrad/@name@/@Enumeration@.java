@@ -1,0 +1,22 @@
+package edgegrad.@name@;
+
+/** A number of C by its name. */
+public enum @Enumeration@ {
+@enumerationRows@;
+
+  public final int value;
+
+  @Enumeration@(int value) {
+    this.value = value;
+  }
+
+  /** Return the one with a number. */
+  public static @Enumeration@ of(int value) {
+    for (@Enumeration@ each : values()) {
+      if (each.value == value) {
+        return each;
+      }
+    }
+    throw new IllegalArgumentException("no @Enumeration@ has the number " + value);
+  }
+}

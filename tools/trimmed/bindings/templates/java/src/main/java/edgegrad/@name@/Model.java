@@ -1,0 +1,134 @@
+package edgegrad.@name@;
+
+import java.nio.charset.StandardCharsets;
+
+/**
+ * Training of one model. Each method is the function of @name@.h with its name; calls that are
+ * refused throw a {@link ModelException} with the message of C. A model has memory outside of the
+ * heap, so close it. Calls of several threads wait for one another.
+ *
+ * <pre>{@code
+ * try (Model model = Model.create("checkpoint")) {
+ *   float loss = model.trainStep(images, labels)[0].item();
+ *   model.optimizerStep();
+ *   model.lazyResetGrad();
+ * }
+ * }</pre>
+ */
+public class Model implements AutoCloseable {
+  private long m;
+
+  private Model(long m) {
+    this.m = m;
+  }
+
+/*@makers@*/
+
+/*@members@*/
+
+  /** Return the content of a checkpoint file. */
+  public synchronized byte[] checkpoint(boolean includeOptimizerState) {
+    byte[] bytes = new byte[Math.toIntExact(checkpointSize(includeOptimizerState))];
+    saveTo(bytes, includeOptimizerState);
+    return bytes;
+  }
+
+  /** Return all parameters one after another. */
+  public synchronized float[] parameters(boolean trainableOnly) {
+    float[] values = new float[Math.toIntExact(parametersSize(trainableOnly))];
+    getParameters(values, trainableOnly);
+    return values;
+  }
+
+  /** End the model and give its memory back. */
+  @Override
+  public synchronized void close() {
+    Native.destroy(m);
+    m = 0;
+  }
+
+  private long live() {
+    if (m == 0) {
+      throw new ModelException(ErrorCode.BAD_STATE.value, "the model was closed");
+    }
+    return m;
+  }
+
+  private void check(int code) {
+    if (code != ErrorCode.OK.value) {
+      throw new ModelException(code, text(Native.message(m)));
+    }
+  }
+
+  private static Model make(int code, long[] made, byte[] why) {
+    if (code != ErrorCode.OK.value) {
+      int end = 0;
+      while (why[end] != 0) {
+        end++;
+      }
+      throw new ModelException(code, new String(why, 0, end, StandardCharsets.UTF_8));
+    }
+    return new Model(made[0]);
+  }
+
+  private static byte[] bytes(String name, String value) {
+    if (value != null && value.indexOf('\0') >= 0) {
+      throw refuse(name + ": expected text without null characters");
+    }
+    return value == null ? null : (value + "\0").getBytes(StandardCharsets.UTF_8);
+  }
+
+  private static String text(long address) {
+    return address == 0 ? "" : new String(Native.text(address), StandardCharsets.UTF_8);
+  }
+
+  private static Tensor tensor(long address) {
+    return address == 0 ? null : new Tensor(text(Native.tensorName(address)), Native.facts(address));
+  }
+
+  private static Values read(long address, Tensor tensor) {
+    if (address == 0) {
+      return null;
+    }
+    Object array = tensor.makeArray();
+    Native.read(address, array, tensor.bytes);
+    return new Values(tensor, array);
+  }
+
+  private static void write(long address, Tensor tensor, String place, Object array) {
+    if (address == 0 || tensor == null) {
+      throw refuse(place + ": there is none");
+    }
+    tensor.check(place, array);
+    Native.write(address, array, tensor.bytes);
+  }
+
+  private void place(Phase phase, Object[] inputs) {
+    if (inputs == null || !hasPhase(phase)) {
+      return; // they are in place, or the step itself says what is wrong
+    }
+    int count = inputCount(phase);
+    if (inputs.length != count) {
+      throw refuse("expected " + count + " inputs, got " + inputs.length);
+    }
+    for (int i = 0; i < count; i++) {
+      Tensor tensor = inputInfo(phase, i);
+      tensor.check("input '" + tensor.name + "'", inputs[i]);
+    }
+    for (int i = 0; i < count; i++) {
+      setInput(phase, i, inputs[i]);
+    }
+  }
+
+  private Values[] outputs(Phase phase) {
+    Values[] values = new Values[outputCount(phase)];
+    for (int i = 0; i < values.length; i++) {
+      values[i] = output(phase, i);
+    }
+    return values;
+  }
+
+  static ModelException refuse(String message) {
+    return new ModelException(ErrorCode.BAD_INPUT.value, message);
+  }
+}

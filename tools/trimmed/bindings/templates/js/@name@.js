@@ -1,0 +1,344 @@
+// Training of one model in WebAssembly, in Node.js and in browsers; @name@.d.ts has the contracts.
+//
+//     import { Model } from "@name@";
+//     const model = await Model.create(checkpoint);
+//     const [loss] = model.trainStep([samples, labels]);
+//     model.optimizerStep();
+//     model.lazyResetGrad();
+
+/*@enums@*/
+
+// An error code of C, and the message that says what was wrong.
+export class ModelError extends Error {
+  constructor(code, message) {
+    super(message);
+    this.name = "ModelError";
+    this.code = code;
+  }
+}
+
+const PAGE = 65536; // WebAssembly's unit of memory
+const ARRAYS = {
+  F32: Float32Array, F64: Float64Array, BOOL: Uint8Array,
+  I8: Int8Array, I16: Int16Array, I32: Int32Array, I64: BigInt64Array,
+  U8: Uint8Array, U16: Uint16Array, U32: Uint32Array, U64: BigUint64Array,
+};
+const TYPES = new Map(Object.entries(Dtype).map(([name, number]) => [number, ARRAYS[name]]));
+const ENCODER = new TextEncoder();
+const DECODER = new TextDecoder();
+// A function that makes one vector: valid only where there is SIMD.
+const SIMD = new Uint8Array([
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15,
+  11,
+]);
+
+let compiled = null; // the promise of the module, which all models share
+let spare = null; // the instance of a model that was destroyed: its memory serves the next one
+
+function refuse(message) {
+  throw new ModelError(ErrorCode.BAD_INPUT, message);
+}
+
+function describe(value) {
+  if (ArrayBuffer.isView(value) || Array.isArray(value)) {
+    return `${value.constructor.name} of ${value.length ?? value.byteLength} elements`;
+  }
+  return typeof value === "object" ? (value?.constructor?.name ?? "null") : String(value);
+}
+
+function whole(name, value, bits) {
+  if (!Number.isSafeInteger(value) || Math.abs(value) >= 2 ** (bits - (bits === 32))) {
+    refuse(`${name}: expected a whole number of ${bits} bits, got ${describe(value)}`);
+  }
+  return value;
+}
+
+function long(name, value) {
+  const integer = typeof value === "bigint" || Number.isSafeInteger(value) ? BigInt(value) : null;
+  if (integer === null || BigInt.asIntN(64, integer) !== integer) {
+    refuse(`${name}: expected a whole number of 64 bits, got ${describe(value)}`);
+  }
+  return integer;
+}
+
+function number(name, value) {
+  if (typeof value !== "number") {
+    refuse(`${name}: expected a number, got ${describe(value)}`);
+  }
+  return value;
+}
+
+async function read(url) {
+  if (url.protocol !== "file:") {
+    const answer = await fetch(url);
+    if (!answer.ok) {
+      throw new ModelError(ErrorCode.BAD_FILE, `cannot load ${url}: status ${answer.status}`);
+    }
+    return answer.arrayBuffer();
+  }
+  const { readFile } = await import("node:fs/promises");
+  return readFile(url);
+}
+
+async function compile(source) {
+  if (!WebAssembly.validate(SIMD)) {
+    throw new ModelError(ErrorCode.BAD_STATE, "WebAssembly has no SIMD here, which this module needs");
+  }
+  if (source instanceof WebAssembly.Module) {
+    return source;
+  }
+  const isPlace = source instanceof URL || typeof source === "string";
+  return WebAssembly.compile(isPlace ? await read(new URL(source, import.meta.url)) : source);
+}
+
+// A model has an instance of the module, and so a memory, of its own:
+// first the stack, then constants, the model, and arguments of the call that is made.
+export class Model {
+  #instance;
+  #m = 0;
+  #arguments; // where they begin
+  #top; // where the next one goes
+  #broken = false; // a trap left the instance in the middle of a call
+
+  // Compile the module, which the first model does otherwise.
+  // source: the module, its bytes, or where it is; beside this file at first.
+  static async load(source = new URL("./@name@.wasm", import.meta.url)) {
+    compiled ??= compile(source);
+    try {
+      return await compiled;
+    } catch (error) {
+      compiled = null; // the next call tries again
+      throw error;
+    }
+  }
+
+  // A model with the values of a checkpoint; null: `setParameters` gives them.
+  static async create(checkpoint = null) {
+    const module = await Model.load();
+    const instance = spare ?? (await WebAssembly.instantiate(module));
+    spare = null;
+    return new Model(instance, checkpoint);
+  }
+
+  // A model with the values of a checkpoint file; Node.js only.
+  static async open(path) {
+    const { readFile } = await import("node:fs/promises");
+    let content;
+    try {
+      content = await readFile(path);
+    } catch (error) {
+      throw new ModelError(ErrorCode.BAD_FILE, `cannot read '${path}': ${error.message}`);
+    }
+    return Model.create(content);
+  }
+
+  constructor(instance, checkpoint) {
+    if (!(instance instanceof WebAssembly.Instance)) {
+      refuse("models are made by `await Model.create(checkpoint)`");
+    }
+    this.#instance = instance;
+    const memory = Math.ceil(instance.exports.__heap_base.value / 64) * 64;
+    this.#arguments = this.#top = memory + @MEMORY_BYTES@;
+    const out = this.#take(4);
+    const why = this.#take(@MESSAGE_BYTES@);
+    const given = checkpoint === null ? [0, 0] : this.#bytes("checkpoint", checkpoint);
+    const code = this.#run("create_in", out, memory, @MEMORY_BYTES@, ...given, why);
+    if (code !== ErrorCode.OK) {
+      spare = instance;
+      throw new ModelError(code, this.#string(why));
+    }
+    this.#m = this.#data.getUint32(out, true);
+  }
+
+  // End the model; its memory serves the next one.
+  destroy() {
+    if (this.#instance !== null) {
+      this.#call("destroy");
+      spare = this.#broken ? null : this.#instance;
+      this.#instance = null;
+    }
+  }
+
+  // The content of a checkpoint file.
+  checkpoint(includeOptimizerState = true) {
+    const bytes = new Uint8Array(this.checkpointSize(includeOptimizerState));
+    this.saveTo(bytes, includeOptimizerState);
+    return bytes;
+  }
+
+  // Write a checkpoint file, under a temporary name that is renamed; Node.js only.
+  async save(path, includeOptimizerState = true) {
+    const bytes = this.checkpoint(includeOptimizerState);
+    const { open, rename, rm } = await import("node:fs/promises");
+    const temporary = `${path}.${process.pid}-${Math.random().toString(36).slice(2)}.tmp`;
+    try {
+      const file = await open(temporary, "wx");
+      try {
+        await file.writeFile(bytes);
+        await file.sync();
+      } finally {
+        await file.close();
+      }
+      await rename(temporary, path);
+    } catch (error) {
+      await rm(temporary, { force: true });
+      throw new ModelError(ErrorCode.BAD_FILE, `cannot write checkpoint '${path}': ${error.message}`);
+    }
+  }
+
+  // All parameters one after another.
+  parameters(trainableOnly = true) {
+    const values = new Float32Array(this.parametersSize(trainableOnly));
+    this.getParameters(values, trainableOnly);
+    return values;
+  }
+
+/*@members@*/
+
+  // --- calls
+
+  get #exports() {
+    if (this.#instance === null) {
+      throw new ModelError(ErrorCode.BAD_STATE, "the model was destroyed");
+    }
+    return this.#instance.exports;
+  }
+
+  get #data() {
+    return new DataView(this.#exports.memory.buffer);
+  }
+
+  #call(name, ...given) {
+    return this.#run(name, this.#m, ...given);
+  }
+
+  #run(name, ...given) {
+    try {
+      return this.#exports[`@name@_${name}`](...given);
+    } catch (error) {
+      this.#broken = true;
+      throw error;
+    } finally {
+      this.#top = this.#arguments;
+    }
+  }
+
+  #check(code) {
+    if (code !== ErrorCode.OK) {
+      throw new ModelError(code, this.message());
+    }
+  }
+
+  // Room for an argument; the memory grows where it must.
+  #take(size) {
+    const at = Math.ceil(this.#top / 16) * 16;
+    const memory = this.#exports.memory;
+    const missing = at + size - memory.buffer.byteLength;
+    if (missing > 0) {
+      try {
+        memory.grow(Math.ceil(missing / PAGE));
+      } catch {
+        throw new ModelError(ErrorCode.NO_MEMORY, `the system has no memory of ${missing} bytes more`);
+      }
+    }
+    this.#top = at + size;
+    return at;
+  }
+
+  // Values of an array in the memory: their address, and how many.
+  #copy(name, value, type) {
+    if (!(value instanceof type)) {
+      refuse(`${name}: expected ${type.name}, got ${describe(value)}`);
+    }
+    const at = this.#take(value.byteLength);
+    new type(this.#exports.memory.buffer, at, value.length).set(value);
+    return [at, value.length];
+  }
+
+  #bytes(name, value) {
+    if (value instanceof ArrayBuffer) {
+      return this.#copy(name, new Uint8Array(value), Uint8Array);
+    }
+    if (!ArrayBuffer.isView(value)) {
+      refuse(`${name}: expected bytes, got ${describe(value)}`);
+    }
+    const bytes = new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+    return this.#copy(name, bytes, Uint8Array);
+  }
+
+  #fetch([at], value) {
+    value.set(new value.constructor(this.#exports.memory.buffer, at, value.length));
+  }
+
+  #text(name, value) {
+    if (typeof value !== "string" || value.includes("\0")) {
+      refuse(`${name}: expected text without null characters, got ${describe(value)}`);
+    }
+    return this.#copy(name, ENCODER.encode(`${value}\0`), Uint8Array)[0];
+  }
+
+  #string(at) {
+    const bytes = new Uint8Array(this.#exports.memory.buffer);
+    return at === 0 ? "" : DECODER.decode(bytes.subarray(at, bytes.indexOf(0, at)));
+  }
+
+  #tensor(at) {
+    if (at === 0) {
+      return null;
+    }
+    const data = this.#data;
+    const field = (index) => data.getUint32(at + 4 * index, true);
+    const dim = (_, axis) => Number(data.getBigInt64(field(3) + 8 * axis, true));
+    return {
+      name: this.#string(field(0)),
+      dtype: field(1),
+      dims: Array.from({ length: field(2) }, dim),
+      bytes: field(4),
+      trainable: field(5) !== 0,
+    };
+  }
+
+  #view(at, tensor) {
+    if (at === 0) {
+      return null;
+    }
+    const type = TYPES.get(tensor.dtype);
+    return new type(this.#exports.memory.buffer, at, tensor.bytes / type.BYTES_PER_ELEMENT);
+  }
+
+  // Write the inputs of a step to where it reads them, once all are known to fit.
+  #place(phase, inputs) {
+    if (inputs === null || !this.hasPhase(phase)) {
+      return; // they are in place, or the step itself says what is wrong
+    }
+    const count = this.inputCount(phase);
+    if (!Array.isArray(inputs) || inputs.length !== count) {
+      refuse(`inputs: expected an array of ${count} inputs, got ${describe(inputs)}`);
+    }
+    const values = inputs.map((value, index) => {
+      const tensor = this.inputInfo(phase, index);
+      const type = TYPES.get(tensor.dtype);
+      const elements = tensor.bytes / type.BYTES_PER_ELEMENT;
+      const made = Array.isArray(value) ? this.#convert(tensor, type, value) : value;
+      if (!(made instanceof type) || made.length !== elements) {
+        const wanted = `${type.name} of ${elements} elements`;
+        refuse(`input '${tensor.name}': expected ${wanted}, got ${describe(value)}`);
+      }
+      return made;
+    });
+    values.forEach((value, index) => this.input(phase, index).set(value));
+  }
+
+  #convert(tensor, type, value) {
+    try {
+      return type.name.startsWith("Big") ? type.from(value, BigInt) : type.from(value);
+    } catch (error) {
+      return refuse(`input '${tensor.name}': ${error.message}`);
+    }
+  }
+
+  #outputs(phase) {
+    const copy = (_, index) => this.output(phase, index).slice();
+    return Array.from({ length: this.outputCount(phase) }, copy);
+  }
+}
