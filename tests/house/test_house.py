@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shutil
+import subprocess
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -34,8 +36,29 @@ REASONED = re.compile(
 )
 
 
+# The files and folders at the top: the layout that pages and tools rely on.
+TOP = {
+    *("bench", "docs", "engine", "examples", "graphs", "kernels", "tests", "tools"),
+    *(".ci", ".github", ".gitignore", ".pre-commit-config.yaml"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"),
+    *("MANIFEST.in", "Makefile", "pyproject.toml", "setup.py"),
+}
+
+
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def test_the_top_folder_holds_what_it_always_holds() -> None:
+    """Files that a command or a page left there are not committed."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        kept = {path.name for path in ROOT.iterdir()} & TOP  # an unpacked archive
+    else:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        kept = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
+    assert kept == TOP
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=_name)
