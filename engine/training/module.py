@@ -17,6 +17,7 @@ from engine.plan.plan import Plan
 from engine.runtime.program import BoundProgram
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import choose_threads as default_threads
+from engine.training.loss_scale import GROWTH_INTERVAL, check_loss_scale
 from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
@@ -37,7 +38,7 @@ class ProfiledOptimizer(Protocol):
     def make_ready(self) -> BoundProgram: ...
 
 
-@check_arguments(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
+@check_arguments(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1, growth_interval=AT_LEAST_1)
 class Module:
     """A training model, and optionally its eval model, over a checkpoint state.
 
@@ -57,8 +58,14 @@ class Module:
         ranks: those that train the module together, each on its part of every batch.
         precision: of its plans; "bf16" and "f16" keep values between nodes in half the bytes, and
             "auto" takes what is predicted to be the fastest.
+        loss_scale: the factor of the loss in the backward pass, from 1 to 2^24, or "dynamic", which
+            halves it when gradients are not finite.  An `Optimizer` of the module divides by it,
+            and so do the gradients that the module shows.  Default: "dynamic" in precision "f16",
+            none otherwise.
+        growth_interval: the updates in a row after which a dynamic factor doubles.
 
     Raises:
+        InputError, DTypeError: the loss scale is none.
         ModelError: a model is malformed, does not fit the state, or is of another set of artifacts
             than a file beside it.
         FileError: a file cannot be read.
@@ -80,6 +87,8 @@ class Module:
         seed: int | None = None,
         ranks: Membership | None = None,
         precision: Precision = "f32",
+        loss_scale: float | str | None = None,
+        growth_interval: int = GROWTH_INTERVAL,
     ) -> None:
         if str(device) != "cpu":
             raise EngineError(f"device {device!r} is not supported; only 'cpu' is")
@@ -97,7 +106,9 @@ class Module:
             seed=None if seed is None else noise.check_seed(seed),
             ranks=ranks,
         )
-        self.session.memory.precision = precision
+        memory = self.session.memory
+        memory.precision, memory.growth_interval = precision, growth_interval
+        memory.loss_scale = check_loss_scale("loss_scale", loss_scale)
 
     @property
     def check_finite(self) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from engine.errors import EngineError, FileError
 from engine.kernels.binaries.load import get_library
+from engine.kernels.machine.target import make
 from engine.plan.plan import KernelSpec
 from engine.tools import cli
 from engine.tools.trimmed import binary, opset
@@ -91,6 +92,38 @@ def test_cpu_and_features_replace_the_rows() -> None:
     assert resolve(triple="x86_64-unknown-linux-gnu", features="+avx2,+fma").target.vector == 32
     assert resolve(triple="aarch64-unknown-linux-gnu").target.by_lane
     assert resolve(triple="armv7-unknown-linux-gnueabihf").target.features == "+neon,+vfp4"
+
+
+@pytest.mark.parametrize(
+    ("words", "vector", "products"),
+    [
+        ({"cpu": "x86-64-v2"}, 16, ()),
+        ({"cpu": "x86-64-v3"}, 32, ()),
+        ({"cpu": "knl"}, 32, ()),  # AVX-512 without its short vectors
+        ({"cpu": "x86-64-v4"}, 64, ()),
+        ({"cpu": "x86-64-v4", "features": "+avx512bf16"}, 64, ("bf16",)),
+        ({"cpu": "znver4"}, 64, ("bf16",)),
+        ({"cpu": "znver4", "features": "-avx512bf16"}, 64, ()),
+        ({"features": "+avx512f,+avx512vl,+avx512dq"}, 64, ()),
+        ({"name": "x86-64-v4", "features": "+avx512bf16"}, 64, ("bf16",)),
+        ({"name": "x86-64-v4", "cpu": "haswell"}, 32, ()),
+        ({"name": "x86-64-v2", "features": "+avx2,+fma"}, 32, ()),
+        ({"name": "aarch64", "cpu": "cortex-a76"}, 16, ()),
+        ({"name": "aarch64", "cpu": "neoverse-n2"}, 16, ("bf16",)),
+        ({"name": "raspberrypi5", "features": "+bf16"}, 16, ("bf16",)),
+    ],
+)
+def test_a_core_and_features_decide_vectors_and_products(
+    words: dict[str, str], vector: int, products: tuple[str, ...]
+) -> None:
+    """The features that LLVM's name of a core stands for count, too."""
+    given = words if "name" in words else {"triple": "x86_64-unknown-linux-gnu", **words}
+    found = resolve(**given).target
+    assert (found.vector, found.products) == (vector, products)
+    row = {16: ("sse", False), 32: ("avx2", True), 64: ("avx512", True)}[vector]
+    if found.arch == "x86_64":
+        level, fma = row
+        assert found == make(found.triple, found.cpu, found.features, level, fma=fma)
 
 
 @pytest.mark.parametrize(

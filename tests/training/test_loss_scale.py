@@ -117,6 +117,26 @@ def test_a_module_scales_and_its_optimizer_skips() -> None:
     assert state.regions["param"].tobytes() == before
 
 
+def test_a_module_takes_a_factor_and_an_interval() -> None:
+    """A power of two changes no bit; a dynamic factor doubles after so many updates."""
+    made = []
+    for options in ({}, {"loss_scale": 1024}, {"loss_scale": "dynamic", "growth_interval": 2}):
+        state = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
+        module = Module(GOLDEN / "training_model.onnx", state, threads=1, **options)
+        optimizer = Optimizer(GOLDEN / "optimizer_model.onnx", module)
+        factors = []
+        for k in range(3):
+            module(X[k], Y[k])
+            optimizer.step()
+            module.lazy_reset_grad()
+            factors.append(optimizer.loss_scale)
+        made.append((state.regions["param"].tobytes(), factors))
+    assert made[0][0] == made[1][0] == made[2][0]
+    assert [factors for _, factors in made] == [[None] * 3, [1024] * 3, [65536, 131072, 131072]]
+    with pytest.raises(EngineError, match=r"loss_scale=0: expected 'dynamic', or a number from 1"):
+        Module(GOLDEN / "training_model.onnx", state, loss_scale=0)
+
+
 def test_it_is_in_checkpoints(tmp_path: Path) -> None:
     trainer = make(precision="f16", growth_interval=4)
     for k in range(6):

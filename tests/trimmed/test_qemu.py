@@ -9,13 +9,16 @@ installs them and passes --no-skips, without which a test that lacks one is coun
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import __main__ as bench
 from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
+from engine.base.precision import Precision
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS
@@ -123,6 +126,32 @@ def test_an_aarch64_build_trains_with_attention_as_one_op(
     assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
     assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
     losses_of(tmp_path, "raspberrypi4")
+
+
+@needs_emulator("raspberrypi5")
+@pytest.mark.parametrize(
+    ("precision", "features", "cpu"),
+    [("bf16", "", "cortex-a76"), ("f16", "", "cortex-a76"), ("bf16", "+bf16", "max")],
+)
+def test_an_aarch64_build_trains_in_16_bits(
+    precision: Precision, features: str, cpu: str, tmp_path: Path
+) -> None:
+    """With products of bfloat16 where the target has them, which an older CPU refuses."""
+    platform, found = resolve("raspberrypi5", features=features), find_emulator("raspberrypi5")
+    assert found is not None
+    options = Options("mnist", platform, [4], compiler="zig", precision=precision)
+    build(GOLDENS / "transformer", tmp_path, options)
+    program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
+    words = program.read_bytes()
+    code = np.frombuffer(words[: len(words) // 4 * 4], "<u4")
+    by_vector, by_lane = code & 0xFFE0FC00 == 0x6E40FC00, code & 0xFFC0F400 == 0x4F40F000
+    assert ((by_vector | by_lane).sum() > 100) == bool(features)  # bfdot
+    if features:
+        with pytest.raises(RuntimeError, match="this CPU lacks bf16"):
+            found.run(program, checkpoint)
+    said = replace(found, command=(found.command[0], "-cpu", cpu)).run(program, checkpoint)
+    assert "passed" in said
+    assert len(LINE.findall(said)) == STEPS
 
 
 @needs_emulator("raspberrypi4")

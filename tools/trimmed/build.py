@@ -154,7 +154,7 @@ def _build(
         recorded = ""
         if not options.freestanding:
             progress.say("recording the self-test: a few steps on this machine")
-            recorded = record_steps(files, planned, options.threads, checkpoint)
+            recorded = record_steps(files, planned, options.threads, checkpoint, options.precision)
     manifest = _make_manifest(source, specs, options, linked.result()) | _describe_contents(
         bundle, name
     )

@@ -26,12 +26,16 @@ import numpy.typing as npt
 from engine.api import CheckpointState, Module, Optimizer
 from engine.base.element_types import NUMPY
 from engine.base.errors import StateError
+from engine.base.precision import Precision
 from engine.system import files as files_io
 from engine.tools.trimmed.plans import Planned
 
 STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size
 A, C = 1664525, 1013904223
 BLOCK = 1 << 16  # elements that are summed at a time
+# How far a device may be from what was recorded, relative to it: a few units of rounding.  CPUs
+# with and without products of bfloat16 round other numbers.
+TOLERANCES = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +109,29 @@ def _sum_squares(values: npt.NDArray[Any]) -> float:
     return math.fsum(float(block @ block) for block in blocks)
 
 
+def _find_precision(planned: Planned, precision: Precision) -> Precision:
+    """Return the precision of plans; of those that chose it themselves, as their values have it."""
+    if precision != "auto":
+        return precision
+    stored = {b.dtype for plan in planned.list_plans() for b in plan.buffers}
+    return "bf16" if "bf16" in stored else "f32"
+
+
 def record_steps(
-    files: Mapping[str, Path], planned: Planned, threads: int, checkpoint: CheckpointStamp
+    files: Mapping[str, Path],
+    planned: Planned,
+    threads: int,
+    checkpoint: CheckpointStamp,
+    precision: Precision,
 ) -> str:
-    """Train a few steps on this machine, with the engine.
+    """Train a few steps on this machine, with the engine, in the precision of the plans.
 
     Returns C declarations of the losses, of the sum of squares of the trained parameters, and of
     the checkpoint.  A device computes the same up to rounding; the same CPU computes the same bits.
     """
     state = CheckpointState.load_checkpoint(files["checkpoint"])
-    module = Module(files["train"], state, threads=threads)
+    precision = _find_precision(planned, precision)
+    module = Module(files["train"], state, threads=threads, precision=precision, loss_scale=1)
     optimizer = Optimizer(files["optimizer"], module) if "optimizer" in files else None
     if optimizer is not None:
         optimizer.set_learning_rate(RATE)
@@ -139,6 +156,7 @@ def record_steps(
         f"#define CHECKPOINT_CRC32 {checkpoint.crc32}u",
         f"#define HAS_OPTIMIZER {int(optimizer is not None)}",
         f"#define LEARNING_RATE {RATE}f",
+        f"#define TOLERANCE {TOLERANCES[precision]}",
         f"static const float recorded[] = {{{', '.join(x.hex() + 'f' for x in losses)}}};",
         f"static const double recorded_square_sum = {square_sum.hex()};",
     ]

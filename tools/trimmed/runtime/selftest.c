@@ -44,7 +44,7 @@ static void fill(const model_tensor *t, void *to, uint32_t *seed)
 
 static int close_to(double found, double expected)
 {
-    double bound = 1e-4 * (expected < 0 ? -expected : expected) + 1e-6;
+    double bound = TOLERANCE * (expected < 0 ? -expected : expected) + 1e-6;
     return found - expected <= bound && expected - found <= bound;
 }
 
