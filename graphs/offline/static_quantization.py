@@ -34,7 +34,7 @@ _BOUNDING = ("Relu", "Clip")  # a quantiser after one of these bounds in the sam
 _MOVING = (Movement.KEPT, Movement.MOVED)
 
 
-class Left(NamedTuple):
+class FloatProduct(NamedTuple):
     """A product that stays float, and why."""
 
     name: str
@@ -43,7 +43,7 @@ class Left(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class IntegerProduct:
     """A product that becomes one of integers.
 
     activation, weight, bias: names of the values that it reads; the bias is empty if there is none.
@@ -66,9 +66,9 @@ class Scheme:
     left: the products that stay float.
     """
 
-    products: Sequence[Product]
+    products: Sequence[IntegerProduct]
     sources: Mapping[str, str]
-    left: Sequence[Left]
+    left: Sequence[FloatProduct]
 
     @property
     def ranged(self) -> list[str]:
@@ -143,16 +143,16 @@ def choose_scheme(graph: Graph, keep: Sequence[str] = ()) -> Scheme:
     """
     types = infer(graph.copy()).types
     kept = _match(graph, keep)
-    products: list[Product] = []
-    left: list[Left] = []
+    products: list[IntegerProduct] = []
+    left: list[FloatProduct] = []
     for node in graph.nodes:
         if node.domain or node.op not in PRODUCTS:
             if _multiplies(node):
-                left.append(Left(node.name, node.op, f"supported: {', '.join(PRODUCTS)}"))
+                left.append(FloatProduct(node.name, node.op, f"supported: {', '.join(PRODUCTS)}"))
             continue
         reason = "kept by a pattern" if node.name in kept else _find_obstacle(graph, node, types)
         if reason:
-            left.append(Left(node.name, node.op, reason))
+            left.append(FloatProduct(node.name, node.op, reason))
         else:
             products.append(_make_product(graph, node))
     if not products:
@@ -217,12 +217,12 @@ def _find_axis(node: Node) -> int:
     return 0 if is_first else 1
 
 
-def _make_product(graph: Graph, node: Node) -> Product:
+def _make_product(graph: Graph, node: Node) -> IntegerProduct:
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    return Product(node, node.inputs[0], node.inputs[1], _find_axis(node), bias)
+    return IntegerProduct(node, node.inputs[0], node.inputs[1], _find_axis(node), bias)
 
 
-def _choose_activations(graph: Graph, products: Sequence[Product]) -> dict[str, str]:
+def _choose_activations(graph: Graph, products: Sequence[IntegerProduct]) -> dict[str, str]:
     """Return the activations that are quantised, each with the value that decides its scale."""
     makers, readers = graph.find_producers(), graph.find_consumers()
     ends = set(graph.outputs)
@@ -417,6 +417,6 @@ class _Insertion:
             self.append("DequantizeLinear", (integers, *point), rounded)
 
 
-def count_weights(graph: Graph, products: Sequence[Product]) -> int:
+def count_weights(graph: Graph, products: Sequence[IntegerProduct]) -> int:
     """Return the number of weights that products read; shared ones count once."""
     return sum(graph.initializers[name].size for name in {each.weight for each in products})

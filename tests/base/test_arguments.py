@@ -115,18 +115,18 @@ def callables() -> Iterator[tuple[str, Callable[..., Any], list[inspect.Paramete
             n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
         ]
         for name in getattr(module, "__all__", own):
-            found = getattr(module, name)
-            if id(found) in seen or name.startswith("_") or not callable(found):
+            actual_value = getattr(module, name)
+            if id(actual_value) in seen or name.startswith("_") or not callable(actual_value):
                 continue
-            seen.add(id(found))
-            if not inspect.isclass(found):
+            seen.add(id(actual_value))
+            if not inspect.isclass(actual_value):
                 yield (
                     f"{module.__name__}.{name}",
-                    found,
-                    [*inspect.signature(found).parameters.values()],
+                    actual_value,
+                    [*inspect.signature(actual_value).parameters.values()],
                 )
-            elif not issubclass(found, BaseException | enum.Enum):
-                yield from _methods(found)
+            elif not issubclass(actual_value, BaseException | enum.Enum):
+                yield from _methods(actual_value)
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any], list[inspect.Parameter]]]:
@@ -249,12 +249,12 @@ def test_an_annotation_says_what_is_expected(
 
 
 def test_what_fits_arrives_as_python_has_it() -> None:
-    found = declared(
+    actual_declared = declared(
         drop_type(np.int64(3)),
         names=drop_type(iter("ab")),
         bound=math.inf,
         more=drop_type(np.int8(2)),
     )
-    assert found == (3, ["a", "b"], math.inf, (), {"more": 2})
-    assert [type(found[0]), type(found[4]["more"])] == [int, int]
+    assert actual_declared == (3, ["a", "b"], math.inf, (), {"more": 2})
+    assert [type(actual_declared[0]), type(actual_declared[4]["more"])] == [int, int]
     assert str(Range(high=2)) == "2"

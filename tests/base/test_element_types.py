@@ -58,12 +58,12 @@ def tables(path: Path, *kinds: type[ast.expr]) -> Iterator[int]:
 
 def _named(node: ast.expr | None) -> str | None:
     """The element type that an expression names: `"f32"`, `np.float32`, `TensorProto.FLOAT`."""
-    found = None
+    value = None
     if isinstance(node, ast.Constant):
-        found = node.value
+        value = node.value
     elif isinstance(node, ast.Attribute):
-        found = node.attr.rstrip("_")
-    return found if isinstance(found, str) and found in NAMES else None
+        value = node.attr.rstrip("_")
+    return value if isinstance(value, str) and value in NAMES else None
 
 
 @pytest.mark.parametrize("t", ELEMENT_TYPES.values(), ids=list(ELEMENT_TYPES))
@@ -82,11 +82,11 @@ def test_rows_are_those_of_numpy_and_onnx(t: ElementType) -> None:
 
 def test_no_other_file_has_a_table() -> None:
     product = [*list_files("engine", "kernels", "graphs", "tools"), *RUNTIME.glob("*.py")]
-    found = {name_file(p): list(tables(p)) for p in product if name_file(p) != TABLE}
+    listeds = {name_file(p): list(tables(p)) for p in product if name_file(p) != TABLE}
     rows = list_files("tests", "bench", "tools/dev")
-    found |= {name_file(p): list(tables(p, ast.Dict, ast.Set)) for p in rows}
-    assert not {n: lines for n, lines in found.items() if lines and n not in POLICY}
-    assert all(found[n] for n in POLICY), "a row that excuses nothing"
+    listeds |= {name_file(p): list(tables(p, ast.Dict, ast.Set)) for p in rows}
+    assert not {n: lines for n, lines in listeds.items() if lines and n not in POLICY}
+    assert all(listeds[n] for n in POLICY), "a row that excuses nothing"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_the_c_runtime_has_the_numbers_of_the_table() -> None:
     source = (RUNTIME / "plan_read.c").read_text("utf-8")
     sizes = re.search(r"item_bytes\(int dtype\).*?\{([\d, \n]+)\}", source, re.S)
     assert sizes
-    found = dict(enumerate(int(n) for n in sizes[1].split(",")))
-    assert {i: n for i, n in found.items() if n} == {
+    table = dict(enumerate(int(n) for n in sizes[1].split(",")))
+    assert {i: n for i, n in table.items() if n} == {
         t.onnx: t.itemsize for t in ELEMENT_TYPES.values() if t.kind != "half"
     }
     shipped = (RUNTIME / "library.py").read_text("utf-8")

@@ -27,11 +27,11 @@ def test_errors_are_the_fitting_built_ins() -> None:
         "EngineError": RuntimeError, "MissingPackageError": ImportError,
     }  # fmt: skip
     kept = (c for c in vars(errors).values() if isinstance(c, type))
-    found = {c.__name__: c for c in kept if c.__module__ == errors.__name__}
+    actual = {c.__name__: c for c in kept if c.__module__ == errors.__name__}
     for name in ("ModelWarning", "CacheWarning", "CheckpointWarning"):
-        assert issubclass(found.pop(name), UserWarning)
-    assert found.keys() == kinds.keys()
-    assert all(issubclass(c, EngineError) and issubclass(c, kinds[n]) for n, c in found.items())
+        assert issubclass(actual.pop(name), UserWarning)
+    assert actual.keys() == kinds.keys()
+    assert all(issubclass(c, EngineError) and issubclass(c, kinds[n]) for n, c in actual.items())
 
 
 @pytest.mark.parametrize(

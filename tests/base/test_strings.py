@@ -105,8 +105,8 @@ def test_inputs_of_text_are_read_as_the_numbers_they_are_cast_to(tmp_path: Path)
         assert module(given, target) == pytest.approx(float(np.mean(y**2)))
         assert module.eval()(given, target) == pytest.approx(float(np.mean(y**2)))
         module.train()
-    (found,) = backend.prepare(module.inference_model_to_bytes(["y"])).run([texts])
-    np.testing.assert_allclose(found, y)
+    (outcome,) = backend.prepare(module.inference_model_to_bytes(["y"])).run([texts])
+    np.testing.assert_allclose(outcome, y)
     with pytest.raises(InputError, match="'t': expected texts of float32: could not convert"):
         module(np.array([["1.5", "two"]]), target)
     with pytest.raises(DTypeError, match="input 't': expected texts, got float32 array"):

@@ -177,8 +177,8 @@ def test_a_preparation_serves_other_rows(write: Write, tmp_path: Path) -> None:
     holes = Csv(write(HOLES), "y", missing="mean").preparation
     holes.save(tmp_path / "preparation.json")
     assert Preparation.load(tmp_path / "preparation.json") == holes
-    found = holes.features([{"a": None, "b": ""}, {"a": float("nan"), "b": "x"}])
-    assert found.tolist() == [[0, 0, 0], [0, 1, 0]]
+    actual_features = holes.features([{"a": None, "b": ""}, {"a": float("nan"), "b": "x"}])
+    assert actual_features.tolist() == [[0, 0, 0], [0, 1, 0]]
     filled = Csv(write("a,b\n,x\n", "new.csv"), None, preparation=holes)
     assert filled[0][0].tolist() == [0, 1, 0]
 

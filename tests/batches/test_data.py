@@ -38,9 +38,9 @@ class Squares(Dataset):
 
 
 def tuples(source: Iterator[Batch]) -> list[tuple[Array, ...]]:
-    found = list(source)
-    assert all(isinstance(batch, tuple) for batch in found)
-    return [batch for batch in found if isinstance(batch, tuple)]
+    listed = list(source)
+    assert all(isinstance(batch, tuple) for batch in listed)
+    return [batch for batch in listed if isinstance(batch, tuple)]
 
 
 def same(left: Iterator[Batch], right: Iterator[Batch]) -> bool:
@@ -64,25 +64,25 @@ def loader_threads() -> list[str]:
 
 
 def test_the_last_batch_is_smaller() -> None:
-    found = batches((X, Y), batch_size=4)
-    assert (len(found), found.samples, found.batch_size) == (3, 10, 4)
-    assert [len(x) for x, _ in tuples(found.epoch())] == [4, 4, 2]
-    assert np.array_equal(np.concatenate([x for x, _ in tuples(found.epoch())]), X)
+    actual_batches = batches((X, Y), batch_size=4)
+    assert (len(actual_batches), actual_batches.samples, actual_batches.batch_size) == (3, 10, 4)
+    assert [len(x) for x, _ in tuples(actual_batches.epoch())] == [4, 4, 2]
+    assert np.array_equal(np.concatenate([x for x, _ in tuples(actual_batches.epoch())]), X)
 
 
 def test_drop_last_leaves_out_what_does_not_fill_a_batch() -> None:
-    found = batches((X, Y), batch_size=4, drop_last=True)
-    assert (len(found), found.samples) == (2, 8)
-    assert [len(x) for x, _ in tuples(found.epoch())] == [4, 4]
+    actual_batches = batches((X, Y), batch_size=4, drop_last=True)
+    assert (len(actual_batches), actual_batches.samples) == (2, 8)
+    assert [len(x) for x, _ in tuples(actual_batches.epoch())] == [4, 4]
     with pytest.raises(InputError, match=r"no batch: 10 samples, batches of 11"):
         batches((X, Y), batch_size=11, drop_last=True)
 
 
 def test_shuffled_epochs_hold_every_sample_once_in_orders_of_their_own() -> None:
-    found = batches((X, Y), batch_size=3, shuffle=True, seed=7)
+    actual_batches = batches((X, Y), batch_size=3, shuffle=True, seed=7)
     orders = []
     for number in range(3):
-        rows = [(x, y) for x, y in tuples(found.epoch(number))]
+        rows = [(x, y) for x, y in tuples(actual_batches.epoch(number))]
         order = np.concatenate([x[:, 0] for x, _ in rows]).astype(int) // 2
         assert sorted(order) == list(range(10))
         assert np.array_equal(np.concatenate([y for _, y in rows]), Y[order]), "targets go along"
@@ -136,13 +136,15 @@ def test_any_epoch_resumes_anywhere(
     samples: int, size: int, shuffle: bool, drop: bool, number: int, data: st.DataObject
 ) -> None:
     assume(samples >= size or not drop)
-    found = batches(np.arange(samples), batch_size=size, shuffle=shuffle, drop_last=drop)
-    whole = [batch[0].tolist() for batch in tuples(found.epoch(number))]
-    start = data.draw(st.integers(0, len(found)))
-    assert [batch[0].tolist() for batch in tuples(found.epoch(number, start))] == whole[start:]
+    actual_batches = batches(np.arange(samples), batch_size=size, shuffle=shuffle, drop_last=drop)
+    whole = [batch[0].tolist() for batch in tuples(actual_batches.epoch(number))]
+    start = data.draw(st.integers(0, len(actual_batches)))
+    assert [batch[0].tolist() for batch in tuples(actual_batches.epoch(number, start))] == whole[
+        start:
+    ]
     seen = [i for batch in whole for i in batch]
-    assert len(seen) == len(set(seen)) == found.samples
-    assert found.samples == (samples // size * size if drop else samples)
+    assert len(seen) == len(set(seen)) == actual_batches.samples
+    assert actual_batches.samples == (samples // size * size if drop else samples)
 
 
 def test_an_epoch_does_not_depend_on_the_ones_before() -> None:
@@ -213,9 +215,9 @@ def test_memory_maps_are_read_batch_by_batch(tmp_path: Path) -> None:
     assert isinstance(column, np.ndarray)
     assert isinstance(column.base, np.memmap)
     assert not dataset.cheap, "a thread reads ahead"
-    found = batches((mapped, Y), batch_size=4, shuffle=True)
-    assert same(found.epoch(1), batches((X, Y), batch_size=4, shuffle=True).epoch(1))
-    assert all(not isinstance(x, np.memmap) for x, _ in tuples(found.epoch()))
+    actual_batches = batches((mapped, Y), batch_size=4, shuffle=True)
+    assert same(actual_batches.epoch(1), batches((X, Y), batch_size=4, shuffle=True).epoch(1))
+    assert all(not isinstance(x, np.memmap) for x, _ in tuples(actual_batches.epoch()))
 
 
 class Tensor:
@@ -246,8 +248,8 @@ def test_tensors_are_arrays() -> None:
 
 
 def test_batches_are_returned_as_they_are() -> None:
-    found = batches((X, Y))
-    assert batches(found) is found
+    actual_batches = batches((X, Y))
+    assert batches(actual_batches) is actual_batches
 
 
 def test_functions_get_the_epoch_if_they_take_one() -> None:
@@ -265,10 +267,10 @@ def test_functions_get_the_epoch_if_they_take_one() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_iterator_is_used_once(prefetch: int) -> None:
-    found = batches(iter([(X, Y)]), prefetch=prefetch)
-    assert len(list(found.epoch(0))) == 1
+    actual_batches = batches(iter([(X, Y)]), prefetch=prefetch)
+    assert len(list(actual_batches.epoch(0))) == 1
     with pytest.raises(InputError, match=r"yields its batches once.*batches\(lambda epoch"):
-        found.epoch(1)
+        actual_batches.epoch(1)
 
 
 # --- bad input
@@ -388,8 +390,8 @@ def test_augmentation_in_place_does_not_change_the_data() -> None:
 
 
 def test_threads_end_with_the_epoch() -> None:
-    found = batches(Squares(50), batch_size=5)
-    list(found.epoch())
+    actual_batches = batches(Squares(50), batch_size=5)
+    list(actual_batches.epoch())
     assert not loader_threads()
 
 
@@ -546,7 +548,7 @@ WORDS = [list(range(1, n + 1)) for n in (3, 1, 4, 1, 5, 9, 2, 6)]
 
 
 def test_buckets_pad_to_few_lengths() -> None:
-    found = batches(
+    actual_batches = batches(
         {"ids": WORDS, "tags": WORDS, "labels": list(range(8))},
         names=["ids", "attention_mask", "tags", "labels"],
         batch_size=2,
@@ -554,7 +556,7 @@ def test_buckets_pad_to_few_lengths() -> None:
         bucket_by=Buckets(lengths=[3, 6, 9], pad={"ids": 0, "tags": -100}, mask=True),
     )
     seen = []
-    for ids, mask, tags, labels in tuples(found.epoch(2)):
+    for ids, mask, tags, labels in tuples(actual_batches.epoch(2)):
         assert ids.shape[1] in {3, 6, 9}
         assert ids.shape == mask.shape == tags.shape
         for row, real, tag, label in zip(ids, mask, tags, labels, strict=True):
@@ -564,22 +566,24 @@ def test_buckets_pad_to_few_lengths() -> None:
             assert real.tolist() == [1] * len(words) + [0] * (len(row) - len(words))
             seen.append(int(label))
     assert sorted(seen) == list(range(8))
-    assert len(found) == len(list(found.epoch(2)))
-    assert found.samples == 8
+    assert len(actual_batches) == len(list(actual_batches.epoch(2)))
+    assert actual_batches.samples == 8
 
 
 def test_buckets_without_lengths_hold_about_as_many_samples() -> None:
     sequences = [[0] * n for n in range(1, 101)]
-    found = batches([sequences, list(range(100))], batch_size=5, bucket_by=Buckets(count=4))
-    lengths = [x.shape[1] for x, _ in tuples(found.epoch())]
+    actual_batches = batches(
+        [sequences, list(range(100))], batch_size=5, bucket_by=Buckets(count=4)
+    )
+    lengths = [x.shape[1] for x, _ in tuples(actual_batches.epoch())]
     assert sorted(set(lengths)) == [26, 51, 76, 100]
     assert all(15 <= 5 * lengths.count(n) <= 35 for n in set(lengths))
 
 
 def test_buckets_drop_what_does_not_fill_a_batch() -> None:
-    found = batches((WORDS, np.arange(8)), batch_size=2, drop_last=True, bucket_by=[4, 9])
-    assert [x.shape for x, _ in tuples(found.epoch())] == [(2, 4), (2, 4), (2, 9)]
-    assert found.samples == 6
+    actual_batches = batches((WORDS, np.arange(8)), batch_size=2, drop_last=True, bucket_by=[4, 9])
+    assert [x.shape for x, _ in tuples(actual_batches.epoch())] == [(2, 4), (2, 4), (2, 9)]
+    assert actual_batches.samples == 6
 
 
 def test_a_mask_without_names_stands_after_the_sequence() -> None:
@@ -590,8 +594,8 @@ def test_a_mask_without_names_stands_after_the_sequence() -> None:
 
 
 def test_long_sequences_are_cut_if_asked() -> None:
-    found = batches((WORDS, np.arange(8)), bucket_by=Buckets(lengths=[4], truncate=True))
-    assert tuples(found.epoch())[0][0][5].tolist() == [1, 2, 3, 4]
+    actual_batches = batches((WORDS, np.arange(8)), bucket_by=Buckets(lengths=[4], truncate=True))
+    assert tuples(actual_batches.epoch())[0][0][5].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

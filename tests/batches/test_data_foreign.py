@@ -111,20 +111,20 @@ class Table:
 
     def __getitem__(self, rows: int | list[int] | slice) -> dict[str, Any]:
         assert self.chosen is not None, "the format decides"
-        found = {}
+        actual = {}
         for name in self.chosen:
             column = self.columns[name]
             if isinstance(rows, int):
-                found[name] = np.asarray(column[rows])
+                actual[name] = np.asarray(column[rows])
                 continue
             places = range(len(column))[rows] if isinstance(rows, slice) else rows
             cells = [np.asarray(column[i]) for i in places]
             if len({cell.shape for cell in cells}) == 1:
-                found[name] = np.stack(cells)
+                actual[name] = np.stack(cells)
             else:
-                found[name] = np.empty(len(cells), object)
-                found[name][:] = cells
-        return found
+                actual[name] = np.empty(len(cells), object)
+                actual[name][:] = cells
+        return actual
 
 
 def arrays(found: Any) -> list[tuple[Array, ...]]:
@@ -132,23 +132,27 @@ def arrays(found: Any) -> list[tuple[Array, ...]]:
 
 
 def test_a_loader_keeps_its_own_batches() -> None:
-    found = batches(Loader(), batch_size=99, shuffle=True)
-    assert (len(found), found.batch_size, found.samples) == (3, 4, 10)
-    assert found.classes == ("even", "odd")
-    first, again, other = (arrays(found.epoch(number)) for number in (1, 1, 2))
+    actual_batches = batches(Loader(), batch_size=99, shuffle=True)
+    assert (len(actual_batches), actual_batches.batch_size, actual_batches.samples) == (3, 4, 10)
+    assert actual_batches.classes == ("even", "odd")
+    first, again, other = (arrays(actual_batches.epoch(number)) for number in (1, 1, 2))
     assert [len(x) for x, _ in first] == [4, 4, 2]
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[0][0], other[0][0]), "the sampler is told the epoch"
-    (rest,) = arrays(found.epoch(1, 2))
+    (rest,) = arrays(actual_batches.epoch(1, 2))
     assert np.array_equal(rest[0], first[2][0])
     with pytest.raises(InputError, match="augment= needs samples; Loader yields whole batches"):
         batches(Loader(), augment=lambda sample, rng: sample)
 
 
 def test_a_map_style_dataset_is_shuffled_and_split_as_ours() -> None:
-    found = batches(MapStyle(), batch_size=4, shuffle=True)
-    assert (len(found), found.samples, found.classes) == (3, 10, ("even", "odd"))
-    x, y = arrays(found.epoch(3))[0]
+    actual_batches = batches(MapStyle(), batch_size=4, shuffle=True)
+    assert (len(actual_batches), actual_batches.samples, actual_batches.classes) == (
+        3,
+        10,
+        ("even", "odd"),
+    )
+    x, y = arrays(actual_batches.epoch(3))[0]
     assert np.array_equal(x[:, 0] // 2 % 2, y)
     with pytest.raises(InputError, match="MapStyle: no samples"):
         batches(MapStyle(0))
@@ -177,20 +181,20 @@ def test_targets_of_a_dataset_are_its_labels() -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_an_iterable_dataset_yields_samples(named: bool) -> None:
     names = ["x", "labels"] if named else None
-    found = batches(IterableDataset(named), batch_size=4, names=names)
-    sizes = [(x.shape, y.shape) for x, y in arrays(found.epoch())]
+    actual_batches = batches(IterableDataset(named), batch_size=4, names=names)
+    sizes = [(x.shape, y.shape) for x, y in arrays(actual_batches.epoch())]
     assert sizes == [((4, 2), (4,)), ((4, 2), (4,)), ((2, 2), (2,))]
     dropped = batches(IterableDataset(named), batch_size=4, names=names, drop_last=True)
     assert len(arrays(dropped.epoch())) == 2
-    rest = arrays(found.epoch(0, 2))
+    rest = arrays(actual_batches.epoch(0, 2))
     assert np.array_equal(rest[0][0], X[8:])
 
 
 def test_columns_of_a_table_are_the_models_inputs() -> None:
     table = Table({"id": list("abcdefghij"), "label": Y.tolist(), "x": X.tolist()})
-    found = batches(table, batch_size=4, names=["x", "labels"])
-    assert found.classes == ["even", "odd"]
-    x, y = arrays(found.epoch())[2]
+    actual_batches = batches(table, batch_size=4, names=["x", "labels"])
+    assert actual_batches.classes == ["even", "odd"]
+    x, y = arrays(actual_batches.epoch())[2]
     assert np.array_equal(x, X[8:])
     assert np.array_equal(y, Y[8:])
     with pytest.raises(NameNotFoundError, match="no column 'image' for the model's input"):
@@ -202,13 +206,13 @@ def test_columns_of_a_table_are_the_models_inputs() -> None:
 def test_ragged_columns_of_a_table_go_into_buckets() -> None:
     tokens = [[1] * n for n in (3, 1, 4, 1, 5)]
     table = Table({"input_ids": tokens, "attention_mask": tokens, "label": [0, 1, 0, 1, 0]})
-    found = batches(
+    actual_batches = batches(
         table,
         batch_size=2,
         names=["input_ids", "attention_mask", "labels"],
         bucket_by=Buckets(lengths=[2, 5], pad={"input_ids": 0, "attention_mask": 0}),
     )
-    shapes = [[part.shape for part in batch] for batch in arrays(found.epoch())]
+    shapes = [[part.shape for part in batch] for batch in arrays(actual_batches.epoch())]
     assert shapes == [[(2, 2), (2, 2), (2,)], [(2, 5), (2, 5), (2,)], [(1, 5), (1, 5), (1,)]]
     with pytest.raises(ValueError, match="bucket_by= pads sequences"):
         list(batches(table).epoch())

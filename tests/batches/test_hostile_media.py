@@ -127,9 +127,9 @@ def test_the_middle_of_a_long_picture_is_what_it_was(tmp_path: Path) -> None:
     rows = np.arange(40 * 16 * 25, dtype=np.int64).reshape(-1, 40) // 40 % 251
     picture = Image.fromarray(rows.astype(np.uint8))
     picture.save(tmp_path / "long.png")
-    found = Images(tmp_path, 40, labelled=False, color_mode="grayscale", mean=0.0, std=1.0)[0][0]
+    actual = Images(tmp_path, 40, labelled=False, color_mode="grayscale", mean=0.0, std=1.0)[0][0]
     top = (len(rows) - 40) // 2
-    assert np.array_equal(np.round(found[0] * 255), rows[top : top + 40])
+    assert np.array_equal(np.round(actual[0] * 255), rows[top : top + 40])
 
 
 # --- sounds
@@ -188,9 +188,9 @@ def test_sounds(tmp_path: Path, name: str, features: Any) -> None:
         with pytest.raises(refused, match=name):
             data[0]
         return
-    found = data[0][0]
-    assert np.isfinite(found).all()
-    assert found.shape == ((1, 40, 98) if features else (1, 16000))
+    actual = data[0][0]
+    assert np.isfinite(actual).all()
+    assert actual.shape == ((1, 40, 98) if features else (1, 16000))
 
 
 @pytest.mark.parametrize("loud", [np.inf, np.nan, 3e38, 2.0 * LOUDEST])

@@ -41,10 +41,10 @@ def test_gradients_of_images_of_any_size(op: str) -> None:
     spatial = [f"d{i}" for i in range(2, known.rank)] if op in OPEN else known.shape[2:]
     one.graph.inputs["x0"] = TensorType(known.dtype, ("n", known.shape[1], *spatial))
     graph, again = backward_of(one, weights)
-    found = run(graph, one.inputs)
+    outcome = run(graph, one.inputs)
     assert list(again) == list(names)
     for name in names:
-        np.testing.assert_allclose(found[again[name]], expected[names[name]], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(outcome[again[name]], expected[names[name]], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -60,10 +60,10 @@ def test_parts_of_images_keep_their_layout(axis: int) -> None:
         Node("Conv", ("d", "w"), ("f",), {}, "", "f"),
     ]
     graph = Graph("g", {"x": find_type(x)}, ["b", "e", "f"], {"w": w}, nodes, {"": 13})
-    found = run(graph, {"x": x}, threads=2)
-    np.testing.assert_array_equal(found["b"], np.concatenate([x, x], axis))
-    np.testing.assert_array_equal(found["e"], 0 * x)
-    np.testing.assert_array_equal(found["f"], x)
+    outcome = run(graph, {"x": x}, threads=2)
+    np.testing.assert_array_equal(outcome["b"], np.concatenate([x, x], axis))
+    np.testing.assert_array_equal(outcome["e"], 0 * x)
+    np.testing.assert_array_equal(outcome["f"], x)
     plan = make_plan(graph, {}, target=detect_host(), threads=1)
     copies = sorted(step.source for step in plan.steps if "ToPlain" in step.source)
     assert copies == ["b/ToPlain", "e/ToPlain", "f/ToPlain"]  # the outputs

@@ -62,8 +62,8 @@ def test_log_mel_is_its_formula() -> None:
         700 * (10 ** (m / 2595) - 1)
         for m in np.linspace(2595 * math.log10(1 + 30 / 700), 2595 * math.log10(1 + 500 / 700), 6)
     ]
-    found = features(sound)
-    assert found.shape == (4, features.frames(50)) == (4, 4)
+    actual_features = features(sound)
+    assert actual_features.shape == (4, features.frames(50)) == (4, 4)
     for t in range(4):
         power = []
         for k in range(17):
@@ -78,13 +78,13 @@ def test_log_mel_is_its_formula() -> None:
             for k, value in enumerate(power):
                 f = k * 1000 / 32
                 band += value * max(0.0, min((f - low) / (peak - low), (high - f) / (high - peak)))
-            assert found[m, t] == pytest.approx(math.log(band + 1e-6), abs=2e-5)
+            assert actual_features[m, t] == pytest.approx(math.log(band + 1e-6), abs=2e-5)
 
 
 def test_features_may_be_normalised_by_the_sound() -> None:
     plain = LogMel(normalize=False)(tone(500, 16000))
-    found = LogMel()(tone(500, 16000))
-    np.testing.assert_allclose(found, (plain - plain.mean()) / plain.std(), atol=1e-4)
+    log_mel = LogMel()(tone(500, 16000))
+    np.testing.assert_allclose(log_mel, (plain - plain.mean()) / plain.std(), atol=1e-4)
     assert not LogMel()(np.zeros(800, np.float32)).any(), "silence stays finite"
 
 
@@ -101,10 +101,10 @@ def test_resampling_keeps_what_the_lower_rate_can_hold(rate: int, target: int) -
     lower = min(rate, target)
     inside = slice(400, -400)  # the ends know silence beyond them
     for share in (0.05, 0.2, 0.35):
-        found = resample(tone(share * lower, rate), rate, target)
+        actual = resample(tone(share * lower, rate), rate, target)
         expected = tone(share * lower, target)
-        assert len(found) == len(expected)
-        assert np.abs(found - expected)[inside].max() < 2e-5
+        assert len(actual) == len(expected)
+        assert np.abs(actual - expected)[inside].max() < 2e-5
     if target < rate:
         gone = resample(tone(0.55 * target, rate), rate, target)
         assert np.abs(gone)[inside].max() < 1e-5, "no alias of what it cannot hold"
@@ -211,9 +211,9 @@ def test_splits_are_no_classes(folder: Path, tmp_path: Path, names: tuple[str, s
 
 
 def flawed() -> Array:
-    found = tone(300)
-    found[123] = np.nan
-    return found
+    actual_tone = tone(300)
+    actual_tone[123] = np.nan
+    return actual_tone
 
 
 @pytest.mark.parametrize("name", ["empty.wav", "text.wav", "silent.wav", "nan.wav"])

@@ -38,8 +38,8 @@ def test_steps_of_a_tagger(name: str, tmp_path: Path) -> None:
     for k in range(3):
         losses.append(float(module(*[x[k] for x in inputs], trace["labels"][k])))
         for parameter in shared if k == 0 else ():
-            found, expected = get_gradient(state, parameter), trace[f"grad/{parameter}"]
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6, err_msg=parameter)
+            gradient, expected = get_gradient(state, parameter), trace[f"grad/{parameter}"]
+            np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6, err_msg=parameter)
         optimizer.step()
         module.lazy_reset_grad()
     np.testing.assert_allclose(losses, trace["losses"], rtol=1e-5)

@@ -128,8 +128,12 @@ def test_texts_of_a_table(tmp_path: Path, reviews: Path) -> None:
 
 def test_texts_of_any_length_go_into_buckets(reviews: Path) -> None:
     data = LabelledTexts(reviews, BYTES, None)
-    found = batches(data, bucket_by=Buckets(lengths=[6, 20], pad={0: data.pad}, mask=True))
-    shapes = [[part.shape for part in batch] for batch in found.epoch() if isinstance(batch, tuple)]
+    actual_batches = batches(data, bucket_by=Buckets(lengths=[6, 20], pad={0: data.pad}, mask=True))
+    shapes = [
+        [part.shape for part in batch]
+        for batch in actual_batches.epoch()
+        if isinstance(batch, tuple)
+    ]
     assert shapes == [[(3, 6), (3, 6), (3,)], [(1, 20), (1, 20), (1,)]]
 
 

@@ -29,8 +29,8 @@ def test_a_speaker_is_more_like_themself_than_like_another() -> None:
     rng, features = np.random.default_rng(0), LogMel()
 
     def spectrum(voice: Voice) -> np.ndarray:
-        found: np.ndarray = features(speak("aaaa", rng, voice)).max(1)
-        return found
+        actual: np.ndarray = features(speak("aaaa", rng, voice)).max(1)
+        return actual
 
     draws = [[spectrum(voice) for _ in range(3)] for voice in (low, high)]
     within = [np.abs(a - b).mean() for own in draws for a, b in itertools.pairwise(own)]

@@ -56,9 +56,9 @@ def test_the_smallest_form_names_a_subject(name: str) -> None:
 def test_what_is_quick_measures(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = (BENCHES[name].small or "").split()
     assert command.main([name, *words, "--format", "json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["benches"].values()
-    assert found
-    assert found[0]["subject"] == words[0]
+    (actual_value,) = json.loads(capsys.readouterr().out)["benches"].values()
+    assert actual_value
+    assert actual_value[0]["subject"] == words[0]
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
@@ -131,9 +131,9 @@ def test_rows_are_printed_as_text_and_markdown(
 @pytest.mark.usefixtures("halves")
 def test_json_has_the_machine_and_numbers_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["halves", "three", "--by", "7", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["machine"]["python"]
-    assert found["benches"] == {"halves": [{"subject": "three", "half": 3 / 7, "verdict": None}]}
+    data = json.loads(capsys.readouterr().out)
+    assert data["machine"]["python"]
+    assert data["benches"] == {"halves": [{"subject": "three", "half": 3 / 7, "verdict": None}]}
 
 
 @pytest.mark.usefixtures("halves")
@@ -180,9 +180,9 @@ def test_the_default_of_an_option_decides_its_type(
 def test_calls_take_turns_and_change_their_order() -> None:
     said: list[str] = []
     calls = {"a": lambda: said.append("a"), "b": lambda: said.append("b")}
-    found = measuring.time_in_turns(calls, 3, warm_up=1)
+    in_turns = measuring.time_in_turns(calls, 3, warm_up=1)
     assert "".join(said) == "abbaabba"
-    assert [len(times) for times in found.values()] == [3, 3]
+    assert [len(times) for times in in_turns.values()] == [3, 3]
     assert measuring.compare_medians([2.0, 6.0, 9.0], [1.0, 2.0, 3.0]) == 3
 
 

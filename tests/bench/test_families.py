@@ -31,20 +31,20 @@ def test_what_is_recorded_is_what_is_named() -> None:
     "tag", [t if t in SAMPLED else pytest.param(t, marks=pytest.mark.whole) for t in TRAINED]
 )
 def test_losses_gradients_and_the_inference_model(tag: str, tmp_path: Path) -> None:
-    found = compare(DATA / f"{tag}.onnx", tmp_path)
-    assert found.fault == ""
-    assert None not in (found.losses, found.gradients, found.inference)
+    compared = compare(DATA / f"{tag}.onnx", tmp_path)
+    assert compared.fault == ""
+    assert None not in (compared.losses, compared.gradients, compared.inference)
 
 
 @pytest.mark.parametrize("tag", REFUSED)
 def test_a_documented_limit_is_refused_and_trains_with_static_axes(
     tag: str, tmp_path: Path
 ) -> None:
-    found = compare(DATA / f"{tag}.onnx", tmp_path)
-    assert found.fault == f"refused: {LIMITS[tag]} (works with static axes)"
-    assert found.is_limit
-    assert not found.fails
-    assert None not in (found.losses, found.gradients, found.inference)
+    compared = compare(DATA / f"{tag}.onnx", tmp_path)
+    assert compared.fault == f"refused: {LIMITS[tag]} (works with static axes)"
+    assert compared.is_limit
+    assert not compared.fails
+    assert None not in (compared.losses, compared.gradients, compared.inference)
 
 
 @pytest.mark.parametrize("tag", REFUSED)
@@ -56,9 +56,9 @@ def test_a_limit_is_none_where_the_model_with_static_axes_is_wrong(
         data = dict(file)
     np.savez(tmp_path / f"{tag}.npz", **data | {"losses": data["losses"] + 0.1})
     (tmp_path / "artifacts").mkdir()
-    found = compare(tmp_path / f"{tag}.onnx", tmp_path / "artifacts")
-    assert found.fault.startswith("with static axes: losses")
-    assert found.fails
+    compared = compare(tmp_path / f"{tag}.onnx", tmp_path / "artifacts")
+    assert compared.fault.startswith("with static axes: losses")
+    assert compared.fails
 
 
 def test_a_limit_that_is_none_any_more_is_told(
@@ -66,9 +66,9 @@ def test_a_limit_that_is_none_any_more_is_told(
 ) -> None:
     tag = "lstm_tagger-old-17-eval-folded"
     monkeypatch.setitem(LIMITS, tag, "Loop over a symbolic size")
-    found = compare(DATA / f"{tag}.onnx", tmp_path)
-    assert "not refused any more" in found.fault
-    assert found.fails
+    compared = compare(DATA / f"{tag}.onnx", tmp_path)
+    assert "not refused any more" in compared.fault
+    assert compared.fails
 
 
 @pytest.mark.parametrize("opset", [14, 18])
@@ -111,10 +111,10 @@ OTHERS = {"onnxslim", "onnxsim", "onnxscript"}  # packages that only the bench n
 )
 def test_a_rewritten_model_trains_alike(tag: str, name: str, tmp_path: Path) -> None:
     """All models and rewriters: `python -m bench families.rewritten`."""
-    found = compare_rewritten(tag, REWRITINGS[name], tmp_path)
-    assert not found.fails, found.fault
+    rewritten = compare_rewritten(tag, REWRITINGS[name], tmp_path)
+    assert not rewritten.fails, rewritten.fault
     if REWRITINGS[name].is_ours:
-        assert found.fault == ""
+        assert rewritten.fault == ""
 
 
 def with_another_weight(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -141,15 +141,15 @@ def with_a_folded_weight(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def test_a_rewriter_that_changes_a_model_is_told_from_the_engine(tmp_path: Path) -> None:
-    found = compare_rewritten(SMALL, Rewriting(with_another_weight, "wrong"), tmp_path)
-    assert found.fault.startswith("rewriter: its output in onnxruntime")
-    assert not found.fails
+    rewritten = compare_rewritten(SMALL, Rewriting(with_another_weight, "wrong"), tmp_path)
+    assert rewritten.fault.startswith("rewriter: its output in onnxruntime")
+    assert not rewritten.fails
 
 
 def test_a_rewriter_that_folds_a_parameter_is_told(tmp_path: Path) -> None:
-    found = compare_rewritten(SMALL, Rewriting(with_a_folded_weight, "folds"), tmp_path)
-    assert found.fault == FOLDED
-    assert not found.fails
+    rewritten = compare_rewritten(SMALL, Rewriting(with_a_folded_weight, "folds"), tmp_path)
+    assert rewritten.fault == FOLDED
+    assert not rewritten.fails
 
 
 # --- batches of several sizes

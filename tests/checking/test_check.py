@@ -49,31 +49,31 @@ def subject_of(folder: Path, threads: int = 2) -> Subject:
 def test_the_process_takes_what_was_predicted(name: str, tmp_path: Path) -> None:
     """Within 10 % and 10 MB, of a fresh process that finds kernels and plans kept."""
     SMALL[name].write(tmp_path)
-    found = measure_workload(tmp_path, steps=2).peak
+    peak = measure_workload(tmp_path, steps=2).peak
     figures = predict_workload(tmp_path, get_nominal(2)).figures
     assert figures is not None
     wanted = figures.process
     assert wanted is not None
-    assert abs(wanted - found) <= 0.1 * found + 10e6, f"{wanted:,} predicted, {found:,} measured"
+    assert abs(wanted - peak) <= 0.1 * peak + 10e6, f"{wanted:,} predicted, {peak:,} measured"
 
 
 def test_variants_have_figures_of_their_own_plans(artifacts: Path) -> None:
-    found = check(subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2))
-    assert found.status == "trains"
-    assert found.figures is not None
-    assert (found.trained, found.frozen) == ((4, 397_510), (0, 0))
-    assert found.figures.nbytes == sum(found.figures.regions.values())
-    by_change = {s.change: s.figures for s in found.suggestions}
-    sgd, all_of_it = by_change["SGD as the optimizer"].regions, found.figures.regions
+    checked = check(subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2))
+    assert checked.status == "trains"
+    assert checked.figures is not None
+    assert (checked.trained, checked.frozen) == ((4, 397_510), (0, 0))
+    assert checked.figures.nbytes == sum(checked.figures.regions.values())
+    by_change = {s.change: s.figures for s in checked.suggestions}
+    sgd, all_of_it = by_change["SGD as the optimizer"].regions, checked.figures.regions
     assert sgd["state"] == all_of_it["state"] // 2  # onnxruntime's keeps a moment
     assert sgd["param"] == all_of_it["param"]
     last = by_change["train the last layer alone"].regions
     assert last["state"] == 2 * (20032 + 64)  # 10 rows of 500 weights, 10 biases, both aligned
     assert "grad" not in all_of_it  # the step is one plan
-    assert by_change["a batch of 8 instead of 16"].seconds < found.figures.seconds
+    assert by_change["a batch of 8 instead of 16"].seconds < checked.figures.seconds
     for text in (*by_change, "trained  397,510 values in 4 parameters", "here [16,784]"):
-        assert text in str(found)
-    assert json.loads(json.dumps(found.as_dict()))["figures"]["nbytes"] == found.figures.nbytes
+        assert text in str(checked)
+    assert json.loads(json.dumps(checked.as_dict()))["figures"]["nbytes"] == checked.figures.nbytes
 
 
 def test_training_fewer_is_what_artifacts_for_fewer_are(artifacts: Path, tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_a_trainer_tells_of_a_batch_or_its_shapes(artifacts: Path) -> None:
     trainer = Trainer(artifacts, threads=1)
     before = trainer.state.to_bytes()
     batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
-    found = trainer.check(*batch, variants=False, memory_budget="1 MB")
-    assert found == trainer.check(
+    checked = trainer.check(*batch, variants=False, memory_budget="1 MB")
+    assert checked == trainer.check(
         {"labels": (16,), "x": batch[0]}, variants=False, memory_budget=10**6
     )
-    assert found.status == "does not fit"
-    assert not found.suggestions
+    assert checked.status == "does not fit"
+    assert not checked.suggestions
     assert trainer.state.to_bytes() == before
     with pytest.raises(InputError, match=r"takes 2 inputs \['x', 'labels'\], got 1"):
         trainer.check((16, 784))
@@ -114,17 +114,17 @@ def test_a_check_in_16_bits_is_of_the_plans_of_its_trainer(artifacts: Path) -> N
     single, half = (Trainer(artifacts, threads=1, precision=p) for p in ("f32", "bf16"))
     arrays = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
     plan = half.plan_of(*arrays).plan
-    found, wide = half.check(batch), single.check(batch, variants=False)
-    assert found.figures is not None
+    checked, wide = half.check(batch), single.check(batch, variants=False)
+    assert checked.figures is not None
     assert wide.figures is not None
-    assert found.figures.regions["work"] == plan.compute_region_bytes("work")
-    assert found.figures.nbytes < wide.figures.nbytes
-    by_change = {s.change: s.figures.nbytes for s in found.suggestions}
+    assert checked.figures.regions["work"] == plan.compute_region_bytes("work")
+    assert checked.figures.nbytes < wide.figures.nbytes
+    by_change = {s.change: s.figures.nbytes for s in checked.suggestions}
     smaller = half.plan_of(*(a[:8] for a in arrays)).plan
     assert by_change["a batch of 8 instead of 16"] == smaller.nbytes
-    assert found.halves is not None
-    assert found.halves.values == sum(b.dtype == "bf16" for b in plan.buffers) > 0
-    assert f"  values in 16 bits {found.halves.values}" in plan.summary()
+    assert checked.halves is not None
+    assert checked.halves.values == sum(b.dtype == "bf16" for b in plan.buffers) > 0
+    assert f"  values in 16 bits {checked.halves.values}" in plan.summary()
     assert "16 bits" not in single.plan_of(*arrays).plan.summary() + str(wide)
     assert wide.halves is None
 
@@ -132,15 +132,15 @@ def test_a_check_in_16_bits_is_of_the_plans_of_its_trainer(artifacts: Path) -> N
 def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
     """A product and what is elementwise are not among them, a loss is; nor is the optimizer."""
     subject = replace(subject_of(artifacts), precision="bf16")
-    found = check(subject, SHAPES, source="mlp", machine=get_nominal(2), variants=False)
+    checked = check(subject, SHAPES, source="mlp", machine=get_nominal(2), variants=False)
     loss = "SoftmaxCrossEntropyLoss"
-    assert found.halves is not None
-    assert found.halves.in_float32 == {loss: 1, f"com.microsoft::{loss}Grad": 1, "ReduceSum": 1}
+    assert checked.halves is not None
+    assert checked.halves.in_float32 == {loss: 1, f"com.microsoft::{loss}Grad": 1, "ReduceSum": 1}
     told = f"nodes in float32: {loss} 1, com.microsoft::{loss}Grad 1, ReduceSum 1"
-    assert told in str(found)
-    assert f"precision bf16  values in 16 bits {found.halves.values}\n" in str(found)
-    assert "not counted" not in str(found)
-    assert json.loads(json.dumps(found.as_dict()))["halves"]["in_float32"]["ReduceSum"] == 1
+    assert told in str(checked)
+    assert f"precision bf16  values in 16 bits {checked.halves.values}\n" in str(checked)
+    assert "not counted" not in str(checked)
+    assert json.loads(json.dumps(checked.as_dict()))["halves"]["in_float32"]["ReduceSum"] == 1
 
 
 def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
@@ -148,18 +148,18 @@ def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
     write_artifacts(build_cnn(), tmp_path)
     subject = replace(subject_of(tmp_path), precision="bf16")
     shapes = {"x": (4, 1, 28, 28), "labels": (4,)}
-    found = check(subject, shapes, source="cnn", machine=get_nominal(2), variants=False).halves
-    assert found is not None
+    halves = check(subject, shapes, source="cnn", machine=get_nominal(2), variants=False).halves
+    assert halves is not None
     graph = onnx_io.load(subject.training)
-    assert found.in_float32["SoftmaxCrossEntropyLoss"] == 1  # of fewer values than are stored so
-    assert found.in_float32.keys() < {title_op(node.domain, node.op) for node in graph.nodes}
-    assert "Gemm" not in found.in_float32
+    assert halves.in_float32["SoftmaxCrossEntropyLoss"] == 1  # of fewer values than are stored so
+    assert halves.in_float32.keys() < {title_op(node.domain, node.op) for node in graph.nodes}
+    assert "Gemm" not in halves.in_float32
     for node in graph.nodes:
         node.name = ""
     bare = replace(subject, training=onnx_io.to_bytes(graph))
     told = check(bare, shapes, source="cnn", machine=get_nominal(2), variants=False)
     assert told.halves is not None
-    assert told.halves.values == found.values
+    assert told.halves.values == halves.values
     assert (told.halves.in_float32, told.halves.unnamed) == ({}, len(graph.nodes))
     assert f"float32: none; not counted, as they have no name of their own: {len(graph.nodes)}" in (
         str(told)
@@ -205,9 +205,9 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
     graph = build_cnn()
     onnx_io.save(graph, tmp_path / "good.onnx")
     words = ("--batch", 4, "--brief", "--threads", 1)
-    status, found = run(tmp_path / "good.onnx", *words, "--budget", "1MB")
-    assert (status, found["status"]) == (4, "does not fit")
-    assert [i["shape"] for i in found["inputs"]] == [[4, 1, 28, 28], [4]]
+    status, actual = run(tmp_path / "good.onnx", *words, "--budget", "1MB")
+    assert (status, actual["status"]) == (4, "does not fit")
+    assert [i["shape"] for i in actual["inputs"]] == [[4, 1, 28, 28], [4]]
     # A node without a gradient and one without a kernel are told at once, and they alone.
     first, *rest = graph.nodes
     (made,) = first.outputs
@@ -225,8 +225,8 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
     graph.nodes.insert(graph.nodes.index(linear), total)
     graph.opsets |= {"com.example": 1, "com.microsoft": 1}
     onnx_io.save(graph, tmp_path / "odd.onnx")
-    status, found = run(tmp_path / "odd.onnx", *words)
-    assert (status, found["status"]) == (3, "cannot train")
-    assert {f["node"]: f["lacks"] for f in found["faults"]} == {
+    status, actual = run(tmp_path / "odd.onnx", *words)
+    assert (status, actual["status"]) == (3, "cannot train")
+    assert {f["node"]: f["lacks"] for f in actual["faults"]} == {
         "/unheard": NO_KERNEL, "/total": NO_GRADIENT
     }  # fmt: skip

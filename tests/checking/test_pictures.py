@@ -233,8 +233,8 @@ class Fixed(np.random.Generator):
         return np.full(size, self.value) if size else self.value
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        found = low + (high - low) * self.value
-        return np.full(size, found) if size else found
+        actual = low + (high - low) * self.value
+        return np.full(size, actual) if size else actual
 
 
 def test_a_flip_mirrors() -> None:
@@ -301,8 +301,8 @@ def test_colours_follow_their_formulas() -> None:
         ("saturation", 0.6, 0.6 * pixels + 0.4 * grey[..., np.newaxis]),
     ):
         only: Any = {**dict.fromkeys(("brightness", "contrast", "saturation"), 0.0), option: 0.4}
-        (found,) = ColorJitter(**only)((pixels,), Fixed(1 if factor > 1 else 0))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+        (color_jitter,) = ColorJitter(**only)((pixels,), Fixed(1 if factor > 1 else 0))
+        np.testing.assert_allclose(color_jitter, expected, rtol=1e-4, atol=1e-2)
         bytes_, *_ = ColorJitter(**only)((pixels.astype(np.uint8),), Fixed(1 if factor > 1 else 0))
         assert bytes_.dtype == np.uint8
         assert np.abs(bytes_ - np.clip(expected, 0, 255)).max() < 0.51

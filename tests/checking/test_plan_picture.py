@@ -74,11 +74,11 @@ def test_within_a_budget_one_ladder_is_made(
             super().__init__(*given)
 
     def counted(*given: Any) -> Iterator[dry_run.Variant]:
-        for variant in found(*given):
+        for variant in list_variants(*given):
             variants.append(variant[0])
             yield variant
 
-    found = dry_run._list_variants
+    list_variants = dry_run._list_variants
     monkeypatch.setattr(planner, "Ladder", Counted)
     monkeypatch.setattr(dry_run, "_list_variants", counted)
     monkeypatch.setattr(dry_run, "VARIANTS", 2)
@@ -119,8 +119,8 @@ MIDDLE = (  # of a box that is in the window
 
 @needs_browser
 def test_a_browser_zooms_and_tells(drawn: Path) -> None:
-    with browser() as found:
-        shown = found.open_page(drawn)
+    with browser() as actual_browser:
+        shown = actual_browser.open_page(drawn)
         names = shown.ask(TITLES)
         assert names[0] == "Summary"
         assert names[-1] == "Smaller variants"
@@ -139,5 +139,5 @@ def test_a_browser_zooms_and_tells(drawn: Path) -> None:
         assert place(shown) == before
         assert shown.ask("document.documentElement.scrollWidth <= innerWidth")
         assert shown.complaints() == []
-        plain = found.open_page(drawn, scripts=False)
+        plain = actual_browser.open_page(drawn, scripts=False)
         assert plain.ask("document.querySelectorAll('figure.plan .boxes title').length") > 5

@@ -93,11 +93,11 @@ def test_totals_are_those_of_the_steps() -> None:
 @pytest.mark.parametrize("by", ["phase", "kernel", "node", "step"])
 def test_every_way_to_sum_gives_the_whole(by: str, taken: Profile) -> None:
     for profile in (MADE, taken):
-        found = profile.by(by)
-        assert sum(t.seconds for t in found) == pytest.approx(profile.total.seconds)
-        assert sum(t.share for t in found) == pytest.approx(1)
+        actual = profile.by(by)
+        assert sum(t.seconds for t in actual) == pytest.approx(profile.total.seconds)
+        assert sum(t.share for t in actual) == pytest.approx(1)
         for field in ("steps", "barriers", "flops", "nbytes"):
-            assert sum(getattr(t, field) for t in found) == getattr(profile.total, field)
+            assert sum(getattr(t, field) for t in actual) == getattr(profile.total, field)
 
 
 def test_another_way_to_sum_is_refused() -> None:
@@ -190,8 +190,8 @@ def test_a_profile_leaves_the_training_as_it_was() -> None:
 def test_an_eval_step_has_a_profile() -> None:
     module, optimizer, inputs = opened()
     module.eval()
-    found = module.profile(*inputs, repeats=1)
-    assert {s.phase for s in found.steps} == {"forward"}
+    actual_profile = module.profile(*inputs, repeats=1)
+    assert {s.phase for s in actual_profile.steps} == {"forward"}
     with pytest.raises(StateError, match="an eval step has no update"):
         module.profile(*inputs, optimizer=optimizer)
 
@@ -216,9 +216,9 @@ def test_what_cannot_be_profiled_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_any_number_of_threads(threads: int) -> None:
     module, _, inputs = opened(threads=threads)
-    found = module.profile(*inputs, repeats=1)
-    assert found.threads == threads
-    assert {len(s.busy) for s in found.steps} == {threads}
+    actual_profile = module.profile(*inputs, repeats=1)
+    assert actual_profile.threads == threads
+    assert {len(s.busy) for s in actual_profile.steps} == {threads}
 
 
 def test_a_thread_without_a_call_has_no_time() -> None:
@@ -234,11 +234,11 @@ def test_a_thread_without_a_call_has_no_time() -> None:
 
 
 def test_a_machine_has_limits() -> None:
-    found = measure(1, source.choose_current().resolve)
-    assert found is measure(1, source.choose_current().resolve)
-    assert found.flops > 0
-    assert tuple(size for size, _ in found.streams) == SIZES
-    speeds = [speed for _, speed in found.streams]
+    measured = measure(1, source.choose_current().resolve)
+    assert measured is measure(1, source.choose_current().resolve)
+    assert measured.flops > 0
+    assert tuple(size for size, _ in measured.streams) == SIZES
+    speeds = [speed for _, speed in measured.streams]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] > 0
 
@@ -259,12 +259,12 @@ def test_a_profile_prints_as_tables() -> None:
 
 
 def test_the_dictionary_is_json_with_all_of_it(taken: Profile) -> None:
-    found = json.loads(json.dumps(taken.as_dict(), allow_nan=False))
-    assert found["threads"] == 2
-    assert len(found["steps"]) == len(taken.steps)
-    assert found["total"]["steps"] == len(taken.steps)
-    assert [row["name"] for row in found["by_phase"]] == [t.name for t in taken.by_phase]
-    assert {row["bytes"] for row in found["roofline"]["streams"]} == set(SIZES)
+    data = json.loads(json.dumps(taken.as_dict(), allow_nan=False))
+    assert data["threads"] == 2
+    assert len(data["steps"]) == len(taken.steps)
+    assert data["total"]["steps"] == len(taken.steps)
+    assert [row["name"] for row in data["by_phase"]] == [t.name for t in taken.by_phase]
+    assert {row["bytes"] for row in data["roofline"]["streams"]} == set(SIZES)
 
 
 def events(path: Path) -> list[dict[str, object]]:
@@ -281,16 +281,16 @@ def events(path: Path) -> list[dict[str, object]]:
         else:
             assert event["name"] in ("process_name", "thread_name")
             assert set(event["args"]) == {"name"}
-    found: list[dict[str, object]] = content["traceEvents"]
-    return found
+    actual_content: list[dict[str, object]] = content["traceEvents"]
+    return actual_content
 
 
 def test_a_trace_has_a_track_for_each_thread(taken: Profile, tmp_path: Path) -> None:
     taken.chrome_trace(tmp_path / "trace.json")
-    found = events(tmp_path / "trace.json")
-    tracks = [e["tid"] for e in found if e["name"] == "thread_name"]
+    actual_events = events(tmp_path / "trace.json")
+    tracks = [e["tid"] for e in actual_events if e["name"] == "thread_name"]
     assert tracks == [0, 1]
-    boxes = [e for e in found if e["ph"] == "X"]
+    boxes = [e for e in actual_events if e["ph"] == "X"]
     assert len(boxes) == 2 * len(taken.steps)
     assert {e["cat"] for e in boxes} == set(PHASES.values())
 
@@ -323,8 +323,8 @@ def test_a_page_without_products_says_so(tmp_path: Path) -> None:
 
 @needs_browser
 def test_a_browser_shows_the_page(page: Path) -> None:
-    with browser() as found:
-        shown = found.open_page(page)
+    with browser() as actual_browser:
+        shown = actual_browser.open_page(page)
         names = shown.ask("[...document.querySelectorAll('main > section')].map(s => s.id)")
         assert names == ["summary", "kernels", "nodes", "roofline", "threads"]
         shown.ask("document.querySelectorAll('details').forEach(d => d.open = true)")

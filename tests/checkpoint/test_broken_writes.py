@@ -82,8 +82,8 @@ def test_any_failing_call_leaves_one_whole_checkpoint(
             break
         finally:
             monkeypatch.undo()
-        found = storage.read(path)
-        assert simplify(found) in (simplify(make_sample(1.0)), simplify(make_sample(2.0)))
+        content = storage.read(path)
+        assert simplify(content) in (simplify(make_sample(1.0)), simplify(make_sample(2.0)))
         assert not [f for f in os.listdir(path.parent) if f.endswith(".tmp")]
         put(3.0, path, new)
         assert simplify(storage.read(path)) == simplify(make_sample(3.0))
@@ -130,9 +130,9 @@ def test_a_crash_before_any_system_call_leaves_the_old_or_the_new(
         put(1.0, path, old)
         put(2.0, path.parent / "ck.next", "inline")
         code = run_python(CRASH, path, nth, THRESHOLD[new]).returncode
-        found = storage.read(path)
-        assert simplify(found) in (simplify(make_sample(1.0)), simplify(make_sample(2.0)))
-        seen.append(found.properties["epoch"])
+        content = storage.read(path)
+        assert simplify(content) in (simplify(make_sample(1.0)), simplify(make_sample(2.0)))
+        seen.append(content.properties["epoch"])
         # The next write cleans up all that was left, and the one after a crash counts.
         put(3.0, path, new if nth % 2 else old)
         assert simplify(storage.read(path)) == simplify(make_sample(3.0))

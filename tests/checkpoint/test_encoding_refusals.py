@@ -93,8 +93,8 @@ def test_the_artifact_layout_holds_parameters_and_properties_only() -> None:
 
 
 def test_the_highest_rank() -> None:
-    found = decode(*encode(Checkpoint({"w": np.zeros((1,) * 64)}))).trainable["w"]
-    assert get_array(found).ndim == 64
+    trainable = decode(*encode(Checkpoint({"w": np.zeros((1,) * 64)}))).trainable["w"]
+    assert get_array(trainable).ndim == 64
 
 
 def test_too_much_for_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

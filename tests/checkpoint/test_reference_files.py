@@ -43,13 +43,13 @@ def test_values_of_every_dtype(name: str) -> None:
     cp = storage.read(CHECKPOINTS / name)
     assert {a.dtype for a in cp.trainable.values()} == set(DTYPES)
     for key, value in cp.trainable.items():
-        found = get_array(value)
+        array = get_array(value)
         expected = np.arange(15).reshape(3, 5)
-        if found.dtype == bool:
+        if array.dtype == bool:
             expected = expected % 2
-        np.testing.assert_array_equal(found, expected.astype(key.removeprefix("z.")))
+        np.testing.assert_array_equal(array, expected.astype(key.removeprefix("z.")))
         for flag in ("owndata", "writeable", "aligned", "c_contiguous"):
-            assert getattr(found.flags, flag)
+            assert getattr(array.flags, flag)
     assert get_array(cp.frozen["frozen.scalar"]).shape == ()
     assert cp.frozen["frozen.scalar"] == 1.5
     assert get_array(cp.frozen["frozen.empty"]).shape == (0, 3)

@@ -77,8 +77,8 @@ def test_memory_layout_of_the_input_does_not_matter() -> None:
     for threshold in (0, 10**6):
         expected = encode(Checkpoint({"a": a}), external_threshold=threshold)
         for variant in variants:
-            found = encode(Checkpoint({"a": variant}), external_threshold=threshold)
-            assert found == expected
+            encoded = encode(Checkpoint({"a": variant}), external_threshold=threshold)
+            assert encoded == expected
 
 
 def test_decoded_arrays_do_not_share_memory_with_the_bytes() -> None:
@@ -92,16 +92,18 @@ def test_decoded_arrays_do_not_share_memory_with_the_bytes() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1, 2**63 - 1, -(2**63), True, np.int32(7), np.uint8(3)])
 def test_integer_properties(value: Any) -> None:
-    found = decode(*encode(Checkpoint(properties={"p": value}))).properties["p"]
-    assert (type(found), found) == (int, int(value))
+    actual_properties = decode(*encode(Checkpoint(properties={"p": value}))).properties["p"]
+    assert (type(actual_properties), actual_properties) == (int, int(value))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 0.1, -1.5, 1e-45, 3.4e38, np.inf, -np.inf, np.nan])
 def test_float_properties_are_float32_to_the_bit(value: Any) -> None:
     for given_value in (value, np.float64(value)):
-        found = decode(*encode(Checkpoint(properties={"p": given_value}))).properties["p"]
-        assert type(found) is float
-        assert struct.pack("<f", found) == struct.pack("<f", value)
+        actual_properties = decode(*encode(Checkpoint(properties={"p": given_value}))).properties[
+            "p"
+        ]
+        assert type(actual_properties) is float
+        assert struct.pack("<f", actual_properties) == struct.pack("<f", value)
 
 
 @pytest.mark.parametrize("value", ["", "naïve", "\0inside\0", "😀" * 100])

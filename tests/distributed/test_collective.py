@@ -80,12 +80,12 @@ def test_ranks_train_as_one_process(
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
         mine = join_trainer(text, group, **options)
-        found = [run_step(mine, cut, x, LABELS) for _ in range(3)]
-        return found, bytes_of(mine), mine.module.plans()[0], group.calls
+        actual_steps = [run_step(mine, cut, x, LABELS) for _ in range(3)]
+        return actual_steps, bytes_of(mine), mine.module.plans()[0], group.calls
 
     all_ranks = run_ranks(CUTS[cuts], work)
-    for found, content, plan, _ in all_ranks:
-        assert found == pytest.approx(losses, rel=1e-5)
+    for actual, content, plan, _ in all_ranks:
+        assert actual == pytest.approx(losses, rel=1e-5)
         assert content == all_ranks[0][1]
         for name in content:
             mine, whole = np.frombuffer(content[name], np.float32), one.state.regions[name]
@@ -112,9 +112,9 @@ def test_gradients_of_two_calls_are_those_of_the_joined_batch() -> None:
         loss = mine.module(X[slice(*cut)], LABELS[slice(*cut)])
         return loss, mine.state.regions["grad"].view(np.float32).copy()
 
-    for loss, found in run_ranks((0, 5, 20), work):
+    for loss, actual_ranks in run_ranks((0, 5, 20), work):
         assert loss == pytest.approx(one.module(X, LABELS), rel=1e-5)
-        np.testing.assert_allclose(found, grad, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual_ranks, grad, rtol=1e-4, atol=1e-6)
 
 
 CLIPPED = PLAIN.replace('["": 17]', '["": 17, "engine": 1]').replace(
@@ -141,9 +141,9 @@ def test_told_gradients_are_given_those_of_the_joined_batch() -> None:
             make_trainer(CLIPPED, optimizer=SGD(0.05), group=group, micro_batches=3).step(X, LABELS)
         return mine.state.regions["param"].view(np.float32).copy()
 
-    for found in collect_results(run(2, work)):
+    for result in collect_results(run(2, work)):
         whole = one.state.regions["param"].view(np.float32)
-        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(result, whole, rtol=1e-5, atol=1e-7)
 
 
 def test_statistics_may_stay_local() -> None:
@@ -177,8 +177,8 @@ def test_moments_are_joined_as_well_as_they_are_made() -> None:
     start = make_trainer(far).state.parameters
     moved = x.astype(np.float64) + start["body.bias"].data
     expected = 0.9 * start["norm.var"].data + 0.1 * moved.var(0)
-    for found in run_ranks((0, 1, 7, 20), work):
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for rank in run_ranks((0, 1, 7, 20), work):
+        np.testing.assert_allclose(rank, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("text", [NORMED, PLAIN], ids=["batch norm", "plain"])
@@ -249,8 +249,8 @@ def test_a_pull_to_anchors_counts_once() -> None:
         set_anchors(mine.state, 3.0)
         return [run_step(mine, cut, X, LABELS) for _ in range(3)]
 
-    for found in run_ranks((0, 4, 20), work):
-        assert found == pytest.approx(losses, rel=1e-5)
+    for rank in run_ranks((0, 4, 20), work):
+        assert rank == pytest.approx(losses, rel=1e-5)
 
 
 def test_ranks_keep_to_a_budget() -> None:
@@ -265,8 +265,8 @@ def test_ranks_keep_to_a_budget() -> None:
         mine = join_trainer(text, group, memory_budget=error.value.least, **options)
         return [run_step(mine, cut, IMAGES, LABELS) for _ in range(2)], mine.module.plans()[0]
 
-    for found, plan in run_ranks((0, 6, 20), work):
-        assert found == pytest.approx(losses, rel=1e-5)
+    for actual_ranks, plan in run_ranks((0, 6, 20), work):
+        assert actual_ranks == pytest.approx(losses, rel=1e-5)
         assert any(step.again for step in plan.steps)
 
 
@@ -283,9 +283,9 @@ def test_buckets_are_few_and_large() -> None:
 
 def plan_of_rank() -> Plan:
     """The plan of a step of one of two ranks."""
-    found = collect_results(run(2, _planned))[0]
-    assert isinstance(found, Plan)
-    return found
+    results = collect_results(run(2, _planned))[0]
+    assert isinstance(results, Plan)
+    return results
 
 
 def _planned(group: ThreadGroup) -> Plan:
@@ -358,8 +358,8 @@ def test_who_trains_alone_refuses_them() -> None:
 
 def test_a_module_takes_its_ranks() -> None:
     trainer = make_trainer(PLAIN, loss=CrossEntropyLoss())
-    (found,) = collect_results(run(1, lambda group: _alone(trainer, group)))
-    assert found == pytest.approx(float(trainer.module(X, LABELS)), rel=1e-6)
+    (result,) = collect_results(run(1, lambda group: _alone(trainer, group)))
+    assert result == pytest.approx(float(trainer.module(X, LABELS)), rel=1e-6)
 
 
 def _alone(trainer: Trainer, group: ThreadGroup) -> float:

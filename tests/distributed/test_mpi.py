@@ -48,12 +48,12 @@ def test_a_rank_that_leaves_for_another_call_is_named(tmp_path: Path) -> None:
 
 def test_launchers_are_known_by_their_environment() -> None:
     assert find_launcher({"PATH": "/bin", "SLURM_NTASKS": "4"}) is None
-    found = find_launcher({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
-    assert found == Launched("PMI_SIZE", 1, 4, 2)
-    found = find_launcher(
+    launcher = find_launcher({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+    assert launcher == Launched("PMI_SIZE", 1, 4, 2)
+    launcher = find_launcher(
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
     )
-    assert found == Launched("OMPI_COMM_WORLD_SIZE", 0, 2, None)
+    assert launcher == Launched("OMPI_COMM_WORLD_SIZE", 0, 2, None)
     assert find_launcher({"PMIX_RANK": "3"}) == Launched("PMIX_RANK", 3, None, None)
 
 

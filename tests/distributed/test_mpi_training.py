@@ -67,7 +67,7 @@ def _ended(
     started = ranks.start(run.parent, 2, words)
     try:
         line = started.wait_for_line("ranks: ")
-        ids = [int(found) for found in re.findall(r"process (\d+)", line)]
+        ids = [int(match) for match in re.findall(r"process (\d+)", line)]
         while RunFolder(run).last == before and started.process.poll() is None:
             time.sleep(0.05)
         end(started.process, ids)

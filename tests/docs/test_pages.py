@@ -73,10 +73,10 @@ def test_every_block_has_a_language(path: Path) -> None:
 
 
 def test_what_is_not_run_is_counted() -> None:
-    found = Counter(
+    counter = Counter(
         name_of(path) for path in PAGES for block in of(path) if block.why or block.needs
     )
-    assert dict(found) == NOT_RUN
+    assert dict(counter) == NOT_RUN
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/quickstart.md"])

@@ -81,8 +81,8 @@ def test_every_link_leads_somewhere(site: Path) -> None:
 def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<a href="b.html">1</a> <a href="#no">2</a> <a href="x">3</a>')
     (tmp_path / "b.html").write_text('<p id="yes"><a href="a.html#no">4</a> <a href="#yes">5</a>')
-    found = [line.split()[1] for line in broken(tmp_path.resolve())]
-    assert sorted(found) == ["#no", "a.html#no", "x"]
+    actual_parts = [line.split()[1] for line in broken(tmp_path.resolve())]
+    assert sorted(actual_parts) == ["#no", "a.html#no", "x"]
 
 
 def test_links_of_files_lead_to_files() -> None:
@@ -146,9 +146,9 @@ def test_search_lists_the_right_section_first(site: Path) -> None:
 def test_no_page_is_wider_than_its_window(site: Path) -> None:
     """Wide tables and code scroll by themselves, on a desk and on a phone."""
     wide, tables = [], 0
-    with browser() as found:
+    with browser() as actual_browser:
         for path in sorted(site.rglob("*.html")):
-            page = found.open_page(path, 390)
+            page = actual_browser.open_page(path, 390)
             for width in (390, 1280):
                 page.resize(width)
                 root = "document.documentElement"
@@ -185,17 +185,17 @@ def test_the_bases_of_every_error_are_those_of_the_table() -> None:
     page = (DOCS / "errors.md").read_text("utf-8")
     for name, told in re.findall(r"^\| \[(\w+)\].*?\| (.*?) \|", page, re.MULTILINE):
         bases = {b.__name__ for b in vars(errors)[name].__bases__}
-        found = set(re.findall(r"`(\w+)`", told))
-        assert found == (bases - {"EngineError"} or {"RuntimeError"}), name
+        distinct = set(re.findall(r"`(\w+)`", told))
+        assert distinct == (bases - {"EngineError"} or {"RuntimeError"}), name
 
 
 def test_messages_are_read_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(DOCS / "_extensions")
-    found = importlib.import_module("messages").messages()
-    assert "no batch has been accumulated since the last update" in found["StateError"]
-    assert any(text.startswith("no parameter …") for text in found["NameNotFoundError"])
-    assert found.keys() <= {kind.__name__ for kind in CLASSES}
-    assert sum(map(len, found.values())) > 400
+    messages = importlib.import_module("messages").messages()
+    assert "no batch has been accumulated since the last update" in messages["StateError"]
+    assert any(text.startswith("no parameter …") for text in messages["NameNotFoundError"])
+    assert messages.keys() <= {kind.__name__ for kind in CLASSES}
+    assert sum(map(len, messages.values())) > 400
 
 
 DOCSTRING = """\

@@ -83,11 +83,11 @@ class Device:
         assert done.returncode == status, done.stdout + done.stderr
         if status:
             return done.stderr
-        found = Message.read(self.folder / "answer")
+        actual_content = Message.read(self.folder / "answer")
         if isinstance(message, Message):
-            found.check_answer(message)
+            actual_content.check_answer(message)
         assert not list(self.folder.glob("*.tmp"))
-        return found
+        return actual_content
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_it_trains_is_what_the_engine_trains(at: Device, device: Path, tmp_
     at = Device(device, tmp_path, 11)
     trainer = Trainer(GOLDENS / "mlp", threads=1)
     message = asked(trainer, "train", {"local-epochs": 2, "learning-rate": 0.02, "seed": 3})
-    found = at(message)
+    actual = at(message)
     trainer.learning_rate = 0.02
     for _ in range(2):
         losses = []
@@ -108,25 +108,25 @@ def test_what_it_trains_is_what_the_engine_trains(at: Device, device: Path, tmp_
             batch = at.x[start : start + 4], at.labels[start : start + 4]
             losses.append(trainer.step(*batch) * len(batch[0]))
     for name, array in trained(trainer).items():
-        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
-    assert found.metrics == {"num-examples": 11, "train_loss": sum(losses) / 11}
+        np.testing.assert_array_equal(actual.arrays[name], array, err_msg=name)
+    assert actual.metrics == {"num-examples": 11, "train_loss": sum(losses) / 11}
 
 
 def test_it_evaluates(at: Device) -> None:
     trainer = Trainer(GOLDENS / "mlp", threads=1)
-    found = at(asked(trainer, "evaluate", {}))
+    actual = at(asked(trainer, "evaluate", {}))
     losses = [trainer.evaluate_batch(at.x[s : s + 4], at.labels[s : s + 4])[0] for s in (0, 4, 8)]
-    assert found.metrics == {"num-examples": 12, "eval_loss": sum(x * 4 for x in losses) / 12}
-    assert not found.arrays
+    assert actual.metrics == {"num-examples": 12, "eval_loss": sum(x * 4 for x in losses) / 12}
+    assert not actual.arrays
 
 
 def test_it_keeps_the_optimizer_if_asked(at: Device) -> None:
     trainer, before = Trainer(GOLDENS / "mlp", threads=1), (at.folder / "checkpoint").read_bytes()
     at(asked(trainer, "train", {}))
     assert (at.folder / "checkpoint").read_bytes() == before
-    found = at(asked(trainer, "train", {"optimizer-state": "keep"}))
+    actual = at(asked(trainer, "train", {"optimizer-state": "keep"}))
     assert (at.folder / "checkpoint").read_bytes() != before
-    again = at(Message("train", found.model, 3, found.arrays, {"optimizer-state": "keep"}))
+    again = at(Message("train", actual.model, 3, actual.arrays, {"optimizer-state": "keep"}))
     for start in (0, 4, 8, 0, 4, 8):
         trainer.step(at.x[start : start + 4], at.labels[start : start + 4])
     for name, array in trained(trainer).items():

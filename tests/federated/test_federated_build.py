@@ -96,17 +96,17 @@ def test_a_device_needs_the_build_alone(folder: Path, tmp_path: Path) -> None:
     run(ANSWERS)
     device = Device(learner_of(engines), (x, labels), (x, labels))
     for request in asked:
-        found = Message.read(tmp_path / f"000003-{request.kind}.answer.safetensors")
+        content = Message.read(tmp_path / f"000003-{request.kind}.answer.safetensors")
         expected = device.answer(request)
-        assert found.metrics == expected.metrics
+        assert content.metrics == expected.metrics
         for name, array in expected.arrays.items():
-            np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+            np.testing.assert_array_equal(content.arrays[name], array, err_msg=name)
     pytest.importorskip("flwr", reason="needs flwr")
     run(APP)
-    found, expected = Message.read(tmp_path / "flower.safetensors"), device.answer(asked[0])
-    assert found.metrics == expected.metrics
+    content, expected = Message.read(tmp_path / "flower.safetensors"), device.answer(asked[0])
+    assert content.metrics == expected.metrics
     for name, array in expected.arrays.items():
-        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+        np.testing.assert_array_equal(content.arrays[name], array, err_msg=name)
 
 
 def test_what_is_copied_is_small_and_closed(folder: Path) -> None:

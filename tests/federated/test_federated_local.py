@@ -106,6 +106,6 @@ def test_what_cannot_be_trained_on_is_refused() -> None:
 
 
 def test_seeds_of_neighbours_have_nothing_in_common() -> None:
-    found = {derive_seed(a, b, c) for a in range(8) for b in range(8) for c in (0, 1, 2**63 + 1)}
-    assert len(found) == 8 * 8 * 3
-    assert all(0 <= seed < 2**32 for seed in found)
+    seeds = {derive_seed(a, b, c) for a in range(8) for b in range(8) for c in (0, 1, 2**63 + 1)}
+    assert len(seeds) == 8 * 8 * 3
+    assert all(0 <= seed < 2**32 for seed in seeds)

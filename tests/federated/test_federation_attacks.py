@@ -119,10 +119,10 @@ def test_the_culprit_need_not_have_the_largest_update(caplog: pytest.LogCaptureF
 
     class Picky(FedAvg):
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-            found = list(replies)
-            if any(r.content.metric_records["metrics"]["train_loss"] == 0.0 for r in found):
+            listed = list(replies)
+            if any(r.content.metric_records["metrics"]["train_loss"] == 0.0 for r in listed):
                 raise ZeroDivisionError("float division by zero")
-            return super().aggregate_train(server_round, found)
+            return super().aggregate_train(server_round, listed)
 
     app = app_of(lambda client, _: 1.0 + client, loss=lambda client: float(client != 1))
     arrays, rounds, grid = federated(Picky(fraction_evaluate=0.0), app, 4, 1)
@@ -295,8 +295,8 @@ def test_nodes_that_say_who_they_are_in_another_way_come_last(value: Any) -> Non
         return Message(RecordDict({"config": notes}), reply_to=message)
 
     grid = LocalGrid(app, 3, {})
-    found = list(OrderedGrid(grid, 9).get_node_ids())
-    assert [grid.contexts[n].node_config["partition-id"] for n in found] == [1, 2, 0]
+    listed = list(OrderedGrid(grid, 9).get_node_ids())
+    assert [grid.contexts[n].node_config["partition-id"] for n in listed] == [1, 2, 0]
 
 
 # --- secure aggregation

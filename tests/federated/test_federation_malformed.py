@@ -117,8 +117,8 @@ def more_numbers(content: RecordDict) -> None:
 
 
 def swapped(content: RecordDict) -> None:
-    found = arrays_of(content)
-    content["arrays"] = to_record({"w": found["b"], "b": found["w"]})
+    arrays = arrays_of(content)
+    content["arrays"] = to_record({"w": arrays["b"], "b": arrays["w"]})
 
 
 W = (2, 3)
@@ -251,8 +251,8 @@ class Hostile(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies, with one of the bad client more or less in round 2."""
-        found = list(super().pull_messages(message_ids))
-        for reply in list(found) if self.duplicate else []:
+        listed = list(super().pull_messages(message_ids))
+        for reply in list(listed) if self.duplicate else []:
             node = reply.metadata.src_node_id
             notes: Any = {}
             if not reply.has_error():
@@ -263,12 +263,12 @@ class Hostile(LocalGrid):
             ):
                 continue
             if self.duplicate == "twice":
-                found.append(reply)
+                listed.append(reply)
             elif self.duplicate == "late":
-                found.remove(reply)
+                listed.remove(reply)
             else:
                 reply.metadata.__dict__["_src_node_id"] = 77
-        return found
+        return listed
 
 
 def app_of(spoil: Spoil) -> ClientApp:
@@ -311,8 +311,10 @@ def federated(
 
     def drawn(count: int, bits: int) -> noise.Integers:
         rng = np.random.default_rng([next(draws), count])
-        found: noise.Integers = np.rint(rng.standard_normal(count) * 2**bits).astype(np.int64)
-        return found
+        actual_values: noise.Integers = np.rint(rng.standard_normal(count) * 2**bits).astype(
+            np.int64
+        )
+        return actual_values
 
     by_client = (
         (lambda values, norm, _: values * (norm / max(norm, noise.measure_length(values))))
@@ -336,14 +338,14 @@ def federated(
 
 def combinations() -> list[Any]:
     """All malformed replies with FedAvg, and each with one other mode; the rest at length."""
-    found = []
+    actual = []
     modes = [name for name in MODES if name != "FedAvg"]
     for k, (name, mode) in enumerate(itertools.product([*MALFORMED, *DUPLICATES], MODES)):
         place = k // len(MODES)
         is_sampled = mode == "FedAvg" or modes[place % len(modes)] == mode
         marks = () if is_sampled else (pytest.mark.whole,)
-        found.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
-    return found
+        actual.append(pytest.param(name, mode, marks=marks, id=f"{name}-{mode}"))
+    return actual
 
 
 EXPECTED: dict[str, dict[str, bytes]] = {}
@@ -357,10 +359,10 @@ def test_a_malformed_reply_is_as_if_the_client_had_failed(
         EXPECTED[mode], _ = federated(MODES[mode], fail, monkeypatch)
     caplog.clear()
     spoil = MALFORMED.get(name, lambda _: None)
-    found, rounds = federated(MODES[mode], spoil, monkeypatch, name if name in DUPLICATES else "")
+    actual, rounds = federated(MODES[mode], spoil, monkeypatch, name if name in DUPLICATES else "")
     told = [r.getMessage() for r in caplog.records if "left out of train" in r.getMessage()]
-    assert found == EXPECTED[mode]
+    assert actual == EXPECTED[mode]
     assert rounds.round.results == CLIENTS  # of round 3, which has all of them
     assert len(told) == (2 if name == "as another node" else 1), told
     assert all(line.startswith("round 2: node ") for line in told)
-    assert any(a != START[n].tobytes() for n, a in found.items())
+    assert any(a != START[n].tobytes() for n, a in actual.items())

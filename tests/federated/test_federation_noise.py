@@ -30,11 +30,11 @@ SIGNIFICANT = 5.0  # standard errors
 def test_samples_are_those_of_a_discrete_gaussian(bits: int) -> None:
     """By chi squared, of every integer that is expected five times or more."""
     count = 200_000
-    found = noise.draw_gaussian(count, bits)
+    gaussian = noise.draw_gaussian(count, bits)
     sizes = np.arange(-40 << bits, (40 << bits) + 1)
     likely = np.exp(-(sizes**2) / (2.0 * 4**bits))
     expected = count * likely / likely.sum()
-    seen = np.bincount(found - sizes[0], minlength=sizes.size)
+    seen = np.bincount(gaussian - sizes[0], minlength=sizes.size)
     enough = expected >= 5
     square = float(((seen - expected)[enough] ** 2 / expected[enough]).sum())
     free = int(enough.sum()) - 1
@@ -43,10 +43,10 @@ def test_samples_are_those_of_a_discrete_gaussian(bits: int) -> None:
 
 def test_fine_grids_have_the_moments_of_the_normal_distribution() -> None:
     count = 200_000
-    found = noise.draw_gaussian(count, noise.MOST_BITS) / 2.0**noise.MOST_BITS
+    gaussian = noise.draw_gaussian(count, noise.MOST_BITS) / 2.0**noise.MOST_BITS
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         error = SIGNIFICANT * math.sqrt(variance / count)
-        assert abs((found**power).mean() - moment) < error, power
+        assert abs((gaussian**power).mean() - moment) < error, power
     low = (noise.draw_gaussian(count, noise.MOST_BITS) & 0xFF).astype(np.float64)
     assert abs(low.mean() - 127.5) < SIGNIFICANT * 73.9 / math.sqrt(count)  # no coarser grid
 
@@ -54,10 +54,10 @@ def test_fine_grids_have_the_moments_of_the_normal_distribution() -> None:
 @pytest.mark.parametrize(("numerator", "bits"), [(0, 3), (3, 3), (8, 3), (1, 49), (1 << 49, 49)])
 def test_events_have_the_probability_of_an_exponential(numerator: int, bits: int) -> None:
     count = 100_000
-    found = noise._draw_events(np.full(count, numerator, np.uint64), bits)
+    events = noise._draw_events(np.full(count, numerator, np.uint64), bits)
     wanted = math.exp(-numerator / 2**bits)
     error = SIGNIFICANT * math.sqrt(wanted * (1 - wanted) / count)
-    assert abs(float(found.mean()) - wanted) <= error
+    assert abs(float(events.mean()) - wanted) <= error
 
 
 def test_noise_is_from_the_generator_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def bounded(hits: int, runs: int, *, above: bool) -> float:
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        found = _at_most(hits, runs, middle) if above else 1 - _at_most(hits - 1, runs, middle)
-        is_inside = found > 1 - SURE
+        at_most = _at_most(hits, runs, middle) if above else 1 - _at_most(hits - 1, runs, middle)
+        is_inside = at_most > 1 - SURE
         low, high = (middle, high) if is_inside == above else (low, middle)
     return (low + high) / 2
 
@@ -144,15 +144,17 @@ def test_bounds_are_those_of_clopper_and_pearson() -> None:
 
 def measured(mechanism: Mechanism) -> float:
     """Return what epsilon for `DELTA` is at least, by half of the runs; the others have a limit."""
-    found = {there: np.array([mechanism(there) for _ in range(RUNS)]) for there in (False, True)}
+    actual_arrays = {
+        there: np.array([mechanism(there) for _ in range(RUNS)]) for there in (False, True)
+    }
     half = RUNS // 2
 
     def least(limit: float, part: slice) -> float:
-        right, wrong = (int((found[there][part] > limit).sum()) for there in (True, False))
+        right, wrong = (int((actual_arrays[there][part] > limit).sum()) for there in (True, False))
         gain = bounded(right, half, above=False) - DELTA
         return math.log(gain / bounded(wrong, half, above=True)) if gain > 0 else -math.inf
 
-    limits = np.quantile(found[False][:half], [0.5, 0.8, 0.9, 0.95, 0.98, 0.99])
+    limits = np.quantile(actual_arrays[False][:half], [0.5, 0.8, 0.9, 0.95, 0.98, 0.99])
     best = max(limits, key=lambda limit: least(float(limit), slice(0, half)))
     return least(float(best), slice(half, None))
 
@@ -219,7 +221,7 @@ def test_an_audit_measures_less_than_is_promised_and_finds_half_the_noise(
         drawn = noise.draw_gaussian(4 * RUNS, bits) // part  # at once, which is quicker
         pool = iter(drawn.reshape(-1, 2))
         monkeypatch.setattr(noise, "draw_gaussian", lambda count, _, pool=pool: next(pool)[:count])
-        found = measured(made(privacy))
+        actual_measured = measured(made(privacy))
         monkeypatch.undo()
-        assert found > 0
-        assert (found > promised) == is_caught
+        assert actual_measured > 0
+        assert (actual_measured > promised) == is_caught

@@ -117,14 +117,14 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(
     assert sorted(p.name for p in (made / "checkpoints").iterdir()) == [
         f"{n:08d}" for n in (1, 2, 3)
     ]
-    resumed, found = run_federation(tmp_path / "killed", resume="last", **more)
+    resumed, actual = run_federation(tmp_path / "killed", resume="last", **more)
     assert tiny.read_values(resumed) == tiny.read_values(whole)
-    assert [(r["round"], r["train_loss"]) for r in found] == [
+    assert [(r["round"], r["train_loss"]) for r in actual] == [
         (r["round"], r["train_loss"]) for r in rows
     ]
-    again, found = run_federation(tmp_path / "killed", resume="1/round-2", **more)
+    again, actual = run_federation(tmp_path / "killed", resume="1/round-2", **more)
     assert tiny.read_values(again) == tiny.read_values(whole)
-    assert [(r["round"], r["server_loss"]) for r in found] == [
+    assert [(r["round"], r["server_loss"]) for r in actual] == [
         (r["round"], r["server_loss"]) for r in rows
     ]
     with pytest.raises(StateError, match="strategy is 'FedYogi' here"):
@@ -143,8 +143,8 @@ def test_differences_come_to_the_same(tmp_path: Path) -> None:
     whole, _ = run_federation(tmp_path / "a", **one)
     changed, _ = run_federation(tmp_path / "b", send="difference", **one)
     for name, parameter in whole.state.parameters:
-        found = changed.state.parameters[name].data
-        np.testing.assert_allclose(found, parameter.data, rtol=1e-6, atol=1e-6, err_msg=name)
+        data = changed.state.parameters[name].data
+        np.testing.assert_allclose(data, parameter.data, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_running_statistics_are_averaged_or_stay_where_they_are(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_running_statistics_are_averaged_or_stay_where_they_are(tmp_path: Path) 
         expected = np.mean(
             [arrays[name].astype(np.float64) for arrays in seen], 0
         )  # 5 samples each
-        found = trainer.state.parameters[name].data
-        np.testing.assert_array_equal(found, expected.astype(np.float32))
+        data = trainer.state.parameters[name].data
+        np.testing.assert_array_equal(data, expected.astype(np.float32))
     seen.clear()
     trainer, _ = run_federation(
         tmp_path / "b", client=App(), statistics="local", local="norm.*", **one
@@ -260,7 +260,7 @@ def test_records_keep_names_order_and_bits() -> None:
     trainer = tiny.make_trainer(tiny.NORMED)
     names = parameters.trainable(trainer) + parameters.list_statistics(trainer)
     arrays = parameters.get(trainer, names)
-    found = flower.from_record(flower.to_record(arrays))
-    assert list(found) == names
-    assert all(found[name].tobytes() == arrays[name].tobytes() for name in names)
-    parameters.apply(trainer, found, names)
+    record = flower.from_record(flower.to_record(arrays))
+    assert list(record) == names
+    assert all(record[name].tobytes() == arrays[name].tobytes() for name in names)
+    parameters.apply(trainer, record, names)

@@ -64,9 +64,9 @@ class Overheard(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies, which are kept."""
-        found = list(super().pull_messages(message_ids))
-        self.heard += [reply.content for reply in found if not reply.has_error()]
-        return found
+        listed = list(super().pull_messages(message_ids))
+        self.heard += [reply.content for reply in listed if not reply.has_error()]
+        return listed
 
     def masked(self) -> Iterator[list[np.ndarray]]:
         """The masked numbers of each client."""

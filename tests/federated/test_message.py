@@ -23,16 +23,21 @@ def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "a"
     request().write(path)
     assert path.read_bytes() == request().to_bytes()
-    found = Message.read(path)
-    assert (found.kind, found.model, found.round, found.reason) == ("train", MODEL, 4, "")
-    assert found.config == request().config
-    assert [type(v) for v in found.config.values()] == [float, int, bool, str]
+    actual_content = Message.read(path)
+    assert (
+        actual_content.kind,
+        actual_content.model,
+        actual_content.round,
+        actual_content.reason,
+    ) == ("train", MODEL, 4, "")
+    assert actual_content.config == request().config
+    assert [type(v) for v in actual_content.config.values()] == [float, int, bool, str]
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found.arrays[name], array, strict=True)
-        assert found.arrays[name].flags.writeable
+        np.testing.assert_array_equal(actual_content.arrays[name], array, strict=True)
+        assert actual_content.arrays[name].flags.writeable
     for answer in (
-        found.trained(ARRAYS, {"num-examples": 5, "loss": 0.1}),
-        found.failed("no data"),
+        actual_content.trained(ARRAYS, {"num-examples": 5, "loss": 0.1}),
+        actual_content.failed("no data"),
         Message("evaluate", MODEL, 0, ARRAYS).evaluated({"num-examples": 0}),
     ):
         again = Message.from_bytes(answer.to_bytes())
@@ -62,10 +67,10 @@ def test_the_package_safetensors_reads_the_same_layout() -> None:
 def test_the_fingerprint_is_that_of_the_page() -> None:
     """FNV-1a by its published test vectors, and what it is of."""
     assert fingerprint({}) == "cbf29ce484222325"
-    text, found = b"fc.bias\0F32,3\nfc.weight\0F32,2,3\n", 0xCBF29CE484222325
+    text, actual = b"fc.bias\0F32,3\nfc.weight\0F32,2,3\n", 0xCBF29CE484222325
     for byte in text:
-        found = (found ^ byte) * 0x100000001B3 % 2**64
-    assert fingerprint(ARRAYS) == f"{found:016x}" == fingerprint(dict(reversed(ARRAYS.items())))
+        actual = (actual ^ byte) * 0x100000001B3 % 2**64
+    assert fingerprint(ARRAYS) == f"{actual:016x}" == fingerprint(dict(reversed(ARRAYS.items())))
     assert fingerprint({"fc.weight": W * 2, "fc.bias": B}) == MODEL
     others: list[dict[str, Any]] = [
         {"fc.weight": W},
@@ -82,10 +87,10 @@ def test_the_fingerprint_is_that_of_the_page() -> None:
 @pytest.mark.parametrize("row", DAMAGED)
 def test_a_damaged_message_is_refused(row: str) -> None:
     content, said = DAMAGED[row]
-    with pytest.raises(MessageError, match=said) as found:
+    with pytest.raises(MessageError, match=said) as error:
         Message.from_bytes(content, "device 3")
-    assert str(found.value).startswith("device 3: ")
-    assert len(str(found.value)) < 500
+    assert str(error.value).startswith("device 3: ")
+    assert len(str(error.value)) < 500
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,11 +104,11 @@ def test_changed_bytes_give_a_message_or_a_clear_error(data: st.DataObject) -> N
         content[at:end] = data.draw(st.binary(max_size=8) | st.sampled_from(WORDS))
     tracemalloc.start()
     try:
-        found = Message.from_bytes(content)
+        number = Message.from_bytes(content)
     except MessageError:
         pass
     else:
-        Message.from_bytes(found.to_bytes())
+        Message.from_bytes(number.to_bytes())
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

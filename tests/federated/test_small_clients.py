@@ -118,11 +118,11 @@ def test_what_a_build_cannot_do_is_told(mine: Any) -> None:
     learner.begin(start, options)
     with pytest.warns(ModelWarning, match="2 of 6 samples are left out"):
         assert learner.train((x[:6], labels[:6]), options).examples == 4
-    found = list[Mapping[str, Any]]()
+    actual = list[Mapping[str, Any]]()
     for data in ((x, labels), {"labels": labels, "input": x}):
         learner.begin(start, options)
-        found.append(learner.train(data, options).arrays)
-    same(*found)
+        actual.append(learner.train(data, options).arrays)
+    same(*actual)
 
 
 def test_a_device_answers(mine: Any, engines: Trainer, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_a_device_answers(mine: Any, engines: Trainer, tmp_path: Path) -> None:
     assert folder.answer_to(request) is None
     assert serve(folder, devices[0], seconds=0) == 1
     assert serve(folder, devices[0], seconds=0) == 0
-    found = folder.answer_to(request)
-    assert found is not None
-    same(found.arrays, answers[0].arrays)
+    actual = folder.answer_to(request)
+    assert actual is not None
+    same(actual.arrays, answers[0].arrays)
     folder.clear(request)
     assert [path.name for path in folder.place.iterdir()] == ["000009-train.safetensors"]
 
@@ -263,8 +263,8 @@ def federate(client: Any, clients: int) -> dict[str, Any]:
 @pytest.fixture
 def devices(tmp_path: Path, mine: Any, engines: Trainer) -> Iterator[Devices]:
     pytest.importorskip("flwr", reason="needs flwr")
-    with Devices(tmp_path, engines, mine) as found:
-        yield found
+    with Devices(tmp_path, engines, mine) as actual_devices:
+        yield actual_devices
 
 
 def test_flower_takes_either_trainer(mine: Any, engines: Trainer) -> None:
@@ -273,8 +273,8 @@ def test_flower_takes_either_trainer(mine: Any, engines: Trainer) -> None:
     from engine.federated.flower import client_app
 
     def data(context: Any) -> tuple[Any, Any]:
-        found = make_samples((8, 11, 7)[int(context.node_config["partition-id"])])
-        return found, found
+        samples = make_samples((8, 11, 7)[int(context.node_config["partition-id"])])
+        return samples, samples
 
     trainers = iter((mine, engines))
     same(*(federate(client_app(lambda config: next(trainers), data), 3) for _ in range(2)))

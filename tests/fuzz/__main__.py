@@ -79,20 +79,20 @@ def replay(kind: Kind, seed: int, folder: Path) -> int:
     """Run one mutation in this process, then with as few changes as do the same."""
     kind.prepare()
     workers.bounded()
-    found = workers.timed(kind, seed)
-    print(found.outcome, found.detail, sep="\n")
+    timed = workers.timed(kind, seed)
+    print(timed.outcome, timed.detail, sep="\n")
     subject, steps = kind.made(seed)
     needed = set(range(steps))
-    for step in range(steps if found.is_defect else 0):
+    for step in range(steps if timed.is_defect else 0):
         fewer = frozenset(needed - {step})
-        if workers.timed(kind, seed, fewer).outcome == found.outcome:
+        if workers.timed(kind, seed, fewer).outcome == timed.outcome:
             needed.discard(step)
             subject, _ = kind.made(seed, fewer)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{kind.name}-{seed}{kind.suffix}"
     path.write_bytes(kind.content(subject))
     print(f"{path}: changes {sorted(needed)} of {steps}")
-    return int(found.is_defect)
+    return int(timed.is_defect)
 
 
 def table(outcomes: Counter[tuple[str, str]]) -> str:

@@ -50,7 +50,7 @@ class Set(NamedTuple):
 @functools.cache
 def sets() -> tuple[Set, ...]:
     """Sets of every optimizer, and sets that onnxruntime-training made."""
-    found = []
+    actual = []
     with tempfile.TemporaryDirectory() as folder:
         for name, method in OPTIMIZERS.items():
             place = Path(folder) / name
@@ -61,11 +61,11 @@ def sets() -> tuple[Set, ...]:
                 if name == "sgd" else None,
                 frozen_batch_norm=True, artifact_directory=place,
             )  # fmt: skip
-            found.append(Set(*((place / part).read_bytes() for part in PARTS)))
+            actual.append(Set(*((place / part).read_bytes() for part in PARTS)))
     for case in ("mlp", "cnn", "lstm", "regression_sgd"):
         place = DATA / "goldens" / case
-        found.append(Set(*((place / part).read_bytes() for part in PARTS)))
-    return tuple(found)
+        actual.append(Set(*((place / part).read_bytes() for part in PARTS)))
+    return tuple(actual)
 
 
 def use(given: Set, rng: random.Random) -> str:

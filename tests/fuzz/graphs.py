@@ -75,8 +75,8 @@ class Nodes(_Models):
         rows()
 
     def begin(self, rng: random.Random) -> ModelProto:
-        found = rows()
-        return malformed.make_model(rng.choice(found[rng.choice(list(found))]))
+        actual_rows = rows()
+        return malformed.make_model(rng.choice(actual_rows[rng.choice(list(actual_rows))]))
 
     def change(self, subject: ModelProto, rng: random.Random) -> ModelProto:
         rng.choice(malformed.MUTATIONS)(subject, rng)
@@ -129,9 +129,9 @@ def changes() -> Changes:
 @functools.cache
 def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
-    found: dict[str, list[Case]] = {}
+    actual: dict[str, list[Case]] = {}
     for case in case_graphs.list_cases():
         declared = list_ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
-            found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
-    return found
+            actual.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
+    return actual

@@ -96,5 +96,5 @@ def _model(text: str, opset: int) -> onnx.ModelProto:
 @functools.cache
 def models() -> tuple[onnx.ModelProto, ...]:
     """The models.  They are read by all and changed by none: copy one before."""
-    found = [_model(text, opset) for opset, texts in MODELS.items() for text in texts]
-    return (*found, parser.parse_model(_CALLS_HEAD + CALLS))
+    actual_models = [_model(text, opset) for opset, texts in MODELS.items() for text in texts]
+    return (*actual_models, parser.parse_model(_CALLS_HEAD + CALLS))

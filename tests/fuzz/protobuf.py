@@ -104,8 +104,8 @@ class Changes:
         elif field.message_type is not None:
             self._change_messages(message, field, rng)
         elif field.is_repeated:
-            found = list(getattr(message, field.name))
-            values = _change_list(found, lambda old: _scalar(field, old, model, rng), field, rng)
+            listed = list(getattr(message, field.name))
+            values = _change_list(listed, lambda old: _scalar(field, old, model, rng), field, rng)
             message.ClearField(field.name)
             getattr(message, field.name).extend(values)
         else:
@@ -120,22 +120,22 @@ class Changes:
             else:
                 message.ClearField(field.name)
             return
-        found = getattr(message, field.name)
+        actual_value = getattr(message, field.name)
         match rng.randrange(5):
-            case 0 if found:
-                del found[rng.randrange(len(found))]
-            case 1 if found:
-                found.add().CopyFrom(rng.choice(found))
-            case 2 if found:
-                order = list(found)
+            case 0 if actual_value:
+                del actual_value[rng.randrange(len(actual_value))]
+            case 1 if actual_value:
+                actual_value.add().CopyFrom(rng.choice(actual_value))
+            case 2 if actual_value:
+                order = list(actual_value)
                 rng.shuffle(order)
-                _replace(found, order)
-            case 3 if found and known:
-                found[rng.randrange(len(found))].CopyFrom(rng.choice(known))
+                _replace(actual_value, order)
+            case 3 if actual_value and known:
+                actual_value[rng.randrange(len(actual_value))].CopyFrom(rng.choice(known))
             case _ if known:
-                found.add().CopyFrom(rng.choice(known))
+                actual_value.add().CopyFrom(rng.choice(known))
             case _:
-                found.add()
+                actual_value.add()
 
 
 def _replace(repeated: Any, messages: Any) -> None:

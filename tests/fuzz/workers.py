@@ -79,12 +79,12 @@ def attempt(kind: Kind, seed: int, only: frozenset[int] | None = None) -> Result
 
 def _place(error: BaseException) -> str:
     """An exception and the line of the package that it came from."""
-    root, found = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__))), "?"
+    root, actual_text = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__))), "?"
     for frame in traceback.extract_tb(error.__traceback__):
         name = os.path.realpath(frame.filename)
         if name.startswith(root) and "/tests/" not in name:
-            found = f"{os.path.relpath(name, root)}:{frame.name}"
-    return f"{type(error).__name__} in {found}"
+            actual_text = f"{os.path.relpath(name, root)}:{frame.name}"
+    return f"{type(error).__name__} in {actual_text}"
 
 
 # --- in a process
@@ -109,16 +109,18 @@ def timed(kind: Kind, seed: int, only: frozenset[int] | None = None) -> Result:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        found = attempt(kind, seed, only)
+        actual_attempt = attempt(kind, seed, only)
     except TooSlowError:  # between the attempt and here
-        found = Result((kind.name, seed), "defect: TooSlowError", "")
+        actual_attempt = Result((kind.name, seed), "defect: TooSlowError", "")
     finally:
         with contextlib.suppress(TooSlowError):
             signal.setitimer(signal.ITIMER_PROF, 0)
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    if more > RESIDENT and not found.is_defect:
-        return Result(found.task, "defect: memory", f"{more} bytes; {found.outcome}")
-    return found
+    if more > RESIDENT and not actual_attempt.is_defect:
+        return Result(
+            actual_attempt.task, "defect: memory", f"{more} bytes; {actual_attempt.outcome}"
+        )
+    return actual_attempt
 
 
 def _work(pipe: Any, kinds: Sequence[Kind], log: str) -> None:
@@ -132,9 +134,9 @@ def _work(pipe: Any, kinds: Sequence[Kind], log: str) -> None:
             while True:
                 for name, seed in pipe.recv():
                     pipe.send((name, seed))
-                    found = timed(known[name], seed)
-                    pipe.send(found)
-                    if found.outcome == "defect: memory":
+                    actual_timed = timed(known[name], seed)
+                    pipe.send(actual_timed)
+                    if actual_timed.outcome == "defect: memory":
                         return  # its peak would hide the peaks of others
                 pipe.send(None)
 

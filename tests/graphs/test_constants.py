@@ -30,8 +30,8 @@ def small(case: Case) -> bool:
 
 def by_reference() -> list[Any]:
     """The rows of all ops whose constants onnx's reference computes."""
-    found = [c for c in list_cases() if (c.domain, c.op) in list_ops()]
-    rows = [c for c in found if list_ops()[c.domain, c.op].by_reference and small(c)]
+    cases = [c for c in list_cases() if (c.domain, c.op) in list_ops()]
+    rows = [c for c in cases if list_ops()[c.domain, c.op].by_reference and small(c)]
     return [pytest.param(case, id=case.id) for case in rows]
 
 

@@ -97,11 +97,11 @@ def test_a_link_that_appears_meanwhile_is_not_followed(
     check = files._is_inside
 
     def swap(place: str, folder: str) -> bool:
-        found = check(place, folder)
+        checked = check(place, folder)
         (below / "data").unlink()
         below.rmdir()
         below.symlink_to(tmp_path / "away")
-        return found
+        return checked
 
     monkeypatch.setattr(files, "_is_inside", swap)
     with pytest.raises(OSError, match="below"):

@@ -79,11 +79,11 @@ def test_shapes_that_do_not_fit(
 
 def test_known_nodes_become_initializers() -> None:
     g = bind(computed_shape(), {"x": (5, 6)})
-    found = infer(g)
+    inferred = infer(g)
     assert [n.op for n in g.nodes] == ["Reshape", "MatMul"]
     assert g.initializers["u"].tolist() == [5, -1]
-    assert found.constants["u"] is g.initializers["u"]
-    assert str(found.types["y"]) == "f32[5,4]"
+    assert inferred.constants["u"] is g.initializers["u"]
+    assert str(inferred.types["y"]) == "f32[5,4]"
     g.check()
 
 

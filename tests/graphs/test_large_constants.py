@@ -123,13 +123,13 @@ def cases() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's, from how onnx makes its data
         everything = collect_testcases(None)
-    found = []
+    actual = []
     for case in everything:
         inputs = case.data_sets[0][0] if case.data_sets else []
         arrays = [a for a in inputs if getattr(getattr(a, "dtype", None), "kind", "O") in "fiub"]
         if len(inputs) > 1 and len(arrays) == len(inputs):
-            found.append(case)
-    return found
+            actual.append(case)
+    return actual
 
 
 def with_constants(model: onnx.ModelProto, inputs: list[np.ndarray]) -> onnx.ModelProto:
@@ -153,18 +153,18 @@ def test_whatever_is_constant_may_be_large(start: int, monkeypatch: pytest.Monke
     for case in cases()[start::30]:
         inputs = case.data_sets[0][0]
         model = with_constants(case.model, inputs)
-        found = []
+        actual = []
         for limit in (1 << 40, 1):
             monkeypatch.setattr(model_file, "FROZEN_BYTES", limit)
             try:
-                found.append(backend.prepare(model, threads=1).run(inputs[:1]))
+                actual.append(backend.prepare(model, threads=1).run(inputs[:1]))
             except EngineError:
                 if limit == 1:
                     raise
                 break  # not supported with small constants either
-        if len(found) == 2:
+        if len(actual) == 2:
             ran += 1
-            for small, large in zip(*found, strict=True):
+            for small, large in zip(*actual, strict=True):
                 np.testing.assert_allclose(
                     large.astype(np.float64), small.astype(np.float64), rtol=1e-5, atol=1e-5,
                     err_msg=case.name,

@@ -43,12 +43,12 @@ SAMPLE, WHOLE = range(2), range(2, 40)  # seeds of the mutations of each row
 
 def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
-    found: dict[str, list[Case]] = {}
+    actual: dict[str, list[Case]] = {}
     for case in list_cases():
         declared = list_ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
-            found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
-    return found
+            actual.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)
+    return actual
 
 
 ROWS = rows()
@@ -73,8 +73,10 @@ def try_mutations(op: str, seeds: range) -> None:
             model.CopyFrom(plain)
             mutation = rng.choice(MUTATIONS)
             mutation(model, rng)
-            found = find_outcome(model)
-            assert found in {*REFUSALS, "fine", "large"}, f"{case.id}: {mutation.__name__}, {seed}"
+            outcome = find_outcome(model)
+            assert outcome in {*REFUSALS, "fine", "large"}, (
+                f"{case.id}: {mutation.__name__}, {seed}"
+            )
 
 
 def test_rows_as_they_are_pass_the_checks_of_reading() -> None:

@@ -49,7 +49,7 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
     """The models share one file, its bytes are not copied, and what is computed is the same."""
     x = RNG.standard_normal((4, 96)).astype(np.float32)
     target = np.ones((4, 3), np.float32)
-    found = {}
+    actual = {}
     path = forward(tmp_path)
     for external in (None, False):
         folder = tmp_path / str(external)
@@ -57,16 +57,16 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
             path, ["w"], loss=LossType.MSELoss, artifact_directory=folder, external_data=external
         )  # fmt: skip
         trained = module(folder)
-        found[external] = trained(x, target), get_gradient(trained.session.state, "w").copy()
+        actual[external] = trained(x, target), get_gradient(trained.session.state, "w").copy()
         frozen = 4 * (96 * 64 + 64 * 128)
         assert trained.session.memory.mapped == (frozen if external is None else 0)
         assert len(list(folder.glob("constants.*.data"))) == (external is None)
         held = process.count_region_bytes(trained.plans(), trained.session.memory.mapped)
         assert held.get("frozen", 0) == (0 if external is None else frozen)  # what a check counts
-        assert trained.eval()(x, target) == found[external][0]
+        assert trained.eval()(x, target) == actual[external][0]
         assert len(trained.session.memory.frozen) < 2 * frozen + mapping.PAGE
-    np.testing.assert_array_equal(found[None][0], found[False][0])
-    np.testing.assert_array_equal(found[None][1], found[False][1])
+    np.testing.assert_array_equal(actual[None][0], actual[False][0])
+    np.testing.assert_array_equal(actual[None][1], actual[False][1])
     (shared,) = (tmp_path / "None").glob("constants.*.data")
     assert shared.stat().st_size == frozen
 
@@ -118,15 +118,15 @@ def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
     """Another file of the name does no harm; a file that is changed in place is reported."""
     path = tmp_path / "numbers"
     np.arange(4096).tofile(path)
-    found = mapping.open_array(str(path), np.dtype(np.int64), 4096, 0, "numbers")
-    piece = mapping.find_source(found)
+    actual_array = mapping.open_array(str(path), np.dtype(np.int64), 4096, 0, "numbers")
+    piece = mapping.find_source(actual_array)
     assert piece is not None
     piece.file.check()
     np.zeros(4096, np.int64).tofile(tmp_path / "new")
     os.replace(tmp_path / "new", path)
     piece.file.check()
-    np.testing.assert_array_equal(found, np.arange(4096))
-    assert mapping.find_layable(found) is None  # what has its name now is another file
+    np.testing.assert_array_equal(actual_array, np.arange(4096))
+    assert mapping.find_layable(actual_array) is None  # what has its name now is another file
     again = mapping.open_array(str(path), np.dtype(np.int64), 4096, 0, "numbers")
     changed = mapping.find_source(again)
     assert changed is not None

@@ -73,9 +73,9 @@ def test_constants_are_read_as_onnx_reads_them(code: int) -> None:
     assert raw.HasField("raw_data")
     assert not listed.HasField("raw_data")
     for message in (raw, listed):
-        found = read_values(message)
-        assert found.dtype == values.dtype
-        assert np.array_equal(found, values)
+        actual_values = read_values(message)
+        assert actual_values.dtype == values.dtype
+        assert np.array_equal(actual_values, values)
     raw.dims[0] = 3
     with pytest.raises(ValueError, match="reshape"):
         read_values(raw)
@@ -177,9 +177,9 @@ def test_attributes_become_python_values_and_come_back() -> None:
         [node], {"x": [1]}, {"y": [1]}, extra=(helper.make_opsetid("my.domain", 4),)
     )  # fmt: skip
     graph = onnx_io.load(proto)
-    found = graph.nodes[0].attrs
-    np.testing.assert_array_equal(found.pop("t"), tensor)
-    assert found == values
+    actual_attrs = graph.nodes[0].attrs
+    np.testing.assert_array_equal(actual_attrs.pop("t"), tensor)
+    assert actual_attrs == values
     assert graph.opsets == {"": 17, "my.domain": 4}
     assert as_data(onnx_io.to_proto(onnx_io.load(proto)).graph.node[0]) == as_data(node)
 
@@ -588,8 +588,8 @@ def test_old_opsets_are_converted(opset: int, ir: int) -> None:
     converted = onnx_io.to_proto(graph)
     onnx.checker.check_model(converted, full_check=True)
     x = rng.normal(size=(2, 3, 8, 8)).astype(np.float32)
-    expected, found = (stock(m.SerializeToString(), {"x": x})[0] for m in (proto, converted))
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    expected, actual_stock = (stock(m.SerializeToString(), {"x": x})[0] for m in (proto, converted))
+    np.testing.assert_allclose(actual_stock, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
@@ -610,8 +610,8 @@ def test_old_resizes_place_their_pixels_as_before(
     )
     converted = onnx_io.to_proto(onnx_io.load(proto))
     x = np.random.default_rng(0).normal(size=(1, 2, 5, 4)).astype(np.float32)
-    expected, found = (stock(m.SerializeToString(), {"x": x})[0] for m in (proto, converted))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    expected, actual_stock = (stock(m.SerializeToString(), {"x": x})[0] for m in (proto, converted))
+    np.testing.assert_allclose(actual_stock, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("opset", [13, 15, 18, 21, 23, 28])

@@ -52,12 +52,12 @@ def form(request: pytest.FixtureRequest) -> str:
 
 def test_weights_have_the_modules_names(form: str) -> None:
     """All except the module's own names; a layer that is used twice has a weight twice."""
-    found, graph = paths_of(form), onnx_io.load(model(form))
-    names = {found.name_value(name) for name, a in graph.initializers.items() if a.ndim == 2}
+    actual_paths, graph = paths_of(form), onnx_io.load(model(form))
+    names = {actual_paths.name_value(name) for name, a in graph.initializers.items() if a.ndim == 2}
     layers = [f"layers.{i}.{part}.weight" for i in range(2) for part in ("mlp.0", "mlp.2", "q")]
     assert names == {*layers, "twice.weight", "head.weight"}
-    assert bool(found.values) == form.endswith("folded")
-    modules = {found.find_module(node.name) for node in graph.nodes if node.op == "MatMul"}
+    assert bool(actual_paths.values) == form.endswith("folded")
+    modules = {actual_paths.find_module(node.name) for node in graph.nodes if node.op == "MatMul"}
     assert modules >= {name.removesuffix(".weight") for name in layers}
 
 
@@ -84,17 +84,17 @@ def test_an_adapter_of_one_export_is_that_of_another(tmp_path: Path) -> None:
 
 
 def test_patterns_of_what_is_trained(form: str) -> None:
-    graph, found = onnx_io.load(model(form)), paths_of(form)
+    graph, actual_paths = onnx_io.load(model(form)), paths_of(form)
 
     def trained(*patterns: str) -> list[str]:
-        return sorted({found.name_value(name) for name in match_parameters(graph, patterns)})
+        return sorted({actual_paths.name_value(name) for name in match_parameters(graph, patterns)})
 
     assert trained("layers.0.q.*", "head.weight") == ["head.weight", "layers.0.q.weight"]
     assert trained("*.mlp.*", "!*.bias", "!layers.1.*") == [
         "layers.0.mlp.0.weight", "layers.0.mlp.2.weight",
     ]  # fmt: skip
     assert len(match_parameters(graph, ["twice.weight"])) == 1
-    own = next(iter(found.values), "head.weight")
+    own = next(iter(actual_paths.values), "head.weight")
     assert match_parameters(graph, [own]) == [own]
     with pytest.raises(NameNotFoundError, match=r"nearest: 'layers\.0\.q\.weight'"):
         match_parameters(graph, ["layers.0.q.wait"])
@@ -103,14 +103,14 @@ def test_patterns_of_what_is_trained(form: str) -> None:
 
 
 def test_sparse_updates(form: str) -> None:
-    graph, found = name_nodes(onnx_io.load(model(form))), paths_of(form)
+    graph, actual_paths = name_nodes(onnx_io.load(model(form))), paths_of(form)
     update = SparseUpdate(layers=["layers.1.mlp.*"], channels={"layers.0.mlp.2.weight": 0.5})
     made = sparse.choose(graph, update)
-    assert sorted(map(found.name_value, made.trained)) == [
+    assert sorted(map(actual_paths.name_value, made.trained)) == [
         "layers.0.mlp.2.weight", "layers.1.mlp.0.bias", "layers.1.mlp.0.weight",
         "layers.1.mlp.2.bias", "layers.1.mlp.2.weight",
     ]  # fmt: skip
-    assert [(found.name_value(n), count) for n, (_, count) in made.parts.items()] == [
+    assert [(actual_paths.name_value(n), count) for n, (_, count) in made.parts.items()] == [
         ("layers.0.mlp.2.weight", 4)
     ]
 
@@ -119,7 +119,7 @@ def test_sparse_updates(form: str) -> None:
 def test_trainings_by_paths_keep_the_names_of_the_file(form: str, tmp_path: Path) -> None:
     """Groups of the optimizer and what is unfrozen go by paths; checkpoints and exported models
     have the names that the model has, and are told the paths again."""
-    found = paths_of(form)
+    actual_paths = paths_of(form)
     groups = [Group(["layers.0.mlp.0.*"], lr_scale=0.0)]
     trainer = Trainer.from_onnx(
         model(form), CrossEntropyLoss(), AdamW(0.05, groups=groups), folder=tmp_path / "run",
@@ -131,13 +131,13 @@ def test_trainings_by_paths_keep_the_names_of_the_file(form: str, tmp_path: Path
     before = {name: p.data.copy() for name, p in trainer.state.parameters}
     trainer.step(X, LABELS)
     moved = {n for n, p in trainer.state.parameters if not np.array_equal(p.data, before[n])}
-    still = {n for n in names if found.name_value(n).startswith("layers.0.mlp.0.")}
+    still = {n for n in names if actual_paths.name_value(n).startswith("layers.0.mlp.0.")}
     assert moved == {*names} - still
-    assert any(found.name_value(name) != name for name in still)
+    assert any(actual_paths.name_value(name) != name for name in still)
     trainer.export(tmp_path / "out.onnx")
     out = onnx_io.load(tmp_path / "out.onnx")
     assert {*names} <= {*out.initializers}
-    assert Paths.of(out.metadata).values == found.values
+    assert Paths.of(out.metadata).values == actual_paths.values
     schedule = {"layers.1.q.weight": 0, "layers.*": 1}
     history = trainer.fit((X, LABELS), epochs=2, batch_size=5, unfreeze=schedule, folder=None)
     assert len(history.rows) == 2
@@ -193,8 +193,8 @@ def keras(tmp_path: Path) -> Path:
 
 def test_names_of_tf2onnx(tmp_path: Path) -> None:
     graph = onnx_io.load(keras(tmp_path))
-    found = Paths.of(graph.metadata)
-    assert [found.name_value(name) for name in graph.initializers] == [
+    actual = Paths.of(graph.metadata)
+    assert [actual.name_value(name) for name in graph.initializers] == [
         "sequential.dense.kernel", "sequential.dense.bias", "sequential.dense_1.kernel",
     ]  # fmt: skip
     adapted = lora.adapt(keras(tmp_path), "dense_1$")
@@ -217,10 +217,10 @@ def test_a_weight_of_a_layer_that_is_called_twice(tmp_path: Path) -> None:
         [numpy_helper.from_array(a, n) for n, a in values.items()],
     )  # fmt: skip
     made = onnx_io.load(helper.make_model(graph, producer_name="pytorch", ir_version=8))
-    found = Paths.of(made.metadata)
-    assert [found.name_value(name) for name in values] == ["fc.weight", "fc.weight", "fc_2.weight"]
+    actual = Paths.of(made.metadata)
+    assert [actual.name_value(name) for name in values] == ["fc.weight", "fc.weight", "fc_2.weight"]
     assert match_parameters(made, ["fc.weight"]) == ["onnx::MatMul_0", "onnx::MatMul_1"]
-    assert found.find_module("/fc_1/MatMul") == "fc"
+    assert actual.find_module("/fc_1/MatMul") == "fc"
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '[{"a": 1}]', "7", '[{}, {"a": 3}]'])

@@ -128,16 +128,16 @@ def test_equal_parameters_that_were_stored_once_train_apart(tmp_path: Path) -> N
         other, floats(other), loss=LossType.MSELoss, artifact_directory=tmp_path, prefix="apart_"
     )
     x, target = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
-    found = []
+    actual = []
     for prefix in ("", "apart_"):
         state = CheckpointState.load_checkpoint(tmp_path / f"{prefix}checkpoint")
         for name, values in WEIGHTS.items():
             state.parameters[name].data = values
         Module(tmp_path / f"{prefix}training_model.onnx", state, threads=1)(x, target)
-        found.append({name: np.array(p.grad) for name, p in state.parameters})
-    assert found[0].keys() == found[1].keys() == WEIGHTS.keys()
-    for name, values in found[0].items():
-        np.testing.assert_allclose(values, found[1][name], atol=1e-6)
+        actual.append({name: np.array(p.grad) for name, p in state.parameters})
+    assert actual[0].keys() == actual[1].keys() == WEIGHTS.keys()
+    for name, values in actual[0].items():
+        np.testing.assert_allclose(values, actual[1][name], atol=1e-6)
 
 
 @pytest.mark.parametrize(

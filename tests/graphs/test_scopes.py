@@ -161,8 +161,8 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
 def test_names_that_may_be_read(name: str) -> None:
     proto, expected = GOOD[name]
     checker.check_model(proto)
-    (found,) = backend.prepare(proto).run([X, np.array(True)])
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    (outcome,) = backend.prepare(proto).run([X, np.array(True)])
+    np.testing.assert_allclose(outcome, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", BAD)

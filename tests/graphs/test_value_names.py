@@ -29,9 +29,9 @@ def losses(x: str, name: str, loss: str = "first") -> Graph:
 def check(graph: Graph) -> None:
     """The graph's two losses are right."""
     scores = np.linspace(-2.0, 3.0, 20, dtype=np.float32).reshape(4, 5)
-    found = run(graph, {next(iter(graph.inputs)): scores, "labels": LABELS}, threads=2)
+    outcome = run(graph, {next(iter(graph.inputs)): scores, "labels": LABELS}, threads=2)
     logs = np.log(np.exp(scores).sum(1)) - scores[np.arange(4), LABELS]
-    results = [found[name] for name in graph.outputs]
+    results = [outcome[name] for name in graph.outputs]
     np.testing.assert_allclose(results, [logs.sum(), logs.mean()], rtol=1e-5)
 
 

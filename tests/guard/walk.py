@@ -97,23 +97,23 @@ class Walk:
 
     def scratch(self, steps: Sequence[int]) -> set[tuple[str, int]]:
         """The places of what only serves as scratch, or belongs to one tile at a time."""
-        found = set()
+        distinct = set()
         for n in steps:
             for a in self.plan.steps[n].args:
                 if a.mode == "s" or a.thread:
                     b = self.plan.buffers[a.buffer]
-                    found.add((b.region, b.offset))
-        return found
+                    distinct.add((b.region, b.offset))
+        return distinct
 
     def operands(self, n: int) -> dict[tuple[str, int], int]:
         """The places in memory that step n is given, and the bytes of each."""
-        found: dict[tuple[str, int], int] = {}
+        actual: dict[tuple[str, int], int] = {}
         for a in self.plan.steps[n].args:
             if a.buffer >= 0:
                 b = self.plan.buffers[a.buffer]
                 key = (b.region, b.offset)
-                found[key] = max(found.get(key, 0), self.sizes[a.buffer])
-        return found
+                actual[key] = max(actual.get(key, 0), self.sizes[a.buffer])
+        return actual
 
     def at(self, key: tuple[str, int], size: int) -> np.ndarray:
         """The bytes of a place."""

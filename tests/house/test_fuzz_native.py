@@ -85,8 +85,8 @@ def test_the_loop_finds_a_fault_and_leaves_the_input(fault: str, tmp_path: Path)
 @pytest.mark.parametrize(("reader", "target"), EMULATED)
 def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -> None:
     """Inputs that took a new path here give the same answers on ARM with 32 and 64 bits."""
-    platform, found = resolve(target), find_emulator(target)
-    assert found is not None
+    platform, emulator = resolve(target), find_emulator(target)
+    assert emulator is not None
     is_model = reader == "checkpoint"
     folder = make_build_for(target, "mlp") if is_model else make_build("mlp")
     (tmp_path / "kept").mkdir()
@@ -102,6 +102,6 @@ def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -
         platform, tmp_path / "there", kind="executable", threads=False, compiler="zig",
         include=[folder, folder / "src", DRIVERS], defines={"_POSIX_C_SOURCE": "200809L"},
     )  # fmt: skip
-    there = found.run(program, *words)
+    there = emulator.run(program, *words)
     assert there.splitlines()[0] == here.stdout.splitlines()[0]
     assert len(inputs) > 20

@@ -89,15 +89,15 @@ def _walk(node: ast.AST, kind: str) -> Iterator[Import]:
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the product by its dotted name."""
-    found = {}
+    actual = {}
     for path in list_files("engine", "kernels", "graphs", "tools"):
         if path.is_relative_to(ALIAS):
-            found["edgegrad"] = path
+            actual["edgegrad"] = path
             continue
         parts = path.relative_to(ROOT).with_suffix("").parts
         parts = parts if parts[0] == "engine" else ("engine", *parts)
-        found[".".join(parts).removesuffix(".__init__")] = path
-    return found
+        actual[".".join(parts).removesuffix(".__init__")] = path
+    return actual
 
 
 def room_of(module: str) -> str:
@@ -119,9 +119,9 @@ def room_of(module: str) -> str:
 
 def inner(path: Path, *kinds: str) -> Iterator[tuple[str, int]]:
     """Modules of the product that a file imports; `a.b` of `from a import b` if it is one."""
-    found = [i for i in imports(path) if i.kind in kinds and i.name in modules()]
-    named = {(i.line, i.name) for i in found}
-    for i in found:  # `from package import module` does not read the package itself
+    actual_imports = [i for i in imports(path) if i.kind in kinds and i.name in modules()]
+    named = {(i.line, i.name) for i in actual_imports}
+    for i in actual_imports:  # `from package import module` does not read the package itself
         inside = any(line == i.line and n.startswith(i.name + ".") for line, n in named)
         if not inside:
             yield i.name, i.line

@@ -28,18 +28,18 @@ DEV = Path("tools/dev")  # which makes data of the product, and is in no wheel
 
 def folders(root: Path) -> dict[str, str]:
     """Return every package folder of the sources that wheels have, and where a wheel has it."""
-    found = {}
+    actual = {}
     for top, place in TOP.items():
         for path in sorted((root / top).rglob("__init__.py")):
             folder = path.parent.relative_to(root / top)
             if (Path(top) / folder).is_relative_to(DEV):
                 continue
             if path.is_relative_to(root / SECOND):
-                found[(Path(top) / folder).as_posix()] = folder.relative_to("alias").as_posix()
+                actual[(Path(top) / folder).as_posix()] = folder.relative_to("alias").as_posix()
                 continue
             if not any((root / top / part).is_symlink() for part in [*folder.parents, folder][:-1]):
-                found[(Path(top) / folder).as_posix()] = (Path(place) / folder).as_posix()
-    return found
+                actual[(Path(top) / folder).as_posix()] = (Path(place) / folder).as_posix()
+    return actual
 
 
 def run(arguments: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -185,8 +185,8 @@ def test_an_installed_wheel_measures_without_the_checkout(site: Path, tmp_path: 
     command = f"import sys; sys.path.insert(0, {str(site)!r}); from engine.tools import cli; "
     command += "sys.exit(cli.main(sys.argv[1:]))"
     words = ["mlp", "--threads", "1", "--batch", "2", "--time", "0.01", "--json"]
-    found = json.loads(python(tmp_path, "-c", command, "bench", *words))
-    assert [row["failed"] for row in found["rows"]] == [""]
+    data = json.loads(python(tmp_path, "-c", command, "bench", *words))
+    assert [row["failed"] for row in data["rows"]] == [""]
     golden = GOLDENS / "mlp"
     words = [str(golden), "--threads", "1", "--repeats", "1", "--json"]
     assert json.loads(python(tmp_path, "-c", command, "profile", *words))["steps"]

@@ -35,9 +35,9 @@ def public_classes() -> dict[str, type]:
             continue  # import packages that warn
         module = import_module(name)
         for each in getattr(module, "__all__", ()):
-            found = getattr(module, each)
-            if inspect.isclass(found) and found.__module__.startswith("engine."):
-                classes[f"{name}.{each}"] = found
+            value = getattr(module, each)
+            if inspect.isclass(value) and value.__module__.startswith("engine."):
+                classes[f"{name}.{each}"] = value
     return classes
 
 

@@ -78,12 +78,15 @@ def test_a_wheel_has_the_libraries_of_its_platform_alone(
     libraries = [p for n, p in shipped.items() if not n.endswith((".json", ".keys"))]
     assert {p.stem for p in libraries} == {level.name for level in platform.list_levels()} != set()
     for library in libraries:
-        found = binary.read(library)
-        assert (found.form, found.machine) == (FORMS[platform.system], platform.arch)
-        assert "edgegrad_shipped" in {symbol.lstrip("_") for symbol in found.exports}
+        actual_content = binary.read(library)
+        assert (actual_content.form, actual_content.machine) == (
+            FORMS[platform.system],
+            platform.arch,
+        )
+        assert "edgegrad_shipped" in {symbol.lstrip("_") for symbol in actual_content.exports}
         if platform.system == "linux":  # so that glibc's and musl's loaders take it, of any age
-            assert not found.needs
-            assert not found.libraries
+            assert not actual_content.needs
+            assert not actual_content.libraries
 
 
 @pytest.mark.parametrize("name", ["linux-aarch64", "macos-arm64", "windows-x86_64"])
@@ -127,8 +130,10 @@ def test_models_train_with_numpy_alone(installed: Wheels) -> None:
     assert {cpu.level for cpu in chosen} >= {"x86-64-v2", "x86-64-v3"}
     for model in installed.models:
         for cpu in chosen:
-            found = installed.run_shipped(model, cpu)
-            assert compare(found, installed.run_compiled(model, cpu), cpu.level) == "equal", cpu
+            actual_shipped = installed.run_shipped(model, cpu)
+            assert (
+                compare(actual_shipped, installed.run_compiled(model, cpu), cpu.level) == "equal"
+            ), cpu
 
 
 @needs_qemu
@@ -137,11 +142,13 @@ def test_models_train_with_numpy_alone_on_arm(installed: Wheels) -> None:
     """The results are the same on every CPU, and equal other CPUs' within rounding."""
     first, *others = (cpu for cpu in wheel_runs.list_cpus() if cpu.arch == "aarch64")
     for model in installed.models:
-        found = installed.run_shipped(model, first)
+        actual_shipped = installed.run_shipped(model, first)
         here = installed.run_shipped(model, wheel_runs.list_cpus()[0])
-        np.testing.assert_allclose(found["losses"], here["losses"], rtol=1e-5)
+        np.testing.assert_allclose(actual_shipped["losses"], here["losses"], rtol=1e-5)
         for cpu in others:
-            assert compare(installed.run_shipped(model, cpu), found, cpu.level) == "equal", cpu
+            assert (
+                compare(installed.run_shipped(model, cpu), actual_shipped, cpu.level) == "equal"
+            ), cpu
 
 
 def alone(installed: Wheels, shipped: Path, tmp_path: Path) -> str:
@@ -250,8 +257,8 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
     windows = find_emulator("windows-x86_64")
     assert windows is not None
     windows.run(exe, *(str(tmp_path / n) for n in (f"shipped/{level}.dll", "job", "result")))
-    found = np.frombuffer((tmp_path / "result").read_bytes(), np.uint8)
+    array = np.frombuffer((tmp_path / "result").read_bytes(), np.uint8)
     begin = sum(regions[r].nbytes for r in REGIONS[: REGIONS.index("io")])
     for name, expected in program.outputs.items():
-        raw = found[begin + ports[name].offset :][: expected.nbytes]
+        raw = array[begin + ports[name].offset :][: expected.nbytes]
         np.testing.assert_array_equal(raw.view(np.float32).reshape(expected.shape), expected)

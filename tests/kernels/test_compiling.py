@@ -58,9 +58,9 @@ class Watched:
         start, compile_kernel = workers.start_processes, load.compile_kernel
 
         def started(count: int) -> list[workers.Process]:
-            found = start(count)
-            self.processes += found
-            return found
+            actual_started = start(count)
+            self.processes += actual_started
+            return actual_started
 
         def compiled(spec: KernelSpec, target: Target, **options: Any) -> bytes:
             self.here.append(spec)
@@ -138,22 +138,24 @@ def test_many_kernels_are_compiled_side_by_side_once(
         pytest.skip("needs Linux")
     here = SimpleNamespace(platform=system, executable=sys.executable, path=sys.path)
     monkeypatch.setattr(workers, "sys", here)
-    found = objects(*SMALL)
-    assert list(found) == [spec.symbol for spec in SMALL]
-    assert all(code[:4] == b"\x7fELF" or sys.platform != "linux" for code in found.values())
+    actual_objects = objects(*SMALL)
+    assert list(actual_objects) == [spec.symbol for spec in SMALL]
+    assert all(
+        code[:4] == b"\x7fELF" or sys.platform != "linux" for code in actual_objects.values()
+    )
     assert (len(watched.processes), watched.here) == (2, [])
     assert len({process.program.pid for process in watched.processes}) == programs
     assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
     workers.stop()
-    assert objects(*SMALL) == found
+    assert objects(*SMALL) == actual_objects
     assert len(watched.processes) == 2
 
 
 def test_processes_make_what_is_made_here(watched: Watched) -> None:
-    found = load.get_codes(SMALL, detect_host(), load.SMALL_BITCODE)
+    codes = load.get_codes(SMALL, detect_host(), load.SMALL_BITCODE)
     assert (len(watched.processes), watched.here) == (2, [])
     for spec in SMALL[:2]:
-        assert load.compile_kernel(spec, detect_host(), small=True) == found[spec.symbol]
+        assert load.compile_kernel(spec, detect_host(), small=True) == codes[spec.symbol]
 
 
 def test_few_kernels_are_compiled_here(watched: Watched) -> None:

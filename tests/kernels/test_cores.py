@@ -72,7 +72,7 @@ def test_counts_of_small_batches_go_on_as_a_line() -> None:
 def test_blocks_cost_by_kernel_what_they_take_as_often_as_they_run() -> None:
     """64 multiply-adds on 16 registers, two a cycle; and a block whose code is not known."""
     lines = [f"fmla v{i % 16}.4s, v30.4s, v31.4s" for i in range(64)]
-    found = list_costs({(0, 65): 1000, (4096, 5): 10}, code(*lines, "b.ne 0"))
-    assert found["kernel"].instructions == 65_000
-    assert 32_000 <= found["kernel"].cycles < 35_000
-    assert found[""].instructions == 50
+    costs = list_costs({(0, 65): 1000, (4096, 5): 10}, code(*lines, "b.ne 0"))
+    assert costs["kernel"].instructions == 65_000
+    assert 32_000 <= costs["kernel"].cycles < 35_000
+    assert costs[""].instructions == 50

@@ -96,12 +96,12 @@ def test_a_faster_machine_takes_less(threads: int) -> None:
         build_mobilenet_v2(shape), {"x": (2, *shape)}, target=detect_host(), threads=threads
     )
     usual = get_nominal(threads)
-    found = predict_steps(plan)
-    assert found == predict_steps(plan, usual)
-    assert all(math.isfinite(t) and t > 0 for t in found)
+    steps = predict_steps(plan)
+    assert steps == predict_steps(plan, usual)
+    assert all(math.isfinite(t) and t > 0 for t in steps)
     streams = tuple((size, 2 * speed) for size, speed in usual.streams)
     faster = predict_steps(plan, Roofline(threads, 2 * usual.flops, streams))
-    assert all(a < b for a, b in zip(faster, found, strict=True))
+    assert all(a < b for a, b in zip(faster, steps, strict=True))
     calls = list_tasks(plan)
     assert len(calls) == len(plan.steps)
-    assert found == predict_seconds([*calls, *calls], threads)[len(calls) :]  # runs again and again
+    assert steps == predict_seconds([*calls, *calls], threads)[len(calls) :]  # runs again and again

@@ -102,13 +102,13 @@ class Watched:
         self._inner, self._told = inner, told
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        value = getattr(self._inner, name)
         if name not in self._told:
-            return found
+            return value
 
         def method(*args: Any, **more: Any) -> Any:
             self._told[name](*args, **more)
-            return found(*args, **more)
+            return value(*args, **more)
 
         return method
 
@@ -126,10 +126,10 @@ def recording() -> Iterator[Record]:
 
 def symbolic(graph: Graph) -> Graph:
     """The graph with inputs of unknown shapes, as it is differentiated."""
-    found = graph.copy()
-    for name, t in found.inputs.items():
-        found.inputs[name] = t.but([f"{name}_{axis}" for axis in range(t.rank)])
-    return found
+    actual = graph.copy()
+    for name, t in actual.inputs.items():
+        actual.inputs[name] = t.but([f"{name}_{axis}" for axis in range(t.rank)])
+    return actual
 
 
 @functools.cache

@@ -35,9 +35,9 @@ def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
     seen.add(id(function))
     used = [cell.cell_contents for cell in function.__closure__ or ()]
     used += [v for n, v in function.__globals__.items() if n in function.__code__.co_names]
-    found = {value.name for value in used if isinstance(value, Native)}
+    names = {value.name for value in used if isinstance(value, Native)}
     called = (value for value in used if hasattr(value, "__kernel_inline__"))
-    return found.union(*(natives(value, seen) for value in called))
+    return names.union(*(natives(value, seen) for value in called))
 
 
 def test_every_kernel_that_multiplies_counts_it() -> None:
@@ -46,13 +46,13 @@ def test_every_kernel_that_multiplies_counts_it() -> None:
     specs = {spec.template: spec for spec in ship.list_kernels()}
     mixed = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "f32", 0, 0))
     specs[mixed.template] = mixed  # no wheel has it
-    found = {
+    names = {
         name
         for name, spec in specs.items()
         if natives(list_templates()[name].build(detect_host(), *spec.params), set()) & multiplies
     }
     declared = {name for name, template in list_templates().items() if template.multiply_adds}
-    assert found == declared
+    assert names == declared
 
 
 @pytest.mark.parametrize(("causal", "pairs"), [(0, 128 * 128), (1, 128 * 129 // 2)])
@@ -168,12 +168,12 @@ def test_what_a_group_has_just_written_is_near() -> None:
     plan = make_plan(
         build_mobilenet_v2((3, 96, 96)), {"x": (2, 3, 96, 96)}, target=detect_host(), threads=2
     )
-    found = measure_work(plan)
-    grouped = [w for s, w in zip(plan.steps, found, strict=True) if s.tiles]
+    work = measure_work(plan)
+    grouped = [w for s, w in zip(plan.steps, work, strict=True) if s.tiles]
     near = [w for w in grouped if len(w.moves) == 2]
     assert near
     for step in near:
         nbytes, close = step.moves[1]
         assert close < nbytes
-    whole = [w for s, w in zip(plan.steps, found, strict=True) if not s.tiles]
+    whole = [w for s, w in zip(plan.steps, work, strict=True) if not s.tiles]
     assert all(len(w.moves) <= 1 for w in whole)

@@ -162,12 +162,12 @@ def test_builtins_mean_what_python_means(call: Callable[..., None]) -> None:
     low, high, cut = np.empty_like(X), np.empty_like(X), np.empty(len(X), np.int64)
     call(python_builtins, "f64", X, Y, low, high, cut, len(X))
     pairs = list(zip(X.tolist(), Y.tolist(), strict=True))
-    for found, expected in [
+    for actual, expected in [
         (low, [min(x, y, 4.0) for x, y in pairs]),
         (high, [max(x, y, -4.0) for x, y in pairs]),
     ]:
-        np.testing.assert_array_equal(found, expected)
-        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+        np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
     assert cut.tolist() == [-1 if y != y else int(abs(y)) for _, y in pairs]
 
 

@@ -185,15 +185,15 @@ def test_a_forged_plan_beside_artifacts_is_not_run(
 
 def forge_prepared(path: Path) -> None:
     """Write another number into the first product of every prepared plan, and all digests anew."""
-    found = plan_cache.Prepared(os.fspath(path))
-    assert found.made is not None
+    prepared = plan_cache.Prepared(os.fspath(path))
+    assert prepared.made is not None
     records = {}
-    for name in found.list_names():
-        record = found.get(name)
+    for name in prepared.list_names():
+        record = prepared.get(name)
         assert record is not None
         if record.startswith(plan_file.MAGIC):
             (plan,) = PlanReader(Tables(record)).read_plans()
             at = next(n for n, s in enumerate(plan.steps) if s.kernel.startswith("gemm"))
             record = plan_file.to_bytes([numbered(plan, at, 2, 1000)], plan.target)
         records[name] = record
-    plan_cache.write_prepared(os.fspath(path), found.made, records)
+    plan_cache.write_prepared(os.fspath(path), prepared.made, records)

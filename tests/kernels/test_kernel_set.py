@@ -102,8 +102,8 @@ TELLING = ("Gelu", "Where", "Cast", "ReduceL2", "LeakyReluGrad", "ReduceLogSumEx
 def test_closed_plans_compute_the_same(case: Case) -> None:
     one = OneNode(case)
     expected = run(one.graph.copy(), one.inputs, threads=2)
-    for name, found in run(one.graph.copy(), one.inputs, threads=2, closed=True).items():
-        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-5)
+    for name, items in run(one.graph.copy(), one.inputs, threads=2, closed=True).items():
+        np.testing.assert_allclose(items, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_every_function_of_floats_is_an_instruction() -> None:
@@ -122,9 +122,9 @@ def test_registers_are_given_back() -> None:
     chain = ("in", 0)
     for _ in range(20):
         chain = ("add", ("exp", chain), ("in", 1))  # type: ignore[assignment]  # it grows
-    found = encode(Formulas.of(chain), [("f32", 1), ("f32", 0)], ["f32"])
-    assert found is not None
-    domain, words, registers = found
+    encoded = encode(Formulas.of(chain), [("f32", 1), ("f32", 0)], ["f32"])
+    assert encoded is not None
+    domain, words, registers = encoded
     assert (domain, registers) == ("real", 2)
     assert len(words) == 2 + 40 + 1  # instructions
     half = encode(Formulas.of(expression.parse("x + x", ("x",))), [("f16", 1)], ["f16"])

@@ -76,9 +76,9 @@ def build(target: Platform, folder: Path, kind: str = "shared", **options: Any) 
 
 @pytest.mark.parametrize("name", ["native", *TARGETS, *ALIASES])
 def test_every_name_resolves(name: str) -> None:
-    found = resolve(name)
-    assert found.target.lanes(4) >= 4
-    assert "x" in found.file_name("shared", "x")
+    resolved = resolve(name)
+    assert resolved.target.lanes(4) >= 4
+    assert "x" in resolved.file_name("shared", "x")
 
 
 def test_raspberries_are_tuned_for_their_cores() -> None:
@@ -87,8 +87,8 @@ def test_raspberries_are_tuned_for_their_cores() -> None:
 
 
 def test_cpu_and_features_replace_the_rows() -> None:
-    found = resolve("raspberrypi4", cpu="cortex-a76", features="+dotprod").target
-    assert (found.cpu, found.features) == ("cortex-a76", "+dotprod")
+    actual_target = resolve("raspberrypi4", cpu="cortex-a76", features="+dotprod").target
+    assert (actual_target.cpu, actual_target.features) == ("cortex-a76", "+dotprod")
     assert resolve(triple="x86_64-unknown-linux-gnu", features="+avx2,+fma").target.vector == 32
     assert resolve(triple="aarch64-unknown-linux-gnu").target.by_lane
     assert resolve(triple="armv7-unknown-linux-gnueabihf").target.features == "+neon,+vfp4"
@@ -183,10 +183,10 @@ def test_without_its_c_library_a_target_has_freestanding_archives(
     extract = [sys.executable, "-m", "ziglang", "ar", "x", made.name]
     subprocess.run(extract, cwd=tmp_path, check=True)
     for member in ("kernels0.o", "lib.o"):
-        found = binary.read(tmp_path / member)
-        assert (found.form, found.machine) == (platform.form, "aarch64")
-        assert found.system == ("ios" if platform.system == "ios" else "")
-        assert found.oldest == OLDEST.get(name, "")
+        content = binary.read(tmp_path / member)
+        assert (content.form, content.machine) == (platform.form, "aarch64")
+        assert content.system == ("ios" if platform.system == "ios" else "")
+        assert content.oldest == OLDEST.get(name, "")
 
 
 def test_a_triple_names_its_system() -> None:
@@ -201,8 +201,8 @@ def test_a_triple_names_its_system() -> None:
         "wasm32-wasip1": ("wasi", "wasm32-wasi"),
     }
     for triple, expected in systems.items():
-        found = resolve(triple=triple)
-        assert (found.system, found.zig) == expected
+        resolved = resolve(triple=triple)
+        assert (resolved.system, resolved.zig) == expected
     assert (
         "iphoneos clang -target arm64-apple-ios15.2" in resolve(triple="arm64-apple-ios15.2").cc[0]
     )

@@ -57,8 +57,8 @@ def test_values_are_read_to_their_places(tmp_path: Path) -> None:
     needed, other = peak(lambda: CheckpointState.from_bytes(data))
     assert needed < 1.1 * 3 * size
     assert other.to_bytes(True) == data
-    needed, found = peak(lambda: storage.holds_values(tmp_path / "checkpoint"))
-    assert found
+    needed, actual = peak(lambda: storage.holds_values(tmp_path / "checkpoint"))
+    assert actual
     assert needed < MIB
     needed, _ = peak(lambda: CheckpointState.save_checkpoint(state, tmp_path / "again", True))
     assert needed < MIB

@@ -56,8 +56,8 @@ def test_a_warm_start_loads_no_compiler(tmp_path: Path) -> None:
 
 @needs_plain
 def test_linked_objects_run() -> None:
-    found = objects.link({SUM.symbol: get_object(SUM, detect_host())})
-    assert ctypes.c_ubyte.from_address(found[SUM.symbol]).value  # an instruction
+    linked = objects.link({SUM.symbol: get_object(SUM, detect_host())})
+    assert ctypes.c_ubyte.from_address(linked[SUM.symbol]).value  # an instruction
     with pytest.raises(EngineError, match="other: not found in its own object"):
         objects.link({"other": get_object(SUM, detect_host())})
 
@@ -119,13 +119,13 @@ ODD = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 
 
 def changed(rng: random.Random, code: bytes) -> bytes:
     """An object with a few fields set to what they are not, or cut short."""
-    found = bytearray(code)
+    actual = bytearray(code)
     for _ in range(rng.randint(1, 3)):
-        size, at = rng.choice((1, 2, 4, 8)), rng.randrange(len(found) - 8)
-        near = int.from_bytes(found[at : at + size], "little") + rng.randint(-9, 9)
+        size, at = rng.choice((1, 2, 4, 8)), rng.randrange(len(actual) - 8)
+        near = int.from_bytes(actual[at : at + size], "little") + rng.randint(-9, 9)
         value = rng.choice((rng.choice(ODD), near, len(code), rng.getrandbits(8 * size)))
-        found[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
-    return bytes(found[: rng.randrange(len(found))] if rng.random() < 0.05 else found)
+        actual[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
+    return bytes(actual[: rng.randrange(len(actual))] if rng.random() < 0.05 else actual)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -162,12 +162,12 @@ def test_damaged_objects_are_linked_into_their_own_pages_or_not_at_all(
     code, rng, kinds = get_object(SUM, detect_host()), random.Random(15), Counter[str]()
     for _ in range(3000):
         try:
-            found = objects.link({SUM.symbol: changed(rng, code)})
+            linked = objects.link({SUM.symbol: changed(rng, code)})
         except EngineError as error:
             kinds[type(error).__name__] += 1
             continue
-        kinds[str(len(found))] += 1
-        assert all(0 <= at < written[0][1] for at in found.values())
+        kinds[str(len(linked))] += 1
+        assert all(0 <= at < written[0][1] for at in linked.values())
         objects._pages.clear()
     assert min(kinds[kind] for kind in ("EngineError", "0", "1")) > 20
 

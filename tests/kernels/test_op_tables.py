@@ -53,8 +53,8 @@ def names_in(node: ast.AST) -> frozenset[str]:
         elements = [key for key in node.keys if key is not None]
     elif isinstance(node, ast.Set | ast.Tuple | ast.List):
         elements = node.elts
-    found = [e for x in elements for e in (x.elts if isinstance(x, ast.Tuple) else [x])]
-    return NAMES & {e.value for e in found if isinstance(e, ast.Constant)}
+    actual = [e for x in elements for e in (x.elts if isinstance(x, ast.Tuple) else [x])]
+    return NAMES & {e.value for e in actual if isinstance(e, ast.Constant)}
 
 
 def tables(source: str) -> Iterator[str]:
@@ -70,13 +70,13 @@ def tables(source: str) -> Iterator[str]:
 
 def test_no_table_of_ops_is_new() -> None:
     """A fact about ops belongs to their declarations, as a field of `Op`; a pattern goes above."""
-    found = set()
+    distinct = set()
     for folder in ("engine", "graphs", "kernels", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             name = path.relative_to(ROOT).as_posix()
             if path.resolve() == path and not name.startswith(FAMILIES):
-                found |= {f"{name}: {table}" for table in tables(path.read_text("utf-8"))}
-    assert found == PATTERNS.keys()
+                distinct |= {f"{name}: {table}" for table in tables(path.read_text("utf-8"))}
+    assert distinct == PATTERNS.keys()
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def test_a_deep_product_has_the_bits_of_one_thread(
     size: dict[str, Any] = {"m": 110, "n": 600, "k": 2 * 2 * target.kc + 5}
     alone = Product(target, stored, **size).assert_right()
     for threads in (2, 5):
-        found = Product(target, stored, **size, threads=threads).run()
-        np.testing.assert_array_equal(found.view(np.uint8), alone.view(np.uint8))
+        outcome = Product(target, stored, **size, threads=threads).run()
+        np.testing.assert_array_equal(outcome.view(np.uint8), alone.view(np.uint8))
 
 
 @pytest.mark.parametrize("target", targets(), ids=ids)
@@ -208,8 +208,8 @@ def test_factors_follow_from_the_features() -> None:
 def dots(code: bytes, arch: str) -> int:
     """Count the instructions of an object that sum products of pairs of bf16."""
     if arch == "x86_64":  # vdpbf16ps: EVEX, map 0F38, prefix F3, opcode 52
-        found = re.findall(rb"\x62(.)(.).\x52", code, re.DOTALL)
-        return sum(p[0] & 7 == 2 and q[0] & 0x87 == 6 for p, q in found)
+        matches = re.findall(rb"\x62(.)(.).\x52", code, re.DOTALL)
+        return sum(p[0] & 7 == 2 and q[0] & 0x87 == 6 for p, q in matches)
     words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
     by_vector, by_lane = words & 0xFFE0FC00 == 0x6E40FC00, words & 0xFFC0F400 == 0x4F40F000
     return int((by_vector | by_lane).sum())

@@ -50,19 +50,19 @@ def test_gradients_tell_whose_they_are(op: Op) -> None:
 @functools.cache
 def met() -> frozenset[tuple[str, str]]:
     """Ops that the case rows meet: as given, in the backward graph, and after all passes."""
-    found = set()
+    distinct = set()
     for case in list_cases():
         one = OneNode(case, double=bool(case.grad))
         graph = one.graph.copy()
-        found |= {(n.domain, n.op) for n in graph.nodes}
+        distinct |= {(n.domain, n.op) for n in graph.nodes}
         if case.grad:
             graph, _ = backward_of(one)
-            found |= {(n.domain, n.op) for n in graph.nodes}
+            distinct |= {(n.domain, n.op) for n in graph.nodes}
         work = PassState(graph)
         for step in PASSES:
             step.run(work)
-        found |= {(n.domain, n.op) for n in work.graph.nodes}
-    return frozenset(found)
+        distinct |= {(n.domain, n.op) for n in work.graph.nodes}
+    return frozenset(distinct)
 
 
 def test_every_op_is_met_by_a_case() -> None:

@@ -25,8 +25,8 @@ def patterns() -> Array:
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     lower = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint32)
-    found: Array = np.concatenate([(upper[:, None] | lower).ravel(), drawn]).view(np.float32)
-    return found
+    actual: Array = np.concatenate([(upper[:, None] | lower).ravel(), drawn]).view(np.float32)
+    return actual
 
 
 def convert(target: Target, x: Array, S: str, T: str) -> Array:

@@ -80,8 +80,8 @@ def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {name for level in LEVELS[:3] for name in level.needs | level.also}
 
     def chosen(lacking: str) -> list[str]:
-        found = {name: name not in lacking.split() for name in known}
-        monkeypatch.setattr(levels, "list_features", lambda: found)
+        actual = {name: name not in lacking.split() for name in known}
+        monkeypatch.setattr(levels, "list_features", lambda: actual)
         return [level.name for level in levels.list_levels()]
 
     assert chosen("") == ["x86-64-v4", "x86-64-v3", "x86-64-v2"]
@@ -134,24 +134,24 @@ def test_a_library_needs_no_other(level: levels.Level, tmp_path: Path) -> None:
 def test_shipped_kernels_compute_what_compiled_ones_do(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {}
+    actual = {}
     for mode in ("shipped", "auto"):
         monkeypatch.setenv("EDGEGRAD_KERNELS", mode)
-        found[mode], module = trained(name)
+        actual[mode], module = trained(name)
         assert module.session.memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
         assert module.session.memory.kernels.name in str(module.plan(*_shapes(name)))
     compiled = source.KernelSet("compiled for the level", HERE[0].make_target())
     monkeypatch.setattr(source, "choose_current", lambda *_: compiled)
-    assert found["shipped"] == found["auto"] == trained(name)[0]
+    assert actual["shipped"] == actual["auto"] == trained(name)[0]
 
 
 @pytest.mark.usefixtures("here")
 def test_a_profile_needs_shipped_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
     trace = np.load(GOLDENS / "mlp" / "trace.npz")
-    found = trained("mlp")[1].profile(trace["x"][0], trace["y"][0], repeats=1)
-    assert found.total.seconds > 0
-    assert found.roofline.flops > 0
+    profile = trained("mlp")[1].profile(trace["x"][0], trace["y"][0], repeats=1)
+    assert profile.total.seconds > 0
+    assert profile.roofline.flops > 0
 
 
 def _shapes(name: str) -> list[tuple[int, ...]]:
@@ -261,10 +261,10 @@ def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("here")
 def test_a_plan_that_passes_something_else_is_refused() -> None:
     spec = next(k for k in zoo.list_kernels(zoo.of_golden(GOLDENS / "mlp")) if k.template == "gemm")
-    found = shipped.open_shipment()
-    assert found is not None
+    shipment = shipped.open_shipment()
+    assert shipment is not None
     with pytest.raises(PlanError, match="the plan is of another version"):
-        found.find_numbers([Kernel(spec, ("f32*", "i64"))])
+        shipment.find_numbers([Kernel(spec, ("f32*", "i64"))])
 
 
 # --- what can be wrong

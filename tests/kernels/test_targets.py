@@ -49,17 +49,17 @@ def in_turn() -> list[Any]:
 def sliding() -> list[Any]:
     """Convolutions whose kernels slide over pixels, on the plainer targets."""
     rows = [c for c in list_cases() if c.op == "Conv"]
-    found = []
+    actual = []
     for case in rows:
         most, least = sorted(OneNode(case).inputs["x1"].shape[:2], reverse=True)
         groups = case.attrs.get("group", 1)
         if least == 1 < groups or is_few(most, least, groups):
-            found.append(case)
+            actual.append(case)
     return [
         pytest.param(
             case, target, id=f"{case.id}-{target}", marks=[pytest.mark.whole] if i % 3 else []
         )
-        for i, case in enumerate(found)
+        for i, case in enumerate(actual)
         for target in list_runnable()
     ]
 
@@ -80,27 +80,27 @@ def _agree(graph: Graph, one: OneNode, target: str) -> None:
     """The outputs of a graph on a target, on three threads, are those on this machine's own."""
     case = one.case
     expected = run(graph, one.inputs)
-    found = run(graph, one.inputs, target=list_runnable()[target], threads=3)
+    outcome = run(graph, one.inputs, target=list_runnable()[target], threads=3)
     for name, want in expected.items():
         if want.dtype.kind == "f":
             scale = np.max(np.abs(want[np.isfinite(want)]), initial=1.0)
             np.testing.assert_allclose(
-                found[name], want, rtol=0, atol=2 * case.tol * scale, equal_nan=True
+                outcome[name], want, rtol=0, atol=2 * case.tol * scale, equal_nan=True
             )
         else:
-            np.testing.assert_array_equal(found[name], want)
+            np.testing.assert_array_equal(outcome[name], want)
 
 
 @functools.cache
 def kernels_of(target: Target) -> list[KernelSpec]:
     """One kernel spec a template, from the plans of the first cases."""
-    found: dict[str, KernelSpec] = {}
+    actual: dict[str, KernelSpec] = {}
     for case in first_of_each_op():
         one = OneNode(case)
         plan = make_plan(one.graph, {}, target=target, threads=2)
         for spec in plan.specs:
-            found.setdefault(spec.template, spec)
-    return list(found.values())
+            actual.setdefault(spec.template, spec)
+    return list(actual.values())
 
 
 def quarters() -> list[Any]:

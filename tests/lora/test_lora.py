@@ -52,15 +52,15 @@ def run(path: Path, feeds: Mapping[str, Array]) -> Array:
 
 def with_values(path: Path, out: Path, scale: float = 1.0) -> dict[str, Array]:
     """Give the matrices B of a model random values; returns all parameters of its adapters."""
-    model, found = onnx.load(path), {}
+    model, actual = onnx.load(path), {}
     for tensor in model.graph.initializer:
         if ".lora_B." in tensor.name:
             shape = tuple(tensor.dims)
             tensor.CopyFrom(numpy_helper.from_array(scale * draw(*shape, seed=7), tensor.name))
         if ".lora_" in tensor.name:
-            found[tensor.name] = numpy_helper.to_array(tensor)
+            actual[tensor.name] = numpy_helper.to_array(tensor)
     onnx.save(model, out)
-    return found
+    return actual
 
 
 # --- as PyTorch trains
@@ -78,8 +78,8 @@ def test_a_language_model_learns_as_in_torch(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     first, last = (Adapter.load(LORA / f"{name}-{when}") for when in ("first", "last"))
     first.put(trainer)
-    found = [trainer.step(words, labels) for _ in range(10)]
-    assert found == pytest.approx(losses.tolist(), abs=1e-4)
+    results = [trainer.step(words, labels) for _ in range(10)]
+    assert results == pytest.approx(losses.tolist(), abs=1e-4)
     mine = Adapter.of(trainer)
     assert mine.tensors.keys() == last.tensors.keys()
     for key, value in last.tensors.items():
@@ -183,8 +183,8 @@ def test_the_scale_and_the_first_values_are_pefts(tmp_path: Path) -> None:
         lora.adapt(plain, Lora("fc", rank=4, alpha=3, rank_stabilised=stable, seed=5)).save(
             tmp_path / "a.onnx"
         )
-        found = with_values(tmp_path / "a.onnx", tmp_path / "b.onnx")
-        a, b = (found[f"fc.lora_{part}.weight"] for part in "AB")
+        actual_with_values = with_values(tmp_path / "a.onnx", tmp_path / "b.onnx")
+        a, b = (actual_with_values[f"fc.lora_{part}.weight"] for part in "AB")
         assert (a.shape, b.shape) == ((4, 6), (5, 4))
         assert np.abs(a).max() <= 6**-0.5
         assert np.abs(a).max() > 0.8 * 6**-0.5
@@ -205,9 +205,11 @@ def test_a_tied_weight_is_adapted_where_it_is_multiplied(tmp_path: Path) -> None
     assert [row.op for row in made.summary.left] == ["Gather"]
     assert "words  Gather, left unchanged: an embedding, whose rows are looked up" in str(made)
     made.save(tmp_path / "a.onnx")
-    found = with_values(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    actual_with_values = with_values(tmp_path / "a.onnx", tmp_path / "b.onnx")
     assert lora.merge(tmp_path / "b.onnx", tmp_path / "c.onnx") == []
-    delta = 2 * found["words.lora_B.weight"] @ found["words.lora_A.weight"]
+    delta = (
+        2 * actual_with_values["words.lora_B.weight"] @ actual_with_values["words.lora_A.weight"]
+    )
     expected = table[[3, 1]] @ (table + delta).T
     got = run(tmp_path / "c.onnx", {"x": np.array([3, 1], np.float32)})
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -350,11 +352,11 @@ def test_an_adapter_comes_back_from_its_file(trainer: Trainer, form: str, tmp_pa
     trainer.step(draw(4, 6), draw(4, 6, seed=1))
     saved = Adapter.of(trainer)
     saved.save(tmp_path / form)
-    found = Adapter.load(tmp_path / form)
-    assert found.rank == 2
-    assert found.alpha == (4 if form == "folder" else None)
+    loaded = Adapter.load(tmp_path / form)
+    assert loaded.rank == 2
+    assert loaded.alpha == (4 if form == "folder" else None)
     trainer.step(draw(4, 6), draw(4, 6, seed=1))
-    found.put(trainer)
+    loaded.put(trainer)
     for key, value in saved.tensors.items():
         np.testing.assert_array_equal(trainer.state.parameters[key].data, value)
     file = tmp_path / form

@@ -323,8 +323,8 @@ def test_old_opsets_are_converted_first(tmp_path: Path) -> None:
     proto.opset_import[0].version = 9
     generate_artifacts(proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
     assert load(tmp_path, "training_model").opset_import[0].version == 13
-    found = gradients(tmp_path, np.array([[1, 2]], F32), np.array([1], F32))
-    assert found["w"].tolist() == [4, 8]  # 2 (3 - 1) x
+    actual_gradients = gradients(tmp_path, np.array([[1, 2]], F32), np.array([1], F32))
+    assert actual_gradients["w"].tolist() == [4, 8]  # 2 (3 - 1) x
 
 
 def test_batch_normalization_and_dropout_infer_in_the_eval_model() -> None:
@@ -416,9 +416,9 @@ def check(folder: Path, loss: Any, x: Any, t: Any, expected: float, dx: Any) -> 
         bias(x.shape, np.zeros(x.shape)), ["w"], loss=loss, artifact_directory=folder
     )
     name = "target" if t.dtype == F32 else "labels"
-    found = evaluate(folder, {"x": x, name: t, "w": np.zeros(x.shape, F32)})[0]
-    assert found.shape == ()
-    assert found == pytest.approx(expected, rel=1e-5)
+    scores = evaluate(folder, {"x": x, name: t, "w": np.zeros(x.shape, F32)})[0]
+    assert scores.shape == ()
+    assert scores == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(gradients(folder, x, t)["w"], dx, rtol=1e-5, atol=1e-7)
 
 
@@ -495,8 +495,8 @@ def test_double_precision(tmp_path: Path) -> None:
     )
     assert seed.dtype == np.float64
     d = x + w - t
-    found = evaluate(tmp_path, {"x": x, "w": w, "target": t})[0]
-    assert found == pytest.approx((d**2).mean(), rel=1e-14)
+    scores = evaluate(tmp_path, {"x": x, "w": w, "target": t})[0]
+    assert scores == pytest.approx((d**2).mean(), rel=1e-14)
     np.testing.assert_allclose(gradients(tmp_path, x, t)["w"], 2 * d / d.size, rtol=1e-14)
 
 

@@ -229,8 +229,8 @@ def test_such_axes_are_right_at_run_time(m: int) -> None:
     names, _ = run(g, "w")
     g.outputs = [names["w"]]
     x = np.arange(15, dtype=F32).reshape(5, 3)
-    found = harness.run(g, {"x": x, "w": np.ones((m, 3), F32)})["w_grad"]
-    np.testing.assert_array_equal(found, x**2 if m == 5 else (x**2).sum(0, keepdims=True))
+    w_grad = harness.run(g, {"x": x, "w": np.ones((m, 3), F32)})["w_grad"]
+    np.testing.assert_array_equal(w_grad, x**2 if m == 5 else (x**2).sum(0, keepdims=True))
 
 
 def test_two_symbols_on_one_axis_are_never_taken_for_equal() -> None:

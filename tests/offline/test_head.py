@@ -75,15 +75,15 @@ def test_a_last_layer_of_another_size(name: str, classes: int, tmp_path: Path) -
 
 
 def test_the_weights_are_those_of_the_seed() -> None:
-    found = []
+    actual = []
     for seed in (1, 1, 2):
         model = graph("{ y = Gemm<transB=1>(x, w) }", w=np.zeros((6, 4)))
         replace_head(model, 5000, seed)
-        found.append(model.initializers["w"])
-    np.testing.assert_array_equal(found[0], found[1])
-    assert (found[0] != found[2]).any()
-    assert found[0].dtype == np.float32
-    assert found[0].std() == pytest.approx(np.sqrt(2 / 4), rel=0.02)
+        actual.append(model.initializers["w"])
+    np.testing.assert_array_equal(actual[0], actual[1])
+    assert (actual[0] != actual[2]).any()
+    assert actual[0].dtype == np.float32
+    assert actual[0].std() == pytest.approx(np.sqrt(2 / 4), rel=0.02)
 
 
 @pytest.mark.parametrize(

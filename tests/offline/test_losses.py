@@ -50,9 +50,9 @@ def test_values_and_gradients_are_torch_s(case: dict[str, Any], where: Any, tmp_
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     assert module.output_names() == ["loss"]
-    found = module(*inputs.values(), *targets)
-    assert found.shape == ()
-    assert found == pytest.approx(case["value"], rel=1e-12)
+    actual_module = module(*inputs.values(), *targets)
+    assert actual_module.shape == ()
+    assert actual_module == pytest.approx(case["value"], rel=1e-12)
     for n, expected in zip(inputs, case["gradients"], strict=True):
         grad = state.parameters[f"w{n}"].grad
         assert grad is not None

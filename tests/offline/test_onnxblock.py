@@ -109,8 +109,8 @@ def test_losses_on_a_forward_model(loss: str) -> None:
     onnx.checker.check_model(model, full_check=True)
     fed = batch(loss)
     assert values(model) == ["input-0", [*fed][1], output]
-    found = run(onnx_io.load(model), fed)[output]
-    assert found == pytest.approx(expected(loss, fed), rel=1e-5)
+    outcome = run(onnx_io.load(model), fed)[output]
+    assert outcome == pytest.approx(expected(loss, fed), rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -231,10 +231,10 @@ def test_checkpoints_fill_initializers(tmp_path: Path) -> None:
     onnxblock.save_checkpoint((tensors[:2], tensors[2:3]), tmp_path / "c")
     model = simple_net()
     onnxblock.load_checkpoint_to_model(tmp_path / "c", model)
-    found = [numpy_helper.to_array(t) for t in model.graph.initializer]
+    to_arrays = [numpy_helper.to_array(t) for t in model.graph.initializer]
     for i, seed in enumerate((1, 1, 1, 0)):
         given = numpy_helper.to_array(simple_net(seed).graph.initializer[i])
-        np.testing.assert_array_equal(found[i], given)
+        np.testing.assert_array_equal(to_arrays[i], given)
     onnxblock.save_checkpoint((tensors[:2], tensors[2:3]), tmp_path / "n", nominal_checkpoint=True)
     assert storage.read(tmp_path / "n").nominal
     with pytest.raises(CheckpointError, match="a nominal checkpoint holds no values"):
@@ -347,9 +347,9 @@ def test_two_outputs_of_different_ranks_have_a_loss_each(tmp_path: Path) -> None
     )
     model.graph.output.append(helper.make_tensor_value_info("flat", TensorProto.FLOAT, ["batch"]))
     artifacts.generate_artifacts(model, NAMES, loss=Both(), artifact_directory=tmp_path)
-    found = onnx.load(tmp_path / "eval_model.onnx")
-    assert values(found)[:3] == ["input-0", "target1", "target2"]
-    assert values(found)[-1] == "loss"
+    loaded = onnx.load(tmp_path / "eval_model.onnx")
+    assert values(loaded)[:3] == ["input-0", "target1", "target2"]
+    assert values(loaded)[-1] == "loss"
 
 
 def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,9 +458,9 @@ def check_block(build: Any, reference: Any, x: np.ndarray) -> None:
         accessor.model.graph.input.append(helper.make_tensor_value_info("x", kind, x.shape))
         model = Model()
         y = model()
-    found = run(onnx_io.load(model.to_model_proto()), {"x": x})[y]
-    assert found.dtype == np.asarray(reference).dtype
-    np.testing.assert_allclose(found, reference, rtol=1e-6)
+    outcome = run(onnx_io.load(model.to_model_proto()), {"x": x})[y]
+    assert outcome.dtype == np.asarray(reference).dtype
+    np.testing.assert_allclose(outcome, reference, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -537,9 +537,9 @@ POSITIONS = {  # of onnxruntime-training 1.19.2; ours may follow
 @pytest.mark.parametrize("name", POSITIONS)
 def test_parameters_stand_where_the_reference_has_them(name: str) -> None:
     room, block = name.split(".")
-    found = getattr(getattr(onnxblock, room), block)
+    value = getattr(getattr(onnxblock, room), block)
     words = POSITIONS[name].split()
-    assert [*inspect.signature(found).parameters][: len(words)] == words
+    assert [*inspect.signature(value).parameters][: len(words)] == words
 
 
 @pytest.mark.parametrize("settings", [*OPTIMIZERS.values(), *loss_types.LOSSES.values()])

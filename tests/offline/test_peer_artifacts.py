@@ -25,11 +25,11 @@ def pool_gradients_have_pixels(model: onnx.ModelProto) -> int:
     onnxruntime-training takes the shape of the result from there, and crashes where it is missing.
     """
     types = {v.name: v.type.tensor_type for v in (*model.graph.value_info, *model.graph.output)}
-    found = [n for n in model.graph.node if n.op_type in ("MaxPoolGrad", "AveragePoolGrad")]
-    for node in (n for n in found if not n.domain):
+    actual_node = [n for n in model.graph.node if n.op_type in ("MaxPoolGrad", "AveragePoolGrad")]
+    for node in (n for n in actual_node if not n.domain):
         dims = types[node.output[0]].shape.dim
         assert all(d.HasField("dim_value") for d in dims[2:]), node.name
-    return len(found)
+    return len(actual_node)
 
 
 @pytest.mark.parametrize("title", MODELS)

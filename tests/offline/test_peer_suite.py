@@ -84,5 +84,5 @@ def test_clipped_gradients_are_read_off_a_step(tmp_path: Path) -> None:
         onnx.save(accessor.model, tmp_path / "clip.onnx")
     gradients = [np.array([3, 0], np.float32), np.array([[4]], np.float32)]
     (clipped,) = Session(str(tmp_path / "clip.onnx")).run([name], {"gradients": gradients})
-    for found, gradient in zip(clipped, gradients, strict=True):
-        np.testing.assert_allclose(found, gradient / 2, rtol=1e-5)
+    for actual, gradient in zip(clipped, gradients, strict=True):
+        np.testing.assert_allclose(actual, gradient / 2, rtol=1e-5)

@@ -59,9 +59,9 @@ def test_gradients_are_those_of_the_loss_and_mu_times_the_distance(
     expected, before = step(tmp_path / "plain", plain, kind)
     for mu, exact in ((0.0, True), (0.25, False)):
         held.parameters[MU].data[...] = mu
-        loss, found = step(tmp_path / "held", held, kind)
+        loss, actual = step(tmp_path / "held", held, kind)
         assert loss == expected  # it is the data's
-        for name, gradient in found.items():
+        for name, gradient in actual.items():
             far = held.parameters[name].data - held.parameters[name + ANCHOR].data
             want = before[name] + held.parameters[name].data.dtype.type(mu) * far
             error = np.abs(gradient - want).max()
@@ -76,8 +76,8 @@ def test_the_gradient_is_that_of_the_objective(tmp_path: Path) -> None:
     weights = {n: p.data.copy() for n, p in state.parameters if p.requires_grad}
     rng = np.random.default_rng(2)
     ways = {name: rng.standard_normal(w.shape) for name, w in weights.items()}
-    _, found = step(tmp_path, state, "double")
-    slope = sum(float((found[name] * way).sum()) for name, way in ways.items())
+    _, actual = step(tmp_path, state, "double")
+    slope = sum(float((actual[name] * way).sum()) for name, way in ways.items())
 
     def objective(length: float) -> float:
         total = 0.0
@@ -135,12 +135,12 @@ def test_a_trainer_holds_on_and_exports_the_model_alone(tmp_path: Path) -> None:
 
 def test_the_pull_is_one_kernel_for_each_parameter(tmp_path: Path) -> None:
     """At most one, as some join an existing map; and the anchors are the only new memory."""
-    found = {}
+    actual = {}
     for held in (False, True):
         made(tmp_path, optimizer=AdamW(), proximal=held)
         trainer = Trainer(tmp_path, threads=1)
-        found[held] = trainer.plan_of(*make_batch(np.float32)).plan
-    plain, with_pull = found[False], found[True]
+        actual[held] = trainer.plan_of(*make_batch(np.float32)).plan
+    plain, with_pull = actual[False], actual[True]
     pulls = [step for step in with_pull.steps if "Proximal" in step.source]
     assert len(pulls) == len(TRAINED)
     assert all(step.kernel.startswith("map") for step in pulls)
@@ -168,8 +168,8 @@ def test_a_trimmed_build_holds_on_as_the_engine_does(tmp_path: Path) -> None:
         if number != 1:
             for state in (both.state, both.trainer.state):
                 set_anchors(state, mu)
-        found, expected = both.step(number)
-        assert found == expected
+        actual, expected = both.step(number)
+        assert actual == expected
         both.assert_equal()
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
     data = both.module.inference_model_to_bytes(["output"])
@@ -177,7 +177,7 @@ def test_a_trimmed_build_holds_on_as_the_engine_does(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_batch_have_one_term(tmp_path: Path) -> None:
-    found = []
+    actual = []
     for count in (None, 3):
         trainer = Trainer.from_onnx(
             forward(), "cross_entropy", SGD(0.1), proximal=True, frozen_batch_norm=True,
@@ -186,9 +186,9 @@ def test_parts_of_a_batch_have_one_term(tmp_path: Path) -> None:
         set_anchors(trainer.state, 0.8)
         moved(trainer.state)
         trainer.step(*make_batch(np.float32))
-        found.append({name: p.data.copy() for name, p in trainer.state.parameters})
+        actual.append({name: p.data.copy() for name, p in trainer.state.parameters})
     for name in TRAINED:
-        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual[0][name], actual[1][name], rtol=1e-5, atol=1e-6)
 
 
 def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def gradients(folder: Path, **choice: Any) -> tuple[float, dict[str, Array]]:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=2)
     loss = module(*make_batch(np.float64))
-    found = {n: np.array(p.grad) for n, p in state.parameters if p.grad is not None}
-    return float(loss), found
+    arrays = {n: np.array(p.grad) for n, p in state.parameters if p.grad is not None}
+    return float(loss), arrays
 
 
 CHOICES: dict[str, tuple[SparseUpdate, dict[str, tuple[int, ...]]]] = {
@@ -68,7 +68,7 @@ def test_gradients_are_slices_of_the_whole_ones(
     title: str, whole: tuple[float, dict[str, Array]], tmp_path: Path
 ) -> None:
     update, expected = CHOICES[title]
-    loss, found = gradients(tmp_path, update=update)
+    loss, actual = gradients(tmp_path, update=update)
     assert loss == pytest.approx(whole[0], rel=1e-12)
     wanted = {}
     for name, part in expected.items():
@@ -78,9 +78,9 @@ def test_gradients_are_slices_of_the_whole_ones(
             wanted[f"{name}.trained"] = np.split(full, [count], axis)[0]
         else:
             wanted[name] = full
-    assert sorted(found) == sorted(wanted)
+    assert sorted(actual) == sorted(wanted)
     for name, full in wanted.items():
-        np.testing.assert_allclose(found[name], full, rtol=1e-9, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(actual[name], full, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_only_the_channels_that_train_are_kept_and_multiplied(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_sparse_training_learns_and_exports_whole_weights(tmp_path: Path) -> N
     assert {n: a.shape for n, a in after.items() if n in SHAPES} == SHAPES
     assert not any("." in name for name in after)
     for name, axis, count in (("w2", 1, 4), ("w3", 0, 5)):
-        old, new = (np.split(found[name], [count], axis) for found in (before, after))
+        old, new = (np.split(actual[name], [count], axis) for actual in (before, after))
         assert (old[1] == new[1]).all()
         assert (old[0] != new[0]).any()
     assert (after["w1"] == before["w1"]).all()

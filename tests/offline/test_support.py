@@ -69,14 +69,20 @@ def _no_gradient_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_gradient_of_tanh")
 def test_every_node_is_tried_whatever_the_others_are() -> None:
-    found = rows(POOR)
-    assert found["relu"] == found["max"] == found["flat"] == found["add"] == ("trainable", "")
-    assert found["hard"] == ("forward only", "no gradient")
-    assert found["odd"][0] == "unsupported"
-    assert found["odd"][1].startswith("is not supported")
-    assert found["behind"] == ("unsupported", "the type of 'u' is not known")
-    assert found["choice"][0] == "unsupported"
-    assert "Odd" in found["choice"][1]
+    actual_rows = rows(POOR)
+    assert (
+        actual_rows["relu"]
+        == actual_rows["max"]
+        == actual_rows["flat"]
+        == actual_rows["add"]
+        == ("trainable", "")
+    )
+    assert actual_rows["hard"] == ("forward only", "no gradient")
+    assert actual_rows["odd"][0] == "unsupported"
+    assert actual_rows["odd"][1].startswith("is not supported")
+    assert actual_rows["behind"] == ("unsupported", "the type of 'u' is not known")
+    assert actual_rows["choice"][0] == "unsupported"
+    assert "Odd" in actual_rows["choice"][1]
 
 
 def test_a_node_that_cannot_be_read_is_refused_as_when_it_is_loaded() -> None:
@@ -102,8 +108,8 @@ def test_the_command(
     assert cli.invoke(["ops", str(path)]) == status
     assert capsys.readouterr().out == f"{path}\n{table}\n"
     assert cli.invoke(["ops", str(path), "--json"]) == status
-    (found,) = json.loads(capsys.readouterr().out).values()
-    assert [(r["node"], r["status"]) for r in found] == [(r.node, r.status) for r in table]
+    (value,) = json.loads(capsys.readouterr().out).values()
+    assert [(r["node"], r["status"]) for r in value] == [(r.node, r.status) for r in table]
 
 
 def test_what_does_not_train_is_told_with_what_to_do() -> None:

@@ -107,13 +107,13 @@ def trained(
     """
     method = OPTIMIZERS[optimizer]
     trainer = Trainer.from_onnx(proto, loss, method, threads=1, proximal=proximal)
-    found: list[Any] = [trainer.step(X, target(loss)), trainer.accumulate(X, target(loss))]
+    actual: list[Any] = [trainer.step(X, target(loss)), trainer.accumulate(X, target(loss))]
     trainer.update()
-    found.append(trainer.evaluate([(X, target(loss))])["loss"])
-    found.append(np.asarray(trainer.predict(X)).tobytes())
+    actual.append(trainer.evaluate([(X, target(loss))])["loss"])
+    actual.append(np.asarray(trainer.predict(X)).tobytes())
     parameters = [p.data for _, p in trainer.state.parameters]
-    found.append(sorted(p.tobytes() for p in parameters))
-    return found
+    actual.append(sorted(p.tobytes() for p in parameters))
+    return actual
 
 
 @cache
@@ -124,14 +124,14 @@ def added(loss: str, *, proximal: bool) -> tuple[str, ...]:
     method = AdamW(0.05, clip_grad=1.0, skip_nonfinite=True)
     mine = onnx_io.load(proto)
     known = {*mine.list_values(), *(n.name for n in mine.nodes)}
-    found: dict[str, None] = {}
+    actual: dict[str, None] = {}
     with tempfile.TemporaryDirectory() as folder:
         Trainer.from_onnx(proto, kind, method, folder=folder, proximal=proximal)
         for path in sorted(Path(folder).glob("*.onnx")):
             graph = onnx_io.load(path)
             names = [*graph.list_values(), *(n.name for n in graph.nodes)]
-            found |= {name: None for name in names if name not in known}
-    return tuple(found)
+            actual |= {name: None for name in names if name not in known}
+    return tuple(actual)
 
 
 LOSSES: dict[str, Loss] = {
@@ -147,12 +147,12 @@ def check(role: str, name: str, loss: str, optimizer: str, *, proximal: bool = F
         other = named("body" if role == "body" else "node", "neutral")
         _expected[key] = trained(other, LOSSES[loss], optimizer, proximal=proximal)
     try:
-        found = trained(named(role, name), LOSSES[loss], optimizer, proximal=proximal)
+        actual_trained = trained(named(role, name), LOSSES[loss], optimizer, proximal=proximal)
     except ModelError as error:
         if role not in IN_FORMAT or repr(name) not in str(error):
             raise
         return str(error)
-    assert found == _expected[key], f"{role} {name!r}, {loss}"
+    assert actual_trained == _expected[key], f"{role} {name!r}, {loss}"
     return ""
 
 

@@ -90,16 +90,16 @@ def test_the_gradient_is_the_sum_of_those_of_all_copies() -> None:
     for each in (tied, alone):
         each.accumulate(IDS, NEXT)
     grads = {n: np.array(p.grad) for n, p in alone.state.parameters}
-    found = np.array(tied.state.parameters["wte"].grad)
-    np.testing.assert_allclose(found, grads["wte"] + grads["other"] + grads["head"].T, rtol=1e-12)
-    direction = np.random.default_rng(2).standard_normal(found.shape)
+    array = np.array(tied.state.parameters["wte"].grad)
+    np.testing.assert_allclose(array, grads["wte"] + grads["other"] + grads["head"].T, rtol=1e-12)
+    direction = np.random.default_rng(2).standard_normal(array.shape)
     value, step, losses = tied.state.parameters["wte"].data, 1e-6, []
     start = value.copy()
     for sign in (1, -1):
         value[...] = start + sign * step * direction
         losses.append(tied.evaluate_batch(IDS, NEXT)[0])
     slope = (losses[0] - losses[1]) / (2 * step)
-    assert np.vdot(found, direction) == pytest.approx(slope, rel=1e-6)
+    assert np.vdot(array, direction) == pytest.approx(slope, rel=1e-6)
 
 
 def test_an_export_has_the_copies_apart_and_equal(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_an_export_has_the_copies_apart_and_equal(tmp_path: Path) -> None:
     tied.step(IDS, NEXT)
     tied.export(tmp_path / "out.onnx")
     graph = onnx.load(tmp_path / "out.onnx").graph
-    found = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    to_arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     table = tied.state.parameters["wte"].data
-    assert {*found} == {"wte", "other", "head", "mix"}
-    assert (found["other"] == table).all()
-    assert (found["head"] == table.T).all()
+    assert {*to_arrays} == {"wte", "other", "head", "mix"}
+    assert (to_arrays["other"] == table).all()
+    assert (to_arrays["head"] == table.T).all()
     assert [n.op_type for n in graph.node].count("Transpose") == 1  # of the scores
     assert "Identity" not in [n.op_type for n in graph.node]
 

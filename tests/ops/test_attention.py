@@ -141,15 +141,15 @@ def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) ->
     fed |= {n: _placed(fed[n], row.layout) for n in ("q", "k", "v", "dy")}
     types = {n: find_type(a) for n, a in fed.items()}
     graph = Graph("attention", types, row.outs, {}, row.nodes, {"": 17, "engine": 1})
-    found = run(graph, fed, threads=threads)
+    outcome = run(graph, fed, threads=threads)
     wanted = row.wanted(**row.ins)
     for out in row.outs:
         want = wanted[out]
         most = np.abs(np.nan_to_num(want)).max() + 1e-30
         tolerance = most * (2e-5 if dtype == np.float32 else 1e-12)
-        np.testing.assert_allclose(found[out], want, rtol=0, atol=tolerance, err_msg=out)
+        np.testing.assert_allclose(outcome[out], want, rtol=0, atol=tolerance, err_msg=out)
     again = run(graph, fed, threads=threads)
-    assert all(found[n].tobytes() == again[n].tobytes() for n in found)
+    assert all(outcome[n].tobytes() == again[n].tobytes() for n in outcome)
 
 
 @pytest.mark.parametrize(
@@ -187,20 +187,20 @@ def test_halves_are_rounded_once(
         specs = [k.spec for k in plan.kernels if k.spec.template.startswith("attention")]
         assert {spec.params[1] for spec in specs} == {half}
         results = execute(plan, fed, target=target)
-        found = {n: -results[f"{n}_out"] if n in rounded else results[n] for n in row.outs}
-        made.append(found)
-        assert all((found[n] == round_to_half(found[n], half)).all() for n in rounded)
+        actual = {n: -results[f"{n}_out"] if n in rounded else results[n] for n in row.outs}
+        made.append(actual)
+        assert all((actual[n] == round_to_half(actual[n], half)).all() for n in rounded)
         exact = {n: round_to_half(a, half) if n in halves else a for n, a in ins.items()}
         exact = {n: a if a.dtype == bool else a.astype(float) for n, a in exact.items()}
-        kept = _unplaced(found["y"], row.layout)
+        kept = _unplaced(actual["y"], row.layout)
         wanted = row._replace(given=row.given | {"kept": kept}).wanted(**exact)
         for out in row.outs:
             want, near = np.nan_to_num(wanted[out]), EPSILON[half]
             bound = 2e-5 * np.abs(want).max() + 1e-30 + near * np.abs(want) * (out in rounded)
             if half in target.products and out in rounded:
                 bound = bound + near * (1 + near) * wanted[f"|{out}|"]
-            assert (np.isnan(found[out]) == np.isnan(wanted[out])).all()
-            off = np.abs(np.nan_to_num(found[out]) - want)
+            assert (np.isnan(actual[out]) == np.isnan(wanted[out])).all()
+            off = np.abs(np.nan_to_num(actual[out]) - want)
             assert (off <= bound).all(), (out, (off / bound).max())
     # dK and dV are of parts, whose number depends on the threads.
     assert all(made[0][n].tobytes() == made[1][n].tobytes() for n in ("y", "dq"))
@@ -431,11 +431,11 @@ def test_it_is_found_and_computes_the_same(name: str, backward: bool) -> None:
     plan, plain = plans(w.graph, w.fed)
     assert fused(plan) == (1, int(backward))
     assert fused(plain) == (0, 0)
-    found = run(w.graph, w.fed, threads=2)
+    outcome = run(w.graph, w.fed, threads=2)
     wanted = run(w.graph, w.fed, threads=2, without=(PASS,))
     for output, want in wanted.items():
         most = np.abs(np.nan_to_num(want)).max()
-        np.testing.assert_allclose(found[output], want, rtol=0, atol=1e-12 * most, err_msg=output)
+        np.testing.assert_allclose(outcome[output], want, rtol=0, atol=1e-12 * most, err_msg=output)
 
 
 @pytest.mark.usefixtures("however_few")
@@ -545,12 +545,12 @@ def test_models_of_exporters(tag: str, tmp_path: Path) -> None:
             fed[name] = np.zeros(t.dims, NUMPY[t.dtype]) if given is None else np.asarray(given)
     plan, _ = plans(graph, fed)
     assert fused(plan) == (MODELS[tag], MODELS[tag])
-    found = run(graph, fed, threads=2, changes=True)
+    outcome = run(graph, fed, threads=2, changes=True)
     wanted = run(graph, fed, threads=2, changes=True, without=(PASS,))
     largest = max(np.abs(a).max() for n, a in wanted.items() if "accumulation" in n)
     for name, want in wanted.items():
         most = max(np.abs(want).max(), 1e-3 * largest)
-        np.testing.assert_allclose(found[name], want, rtol=0, atol=1e-4 * most, err_msg=name)
+        np.testing.assert_allclose(outcome[name], want, rtol=0, atol=1e-4 * most, err_msg=name)
 
 
 # --- memory

@@ -333,7 +333,7 @@ def test_gradients_through_what_is_fused_with_the_norms(training: int) -> None:
     backward = graph.copy()
     names = differentiate(backward, "loss", wrt, infer(graph.copy()).types)
     backward.outputs = ["loss", *names.values()]
-    found = run(backward, given, threads=2)
+    outcome = run(backward, given, threads=2)
     rng = np.random.default_rng(6)
     direction = {n: rng.normal(size=given[n].shape) for n in wrt}
     step = 1e-6
@@ -341,18 +341,18 @@ def test_gradients_through_what_is_fused_with_the_norms(training: int) -> None:
         float(run(graph, {n: a + e * direction.get(n, 0) for n, a in given.items()})["loss"])
         for e in (step, -step)
     ]
-    exact = sum(float(np.sum(found[names[n]] * direction[n])) for n in wrt)
-    scale = sum(float(np.linalg.norm(found[names[n]])) for n in wrt) + abs(losses[0])
+    exact = sum(float(np.sum(outcome[names[n]] * direction[n])) for n in wrt)
+    scale = sum(float(np.linalg.norm(outcome[names[n]])) for n in wrt) + abs(losses[0])
     assert abs((losses[0] - losses[1]) / (2 * step) - exact) <= 1e-6 * scale
-    assert float(found["loss"]) == pytest.approx(float(run(graph, given)["loss"]), rel=1e-12)
+    assert float(outcome["loss"]) == pytest.approx(float(run(graph, given)["loss"]), rel=1e-12)
 
 
 def test_gradient_ops_name_all_outputs_as_onnxruntime_training_wants(tmp_path: Path) -> None:
     """Its schema of BatchNormalizationGrad has three, also where only the scale is trained."""
     artifacts(tmp_path, network(), requires_grad=["scale"], frozen_params=["shift", "w"])
     nodes = onnx.load(tmp_path / "training_model.onnx").graph.node
-    (found,) = [n for n in nodes if n.op_type == "BatchNormalizationGrad"]
-    assert len([o for o in found.output if o]) == 3
+    (actual,) = [n for n in nodes if n.op_type == "BatchNormalizationGrad"]
+    assert len([o for o in actual.output if o]) == 3
     artifacts(tmp_path, network(), requires_grad=["w", "scale"], frozen_batch_norm=True)
     nodes = onnx.load(tmp_path / "training_model.onnx").graph.node
     assert {n.domain for n in nodes if n.op_type != "InPlaceAccumulatorV2"} <= {"", "ai.onnx"}
@@ -374,7 +374,7 @@ def test_vectors_may_be_of_other_types_than_x(own: str, running: str, training: 
     wrt = ["x", "s", "b"] if training else ["x", "s", "b", "m", "v"]
     values = {n: rng.random(3).astype(np.float32) + 0.5 for n in "sbmv"}
     images = {n: rng.standard_normal((5, 3, 2)) for n in "xu"}
-    found = []
+    actual = []
     for types in ((own, running), ("double", "double")):
         model = parser.parse_model(text.replace("OWN", types[0]).replace("RUN", types[1]))
         graph = name_nodes(onnx_io.load(model))
@@ -382,8 +382,8 @@ def test_vectors_may_be_of_other_types_than_x(own: str, running: str, training: 
         graph.outputs += [names[n] for n in wrt]
         given = {n: a.astype(NUMPY[graph.inputs[n].dtype]) for n, a in {**values, **images}.items()}
         outs = run(graph, given)
-        found.append([outs[n] for n in graph.outputs])
-    for one, two in zip(*found, strict=True):
+        actual.append([outs[n] for n in graph.outputs])
+    for one, two in zip(*actual, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
 
 
@@ -394,7 +394,7 @@ def test_a_norm_of_other_types_trains_alike(frozen: bool) -> None:
     x, target = rng.standard_normal((8, 6)), rng.standard_normal((8, 3))
     shapes = {"w": (6, 3), "s": (3,), "b": (3,), "m": (3,), "v": (3,)}
     values = {n: rng.random(shape).astype(np.float32) + 0.5 for n, shape in shapes.items()}
-    found = []
+    actual = []
     for own in (np.float32, np.float64):
         proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
             g (double[N, 6] x) => (double[N, 3] y) {
@@ -407,18 +407,18 @@ def test_a_norm_of_other_types_trains_alike(frozen: bool) -> None:
         trainer = Trainer.from_onnx(proto, "mse", "sgd", threads=1, frozen_batch_norm=frozen)
         for _ in range(3):
             trainer.step(x, target)
-        found.append({name: p.data.copy() for name, p in trainer.state.parameters})
-        assert found[-1]["s"].dtype == own
-        assert frozen or found[-1]["m"].dtype == own
-    for name, value in found[0].items():
-        np.testing.assert_allclose(value, found[1][name], rtol=1e-5, err_msg=name)
+        actual.append({name: p.data.copy() for name, p in trainer.state.parameters})
+        assert actual[-1]["s"].dtype == own
+        assert frozen or actual[-1]["m"].dtype == own
+    for name, value in actual[0].items():
+        np.testing.assert_allclose(value, actual[1][name], rtol=1e-5, err_msg=name)
 
 
 def test_a_convolution_leaves_a_norm_of_another_type() -> None:
     rng = np.random.default_rng(8)
     values = {n: rng.random(3).astype(np.float32) + 0.5 for n in "sbmv"}
     x, w = rng.standard_normal((2, 2, 4, 4)), rng.standard_normal((3, 2, 1, 1))
-    found = []
+    actual = []
     for kind in (np.float32, np.float64):
         proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
             g (double[2, 2, 4, 4] x) => (double[2, 3, 4, 4] y) {
@@ -428,5 +428,5 @@ def test_a_convolution_leaves_a_norm_of_another_type() -> None:
         for name, value in {"w": w, **{n: a.astype(kind) for n, a in values.items()}}.items():
             proto.graph.initializer.append(numpy_helper.from_array(value, name))
         (y,) = backend.prepare(proto).run([x])
-        found.append(y)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
+        actual.append(y)
+    np.testing.assert_allclose(actual[0], actual[1], rtol=1e-9)

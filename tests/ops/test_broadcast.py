@@ -128,8 +128,8 @@ def gradients(graph: Graph, wrt: list[str], inputs: dict[str, np.ndarray]) -> li
     backward = graph.copy()
     names = differentiate(backward, "loss", wrt, infer(backward).types)
     backward.outputs = [names[n] for n in wrt]
-    found = run(backward, inputs, closed=True)
-    return [found[names[n]] for n in wrt]
+    outcome = run(backward, inputs, closed=True)
+    return [outcome[names[n]] for n in wrt]
 
 
 def check_types(found: dict[str, TensorType], true: dict[str, TensorType]) -> None:
@@ -170,8 +170,8 @@ def test_any_size_may_be_one(row: Row, every: bool) -> None:
         for style in styles:
             open_graph = graph_of(row, declared(row, shapes, style))
             check_types(infer(open_graph.copy()).types, true)
-            found = gradients(open_graph, wrt, inputs)
-            for g, e in zip(found, expected, strict=True):
+            actual_gradients = gradients(open_graph, wrt, inputs)
+            for g, e in zip(actual_gradients, expected, strict=True):
                 np.testing.assert_allclose(g, e, atol=1e-12, rtol=1e-12, err_msg=f"{shapes}")
 
 

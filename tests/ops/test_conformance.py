@@ -42,12 +42,12 @@ def kinds(case: TestCase) -> set[str]:
     """Return the kinds of its inputs and outputs: element types, or "sequence_type",
     "optional_type".
     """
-    found = set()
+    distinct = set()
     for value in (*make_graph(case).input, *make_graph(case).output):
         kind = value.type.WhichOneof("value")
         element = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
-        found.add(element if kind == "tensor_type" else kind)
-    return found
+        distinct.add(element if kind == "tensor_type" else kind)
+    return distinct
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +63,11 @@ def run(case: TestCase, rounding: float = 0) -> None:
     """
     rep = backend.prepare(case.model, threads=2)
     for inputs, outputs in case.data_sets or ():
-        found = rep.run([_normalize_tensor(value) for value in inputs])
+        outcome = rep.run([_normalize_tensor(value) for value in inputs])
         expected = [_normalize_tensor(value) for value in outputs]
         largest = max((np.abs(e).max(initial=0) for e in expected if rounding), default=0)
         atol = max(case.atol, rounding * largest)
-        Runner.assert_similar_outputs(expected, found, case.rtol, atol)
+        Runner.assert_similar_outputs(expected, outcome, case.rtol, atol)
 
 
 def reason(case: TestCase) -> str:
@@ -94,13 +94,13 @@ def test_listed(name: str) -> None:
 
 def gradient_checks() -> dict[str, str]:
     """The file of case rows in which the gradient of an op of ONNX's is checked."""
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for module in pkgutil.iter_modules(case_files.__path__):
         rows = importlib.import_module(f"{case_files.__name__}.{module.name}")
         for case in getattr(rows, "CASES", ()):
             if case.grad and not case.domain:
-                found.setdefault(case.op, f"tools/dev/cases/{module.name}.py")
-    return found
+                actual.setdefault(case.op, f"tools/dev/cases/{module.name}.py")
+    return actual
 
 
 def report(passed: list[str], refused: dict[str, str]) -> str:
@@ -127,8 +127,8 @@ def report(passed: list[str], refused: dict[str, str]) -> str:
         "",
         "| operator | passed | tests | gradient |",
         "|---|---:|---:|---|",
-        *(f"| {op} | {sum(found)} | {len(found)} | {checks.get(op, '')} |"
-          for op, found in sorted(rows.items())),
+        *(f"| {op} | {sum(ordered)} | {len(ordered)} | {checks.get(op, '')} |"
+          for op, ordered in sorted(rows.items())),
         "",
         "| tests that do not pass | reason |",
         "|---:|---|",

@@ -125,9 +125,9 @@ def test_values_and_gradients(text: str, sign: int) -> None:
     x = {n: sign * np.abs(rng.standard_normal(t.dims)) for n, t in graph.inputs.items()}
     reference = stock(proto)
     expected = dict(zip(graph.outputs, reference.run(None, x), strict=True))
-    found = run(graph, x)
+    outcome = run(graph, x)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-12)
+        np.testing.assert_allclose(outcome[name], value, rtol=1e-12)
 
     u = {n: rng.standard_normal(e.shape) for n, e in expected.items() if e.dtype == np.float64}
     direction = {n: rng.standard_normal(a.shape) for n, a in x.items()}
@@ -308,9 +308,9 @@ def test_artifacts_hold_what_is_unrolled(tmp_path: Path) -> None:
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     rng = np.random.default_rng(0)
     x, target = (rng.standard_normal((4, 3)).astype(np.float32) for _ in range(2))
-    found = module(x, target)
+    actual_module = module(x, target)
     expected = np.mean((stock(proto).run(None, {"x": x})[0] - target) ** 2)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(actual_module, expected, rtol=1e-5)
     assert np.any(state.parameters["bias"].grad)
 
 

@@ -68,9 +68,9 @@ EMPTY = {
 def test_gradients_of_an_empty_batch_are_zero(text: str) -> None:
     """A buffer that is to be overwritten kept the gradients of the batch before."""
     made = model(text)
-    found = backward(made, compare(made, open_too=False))
-    assert found is not None
-    graph, names = found
+    gradients = backward(made, compare(made, open_too=False))
+    assert gradients is not None
+    graph, names = gradients
     for seed in (0, 1):  # overwrite, add
         training = accumulated(graph, names)
         fed = with_buffers(training, made.fed, seed)

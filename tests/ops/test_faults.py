@@ -94,12 +94,12 @@ def reports(graph: Graph, inputs: dict[str, Any]) -> set[str]:
     """Return the reports of calls with many bad values."""
     shapes = {name: array.shape for name, array in inputs.items()}
     run_once = make_runner(make_plan(graph, shapes, target=detect_host(), threads=2))
-    found = set()
+    distinct = set()
     for _ in range(TIMES):
         with pytest.raises(LabelError) as caught:
             run_once(inputs, True)
-        found.add(str(caught.value).partition(": ")[2])
-    return found
+        distinct.add(str(caught.value).partition(": ")[2])
+    return distinct
 
 
 FAR_ONES = FAR + np.arange(MANY)
@@ -134,6 +134,6 @@ def test_the_first_of_two_kernels_is_reported() -> None:
              Node("Gather", ("b", "j"), ("z",), name="two")]  # fmt: skip
     types = {name: find_type(array) for name, array in inputs.items()}
     graph = Graph("g", types, ["y", "z"], {}, nodes, {"": 20})
-    (found,) = reports(graph, inputs)
-    assert found in (f"index {FAR + 100} at position 100 is outside [-5, 5)",
+    (report,) = reports(graph, inputs)
+    assert report in (f"index {FAR + 100} at position 100 is outside [-5, 5)",
                      f"index {-FAR - 99} at position 99 is outside [-7, 7)")  # fmt: skip

@@ -14,9 +14,9 @@ from tests.support.harness import compute_reference, run
 @pytest.mark.parametrize("threads", [1, 3])
 def test_forward(case: Case, threads: int) -> None:
     one = OneNode(case)
-    found = run(one.graph, one.inputs, threads=threads)
+    outcome = run(one.graph, one.inputs, threads=threads)
     for name, expected in zip(one.outputs, compute_reference(one), strict=True):
-        got, want = found[name], np.asarray(expected)
+        got, want = outcome[name], np.asarray(expected)
         assert got.shape == want.shape
         if got.dtype.kind == "f":
             scale = np.max(np.abs(want[np.isfinite(want)]), initial=1.0)

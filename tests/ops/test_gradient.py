@@ -28,13 +28,13 @@ TOL = 2e-7
 
 def rows() -> list[Any]:
     """Each row with a closed and an open plan; open ones beyond an op's first are not sampled."""
-    found, seen = [], set()
+    actual, seen = [], set()
     for case in (c for c in list_cases() if c.grad):
-        found.append(pytest.param(case, True, id=f"{case.id}-closed"))
+        actual.append(pytest.param(case, True, id=f"{case.id}-closed"))
         marks = [pytest.mark.whole] if (case.domain, case.op) in seen else []
-        found.append(pytest.param(case, False, id=f"{case.id}-open", marks=marks))
+        actual.append(pytest.param(case, False, id=f"{case.id}-open", marks=marks))
         seen.add((case.domain, case.op))
-    return found
+    return actual
 
 
 def ignored() -> list[Any]:
@@ -42,16 +42,16 @@ def ignored() -> list[Any]:
 
     A fake output has the gradient of something else.
     """
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for case in (c for c in list_cases() if not c.grad and c.outs != 1):
         op = list_ops().get((case.domain, case.op))
-        if op is None or op.grad is None or op.title in found or "FakeQuant" in case.op:
+        if op is None or op.grad is None or op.title in actual or "FakeQuant" in case.op:
             continue
         one = OneNode(case)
         types = infer(one.graph).types
         if sum(types[o].dtype == "f32" for o in one.outputs) > 1:
-            found[op.title] = pytest.param(case, id=case.id)
-    return list(found.values())
+            actual[op.title] = pytest.param(case, id=case.id)
+    return list(actual.values())
 
 
 @pytest.mark.parametrize(("case", "closed"), rows())

@@ -33,8 +33,8 @@ def gradient(text: str) -> np.ndarray:
     graph = graph_of(text)
     graph.outputs = [differentiate(graph, "y", ["x"], infer(graph.copy()).types)["x"]]
     graph.types = infer(pass_on(graph).copy()).types
-    (found,) = backend.prepare(onnx_io.to_proto(graph)).run([X])
-    return found
+    (outcome,) = backend.prepare(onnx_io.to_proto(graph)).run([X])
+    return outcome
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_the_gradient_is_the_one_that_is_told(text: str, expected: np.ndarray) -
 
 def test_values_behind_a_stop_have_no_gradient() -> None:
     graph = graph_of("a = Exp(x) s = engine.StopGradient(a) z = Mul(s, x) y = ReduceMax(z)")
-    found = find_reached(graph, ["y"], infer(graph.copy()).types)
-    assert found == {"y", "z", "s", "x"}
+    reached = find_reached(graph, ["y"], infer(graph.copy()).types)
+    assert reached == {"y", "z", "s", "x"}
 
 
 def test_what_serves_gradients_alone_goes_with_them() -> None:
@@ -112,8 +112,8 @@ def test_other_runtimes_run_the_file(tmp_path: Path) -> None:
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     assert [(f.domain, f.name) for f in model.functions] == [(OURS, "StopGradient")]
-    (found,) = ort.InferenceSession(str(path)).run(None, {"x": X})
-    np.testing.assert_array_equal(found, np.zeros((1, 2), np.float32))
+    (outcome,) = ort.InferenceSession(str(path)).run(None, {"x": X})
+    np.testing.assert_array_equal(outcome, np.zeros((1, 2), np.float32))
     assert [n.op for n in onnx_io.load(path).nodes] == ["MatMul", "StopGradient", "Sub"]
 
 

@@ -254,17 +254,17 @@ def _hardest(dtype: Any) -> Array:
     integer; a multiple of q with as many bits as a significand is such a float (Kahan, 1983).
     """
     limits = np.finfo(dtype)
-    found: list[float] = []
+    actual: list[float] = []
     with mpmath.workprec(limits.maxexp + 3 * limits.nmant + 60):
         two_over_pi = 2 / mpmath.pi
         for exponent in range(-limits.nmant, limits.maxexp - limits.nmant):
             rest, low, high = mpmath.ldexp(two_over_pi, exponent), 0, 1
             while high < 2 ** (limits.nmant + 1):
                 factors = {-(-(2**limits.nmant) // high), (2 ** (limits.nmant + 1) - 1) // high}
-                found += [float(mpmath.ldexp(high * k, exponent)) for k in factors if k * high]
+                actual += [float(mpmath.ldexp(high * k, exponent)) for k in factors if k * high]
                 rest = 1 / (rest - mpmath.floor(rest))
                 low, high = high, int(mpmath.floor(rest)) * high + low
-    return np.unique(np.array(found, dtype))
+    return np.unique(np.array(actual, dtype))
 
 
 @pytest.mark.parametrize("fused", [True, False])

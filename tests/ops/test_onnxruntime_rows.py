@@ -57,11 +57,11 @@ def _model(one: OneNode) -> onnx.ModelProto:
 def _compare(one: OneNode, session: onnxruntime.InferenceSession) -> None:
     """Run a row here and there, which rounds inputs to 8 bits where accuracy_level is 4."""
     rough = one.node.attrs.get("accuracy_level") == 4
-    found = run(one.graph, one.inputs)
+    outcome = run(one.graph, one.inputs)
     for name, want in zip(one.outputs, session.run(None, one.inputs), strict=True):
         scale = np.abs(want).max(initial=1.0)
         atol = (1e-2 if rough else 1e-4) * scale
-        np.testing.assert_allclose(found[name], want, rtol=0, atol=atol, err_msg=one.case.id)
+        np.testing.assert_allclose(outcome[name], want, rtol=0, atol=atol, err_msg=one.case.id)
 
 
 @pytest.mark.parametrize("op", REFUSED)

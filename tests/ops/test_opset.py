@@ -23,36 +23,36 @@ ai.onnx;13;Cast{"inputs":{"0":["float"]},"outputs":{"0":["int64_t"]}},Add
 
 
 def test_lines_add_up() -> None:
-    found = parse(SAMPLE)
-    assert set(found.ops[("ai.onnx", 13)]) == {
+    parsed = parse(SAMPLE)
+    assert set(parsed.ops[("ai.onnx", 13)]) == {
         "Gemm", "SoftmaxCrossEntropyLoss", "Relu", "Cast", "Add",
     }  # fmt: skip
-    assert set(found.ops[("ai.onnx", 14)]) == {"Relu"}
-    assert found.ops[("ai.onnx", 13)]["Cast"] == {
+    assert set(parsed.ops[("ai.onnx", 14)]) == {"Relu"}
+    assert parsed.ops[("ai.onnx", 13)]["Cast"] == {
         "inputs": {"0": ["float"]}, "outputs": {"0": ["int64_t"]},
     }  # fmt: skip
-    assert found.has("", "Relu")
-    assert found.has("com.microsoft", "FusedGemm")
-    assert not found.has("", "FusedGemm")
+    assert parsed.has("", "Relu")
+    assert parsed.has("com.microsoft", "FusedGemm")
+    assert not parsed.has("", "FusedGemm")
 
 
 def test_what_is_written_reads_back() -> None:
-    found = parse(SAMPLE)
-    assert parse(str(found)) == found
-    assert str(parse(str(found))) == str(found)
+    parsed = parse(SAMPLE)
+    assert parse(str(parsed)) == parsed
+    assert str(parse(str(parsed))) == str(parsed)
 
 
 def test_types_of_an_op_add_up_and_none_means_all() -> None:
-    found = parse('a;1;X{"inputs":{"0":["float"]}}\na;1;X{"inputs":{"0":["double"],"1":["bool"]}}')
-    assert found.ops[("a", 1)]["X"] == {"inputs": {"0": ["float", "double"], "1": ["bool"]}}
+    parsed = parse('a;1;X{"inputs":{"0":["float"]}}\na;1;X{"inputs":{"0":["double"],"1":["bool"]}}')
+    assert parsed.ops[("a", 1)]["X"] == {"inputs": {"0": ["float", "double"], "1": ["bool"]}}
     assert parse('a;1;X{"inputs":{"0":["float"]}}\na;1;X').ops[("a", 1)]["X"] is None
     assert parse('a;1;X\na;1;X{"inputs":{"0":["float"]}}').ops[("a", 1)]["X"] is None
 
 
 def test_directives() -> None:
-    found = parse("!globally_allowed_types;float,int64_t\nai.onnx;1;Add")
-    assert found.types == ("float", "int64_t")
-    assert parse(str(found)) == found
+    parsed = parse("!globally_allowed_types;float,int64_t\nai.onnx;1;Add")
+    assert parsed.types == ("float", "int64_t")
+    assert parse(str(parsed)) == parsed
     every = parse("!no_ops_specified_means_all_ops_are_required")
     assert every.has("", "Anything")
     assert not parse("").has("", "Anything")
@@ -88,10 +88,10 @@ def test_two_ways_to_restrict_types_exclude_each_other() -> None:
 
 def test_the_ops_of_a_training_step() -> None:
     files = (GOLDENS / "mlp").glob("*.onnx")
-    found = of_graphs(onnx_io.load(path) for path in files)
+    graphs = of_graphs(onnx_io.load(path) for path in files)
     assert {"ai.onnx::Gemm", "com.microsoft::AdamWOptimizer",
-            "com.microsoft::InPlaceAccumulatorV2"} <= set(found.list_names())  # fmt: skip
-    assert parse(str(found)) == found
+            "com.microsoft::InPlaceAccumulatorV2"} <= set(graphs.list_names())  # fmt: skip
+    assert parse(str(graphs)) == graphs
 
 
 def test_a_model_outside_the_set_is_refused_by_op_and_node() -> None:

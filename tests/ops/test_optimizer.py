@@ -69,7 +69,7 @@ def test_adamw(n: int, threads: int, mode: int, unbias: int, t: int) -> None:
     attrs = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6, "weight_decay": 0.05}
     given = tensors(n)
     scalars = {"lr": np.array([RATE], np.float32), "step": np.array([t])}
-    found = step(
+    result = step(
         "AdamWOptimizer", scalars | given, attrs | {"adam_mode": mode, "correct_bias": unbias},
         threads,
     )  # fmt: skip
@@ -77,17 +77,17 @@ def test_adamw(n: int, threads: int, mode: int, unbias: int, t: int) -> None:
     for name, expected in zip(
         "pmv", adamw(t, **wide, mode=mode, unbias=unbias, attrs=attrs), strict=True
     ):
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6, atol=1e-7)
-    np.testing.assert_array_equal(found["g"], given["g"])
-    assert found["done"] == [True]
+        np.testing.assert_allclose(result[name], expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(result["g"], given["g"])
+    assert result["done"] == [True]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_adamw_leaves_zero_padding_zero(threads: int) -> None:
     zero = {k: np.zeros(64, np.float32) for k in "pgmv"}
     scalars = {"lr": np.array([RATE], np.float32), "step": np.array([1])}
-    found = step("AdamWOptimizer", scalars | zero, {}, threads)
-    assert not any(found[k].any() for k in "pgmv")
+    result = step("AdamWOptimizer", scalars | zero, {}, threads)
+    assert not any(result[k].any() for k in "pgmv")
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -98,11 +98,11 @@ def test_sgd(n: int, threads: int, signal: bool | None) -> None:
     inputs = {"lr": np.array([RATE], np.float32)} | given
     if signal is not None:
         inputs["signal"] = np.array([signal])
-    found = step("SGDOptimizerV2", inputs, {}, threads)
+    result = step("SGDOptimizerV2", inputs, {}, threads)
     moved = given["p"].astype(np.float64) - RATE * given["g"]
     expected = given["p"] if signal is False else moved
-    np.testing.assert_allclose(found["p"], expected, rtol=1e-6, atol=1e-7)
-    assert found["done"] == [signal is not False]
+    np.testing.assert_allclose(result["p"], expected, rtol=1e-6, atol=1e-7)
+    assert result["done"] == [signal is not False]
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -110,9 +110,9 @@ def test_sgd(n: int, threads: int, signal: bool | None) -> None:
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_clipping(n: int, threads: int, max_norm: float) -> None:
     g = tensors(n)["g"]
-    found = step("InplaceClipGradNorm", {"g": g}, {"max_norm": max_norm}, threads)
+    result = step("InplaceClipGradNorm", {"g": g}, {"max_norm": max_norm}, threads)
     norm = np.linalg.norm(g.astype(np.float64))
-    np.testing.assert_allclose(found["g"], g * min(max_norm / (norm + 1e-6), 1), rtol=1e-6)
+    np.testing.assert_allclose(result["g"], g * min(max_norm / (norm + 1e-6), 1), rtol=1e-6)
 
 
 def test_clipping_lets_nan_through() -> None:

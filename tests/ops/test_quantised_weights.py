@@ -148,9 +148,9 @@ def test_gradients_flow_through_integers(tmp_path: Path, kind: str) -> None:
     loss = module(x, target)
     np.testing.assert_allclose(loss, np.mean(y**2), rtol=1e-5)
     wanted = flat.T @ (2 * y / y.size) @ right.T
-    found = get_gradient(module.session.state, "w")
+    gradient = get_gradient(module.session.state, "w")
     np.testing.assert_allclose(
-        found, wanted.T.reshape(w.shape) if kind == "conv" else wanted, rtol=2e-5, atol=1e-6
+        gradient, wanted.T.reshape(w.shape) if kind == "conv" else wanted, rtol=2e-5, atol=1e-6
     )
     plan = module.session.training.plan({"x": x.shape, "target": target.shape})
     assert sum("quantised_gemm" in step.kernel for step in plan.steps) == 2

@@ -79,8 +79,8 @@ def test_artifacts_hold_the_training_ops_of_onnxruntime_where_it_has_them(kind: 
         ("bhc", {"clip": 1.0}, OURS),
     ):  # fmt: skip
         graph, _ = backward_of(OneNode(case(kind, 4, 3, 2, 5, given, attrs=attrs)))
-        found = {n.op: n.domain for n in graph.nodes if n.op.startswith(kind)}
-        assert found == {f"{kind}Training": domain, f"{kind}Grad": domain}
+        domains = {n.op: n.domain for n in graph.nodes if n.op.startswith(kind)}
+        assert domains == {f"{kind}Training": domain, f"{kind}Grad": domain}
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
@@ -90,5 +90,5 @@ def test_threads_do_not_change_a_bit(kind: str) -> None:
     graph.outputs += one.outputs
     first = run(graph, one.inputs, threads=1)
     for threads in (2, 3):
-        for name, found in run(graph, one.inputs, threads=threads).items():
-            np.testing.assert_array_equal(found, first[name], err_msg=name)
+        for name, items in run(graph, one.inputs, threads=threads).items():
+            np.testing.assert_array_equal(items, first[name], err_msg=name)

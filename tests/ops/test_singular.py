@@ -32,8 +32,8 @@ def gradients(
     graph = Graph(op, inputs, ["loss"], constants, nodes, opsets)
     names = differentiate(graph, "loss", [f"x{i}" for i in wrt], infer(graph.copy()).types)
     graph.outputs = [names[f"x{i}"] for i in wrt]
-    found = run(graph, {n: fed[n] for n in inputs}, threads=2)
-    return [found[names[f"x{i}"]] for i in wrt]
+    outcome = run(graph, {n: fed[n] for n in inputs}, threads=2)
+    return [outcome[names[f"x{i}"]] for i in wrt]
 
 
 def others(x: np.ndarray) -> np.ndarray:

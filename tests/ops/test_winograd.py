@@ -122,9 +122,9 @@ def test_it_computes_what_the_direct_kernel_does(
     """In double precision, where rounding hides nothing."""
     given = layer(row, what, np.float64)
     direct = values(monkeypatch, DIRECT, given, row[2], what)
-    found = values(monkeypatch, WINOGRAD, given, row[2], what, row[3])
+    actual_values = values(monkeypatch, WINOGRAD, given, row[2], what, row[3])
     atol = 1e-13 * np.max(np.abs(direct), initial=1)
-    np.testing.assert_allclose(found, direct, rtol=0, atol=atol)
+    np.testing.assert_allclose(actual_values, direct, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("what", ["Y", "dX", "dW"])
@@ -165,8 +165,8 @@ def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, th
     for times, reset in ((1, True), (2, False), (1, True)):
         program.inputs["reset"][...] = reset
         program.run()
-        found = total.view(np.float64)[: want.size].reshape(want.shape)
-        np.testing.assert_array_equal(found, times * want)
+        actual = total.view(np.float64)[: want.size].reshape(want.shape)
+        np.testing.assert_array_equal(actual, times * want)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
@@ -176,8 +176,8 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, threads: int) -
     for what in ("bias", "dX"):
         given = layer(row, what, np.float32)
         alone = values(monkeypatch, WINOGRAD, given, row[2], what)
-        found = values(monkeypatch, WINOGRAD, given, row[2], what, threads)
-        np.testing.assert_array_equal(found, alone)
+        actual_values = values(monkeypatch, WINOGRAD, given, row[2], what, threads)
+        np.testing.assert_array_equal(actual_values, alone)
 
 
 @pytest.mark.parametrize("threads", [4, 16])
@@ -198,8 +198,10 @@ def test_plainer_variants_agree(monkeypatch: pytest.MonkeyPatch, name: str) -> N
     for what in WHAT:
         given = layer(LAYERS[1], what, np.float32)
         own = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what)
-        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what, 2, list_runnable()[name])
-        np.testing.assert_allclose(found, own, rtol=0, atol=4e-6 * np.max(np.abs(own)))
+        actual_values = values(
+            monkeypatch, WINOGRAD, given, LAYERS[1][2], what, 2, list_runnable()[name]
+        )
+        np.testing.assert_allclose(actual_values, own, rtol=0, atol=4e-6 * np.max(np.abs(own)))
 
 
 def test_what_is_not_a_number_stays_in_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +209,10 @@ def test_what_is_not_a_number_stays_in_its_windows(monkeypatch: pytest.MonkeyPat
     row = ((1, 16, 16, 16), 16, [1, 1, 1, 1], 1)
     given = layer(row, "bias", np.float32)
     given["x"][0, 3, 2, 2] = np.nan
-    found = values(monkeypatch, WINOGRAD, given, row[2], "bias")
-    assert np.isnan(found[0, :, 1:4, 1:4]).all()
-    assert np.isfinite(found[0, :, 8:, :]).all()
-    assert np.isfinite(found[0, :, :, 8:]).all()
+    actual_values = values(monkeypatch, WINOGRAD, given, row[2], "bias")
+    assert np.isnan(actual_values[0, :, 1:4, 1:4]).all()
+    assert np.isfinite(actual_values[0, :, 8:, :]).all()
+    assert np.isfinite(actual_values[0, :, :, 8:]).all()
 
 
 KINDS = {
@@ -229,8 +231,8 @@ def errors(
     pads = [1, 1, 1, 1]
     exact = {n: a.astype(np.float64) for n, a in given.items()}
     right = values(monkeypatch, DIRECT, exact, pads, what)
-    found = values(monkeypatch, WINOGRAD, given, pads, what)
-    return float(np.max(np.abs(found - right))), exact
+    actual_values = values(monkeypatch, WINOGRAD, given, pads, what)
+    return float(np.max(np.abs(actual_values - right))), exact
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -290,11 +292,11 @@ def test_the_choice_of_layers(row: Any) -> None:
     back = winograd_calls.backward(axes)
     for name, want in (("avx512", on_16), ("neon", on_4)):
         target = Target("", "", "", 64 if name == "avx512" else 16, 6, 4 if name == "avx512" else 2)
-        found = (
+        actual = (
             winograd_calls.is_cheaper(target, "f32", images, axes, ci, co, 1),
             winograd_calls.is_cheaper(target, "f32", images, back, co, ci, 1),
         )
-        assert found == want, name
+        assert actual == want, name
 
 
 def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,11 +39,11 @@ def test_lengths_of_a_concat_split_its_gradient() -> None:
         Node("ConcatTraining", ("a", "b"), ("y", "n"), {"axis": -1}, MS, "cat"),
         Node("SplitTraining", ("dy", "n"), ("da", "db"), {"axis": 1}, MS, "split"),
     ]
-    found = run(graph_of(nodes, ["y", "n", "da", "db"], inputs), inputs)
-    np.testing.assert_array_equal(found["y"], np.concatenate([inputs["a"], inputs["b"]], 1))
-    np.testing.assert_array_equal(found["n"], [3, 4])
-    np.testing.assert_array_equal(found["da"], inputs["dy"][:, :3])
-    np.testing.assert_array_equal(found["db"], inputs["dy"][:, 3:])
+    outcome = run(graph_of(nodes, ["y", "n", "da", "db"], inputs), inputs)
+    np.testing.assert_array_equal(outcome["y"], np.concatenate([inputs["a"], inputs["b"]], 1))
+    np.testing.assert_array_equal(outcome["n"], [3, 4])
+    np.testing.assert_array_equal(outcome["da"], inputs["dy"][:, :3])
+    np.testing.assert_array_equal(outcome["db"], inputs["dy"][:, 3:])
 
 
 def test_gradients_flow_through_peepholes() -> None:
@@ -59,10 +59,10 @@ def test_gradients_flow_through_peepholes() -> None:
         Node("LSTMGrad", read, made, attrs, MS, "lstm_Grad/LSTMGrad_0"),
     ]
     inputs = one.inputs | {f"d{n}": dy for n, dy in dys.items()}
-    found = run(graph_of(nodes, [*made], inputs), inputs)
+    outcome = run(graph_of(nodes, [*made], inputs), inputs)
     for name in made:
         want = expected[names[f"x{name[1:]}"]]
-        np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(outcome[name], want, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("wanted", [("da", "db"), ("da", ""), ("", "db")])
@@ -74,14 +74,14 @@ def test_gradients_of_a_division(
 ) -> None:
     inputs = {"dy": normal(*np.broadcast_shapes(a, b)), "a": normal(*a), "b": normal(*b)}
     node = Node("DivGrad", ("dy", "a", "b"), wanted, {}, MS, "/Div_Grad/DivGrad_0")
-    found = run(graph_of([node], [w for w in wanted if w], inputs), inputs)
+    outcome = run(graph_of([node], [w for w in wanted if w], inputs), inputs)
     dy, x, y = (v.astype(np.float64) for v in inputs.values())
     for name, whole, of in (("da", dy / y, x), ("db", -dy * x / y**2, y)):
-        if name in found:
+        if name in outcome:
             lead = whole.ndim - of.ndim
             axes = [i for i in range(whole.ndim) if i < lead or of.shape[i - lead] < whole.shape[i]]
             expected = whole.sum(tuple(axes), keepdims=True).reshape(of.shape)
-            np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+            np.testing.assert_allclose(outcome[name], expected, rtol=1e-5)
 
 
 def test_a_malformed_division_is_refused() -> None:
@@ -142,8 +142,8 @@ def test_pool_gradients_in_onnx_domain_survive_a_conversion() -> None:
     assert graph.opsets == {"": 13}
     assert (graph.nodes[-1].domain, graph.nodes[-1].op) == ("", "MaxPoolGrad")
     x = np.array([[[[3, 1, 2, 4], [0, 5, 7, 6]]]], np.float32)
-    found = run(graph, {"x0": x})["dx"]
-    np.testing.assert_array_equal(found, [[[3, 0, 0, 4], [0, 5, 7, 0]]])
+    outcome = run(graph, {"x0": x})["dx"]
+    np.testing.assert_array_equal(outcome, [[[3, 0, 0, 4], [0, 5, 7, 0]]])
 
 
 def test_symbols() -> None:
@@ -180,9 +180,9 @@ def test_gradients_of_a_gru_take_the_products_of_its_forward_pass() -> None:
     (gradient,) = [n for n in backward.nodes if n.op == "GRUGrad"]
     made = gradient.inputs[6:]  # Y, the gates, and the gradients of Y and Y_h
     backward.outputs += made
-    found = run(backward, one.inputs)
-    given = found | one.inputs
+    outcome = run(backward, one.inputs)
+    given = outcome | one.inputs
     given = {n: given[n] for n in gradient.inputs if n}
     again = run(graph_of([gradient], [o for o in gradient.outputs if o], given), given)
     for name in names.values():
-        np.testing.assert_array_equal(again[name], found[name], err_msg=name)
+        np.testing.assert_array_equal(again[name], outcome[name], err_msg=name)

@@ -49,11 +49,11 @@ def test_loss_and_gradient_are_those_of_rounded_scores() -> None:
     np.testing.assert_allclose(half["loss"], -logp[at].mean(), rtol=1e-6)
     want = np.exp(logp)
     want[at] -= 1
-    found = -half["dz"] * len(x)
+    actual = -half["dz"] * len(x)
     # Rounding, and the error of exp: |x - m| + 5 units of float32, as softmax.py has it.
     # Numbers below 2^-126 are taken for 0.
     bound = np.abs(want) * (EPSILON["bf16"] + 100 * 2.0**-24) + len(x) * 2.0**-126
-    assert (np.abs(found - want) <= bound).all()
+    assert (np.abs(actual - want) <= bound).all()
 
 
 @pytest.mark.parametrize("outputs", [("loss", "dz"), ("loss", "dz", "logp")])

@@ -49,9 +49,9 @@ def check_numbers(graph: Graph) -> None:
     rng = np.random.default_rng(0)
     fed = {n: rng.standard_normal(t.dims) for n, t in graph.inputs.items()}
     expected = run(graph.copy(), fed, closed=True, without=OPTIONAL)
-    found = run(graph.copy(), fed, closed=True)
+    outcome = run(graph.copy(), fed, closed=True)
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(outcome[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
 def check_slices(graph: Graph) -> None:

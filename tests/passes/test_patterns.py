@@ -101,8 +101,8 @@ def test_every_pattern_becomes_the_op_and_computes_the_same(rule: Rule) -> None:
     ops_made = [key.rpartition("::")[2] for key in rule.makes.split()]
     assert {n.op for n in fused.nodes} - {"Identity"} <= set(ops_made)
     assert len(ops_made) > 1 or [n.op for n in fused.nodes] == [*ops_made, "Identity"]
-    found = run(graph, {n: GIVEN[n] for n in graph.inputs})["y"]
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)  # FastGelu's cubic constant
+    outcome = run(graph, {n: GIVEN[n] for n in graph.inputs})["y"]
+    np.testing.assert_allclose(outcome, expected, rtol=1e-3, atol=2e-4)  # FastGelu's cubic constant
     assert all(list_ops()[n.domain, n.op].differentiable for n in fused.nodes)
 
 
@@ -159,13 +159,13 @@ def test_a_root_of_squares_has_a_gradient_where_all_are_zero(pattern: str) -> No
     """PyTorch's std and norm take 0 there; the root's own is 0 / 0, and one row spoils a model."""
     x = GIVEN["x"].copy()
     x[0, 1] = 0
-    found = gradient_of(decomposed(pattern), x)
-    assert not found[0, 1].any()
-    scale = np.sqrt((np.abs(found) ** 2).sum(-1))  # a unit vector, scaled alike everywhere
+    gradient = gradient_of(decomposed(pattern), x)
+    assert not gradient[0, 1].any()
+    scale = np.sqrt((np.abs(gradient) ** 2).sum(-1))  # a unit vector, scaled alike everywhere
     rest = np.delete(scale.reshape(-1), 1)
     np.testing.assert_allclose(rest, rest[0])
     others = x / np.where(x == 0, 1, np.linalg.norm(x, axis=-1, keepdims=True)) * rest[0]
-    np.testing.assert_allclose(found, others, atol=1e-12)
+    np.testing.assert_allclose(gradient, others, atol=1e-12)
 
 
 @pytest.mark.parametrize("square", ["Mul({0}, {0})", "Pow({0}, 2)"])
@@ -174,10 +174,10 @@ def test_a_root_of_two_sums_has_a_gradient_where_one_is_zero(square: str) -> Non
     sums = (f"{n} := ReduceSum({square.format(v)})" for n, v in (("s", "x"), ("t", "z")))
     x = GIVEN["x"].copy()
     x[0, 1] = 0
-    found = gradient_of(decomposed(f"Sqrt(Mul({', '.join(sums)}))"), x)
-    assert not found[0, 1].any()
+    gradient = gradient_of(decomposed(f"Sqrt(Mul({', '.join(sums)}))"), x)
+    assert not gradient[0, 1].any()
     a, b = (np.linalg.norm(v, axis=-1, keepdims=True) for v in (x, GIVEN["z"]))
-    np.testing.assert_allclose(found, x / np.where(a == 0, 1, a) * b, atol=1e-12)
+    np.testing.assert_allclose(gradient, x / np.where(a == 0, 1, a) * b, atol=1e-12)
 
 
 def test_a_root_behind_a_view_of_a_sum_has_one_too() -> None:
@@ -188,10 +188,10 @@ def test_a_root_behind_a_view_of_a_sum_has_one_too() -> None:
         "Sqrt(view := Expand(w := Unsqueeze(s := ReduceSum(Mul(x, x)), front), shape))"
     )
     graph.initializers["shape"] = np.array([1, 3, 4, 1])
-    found = gradient_of(graph, x)
-    assert not found[0, 1].any()
+    gradient = gradient_of(graph, x)
+    assert not gradient[0, 1].any()
     size = np.linalg.norm(x, axis=-1, keepdims=True)
-    np.testing.assert_allclose(found, x / np.where(size == 0, 1, size), atol=1e-12)
+    np.testing.assert_allclose(gradient, x / np.where(size == 0, 1, size), atol=1e-12)
 
 
 def test_a_root_of_a_mean_over_an_unknown_batch_has_one_too() -> None:
@@ -200,20 +200,20 @@ def test_a_root_of_a_mean_over_an_unknown_batch_has_one_too() -> None:
     graph.nodes[1].attrs["axes"] = [0]
     x = GIVEN["x"].copy()
     x[:, 1, 2] = 0
-    found = gradient_of(graph, x)
-    assert not found[:, 1, 2].any()
+    gradient = gradient_of(graph, x)
+    assert not gradient[:, 1, 2].any()
     size = np.linalg.norm(x, axis=0, keepdims=True)
     expected = x / np.where(size == 0, 1, size) / np.sqrt(len(x))
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(gradient, expected, atol=1e-12)
 
 
 def test_the_gradient_goes_through_the_fused_op() -> None:
     graph = decomposed("Mul(Mul(x, Add(Erf(Div(x, 1.4142135)), 1)), 0.5)")
     graph.nodes.append(Node("ReduceSum", ("y",), ("loss",), {"keepdims": 0}, "", "sum"))
     graph.outputs = ["loss"]
-    found = infer(name_nodes(graph))
+    inferred = infer(name_nodes(graph))
     plain = graph.copy()
-    assert fuse_patterns(graph, found)
+    assert fuse_patterns(graph, inferred)
     gradients = []
     for g in (graph, plain):
         names = differentiate(g, "loss", ["x"], infer(g).types)
@@ -268,7 +268,7 @@ def test_logarithms_are_finite_wherever_they_are(pattern: str, keepdims: int, op
     assert fuse_patterns(graph, infer(name_nodes(graph)))
     names = differentiate(graph, "loss", ["x"], infer(graph).types)
     graph.outputs = [names["x"]]
-    found = run(graph, {"x": FAR})[names["x"]]
+    outcome = run(graph, {"x": FAR})[names["x"]]
     step = 1e-4 * np.maximum(1, abs(FAR.astype(np.float64)))
     for i, j in np.ndindex(*FAR.shape):
         ends = []
@@ -278,7 +278,7 @@ def test_logarithms_are_finite_wherever_they_are(pattern: str, keepdims: int, op
             value = STABLE[pattern](moved)
             value = value if keepdims or "ReduceSum" not in pattern else value[:, 0]
             ends.append((weights * value).sum())
-        assert found[i, j] == pytest.approx((ends[0] - ends[1]) / (2 * step[i, j]), abs=2e-3)
+        assert outcome[i, j] == pytest.approx((ends[0] - ends[1]) / (2 * step[i, j]), abs=2e-3)
 
 
 def test_a_probability_that_is_read_elsewhere_stays_beside_its_logarithms() -> None:
@@ -286,11 +286,13 @@ def test_a_probability_that_is_read_elsewhere_stays_beside_its_logarithms() -> N
     graph = logarithm("Add(Log(p := Sigmoid(x)), Log(Sub(1, p)))")
     graph.outputs.append(next(n.outputs[0] for n in graph.nodes if n.op == "Sigmoid"))
     wide = FAR.astype(np.float64)
-    found = run(graph, {"x": FAR})
+    outcome = run(graph, {"x": FAR})
     np.testing.assert_allclose(
-        found["y"], -np.logaddexp(0, -wide) - np.logaddexp(0, wide), rtol=1e-6
+        outcome["y"], -np.logaddexp(0, -wide) - np.logaddexp(0, wide), rtol=1e-6
     )
-    np.testing.assert_allclose(found[graph.outputs[1]], np.exp(-np.logaddexp(0, -wide)), atol=1e-6)
+    np.testing.assert_allclose(
+        outcome[graph.outputs[1]], np.exp(-np.logaddexp(0, -wide)), atol=1e-6
+    )
     assert fuse_patterns(graph, infer(graph))
     assert Counter(n.op for n in graph.nodes) == {
         "Sigmoid": 1, "Neg": 3, "Softplus": 2, "Add": 1, "Identity": 1

@@ -42,7 +42,7 @@ def test_relu_grads_of_a_pool_read_what_it_returns(masks: int) -> None:
     assert [n.inputs[1] for n in grads] == ["y"] * masks
     rng = np.random.default_rng(0)
     fed = {n: rng.standard_normal(t.dims).astype(np.float32) for n, t in graph.inputs.items()}
-    (found,) = run(make_graph(masks), fed).values()
+    (value,) = run(make_graph(masks), fed).values()
     (expected,) = run(make_graph(masks), fed, without=[NAME]).values()
-    assert np.array_equal(found, expected)
-    assert np.count_nonzero(found)
+    assert np.array_equal(value, expected)
+    assert np.count_nonzero(value)

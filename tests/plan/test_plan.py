@@ -144,46 +144,46 @@ def test_symbols_are_readable_when_short_and_distinct_when_long() -> None:
 
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that are checked from now on."""
-    found: list[Plan] = []
+    actual: list[Plan] = []
     check = PlanForm.check
 
     def counted(form: PlanForm) -> None:
-        found.append(form.plan)
+        actual.append(form.plan)
         check(form)
 
     monkeypatch.setattr(PlanForm, "check", counted)
-    return found
+    return actual
 
 
 def test_a_plan_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another plan that is made of it is another plan, and so is one out of a pickle."""
-    found, plan = checks(monkeypatch), chain()
+    actual_checks, plan = checks(monkeypatch), chain()
     assert verify(verify(plan)) is plan
-    assert len(found) == 1
+    assert len(actual_checks) == 1
     for other in (replace(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert other == plan
         verify(verify(other))
-    assert len(found) == 4
+    assert len(actual_checks) == 4
 
 
 def test_a_plan_that_is_refused_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, plan = checks(monkeypatch), with_buffer(1, offset=4)
+    actual_checks, plan = checks(monkeypatch), with_buffer(1, offset=4)
     for _ in range(2):
         with pytest.raises(PlanError, match="alignment"):
             verify(plan)
-    assert len(found) == 2
+    assert len(actual_checks) == 2
 
 
 def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = checks(monkeypatch)
+    actual_checks = checks(monkeypatch)
     graph = OneNode(next(c for c in list_cases() if c.op == "Relu")).graph
     plan = make_plan(graph, {}, target=detect_host(), threads=1)
     program = BoundProgram(
         plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))}
     )
-    assert found == [plan]
+    assert actual_checks == [plan]
     assert program.plan == plan  # read anew, so it is checked anew
-    assert len(found) == 2
+    assert len(actual_checks) == 2
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,11 @@ def test_columns_lie_where_c_can_read_them_in_place() -> None:
     for i, column in enumerate(columns):
         width, (rows,) = data[widths_at + i], (tables.rows[column.table],)
         at += -at % max(width, 1)
-        found = [
+        numbers = [
             int.from_bytes(data[at + k * width : at + (k + 1) * width], "little")
             for k in range(rows)
         ]
-        assert found == tables.read_column(column.table, column.name), column
+        assert numbers == tables.read_column(column.table, column.name), column
         at += width * rows
     assert rows_at == HEAD.size
 
@@ -110,8 +110,8 @@ def test_integers_of_64_bits_and_floats_survive() -> None:
     consts = (-(1 << 63), (1 << 63) - 1, -1, 0, 0.1, float("inf"), 1 << 16, 1, 1.0, -0.0, 65535)
     step = replace(chain().steps[0], consts=consts)
     plan = replace(chain(), steps=(step, *chain().steps[1:]))
-    found = read_unverified(written(plan)).steps[0].consts
-    assert [(type(c), str(c)) for c in found] == [(type(c), str(c)) for c in consts]
+    actual_consts = read_unverified(written(plan)).steps[0].consts
+    assert [(type(c), str(c)) for c in actual_consts] == [(type(c), str(c)) for c in consts]
 
 
 def read_unverified(data: bytes) -> Plan:

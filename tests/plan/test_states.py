@@ -33,8 +33,8 @@ ROWS = strategies.builds(
 def test_forms(
     of: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], scalar: tuple[int, ...]
 ) -> None:
-    found = {form: State("s", form).compute_shape(of) for form in FORMS}
-    assert found == {"parameter": of, "rows": rows, "columns": columns, "scalar": scalar}
+    actual_shapes = {form: State("s", form).compute_shape(of) for form in FORMS}
+    assert actual_shapes == {"parameter": of, "rows": rows, "columns": columns, "scalar": scalar}
 
 
 @given(strategies.lists(ROWS, max_size=4), strategies.lists(SHAPES, max_size=6))

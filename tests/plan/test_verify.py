@@ -62,15 +62,15 @@ def golden(case: str, threads: int) -> Plan:
 @functools.cache
 def plans() -> tuple[Plan, ...]:
     """Plans of goldens, and of case rows, open and closed; of one and of two threads."""
-    found = [golden(case, n) for case in ("mlp", "cnn", "bce") for n in (1, 2)]
+    goldens = [golden(case, n) for case in ("mlp", "cnn", "bce") for n in (1, 2)]
     for op in OPS:
         graph = OneNode(next(c for c in list_cases() if c.op == op)).graph
         for threads in (1, 2):
             for closed in (False, True):
-                found.append(
+                goldens.append(
                     make_plan(graph.copy(), {}, target=TARGET, threads=threads, closed=closed)
                 )
-    return tuple(found)
+    return tuple(goldens)
 
 
 # --- the second description of a run
@@ -108,7 +108,7 @@ class Model:
             (p.name, p.shape, plan.buffers[p.buffer].dtype, self.read(p.buffer, 0))
             for p in sorted(plan.outputs, key=lambda p: p.name)
         ]
-        self.kept = {at: found for at, found in self.memory.items() if at[0] in PERSISTENT}
+        self.kept = {at: items for at, items in self.memory.items() if at[0] in PERSISTENT}
         for i, data in plan.constants:
             if data and {tag for tag, _ in self.read(i, 0)} != {data}:
                 raise Unsafe(f"constant %{i} is changed")
@@ -132,18 +132,18 @@ class Model:
     def read(self, i: int, n: int) -> tuple[Any, ...]:
         """Return the writers of the bytes of a buffer, and where their bytes are."""
         b = self.plan.buffers[i]
-        found: list[tuple[Any, int]] = []
+        actual: list[tuple[Any, int]] = []
         for at in self.blocks(i):
             default = (b.region, at) if b.region in PERSISTENT else (None, 0)
             tag, place = self.memory.get((b.region, at), default)
             if tag is None:
                 raise Unsafe(f"step {n} reads %{i}, which nobody wrote")
             shift = at - b.offset - place
-            if not found or found[-1] != (tag, shift):
-                found.append((tag, shift))
-        if b.region == "work" and len({tag for tag, _ in found}) > 1:
+            if not actual or actual[-1] != (tag, shift):
+                actual.append((tag, shift))
+        if b.region == "work" and len({tag for tag, _ in actual}) > 1:
             raise Unsafe(f"step {n} reads %{i}, parts of it are lost")
-        return tuple(found)
+        return tuple(actual)
 
     def walk(self) -> None:
         inputs = {p.buffer for p in self.plan.inputs}

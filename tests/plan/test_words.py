@@ -338,9 +338,9 @@ def test_no_word_is_read_by_its_place() -> None:
         p for room in ("ops", "loops", "compiler") for p in sorted((root / room).rglob("*.py"))
     ]
     paths += sorted((root.parent / "graphs" / "planner").glob("*.py"))
-    found = {p.name: counted(ast.parse(p.read_text("utf-8"))) for p in paths}
-    assert {"gemm.py", "executor.py", "interpret_formulas.py"} <= found.keys()
-    assert {name: places for name, places in found.items() if places} == {}
+    counts = {p.name: counted(ast.parse(p.read_text("utf-8"))) for p in paths}
+    assert {"gemm.py", "executor.py", "interpret_formulas.py"} <= counts.keys()
+    assert {name: places for name, places in counts.items() if places} == {}
 
 
 def test_c_reads_no_word_by_its_place() -> None:

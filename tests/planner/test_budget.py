@@ -86,11 +86,11 @@ class Trained:
             if name not in self.batch:
                 value[...] = 1  # the flag that gradients begin anew
         program.run(0, 7)
-        found = [np.array(v).tobytes() for v in program.outputs.values()]
+        data = [np.array(v).tobytes() for v in program.outputs.values()]
         for name, region in self.state.regions.items():
-            found.append(region.tobytes())
+            data.append(region.tobytes())
             region[...] = kept[name]
-        return b"".join(found)
+        return b"".join(data)
 
 
 class Drawn:

@@ -35,8 +35,8 @@ pytestmark = needs_cc
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by its path."""
-    found = (p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): p.read_bytes() for p in found}
+    paths = (p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_a_build_says_what_it_does(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert cli.main(["build", *words]) == 0
     said = capfd.readouterr().err.splitlines()
     steps = ("reading", "planning the training model", "compiling", "linking", "recording")
-    found = [next(k for k, line in enumerate(said) if f"] {step}" in line) for step in steps]
-    assert found == sorted(found)
+    firsts = [next(k for k, line in enumerate(said) if f"] {step}" in line) for step in steps]
+    assert firsts == sorted(firsts)
     assert all(line.startswith("[") for line in said)
 
 

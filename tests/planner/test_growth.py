@@ -90,15 +90,15 @@ def test_ways_grow_about_as_the_layers_of_a_network_do(
 ) -> None:
     """Without the bound: what is tried for a choice does not go with how much was chosen."""
     monkeypatch.setattr(search, "WAYS", 1 << 20)
-    found = []
+    actual = []
     for layers in (6, 12):
         graph = partial(build_minilm, words=100, layers=layers)
         one = Workload(f"encoder{layers}", (8, 128), graph, words=100)
         monkeypatch.setitem(deep.MODELS, one.name, one)
         (tmp_path / one.name).mkdir()
         trained = budgets.Trained(one.name, tmp_path / one.name)
-        found.append((len(trained.free.steps), trained.plan(trained.least).searched[0]))
-    (few, ways), (many, more) = found
+        actual.append((len(trained.free.steps), trained.plan(trained.least).searched[0]))
+    (few, ways), (many, more) = actual
     assert many > 1.9 * few
     assert ways < more <= (many / few) ** 1.3 * ways
 

@@ -92,10 +92,10 @@ def test_lazy_adamw_moves_only_rows_that_have_a_gradient(
     moments = {n: [np.zeros_like(p), np.zeros_like(p)] for n, p in values.items()}
     for t in range(len(BATCHES)):
         training.step(t)
-        found = training.gradients()
-        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in found.values()))
+        actual_gradients = training.gradients()
+        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in actual_gradients.values()))
         for n, p in values.items():
-            g = found[n].astype(np.float64)
+            g = actual_gradients[n].astype(np.float64)
             if clip is not None:
                 g *= min(clip / (norm + 1e-6), 1)
             after = adamw(t + 1, p, g, *moments[n])
@@ -151,13 +151,15 @@ def test_sgd_is_exact_whatever_it_passes_over(
     for t in range(len(BATCHES)):
         before = training.values()
         training.step(t)
-        found = training.gradients()
-        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in found.values()))
+        actual_gradients = training.gradients()
+        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in actual_gradients.values()))
         k = np.float32(1 if clip is None else min(clip / (norm + 1e-6), 1))
         for n, p in training.values().items():
             # The norm is summed in another order; where both sides nearly cancel, that is seen.
-            np.testing.assert_allclose(p, before[n] - RATE * (found[n] * k), rtol=2e-7, atol=4e-9)
-            still = found[n] == 0
+            np.testing.assert_allclose(
+                p, before[n] - RATE * (actual_gradients[n] * k), rtol=2e-7, atol=4e-9
+            )
+            still = actual_gradients[n] == 0
             assert p[still].tobytes() == before[n][still].tobytes()
 
 

@@ -210,9 +210,9 @@ def test_gradients_are_there_for_those_who_ask_for_them() -> None:
     for each in (trainer, reference):
         each.accumulate(X[:8], LABELS[:8])
         each.accumulate(X[8:], LABELS[8:])
-    found, wanted = (t.state.parameters["body.bias"].grad for t in (trainer, reference))
-    assert found is not None
-    np.testing.assert_array_equal(found, wanted)
+    grad, wanted = (t.state.parameters["body.bias"].grad for t in (trainer, reference))
+    assert grad is not None
+    np.testing.assert_array_equal(grad, wanted)
     for each in (trainer, reference):
         each.update()
     assert read_content(trainer)[:2] == read_content(reference)[:2]

@@ -129,10 +129,10 @@ def test_gradients_stay_as_they_are(text: str) -> None:
     fed: dict[str, Any] = {
         name: rng.integers(-2, 3, t.dims).astype(np.float32) / 8 for name, t in graph.inputs.items()
     }
-    found, wanted = (
+    outcome, wanted = (
         run(graph.copy(), fed, threads=2, changes=True, without=without)
         for without in ((), ("keep taps", "relu grads read pools", "recompute"))
     )
     for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-    assert any(np.any(found[name] != fed[name]) for name in fed if name.endswith("_buffer"))
+        np.testing.assert_array_equal(outcome[name], value, err_msg=name)
+    assert any(np.any(outcome[name] != fed[name]) for name in fed if name.endswith("_buffer"))

@@ -167,9 +167,9 @@ def test_no_order_has_fewer_bytes_at_a_call_than_its_cut(seed: int) -> None:
         peaks.append(max(live))
         for n, nbytes in zip(each, live, strict=True):
             least[n] = min(least[n], nbytes)
-    found = [cuts.find_least(n) for n in range(len(least))]
-    assert [cut.nbytes for cut in found] == least
-    assert all(cut.fewest <= cut.most for cut in found)
+    leasts = [cuts.find_least(n) for n in range(len(least))]
+    assert [cut.nbytes for cut in leasts] == least
+    assert all(cut.fewest <= cut.most for cut in leasts)
     first = range(len(least))
     assert (
         find_least_peak(cuts, first, tally.count_live(first), len(first))

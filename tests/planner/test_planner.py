@@ -126,9 +126,9 @@ def test_nodes_that_are_alike_become_what_each_would_alone(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = doubled(OneNode(case).graph)
-    found = known(Planner(graph, target=TARGET, threads=2), {})
+    actual_known = known(Planner(graph, target=TARGET, threads=2), {})
     monkeypatch.setattr(NodeMemo, "make_key", lambda self, node, phase: None)
-    assert found == known(Planner(graph, target=TARGET, threads=2), {})
+    assert actual_known == known(Planner(graph, target=TARGET, threads=2), {})
 
 
 def test_of_nodes_that_are_alike_one_is_lowered() -> None:

@@ -107,9 +107,9 @@ def test_a_small_wrong_value_beside_a_large_one_is_seen() -> None:
     check = Check(made.graph, made.fed, Report())
     check.agrees("the same", check.wanted)
     for factor, is_wrong in ((1 + 1e-15, False), (1 + 1e-11, True)):
-        found = {**check.wanted, "y": check.wanted["y"] * factor}
+        actual = {**check.wanted, "y": check.wanted["y"] * factor}
         with pytest.raises(DifferentError) if is_wrong else nullcontext():
-            check.agrees("another", found)
+            check.agrees("another", actual)
 
 
 @pytest.mark.parametrize(("op", "rows", "kept"), [("GRU", 15, (2,)), ("LSTM", 20, (3, 4))])

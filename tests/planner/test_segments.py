@@ -90,13 +90,13 @@ def trained(
     rng = np.random.default_rng(batch)
     shapes = (batch, 3, 40, 40), (batch, 2, 10, 10)
     x, target = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-    found = []
+    actual = []
     for _ in range(2):
         module.lazy_reset_grad()
         loss = np.float32(module(x, target))
-        found.append(np.append(state.regions["grad"].view(np.float32), loss))
+        actual.append(np.append(state.regions["grad"].view(np.float32), loss))
     (program,) = module.session.memory.programs.values()
-    return program.plan, found
+    return program.plan, actual
 
 
 @pytest.mark.parametrize(("threads", "batch"), [(1, 8), (2, 6), (3, 5)])
@@ -104,9 +104,9 @@ def test_segments_compute_what_steps_do(
     artifacts: Path, threads: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, (expected, _) = trained(artifacts, threads, batch, monkeypatch, WHOLE)
-    plan, (found, again) = trained(artifacts, threads, batch, monkeypatch, "with segments")
-    assert np.array_equal(found, again)
-    assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
+    plan, (actual, again) = trained(artifacts, threads, batch, monkeypatch, "with segments")
+    assert np.array_equal(actual, again)
+    assert np.linalg.norm(actual - expected) < 2e-5 * np.linalg.norm(expected)
     template = {k.symbol: k.spec.template for k in plan.kernels}
     cut = {template[s.kernel] for _, steps in list_groups(plan) for s in steps if not s.numbered}
     declared = {name for name, kernel in list_templates().items() if kernel.samples}
@@ -128,8 +128,8 @@ def test_values_may_have_the_names_of_what_segments_make(
             requires_grad=TRAINED,
             artifact_directory=tmp_path / name,
         )
-        _, found = trained(tmp_path / name, 2, 6, monkeypatch, f"with {name}")
-        assert np.array_equal(found, expected)
+        _, actual = trained(tmp_path / name, 2, 6, monkeypatch, f"with {name}")
+        assert np.array_equal(actual, expected)
 
 
 def test_what_segments_make_takes_a_sample_a_thread(
@@ -173,10 +173,12 @@ class Joined:
         for name, value in program.inputs.items():
             value[...] = given[name]
         program.run(0, 7)
-        found = np.concatenate([self.state.regions[n].view(np.float32) for n in ("param", "state")])
+        joined = np.concatenate(
+            [self.state.regions[n].view(np.float32) for n in ("param", "state")]
+        )
         for name, region in self.state.regions.items():
             region[...] = kept[name]
-        return found
+        return joined
 
 
 def test_budgets_below_what_single_layers_touch(

@@ -91,16 +91,16 @@ def test_plan_text(plan: Plan, golden: Callable[[str, str], None]) -> None:
 
 def test_a_block_passes_over_memory_in_a_few_groups(plan: Plan) -> None:
     """Each chain between two sums over all rows is one group."""
-    found = [
+    actual = [
         [re.sub(r"_f32.*|_[0-9a-f]{10}$", "", s.kernel) for s in g] for _, g in list_groups(plan)
     ]
-    assert found[:3] == [
+    assert actual[:3] == [
         ["conv", "channel_moments_cols"],
         ["depthwise", "channel_moments_cols"],
         ["map", "conv", "channel_moments_cols"],
     ]
     backward = ["map", "map", "map", "conv", "conv_dw", "channel_sums_cols"]
-    assert any(sorted(steps) == sorted(backward) for steps in found[3:])
+    assert any(sorted(steps) == sorted(backward) for steps in actual[3:])
 
 
 def test_tiles_cover_what_steps_write(plan: Plan) -> None:

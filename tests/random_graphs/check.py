@@ -101,12 +101,12 @@ class Check:
         for _ in range(MOVES):
             fed = {n: _moved(a, rng) for n, a in self.fed.items()}
             fed |= {n: _moved(np.ones(t.dims, NUMPY[t.dtype]), rng) for n, t in noise.items()}
-            found = run(fed)
+            outcome = run(fed)
             for name, want in self.wanted.items():
-                moved[name] = max(moved[name], distance(found[name], want))
+                moved[name] = max(moved[name], distance(outcome[name], want))
         bounds: dict[str, float | None] = {}
         arrays = [a for a in (*self.fed.values(), *self.wanted.values()) if a.dtype.kind == "f"]
-        # What is 0 may be a sum of these.
+        # A value of 0 may be a sum of these.
         largest = max((find_scale(a) for a in arrays), default=0.0)
         for name, want in self.wanted.items():
             if want.dtype.kind != "f":

@@ -65,17 +65,17 @@ def compare(model: Model, open_too: bool = True) -> Report:
     with however_few():
         forward(model, report, rng, open_too)
         try:
-            found = backward(model, report)
+            actual_gradients = backward(model, report)
         except EngineError as error:
             if isinstance(error, InternalError):
                 raise
             report.refused.append(("gradient", str(error)))
             return report
-        if found is not None:
-            gradients(model, *found, report, rng, open_too)
+        if actual_gradients is not None:
+            gradients(model, *actual_gradients, report, rng, open_too)
             if open_too and rng.random() < TRAININGS:
-                steps(model, *found, report, rng)
-            parts(model, found[1], report)
+                steps(model, *actual_gradients, report, rng)
+            parts(model, actual_gradients[1], report)
     return report
 
 
@@ -106,12 +106,12 @@ def stock(model: Model, check: Check) -> None:
         session = onnxruntime.InferenceSession(
             onnx_io.to_bytes(model.graph), options, providers=["CPUExecutionProvider"]
         )
-        found = session.run(None, model.fed)
+        outcome = session.run(None, model.fed)
     except Exception as error:  # its own classes have no common one
         check.report.refused.append(("onnxruntime", str(error)))
         return
     check.report.done["forward, onnxruntime"] += 1
-    for name, got in zip(model.graph.outputs, found, strict=True):
+    for name, got in zip(model.graph.outputs, outcome, strict=True):
         want, bound = check.wanted[name], check.bounds[name]
         if bound is None:
             continue
@@ -238,16 +238,16 @@ def slopes(check: Check, names: Mapping[str, str], report: Report, rng: random.R
         fed = {n: a + step * directions[n] if n in directions else a for n, a in check.fed.items()}
         return float(check.plain(fed)["loss"])
 
-    found = [(loss(h) - loss(-h)) / (2 * h) for h in (STEP, STEP / 2, 2 * STEP)]
+    actual = [(loss(h) - loss(-h)) / (2 * h) for h in (STEP, STEP / 2, 2 * STEP)]
     here = float(check.wanted["loss"])
     sides = [(loss(STEP) - here) / STEP, (here - loss(-STEP)) / STEP]
     scale = size + abs(here) + 1
-    spread = max(found) - min(found) + abs(sides[0] - sides[1])
+    spread = max(actual) - min(actual) + abs(sides[0] - sides[1])
     if not np.isfinite(spread) or spread > 1e-3 * scale:
         return  # a kink is near, or the loss is too steep
     report.done["differences"] += 1
-    if abs(found[0] - slope) > max(SLOPE * scale, 10 * (max(found) - min(found))):
+    if abs(actual[0] - slope) > max(SLOPE * scale, 10 * (max(actual) - min(actual))):
         raise DifferentError(
             "differences",
-            f"the gradient is {slope:.8g}, differences {found[0]:.8g}, of {scale:.3g}",
+            f"the gradient is {slope:.8g}, differences {actual[0]:.8g}, of {scale:.3g}",
         )

@@ -122,13 +122,13 @@ def accumulated(graph: Graph, names: Mapping[str, str]) -> Graph:
 def with_buffers(graph: Graph, fed: Mapping[str, Array], seed: int) -> dict[str, Array]:
     """Return the inputs of a training graph: the model's inputs, the flag, and buffers."""
     rng = np.random.default_rng(seed)
-    found = dict(fed)
+    table = dict(fed)
     for name, t in graph.inputs.items():
         if name == RESET:
-            found[name] = np.array([seed % 2 == 0])
-        elif name not in found:
-            found[name] = rng.standard_normal(t.dims).astype(NUMPY[t.dtype])
-    return found
+            table[name] = np.array([seed % 2 == 0])
+        elif name not in table:
+            table[name] = rng.standard_normal(t.dims).astype(NUMPY[t.dtype])
+    return table
 
 
 def trimmed(model: Model, ends: Sequence[str]) -> Model:

@@ -68,10 +68,10 @@ def ends(sketch: Sketch) -> list[str]:
     rng = sketch.rng
     read = {i for n in sketch.nodes for i in n.list_reads()}
     chance = rng.choice((0.0, 0.0, 0.1, 0.3))
-    found = [n for n in sketch.made if n not in read or rng.random() < chance]
-    if not found:  # nothing could be added
-        found = [sketch.add("Identity", sketch.feed(sketch.random((2,))))]
-    return found
+    actual_made = [n for n in sketch.made if n not in read or rng.random() < chance]
+    if not actual_made:  # nothing could be added
+        actual_made = [sketch.add("Identity", sketch.feed(sketch.random((2,))))]
+    return actual_made
 
 
 def grow(sketch: Sketch) -> None:
@@ -84,8 +84,8 @@ def grow(sketch: Sketch) -> None:
     if rng.random() < 0.6:
         rng.choice(PATTERNS)(sketch, recent(sketch))
         return
-    found = rows(sketch.opset)
-    add_row(sketch, rng.choice(found[rng.choice(list(found))]))
+    actual_rows = rows(sketch.opset)
+    add_row(sketch, rng.choice(actual_rows[rng.choice(list(actual_rows))]))
 
 
 def recent(sketch: Sketch) -> str:
@@ -100,7 +100,7 @@ def rows(opset: int) -> dict[str, list[Case]]:
 
     Left out is what writes to what it reads.
     """
-    found: dict[str, list[Case]] = {}
+    actual: dict[str, list[Case]] = {}
     for case in case_graphs.list_cases():
         op = list_ops().get((case.domain, case.op))
         if op is None or op.internal or op.optimizer is not None:
@@ -108,8 +108,8 @@ def rows(opset: int) -> dict[str, list[Case]]:
         if not case.domain and version(case.op, opset) != version(case.op, case.opset):
             continue
         if not is_acting(case_graphs.OneNode(case).node):
-            found.setdefault(op.title, []).append(case)
-    return found
+            actual.setdefault(op.title, []).append(case)
+    return actual
 
 
 def version(op: str, opset: int) -> int:

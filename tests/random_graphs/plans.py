@@ -29,15 +29,15 @@ def compare_plans(check: Check, what: str, rng: random.Random, open_too: bool) -
 
     with counting(check.report.changed):
         usual = plan("all passes")
-    found = numbers(usual, check.fed)
+    actual_numbers = numbers(usual, check.fed)
     try:
-        check.agrees(f"{what}, all passes", found)
+        check.agrees(f"{what}, all passes", actual_numbers)
     except DifferentError as error:
         raise DifferentError(error.way, f"{error}; {_first_pass(check)}") from error
     two = runner(plan("two threads", threads=2))
-    found = two(check.fed)
-    check.agrees(f"{what}, two threads", found)
-    check.equals(f"{what}, two threads again", two(check.fed), found)
+    actual_numbers = two(check.fed)
+    check.agrees(f"{what}, two threads", actual_numbers)
+    check.equals(f"{what}, two threads again", two(check.fed), actual_numbers)
     if open_too:
         threads = rng.choice((1, 2))
         made = plan("compiled", closed=False, threads=threads)

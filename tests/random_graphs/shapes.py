@@ -21,10 +21,10 @@ def fit(sketch: Sketch, name: str, shape: Shape) -> str:
     Raises:
         UnfitError: a node cannot be added.
     """
-    found = sketch.shape(name)
-    if found == shape and sketch.rng.random() < 0.9:
+    actual_shape = sketch.shape(name)
+    if actual_shape == shape and sketch.rng.random() < 0.9:
         return name
-    ways = _ways(sketch, name, found, shape)
+    ways = _ways(sketch, name, actual_shape, shape)
     return sketch.rng.choice(ways or [lambda: gathered(sketch, name, shape)])()
 
 

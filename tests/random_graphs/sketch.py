@@ -147,15 +147,15 @@ class Sketch:
         fresh = (f"v{at}" for at in itertools.count(len(self.made)))
         names = tuple(next(fresh) if here else "" for here in wanted)
         node = Node(op, inputs, names, attrs, domain, f"{op}_{len(self.nodes)}")
-        found = self.evaluate(node)
+        scores = self.evaluate(node)
         for name in filter(None, names):
-            array = found[name]
+            array = scores[name]
             if array.size > MOST:
                 raise UnfitError(f"{op}: large")
             if array.dtype.kind == "f" and not np.all(np.abs(array) <= LARGEST):
                 raise UnfitError(f"{op}: not tame")
         self.nodes.append(node)
-        self.values.update(found)
+        self.values.update(scores)
         self.made += filter(None, names)
         if op in ("Shape", "Size") or self.fixed.union(self.constants, [""]).issuperset(inputs):
             self.fixed.update(filter(None, names))

@@ -38,12 +38,12 @@ BUILT = 0.1  # of these trainings: they are built as C libraries
 def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
     """Compare gradients of micro-batches with gradients of the whole batch.
 
-    Taken is the last value of the model that keeps the samples of some inputs apart.
+    The last value of the model that keeps the samples of some inputs apart is split off.
     """
-    found = _apart(model, names, report)
-    if found is None:
+    apart = _apart(model, names, report)
+    if apart is None:
         return
-    made, trained, samples = found
+    made, trained, samples = apart
     for name in trained:
         del made.graph.inputs[name]
         made.graph.initializers[name] = made.fed.pop(name)
@@ -203,8 +203,8 @@ def steps(
     if any(a != b and not (np.isnan(a) and np.isnan(b)) for a, b in losses):
         raise DifferentError("steps, joined", f"losses {losses}")
     for region in ("param", "state"):
-        found, wanted = (t.state.regions[region] for t in (one, two))
-        if found.tobytes() != wanted.tobytes():
+        regions, wanted = (t.state.regions[region] for t in (one, two))
+        if regions.tobytes() != wanted.tobytes():
             raise DifferentError(
                 "steps, joined", f"region {region} differs from the region of two calls"
             )

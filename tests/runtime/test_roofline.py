@@ -36,17 +36,17 @@ def machine(seed: int, share: float, slice_: float) -> Callable[[int], float]:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.8])
 def test_the_best_run_is_that_of_an_idle_machine(share: float, seed: int) -> None:
     """Or it says that it is not sure; never is a step said to take several times as long."""
-    found = find_best(machine(seed, share, 0.01))
-    assert found.each >= UNIT * (1 - 1e-9)
-    assert found.each <= 1.5 * UNIT or found.unsure
-    assert found.each <= 4 * UNIT
-    assert share or not found.unsure
+    best = find_best(machine(seed, share, 0.01))
+    assert best.each >= UNIT * (1 - 1e-9)
+    assert best.each <= 1.5 * UNIT or best.unsure
+    assert best.each <= 4 * UNIT
+    assert share or not best.unsure
 
 
 def test_waiting_at_the_start_is_no_work() -> None:
     """Each run waits 10 ms for a processor: one round seems to take that long."""
-    found = find_best(lambda count: 0.01 + count * UNIT)
-    assert found.each < 3 * UNIT
+    best = find_best(lambda count: 0.01 + count * UNIT)
+    assert best.each < 3 * UNIT
 
 
 def test_runs_that_never_agree_are_bounded_and_unsure() -> None:
@@ -68,10 +68,10 @@ def test_limits_that_other_measurements_confirm_are_sure() -> None:
     assert _compute_limits(1, 1e6, [unsure, unsure], good).unsure
     assert _compute_limits(1, 1e6, [unsure, FastestRun(2e-3, False)], good).unsure
     slow = [(1 << 14, 1e9, True), (1 << 20, 2e9, False)]  # the next cache is faster: disturbed
-    found = _compute_limits(1, 1e6, [sure], slow)
-    assert (found.streams, found.unsure) == (((1 << 14, 2e9), (1 << 20, 2e9)), False)
+    limits = _compute_limits(1, 1e6, [sure], slow)
+    assert (limits.streams, limits.unsure) == (((1 << 14, 2e9), (1 << 20, 2e9)), False)
     assert _compute_limits(1, 1e6, [sure], [*good[:1], (1 << 20, 2e9, True)]).unsure
-    assert found.flops == 1e9
+    assert limits.flops == 1e9
 
 
 def test_a_check_says_when_it_is_unsure() -> None:

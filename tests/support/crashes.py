@@ -117,16 +117,16 @@ def find_trained(folder: Path) -> str:
     train, evaluation = folder / "training_model.onnx", folder / "eval_model.onnx"
     module = Module(train, state, evaluation, threads=1)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    found = {float(state.parameters["w"].data[0, 0])}
+    actual = {float(state.parameters["w"].data[0, 0])}
     for model in (module.session.training, module.session.evaluation):
         assert model is not None
         values = model.graph.initializers
-        found |= {float(v) for name in ("scale", "shift") for v in np.unique(values[name])}
-    found |= {
+        actual |= {float(v) for name in ("scale", "shift") for v in np.unique(values[name])}
+    actual |= {
         1.0 if len(optimizer.model.lay_out_states().states) == 2 else 2.0
     }  # AdamW has two, SGD none
-    assert len(found) == 1, f"{folder} trains as a mixture of {found}"
-    return _read_word(found.pop())
+    assert len(actual) == 1, f"{folder} trains as a mixture of {actual}"
+    return _read_word(actual.pop())
 
 
 def _read_word(value: float) -> str:
@@ -145,8 +145,8 @@ def save_checkpoint(value: float, threshold: int) -> Callable[[Path], None]:
 
 def find_loaded(folder: Path) -> str:
     """Return which of two checkpoints is in a folder."""
-    found = storage.read(folder / "checkpoint")
-    (value,) = {*np.unique(found.trainable["w"]), float(found.properties["epoch"])}  # type: ignore[arg-type]  # arrays
+    kept = storage.read(folder / "checkpoint")
+    (value,) = {*np.unique(kept.trainable["w"]), float(kept.properties["epoch"])}  # type: ignore[arg-type]  # arrays
     return _read_word(float(value))
 
 
@@ -154,21 +154,23 @@ def run(step: int) -> Callable[[Path], None]:
     """Add a checkpoint to the folder of a run, which keeps one besides the best."""
 
     def write(folder: Path) -> None:
-        found = RunFolder(folder / "run")
-        with found.locked():
-            found.describe({"model": "m"})
-            found.save(step, {"step": step}, save_checkpoint(step, 1 << 30), is_best=False, keep=1)
+        run_folder = RunFolder(folder / "run")
+        with run_folder.locked():
+            run_folder.describe({"model": "m"})
+            run_folder.save(
+                step, {"step": step}, save_checkpoint(step, 1 << 30), is_best=False, keep=1
+            )
 
     return write
 
 
 def run_is_at(folder: Path) -> str:
     """Return the step of the last checkpoint of a run."""
-    found = RunFolder(folder / "run")
-    last = found.last
+    run_folder = RunFolder(folder / "run")
+    last = run_folder.last
     if last is None:
         raise EngineError("no run")
-    position = found.position(last)
+    position = run_folder.position(last)
     assert find_loaded(last) == _read_word(position["step"])
     return _read_word(position["step"])
 
@@ -201,10 +203,10 @@ def write_prepared(value: int) -> Callable[[Path], object]:
 
 def find_prepared(folder: Path) -> str:
     """Return which of two prepared plans are there; damaged ones are made again."""
-    found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED)).get("ab" * 32)
-    if found is None:
+    actual_value = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED)).get("ab" * 32)
+    if actual_value is None:
         raise EngineError("nothing is prepared")
-    return _read_word(int(chr(found[0])))
+    return _read_word(int(chr(actual_value[0])))
 
 
 def save_adapter(value: float) -> Callable[[Path], None]:
@@ -216,9 +218,9 @@ def save_adapter(value: float) -> Callable[[Path], None]:
 
 def find_adapter(folder: Path) -> str:
     """Return which of two adapters is there."""
-    found = Adapter.load(folder / "adapter")
-    assert found.alpha is not None
-    (value,) = {found.alpha, *(float(v) for t in found.tensors.values() for v in np.unique(t))}
+    loaded = Adapter.load(folder / "adapter")
+    assert loaded.alpha is not None
+    (value,) = {loaded.alpha, *(float(v) for t in loaded.tensors.values() for v in np.unique(t))}
     return _read_word(value)
 
 
@@ -233,10 +235,10 @@ def _make_entry(folder: Path) -> cache.Entry:
 
 def find_cached(folder: Path) -> str:
     """Return what the cache returns; damaged entries are made again."""
-    found = cache.read(_make_entry(folder))
-    if found is None:
+    actual_content = cache.read(_make_entry(folder))
+    if actual_content is None:
         raise EngineError("not in the cache")
-    return _read_word(int(chr(found[0])))
+    return _read_word(int(chr(actual_content[0])))
 
 
 def _request(value: float) -> Message:
@@ -278,8 +280,8 @@ def report(value: int) -> Callable[[Path], None]:
 
 def report_is(folder: Path) -> str:
     """Return which of two files it is."""
-    found: int = json.loads(files.read(os.fspath(folder / "report"), "report"))["value"]
-    return _read_word(found)
+    actual_value: int = json.loads(files.read(os.fspath(folder / "report"), "report"))["value"]
+    return _read_word(actual_value)
 
 
 def _do_nothing(_: Path) -> None:
@@ -424,12 +426,12 @@ def main(names: Sequence[str]) -> None:
     print("|---|---|---|---|---|")
     for name in names or CASES:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
-            found, kills = try_states(name, Path(folder)), kill_writers(name, Path(other))
+            states, kills = try_states(name, Path(folder)), kill_writers(name, Path(other))
         words = [
             ", ".join(str(kinds[kind]) for kind in ("old", "new", "refused"))
-            for kinds in (found.kinds, kills)
+            for kinds in (states.kinds, kills)
         ]
-        row = [name, str(found.operations), str(found.crashes), *words]
+        row = [name, str(states.operations), str(states.crashes), *words]
         print(f"| {' | '.join(row)} |", flush=True)
 
 

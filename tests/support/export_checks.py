@@ -36,10 +36,12 @@ def export_faults(model: Path, inputs: Mapping[str, Array]) -> list[str]:
     proto.graph.output.extend(declared.values())
     try:
         _run(model, inputs, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
-        found = _run(proto.SerializeToString(), inputs, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+        outcome = _run(
+            proto.SerializeToString(), inputs, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        )
     except Exception as error:  # onnxruntime's errors have no common class
         return [*out, f"{model.name}: {error}"]
-    shapes = {name: list(a.shape) for name, a in zip(declared, found, strict=True)}
+    shapes = {name: list(a.shape) for name, a in zip(declared, outcome, strict=True)}
     types = {name: _list_dims(v) for name, v in declared.items()}
     given = {v.name: _list_dims(v) for v in proto.graph.input}
     shapes |= {name: list(inputs[name].shape) for name in given}

@@ -47,9 +47,9 @@ def make_identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
 
 def get_gradient(state: CheckpointState, name: str) -> np.ndarray:
     """The gradient of a parameter that is trained, as a view."""
-    found = state.parameters[name].grad
-    assert found is not None, f"{name} is not trained"
-    return found
+    grad = state.parameters[name].grad
+    assert grad is not None, f"{name} is not trained"
+    return grad
 
 
 def run(

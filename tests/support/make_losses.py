@@ -96,14 +96,14 @@ def dice(
 def batch_hard(
     x: torch.Tensor, labels: torch.Tensor, margin: float = 1.0, reduction: str = "mean"
 ) -> torch.Tensor:
-    found = []
+    actual = []
     for i in range(len(x)):
         d = [(x[i] - x[j]).pow(2).sum().sqrt() for j in range(len(x))]
         near = [d[j] for j in range(len(x)) if labels[j] == labels[i] and j != i]
         far = [d[j] for j in range(len(x)) if labels[j] != labels[i]]
         if near and far:
-            found.append(torch.relu(margin + torch.stack(near).max() - torch.stack(far).min()))
-    return reduced(torch.stack(found), reduction)
+            actual.append(torch.relu(margin + torch.stack(near).max() - torch.stack(far).min()))
+    return reduced(torch.stack(actual), reduction)
 
 
 def info_nce(
@@ -160,7 +160,7 @@ def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torc
     holes[1, 1] = holes[2, 0] = -1
     scores, classes = numbers(2, 4, 3, scale=2), torch.tensor([[0, 3, 1], [2, 2, 0]])
     some = torch.tensor([[0, 9, 1], [2, 9, 0]])
-    found: list[Any] = [
+    actual: list[Any] = [
         ("FocalLoss", {}, [x], [truth]),
         ("FocalLoss", {"alpha": 0.25, "reduction": "sum"}, [x], [truth]),
         ("FocalLoss", {"gamma": 0.5, "alpha": 0.75}, [x], [soft]),
@@ -181,7 +181,7 @@ def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torc
     centres = [torch.cat([a, b], -1) for a, b in ((corner, size), (truth_corner, truth_size))]
     weight = torch.tensor([[1, 0, 2, 0.5, 1], [0, 0, 1, 1, 0]], dtype=torch.float64)
     for name in ("GIoULoss", "CIoULoss"):
-        found += [
+        actual += [
             (name, {}, corners[:1], corners[1:]),
             (name, {"boxes": "cxcywh", "reduction": "sum"}, centres[:1], centres[1:]),
             (name, {"weighted": True}, corners[:1], [corners[1], weight]),
@@ -189,7 +189,7 @@ def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torc
         ]
     mask = torch.rand(2, 4, 3, dtype=torch.float64).round()
     factors = [0.0, 1.0, 2.0, 0.5]
-    found += [
+    actual += [
         ("DiceLoss", {}, [scores], [classes]),
         ("DiceLoss", {"batch": True, "smooth": 1e-3, "reduction": "sum"}, [scores], [classes]),
         ("DiceLoss", {"weight": factors, "ignore_index": 9}, [scores], [some]),
@@ -200,7 +200,7 @@ def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torc
     ]
     three = [numbers(6, 5) for _ in range(3)]
     labels = torch.tensor([0, 1, 0, 2, 1, 0])
-    found += [
+    actual += [
         ("TripletMarginLoss", {}, three, []),
         ("TripletMarginLoss", {"margin": 3.0, "p": 1.0, "reduction": "sum"}, three, []),
         ("TripletMarginLoss", {"margin": 2.0, "p": 3.0}, three, []),
@@ -221,10 +221,10 @@ def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torc
         labels = high if "blank" in options else words
         times = short if "zero_infinity" in options else inputs
         chosen = {"logits": True, **options}
-        found.append(("CTCLoss", chosen, [steps], [labels, times, lengths]))
+        actual.append(("CTCLoss", chosen, [steps], [labels, times, lengths]))
     turned = [steps.transpose(0, 1).contiguous()]
     options = {"logits": True, "batch_first": True}
-    found.append(("CTCLoss", options, turned, [words, inputs, lengths]))
+    actual.append(("CTCLoss", options, turned, [words, inputs, lengths]))
     shares, spread = (torch.rand(*shape, dtype=torch.float64) for shape in ((4, 3), (2, 4, 3)))
     shares, spread = ((s / s.sum(1, keepdim=True)).round(decimals=3) for s in (shares, spread))
     several: list[dict[str, Any]] = [
@@ -232,12 +232,12 @@ def list_rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torc
         {"weight": [0.5, 2.0, 1.0], "label_smoothing": 0.2},
     ]  # fmt: skip
     for options in several:
-        found.append(("CrossEntropyLoss", {"probabilities": True, **options}, [x], [shares]))
-    found.append(("CrossEntropyLoss", {"probabilities": True}, [scores], [spread]))
-    found.append(
+        actual.append(("CrossEntropyLoss", {"probabilities": True, **options}, [x], [shares]))
+    actual.append(("CrossEntropyLoss", {"probabilities": True}, [scores], [spread]))
+    actual.append(
         ("CrossEntropyLoss", {"weight": [0.5, 2.0, 1.0]}, [x], [torch.tensor([0, 1, 2, 1])])
     )
-    return found
+    return actual
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ def pack(header: Any, body: bytes = b"") -> bytes:
 
 def change(**texts: str | None) -> bytes:
     """A request whose metadata say something else; None takes a text away."""
-    arrays, found = safetensors.decode(request().to_bytes(), "x")
-    given = found | {name.replace("__", "."): text for name, text in texts.items()}
+    arrays, actual = safetensors.decode(request().to_bytes(), "x")
+    given = actual | {name.replace("__", "."): text for name, text in texts.items()}
     kept = {name: text for name, text in given.items() if text is not None}
     return b"".join(safetensors.encode(arrays, kept))
 

@@ -183,11 +183,11 @@ def check_norms(group: RankGroup) -> None:
     trainer = make_trainer(NORMED, group=group, own_statistics=True)
     trainer.step(X, LABELS)
     own = trainer.state.parameters["norm.mean"].data.copy()
-    found = np.asarray([own], np.float64)
-    group.sum(found)
+    array = np.asarray([own], np.float64)
+    group.sum(array)
     get_ranks(trainer).average_moved()
     mean = trainer.state.parameters["norm.mean"].data
-    np.testing.assert_allclose(mean, found[0] / group.size, rtol=1e-6)
+    np.testing.assert_allclose(mean, array[0] / group.size, rtol=1e-6)
     assert not np.array_equal(mean, own)
     get_ranks(trainer).check_same()
 

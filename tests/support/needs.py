@@ -16,8 +16,8 @@ needs_java = pytest.mark.skipif(shutil.which("javac") is None, reason="needs jav
 
 def needs_emulator(target: str) -> pytest.MarkDecorator:
     """Skip, to be counted, where a target's programs cannot be run."""
-    found = find_emulator(target)
-    missing = found.list_missing() if found else [f"a machine for {target}"]
+    emulator = find_emulator(target)
+    missing = emulator.list_missing() if emulator else [f"a machine for {target}"]
     reason = f"needs {', '.join(missing)}: CONTRIBUTING.md"
     return pytest.mark.skipif(bool(missing), reason=reason)
 

@@ -33,8 +33,8 @@ def list_cases() -> dict[str, TestCase]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # overflows on purpose
         load_model_tests(kind="node")
-        found = collect_testcases(None)
-    return {c.name: c for c in found if not any(n.domain for n in make_graph(c).node)}
+        testcases = collect_testcases(None)
+    return {c.name: c for c in testcases if not any(n.domain for n in make_graph(c).node)}
 
 
 def shorten_error(text: str) -> str:
@@ -52,6 +52,6 @@ def shorten_error(text: str) -> str:
         (r"element type (\w+)", "element type {}"),
         (r"\bf16\b", "element type float16"),
     ):
-        if found := re.search(pattern, text):
-            return kind.format(*found.groups())
+        if match := re.search(pattern, text):
+            return kind.format(*match.groups())
     return text[:80]

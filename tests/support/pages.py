@@ -91,12 +91,12 @@ def list_blocks(page: str) -> Iterator[Block]:
     for token in MarkdownIt("commonmark").parse(page):
         line = token.map[0] + 1 if token.map else 0
         if token.type == "html_block":
-            found = re.fullmatch(
+            match = re.fullmatch(
                 r"<!-- *(file|not run|needs|output): (.+?) *-->\s*", token.content, re.DOTALL
             )
             hidden = re.fullmatch(r"<!-- hidden\n(.*)-->\s*", token.content, re.DOTALL)
-            if found:
-                said["why" if found[1] == "not run" else found[1]] = " ".join(found[2].split())
+            if match:
+                said["why" if match[1] == "not run" else match[1]] = " ".join(match[2].split())
             elif hidden:
                 yield Block("hidden", hidden[1], line + 1)
         elif token.type == "fence":
@@ -156,8 +156,8 @@ def _check_output(expected: str, printed: str, place: str) -> None:
         Failure: they differ.
     """
     printed = re.sub(r"(?m)^compiling [\d,]+ kernels.*\n", "", printed)
-    told, found = (re.sub(r"\d[\d,.]*", "0", text).split() for text in (expected, printed))
-    if told != found:
+    told, parts = (re.sub(r"\d[\d,.]*", "0", text).split() for text in (expected, printed))
+    if told != parts:
         raise Failure(f"{place}: expected:\n{expected}\ngot:\n{printed}")
 
 

@@ -89,15 +89,15 @@ def main(argv: Sequence[str]) -> int:
 
 def judge(folder: Path) -> tuple[str, str]:
     """Return the result of a row, and the reason."""
-    found = {side: json.loads((folder / f"{side}.json").read_text()) for side in (OURS, THEIRS)}
+    data = {side: json.loads((folder / f"{side}.json").read_text()) for side in (OURS, THEIRS)}
     expected = dict(np.load(folder / "expected.npz"))
     off = {side: measure_difference(folder / f"{side}.npz", expected) for side in (OURS, THEIRS)}
-    if found[OURS] == "ran" and off[OURS] < TOLERANCE:
+    if data[OURS] == "ran" and off[OURS] < TOLERANCE:
         return "run as ours", ""
-    if found[THEIRS] != "ran":
-        return "rows that the peer cannot train itself", found[THEIRS]
-    if found[OURS] != "ran":
-        return "FAULT, only its own artifacts run", found[OURS]
+    if data[THEIRS] != "ran":
+        return "rows that the peer cannot train itself", data[THEIRS]
+    if data[OURS] != "ran":
+        return "FAULT, only its own artifacts run", data[OURS]
     if off[THEIRS] < TOLERANCE:
         return "FAULT, another gradient", f"off by {off[OURS]:.1e}"
     return "rows whose gradient the peer gets wrong with its own artifacts, too", ""
@@ -107,10 +107,10 @@ def measure_difference(path: Path, expected: Gradients) -> float:
     """The largest difference of gradients, relative to the largest element of each."""
     if not path.exists():
         return float("inf")
-    found = np.load(path)
+    loaded = np.load(path)
     errors = [0.0]
     for name, want in expected.items():
-        error = np.abs(found[name] - want).max(initial=0)
+        error = np.abs(loaded[name] - want).max(initial=0)
         errors.append(float(error / max(np.abs(want).max(initial=0), 1e-6)))
     return max(errors) if np.all(np.isfinite(errors)) else float("inf")
 

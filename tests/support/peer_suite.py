@@ -76,8 +76,8 @@ class Session:
         parameters = {n: a for n, a in inputs.items() if f"{n}{_BUFFER}" in inputs}
         if not parameters:
             outputs = [o.name for o in self.model.graph.output]
-            found = dict(zip(outputs, backend.prepare(self.model).run(inputs), strict=True))
-            return [found[name] for name in names]
+            table = dict(zip(outputs, backend.prepare(self.model).run(inputs), strict=True))
+            return [table[name] for name in names]
         state = CheckpointState(Checkpoint(trainable=parameters, frozen={}))
         module = Module(self.path, state)
         loss = module(*(inputs[name] for name in module.input_names()))

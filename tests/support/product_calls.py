@@ -61,10 +61,10 @@ class Calls:
 
     def get(self, name: str, shape: tuple[int, ...]) -> Array:
         """Return the content of an operand, whose margin nobody has touched."""
-        found, size = self.arrays[name], int(np.prod(shape))
-        fresh = self._make_room(0, "f32").view(np.uint8)[: MARGIN * found.itemsize]
-        np.testing.assert_array_equal(found[size:].view(np.uint8), fresh)
-        return found[:size].reshape(shape)
+        arrays, size = self.arrays[name], int(np.prod(shape))
+        fresh = self._make_room(0, "f32").view(np.uint8)[: MARGIN * arrays.itemsize]
+        np.testing.assert_array_equal(arrays[size:].view(np.uint8), fresh)
+        return arrays[:size].reshape(shape)
 
     def _make_room(self, size: int, T: str) -> Array:
         """Return memory whose every bit is set: NaN in each type."""
@@ -96,13 +96,13 @@ class Calls:
     def _check(self, spec: KernelSpec, named: dict[str, Any], numbers: list[int]) -> None:
         """Compare what the kernel declares to touch with what there is."""
         machine, template = Machine.of(self.target), list_templates()[spec.template]
-        found = KernelCall(template, spec.params, numbers, self.threads, machine).reach()
+        actual = KernelCall(template, spec.params, numbers, self.threads, machine).reach()
         takes = dict(zip((p.name for p in template.order.pointers), template.takes(*spec.params),
                          strict=False))  # fmt: skip
         for p in template.order.pointers:
             operand = named[p.name]
             size = operand.type.size if operand else 0
-            assert reach_into(found, p.name) <= size, p.name
+            assert reach_into(actual, p.name) <= size, p.name
             assert operand is None or takes[p.name] == f"{operand.type.dtype}*"
 
     def enter(self, spec: KernelSpec) -> Callable[[int, int, int], None]:

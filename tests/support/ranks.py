@@ -42,10 +42,10 @@ def find_launcher() -> str:
     """The mpirun of the MPI library that mpi4py uses here; without one the test is skipped."""
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     beside = Path(sys.executable).parent / "mpirun"  # of the wheel
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    text = str(beside) if beside.exists() else shutil.which("mpirun")
+    if text is None:
         pytest.skip("there is no mpirun")
-    return found
+    return text
 
 
 @dataclass(frozen=True)

@@ -195,12 +195,12 @@ class Disk:
     def _check(self) -> None:
         """The record must be complete: played whole, it gives what is in the folder."""
         *_, last = (s for s in self._play_states() if s.how == "written, all")
-        found = {
+        actual_data = {
             os.path.relpath(path, self.place): path.read_bytes()
             for path in Path(self.place).rglob("*")
             if path.is_file()
         }
-        assert last.files == found, "something was written that was not recorded"
+        assert last.files == actual_data, "something was written that was not recorded"
 
     def _note_created(self, entry: Entry, *, empty: bool) -> File:
         node = self._names.get(entry)
@@ -214,15 +214,15 @@ class Disk:
 
     def _wrap_os_open(self, real: Callable[..., int]) -> Callable[..., int]:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-            found = real(path, flags, *args, **kwargs)
+            actual = real(path, flags, *args, **kwargs)
             entry = None if kwargs.get("dir_fd") is not None else self._find_entry(path)
             if os.path.realpath(os.fsdecode(path)) == self.place:
-                self._open[found] = self.root
+                self._open[actual] = self.root
             elif entry is not None and flags & os.O_CREAT:
-                self._open[found] = self._note_created(entry, empty=bool(flags & os.O_TRUNC))
+                self._open[actual] = self._note_created(entry, empty=bool(flags & os.O_TRUNC))
             elif entry is not None and entry in self._names:
-                self._open[found] = self._names[entry]
-            return found
+                self._open[actual] = self._names[entry]
+            return actual
 
         return call
 
@@ -329,21 +329,21 @@ class Disk:
 
     def _wrap_file_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            found = real(file, mode, *args, **kwargs)
+            actual = real(file, mode, *args, **kwargs)
             if not set(mode) & set("wxa+"):
-                return found
+                return actual
             node: Node | None
             if isinstance(file, int):
                 node = self._open.get(file)
             else:
                 entry = self._find_entry(file)
                 if entry is None:
-                    return found
+                    return actual
                 node = self._note_created(entry, empty="w" in mode)
             if not isinstance(node, File):
-                return found
-            self._open[found.fileno()] = node
-            return _Written(found, node, self)
+                return actual
+            self._open[actual.fileno()] = node
+            return _Written(actual, node, self)
 
         return call
 
@@ -370,10 +370,10 @@ class Disk:
                 _apply(durable, done)
             is_end = kind == "end"
             for text, chosen in _list_subsets(pending, moment):
-                found = dict(durable)
-                _apply(found, chosen)
+                table = dict(durable)
+                _apply(table, chosen)
                 for how in DATA:
-                    files, folders = self._make_tree(found, how, contents, synced)
+                    files, folders = self._make_tree(table, how, contents, synced)
                     yield State(files, folders, moment, is_end, f"{how}, {text}")
 
     def _make_tree(
@@ -473,10 +473,10 @@ class _Written:
 
     def truncate(self, size: int | None = None) -> int:
         self.flush()
-        found: int = self._file.truncate(size)
-        del self._node.content[found:]
+        actual: int = self._file.truncate(size)
+        del self._node.content[actual:]
         self._disk._note_write(self._node)
-        return found
+        return actual
 
     def close(self) -> None:
         if not self._file.closed:

@@ -24,8 +24,8 @@ def list_files() -> Iterator[Path]:
     """The Python and C files of the repository, each once."""
     for top in FOLDERS:  # os.walk does not enter symlinks, which rglob does
         for folder, _, names in os.walk(ROOT / top):
-            found = (Path(folder, name) for name in names)
-            yield from (path for path in found if path.suffix in {".py", *C_SUFFIXES})
+            paths = (Path(folder, name) for name in names)
+            yield from (path for path in paths if path.suffix in {".py", *C_SUFFIXES})
 
 
 def list_functions(path: Path) -> Iterator[tuple[int, str]]:
@@ -33,9 +33,9 @@ def list_functions(path: Path) -> Iterator[tuple[int, str]]:
     where = path.relative_to(ROOT).as_posix()
     text = path.read_text("utf-8")
     if path.suffix in C_SUFFIXES:
-        for found in C_FUNCTION.finditer(text):
-            line = text.count("\n", 0, found.start()) + 1
-            yield found[0].count("\n"), f"{where}:{line} {found['name']}"
+        for match in C_FUNCTION.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield match[0].count("\n"), f"{where}:{line} {match['name']}"
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:

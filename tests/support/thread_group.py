@@ -106,8 +106,8 @@ class ThreadGroup:
         array[...] = self._room.wait(self._meet(array.copy(), lambda all_: all_[root]))
 
     def gather(self, value: Any) -> list[Any] | None:
-        found = self._room.wait(self._meet(value, list))
-        return list(found) if self.rank == 0 else None
+        actual = self._room.wait(self._meet(value, list))
+        return list(actual) if self.rank == 0 else None
 
     def wait_for_all(self) -> None:
         self._room.wait(self._meet(True, any))
@@ -130,13 +130,13 @@ def _sum(arrays: list[Array]) -> Array:
 def run(size: int, rank: Callable[[ThreadGroup], Result]) -> list[Result | BaseException]:
     """Return the results of the function for each of `size` threads, or raise its error."""
     room = _Room(size)
-    found: list[Any] = [None] * size
+    actual: list[Any] = [None] * size
 
     def run_rank(number: int) -> None:
         try:
-            found[number] = rank(ThreadGroup(room, number))
+            actual[number] = rank(ThreadGroup(room, number))
         except BaseException as error:
-            found[number] = error
+            actual[number] = error
             room.break_up(f"rank {number} has ended: {error}")
 
     threads = [threading.Thread(target=run_rank, args=(n,)) for n in range(size)]
@@ -144,4 +144,4 @@ def run(size: int, rank: Callable[[ThreadGroup], Result]) -> list[Result | BaseE
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return actual

@@ -17,9 +17,9 @@ from tests.support.simulated_disk import Disk
 
 @pytest.mark.parametrize("name", crashes.CASES)
 def test_every_state_that_a_power_cut_can_leave(name: str, tmp_path: Path) -> None:
-    found = crashes.try_states(name, tmp_path)
-    assert found.kinds["new"]
-    assert found.kinds["old"] or "first" in name or name == "run, the first"
+    actual_states = crashes.try_states(name, tmp_path)
+    assert actual_states.kinds["new"]
+    assert actual_states.kinds["old"] or "first" in name or name == "run, the first"
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_the_disk_swaps_renames(tmp_path: Path) -> None:
         (tmp_path / f"{name}2").write_bytes(b"new")
     with Disk(tmp_path) as disk:
         swapped(tmp_path)
-    found = {(s.files["file"], s.files["other"]) for s in disk.list_states()}
-    assert found == {(a, b) for a in (b"old", b"new") for b in (b"old", b"new")}
+    actual = {(s.files["file"], s.files["other"]) for s in disk.list_states()}
+    assert actual == {(a, b) for a in (b"old", b"new") for b in (b"old", b"new")}

@@ -22,13 +22,13 @@ def flags(address: int) -> set[str]:
     """Return the kernel's flags of the memory at an address; `hg` means that huge pages are
     requested.
     """
-    found, inside = set[str](), False
+    distinct, inside = set[str](), False
     for line in SMAPS.read_text().splitlines():
         if head := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             inside = int(head[1], 16) <= address < int(head[2], 16)
         elif inside and line.startswith("VmFlags:"):
-            found = set(line.split()[1:])
-    return found
+            distinct = set(line.split()[1:])
+    return distinct
 
 
 @pytest.mark.parametrize("zero", [True, False])

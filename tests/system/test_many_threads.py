@@ -23,8 +23,8 @@ SIDES = (3, 64, 64)
 
 def small(name: str, x: tuple[int, ...], build: object = None, **changes: object) -> Workload:
     """A workload for inputs of another shape, by its own builder or another one."""
-    found = WORKLOADS[name]
-    return replace(found, x=x, build=build or found.build, **changes)  # type: ignore[arg-type]  # any field
+    actual = WORKLOADS[name]
+    return replace(actual, x=x, build=build or actual.build, **changes)  # type: ignore[arg-type]  # any field
 
 
 SMALL = {
@@ -92,7 +92,7 @@ def test_the_busiest_thread_between_barriers_decides() -> None:
         step(False, (1.0, 1.0), "optimizer"),
     ]  # fmt: skip
     assert [len(part) for part in list_intervals(steps)] == [2, 1, 1]
-    found = balance(steps)
-    assert (found.threads, found.work, found.busiest, found.serial) == (2, 14.0, 9.0, 4.0)
-    assert found.ratio == 9 * 2 / 14
-    assert found.losses[0].threads == 2
+    actual = balance(steps)
+    assert (actual.threads, actual.work, actual.busiest, actual.serial) == (2, 14.0, 9.0, 4.0)
+    assert actual.ratio == 9 * 2 / 14
+    assert actual.losses[0].threads == 2

@@ -70,9 +70,9 @@ def run(code: str, *words: object, cache: Path | None = None) -> subprocess.Comp
 
 
 def succeed(code: str, *words: object, cache: Path | None = None) -> str:
-    found = run(code, *words, cache=cache)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    outcome = run(code, *words, cache=cache)
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout
 
 
 HELD = """
@@ -227,8 +227,8 @@ def test_a_save_inside_a_save(tmp_path: Path) -> None:
         save()
         said = interrupt_call(save, save, {"storage.py", "files.py"})
         assert not said
-        found = storage.read(tmp_path / str(threshold))
-        np.testing.assert_array_equal(found.trainable["w"], np.ones(100, np.float32))
+        actual_content = storage.read(tmp_path / str(threshold))
+        np.testing.assert_array_equal(actual_content.trainable["w"], np.ones(100, np.float32))
 
 
 @pytest.mark.parametrize("words", [["version"], ["switches"]])
@@ -237,6 +237,6 @@ def test_output_that_cannot_be_written(words: list[str]) -> None:
     for end, output in ((1, "/dev/full"), (0, None)):
         command = f"{sys.executable} -m engine.tools.cli {' '.join(words)}"
         command += f" > {output}" if output else " >&-"
-        found = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
-        assert found.returncode == end, found.stderr
-        assert "Traceback" not in found.stderr
+        outcome = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+        assert outcome.returncode == end, outcome.stderr
+        assert "Traceback" not in outcome.stderr

@@ -40,13 +40,13 @@ def test_a_step_of_another_model_is_refused_or_whole() -> None:
     training.step()
     losses: list[float] = [reference.step()]
     assert training.state.to_bytes(True) == reference.state.to_bytes(True)
-    found: list[float] = []
+    actual: list[float] = []
     said = interrupt_call(
-        training.step, lambda: found.append(other.module.eval()(other.x, other.y))
+        training.step, lambda: actual.append(other.module.eval()(other.x, other.y))
     )
     losses.append(reference.step())
     assert training.state.to_bytes(True) == reference.state.to_bytes(True)
-    assert len(set(map(float, found))) == 1
+    assert len(set(map(float, actual))) == 1
     assert any(s.startswith("a run of these threads has begun") for s in said)
 
 

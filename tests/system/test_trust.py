@@ -286,10 +286,10 @@ def test_a_file_that_is_exchanged_is_not_read(
             return open_file(path, flags, *rest)
         if exchanged == ["before"]:
             os.replace(planted, path)
-        found = open_file(path, flags, *rest)
+        opened = open_file(path, flags, *rest)
         if exchanged == ["after"]:
             os.replace(planted, path)
-        return found
+        return opened
 
     monkeypatch.setattr(os, "open", late)
     whole = shared.path.read_bytes()

@@ -20,8 +20,8 @@ NAMES = [i.name for i in onnx.load(FORWARD).graph.initializer]
 
 def made(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
     assert cli.main(["artifacts", *map(str, words)]) == status
-    found = capsys.readouterr()
-    return found.err if status else found.out
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
 
 
 def test_the_files_are_those_of_generate_artifacts(
@@ -50,24 +50,24 @@ def test_parameters_are_chosen_by_patterns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--loss", "mse", "--optimizer", "sgd", "--json", "-o", tmp_path)
-    found = json.loads(made(capsys, FORWARD, "--train", NAMES[-1], *words))
-    assert found["trained"] == NAMES[-1:]
-    assert sorted(found["frozen"]) == sorted(NAMES[:-1])
+    data = json.loads(made(capsys, FORWARD, "--train", NAMES[-1], *words))
+    assert data["trained"] == NAMES[-1:]
+    assert sorted(data["frozen"]) == sorted(NAMES[:-1])
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     assert [n for n, p in state.parameters if p.requires_grad] == NAMES[-1:]
-    assert found["files"].keys() == {p.name for p in tmp_path.iterdir()}
+    assert data["files"].keys() == {p.name for p in tmp_path.iterdir()}
 
 
 def test_the_last_layer_fits_the_classes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (FORWARD, "--loss", "cross_entropy", "--classes", 3, "--seed", 5)
-    found = json.loads(made(capsys, *words, "--json", "-o", tmp_path / "a"))
+    data = json.loads(made(capsys, *words, "--json", "-o", tmp_path / "a"))
     state = CheckpointState.load_checkpoint(tmp_path / "a" / "checkpoint")
     sizes = [np.shape(p.data) for _, p in state.parameters]
     assert (3,) in sizes
     told = made(capsys, *words, "-o", tmp_path / "b")
-    assert f"the last layer {found['replaced_layer']!r} is replaced, for 3 classes" in told
+    assert f"the last layer {data['replaced_layer']!r} is replaced, for 3 classes" in told
 
 
 def test_artifacts_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,21 +41,23 @@ def test_a_raspberry_pi_tells_what_it_is(tmp_path: Path) -> None:
         write(tmp_path, f"{folder}/scaling_cur_freq", f"{now}\n")
         write(tmp_path, f"{folder}/cpuinfo_max_freq", "1800000\n")
     write(tmp_path, "sys/class/thermal/thermal_zone0/temp", "48312\n")
-    found = machine.describe("shipped aarch64 0123", tmp_path)
+    description = machine.describe("shipped aarch64 0123", tmp_path)
     expected = {
         "machine": "Raspberry Pi 4 Model B Rev 1.4", "processor": "implementer 0x41, part 0xd08",
         "memory": "3,793 MiB", "governor": "ondemand", "frequency now": "600 to 1,800 MHz",
         "frequency at most": "1,800 MHz", "temperature": "48 °C", "kernels": "shipped aarch64 0123",
     }  # fmt: skip
-    assert {name: found[name] for name in expected} == expected
-    assert "throttling" not in found
-    assert {"cores", "system", "python", "edgegrad", "numpy", "numba", "onnx", "date"} <= set(found)
+    assert {name: description[name] for name in expected} == expected
+    assert "throttling" not in description
+    assert {"cores", "system", "python", "edgegrad", "numpy", "numba", "onnx", "date"} <= set(
+        description
+    )
 
 
 def test_a_system_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
-    found = machine.describe(root=tmp_path)
-    assert not {"machine", "governor", "temperature", "frequency now", "memory"} & set(found)
-    assert all(found.values())
+    description = machine.describe(root=tmp_path)
+    assert not {"machine", "governor", "temperature", "frequency now", "memory"} & set(description)
+    assert all(description.values())
 
 
 @pytest.mark.parametrize(
@@ -88,8 +90,8 @@ class Runner:
 def test_runners_take_turns_of_as_many_steps_as_time_allows() -> None:
     asked: list[tuple[str, int]] = []
     fast, slow = Runner("fast", 1e-3, asked), Runner("slow", 10e-3, asked)
-    found = measure.take_turns([fast, slow], 1.2)
-    assert [sum(map(len, turns)) for turns in found] == [1200, 120]
+    actual_turns = measure.take_turns([fast, slow], 1.2)
+    assert [sum(map(len, turns)) for turns in actual_turns] == [1200, 120]
     assert asked[:2] == [("fast", measure.WARM_UP), ("slow", measure.WARM_UP)]
     assert asked[2:] == [("fast", 100), ("slow", 10)] * measure.TURNS
 
@@ -108,8 +110,8 @@ def test_the_spread_is_that_of_the_quartiles(values: list[float], spread: float)
 
 
 def test_a_workload_is_measured_by_a_process_of_its_own() -> None:
-    found = measure.measure(["mlp"], [2], 0.01, batch=4)
-    (row,) = found.rows
+    measured = measure.measure(["mlp"], [2], 0.01, batch=4)
+    (row,) = measured.rows
     assert row.key == ("mlp", 4, 2)
     assert not row.failed
     assert row.flops == 2 * 4 * (2 * 784 * 500 + 3 * 500 * 10)  # no gradient of the pictures
@@ -117,7 +119,7 @@ def test_a_workload_is_measured_by_a_process_of_its_own() -> None:
     for value in (row.step, row.inference, row.peak, row.memory, row.start, row.ratio, row.gflops):
         assert value > 0
     assert row.spread >= 0
-    assert found.machine["kernels"]
+    assert measured.machine["kernels"]
 
 
 def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +129,9 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.Monk
         return replace(row, step=1.0, inference=0.5)
 
     monkeypatch.setattr(measure, "_measure_row", fail)
-    found = measure.measure(["mlp"], [1, 2])
-    assert [row.failed for row in found.rows] == ["out of memory", ""]
-    assert str(found).endswith("mlp, 1 threads: out of memory\n")
+    measured = measure.measure(["mlp"], [1, 2])
+    assert [row.failed for row in measured.rows] == ["out of memory", ""]
+    assert str(measured).endswith("mlp, 1 threads: out of memory\n")
 
 
 def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -182,11 +184,11 @@ def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
     )
     made = Result(HERE.machine, rows)
     made.write(tmp_path / "a.json")
-    found = read(tmp_path / "a.json")
-    assert found.machine == made.machine
-    assert found.rows[:2] == rows[:2]
-    assert math.isnan(found.rows[2].step)
-    assert found.rows[2].key == ("cnn", 8, 1)
+    actual_content = read(tmp_path / "a.json")
+    assert actual_content.machine == made.machine
+    assert actual_content.rows[:2] == rows[:2]
+    assert math.isnan(actual_content.rows[2].step)
+    assert actual_content.rows[2].key == ("cnn", 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -59,18 +59,18 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 
 def test_every_option_is_explained_and_has_one_spelling() -> None:
     """The same name is the same thing everywhere: its short form, its metavar and its kind."""
-    found: dict[str, set[tuple[object, ...]]] = {}
+    actual: dict[str, set[tuple[object, ...]]] = {}
     for name, row in COMMANDS.items():
         for option in row.load().params:
             if not isinstance(option, click.Option) or option.hidden:
                 continue
             assert option.help, (name, option.name)
             kind = (tuple(option.opts), option.metavar, option.is_flag)
-            found.setdefault(max(option.opts, key=len), set()).add(kind)
+            actual.setdefault(max(option.opts, key=len), set()).add(kind)
     for several in ("--threads", "--batch"):  # some commands take several
-        found[several] = {(opts, flag) for opts, _, flag in found[several]}
-    assert [name for name, kinds in found.items() if len(kinds) > 1] == []
-    assert {"--batch", "--shape", "--target", "--out", "--json"} <= found.keys()
+        actual[several] = {(opts, flag) for opts, _, flag in actual[several]}
+    assert [name for name, kinds in actual.items() if len(kinds) > 1] == []
+    assert {"--batch", "--shape", "--target", "--out", "--json"} <= actual.keys()
 
 
 def test_every_required_option_is_missed() -> None:
@@ -144,8 +144,8 @@ def test_completion_imports_no_command() -> None:
     )
     words = {"COMP_WORDS": "edgegrad pre", "COMP_CWORD": "1"}
     done = python(code, _EDGEGRAD_COMPLETE="bash_complete", **words)
-    *found, last = done.stdout.splitlines()
-    assert found == ["plain,predict", "plain,prepare"]
+    *actual, last = done.stdout.splitlines()
+    assert actual == ["plain,predict", "plain,prepare"]
     assert last.split() == ["engine.tools.commands.root", "engine.tools.commands.table"]
 
 
@@ -283,10 +283,10 @@ def report(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> 
 
 
 def test_version_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(capsys, "version")
-    assert isinstance(found, dict)
-    assert found["edgegrad"] == engine.__version__
-    assert found["packages"]["click"]
+    actual = report(capsys, "version")
+    assert isinstance(actual, dict)
+    assert actual["edgegrad"] == engine.__version__
+    assert actual["packages"]["click"]
 
 
 def test_switches_shows_the_table_and_what_is_set(
@@ -297,15 +297,15 @@ def test_switches_shows_the_table_and_what_is_set(
     out = capsys.readouterr().out
     assert "EDGEGRAD_THREADS=3\n" in out
     assert all(f"EDGEGRAD_{name}" in out and meaning in out for name, meaning in SWITCHES.items())
-    found = report(capsys, "switches")
-    assert isinstance(found, dict)
-    assert found["EDGEGRAD_THREADS"] == {"value": "3", "meaning": SWITCHES["THREADS"]}
+    actual = report(capsys, "switches")
+    assert isinstance(actual, dict)
+    assert actual["EDGEGRAD_THREADS"] == {"value": "3", "meaning": SWITCHES["THREADS"]}
 
 
 def test_targets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(capsys, "targets")
-    assert isinstance(found, dict)
-    assert "raspberrypi4" in found["other_names"] | {row["name"]: 0 for row in found["targets"]}
+    actual = report(capsys, "targets")
+    assert isinstance(actual, dict)
+    assert "raspberrypi4" in actual["other_names"] | {row["name"]: 0 for row in actual["targets"]}
 
 
 # --- completion

@@ -35,8 +35,8 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
     assert cli.main(["new", *map(str, words)]) == status
-    found = capsys.readouterr()
-    return found.err if status else found.out
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
 
 
 @pytest.mark.usefixtures("known")
@@ -48,9 +48,9 @@ def test_a_template_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (out / "train.py").read_text() == "print('trained')\n"
     assert told.endswith(f"next:\n  cd {out}\n  python data.py\n  edgegrad train\n")
     (tmp_path / "empty").mkdir()
-    found = json.loads(said(capsys, "sorter", tmp_path / "empty", "--json"))
-    assert found["next"][0] == f"cd {tmp_path / 'empty'}"
-    assert len(found["wrote"]) == 4
+    data = json.loads(said(capsys, "sorter", tmp_path / "empty", "--json"))
+    assert data["next"][0] == f"cd {tmp_path / 'empty'}"
+    assert len(data["wrote"]) == 4
 
 
 @pytest.mark.usefixtures("known")
@@ -105,9 +105,9 @@ def test_every_template_can_be_copied_and_says_what_to_do(tmp_path: Path) -> Non
 def test_an_app_of_flower_gets_its_name_and_the_path_of_its_runs(tmp_path: Path) -> None:
     for title, name in {"my-app": "my-app", "1st.app_v2": "app-1st-app-v2"}.items():
         templates.copy("federated", tmp_path / title)
-        found = tomllib.loads((tmp_path / title / "pyproject.toml").read_text("utf-8"))
-        assert found["project"]["name"] == name
-        assert found["tool"]["flwr"]["app"]["config"]["output"] == str(tmp_path / title / "runs")
+        data = tomllib.loads((tmp_path / title / "pyproject.toml").read_text("utf-8"))
+        assert data["project"]["name"] == name
+        assert data["tool"]["flwr"]["app"]["config"]["output"] == str(tmp_path / title / "runs")
 
 
 def test_the_configurations_of_templates_can_be_read() -> None:

@@ -38,15 +38,15 @@ def test_artifacts_have_a_plan_for_each_phase(capsys: pytest.CaptureFixture[str]
     names = re.findall(r"^plan (\w+)", text, re.MULTILINE)
     calls = ["training_model", "eval_model", "inference_model", "optimizer_model"]
     assert names == ["training_step", *calls]
-    found = json.loads(said(capsys, *words, "--json"))
+    actual_data = json.loads(said(capsys, *words, "--json"))
     calls = ["train, batch 4", "eval, batch 4", "infer, batch 4", "optimizer"]
-    assert list(found) == ["step, batch 4", *calls]
-    train = found["train, batch 4"]
+    assert list(actual_data) == ["step, batch 4", *calls]
+    train = actual_data["train, batch 4"]
     assert train["threads"] == 1
     assert {b["region"] for b in train["buffers"]} >= {"param", "grad", "work"}
     assert any("m" in step["words"] for step in train["steps"])
     assert len(train["steps"]) == text.split("\nplan ")[1].count("; ")
-    step = found["step, batch 4"]
+    step = actual_data["step, batch 4"]
     assert not any(b["region"] == "grad" for b in step["buffers"])
     alone = json.loads(said(capsys, *words, "--budget", "1MB", "--json"))
     assert alone == {"step, batch 4": step}
@@ -92,17 +92,17 @@ def test_what_is_kept_for_backward(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(rf"kept for backward: \d+ B in {len(rows)}", title)
     assert re.search(r"^ +\d+ B  \S+  f32\[4,48\]  /0/Gemm -> .*Gemm_1", train, re.MULTILINE)
     assert all(plan.count("\n") == 1 for plan in rest)  # no other model has a backward pass
-    found = json.loads(said(capsys, *words, "--json"))["train, batch 4"]
-    assert len(found["kept"]) == len(rows)
-    assert all(found["buffers"][k["buffer"]]["region"] == "work" for k in found["kept"])
+    actual_data = json.loads(said(capsys, *words, "--json"))["train, batch 4"]
+    assert len(actual_data["kept"]) == len(rows)
+    assert all(actual_data["buffers"][k["buffer"]]["region"] == "work" for k in actual_data["kept"])
 
 
 def test_show_is_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
     new = said(capsys, FORWARD, "--batch", "8", "--words")
     assert cli.main(["show", FORWARD, "--batch", "8", "--words"]) == 0
-    found = capsys.readouterr()
-    assert found.out == new
-    assert found.err == "edgegrad show is now `edgegrad plan`, with the same options\n"
+    printed = capsys.readouterr()
+    assert printed.out == new
+    assert printed.err == "edgegrad show is now `edgegrad plan`, with the same options\n"
 
 
 def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,9 +113,9 @@ def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     words = (MLP, "--batch", "4", "--diff", GOLDENS / "regression_sgd")
     text = said(capsys, *words, status=3)
     assert f"--- {MLP}: train, batch 4\n+++ {GOLDENS / 'regression_sgd'}: train, batch 4" in text
-    found = json.loads(said(capsys, *words, "--json", status=3))
-    assert not found["equal"]
-    assert "optimizer" in found["differences"]
+    actual_data = json.loads(said(capsys, *words, "--json", status=3))
+    assert not actual_data["equal"]
+    assert "optimizer" in actual_data["differences"]
 
 
 def test_files_of_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ pytest.importorskip("PIL", reason="needs Pillow")
 
 def call(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
     assert cli.main(["quantize", *map(str, words)]) == status, capsys.readouterr().err
-    found = capsys.readouterr()
-    return found.err if status else found.out
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
 
 
 @pytest.fixture(scope="module")

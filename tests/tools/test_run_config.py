@@ -148,10 +148,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_words_override() -> None:
-    found: dict[str, Any] = {"fit": {"epochs": 3}}
+    actual: dict[str, Any] = {"fit": {"epochs": 3}}
     words = ["fit.epochs=5", "data.path=photos/", "model.train=['a', 'b']", "data.options.size=8"]
-    override_values(found, tables.parse_assignments(words, "--set"), "--set")
-    assert found == {
+    override_values(actual, tables.parse_assignments(words, "--set"), "--set")
+    assert actual == {
         "fit": {"epochs": 5}, "data": {"path": "photos/", "options": {"size": 8}},
         "model": {"train": ["a", "b"]},
     }  # fmt: skip

@@ -27,8 +27,8 @@ FAST = ("--batch", "8", "--threads", "1", "--optimizer", "adam", "--lr", "0.03")
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
     assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
-    found = capsys.readouterr()
-    return found.err if status else found.out
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
 
 
 def report(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
@@ -43,8 +43,8 @@ def test_sounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--model", model, "--data", data, "-o", run, "--epochs", 20, *FAST)
     options = ("--set", "data.options.rate=8000", "--set", "data.options.features={n_mels=18, "
                "rate=8000, window=200, hop=80}", "--set", "data.options.seconds=0.195")  # fmt: skip
-    found = report(capsys, "train", *words, *options)
-    assert found["best"]["val_accuracy"] == 1
+    actual = report(capsys, "train", *words, *options)
+    assert actual["best"]["val_accuracy"] == 1
     assert runs.read_config(run).data.kind == "sounds"
     assert report(capsys, "eval", run, "--data", test)["accuracy"] == 1
     rows = report(capsys, "predict", run, test)
@@ -69,8 +69,8 @@ def test_a_table_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     test = write_table(tmp_path / "test.csv", "kind", 30, seed=1)
     model, run = write_regressor(tmp_path / "m.onnx", outputs=5), tmp_path / "run"
     words = ("--model", model, "--data", table, "--label", "kind", "-o", run)
-    found = report(capsys, "train", *words, *FAST, "--epochs", 30)
-    assert found["classes"] == ["large", "small"]
+    actual = report(capsys, "train", *words, *FAST, "--epochs", 30)
+    assert actual["classes"] == ["large", "small"]
     assert (run / "preparation.json").exists()
     assert report(capsys, "eval", run, "--data", test)["accuracy"] > 0.8
     rows = report(capsys, "predict", run, test)
@@ -85,9 +85,9 @@ def test_a_table_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     test = write_table(tmp_path / "test.csv", "area", 20, seed=1)
     model, run = write_regressor(tmp_path / "m.onnx"), tmp_path / "run"
     words = ("--model", model, "--data", table, "--label", "area", "-o", run)
-    found = report(capsys, "train", *words, *FAST, "--epochs", 60, "--validation", test)
-    assert found["best"]["val_mae"] < 2
-    assert found["classes"] == []
+    actual = report(capsys, "train", *words, *FAST, "--epochs", 60, "--validation", test)
+    assert actual["best"]["val_mae"] < 2
+    assert actual["classes"] == []
     assert report(capsys, "eval", run, "--data", test)["mae"] < 2
     rows = report(capsys, "predict", run, test)
     assert len(rows) == 20
@@ -104,8 +104,8 @@ def test_a_table_that_is_rebuilt_needs_no_target(
     model, run = write_regressor(tmp_path / "m.onnx", outputs=5, features=5), tmp_path / "run"
     words = ("--model", model, "--data", table, "--label", "", "-o", run)
     loss = ("--set", "model.loss_inputs=['y', 'x']", "--set", "fit.metrics=[]", "--loss", "mse")
-    found = report(capsys, "train", *words, *FAST, "--epochs", 20, *loss)
-    assert found["epochs"][-1]["loss"] < found["epochs"][0]["loss"]
+    actual = report(capsys, "train", *words, *FAST, "--epochs", 20, *loss)
+    assert actual["epochs"][-1]["loss"] < actual["epochs"][0]["loss"]
     assert len(report(capsys, "predict", run, table)[0]["values"]) == 5
 
 
@@ -113,9 +113,9 @@ def test_a_model_may_compute_its_loss(tmp_path: Path, capsys: pytest.CaptureFixt
     table = write_table(tmp_path / "train.csv", "area")
     model, run = write_autoencoder(tmp_path / "m.onnx"), tmp_path / "run"
     words = ("--model", model, "--data", table, "--label", "", "--loss", "none", "-o", run)
-    found = report(capsys, "train", *words, *FAST, "--epochs", 20)
-    assert found["best"]["val_loss"] < found["epochs"][0]["val_loss"]
-    assert "val_mae" not in found["best"]
+    actual = report(capsys, "train", *words, *FAST, "--epochs", 20)
+    assert actual["best"]["val_loss"] < actual["epochs"][0]["val_loss"]
+    assert "val_mae" not in actual["best"]
     rows = report(capsys, "predict", run, table)
     errors = [row["values"] for row in rows]
     evaluated = report(capsys, "eval", run, "--data", table)
@@ -126,9 +126,9 @@ def test_texts_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     data = write_texts(tmp_path / "texts")
     model, run = write_text_model(tmp_path / "m.onnx", per_token=False), tmp_path / "run"
     words = ("--model", model, "--data", data, "-o", run, "--set", "data.options.length=32")
-    found = report(capsys, "train", *words, "--set", "data.options.labelled=true", *FAST)
-    assert found["classes"] == ["digits", "letters"]
-    assert found["best"]["val_accuracy"] == 1
+    actual = report(capsys, "train", *words, "--set", "data.options.labelled=true", *FAST)
+    assert actual["classes"] == ["digits", "letters"]
+    assert actual["best"]["val_accuracy"] == 1
     assert report(capsys, "eval", run, "--data", data)["accuracy"] == 1
     rows = report(capsys, "predict", run, data / "letters" / "3.txt", data / "digits")
     assert [row["class"] for row in rows] == ["letters", *["digits"] * 8]
@@ -141,8 +141,8 @@ def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ("--model", model, "--data", text, "-o", run)
     told = said(capsys, "train", *words, *FAST, status=1)
     assert "[data.options]: length is missing: the tokens of a sample, as 128" in told
-    found = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
-    assert found["best"]["val_perplexity"] < 3
+    actual = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
+    assert actual["best"]["val_perplexity"] < 3
     told = said(capsys, "predict", run, text, status=1)
     assert "predictions are made in Python" in told
 
@@ -184,9 +184,9 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, made = tmp_path / "run", tmp_path / "made"
     words = ("--model", "unet_small", "--data", tmp_path / "data", "-o", run, "--epochs", 8, *FAST)
     size = ("--set", "data.options.size=16", "--class", "rest", "--class", "corner", "--batch", 2)
-    found = report(capsys, "train", *words, *size, "--augment", "flip")
-    assert found["classes"] == ["rest", "corner"]
-    assert found["best"]["val_iou"] > 0.3
+    actual = report(capsys, "train", *words, *size, "--augment", "flip")
+    assert actual["classes"] == ["rest", "corner"]
+    assert actual["best"]["val_iou"] > 0.3
     config = runs.read_config(run)
     assert (config.data.kind, config.data.options["values"]) == ("masks", [0, 200])
     assert report(capsys, "eval", run, "--data", tmp_path / "data")["iou"] > 0.3

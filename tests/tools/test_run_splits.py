@@ -25,8 +25,8 @@ FAST = ("--batch", "8", "--threads", "1", "--epochs", "1")
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
     assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
-    found = capsys.readouterr()
-    return found.err if status else found.out
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
 
 
 def report(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
@@ -56,13 +56,13 @@ def test_a_root_of_splits(kind: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     shutil.rmtree(left_out)  # a class may be missing there
     run = tmp_path / "run"
     words = ("--model", model, "--data", tmp_path / "data", "-o", run, *FAST, *options)
-    found = report(capsys, "train", *words, "--test", "split")
-    assert left_out.name in found["classes"]
-    assert found["test"]["loss"] > 0
+    actual = report(capsys, "train", *words, "--test", "split")
+    assert left_out.name in actual["classes"]
+    assert actual["test"]["loss"] > 0
     evaluated = report(capsys, "eval", run, "--data", tmp_path / "data")
     alone = report(capsys, "eval", run, "--data", tmp_path / "data" / "testing")
     assert evaluated == alone
-    assert {k: evaluated[k] for k in found["test"]} == found["test"]
+    assert {k: evaluated[k] for k in actual["test"]} == actual["test"]
     assert runs.read_config(run).data.validation is None
 
 

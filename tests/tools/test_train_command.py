@@ -32,11 +32,11 @@ FAST = ("--batch", "8", "--lr", "0.05", "--threads", "1")
 def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
     """Return the output of a command, or the error with which it ends."""
     assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
-    found = capsys.readouterr()
+    printed = capsys.readouterr()
     if status == 1:
-        assert found.out == ""
-        assert "Traceback" not in found.err
-    return found.err if status else found.out
+        assert printed.out == ""
+        assert "Traceback" not in printed.err
+    return printed.err if status else printed.out
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +123,12 @@ def test_json_is_all_that_is_printed(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
-    found = json.loads(said(capsys, "train", *words, *FAST, "--epochs", 2, "--json"))
-    assert [row["epoch"] for row in found["epochs"]] == [0, 1]
-    assert found["best"] in found["epochs"]
-    assert found["classes"] == sorted(COLORS)
-    assert found["stop_reason"] is None
-    assert str(tmp_path / "run" / "inference.onnx") in found["wrote"]
+    actual_data = json.loads(said(capsys, "train", *words, *FAST, "--epochs", 2, "--json"))
+    assert [row["epoch"] for row in actual_data["epochs"]] == [0, 1]
+    assert actual_data["best"] in actual_data["epochs"]
+    assert actual_data["classes"] == sorted(COLORS)
+    assert actual_data["stop_reason"] is None
+    assert str(tmp_path / "run" / "inference.onnx") in actual_data["wrote"]
 
 
 def test_a_configuration_says_all_and_options_go_before_it(
@@ -159,9 +159,9 @@ metrics = ["accuracy", "f1"]
 folder = "{tmp_path / "made"}"
 """)
     words = ("--config", config, "--epochs", 2, "--set", "fit.seed=3", "--json")
-    found = json.loads(said(capsys, "train", *words))
-    assert len(found["epochs"]) == 2
-    assert {"val_accuracy", "val_f1"} <= found["best"].keys()
+    actual_data = json.loads(said(capsys, "train", *words))
+    assert len(actual_data["epochs"]) == 2
+    assert {"val_accuracy", "val_f1"} <= actual_data["best"].keys()
     made = runs.read_config(tmp_path / "made")
     assert made.fit.seed == 3
     assert made.optimizer == run_config.ChosenClass("sgd", {"lr": 0.1})
@@ -290,8 +290,8 @@ def test_a_part_of_a_model_is_trained_in_parts_of_batches(
     words += ("--set", setting, "--set", "fit.micro_batches=2", "--epochs")
     said(capsys, "train", *words, 1)
     said(capsys, "train", *words, 2, "--resume")
-    found = runs.read_config(out)
-    assert found.fit.micro_batches == 2
+    actual_config = runs.read_config(out)
+    assert actual_config.fit.micro_batches == 2
     assert set(Trainer(out / "artifacts").state.trainable_names()) == trained
 
 
@@ -432,9 +432,9 @@ def test_wrong_words(
 
 def test_eval(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = home / "run"
-    found = json.loads(said(capsys, "eval", run, "--data", home / "test", "--json"))
-    assert found["samples"] == 12
-    assert found["accuracy"] > 0.9
+    actual_data = json.loads(said(capsys, "eval", run, "--data", home / "test", "--json"))
+    assert actual_data["samples"] == 12
+    assert actual_data["accuracy"] > 0.9
     text = said(capsys, "eval", run, "--data", home / "test", "--metric", "f1", "--batch", 5)
     assert "12 samples of" in text
     assert "\nf1 " in text
@@ -473,8 +473,8 @@ def test_predictions_are_those_of_the_exported_model(
     from engine.data.images import Images
 
     picture = Images(home / "test", 8).read(file)
-    (found,) = scores.run(None, {"x": picture[np.newaxis]})
-    shares = np.exp(np.asarray(found[0])) / np.exp(np.asarray(found[0])).sum()
+    (outcome,) = scores.run(None, {"x": picture[np.newaxis]})
+    shares = np.exp(np.asarray(outcome[0])) / np.exp(np.asarray(outcome[0])).sum()
     assert shares.max() == pytest.approx(row["probability"], rel=1e-4)
 
 
@@ -489,9 +489,9 @@ def test_export_of_a_run_and_of_artifacts(
         home / "model.onnx", ["conv.weight"], loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder,
     )  # fmt: skip
-    found = json.loads(said(capsys, "export", folder, "-o", tmp_path / "m.onnx", "--json"))
-    assert found["outputs"] == ["y"]
-    assert found["files"] == {str(tmp_path / "m.onnx"): (tmp_path / "m.onnx").stat().st_size}
+    actual_data = json.loads(said(capsys, "export", folder, "-o", tmp_path / "m.onnx", "--json"))
+    assert actual_data["outputs"] == ["y"]
+    assert actual_data["files"] == {str(tmp_path / "m.onnx"): (tmp_path / "m.onnx").stat().st_size}
     onnx.checker.check_model(str(tmp_path / "m.onnx"))
 
 

@@ -80,7 +80,7 @@ def adapt(net: Any, ends: tuple[str, ...]) -> dict[str, Any]:
     """Replace the layers whose names end so; the new parameters by peft's names."""
     for p in net.parameters():
         p.requires_grad = False
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for path, layer in [*net.named_modules()]:
         parent, _, last = path.rpartition(".")
         if last in ends:
@@ -88,8 +88,8 @@ def adapt(net: Any, ends: tuple[str, ...]) -> dict[str, Any]:
             new = Adapted(layer, *sizes)
             setattr(net.get_submodule(parent), last, new)
             for part in ("lora_A", "lora_B"):
-                found[f"base_model.model.{path}.{part}.weight"] = getattr(new, part).weight
-    return found
+                actual[f"base_model.model.{path}.{part}.weight"] = getattr(new, part).weight
+    return actual
 
 
 def main(folder: Path, name: str, size: str) -> None:

@@ -482,8 +482,8 @@ def set_detector() -> Made:
     def run(s: Any, x: Any) -> Any:
         memory = s.body(x).flatten(2).transpose(1, 2)
         queries = s.queries.expand(x.shape[0], -1, -1)
-        found, _ = s.attend(queries, memory + s.places, memory, need_weights=False)
-        return {"logits": s.logits(found), "boxes": s.boxes(found).sigmoid()}
+        actual, _ = s.attend(queries, memory + s.places, memory, need_weights=False)
+        return {"logits": s.logits(actual), "boxes": s.boxes(actual).sigmoid()}
 
     attend = nn.MultiheadAttention(8, 2, batch_first=True)
     return Calls(run, body=conv(3, 8, 3, 4), attend=attend, logits=nn.Linear(8, 5),

@@ -69,10 +69,10 @@ def test_a_module_trains_as_in_torch_and_takes_its_weights_back(tmp_path: Path, 
     assert exported.frozen_batch_norm is None
     x, labels = torch.randn(7, 3, 8, 8), torch.randint(0, 4, (7,))
     trainer, mine = trainer_of(exported), Net()
-    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    results = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
     left = to_torch(trainer.state, mine)
     assert left == ["norm.num_batches_tracked"]
-    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
+    assert results == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
     for (name, a), (_, b) in zip(mine.named_parameters(), net.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
     torch.testing.assert_close(mine.norm.running_mean, net.norm.running_mean)
@@ -115,8 +115,8 @@ def test_parameters_that_need_no_gradient_are_not_trained(tmp_path: Path) -> Non
     assert exported.frozen_batch_norm == ("norm.running_mean",)
     x, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
     trainer = trainer_of(exported)
-    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
-    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
+    results = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    assert results == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
 
 
 class Tied(nn.Module):
@@ -137,8 +137,8 @@ def test_a_weight_with_two_names_is_one(tmp_path: Path) -> None:
     exported = export(net, tokens, tmp_path / "tied.onnx")
     assert len(exported.train) == 1
     trainer, mine = trainer_of(exported), Tied()
-    found = [trainer.step(tokens.numpy(), labels.numpy()) for _ in range(3)]
-    assert found == pytest.approx(torch_steps(net, tokens, labels), abs=1e-5)
+    results = [trainer.step(tokens.numpy(), labels.numpy()) for _ in range(3)]
+    assert results == pytest.approx(torch_steps(net, tokens, labels), abs=1e-5)
     assert to_torch(trainer.state, mine) == []
     torch.testing.assert_close(mine.head.weight, net.head.weight)
 
@@ -195,9 +195,9 @@ def test_an_argument_may_be_named_as_a_parameter_or_a_buffer(tmp_path: Path) -> 
     assert exported.inputs == ("x_input", "scale_input_")
     assert exported.train == ("scale", "head.weight", "head.bias")
     trainer, labels = trainer_of(exported), torch.arange(5) % 3
-    found = [trainer.step(x.numpy(), scale.numpy(), labels.numpy()) for _ in range(2)]
+    results = [trainer.step(x.numpy(), scale.numpy(), labels.numpy()) for _ in range(2)]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for loss in found:
+    for loss in results:
         optimizer.zero_grad()
         expected = nn.functional.cross_entropy(net(x, scale), labels)
         expected.backward()
@@ -219,8 +219,8 @@ def test_axes_of_any_length(tmp_path: Path) -> None:
     exported = export(Sums(), example, tmp_path / "sums.onnx", axes=axes)
     trainer = trainer_of(exported)
     for length in (3, 8):
-        found = trainer.predict_batch(np.ones((4, length), np.int64), np.ones((4, length)))
-        assert found["output"].shape == (4, 4)
+        predicted = trainer.predict_batch(np.ones((4, length), np.int64), np.ones((4, length)))
+        assert predicted["output"].shape == (4, 4)
     with pytest.raises(
         NameNotFoundError, match="axes: there is no input 'token'; nearest: 'tokens'"
     ):
@@ -256,9 +256,9 @@ def test_modules_of_float64(tmp_path: Path) -> None:
     net = Net().double().train()
     x, labels = torch.randn(5, 3, 8, 8).double(), torch.randint(0, 4, (5,))
     trainer = trainer_of(export(net, x, tmp_path / "net.onnx"))
-    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    results = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
     # The learning rate is a float32.
-    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-8)
+    assert results == pytest.approx(torch_steps(net, x, labels), abs=1e-8)
 
 
 class Wide(nn.Module):
@@ -429,8 +429,8 @@ def test_a_trainer_of_a_module(tmp_path: Path, named: bool) -> None:
     assert (place / "forward.onnx").exists()
     assert (place / "training_model.onnx").exists()
     x, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
-    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
-    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
+    results = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    assert results == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
     assert trainer.to_torch(Net()) == ["norm.num_batches_tracked"]
     del trainer
     gc.collect()

@@ -29,11 +29,11 @@ def trained_as_in_torch(net: nn.Module, example: tuple[Any, ...], folder: Path) 
     trainer = Trainer.from_torch(
         net, example, CrossEntropyLoss(), SGD(lr=0.3), folder=folder, threads=1
     )
-    found = [trainer.step(*[x.numpy() for x in example], LABELS.numpy()) for _ in range(3)]
+    results = [trainer.step(*[x.numpy() for x in example], LABELS.numpy()) for _ in range(3)]
     after = copy.deepcopy(net)
     assert trainer.to_torch(after) == []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
-    for loss in found:
+    for loss in results:
         optimizer.zero_grad()
         expected = functional.cross_entropy(net(*example), LABELS)
         expected.backward()

@@ -38,8 +38,8 @@ def made(function: Any) -> Told:
 def gradients(module: nn.Module, x: Any, y: Any) -> dict[str, Any]:
     """Those of torch, of the mean squared error, of the parameters that have one."""
     module.zero_grad()
-    found = module(x)
-    nn.functional.mse_loss(found, y.expand_as(found)).backward()
+    actual_module = module(x)
+    nn.functional.mse_loss(actual_module, y.expand_as(actual_module)).backward()
     return {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
 
 
@@ -162,8 +162,8 @@ def test_torch_is_as_it_was(tmp_path: Path) -> None:
 
 def inner_gradient(s: Any, x: Any) -> Any:
     x = x.requires_grad_()
-    (found,) = torch.autograd.grad(s.a(x).square().sum(), x, create_graph=True)
-    return found
+    (grad,) = torch.autograd.grad(s.a(x).square().sum(), x, create_graph=True)
+    return grad
 
 
 class Reads(torch.autograd.Function):

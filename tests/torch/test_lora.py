@@ -39,10 +39,10 @@ def test_ten_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
 
     mine = Adapter.of(trainer)
     mine.save(tmp_path / "mine")
-    found = load_file(tmp_path / "mine/adapter_model.safetensors")
+    file = load_file(tmp_path / "mine/adapter_model.safetensors")
     theirs = load_file(tmp_path / f"{name}-last/adapter_model.safetensors")
-    assert found.keys() == theirs.keys()
-    for key, value in found.items():
+    assert file.keys() == theirs.keys()
+    for key, value in file.items():
         own = mine.tensors[key.removeprefix("base_model.model.")]
         np.testing.assert_array_equal(value, own)
         np.testing.assert_allclose(value, theirs[key], atol=2e-4)

@@ -72,8 +72,8 @@ def test_what_the_loss_does_not_read_stays_as_in_torch(tmp_path: Path) -> None:
     assert "'norm.weight', 'norm.bias', 'side.weight', 'side.bias': they stay as they" in text
     assert set(trainer.state.trainable_names()) == {
         "body.weight", "body.bias", "main.weight", "main.bias"}  # fmt: skip
-    found = [trainer.step(X.numpy(), LABELS.numpy()) for _ in range(3)]
-    mine = check_alike(net, found, trainer, lambda module: module(X)["main"])
+    results = [trainer.step(X.numpy(), LABELS.numpy()) for _ in range(3)]
+    mine = check_alike(net, results, trainer, lambda module: module(X)["main"])
     side = trainer.predict_batch(X.numpy())["side"]
     torch.testing.assert_close(torch.from_numpy(side), mine.eval()(X)["side"].detach())
 
@@ -112,7 +112,7 @@ def test_normalisations_keep_the_mode_of_the_module(
         trainer = Trainer.from_torch(
             net, X, CrossEntropyLoss(), SGD(lr=0.1, weight_decay=0.1), folder=tmp_path, threads=1
         )
-    found = [trainer.step(X.numpy(), LABELS.numpy()) for _ in range(3)]
-    mine = check_alike(net, found, trainer, lambda module: module(X))
+    results = [trainer.step(X.numpy(), LABELS.numpy()) for _ in range(3)]
+    mine = check_alike(net, results, trainer, lambda module: module(X))
     torch.testing.assert_close(mine[1].running_mean, net[1].running_mean)
     assert bool(mine[1].running_mean.any()) is trains

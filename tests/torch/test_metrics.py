@@ -109,25 +109,25 @@ def test_values() -> None:
 
 @pytest.mark.parametrize("is_smooth", [False, True])
 def test_sequences(is_smooth: bool) -> None:
-    found = RNG.integers(0, 4, (80, 12))
-    wanted = np.where(RNG.random((80, 12)) < 0.7, found, RNG.integers(0, 4, (80, 12)))
-    found = np.where(np.arange(12) < RNG.integers(5, 13, (80, 1)), found, 9)
+    numbers = RNG.integers(0, 4, (80, 12))
+    wanted = np.where(RNG.random((80, 12)) < 0.7, numbers, RNG.integers(0, 4, (80, 12)))
+    numbers = np.where(np.arange(12) < RNG.integers(5, 13, (80, 1)), numbers, 9)
 
     def words(rows: Array) -> list[str]:
         return [" ".join(f"w{token}" for token in row if token != 9) for row in rows]
 
     texts = text.BLEUScore(smooth=is_smooth)
-    texts.update(words(found), [[each] for each in words(wanted)])
+    texts.update(words(numbers), [[each] for each in words(wanted)])
     metric = ours.BLEU(is_smooth=is_smooth, end=9)
-    assert measure(metric, found, wanted) == pytest.approx(float(texts.compute()), abs=1e-6)
+    assert measure(metric, numbers, wanted) == pytest.approx(float(texts.compute()), abs=1e-6)
 
     def decode(tokens: list[int]) -> str:
         return " ".join(f"w{token}" for token in tokens)
 
     for unit, kind in (("character", text.CharErrorRate()), ("word", text.WordErrorRate())):
-        kind.update(words(found), words(wanted))
+        kind.update(words(numbers), words(wanted))
         mine = ours.ErrorRate(unit, decode, end=9)  # type: ignore[arg-type]  # one of both
-        assert measure(mine, found, wanted) == pytest.approx(float(kind.compute()), abs=1e-6)
+        assert measure(mine, numbers, wanted) == pytest.approx(float(kind.compute()), abs=1e-6)
 
 
 def test_perplexity() -> None:

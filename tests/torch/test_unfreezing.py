@@ -54,5 +54,5 @@ def test_late_parameters_move_as_in_pytorch(name: str) -> None:
             torch.nn.functional.cross_entropy(scores, labels[at : at + BATCH]).backward()
             optimizer.step()
     for name_, parameter in model.named_parameters():
-        found = trainer.state.parameters[name_].data
-        np.testing.assert_allclose(found, parameter.detach(), rtol=2e-4, atol=2e-6)
+        data = trainer.state.parameters[name_].data
+        np.testing.assert_allclose(data, parameter.detach(), rtol=2e-4, atol=2e-6)

@@ -149,9 +149,9 @@ def test_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     ranking = run.ranking("min")
     assert ranking[0] == run.best
-    found = [run.position(path)["value"] for path in ranking]
+    values = [run.position(path)["value"] for path in ranking]
     rows = [row for row in run.position(run.last or tmp_path)["history"]]
-    assert found[:3] == sorted(row["val_loss"] for row in rows)[:3]
+    assert values[:3] == sorted(row["val_loss"] for row in rows)[:3]
     assert len(ranking) in (3, 4)
 
 

@@ -127,10 +127,10 @@ def test_axes_hold_all_values_and_name_each_tick_once(
     if kind in ("bytes", "seconds"):
         values = [float(round(abs(v))) for v in values]
     may_be_log = may_be_log and kind == "number"
-    found = make_axis(values, 0, 100, kind=kind, may_be_log=may_be_log, is_tight=is_tight)
-    assert all(-0.01 <= found.place(v) <= 100.01 for v in values)
-    assert (kind not in ("count", "bytes")) + 1 <= len(found.ticks) <= 12
-    places = [found.place(t) for t in found.ticks]
+    axis = make_axis(values, 0, 100, kind=kind, may_be_log=may_be_log, is_tight=is_tight)
+    assert all(-0.01 <= axis.place(v) <= 100.01 for v in values)
+    assert (kind not in ("count", "bytes")) + 1 <= len(axis.ticks) <= 12
+    places = [axis.place(t) for t in axis.ticks]
     assert places == sorted(places)
     if max(values) - min(values) > 1e-3 * max(map(abs, values)) > 1e-6:
-        assert len({found.label_tick(t) for t in found.ticks}) == len(found.ticks)
+        assert len({axis.label_tick(t) for t in axis.ticks}) == len(axis.ticks)

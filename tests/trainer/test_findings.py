@@ -21,11 +21,11 @@ def findings(labels: Any, scores: Any, **more: Any) -> Findings:
 
 
 def test_labels_outside_of_the_classes_are_left_out() -> None:
-    found = findings([0, -100, 1, 7], np.eye(2, dtype=np.float32)[[0, 0, 0, 0]])
-    assert found.counts is not None
-    assert found.counts.tolist() == [[1, 0], [1, 0]]
-    assert found.total == 2
-    assert [s.expected for s in found.worst] == [(1,)]
+    actual_findings = findings([0, -100, 1, 7], np.eye(2, dtype=np.float32)[[0, 0, 0, 0]])
+    assert actual_findings.counts is not None
+    assert actual_findings.counts.tolist() == [[1, 0], [1, 0]]
+    assert actual_findings.total == 2
+    assert [s.expected for s in actual_findings.worst] == [(1,)]
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -33,10 +33,10 @@ def test_labels_of_positions_are_counted_whichever_axis_has_the_classes(last: bo
     labels = np.array([[0, 1, 2, 2], [1, 1, 0, 2]])
     scores = np.eye(3, dtype=np.float32)[labels]  # (2, 4, 3)
     scores[0, 0] = [0, 1, 0]
-    found = findings(labels, scores if last else np.moveaxis(scores, -1, 1))
-    assert found.counts is not None
-    assert found.counts.tolist() == [[1, 1, 0], [0, 3, 0], [0, 0, 3]]
-    assert not found.worst, "a sample has many labels, so no sample is shown"
+    actual_findings = findings(labels, scores if last else np.moveaxis(scores, -1, 1))
+    assert actual_findings.counts is not None
+    assert actual_findings.counts.tolist() == [[1, 1, 0], [0, 3, 0], [0, 0, 3]]
+    assert not actual_findings.worst, "a sample has many labels, so no sample is shown"
 
 
 def test_the_worst_samples_are_those_of_all_batches() -> None:
@@ -70,35 +70,46 @@ def test_one_score_for_two_classes(shape: tuple[int, ...], kind: Any, are_shares
     """Class 1 is predicted above 0 of a logit, or above one half of a probability."""
     logits = np.array([-2.0, 3.0, 0.2, -0.1])
     scores = 1 / (1 + np.exp(-logits)) if are_shares else logits
-    found = findings(np.array([0, 1, 0, 1]).astype(kind).reshape(shape), scores.reshape(shape))
-    assert found.counts is not None
-    assert found.counts.tolist() == [[1, 1], [1, 1]]
-    assert [s.expected for s in found.worst] == [(0,), (1,)]
-    shares = {s.confidence for s in found.best}
+    actual_findings = findings(
+        np.array([0, 1, 0, 1]).astype(kind).reshape(shape), scores.reshape(shape)
+    )
+    assert actual_findings.counts is not None
+    assert actual_findings.counts.tolist() == [[1, 1], [1, 1]]
+    assert [s.expected for s in actual_findings.worst] == [(0,), (1,)]
+    shares = {s.confidence for s in actual_findings.best}
     expected = {1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-3))}
     assert sorted(map(float, filter(None, shares))) == pytest.approx(sorted(expected))
 
 
 def test_values_that_begin_with_zeros_and_ones_are_values() -> None:
-    found = findings(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
-    assert found.counts is not None
-    found.add({"x": np.zeros((2, 3)), "t": np.array([5.0, 0.0])}, {"y": np.array([4.0, 0.0])})
-    assert found.counts is None
-    assert found.total == 2
-    assert [s.error for s in found.worst] == [1.0, 0.0]
-    found.add({"x": np.zeros((1, 3)), "t": np.array([1.0])}, {"y": np.array([4.0])})
-    assert [s.error for s in found.worst] == [3.0, 1.0, 0.0]
+    actual_findings = findings(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
+    assert actual_findings.counts is not None
+    actual_findings.add(
+        {"x": np.zeros((2, 3)), "t": np.array([5.0, 0.0])}, {"y": np.array([4.0, 0.0])}
+    )
+    assert actual_findings.counts is None
+    assert actual_findings.total == 2
+    assert [s.error for s in actual_findings.worst] == [1.0, 0.0]
+    actual_findings.add({"x": np.zeros((1, 3)), "t": np.array([1.0])}, {"y": np.array([4.0])})
+    assert [s.error for s in actual_findings.worst] == [3.0, 1.0, 0.0]
 
 
 def test_too_many_classes_have_no_matrix() -> None:
-    found = findings([1, 2], np.zeros((2, MAX_CLASSES + 1), np.float32))
-    assert found.counts is None
-    assert found.total == 2
+    actual_findings = findings([1, 2], np.zeros((2, MAX_CLASSES + 1), np.float32))
+    assert actual_findings.counts is None
+    assert actual_findings.total == 2
 
 
 def test_a_language_model_has_no_matrix_and_no_samples() -> None:
-    found = findings(np.zeros((2, 3), np.int64), np.zeros((2, 3, MAX_CLASSES + 1), np.float32))
-    assert (found.counts, found.total, found.worst, found.best) == (None, 0, [], [])
+    actual_findings = findings(
+        np.zeros((2, 3), np.int64), np.zeros((2, 3, MAX_CLASSES + 1), np.float32)
+    )
+    assert (
+        actual_findings.counts,
+        actual_findings.total,
+        actual_findings.worst,
+        actual_findings.best,
+    ) == (None, 0, [], [])
 
 
 def several(count: int = 300) -> tuple[Array, Array]:
@@ -112,13 +123,13 @@ def several(count: int = 300) -> tuple[Array, Array]:
 def test_several_labels_have_the_scores_of_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
     targets, scores = several()
-    found = ClassScores.of(findings(targets, scores, threshold=0.0))
+    actual = ClassScores.of(findings(targets, scores, threshold=0.0))
     expected = metrics.precision_recall_fscore_support(targets, scores > 0, average=None)
     for mine, its in zip(
-        (found.precision, found.recall, found.f1, found.there), expected, strict=True
+        (actual.precision, actual.recall, actual.f1, actual.there), expected, strict=True
     ):
         np.testing.assert_allclose(mine, its)
-    np.testing.assert_allclose(found.area, metrics.roc_auc_score(targets, scores, average=None))
+    np.testing.assert_allclose(actual.area, metrics.roc_auc_score(targets, scores, average=None))
 
 
 def test_several_labels_are_counted_batch_by_batch() -> None:
@@ -129,11 +140,11 @@ def test_several_labels_are_counted_batch_by_batch() -> None:
         parts.add({"x": np.zeros((len(part), 3)), "t": targets[part]}, {"y": scores[part]})
     both = (targets == 1) & (scores > 0)
     by_hand = np.stack([targets.sum(0), (scores > 0).sum(0), both.sum(0)], 1)
-    for found in (whole, parts):
-        assert found.labels is not None
-        np.testing.assert_array_equal(found.labels, by_hand)
-        assert found.total == 900
-        assert not len(found.pairs.rows), "labels have no residuals"
+    for actual in (whole, parts):
+        assert actual.labels is not None
+        np.testing.assert_array_equal(actual.labels, by_hand)
+        assert actual.total == 900
+        assert not len(actual.pairs.rows), "labels have no residuals"
     assert whole.worst[0].error == pytest.approx(np.abs((scores > 0) - targets).mean(1).max())
     assert set(whole.worst[0].predicted) <= {0.0, 1.0}
 
@@ -143,12 +154,12 @@ def test_labels_of_positions_are_on_axis_1_and_other_targets_are_left_out() -> N
     targets[:, 1] = 1
     targets[0, 2] = -100
     scores = np.ones_like(targets)
-    found = findings(targets, scores, threshold=0.0)
-    assert found.labels is not None
-    assert found.labels.tolist() == [[0, 32, 0], [32, 32, 32], [0, 16, 0]]
+    actual_findings = findings(targets, scores, threshold=0.0)
+    assert actual_findings.labels is not None
+    assert actual_findings.labels.tolist() == [[0, 32, 0], [32, 32, 32], [0, 16, 0]]
 
 
 def test_without_a_threshold_targets_are_values() -> None:
-    found = findings(*several())
-    assert found.labels is None
-    assert len(found.pairs.rows)
+    actual_findings = findings(*several())
+    assert actual_findings.labels is None
+    assert len(actual_findings.pairs.rows)

@@ -70,9 +70,12 @@ def test_the_history_has_validation_rates_times_and_memory() -> None:
         "epoch", "loss", "val_loss", "val_accuracy", "val_top2", "lr", "seconds",
         "samples_per_second", "memory",
     ]  # fmt: skip
-    found = trainer.evaluate(DATA, metrics=["accuracy"], batch_size=BATCH)
+    actual_scores = trainer.evaluate(DATA, metrics=["accuracy"], batch_size=BATCH)
     last = history.rows[-1]
-    assert (last["val_loss"], last["val_accuracy"]) == (found["loss"], found["accuracy"])
+    assert (last["val_loss"], last["val_accuracy"]) == (
+        actual_scores["loss"],
+        actual_scores["accuracy"],
+    )
     assert history["lr"] == [np.float32(0.05 * 4 / 6), np.float32(0.05 * 1 / 6)]
     assert trainer.learning_rate == np.float32(0.05)  # as before
     assert min(history["seconds"]) > 0
@@ -422,8 +425,8 @@ def test_metrics_ignore_what_the_loss_ignores() -> None:
     assert isinstance(scores, np.ndarray)
     expected = float((scores.argmax(1) == labels)[counted].mean())
     assert history["val_accuracy"] == [expected]
-    found = trainer.evaluate((X, labels), metrics="accuracy", batch_size=BATCH)
-    assert found["accuracy"] == expected
+    actual_scores = trainer.evaluate((X, labels), metrics="accuracy", batch_size=BATCH)
+    assert actual_scores["accuracy"] == expected
 
 
 def test_run_json_tells_what_was_asked_for(tmp_path: Path) -> None:

@@ -187,10 +187,10 @@ def test_recipes_of_all_losses_and_optimizers_are_kept(kind: type) -> None:
         optimizer = None if issubclass(kind, Loss) else made
         options = RecipeOptions(update=SparseUpdate(last=2), tie=[["a", "b"]])
         recipe = Recipe(loss, optimizer, options)
-        found = Recipe.of_table(json.loads(json.dumps(recipe.to_table())), "recipe")
-        assert found.to_table() == recipe.to_table()
+        actual_table = Recipe.of_table(json.loads(json.dumps(recipe.to_table())), "recipe")
+        assert actual_table.to_table() == recipe.to_table()
         mine, other = (
-            r.named_loss if r.optimizer is None else r.optimizer for r in (recipe, found)
+            r.named_loss if r.optimizer is None else r.optimizer for r in (recipe, actual_table)
         )
         for field in dataclasses.fields(kind):
             np.testing.assert_array_equal(getattr(mine, field.name), getattr(other, field.name))

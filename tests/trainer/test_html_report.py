@@ -56,9 +56,9 @@ def test_a_regression_has_pairs_and_errors(tmp_path: Path) -> None:
     run = Run(HtmlReport(tmp_path / "report.html"))
     run.epoch([1.0, 0.5], batches, val_mse=0.01)
     text = run.end()
-    found = run.report._last
-    assert found is not None
-    assert MAX_PAIRS / 2 <= len(found.pairs.rows) <= MAX_PAIRS
+    actual_last = run.report._last
+    assert actual_last is not None
+    assert MAX_PAIRS / 2 <= len(actual_last.pairs.rows) <= MAX_PAIRS
     residuals = text.split('id="residuals"')[1].split("</section>")[0]
     assert "Predicted over expected values" in residuals
     assert "Residuals over predicted values" in residuals

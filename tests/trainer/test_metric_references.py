@@ -96,8 +96,8 @@ def test_tallies_of_classes(
     scores[:, 3] = -9  # never predicted
     expected = reference(targets, scores.argmax(1), average=average, zero_division=0)
     for split in SPLITS:
-        found = take(kind(average), scores, targets, split).result()
-        assert found == pytest.approx(expected, abs=1e-12)
+        outcome = take(kind(average), scores, targets, split).result()
+        assert outcome == pytest.approx(expected, abs=1e-12)
     assert share(lambda: kind(average), scores, targets, SPLITS[1]) == pytest.approx(expected)
 
 
@@ -115,8 +115,8 @@ def test_classes_of_zero_by_zero(
     assert list(metric.results().values()) == pytest.approx(each, nan_ok=True)
     assert list(metric.results("abcd")) == [f"{metric.declared.name}_{c}" for c in "abcd"]  # type: ignore[union-attr]  # has one
     mean = reference(targets, predicted, average="macro", zero_division=zero_division)
-    found = take(kind(zero_division=zero_division), scores, targets, SPLITS[1]).result()
-    assert found == pytest.approx(mean)
+    outcome = take(kind(zero_division=zero_division), scores, targets, SPLITS[1]).result()
+    assert outcome == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("average", [*MEANS, None])
@@ -128,8 +128,8 @@ def test_tallies_of_labels(kind: Any, reference: Callable[..., Any], average: st
     expected = reference(targets, scores > 0, average=average, zero_division=0)
     for split in SPLITS:
         metric = take(kind(average, threshold=0), scores, targets, split)
-        found = metric.result() if average else list(metric.results().values())
-        assert found == pytest.approx(expected)
+        outcome = metric.result() if average else list(metric.results().values())
+        assert outcome == pytest.approx(expected)
     if average:
         parts = share(lambda: kind(average, threshold=0), scores, targets, SPLITS[1])
         assert parts == pytest.approx(expected)
@@ -140,15 +140,15 @@ def test_labels_that_do_not_count() -> None:
     targets = RNG.integers(0, 2, (60, 3))
     ignored = RNG.random((60, 3)) < 0.3
     marked = np.where(ignored, -100, targets)
-    for k, found in enumerate(
+    for k, actual in enumerate(
         take(Recall(None, threshold=0), scores, marked, (60,)).results().values()
     ):
         rows = ~ignored[:, k]
-        assert found == pytest.approx(sk.recall_score(targets[rows, k], scores[rows, k] > 0))
+        assert actual == pytest.approx(sk.recall_score(targets[rows, k], scores[rows, k] > 0))
     areas = take(AUROC(None), scores, marked, (60,)).results()
-    for k, found in enumerate(areas.values()):
+    for k, actual in enumerate(areas.values()):
         rows = ~ignored[:, k]
-        assert found == pytest.approx(sk.roc_auc_score(targets[rows, k], scores[rows, k]))
+        assert actual == pytest.approx(sk.roc_auc_score(targets[rows, k], scores[rows, k]))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -187,8 +187,8 @@ def test_the_order_of_scores(kind: Any, reference: Callable[..., float], average
     expected = reference(np.eye(4)[targets], shares, average=average)
     for split in SPLITS:
         for given in (scores, shares, np.log(shares)):
-            found = take(kind(average), given, targets, split).result()
-            assert found == pytest.approx(expected, rel=1e-6)
+            outcome = take(kind(average), given, targets, split).result()
+            assert outcome == pytest.approx(expected, rel=1e-6)
     assert share(lambda: kind(average), scores, targets, SPLITS[1]) == pytest.approx(expected)
     labels = RNG.integers(0, 2, (60, 4)).astype(np.float32)
     expected = reference(labels, scores, average=average)
@@ -204,8 +204,8 @@ def test_the_order_of_one_score_and_of_two(kind: Any, reference: Callable[..., f
         expected = reference(targets, scores[:, 0])
         assert take(kind(), y, t, SPLITS[1]).result() == pytest.approx(expected)
     for average in MEANS:
-        found = take(kind(average), scores, targets, SPLITS[1]).result()
-        assert found == pytest.approx(reference(targets, scores[:, 1] - scores[:, 0]))
+        outcome = take(kind(average), scores, targets, SPLITS[1]).result()
+        assert outcome == pytest.approx(reference(targets, scores[:, 1] - scores[:, 0]))
     each = take(kind(None), scores, targets, SPLITS[1]).results(["no", "yes"])
     name = kind.declared.name
     assert list(each) == [f"{name}_no", f"{name}_yes"]
@@ -228,8 +228,8 @@ def test_classes_without_a_question_are_left_out(kind: Any) -> None:
     for average in ("macro", "weighted"):
         values = [value for value in each.values() if not math.isnan(value)]
         weights = np.bincount(targets)[[0, 1, 3]] if average == "weighted" else None
-        found = take(kind(average), scores, targets, (60,)).result()
-        assert found == pytest.approx(np.average(values, weights=weights))
+        outcome = take(kind(average), scores, targets, (60,)).result()
+        assert outcome == pytest.approx(np.average(values, weights=weights))
     alone = take(kind(), scores[:, :2], np.zeros(60, np.int64), (60,))
     assert math.isnan(alone.result())
 

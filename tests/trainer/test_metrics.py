@@ -95,9 +95,9 @@ def test_positions_that_do_not_count(
     targets[7] = -100  # a sample without a position that counts
     counted = targets != -100
     expected = formula(rows[counted], targets[counted])
-    found = measure(make(), LAYOUTS[layout](rows), targets, split)
-    assert found == pytest.approx(expected)
-    assert 0 < found <= 1
+    measured = measure(make(), LAYOUTS[layout](rows), targets, split)
+    assert measured == pytest.approx(expected)
+    assert 0 < measured <= 1
 
 
 def test_ignore_index_is_the_callers() -> None:
@@ -140,14 +140,14 @@ def test_one_hot_targets_are_no_decisions_unless_that_is_said() -> None:
 def test_one_score_a_sample(shape: tuple[int, ...], kind: type, split: tuple[int, ...]) -> None:
     scores = RNG.standard_normal(shape)
     targets: Array = RNG.integers(0, 2, shape).astype(kind)
-    found = (scores > 0).ravel()
-    right = int((found & (targets.ravel() == 1)).sum())
-    expected = 2 * right / (found.sum() + targets.sum())
+    flat = (scores > 0).ravel()
+    right = int((flat & (targets.ravel() == 1)).sum())
+    expected = 2 * right / (flat.sum() + targets.sum())
     assert measure(F1("binary"), scores, targets, split) == pytest.approx(expected)
     assert measure(F1(), scores, targets, split) == pytest.approx(
-        macro_f1(found.astype(int), targets.ravel().astype(int))
+        macro_f1(flat.astype(int), targets.ravel().astype(int))
     )
-    accuracy = np.mean(found == targets.ravel())
+    accuracy = np.mean(flat == targets.ravel())
     assert measure(Accuracy(), scores, targets, split) == pytest.approx(accuracy)
     half = measure(Accuracy(threshold=0.5), scores, targets, split)
     assert half == pytest.approx(np.mean((scores > 0.5).ravel() == targets.ravel()))
@@ -248,11 +248,11 @@ def test_a_metric_of_ones_own_needs_a_name() -> None:
 
 def test_metrics_by_name() -> None:
     names = ["accuracy", "top5", "top1", "mse", "mae", "f1", "f1_binary", "perplexity"]
-    found = metrics_of(names, ignore_index=7)
-    assert [m.name for m in found] == names
-    assert [m.mode for m in found] == ["max", "max", "max", "min", "min", "max", "max", "min"]
-    assert isinstance(found[0], Accuracy)
-    assert found[0].ignore_index == 7
+    metrics = metrics_of(names, ignore_index=7)
+    assert [m.name for m in metrics] == names
+    assert [m.mode for m in metrics] == ["max", "max", "max", "min", "min", "max", "max", "min"]
+    assert isinstance(metrics[0], Accuracy)
+    assert metrics[0].ignore_index == 7
     assert [m.name for m in metrics_of("f1")] == ["f1"]
     assert metrics_of(()) == []
 

@@ -35,12 +35,12 @@ def scene(seed: int, crowds: bool) -> tuple[Array, Array]:
         if crowds:
             objects[image, :count, 5] = rng.random(count) < 0.2
         guesses = np.sort(rng.random((3, 2, 2)) * 200, axis=1).reshape(3, 4)
-        found = np.concatenate([boxes, boxes]) + rng.normal(0, 2, (2 * count, 4))
-        found[:, 2:] = np.maximum(found[:, 2:], found[:, :2] + 1)
-        found = np.concatenate([found, guesses])
+        actual_joined = np.concatenate([boxes, boxes]) + rng.normal(0, 2, (2 * count, 4))
+        actual_joined[:, 2:] = np.maximum(actual_joined[:, 2:], actual_joined[:, :2] + 1)
+        actual_joined = np.concatenate([actual_joined, guesses])
         kinds = np.concatenate([labels, labels, rng.integers(0, CLASSES, 3)])
-        rows = rng.permutation(len(found))[: max(0, len(found) - 2)]
-        detected[image, : len(rows), :4] = found[rows]
+        rows = rng.permutation(len(actual_joined))[: max(0, len(actual_joined) - 2)]
+        detected[image, : len(rows), :4] = actual_joined[rows]
         detected[image, : len(rows), 4] = rng.permutation(1000)[: len(rows)] / 1000 + image / 1e6
         detected[image, : len(rows), 5] = kinds[rows]
     return detected, objects
@@ -101,8 +101,8 @@ def test_the_numbers_are_cocos(seed: int, crowds: bool) -> None:
     detected, objects = scene(seed, crowds)
     expected = coco(detected, objects)
     for split in ((IMAGES,), (5, 1, 18)):
-        found = [take(m, detected, objects, split).result() for m in metrics_of(NAMES)]
-        assert found == pytest.approx(expected, abs=1e-12)
+        outcomes = [take(m, detected, objects, split).result() for m in metrics_of(NAMES)]
+        assert outcomes == pytest.approx(expected, abs=1e-12)
     assert 0.05 < expected[0] < 0.95
 
 

@@ -44,10 +44,11 @@ def test_distances() -> None:
 @pytest.mark.parametrize("layout", ["tokens", "onnx", "language"])
 @pytest.mark.parametrize("split", [(6,), (1, 4, 1)])
 def test_tokens_of_every_layout(layout: str, split: tuple[int, ...]) -> None:
-    found, wanted = RNG.integers(0, 5, (2, 6, 9))
+    tokens, wanted = RNG.integers(0, 5, (2, 6, 9))
     wanted[RNG.random((6, 9)) < 0.2] = -100
     given: Array = {
-        "tokens": found, "onnx": np.moveaxis(np.eye(5)[found], 2, 1), "language": np.eye(5)[found]
+        "tokens": tokens, "onnx": np.moveaxis(np.eye(5)[tokens], 2, 1),
+        "language": np.eye(5)[tokens]
     }[layout]  # fmt: skip
     metric, at, errors, length = ErrorRate(), 0, 0, 0
     parts: list[list[Any]] = [ErrorRate().partial()]
@@ -57,7 +58,7 @@ def test_tokens_of_every_layout(layout: str, split: tuple[int, ...]) -> None:
             each.update({"y": given[part]}, {"t": wanted[part]}, 0.0, size)
         parts.append(mine.partial())
         at += size
-    for row, goal in zip(found, wanted, strict=True):
+    for row, goal in zip(tokens, wanted, strict=True):
         counted = goal != -100
         errors += edits(row[counted].tolist(), goal[counted].tolist())
         length += int(counted.sum())
@@ -68,10 +69,10 @@ def test_tokens_of_every_layout(layout: str, split: tuple[int, ...]) -> None:
 
 
 def test_sequences_end_at_their_end() -> None:
-    found = np.array([[1, 2, 9, 4, 4], [9, 1, 1, 1, 1]])
+    array = np.array([[1, 2, 9, 4, 4], [9, 1, 1, 1, 1]])
     wanted = np.array([[1, 2, 3, 9, -100], [9, 3, -100, -100, -100]])
     metric = ErrorRate(end=9)
-    metric.update({"y": found}, {"t": wanted}, 0.0, 2)
+    metric.update({"y": array}, {"t": wanted}, 0.0, 2)
     assert metric.result() == 1 / 3
 
 
@@ -93,8 +94,8 @@ def test_characters_and_words() -> None:
 
 
 def test_outputs_of_ctc() -> None:
-    found = np.array([[0, 1, 1, 0, 1, 2, 2, 2], [3, 3, 0, 3, 0, 0, 1, 1]])  # 1 1 2; 3 3 1
-    scores = np.eye(4)[found]
+    array = np.array([[0, 1, 1, 0, 1, 2, 2, 2], [3, 3, 0, 3, 0, 0, 1, 1]])  # 1 1 2; 3 3 1
+    scores = np.eye(4)[array]
     inputs = {
         "t": np.array([[1, 1, 2], [3, 1, 2]]), "steps": np.array([8, 6]), "counts": np.array([3, 2])
     }  # fmt: skip
@@ -110,13 +111,13 @@ def test_outputs_of_ctc() -> None:
 
 
 def test_bleu_is_of_all_samples_together() -> None:
-    found = np.array([[1, 2, 3, 4, 5], [1, 2, 9, 4, 5]])
+    array = np.array([[1, 2, 3, 4, 5], [1, 2, 9, 4, 5]])
     wanted = np.array([[1, 2, 3, 4, 6], [1, 2, 3, 4, 5]])
     metric, parts = BLEU(), []
     for k in range(2):
         part = BLEU()
         for each in (metric, part):
-            each.update({"y": found[k : k + 1]}, {"t": wanted[k : k + 1]}, 0.0, 1)
+            each.update({"y": array[k : k + 1]}, {"t": wanted[k : k + 1]}, 0.0, 1)
         parts.append(part.partial())
     expected = (8 / 10 * 5 / 8 * 2 / 6 * 1 / 4) ** 0.25
     assert metric.result() == pytest.approx(expected)

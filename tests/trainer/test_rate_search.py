@@ -30,10 +30,10 @@ def test_the_trainer_is_as_it_was(options: dict[str, Any]) -> None:
     for each in (trainer, twin):
         each.step(X[:BATCH], LABELS[:BATCH])
     before = trainer.state.to_bytes(include_optimizer_state=True)
-    found = trainer.find_learning_rate(DATA, batch_size=BATCH, steps=30)
+    learning_rate = trainer.find_learning_rate(DATA, batch_size=BATCH, steps=30)
     assert trainer.state.to_bytes(include_optimizer_state=True) == before
     assert (trainer.steps, trainer.learning_rate) == (twin.steps, twin.learning_rate)
-    assert len(found.losses) > 20
+    assert len(learning_rate.losses) > 20
     for _ in range(2):
         assert trainer.step(X[BATCH:], LABELS[BATCH:]) == twin.step(X[BATCH:], LABELS[BATCH:])
     assert read_values(trainer) == read_values(twin)
@@ -47,29 +47,33 @@ def test_a_trainer_that_has_not_begun_is_as_it_was() -> None:
 
 
 def test_rates_rise_by_a_factor_and_a_high_one_ends_the_search() -> None:
-    found = make_trainer(optimizer=SGD(0.1)).find_learning_rate(
+    learning_rate = make_trainer(optimizer=SGD(0.1)).find_learning_rate(
         DATA, batch_size=BATCH, lowest=1e-3, highest=1e4, steps=60
     )
-    assert len(found.rates) < 60
-    ratios = np.diff(np.log(found.rates))
+    assert len(learning_rate.rates) < 60
+    ratios = np.diff(np.log(learning_rate.rates))
     np.testing.assert_allclose(ratios, math.log(1e7) / 59)
-    assert found.suggestion is not None
-    assert 1e-3 < found.suggestion < 100
-    assert found.smoothed[0] == pytest.approx(found.losses[0])
+    assert learning_rate.suggestion is not None
+    assert 1e-3 < learning_rate.suggestion < 100
+    assert learning_rate.smoothed[0] == pytest.approx(learning_rate.losses[0])
 
 
 def test_one_high_loss_does_not_flatten_the_picture() -> None:
-    found = RateSearch([0.1, 1, 10], [2.0, 0.5, 400], [2.0, 1.2, 20], 0.1)
-    assert "loss, logarithmic" in found.plot().svg
+    rate_search = RateSearch([0.1, 1, 10], [2.0, 0.5, 400], [2.0, 1.2, 20], 0.1)
+    assert "loss, logarithmic" in rate_search.plot().svg
 
 
 def test_the_picture_has_a_logarithmic_axis_and_the_suggestion(tmp_path: Path) -> None:
-    found = make_trainer(optimizer=SGD(0.1)).find_learning_rate(DATA, batch_size=BATCH, steps=40)
-    found.plot().save(tmp_path / "rates.svg")
+    learning_rate = make_trainer(optimizer=SGD(0.1)).find_learning_rate(
+        DATA, batch_size=BATCH, steps=40
+    )
+    learning_rate.plot().save(tmp_path / "rates.svg")
     text = (tmp_path / "rates.svg").read_text("utf-8")
     assert "learning rate" in text
-    assert f"best learning rate {found.suggestion:g}" in text
-    assert repr(found).startswith(f"learning rate {found.suggestion:.3g} (40 steps from 1e-07 to 1")
+    assert f"best learning rate {learning_rate.suggestion:g}" in text
+    assert repr(learning_rate).startswith(
+        f"learning rate {learning_rate.suggestion:.3g} (40 steps from 1e-07 to 1"
+    )
 
 
 def test_what_cannot_be_searched() -> None:
@@ -88,6 +92,6 @@ def test_a_folder_is_searched_as_fit_reads_it(tmp_path: Path) -> None:
     photos = write_pictures(tmp_path / "photos", count=4)
     model = write_classifier(tmp_path / "model.onnx", classes=3)
     trainer = Trainer.from_onnx(model, CrossEntropyLoss(), SGD(0.1), threads=1)
-    found = trainer.find_learning_rate(photos, batch_size=6, steps=20)
-    assert len(found.losses) > 10
+    learning_rate = trainer.find_learning_rate(photos, batch_size=6, steps=20)
+    assert len(learning_rate.losses) > 10
     assert (trainer.steps, trainer.learner.known, trainer.learner.opened) == (0, None, None)

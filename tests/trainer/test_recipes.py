@@ -12,9 +12,9 @@ TEXT = PAGE.read_text("utf-8")
 
 def table() -> list[list[str]]:
     """The rows of the table of results."""
-    found = MARK.search(TEXT)
-    assert found is not None
-    lines = found[0].splitlines()[3:-1]
+    match = MARK.search(TEXT)
+    assert match is not None
+    lines = match[0].splitlines()[3:-1]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 

@@ -49,14 +49,14 @@ def train(path: Path) -> tuple[Run, Array]:
     for epoch in range(EPOCHS):
         parts = zip(np.split(images, BATCHES), np.split(labels, BATCHES), strict=True)
         losses = [trainer.step(*batch) for batch in parts]
-        found = []
+        actual = []
         counts[...] = 0
         for x, y in zip(np.split(test[0], 2), np.split(test[1], 2), strict=True):
             _, outputs = trainer.evaluate_batch(x, y)
-            found.append(({"image": x, "labels": y}, outputs))
+            actual.append(({"image": x, "labels": y}, outputs))
             np.add.at(counts, (y, outputs["scores"].argmax(1)), 1)
         row = {"val_loss": 1.0 / (epoch + 1), "val_accuracy": np.trace(counts) / 64, "lr": 3e-3}
-        run.epoch(losses, found, **row, samples_per_second=1240.0, memory=118e6, seconds=4.2)
+        run.epoch(losses, actual, **row, samples_per_second=1240.0, memory=118e6, seconds=4.2)
     return run, counts
 
 
@@ -76,15 +76,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
+    with browser() as actual_browser:
+        yield actual_browser
 
 
 @pytest.fixture
 def page(made: Made, chromium: Browser) -> Iterator[Page]:
-    found = chromium.open_page(made.path)
-    yield found
-    found.close()
+    actual_page = chromium.open_page(made.path)
+    yield actual_page
+    actual_page.close()
 
 
 # --- in a browser
@@ -133,9 +133,9 @@ def test_every_curve_has_an_extent_and_its_points(page: Page) -> None:
         "p => [p.dataset.label, p.getBBox().width,"
         " p.getBBox().height, p.dataset.y.split(' ').length])"
     )
-    found = [(label, points) for label, _, _, points in boxes]
+    actual = [(label, points) for label, _, _, points in boxes]
     steps = EPOCHS * BATCHES
-    assert found == [
+    assert actual == [
         ("loss", EPOCHS), ("val_loss", EPOCHS), ("loss", steps), ("val_accuracy", EPOCHS),
         ("learning rate", steps), ("samples a second", steps), ("resident", steps),
     ]  # fmt: skip

@@ -316,10 +316,10 @@ def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     train(fit, [TensorBoard(tmp_path, seconds=0)])
     first, *rest = events(tmp_path)
     assert first.file_version == "brain.Event:2"
-    found = {(e.step, v.tag): v.simple_value for e in rest for v in e.summary.value}
-    assert [found[step, "step/loss"] for step in (1, 2, 3, 4)] == [4.0, 3.0, 2.0, 1.0]
-    assert found[12, "epoch/val_accuracy"] == pytest.approx(0.881)
-    assert found[8, "step/lr"] == pytest.approx(1e-3)
+    simple_values = {(e.step, v.tag): v.simple_value for e in rest for v in e.summary.value}
+    assert [simple_values[step, "step/loss"] for step in (1, 2, 3, 4)] == [4.0, 3.0, 2.0, 1.0]
+    assert simple_values[12, "epoch/val_accuracy"] == pytest.approx(0.881)
+    assert simple_values[8, "step/lr"] == pytest.approx(1e-3)
     train(resume_fit(fit, 2), [TensorBoard(tmp_path)], 1)
     (start,) = (e for e in events(tmp_path) if e.WhichOneof("what") == "session_log")
     assert (start.step, start.session_log.status) == (9, 1), "what follows replaces steps from 9 on"
@@ -344,10 +344,10 @@ class FullDisk:
         monkeypatch.setattr(builtins, "open", self.open)
 
     def open(self, file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
-        found = self._open(file, mode, *args, **more)
+        actual = self._open(file, mode, *args, **more)
         if not self.full or mode[0] == "r" or not str(file).startswith(self._folder):
-            return found
-        return _Full(found)
+            return actual
+        return _Full(actual)
 
 
 class _Full:

@@ -471,8 +471,8 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
         DATA, validation=DATA, epochs=6, callbacks=[Spoil()], folder=tmp_path, **QUIET
     )
     assert history.best("val_loss")["epoch"] == 1
-    found = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    assert found == ["00000006", "00000015", "00000018"]
+    ordered = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert ordered == ["00000006", "00000015", "00000018"]
     run = RunFolder(tmp_path)
     assert run.best is not None
     assert run.last is not None
@@ -485,9 +485,9 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
 
 def test_all_checkpoints_are_kept_if_asked_for(tmp_path: Path) -> None:
     make_trainer().fit(DATA, epochs=4, folder=tmp_path, keep=None, checkpoint_every=2, **QUIET)
-    found = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    ordered = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     steps = {2, 4, 6, 8, 10, 12}
-    assert {f"{step:08d}" for step in steps} <= set(found)
+    assert {f"{step:08d}" for step in steps} <= set(ordered)
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
@@ -578,8 +578,8 @@ def test_a_full_disk_in_the_middle_is_told_of_and_the_run_goes_on(
         trainer.fit(DATA, epochs=3, folder=tmp_path, callbacks=[Fill(disk, 1)], **QUIET)
     plain.fit(DATA, epochs=3, **QUIET)
     assert read_values(trainer) == read_values(plain)
-    found = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    assert found == ["00000003", "00000009"]
+    ordered = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert ordered == ["00000003", "00000009"]
 
 
 def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(

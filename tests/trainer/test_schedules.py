@@ -61,11 +61,11 @@ def test_rates_are_those_of_torch(schedule: Schedule, total: int, expected: list
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_plateau_lowers_the_rate_as_in_torch(mode: Mode) -> None:
-    schedule, found = Plateau(factor=0.5, patience=2, cooldown=1), []
+    schedule, actual = Plateau(factor=0.5, patience=2, cooldown=1), []
     for value in OBSERVED:
-        found.append(schedule.rate(0, None, 0.1))
+        actual.append(schedule.rate(0, None, 0.1))
         schedule.observe(value if mode == "min" else -value, mode)
-    assert found == pytest.approx(DROPPED)
+    assert actual == pytest.approx(DROPPED)
 
 
 FORMULAS: list[tuple[Schedule, Callable[[int, int], float]]] = [
@@ -85,11 +85,11 @@ def test_a_warm_up_comes_before_the_formula(
     total, base = 40, 0.3
     schedule.warmup = warmup
     count = 4 if warmup == 0.1 else int(warmup)
-    found = rates(schedule, total, total, base)
-    assert found[:count] == [base * (s + 1) / count for s in range(count)]
+    actual_rates = rates(schedule, total, total, base)
+    assert actual_rates[:count] == [base * (s + 1) / count for s in range(count)]
     rest = [base * formula(s, total - count) for s in range(total - count)]
-    assert found[count:] == pytest.approx(rest, rel=1e-12)
-    assert min(found) > 0
+    assert actual_rates[count:] == pytest.approx(rest, rel=1e-12)
+    assert min(actual_rates) > 0
 
 
 def test_one_cycle_and_plateau_warm_up_too() -> None:

@@ -40,8 +40,8 @@ def test_a_recorded_export_trains_as_the_module_did(trainer: Trainer) -> None:
     with np.load(FROM_TORCH / "net.npz") as data:
         x, labels = data["x"], data["labels"]
         assert trainer.inputs == ["image", "labels"]
-        found = [trainer.step(x, labels) for _ in range(3)]
-        assert found == pytest.approx(data["losses"].tolist(), abs=1e-5)
+        results = [trainer.step(x, labels) for _ in range(3)]
+        assert results == pytest.approx(data["losses"].tolist(), abs=1e-5)
         for name in data["train"].tolist():
             own = trainer.state.parameters[name].data
             np.testing.assert_allclose(own, data[f"after.{name}"], atol=1e-5)

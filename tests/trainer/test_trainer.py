@@ -64,22 +64,22 @@ def test_the_last_layer_fits_the_classes() -> None:
     before = {i.name: numpy_helper.to_array(i) for i in forward().graph.initializer}
     trainer = made(classes=5, seed=3)
     assert trainer.predict_batch(X[:2])["scores"].shape == (2, 5)
-    found = values(trainer)
-    assert {name: v.shape for name, v in found.items() if name.startswith("head")} == {
+    actual_values = values(trainer)
+    assert {name: v.shape for name, v in actual_values.items() if name.startswith("head")} == {
         "head.weight": (8, 5),
         "head.bias": (5,),
     }
-    np.testing.assert_array_equal(found["body.weight"], before["body.weight"])
+    np.testing.assert_array_equal(actual_values["body.weight"], before["body.weight"])
     np.testing.assert_array_equal(
-        values(made(classes=5, seed=3))["head.weight"], found["head.weight"]
+        values(made(classes=5, seed=3))["head.weight"], actual_values["head.weight"]
     )
-    assert (values(made(classes=5, seed=4))["head.weight"] != found["head.weight"]).any()
+    assert (values(made(classes=5, seed=4))["head.weight"] != actual_values["head.weight"]).any()
 
 
 def test_a_last_layer_that_fits_is_kept() -> None:
-    found = values(made(classes=3))
+    actual_values = values(made(classes=3))
     for name, value in values(made()).items():
-        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(actual_values[name], value)
 
 
 @pytest.mark.parametrize("classes", [0, 1, -2])
@@ -179,9 +179,11 @@ def test_data_are_evaluated_and_predicted_in_batches_of_any_size(size: int) -> N
     trainer.step(X, LABELS)
     loss, outputs = trainer.evaluate_batch(X, LABELS)
     seen: list[EvaluationBatch] = []
-    found = trainer.evaluate((X, LABELS), batch_size=size, metrics="accuracy", each=seen.append)
-    assert found["loss"] == pytest.approx(loss, rel=1e-6)
-    assert found["accuracy"] == np.mean(outputs["scores"].argmax(1) == LABELS)
+    actual_scores = trainer.evaluate(
+        (X, LABELS), batch_size=size, metrics="accuracy", each=seen.append
+    )
+    assert actual_scores["loss"] == pytest.approx(loss, rel=1e-6)
+    assert actual_scores["accuracy"] == np.mean(outputs["scores"].argmax(1) == LABELS)
     assert [b.index for b in seen] == [*range(-(-12 // size))]
     assert {b.batches for b in seen} == {-(-12 // size)}
     np.testing.assert_array_equal(np.concatenate([b.inputs["x"] for b in seen]), X)
@@ -198,8 +200,8 @@ def test_a_model_may_fix_its_number_of_samples(tmp_path: Path) -> None:
     with pytest.warns(
         ModelWarning, match="12 samples are not a whole number of batches of 5.*2 samp"
     ):
-        found = fixed.evaluate((X, LABELS), metrics="accuracy")
-    assert found == pytest.approx(free.evaluate((X[:10], LABELS[:10]), metrics="accuracy"))
+        actual_scores = fixed.evaluate((X, LABELS), metrics="accuracy")
+    assert actual_scores == pytest.approx(free.evaluate((X[:10], LABELS[:10]), metrics="accuracy"))
     with pytest.raises(InputError, match=r"batches of 4 samples, .* at 5: give batch_size=5, or"):
         fixed.fit((X, LABELS), batch_size=4, progress=False)
     with pytest.warns(ModelWarning, match="training data: 12 samples"):
@@ -322,8 +324,8 @@ def test_statistics_bounds_and_scalars_are_no_parameters() -> None:
         value = numpy_helper.from_array(np.array(array, np.float32), name)
         proto.graph.initializer.append(value)
     proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 4, 5, 5]), "sizes"))
-    found = list_parameters(onnx_io.load(proto))
-    assert sorted(found) == ["bias", "scale", "slope", "w"]
+    parameters = list_parameters(onnx_io.load(proto))
+    assert sorted(parameters) == ["bias", "scale", "slope", "w"]
 
 
 @pytest.mark.parametrize("outputs", [None, ["scores"], ["h", "scores"]])
@@ -339,13 +341,13 @@ def test_foreign_artifacts_tell_their_outputs(tmp_path: Path, outputs: list[str]
     onnx.save(bare, tmp_path / "eval_model.onnx")
     trainer = Trainer(tmp_path, outputs=outputs, threads=1)
     assert trainer.outputs == (outputs or ["scores"])
-    found = trainer.predict_batch(X)
+    actual_predicted = trainer.predict_batch(X)
     known = values(trainer)
-    for name in found:
+    for name in actual_predicted:
         body = X @ known["body.weight"]
         scores = np.tanh(body + known["body.bias"]) @ known["head.weight"] + known["head.bias"]
         expected = body if name == "h" else scores
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual_predicted[name], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_batches_are_cast_where_no_kind_is_lost() -> None:
@@ -409,12 +411,12 @@ def test_large_constants_are_kept_once_for_all_views(tmp_path: Path) -> None:
     for _ in range(2):  # the second time from what is kept, if anything is
         trainer = Trainer(tmp_path, threads=1)
         assert trainer.learner.prediction.frozen == trainer.learner.session.require_eval().frozen
-        found = trainer.predict_batch(X)["scores"]
+        actual_scores = trainer.predict_batch(X)["scores"]
         known = {**values(trainer), "table": table, "narrow": narrow}
         biases = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
         body = np.tanh(X @ table @ narrow + biases["body.bias"])
         expected = body @ known["head.weight"] + biases["head.bias"]
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual_scores, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:

@@ -277,11 +277,11 @@ def test_an_input_without_elements_computes(tmp_path: Path) -> None:
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     x, labels = rng.standard_normal((2, 3, 4)).astype(np.float32), np.array([0, 2])
-    found = []
+    actual = []
     for past in (np.zeros((2, 1, 4), np.float32), np.zeros((2, 0, 4), np.float32)):
-        found.append((float(module(past, x, labels)), get_gradient(state, "w").tolist()))
+        actual.append((float(module(past, x, labels)), get_gradient(state, "w").tolist()))
         module.lazy_reset_grad()
-    assert found[0] == found[1]
+    assert actual[0] == actual[1]
     with pytest.raises(InputError, match=r"'past' is empty: shape \[0, 1, 4\]"):
         module(np.zeros((0, 1, 4), np.float32), x[:0], labels[:0])
 
@@ -291,9 +291,9 @@ def test_outputs_are_ort_values_if_all_inputs_are() -> None:
     arrays = batch()
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in arrays]
     expected = module.eval()(*arrays)
-    found = module(*values)
-    assert isinstance(found, onnxruntime.OrtValue)
-    assert found.numpy() == expected
+    actual_module = module(*values)
+    assert isinstance(actual_module, onnxruntime.OrtValue)
+    assert actual_module.numpy() == expected
     assert module(arrays[0], values[1]) == expected
 
 

@@ -39,9 +39,9 @@ RNG = np.random.default_rng(0)
 @pytest.fixture
 def my_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The documentation's module, imported from a file of its own."""
-    found = re.search(r"```python\n(.*?)```", DOC.read_text("utf-8"), re.DOTALL)
-    assert found
-    (tmp_path / "my_ops.py").write_text(found[1])
+    match = re.search(r"```python\n(.*?)```", DOC.read_text("utf-8"), re.DOTALL)
+    assert match
+    (tmp_path / "my_ops.py").write_text(match[1])
     monkeypatch.syspath_prepend(tmp_path)
     import my_ops as module  # type: ignore[import-not-found]  # written just now
 

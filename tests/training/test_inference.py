@@ -41,10 +41,10 @@ def test_outputs_by_name_and_into_given_arrays() -> None:
     (only,) = session.run(["h"], {"x": X.tolist()})
     np.testing.assert_array_equal(only, h)
     taken = np.zeros((2, 3), np.float32).T  # of any strides
-    found = session.run(["h", "y"], {"x": np.asfortranarray(X)}, out={"h": taken})
-    assert found[0] is taken
+    outcome = session.run(["h", "y"], {"x": np.asfortranarray(X)}, out={"h": taken})
+    assert outcome[0] is taken
     np.testing.assert_array_equal(taken, h)
-    np.testing.assert_array_equal(found[1], y)
+    np.testing.assert_array_equal(outcome[1], y)
     before = y.copy()
     session.run(None, {"x": X + 1})
     np.testing.assert_array_equal(y, before)  # an answer stays as it is
@@ -83,8 +83,8 @@ def test_a_dropped_plan_is_made_anew() -> None:
     expected = session.run(None, {"x": X})
     programs = session._calls.model.memory.programs
     programs.clear()
-    for found, one in zip(session.run(None, {"x": X}), expected, strict=True):
-        np.testing.assert_array_equal(found, one)
+    for actual, one in zip(session.run(None, {"x": X}), expected, strict=True):
+        np.testing.assert_array_equal(actual, one)
     assert len(programs) == 1
 
 
@@ -141,8 +141,8 @@ def test_threads_of_python_may_share_a_session() -> None:
 
     def ask(n: int) -> None:
         for _ in range(50):
-            found = session.run(None, {"x": inputs[n]})
-            if not all(np.array_equal(a, b) for a, b in zip(found, expected[n], strict=True)):
+            outcome = session.run(None, {"x": inputs[n]})
+            if not all(np.array_equal(a, b) for a, b in zip(outcome, expected[n], strict=True)):
                 wrong.append(n)
 
     askers = [threading.Thread(target=ask, args=(n,)) for n in range(len(inputs))]

@@ -101,12 +101,12 @@ def test_weights_that_stay_in_the_file_of_the_model(
     onnx.save(proto, path)
     graph = onnx_io.load(path)
     constants = {n.outputs[0]: n.attrs["value"] for n in graph.nodes if n.op == "Constant"}
-    found = {**graph.initializers, **constants}
+    actual = {**graph.initializers, **constants}
     for name, expected in values.items():
-        np.testing.assert_array_equal(found[name], expected)
-        assert found[name].dtype == expected.dtype
+        np.testing.assert_array_equal(actual[name], expected)
+        assert actual[name].dtype == expected.dtype
         is_read = opset == 11 and name == "constant"  # the onnx package converts the node
-        assert (mapping.find_source(found[name]) is None) == is_read
+        assert (mapping.find_source(actual[name]) is None) == is_read
     x = np.ones((64, 64), np.float32)
     (y,) = backend.prepare(path, threads=1).run([x])
     np.testing.assert_allclose(y, x + sum(v.astype(np.float32) for v in values.values()), atol=1e-5)

@@ -195,10 +195,10 @@ def test_a_model_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         batch = make_batch(name, fed, size)
         loss, y = reference(parameters, batch)
         for model in models:
-            found = model.gradients(batch)
+            actual_gradients = model.gradients(batch)
             assert model.module.plan(*[a.shape for a in batch.values()]).ratio <= 1.05
-            largest = max(np.linalg.norm(g) for g in found.values())
-            for key, dw in found.items():
+            largest = max(np.linalg.norm(g) for g in actual_gradients.values())
+            for key, dw in actual_gradients.items():
                 way = rng.normal(size=dw.shape)
                 scale = float((np.linalg.norm(dw) + 0.01 * largest) * np.linalg.norm(way))
                 expected = reference.slope(parameters, batch, key, way)
@@ -208,7 +208,7 @@ def test_a_model_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             np.testing.assert_allclose(made[1], y, rtol=0, atol=1e-5 * np.abs(y).max())
     monkeypatch.setenv("EDGEGRAD_REUSE", "0")
     alone = Trained(tmp_path, 2).gradients(batch)
-    for key, dw in found.items():
+    for key, dw in actual_gradients.items():
         np.testing.assert_array_equal(alone[key], dw)
     models[1].optimizer.step()
     (expected,) = models[1].module.eval()(*batch.values())[1:]

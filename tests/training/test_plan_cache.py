@@ -265,8 +265,8 @@ def test_processes_that_write_and_remove_do_not_disturb_one_another(
 
     def run() -> None:
         for rows in (None, slice(0, 2), None, slice(0, 3), None):
-            found = train(rows=rows)
-            if rows is None and found.tobytes() != expected.tobytes():
+            trained = train(rows=rows)
+            if rows is None and trained.tobytes() != expected.tobytes():
                 wrong.append(rows)
 
     threads = [threading.Thread(target=run) for _ in range(4)]
@@ -285,7 +285,7 @@ def test_checks_and_errors_are_those_of_the_graph(work: Work, tmp_path: Path) ->
     other = GOLDENS / "cnn"
 
     def told() -> list[str]:
-        found = []
+        actual = []
         state = CheckpointState.load_checkpoint(MLP / "checkpoint")
         train_model, eval_model = MLP / "training_model.onnx", MLP / "eval_model.onnx"
         module = Module(train_model, state, eval_model)
@@ -304,9 +304,9 @@ def test_checks_and_errors_are_those_of_the_graph(work: Work, tmp_path: Path) ->
         ):
             with pytest.raises(EngineError) as error:
                 drop_type(call)()
-            found.append(f"{type(error.value).__name__}: {error.value}")
+            actual.append(f"{type(error.value).__name__}: {error.value}")
         names = [*module.input_names(), *module.output_names()]
-        return [*found, *names, str(module.get_parameters_size())]
+        return [*actual, *names, str(module.get_parameters_size())]
 
     first = told()
     before = work.read
@@ -376,15 +376,15 @@ def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
 def test_the_file_is_whole_again_when_its_graph_is_read() -> None:
     data = table(model_file.FROZEN_BYTES).SerializeToString()
     graph = onnx_io.load(data)
-    found = Interface.of(graph, graph, 1).locate_constants(graph.initializers, data)
-    assert Interface.from_bytes(found.to_bytes(), len(data)) == found
-    assert all(constant.at is not None for constant in found.large)
+    constants = Interface.of(graph, graph, 1).locate_constants(graph.initializers, data)
+    assert Interface.from_bytes(constants.to_bytes(), len(data)) == constants
+    assert all(constant.at is not None for constant in constants.large)
     offsets, top = {}, 0
-    for name, array in found.list_contents(data):
+    for name, array in constants.list_contents(data):
         np.testing.assert_array_equal(array, graph.initializers[name])
         offsets[name], top = top, top + array.nbytes
-    frozen = b"".join(array.tobytes() for _, array in found.list_contents(data))
-    parts = list_pieces(found.large, offsets, data)
+    frozen = b"".join(array.tobytes() for _, array in constants.list_contents(data))
+    parts = list_pieces(constants.large, offsets, data)
     assert sum(len(p) for p in parts if isinstance(p, bytes)) == len(data) - top
     again = b"".join(p if isinstance(p, bytes) else frozen[slice(*p)] for p in parts)
     assert again == data
@@ -458,18 +458,18 @@ def test_external_data_decides_plans_as_the_file_does(work: Work, tmp_path: Path
     path, data = tmp_path / "table.onnx", tmp_path / "data"
     onnx.save(table(2000), path, save_as_external_data=True, size_threshold=0, location="data")
     x = np.zeros((1, 2000), np.float32)
-    found = []
+    actual = []
     for expected in ((1, 1), NONE):
-        assert work.of(lambda: found.append(backend.prepare(path).run([x])[0])) == expected
-    np.testing.assert_array_equal(found[0], found[1])
+        assert work.of(lambda: actual.append(backend.prepare(path).run([x])[0])) == expected
+    np.testing.assert_array_equal(actual[0], actual[1])
     other = bytearray(data.read_bytes())
     other[2000] ^= 1
     (tmp_path / "new").write_bytes(other)
     os.replace(tmp_path / "new", data)
     for expected in ((1, 1), NONE):
-        assert work.of(lambda: found.append(backend.prepare(path).run([x])[0])) == expected
-    np.testing.assert_array_equal(found[2], found[3])
-    assert not np.array_equal(found[1], found[2])
+        assert work.of(lambda: actual.append(backend.prepare(path).run([x])[0])) == expected
+    np.testing.assert_array_equal(actual[2], actual[3])
+    assert not np.array_equal(actual[1], actual[2])
 
 
 def test_operators_of_ones_own_are_planned_anew(work: Work) -> None:

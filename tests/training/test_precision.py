@@ -140,10 +140,10 @@ def test_auto_trains_as_the_precision_that_it_chooses() -> None:
     assert train(chosen) == train(same)
     np.testing.assert_array_equal(chosen.predict(x[0]), same.predict(x[0]))
     assert chosen.state.to_bytes() == same.state.to_bytes()
-    found = chosen.check({"x": x[0].shape, "labels": y[0].shape}, variants=False)
-    assert found.halves is not None
-    assert found.halves.values == plan.count_halves()
-    assert "precision auto" in str(found)
+    checked = chosen.check({"x": x[0].shape, "labels": y[0].shape}, variants=False)
+    assert checked.halves is not None
+    assert checked.halves.values == plan.count_halves()
+    assert "precision auto" in str(checked)
 
 
 def test_an_unknown_precision_is_refused() -> None:

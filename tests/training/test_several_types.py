@@ -114,12 +114,12 @@ def test_steps_follow_float64(clip: float | None) -> None:
     trainer = made(optimizer=SGD(0.125, clip_grad=clip))
     for _ in range(5):
         trainer.step(X, LABELS)
-    found = arrays(trainer)
-    assert {n: a.dtype.name for n, a in found.items()} == {
+    actual_arrays = arrays(trainer)
+    assert {n: a.dtype.name for n, a in actual_arrays.items()} == {
         n: "float64" if n in WIDE else "float32" for n in NAMES
     }
     for name, value in reference(5, 0.125, clip).items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(actual_arrays[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -252,8 +252,8 @@ def renamed(folder: Path, change: Any) -> bytes:
 
 def listed(at: int, names: list[str]) -> Any:
     def change(proto: onnx.ModelProto) -> None:
-        (found,) = (a for a in proto.graph.node[at].attribute if a.name == "parameters")
-        found.strings[:] = [name.encode() for name in names]
+        (attribute,) = (a for a in proto.graph.node[at].attribute if a.name == "parameters")
+        attribute.strings[:] = [name.encode() for name in names]
 
     return change
 

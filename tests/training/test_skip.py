@@ -34,8 +34,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 def optimizer(name: str, **more: Any) -> Method:
     options = {**OPTIMIZERS[name], **more}
     kind = options.pop("kind")
-    found: Method = kind(**options)
-    return found
+    actual_kind: Method = kind(**options)
+    return actual_kind
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -128,12 +128,12 @@ def test_fit_goes_on_counts_and_tells(tmp_path: Path) -> None:
 
     plain, trainer = make_trainer(), make_trainer(skip_nonfinite=True)
     expected = plain.fit(some(X, X), epochs=2, progress=False)
-    found = trainer.fit(some(X, BAD, X), epochs=2, folder=tmp_path, progress=False)
+    history = trainer.fit(some(X, BAD, X), epochs=2, folder=tmp_path, progress=False)
     assert trainer.steps == 4
     assert read_values(trainer) == read_values(plain)
-    assert found["loss"] == expected["loss"]
-    assert found["skipped"] == [1, 1]
-    assert np.isfinite(found["loss"]).all()
+    assert history["loss"] == expected["loss"]
+    assert history["skipped"] == [1, 1]
+    assert np.isfinite(history["loss"]).all()
     assert "skipped" not in expected.columns
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(row["epoch"], row["step"]) for row in lines if row["kind"] == "skip"] == [

@@ -152,6 +152,6 @@ def test_nothing_is_kept_but_what_is_used() -> None:
     assert not [r for r in gone if r() is not None]
     assert threading.active_count() == threads
     rubbish = [np.full(50_000, 7, np.float32) for _ in range(50)]
-    for found in arrays:  # views outlive their state
-        assert all(np.array_equal(a, b) for a, b in zip(found, arrays[0], strict=True))
+    for actual in arrays:  # views outlive their state
+        assert all(np.array_equal(a, b) for a, b in zip(actual, arrays[0], strict=True))
     del rubbish

@@ -174,8 +174,8 @@ def test_statistics_of_frozen_normalisations_are_not_lost() -> None:
 
     class Look(Callback):
         def on_epoch_begin(self, fit: Fit) -> None:
-            found = dict(fit.trainer.state.parameters)
-            statistics.append(found["norm.mean"].data.copy() if "norm.mean" in found else None)
+            table = dict(fit.trainer.state.parameters)
+            statistics.append(table["norm.mean"].data.copy() if "norm.mean" in table else None)
             if fit.epoch == 0:
                 scores.append(fit.trainer.predict(X, batch_size=BATCH))
 

@@ -52,8 +52,8 @@ pytestmark = needs_cc
 def test_ten_steps_equal_the_engine_to_the_last_bit(case: str, threads: int) -> None:
     both = Both(case, threads)
     for k in range(10):
-        found, expected = both.step(k)
-        assert found == expected
+        actual, expected = both.step(k)
+        assert actual == expected
         both.assert_equal()
         assert both.trainer.evaluate(*both.batch(k)) == both.module.eval()(*both.batch(k))
     for include in (False, True):
@@ -66,8 +66,8 @@ def test_sgd_and_gradient_accumulation_equal_the_engine() -> None:
         both.module.train()(*both.batch(k))
         both.trainer.module.train()(*both.batch(k))
     both.assert_equal()
-    found, expected = both.step(3)
-    assert found == expected
+    actual, expected = both.step(3)
+    assert actual == expected
     both.assert_equal()
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
 
@@ -94,8 +94,8 @@ def test_other_optimizers_equal_the_engine(name: str, tmp_path: Path) -> None:
     build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
     both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
     for k in range(3):
-        found, expected = both.step(k)
-        assert found == expected
+        actual, expected = both.step(k)
+        assert actual == expected
         both.assert_equal()
     saved = both.trainer.state.to_bytes(True)
     assert saved == both.state.to_bytes(True)
@@ -114,8 +114,8 @@ def test_a_sparse_update_equals_the_engine_and_exports_whole_weights(tmp_path: P
     build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
     both = Both("cnn", folder=tmp_path / "artifacts", made=tmp_path / "out")
     for k in range(3):
-        found, expected = both.step(k)
-        assert found == expected
+        actual, expected = both.step(k)
+        assert actual == expected
         both.assert_equal()
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
     data = both.module.inference_model_to_bytes(["output"])
@@ -137,8 +137,8 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     )
     both = Both(case, threads, made=tmp_path)
     for k in range(4):
-        found, expected = both.step(k)
-        assert found == expected
+        actual, expected = both.step(k)
+        assert actual == expected
         assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
     assert all(p.grad is None for _, p in both.trainer.state.parameters)
     with pytest.raises(both.face.StateError, match="update the parameters themselves"):
@@ -175,8 +175,8 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
     after.skipped = 0
     assert after.to_bytes(True) == before
     assert (both.trainer.optimizer.get_skipped(), both.trainer.steps) == (1, 1)
-    found, expected = both.step(1)
-    assert found == expected
+    actual, expected = both.step(1)
+    assert actual == expected
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
     assert (both.trainer.optimizer.get_skipped(), both.trainer.steps) == (1, 2)
 
@@ -188,8 +188,8 @@ def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
     build(GOLDENS / "cnn", tmp_path, options)
     both = Both("cnn", made=tmp_path)
     for k in range(2):
-        found, expected = both.step(k)
-        assert found == expected
+        actual, expected = both.step(k)
+        assert actual == expected
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
     with pytest.raises(BudgetError, match="least"):
         build(GOLDENS / "cnn", tmp_path / "none", replace(options, budget=1 << 10))

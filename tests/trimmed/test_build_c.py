@@ -59,8 +59,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_library_needs_nothing_but_libc(threads: int) -> None:
-    found = binary.read(make_build("mlp", threads) / "libmnist.so").needs
-    assert found <= LIBC | (THREADS if threads > 1 else set())
+    needs = binary.read(make_build("mlp", threads) / "libmnist.so").needs
+    assert needs <= LIBC | (THREADS if threads > 1 else set())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -92,10 +92,10 @@ def test_a_freestanding_runtime_needs_no_libc(target: str, tmp_path: Path) -> No
     )  # fmt: skip
     listed = subprocess.check_output([NM, "--undefined-only", "--just-symbol-name", archive])
     symbols = {line for line in listed.decode().split() if not line.endswith(":")}
-    found = {symbol.removeprefix("_" * (platform.form == "macho")) for symbol in symbols}
-    found -= {made.link_name(word) for word in LINKED.values()}
+    suffixes = {symbol.removeprefix("_" * (platform.form == "macho")) for symbol in symbols}
+    suffixes -= {made.link_name(word) for word in LINKED.values()}
     helpers = DIVISION if platform.target.arch.startswith("armv") else set()
-    assert found <= helpers | (LINKER if platform.is_wasm else set())
+    assert suffixes <= helpers | (LINKER if platform.is_wasm else set())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_no_step_allocates(checkpoint: Path, tmp_path: Path) -> None:
     program = compile_c(
         tmp_path / "count", *WARNINGS, driver, *list_sources(make_build("mlp")), *wrap
     )
-    found = re.match(r"creation (\d+) steps (\d+)", run(program, checkpoint))
-    assert found is not None
-    assert int(found[1]) > 0, "the counter works"
-    assert int(found[2]) == 0
+    match = re.match(r"creation (\d+) steps (\d+)", run(program, checkpoint))
+    assert match is not None
+    assert int(match[1]) > 0, "the counter works"
+    assert int(match[2]) == 0

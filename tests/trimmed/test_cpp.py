@@ -36,18 +36,18 @@ def find_functions(library: bool) -> dict[str, ApiFunction]:
 def test_the_description_has_every_function_of_the_header(library: bool) -> None:
     header = make_source("mnist", library=library).write_header()
     declared = re.findall(r"^MNIST_API .*?\bmnist_(\w+)\(", header, re.MULTILINE)
-    found = find_functions(library)
-    assert list(found) == declared
-    assert {name for name, f in found.items() if f.makes} >= {"create", "create_in"}
-    assert found["save"].conditions == ("#ifndef EDGEGRAD_FREESTANDING",)
-    assert found["get_property"].fails
-    assert not found["has_phase"].fails
+    functions = find_functions(library)
+    assert list(functions) == declared
+    assert {name for name, f in functions.items() if f.makes} >= {"create", "create_in"}
+    assert functions["save"].conditions == ("#ifndef EDGEGRAD_FREESTANDING",)
+    assert functions["get_property"].fails
+    assert not functions["has_phase"].fails
 
 
 @pytest.mark.parametrize("library", [False, True])
 def test_python_calls_functions_as_they_are_declared(library: bool) -> None:
     """Its table has a letter for the result and for each parameter; pointers are of three kinds."""
-    found = find_functions(library)
+    functions = find_functions(library)
     text = (RUNTIME / "library.py").read_text("utf-8")
     (table,) = re.findall(r'_FUNCTIONS = """([^"]*)"""', text)
     rows = re.findall(r"(\w+): (\w+)", table)
@@ -55,7 +55,7 @@ def test_python_calls_functions_as_they_are_declared(library: bool) -> None:
     rows += re.findall(rf"({own}): (\w+)", text)
     assert len(rows) > 30
     for name, letters in rows:
-        function = found[name]
+        function = functions[name]
         types = [function.result, *(re.sub(r"\w+$", "", p).strip() for p in function.parameters)]
         expected = "".join(LETTERS.get(t, "p") for t in types)
         assert re.sub("[st]", "p", letters) == expected, name

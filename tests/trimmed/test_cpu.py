@@ -44,10 +44,10 @@ def run_selftest(target: str, machine: str, cpu: str) -> tuple[int, str]:
 def test_an_older_cpu_is_refused(target: str, machine: str, cpu: str, lacks: list[str]) -> None:
     status, said = run_selftest(target, machine, cpu)
     assert status == 2, said
-    found = re.search(r"this CPU lacks ([^:]*): the library was built for (\S+)", said)
-    assert found is not None, said
-    assert found[2] == resolve(target).target.cpu
-    assert set(lacks) <= set(found[1].split(", "))
+    match = re.search(r"this CPU lacks ([^:]*): the library was built for (\S+)", said)
+    assert match is not None, said
+    assert match[2] == resolve(target).target.cpu
+    assert set(lacks) <= set(match[1].split(", "))
 
 
 @pytest.mark.parametrize(

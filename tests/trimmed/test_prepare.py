@@ -44,9 +44,9 @@ needs_level = pytest.mark.skipif(not HERE, reason="no kernels are shipped for th
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Work:
     """Counts what planning does; nothing is kept in the cache folder."""
-    found = Work(monkeypatch, tmp_path / "plans")
+    actual_work = Work(monkeypatch, tmp_path / "plans")
     monkeypatch.setattr(plan_cache, "find_folder", lambda: None)
-    return found
+    return actual_work
 
 
 @pytest.fixture
@@ -206,9 +206,9 @@ def other_model(folder: Path) -> None:
 def of_others(folder: Path, **changes: Any) -> None:
     """The prepared file as others would have made it: no key of its records is known here."""
     path = os.fspath(folder / plan_cache.PREPARED)
-    found = plan_cache.Prepared(path).made
-    assert found is not None
-    plan_cache.write_prepared(path, replace(found, **changes), {})
+    made = plan_cache.Prepared(path).made
+    assert made is not None
+    plan_cache.write_prepared(path, replace(made, **changes), {})
 
 
 def cut(folder: Path) -> None:
@@ -454,12 +454,12 @@ def test_plans_for_another_architecture(
 ) -> None:
     monkeypatch.setattr(shipped, "FOLDER", kernels)
     cli.invoke(["prepare", str(folder), "--batch", "4", "--threads", "1,4", "--target", target])
-    found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED))
-    assert found.made is not None
+    prepared = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED))
+    assert prepared.made is not None
     level = prepare.make_kernel_set(target)
-    assert {s[:2] for s in found.made.settings} == {(level.name, level.target.name)}
+    assert {s[:2] for s in prepared.made.settings} == {(level.name, level.target.name)}
     assert level.target.arch == "aarch64"
-    assert [s[2] for s in found.made.settings] == [1, 4]
+    assert [s[2] for s in prepared.made.settings] == [1, 4]
 
 
 def test_plans_of_the_cache_are_prepared_too(

@@ -59,10 +59,10 @@ def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) ->
 
 def losses_of(folder: Path, target: str) -> list[float]:
     """The losses of a self-test, which passes, and whose losses agree to rounding."""
-    found = find_emulator(target)
-    assert found is not None
+    emulator = find_emulator(target)
+    assert emulator is not None
     program = folder / resolve(target).file_name("executable", "selftest")
-    said = found.run(program, folder / "checkpoint")
+    said = emulator.run(program, folder / "checkpoint")
     assert "passed" in said
     losses = LINE.findall(said)
     assert len(losses) == STEPS, said
@@ -81,8 +81,8 @@ def test_a_build_trains_as_this_machine_does(target: str) -> None:
 )
 def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
     """Every register tile, in order of loads and products as it is for this CPU."""
-    platform, found = resolve(target), find_emulator(target)
-    assert found is not None
+    platform, emulator = resolve(target), find_emulator(target)
+    assert emulator is not None
     kinds = ((0, 0), (0, 1), (1, 0))
     kernels = [get_object(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
     (tmp_path / "words.h").write_text(GEMM_WORDS.write_defines())
@@ -90,7 +90,7 @@ def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
         kernels, [DRIVERS / "products.c"], platform, tmp_path / "products",
         kind="executable", include=[tmp_path], threads=False, compiler="zig",
     )  # fmt: skip
-    assert re.fullmatch(r"\d+ products\n", found.run(program))
+    assert re.fullmatch(r"\d+ products\n", emulator.run(program))
 
 
 @needs_emulator("raspberrypi4")
@@ -213,14 +213,14 @@ def test_aarch64_libraries_are_small_and_need_libc_alone(
 
 def train(target: str, folder: Path, *arguments: str | Path, plan: bool = False) -> list[float]:
     """The losses of a program outside the build that uses its shared library."""
-    platform, found = resolve(target), find_emulator(target)
-    assert found is not None
+    platform, emulator = resolve(target), find_emulator(target)
+    assert emulator is not None
     program = link(
         [], [DRIVERS / "train.c"], platform, folder / platform.file_name("executable", "train"),
         kind="executable", include=[folder], defines={"PLAN": ""} if plan else {}, threads=False,
         compiler="zig", flags=[f"-L{folder}", "-lmnist"],
     )  # fmt: skip
-    return [float.fromhex(line) for line in found.run(program, *arguments).split()]
+    return [float.fromhex(line) for line in emulator.run(program, *arguments).split()]
 
 
 @pytest.mark.parametrize("target", SHARED)
@@ -240,8 +240,8 @@ def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
     words = [str(GOLDENS / "mlp"), "--target", target, "--batch", "8", "--ops", str(config)]
     assert cli.main(["plan", *words, "-o", str(tmp_path / "mnist.plan")]) == 0
     arguments = (GOLDENS / "mlp" / "checkpoint", str(STEPS), str(RATE))
-    found = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
-    assert found == pytest.approx(
+    trained = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
+    assert trained == pytest.approx(
         train(target, make_build_for(target, "mlp"), *arguments), rel=2e-6
     )
 
@@ -251,10 +251,10 @@ def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
     words = ["builds", "mlp", "--targets", "native", "--folder", str(tmp_path)]
     assert bench.main([*words, "--document", str(document)]) == 0
-    found = document.read_text("utf-8")
-    assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", found)) == 3
+    text = document.read_text("utf-8")
+    assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", text)) == 3
     assert bench.main([*words, "--document", str(document)]) == 0
-    assert document.read_text("utf-8") == found
+    assert document.read_text("utf-8") == text
 
 
 def test_verdicts() -> None:

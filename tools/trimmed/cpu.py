@@ -42,7 +42,7 @@ _V2 = "sse3 ssse3 sse4.1 sse4.2 popcnt"
 _V3 = f"{_V2} avx avx2 bmi bmi2 f16c fma lzcnt movbe"
 _V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 _V8_2 = "lse fullfp16 rdm rcpc dotprod"
-# What CPUs have beyond the oldest one of their architecture.
+# Features of CPUs that the oldest one of their architecture lacks.
 _CPUS = {
     "x86-64-v2": _V2, "nehalem": _V2, "westmere": _V2, "x86-64-v3": _V3, "haswell": _V3,
     "broadwell": _V3 + " adx", "skylake": _V3 + " adx", "znver1": _V3 + " adx sse4a",
