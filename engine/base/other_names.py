@@ -31,7 +31,10 @@ _LOSS = Here('Trainer.from_onnx(model, loss="cross_entropy")', "model.loss")
 _OPTIMIZER = Here('Trainer.from_onnx(model, loss, optimizer="adamw")', "optimizer.name")
 _PROGRESS = Here("Trainer.fit(..., progress=False)")
 _THREADS = Here("always the CPU; Trainer.from_onnx(..., threads=2) sets its threads", "fit.threads")
-_PRECISION = Here("decided by the planner: models compute in the types of their values")
+_PRECISION = Here('Trainer.from_onnx(..., precision="auto")', "fit.precision")
+_DECAY = Here("the optimizer's, AdamW(weight_decay=0.01)", "optimizer.weight_decay")
+_SIZE = Here("the dataset's, Images(folder, size=224)")
+_EPOCH = Here("all samples of the data: train on data.subset(range(1000)) for fewer")
 _WEIGHTS = Here('Trainer.fit(..., class_weight="balanced")', "fit.class_weight")
 _FOLDER = Here('Trainer.fit(..., folder="run")', "output.folder")
 _RESUME = Here('Trainer.fit(..., folder="run", resume=True)')
@@ -62,6 +65,9 @@ _NAMES = {
     _PROGRESS: "verbose verbosity silent quiet disable_tqdm enable_progress_bar progress_bar",
     _THREADS: "device devices accelerator gpu gpus use_cuda use_cpu no_cuda n_jobs nthreads "
     "num_threads",
+    _DECAY: "weight_decay decay l2 l2_reg",
+    _SIZE: "imgsz img_size image_size input_size target_size",
+    _EPOCH: "steps_per_epoch limit_train_batches train_steps max_train_samples",
     _PRECISION: "amp fp16 bf16 precision mixed_precision autocast",
     _WEIGHTS: "class_weight class_weights pos_weight sample_weight",
     _FOLDER: "output_dir save_dir log_dir logdir run_dir default_root_dir checkpoint_dir",
@@ -86,6 +92,11 @@ HERE = {name: here for here, names in _NAMES.items() for name in names.split()}
 def suggest_in_python(name: str) -> str:
     """Return the end of a message about an unknown keyword; empty: the name is not known."""
     return f"; here it is {HERE[name].call}" if name in HERE else ""
+
+
+def suggest_pair(first: str) -> str:
+    """Return the end of a message about one argument too many; empty: the first is not of data."""
+    return "; inputs and targets are one argument, (x, y)" if first in ("train", "data") else ""
 
 
 def suggest_in_toml(name: str) -> str:

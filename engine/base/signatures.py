@@ -202,6 +202,8 @@ def _wrap_function(
     def call(*args: Any, **options: Any) -> Any:
         checks = made or make_checks()
         given = []
+        if len(args) > len(checks.positions) and not checks.rest[0]:
+            raise _refuse_positions(function, [name for name, _ in checks.positions], len(args))
         for at, value in enumerate(args):
             name, check = checks.positions[at] if at < len(checks.positions) else checks.rest
             given.append(value if check is None else _pass_value(check, name, value))
@@ -215,6 +217,19 @@ def _wrap_function(
 
     vars(call)[_CHECKS] = make_checks
     return call
+
+
+def _refuse_positions(function: Callable[..., Any], names: Sequence[str], count: int) -> TypeError:
+    """Return the error of more arguments than a function takes by position.
+
+    names: of those that it takes.
+    """
+    title = function.__qualname__.removesuffix(".__init__")
+    first = next((name for name in names if name != "self"), "")
+    return TypeError(
+        f"{title}() takes {len(names)} positional argument{'s' * (len(names) != 1)} but {count} "
+        f"were given{other_names.suggest_pair(first)}"
+    )
 
 
 def _refuse_keyword(

@@ -111,6 +111,7 @@ def _cast(model: Model, name: str, value: Any) -> Array:
         return value
     if name in model.interface.texts:
         return model.make_array(name, value)
+    value = _align(arguments.make_array(f"input {name!r}", value), shape)
     if kind == np.int64 and len(shape) == 1 and np.ndim(value) == 2 and np.shape(value)[1] > 1:
         from engine.data.labels import from_one_hot
 
@@ -118,6 +119,16 @@ def _cast(model: Model, name: str, value: Any) -> Array:
     if model.interface.notes.get(SHARES) == name and np.ndim(value) == len(shape) - 1:
         return _make_shares(name, arguments.make_array(f"input {name!r}", value), shape, kind)
     return arguments.cast(f"input {name!r}", value, kind)
+
+
+def _align(value: Any, shape: Sequence[int | str]) -> Any:
+    """Return one value for each sample with as many axes as an input: [n] as [n, 1], or back."""
+    given: tuple[int, ...] = np.shape(value)
+    if len(given) == 1 and len(shape) == 2 and shape[1] == 1:
+        return np.reshape(value, (-1, 1))
+    if len(given) == 2 and given[1] == 1 and len(shape) == 1:
+        return np.reshape(value, -1)
+    return value
 
 
 def _make_shares(

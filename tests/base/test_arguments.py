@@ -48,7 +48,7 @@ SIGNED = {  # numbers that may be negative
     "clip_max", "alpha", "beta", "default_float", "default_int64", "to", "margin", "weight_decay",
     "dampening", "min_delta", "threshold", "mean", "pad", "missing_values", "keys_int64s",
     "keys_floats", "values_floats", "values_int64s", "indices", "tokens", "beta2_decay",
-    "fill",
+    "fill", "mask_fill",
 }  # fmt: skip
 
 

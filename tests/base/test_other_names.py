@@ -14,6 +14,7 @@ from engine.errors import InputError
 from engine.tools import cli
 from engine.tools.actions import run_config
 from engine.trainer import names
+from engine.trainer.metrics.named import OTHER_NAMES, list_known
 from tests.support.tiny import LABELS, X, make_trainer
 
 DATA = (X, LABELS)
@@ -28,12 +29,29 @@ DATA = (X, LABELS)
         ({"lr": 0.1}, "here it is the optimizer's, AdamW(lr=1e-3), or trainer.learning_rate"),
         ({"epoch": 3}, "unexpected keyword argument 'epoch'; nearest: 'epochs'"),
         ({"lora": 3}, "'lora'; Trainer.from_model, Trainer.from_onnx and Trainer.from_torch"),
+        ({"weight_decay": 0.1}, "here it is the optimizer's, AdamW(weight_decay=0.01)"),
+        ({"precision": "bf16"}, 'here it is Trainer.from_onnx(..., precision="auto")'),
         ({"train_size": 3}, "Trainer.fit() got an unexpected keyword argument 'train_size'"),
     ],
 )  # fmt: skip
 def test_fit_answers_names_that_it_does_not_take(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         make_trainer().fit(DATA, **options)
+
+
+def test_inputs_and_targets_are_one_argument() -> None:
+    fit: Any = make_trainer().fit
+    with pytest.raises(TypeError, match=r"takes 2 positional arguments but 3 .*, \(x, y\)$"):
+        fit(X, LABELS)
+
+
+def test_metrics_answer_too() -> None:
+    for name, here in (("acc", "accuracy"), ("AUC", "auroc"), ("wer", "error_rate")):
+        with pytest.raises(InputError, match=f"no metric '{name}'; .*; here it is '{here}'"):
+            make_trainer().evaluate(DATA, metrics=name)
+    with pytest.raises(InputError, match="nearest: 'accuracy'"):
+        make_trainer().evaluate(DATA, metrics="acuracy")
+    assert {*OTHER_NAMES.values()} <= {*list_known()}
 
 
 def test_makers_and_predict_answer_too() -> None:

@@ -14,6 +14,24 @@ from engine.trainer.metrics import classes, families, values
 METRICS: tuple[Callable[..., Metric], ...] = tuple(
     vars(families)[name] for name in vars(families)["__all__"]
 )
+_OTHERS = {
+    "accuracy": "acc categorical_accuracy sparse_categorical_accuracy binary_accuracy",
+    "auroc": "auc roc_auc roc_auc_score rocauc",
+    "average_precision": "ap auprc pr_auc average_precision_score",
+    "map": "map50-95 map5095 mean_average_precision",
+    "iou": "miou mean_iou jaccard jaccard_score",
+    "dice": "dice_coefficient dice_score",
+    "mcc": "matthews_corrcoef",
+    "mae": "mean_absolute_error l1",
+    "mse": "mean_squared_error l2",
+    "rmse": "root_mean_squared_error",
+    "r2": "r2_score rsquared",
+    "error_rate": "wer cer ter word_error_rate character_error_rate edit_distance",
+    "f1": "f1_score f1score",
+    "balanced_accuracy": "balanced_accuracy_score",
+}
+OTHER_NAMES = {name: here for here, names in _OTHERS.items() for name in names.split()}
+"""Names of metrics in other packages."""
 _TOP = re.compile(r"top([1-9]\d*)")
 
 
@@ -112,9 +130,9 @@ def _make_named(name: str) -> Metric:
     makers = list_known()
     if name not in makers:
         names = [get_declaration(kind).name for kind in METRICS]
-        raise InputError(
-            f"no metric {name!r}; known: {', '.join(names)}{suggest_nearest(name, makers)}"
-        )
+        other = OTHER_NAMES.get(name.lower())
+        hint = f"; here it is {other!r}" if other else suggest_nearest(name, makers)
+        raise InputError(f"no metric {name!r}; known: {', '.join(names)}{hint}")
     metric = makers[name]()
     metric.name = name
     return metric

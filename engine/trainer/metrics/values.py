@@ -246,7 +246,15 @@ class Function(MeanMetric):
         self.mode = mode
 
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
-        value = self.function(*self.pair(outputs, inputs))
+        scores, targets = self.pair(outputs, inputs)
+        try:
+            value = self.function(scores, targets)
+        except Exception as error:
+            error.add_note(
+                f"in the metric {self.name!r}, which gets the model's output {list(scores.shape)} "
+                f"and then the targets {list(targets.shape)}"
+            )
+            raise
         try:
             self.add(float(value) * weight, weight)
         except (TypeError, ValueError):
