@@ -75,19 +75,19 @@ class Target:
 
 
 # level -> (vector bytes, mr, nv, kc).  Accumulators mr*nv, plus nv for B and 1 for A, fit the
-# register file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64 and vfp
-# have no vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the
+# register file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64, rv32 and
+# vfp have no vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the
 # engine's secret, 16 at least.  Where a row of the tile is four vectors of 64 bytes, a panel of B
 # comes from L2 anyhow, and deeper blocks spare passes over C.
 TILES = {
     "avx512": (64, 6, 4, 384), "avx2": (32, 6, 2, 256), "sse": (16, 6, 2, 256),
     "neon": (16, 8, 2, 256), "neon32": (16, 6, 2, 256), "vfp": (16, 4, 1, 256),
-    "rv64": (16, 6, 1, 256), "wasm": (16, 4, 2, 256),
+    "rv64": (16, 6, 1, 256), "rv32": (16, 6, 1, 256), "wasm": (16, 4, 2, 256),
 }  # fmt: skip
 # By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
 IN_ORDER = {"cortex-a53"}
 _BF16_PRODUCTS = {"x86_64": "+avx512bf16", "aarch64": "+bf16"}  # LLVM's features, by architecture
-_ABI = {"rv64": "lp64d"}
+_ABI = {"rv64": "lp64d", "rv32": "ilp32f"}
 
 
 def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:

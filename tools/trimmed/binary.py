@@ -21,7 +21,7 @@ class Binary:
     """Facts about a binary.
 
     form: `elf`, `macho`, `pe` or `wasm`.
-    machine: the architecture: aarch64, arm, x86_64, riscv64 or wasm32.
+    machine: the architecture: aarch64, arm, x86_64, riscv64, riscv32 or wasm32.
     system: the operating system; empty for ELF and WebAssembly, which do not record it.
     oldest: the oldest supported version of the system for Mach-O; otherwise empty.
     exports: the symbols it offers to others.
@@ -88,6 +88,7 @@ def _read_elf(data: bytes) -> Binary:
     """Read an ELF file; all forms here are little-endian.  Names come from the dynamic symbols."""
     wide = data[4] == 2
     machine = _ELF_MACHINES[struct.unpack_from("<H", data, 18)[0]]
+    machine = machine if wide else machine.replace("64", "32")
     table = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
     size, count = struct.unpack_from("<HH", data, 58 if wide else 46)
     # type, offset, bytes, and which section has the names

@@ -50,7 +50,7 @@ class Options:
     outputs: the tensors that inference computes; empty: what the loss reads of the forward model.
     static: make an archive instead of a shared library.
     size: prefer small code to fast code in the kernels.
-    freestanding: make an archive that needs no C library.
+    freestanding: make an archive that needs no C library; bare metal has nothing else.
     compiler: a command, or `zig`; empty: the first that fits the target.
     joined: let training steps update the parameters, so that no memory is taken for gradients.
     budget: bytes that all regions of a plan may have together; None for any.
@@ -74,6 +74,10 @@ class Options:
     precision: Precision = "f32"
     federated: bool = False
     bindings: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.platform.is_bare:  # there are no other builds
+            object.__setattr__(self, "freestanding", True)
 
 
 def build(

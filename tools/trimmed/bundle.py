@@ -28,7 +28,7 @@ from engine.tools.trimmed.protobuf import find_initializers
 from engine.training.model_file import RESET
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
-PROPERTY_BYTES = 4096  # of user properties
+PROPERTY_BYTES, BARE_PROPERTY_BYTES = 4096, 256  # of user properties; on bare metal
 OWN_PROPERTY_ROOM = 192  # of the learning rate and the counts while a checkpoint is written
 RUNTIME = ("launch", "worker")  # kernels that run plans
 # Inputs that the runtime fills: columns of table `plan`, which say where they are.
@@ -58,6 +58,11 @@ def handle_bytes(threads: int) -> int:
     suffice.
     """
     return 2048 + 64 * threads
+
+
+def count_property_bytes(target: Target) -> int:
+    """Return the bytes that are kept for user properties; bare metal has little memory."""
+    return BARE_PROPERTY_BYTES if "none" in target.triple.split("-") else PROPERTY_BYTES
 
 
 class Bundle:
@@ -181,7 +186,7 @@ class Bundle:
             rows("port") * PORT_ROOM,
             8 * (rows("parameter_dim") + rows("port_dim")),
             8 * words,
-            PROPERTY_BYTES + OWN_PROPERTY_ROOM,
+            count_property_bytes(self.target) + OWN_PROPERTY_ROOM,
             self.count_region("param"),
             self.count_region("grad"),
             self.planned.states.nbytes,

@@ -23,8 +23,8 @@ from engine.tools.trimmed.api import list_enumerations, list_functions, write_cp
 from engine.tools.trimmed.bindings.package import Api
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_ROOM,
-    PROPERTY_BYTES,
     Bundle,
+    count_property_bytes,
     describe_target,
     digest_kernels,
     handle_bytes,
@@ -33,8 +33,8 @@ from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
 RUNTIME = Path(__file__).parent / "runtime"
-PARTS = ("bytes.c", "cpu.c", "tables.c", "threads.c", "plan_read.c", "runtime.c", "parameters.c",
-         "checkpoint_read.c", "checkpoint_write.c", "files.c")  # fmt: skip
+PARTS = ("bytes.c", "helpers.c", "cpu.c", "tables.c", "threads.c", "plan_read.c", "runtime.c",
+         "parameters.c", "checkpoint_read.c", "checkpoint_write.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 LINKED = {
     "kernel_table": "kernels",
@@ -285,7 +285,7 @@ class Source:
         if self.bundle:
             yield from self._list_sizes(self.bundle)
         yield "THREADS", self.threads, "threads of a step, the caller's included"
-        yield "PROPERTY_BYTES", PROPERTY_BYTES, "user properties"
+        yield "PROPERTY_BYTES", count_property_bytes(self.target), "user properties"
         yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
 
     def _list_sizes(self, bundle: Bundle) -> Iterator[tuple[str, int, str]]:

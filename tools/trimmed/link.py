@@ -61,6 +61,8 @@ def find_compiler(
     """
     if threads and not platform.pthread:
         raise EngineError(f"target {platform.name} has no threads; build for one")
+    if platform.is_bare and not freestanding:
+        raise EngineError(f"target {platform.name} has no system, only archives: --freestanding")
     if chosen and chosen != "zig":
         if shutil.which(chosen) is None:
             raise EngineError(f"compiler {chosen!r} is not a command of this machine")
@@ -169,7 +171,8 @@ def _check(made: binary.Binary, platform: Platform, driver: Compiler) -> None:
 
 
 def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str]:
-    flags = ["-std=c11", "-Os" if size else "-O2", "-g0", "-fPIC", "-fvisibility=hidden"]
+    flags = ["-std=c11", "-Os" if size else "-O2", "-g0", "-fvisibility=hidden"]
+    flags += [] if platform.is_bare else ["-fPIC"]
     flags += ["-ffunction-sections", "-fdata-sections", "-fno-ident"]
     flags += ["-fno-sanitize=undefined", "-fno-stack-protector"]
     if platform.is_elf:

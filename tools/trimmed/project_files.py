@@ -41,7 +41,7 @@ Libs: {libs}
 # CMake's names of systems; a project without a system of its own is Generic.
 _SYSTEMS = {
     "linux": "Linux", "android": "Android", "macos": "Darwin", "ios": "iOS",
-    "ios-simulator": "iOS", "windows": "Windows", "wasi": "WASI|Generic",
+    "ios-simulator": "iOS", "windows": "Windows", "wasi": "WASI|Generic", "none": "Generic",
 }  # fmt: skip
 
 

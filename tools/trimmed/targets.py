@@ -62,7 +62,12 @@ class Platform:
     def machine(self) -> str:
         """The architecture of its binaries, as `Binary.machine` has it."""
         arch = self.target.arch
-        return "arm" if arch.startswith("armv") else arch
+        return "arm" if arch.startswith(("armv", "thumb")) else arch
+
+    @property
+    def is_bare(self) -> bool:
+        """True if there is no system: builds are archives, in the caller's memory and thread."""
+        return self.system == "none"
 
     def file_name(self, kind: str, name: str) -> str:
         """Return the file name of a library or program; kind: `shared`, `static` or
@@ -111,10 +116,25 @@ _SYSTEMS = {
     ),
     "windows": _System("{arch}-windows-gnu", "", "{}.dll", "{}.exe"),
     "wasi": _System("{arch}-wasi", "", "{}.wasm", "{}.wasm"),
+    "none": _System("{arch}-freestanding", executable="{}.elf"),
 }  # fmt: skip
 
+# ziglang's names of bare cores and of their units for floats, by LLVM's names.
+_BARE_CORES = {
+    "cortex-m4": "freestanding-eabihf -mcpu=cortex_m4+vfp4d16sp",
+    "cortex-m7": "freestanding-eabihf -mcpu=cortex_m7+fp_armv8d16",
+    "cortex-m55": "freestanding-eabihf -mcpu=cortex_m55+fp_armv8d16",
+    "cortex-m85": "freestanding-eabihf -mcpu=cortex_m85+fp_armv8d16",
+    "generic-rv32": "freestanding -mcpu=generic_rv32+m+a+f+c -mabi=ilp32f",
+}
+
 _LINUX = "unknown-linux-gnu"
-_FEATURES = {"neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "wasm": "+simd128"}
+_BARE = "thumbv7em-none-unknown-eabihf"
+_BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
+_FEATURES = {
+    "neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "rv32": "+m,+a,+f,+c",
+    "wasm": "+simd128",
+}  # fmt: skip
 
 # name -> (triple, LLVM CPU, LLVM features or None for the level's, level of machine/target.py)
 TARGETS: dict[str, tuple[str, str, str | None, str]] = {
@@ -136,6 +156,11 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
     "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", None, "rv64"),
     "wasm32": ("wasm32-unknown-wasi", "generic", None, "wasm"),
+    "cortex-m4": (_BARE, "cortex-m4", "", "vfp"),
+    "cortex-m7": (_BARE, "cortex-m7", "", "vfp"),
+    "cortex-m55": (_BARE_8_1, "cortex-m55", "", "vfp"),
+    "cortex-m85": (_BARE_8_1, "cortex-m85", "", "vfp"),
+    "rv32imafc": ("riscv32-unknown-none-elf", "generic-rv32", None, "rv32"),
 }
 ALIASES = {
     "pi1": "raspberrypi1", "pi2": "raspberrypi2", "pi3": "raspberrypi3", "pi4": "raspberrypi4",
@@ -146,7 +171,8 @@ ALIASES = {
 # architecture -> level where a triple alone is given
 _LEVELS = {
     "aarch64": "neon", "arm64": "neon", "x86_64": "sse", "riscv64": "rv64", "armv6": "vfp",
-    "armv7": "neon32", "armv7a": "neon32", "wasm32": "wasm",
+    "armv7": "neon32", "armv7a": "neon32", "wasm32": "wasm", "thumbv7em": "vfp",
+    "thumbv8.1m.main": "vfp", "riscv32": "rv32",
 }  # fmt: skip
 
 
@@ -253,7 +279,7 @@ def _find_system(triple: str) -> tuple[str, str]:
     """
     words = triple.split("-")[1:]
     marks = {"android": "android", "windows": "windows", "ios": "ios", "macos": "macos",
-             "darwin": "macos", "wasi": "wasi", "linux": "linux"}  # fmt: skip
+             "darwin": "macos", "wasi": "wasi", "linux": "linux", "none": "none"}  # fmt: skip
     for mark, system in marks.items():
         for word in words if "macabi" not in words else ():
             match = re.fullmatch(rf"{mark}[a-z]*(\d+(?:\.\d+)?)?[.\d]*", word)
@@ -346,6 +372,8 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
         cpu = "cortex-a7" if target.cpu == "generic" else target.cpu
         zig = f"arm-linux-gnueabihf.2.28 -mcpu={cpu.replace('-', '_')}"
         cc = ("arm-linux-gnueabihf-gcc",) if arch != "armv6" else ()
+    elif system == "none":
+        zig = f"{arch if arch == 'riscv32' else 'thumb'}-{_BARE_CORES.get(target.cpu, '')}"
     elif system == "linux":
         same = sys.platform == "linux" and platform.machine() == arch
         cc = (f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))
@@ -360,7 +388,7 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
         row.sdk,
         shared=row.shared,
         executable=row.executable,
-        pthread=system != "wasi",
+        pthread=system not in ("wasi", "none"),
     )
 
 

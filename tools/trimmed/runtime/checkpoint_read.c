@@ -298,7 +298,9 @@ static void read_properties(struct reader *r, const struct table *root)
         for (size_t i = 0; !r->code && i < list.count; i++) {
             struct table t = element(r, &list, i, kinds[kind]);
             struct bytes name = string(r, &t, 0, "a property's name");
-            struct property p = {0, kind, (uint32_t)name.count, 0, 0, 0, 0};
+            struct property p;
+            begin_property(&p, kind);
+            p.name = (uint32_t)name.count;
             struct bytes text = {0, 0, 0};
             if (kind == MODEL_INT)
                 p.integer = (int64_t)scalar(r, &t, 1, 8, 0, "a property");
@@ -322,7 +324,7 @@ static void read_properties(struct reader *r, const struct table *root)
             } else if (own == OWN_SKIPPED && p.integer > 0) {
                 r->m->skipped = p.integer;
             } else if (own == OWN_PROPERTIES) {
-                r->code = put_property(r->m, p, label, (const char *)r->data + text.pos, 0);
+                r->code = put_property(r->m, &p, label, (const char *)r->data + text.pos, 0);
             }
         }
     }

@@ -264,11 +264,13 @@ static size_t put_properties(struct writer *w, model *m, int with_own)
 {
     size_t lists[3];
     for (int own = 0; with_own && own < OWN_PROPERTIES; own++) {
-        struct property p = {0, MODEL_INT, (uint32_t)length(name_own(own)), 0, 0, m->rate, 0};
-        p.kind = own == OWN_RATE ? MODEL_FLOAT : MODEL_INT;
+        struct property p;
+        begin_property(&p, own == OWN_RATE ? MODEL_FLOAT : MODEL_INT);
+        p.name = (uint32_t)length(name_own(own));
+        p.number = m->rate;
         p.integer = own == OWN_DRAWS ? m->draws : own == OWN_SKIPPED ? m->skipped : 0;
         if (own == OWN_RATE || p.integer)
-            put_property(m, p, name_own(own), "", 1);
+            put_property(m, &p, name_own(own), "", 1);
     }
     if (!m->property_bytes)
         return 0;

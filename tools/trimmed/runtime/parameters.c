@@ -192,13 +192,13 @@ static void drop_property(model *m, const char *name, size_t n)
 
 /* Add a property.  If there is one of this name, it is replaced if `replace` is not 0; otherwise
  * that is an error.  There is room set aside for the records that are not the user's. */
-static int put_property(model *m, struct property value, const char *name, const char *text,
+static int put_property(model *m, struct property *value, const char *name, const char *text,
                         int replace)
 {
-    size_t old, place = place_property(m, name, value.name, &old);
-    size_t bytes = (sizeof value + (size_t)value.name + 1 + value.text + 1 + 7) / 8 * 8;
+    size_t old, place = place_property(m, name, value->name, &old);
+    size_t bytes = (sizeof *value + (size_t)value->name + 1 + value->text + 1 + 7) / 8 * 8;
     size_t rest = m->property_bytes - place - old;
-    int reserved = find_own(name, value.name) < OWN_PROPERTIES;
+    int reserved = find_own(name, value->name) < OWN_PROPERTIES;
     if (old && !replace)
         return fail(m, MODEL_BAD_CHECKPOINT, "property '%s' is a duplicate name", name);
     if (!reserved && bytes + place + rest > MODEL_PROPERTY_BYTES)
@@ -207,15 +207,22 @@ static int put_property(model *m, struct property value, const char *name, const
     uint8_t *base = at(m, m->d.properties_at + place);
     shift(base + bytes, base + old, rest);
     zero(base, bytes);
-    value.bytes = (uint32_t)bytes;
-    copy(base, &value, sizeof value);
-    copy(base + sizeof value, name, value.name);
-    copy(base + sizeof value + value.name + 1, text, value.text);
+    value->bytes = (uint32_t)bytes;
+    copy(base, value, sizeof *value);
+    copy(base + sizeof *value, name, value->name);
+    copy(base + sizeof *value + value->name + 1, text, value->text);
     m->property_bytes = place + bytes + rest;
     return MODEL_OK;
 }
 
-static int set_property(model *m, struct property value, const char *name, const char *text)
+/* Begin a property without a name; compilers would fill a struct by a function of a library. */
+static void begin_property(struct property *p, uint32_t kind)
+{
+    zero(p, sizeof *p);
+    p->kind = kind;
+}
+
+static int set_property(model *m, struct property *value, const char *name, const char *text)
 {
     if (!m)
         return MODEL_BAD_INPUT;
@@ -229,27 +236,32 @@ static int set_property(model *m, struct property value, const char *name, const
         return fail(m, MODEL_BAD_INPUT, "the name or text of a property is not UTF-8");
     if (find_own(name, name_bytes) < OWN_PROPERTIES)
         return fail(m, MODEL_BAD_INPUT, "a property cannot be named '%s'", name);
-    value.name = (uint32_t)name_bytes;
-    value.text = (uint32_t)text_bytes;
+    value->name = (uint32_t)name_bytes;
+    value->text = (uint32_t)text_bytes;
     return put_property(m, value, name, text, 1);
 }
 
 int model_set_property_int(model *m, const char *name, int64_t value)
 {
-    struct property p = {0, MODEL_INT, 0, 0, value, 0, 0};
-    return set_property(m, p, name, "");
+    struct property p;
+    begin_property(&p, MODEL_INT);
+    p.integer = value;
+    return set_property(m, &p, name, "");
 }
 
 int model_set_property_float(model *m, const char *name, float value)
 {
-    struct property p = {0, MODEL_FLOAT, 0, 0, 0, value, 0};
-    return set_property(m, p, name, "");
+    struct property p;
+    begin_property(&p, MODEL_FLOAT);
+    p.number = value;
+    return set_property(m, &p, name, "");
 }
 
 int model_set_property_string(model *m, const char *name, const char *value)
 {
-    struct property p = {0, MODEL_STRING, 0, 0, 0, 0, 0};
-    return set_property(m, p, name, value);
+    struct property p;
+    begin_property(&p, MODEL_STRING);
+    return set_property(m, &p, name, value);
 }
 
 int model_property_count(const model *m)

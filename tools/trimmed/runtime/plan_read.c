@@ -165,18 +165,16 @@ static void check_rows(struct tables *t)
 }
 #endif
 
-static struct tables open_tables(const uint8_t *data, size_t size, size_t constants)
+static void open_tables(struct tables *t, const uint8_t *data, size_t size, size_t constants)
 {
-    struct tables t;
-    zero(&t, sizeof t);
-    find_columns(&t, data, size);
+    zero(t, sizeof *t);
+    find_columns(t, data, size);
 #ifndef OWN_PLANS_BYTES
-    if (!problem(&t))
-        check_rows(&t);
+    if (!problem(t))
+        check_rows(t);
 #endif
-    t.constants = data + size;
-    t.constant_bytes = constants;
-    return t;
+    t->constants = data + size;
+    t->constant_bytes = constants;
 }
 
 static size_t item_bytes(int dtype)

@@ -221,7 +221,8 @@ int model_create_in(model **out, void *memory, size_t size, const void *checkpoi
     int code = begin(out, checkpoint, bytes, message);
     if (code)
         return code;
-    struct tables t = open_tables(own_plans, OWN_PLANS_BYTES, OWN_CONSTANT_BYTES);
+    struct tables t;
+    open_tables(&t, own_plans, OWN_PLANS_BYTES, OWN_CONSTANT_BYTES);
     return make_model(out, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
 }
 #else
@@ -262,7 +263,8 @@ static int measure(const void *plan, size_t tables, size_t constants, size_t *si
 {
     struct sizes n;
     struct design d;
-    struct tables t = open_tables(plan, tables, constants);
+    struct tables t;
+    open_tables(&t, plan, tables, constants);
     zero(&d, sizeof d);
     lay_out(&t, &d, &n, HANDLE_BYTES + ALIGNED(tables + constants));
     if (problem(&t))
@@ -299,7 +301,8 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
     size_t kept = tables + constants; /* bytes of the file that the model keeps a copy of */
     uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* plans point to names and constants there */
     copy(mine, plan, kept);
-    struct tables t = open_tables(mine, tables, constants);
+    struct tables t;
+    open_tables(&t, mine, tables, constants);
     return make_model(out, memory, size, HANDLE_BYTES + ALIGNED(kept), &t, checkpoint, bytes,
                       message);
 }

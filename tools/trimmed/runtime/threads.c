@@ -142,9 +142,11 @@ static void stop_team(struct team *t, int64_t *words)
     (void)t;
     words[CONTEXT_STOP] = 1;
     words[CONTEXT_STEPS] = 0;
+#if MODEL_THREADS > 1
     /* All threads return.  No other thread writes this word: adding to it atomically would call a
      * function of the system on some targets. */
     __atomic_store_n(&words[CONTEXT_GENERATION], words[CONTEXT_GENERATION] + 1, __ATOMIC_SEQ_CST);
+#endif
 }
 
 #endif

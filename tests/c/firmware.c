@@ -1,0 +1,100 @@
+/* A program for a board without a system: it trains a few steps from the checkpoint in its flash and
+ * prints the bits of each loss by semihosting.  The memory of the model is a static array. */
+
+#define EDGEGRAD_FREESTANDING
+#include "mnist.h"
+
+#include "checkpoint.h" /* static const unsigned char checkpoint[] */
+
+enum { STEPS = 4 };
+static _Alignas(64) unsigned char memory[MNIST_MEMORY_BYTES];
+extern unsigned char stack_top[], data_from[], data_begin[], data_end[], bss_begin[], bss_end[];
+
+static void semihost(int operation, const void *argument)
+{
+    register int r0 __asm__("r0") = operation;
+    register const void *r1 __asm__("r1") = argument;
+    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
+}
+
+static void say(const char *text)
+{
+    semihost(4, text); /* SYS_WRITE0 */
+}
+
+static void stop(int failed)
+{
+    semihost(0x18, (const void *)(failed ? 0x20023 : 0x20026)); /* SYS_EXIT: error, or none */
+    for (;;)
+        ;
+}
+
+static void say_bits(float value)
+{
+    union {
+        float value;
+        uint32_t bits;
+    } number = {value};
+    char text[10];
+    for (int i = 0; i < 8; i++)
+        text[i] = "0123456789abcdef"[number.bits >> (28 - 4 * i) & 15];
+    text[8] = '\n';
+    text[9] = 0;
+    say(text);
+}
+
+/* Inputs that a test makes up in the same way: floats from 0 to 6/7, whole numbers 0 and 1. */
+static void fill(const mnist_tensor *t, void *to)
+{
+    float *numbers = to;
+    int64_t *labels = to;
+    if (t->dtype == MNIST_F32)
+        for (uint32_t i = 0; i < t->bytes / sizeof *numbers; i++)
+            numbers[i] = (float)(i % 7) / 7;
+    else
+        for (uint32_t i = 0; i < t->bytes / sizeof *labels; i++)
+            labels[i] = i % 2;
+}
+
+static void train(void)
+{
+    char why[MNIST_MESSAGE_BYTES];
+    mnist *m;
+    if (mnist_create_in(&m, memory, sizeof memory, checkpoint, sizeof checkpoint, why)) {
+        say(why);
+        stop(1);
+    }
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < mnist_input_count(m, MNIST_TRAIN); i++)
+            fill(mnist_input_info(m, MNIST_TRAIN, i), mnist_input(m, MNIST_TRAIN, i));
+        if (mnist_train_step(m, NULL, NULL) || mnist_optimizer_step(m)) {
+            say(mnist_message(m));
+            stop(1);
+        }
+        mnist_lazy_reset_grad(m);
+        say_bits(*(const float *)mnist_output(m, MNIST_TRAIN, 0));
+    }
+    say("done\n");
+    stop(0);
+}
+
+__attribute__((used)) void _start(void)
+{
+    *(volatile uint32_t *)0xE000ED88 |= 0xF << 20; /* the FPU is on */
+    __asm__ volatile("dsb\n\tisb");
+    for (unsigned char *to = data_begin, *from = data_from; to < data_end;)
+        *to++ = *from++;
+    for (unsigned char *to = bss_begin; to < bss_end;)
+        *(volatile unsigned char *)to++ = 0;
+    train();
+}
+
+static void fault(void)
+{
+    say("fault\n");
+    stop(1);
+}
+
+__attribute__((section(".vectors"), used)) const void *const vectors[] = {
+    stack_top, _start, fault, fault, fault, fault, fault, 0, 0, 0, 0, fault, fault, 0, fault, fault,
+};

@@ -1,0 +1,121 @@
+/* Functions that compilers for small CPUs call where there is no instruction, so that an archive
+ * needs none of 32-bit ARM for whole numbers, and nobody's library of mathematics.  They are weak: if
+ * the program has others, it takes those.
+ *
+ * Source: Run-time ABI for the Arm Architecture, 4.3: "The standard integer functions" and "The
+ * long long helper functions". */
+
+#define HELPER __attribute__((weak, used))
+
+#if defined(__arm__) && defined(EDGEGRAD_FREESTANDING)
+
+uint32_t __aeabi_uidiv(uint32_t n, uint32_t d);
+uint64_t __aeabi_uidivmod(uint32_t n, uint32_t d);
+void __aeabi_uldivmod(void);
+float __aeabi_l2f(int64_t value);
+
+/* Divide by long division, a bit at a time; the quotient of a division by 0 has all bits set. */
+__attribute__((used)) static uint64_t divide(uint64_t n, uint64_t d, uint64_t *rest)
+{
+    uint64_t quotient = 0, left = 0;
+#ifdef __ARM_FEATURE_IDIV
+    if (!(n >> 32) && !(d >> 32) && d) {
+        uint32_t q = (uint32_t)n / (uint32_t)d;
+        *rest = (uint32_t)n - q * (uint32_t)d;
+        return q;
+    }
+#endif
+    for (int bit = 63; bit >= 0; bit--) {
+        uint64_t carry = left >> 63;
+        left = left << 1 | (n >> bit & 1);
+        if (carry || left >= d) {
+            left -= d;
+            quotient |= (uint64_t)1 << bit;
+        }
+        NO_LIBRARY_CALL();
+    }
+    *rest = left;
+    return quotient;
+}
+
+HELPER uint32_t __aeabi_uidiv(uint32_t n, uint32_t d)
+{
+    uint64_t rest;
+    return (uint32_t)divide(n, d, &rest);
+}
+
+/* The quotient is the lower half of the result, the rest the upper. */
+HELPER uint64_t __aeabi_uidivmod(uint32_t n, uint32_t d)
+{
+    uint64_t rest;
+    uint32_t quotient = (uint32_t)divide(n, d, &rest);
+    return rest << 32 | quotient;
+}
+
+/* The quotient is returned in r0 and r1, the rest in r2 and r3, as no function of C can. */
+HELPER __attribute__((naked)) void __aeabi_uldivmod(void)
+{
+    __asm__("push {r4, lr}\n\t"
+            "sub sp, sp, #16\n\t"
+            "add r4, sp, #8\n\t"
+            "str r4, [sp]\n\t"
+            "bl %c0\n\t"
+            "ldr r2, [sp, #8]\n\t"
+            "ldr r3, [sp, #12]\n\t"
+            "add sp, sp, #16\n\t"
+            "pop {r4, pc}" : : "i"(divide));
+}
+
+/* Round to nearest, ties to even. */
+HELPER float __aeabi_l2f(int64_t value)
+{
+    uint64_t rest = value < 0 ? 0 - (uint64_t)value : (uint64_t)value, lost = 0;
+    int32_t exponent = 0;
+    while (rest >> 24) {
+        lost = (lost != 0) | (rest & 1) << 1; /* the bit behind the last one, and any after it */
+        rest >>= 1;
+        exponent++;
+    }
+    if (lost > 1 && (lost > 2 || (rest & 1)))
+        rest++;
+    float power = 1, found = (float)(int32_t)rest;
+    for (; exponent; exponent--)
+        power *= 2;
+    return value < 0 ? -found * power : found * power;
+}
+#endif
+
+#if defined(EDGEGRAD_FREESTANDING) \
+    && ((defined(__arm__) && !(__ARM_FP & 8)) || (defined(__riscv) && __riscv_flen < 64))
+double sqrt(double x);
+
+/* The square root, rounded to nearest: a bit of the result at a time. */
+HELPER double sqrt(double x)
+{
+    uint64_t bits, root = 0, twice = 0;
+    copy(&bits, &x, sizeof bits);
+    int32_t exponent = (int32_t)(bits >> 52 & 0x7FF);
+    if (!(bits << 1) || exponent == 0x7FF)
+        return bits >> 63 && bits << 12 == 0 && bits << 1 ? x - x : x; /* of -infinity: NaN */
+    if (bits >> 63)
+        return (x - x) / (x - x);
+    uint64_t rest = bits << 12 >> 12;
+    for (exponent += !exponent; !(rest >> 52) && exponent <= 1 && !(bits >> 52); exponent--)
+        rest <<= 1;
+    if (bits >> 52)
+        rest |= (uint64_t)1 << 52;
+    exponent -= 1023;
+    rest <<= 1 + (exponent & 1);
+    for (uint64_t bit = (uint64_t)1 << 53; bit; bit >>= 1, rest <<= 1) {
+        if (twice + bit > rest)
+            continue;
+        rest -= twice + bit;
+        twice += 2 * bit;
+        root |= bit;
+    }
+    root += rest ? root & 1 : 0; /* the bit behind the last decides; nothing lies in the middle */
+    bits = (root >> 1) + ((uint64_t)(1022 + (exponent - (exponent & 1)) / 2) << 52);
+    copy(&x, &bits, sizeof x);
+    return x;
+}
+#endif
