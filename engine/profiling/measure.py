@@ -139,7 +139,8 @@ def lay_boxes(run: Spans) -> tuple[Array, Array]:
     for i in range(begin.shape[1]):
         if i:
             begin[:, i] = np.maximum(begin[:, i], end[:, i - 1])
-        end[:, i] = begin[:, i] + run.busy[:, i]
+        # No later than it ended, which the rounded sum may be by a bit: another plan begins there.
+        end[:, i] = np.minimum(begin[:, i] + run.busy[:, i], run.end[:, i])
     return begin, end
 
 
