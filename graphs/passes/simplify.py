@@ -9,7 +9,9 @@ from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, Array, TensorType
 from engine.kernels.vocabulary.sizes import SizedArray
 
-SMALL = 1 << 14  # most bytes of a value that may be kept for several readers
+# Most bytes of a value that may be kept for several readers: so little is never at a peak.  By
+# `python -m bench budgets.constants`, with 0 or 1 << 20 plans of MiniLM are the same.
+SMALL = 1 << 14
 
 
 def is_acting(node: Node) -> bool:
