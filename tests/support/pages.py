@@ -30,7 +30,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -205,4 +205,6 @@ def _run_console(block: Block, environment: dict[str, str], place: str) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="typer")  # by Flower
-    run(Path(sys.argv[1]).resolve())
+    asked = Path(sys.argv[1]).resolve()
+    with tempfile.TemporaryDirectory() as empty, chdir(empty):
+        run(asked)
