@@ -73,15 +73,15 @@ def check(printed: str, out: Path, case: str, *, exact: bool) -> None:
     lines = printed.splitlines()
     rows = [line.partition(" ")[::2] for line in lines]
     numbers = [int(rest) for word, rest in rows if word in ("loss", "eval")]
-    found = np.array(numbers, np.int32).view(np.float32)
+    losses = np.array(numbers, np.int32).view(np.float32)
     expected = np.array(
         [*reference.losses[:9], reference.evaluated, reference.losses[9]], np.float32
     )
     if exact:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(losses, expected)
         assert out.read_bytes() == reference.checkpoint
     else:
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
         assert len(out.read_bytes()) == len(reference.checkpoint)
     patterns = [*REFUSALS, GONE]
     refused = [rest for word, rest in rows if word == "refused"]

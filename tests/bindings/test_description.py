@@ -58,8 +58,8 @@ def test_comments_belong_to_what_they_stand_at() -> None:
     assert functions["set_batch"].comment == "@NAME@_BAD_INPUT: no plans for it"
     assert functions["get_step"].comment == functions["set_step"].comment
     assert functions["has_phase"].comment == ""
-    found = find_description(functions["gradient"], list(functions.values()))
-    assert found.name == "parameter_info"
+    described = find_description(functions["gradient"], list(functions.values()))
+    assert described.name == "parameter_info"
     assert find_description(functions["output"], list(functions.values())).name == "output_info"
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.base.errors import EngineError, suggest_nearest
+from engine.tools.trimmed.bindings.csharp import CSHARP
 from engine.tools.trimmed.bindings.java import JAVA
 from engine.tools.trimmed.bindings.javascript import JAVASCRIPT
 from engine.tools.trimmed.bindings.package import Language
 from engine.tools.trimmed.targets import Platform
 
-LANGUAGES: dict[str, Language] = {language.name: language for language in (JAVASCRIPT, JAVA)}
+LANGUAGES: dict[str, Language] = {
+    language.name: language for language in (JAVASCRIPT, JAVA, CSHARP)
+}
 
 
 def parse_languages(value: str) -> tuple[str, ...]:

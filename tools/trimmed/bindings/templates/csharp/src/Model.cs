@@ -1,0 +1,159 @@
+using System;
+using System.Runtime.CompilerServices;
+using System.Runtime.InteropServices;
+using System.Text;
+
+namespace Edgegrad.@Name@
+{
+    /// <summary>An error code of C, and the message that says what was wrong.</summary>
+    public class ModelException : Exception
+    {
+        internal ModelException(int code, string message) : base(message) { Code = (ErrorCode)code; }
+
+        internal static ModelException Refuse(string message)
+        {
+            return new ModelException((int)ErrorCode.BAD_INPUT, message);
+        }
+
+        public ErrorCode Code { get; }
+    }
+
+    /// <summary>
+    /// Training of one model. Each method is the function of @name@.h with its name; calls that are
+    /// refused throw a ModelException with the message of C. Calls of several threads wait for one
+    /// another.
+    /// </summary>
+    public class Model : IDisposable
+    {
+        private IntPtr m;
+
+        private Model(IntPtr made) { m = made; }
+
+        ~Model() { Native.@name@_destroy(m); }
+
+/*@makers@*/
+
+/*@members@*/
+
+        /// <summary>Return the content of a checkpoint file.</summary>
+        [MethodImpl(MethodImplOptions.Synchronized)]
+        public byte[] Checkpoint(bool includeOptimizerState = true)
+        {
+            var bytes = new byte[CheckpointSize(includeOptimizerState)];
+            SaveTo(bytes, includeOptimizerState);
+            return bytes;
+        }
+
+        /// <summary>Return all parameters one after another.</summary>
+        [MethodImpl(MethodImplOptions.Synchronized)]
+        public float[] Parameters(bool trainableOnly = true)
+        {
+            var values = new float[ParametersSize(trainableOnly)];
+            GetParameters(values, trainableOnly);
+            return values;
+        }
+
+        /// <summary>End the model and give its memory back.</summary>
+        [MethodImpl(MethodImplOptions.Synchronized)]
+        public void Dispose()
+        {
+            Native.@name@_destroy(m);
+            m = IntPtr.Zero;
+            GC.SuppressFinalize(this);
+        }
+
+        private IntPtr Live()
+        {
+            if (m == IntPtr.Zero)
+                throw new ModelException((int)ErrorCode.BAD_STATE, "the model was disposed");
+            return m;
+        }
+
+        private void Check(int code)
+        {
+            if (code != (int)ErrorCode.OK)
+                throw new ModelException(code, String(Native.@name@_message(m)));
+        }
+
+        private static Model Make(int code, IntPtr made, byte[] why)
+        {
+            if (code != (int)ErrorCode.OK)
+                throw new ModelException(code, Encoding.UTF8.GetString(why, 0, Array.IndexOf(why, (byte)0)));
+            return new Model(made);
+        }
+
+        private static byte[] Bytes(string name, string value)
+        {
+            if (value != null && value.IndexOf('\0') >= 0)
+                throw ModelException.Refuse(name + ": expected text without null characters");
+            return value == null ? null : Encoding.UTF8.GetBytes(value + "\0");
+        }
+
+        private static UIntPtr Size(Array values)
+        {
+            return (UIntPtr)(values == null ? 0 : values.Length);
+        }
+
+        internal static string String(IntPtr address)
+        {
+            if (address == IntPtr.Zero)
+                return "";
+            int count = 0;
+            while (Marshal.ReadByte(address, count) != 0)
+                count++;
+            var bytes = new byte[count];
+            Marshal.Copy(address, bytes, 0, count);
+            return Encoding.UTF8.GetString(bytes);
+        }
+
+        private static Values Read(IntPtr address, Tensor tensor)
+        {
+            if (address == IntPtr.Zero)
+                return null;
+            var bytes = new byte[tensor.Bytes];
+            Marshal.Copy(address, bytes, 0, bytes.Length);
+            var array = tensor.MakeArray();
+            Buffer.BlockCopy(bytes, 0, array, 0, bytes.Length);
+            return new Values(tensor, array);
+        }
+
+        private static void Write(IntPtr address, Tensor tensor, string place, Array array)
+        {
+            if (address == IntPtr.Zero || tensor == null)
+                throw ModelException.Refuse(place + ": there is none");
+            tensor.Check(place, array);
+            var bytes = new byte[tensor.Bytes];
+            Buffer.BlockCopy(array, 0, bytes, 0, bytes.Length);
+            Marshal.Copy(bytes, 0, address, bytes.Length);
+        }
+
+        private void Place(Phase phase, Array[] inputs)
+        {
+            if (inputs == null || !HasPhase(phase))
+                return; // they are in place, or the step itself says what is wrong
+            int count = InputCount(phase);
+            if (inputs.Length != count)
+                throw ModelException.Refuse("expected " + count + " inputs, got " + inputs.Length);
+            for (int i = 0; i < count; i++)
+            {
+                var tensor = InputInfo(phase, i);
+                tensor.Check("input '" + tensor.Name + "'", inputs[i]);
+            }
+            for (int i = 0; i < count; i++)
+                SetInput(phase, i, inputs[i]);
+        }
+
+        private Values[] Outputs(Phase phase)
+        {
+            var values = new Values[OutputCount(phase)];
+            for (int i = 0; i < values.Length; i++)
+                values[i] = Output(phase, i);
+            return values;
+        }
+    }
+
+    internal static class Native
+    {
+/*@natives@*/
+    }
+}
