@@ -1,4 +1,4 @@
-"""Seven things that newcomers add, each in a copy of the tree: the files it takes, and no more.
+"""Eight things that newcomers add, each in a copy of the tree: the files it takes, and no more.
 
 An `Addition` has what a person writes and the commands that CONTRIBUTING.md names.  A copy of the
 tree gets both.  The files that differ then are those that were written and those that the commands
@@ -7,6 +7,7 @@ make, and what was added works: tests of the tree meet it, and a probe uses it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.places import ROOT
@@ -391,6 +393,80 @@ except InputError as error:
 """,
 )  # fmt: skip
 
+DISTANCES = np.array([[0.5, -2.0, 0.0]])
+ROW = {  # `python -m tests.support.make_losses` writes such rows; it needs torch
+    "loss": "LogCoshLoss",
+    "options": {},
+    "inputs": [DISTANCES.tolist()],
+    "targets": [np.zeros((1, 3)).tolist()],
+    "value": np.log(np.cosh(DISTANCES)).mean(),
+    "gradients": [(np.tanh(DISTANCES) / 3).tolist()],
+}
+LOSS = Addition(
+    row="add a loss",
+    files={
+        "engine/loss_types/elementwise.py": [
+            Edit('"MSELoss", "SmoothL1Loss"]', '"LogCoshLoss", '),
+            Edit(
+                "@check_arguments\n@dataclass(frozen=True)\nclass L1Loss",
+                '''@check_arguments
+@dataclass(frozen=True)
+class LogCoshLoss(NamedLoss):
+    """log cosh of the error against the input `target`, which is shaped like the output."""
+
+    reduction: str = "mean"
+
+    def _append(self, nodes: LossNodes, x: str, target: str) -> str:
+        difference = nodes.add("Sub", x, nodes.add_target(target, nodes.find_type(x)))
+        return nodes.reduce(nodes.add("Log", nodes.add("Cosh", difference)), self.reduction)
+
+
+''',
+            ),
+        ],
+        "engine/loss_types/__init__.py": [
+            Edit("\n\nLOSSES: dict[LossType", "    LogCoshLoss = 18\n")
+        ],
+        "tests/support/make_losses.py": [
+            Edit(
+                '    "TripletMarginLoss": functional',
+                '    "LogCoshLoss": lambda x, t: torch.log(torch.cosh(x - t)).mean(),\n',
+            ),
+            Edit(
+                '        ("FocalLoss", {}, [x], [truth]),\n',
+                '        ("LogCoshLoss", {}, [x], [soft]),\n',
+            ),
+        ],
+        "tests/data/torch_losses.json": [
+            Edit('{"loss": "FocalLoss", "options": {}, ', json.dumps(ROW) + ",\n")
+        ],
+        "docs/losses.md": [
+            Edit("| `HuberLoss` `Smooth", "| `LogCoshLoss` | any shape | `target`, alike | |\n")
+        ],
+    },
+    commands=(
+        "python -m engine.tools.dev.public_names",
+        "python -m engine.tools.commands.page docs/commands.md",
+    ),
+    made=("engine/base/public_names.py", "docs/commands.md"),
+    tests=(
+        "tests/offline/test_losses.py", "tests/docs/test_readme.py",
+        "-k", "LogCosh or every_loss or readme",
+    ),
+    probe="""
+import numpy as np
+import engine
+from engine import Trainer, artifacts, onnxblock
+assert engine.LogCoshLoss is artifacts.LogCoshLoss and artifacts.LossType.LogCoshLoss == 18
+assert onnxblock.loss.LogCoshLoss.__doc__
+x = np.random.default_rng(0).random((8, 4), "f4")
+y = x.sum(1, keepdims=True)
+trainer = Trainer.from_model("mlp", data=(x, y), loss="log_cosh", threads=1)
+losses = [float(trainer.step(x, y)) for _ in range(9)]
+assert losses[-1] < losses[0], losses
+""",
+)  # fmt: skip
+
 ARCHITECTURE = Addition(
     row="add an architecture",
     files={
@@ -475,7 +551,7 @@ assert code[:4] == b"\\x7fELF"
 assert find_emulator("cortex-a78").command[0] == "qemu-aarch64-static"
 """,
 )
-ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, METRIC, ARCHITECTURE, CORE)
+ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, LOSS, METRIC, ARCHITECTURE, CORE)
 
 
 class Tree:
@@ -540,10 +616,8 @@ def test_an_addition_takes_these_files_and_works(addition: Addition, tmp_path: P
 def test_contributing_names_the_files_and_the_commands(addition: Addition) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     (row,) = (line for line in text.splitlines() if line.startswith(f"| [{addition.row}]("))
-    named = re.findall(r"`((?:engine|graphs|kernels|tests|tools)/[\w/<>.]*)`", row)
-    rules = [
-        re.escape(name).replace("<family>", r"\w+").replace("<name>", r"\w+") for name in named
-    ]
+    named = re.findall(r"`((?:docs|engine|graphs|kernels|tests|tools)/[\w/<>.]*)`", row)
+    rules = [re.sub("<[a-z]+>", r"\\w+", re.escape(name)) for name in named]
     for path in addition.files:
         acts = addition is OPTION and path == "engine/trainer/loop.py"  # "the code that acts on it"
         assert acts or any(re.fullmatch(rule, path) for rule in rules), path
