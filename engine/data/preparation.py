@@ -176,7 +176,7 @@ class Preparation:
         Raises:
             FileError: the file cannot be written; what was there before is unchanged.
         """
-        kinds = [{"kind": type(column).__name__, **asdict(column)} for column in self.columns]
+        kinds = [{"kind": _name_kind(column), **asdict(column)} for column in self.columns]
         content = {
             "format": FORMAT,
             "columns": kinds,
@@ -240,6 +240,11 @@ def _compute_moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     largest = float(np.abs(values).max())
     parts = values / largest
     return float(parts.mean()) * largest, float(parts.std()) * largest
+
+
+def _name_kind(column: NumberColumn | Category) -> str:
+    """Return the name of a column's kind in files, which does not change with the class's."""
+    return "Number" if isinstance(column, NumberColumn) else "Category"
 
 
 def _read_column(entry: dict[str, Any]) -> NumberColumn | Category:

@@ -499,9 +499,10 @@ class BatchTrainer:
 
         Args:
             data: what `engine.data.batches` takes; targets in it are left out.  For the path of a
-                file or a folder, a list with a row for each file is returned: `file`, and `class`,
-                `probability` and `probabilities`; `mask` and `shares`; or `values`.  After a
-                training on labelled texts, a list of texts has such rows as well.
+                file or a folder, or a list of paths, a list with a row for each file is returned:
+                `file`, and `class`, `probability` and `probabilities`; `mask` and `shares`; or
+                `values`.  After a training on labelled texts, a list of texts has such rows as
+                well.
             batch_size: of data that are not batches yet; None as in `fit`.  A smaller last batch
                 is filled up where the file of the model fixes the number of samples.
 

@@ -160,16 +160,26 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
         given = [{"words": text.split() if isinstance(text, str) else text} for text in data]
         places, samples = make_sentences(known, given, known.learned)
         return samples, places
-    if not is_path(data):
+    paths = _list_paths(data) if known is not None or is_path(data) else []
+    if not paths:
         return data, None
-    check_exists(Path(data))
-    known = _find_known(learner, Path(data))
+    for path in paths:
+        check_exists(path)
+    known = _find_known(learner, paths[0])
     if known.reader is not None:
-        loose = known.reader.like(Path(data), labelled=False)
-        return Loose(loose.paths, loose.read), [{"file": path} for path in loose.paths]
+        loose = [known.reader.like(path, labelled=False) for path in paths]
+        files = [file for each in loose for file in each.paths]
+        return Loose(files, loose[0].read), [{"file": file} for file in files]
     assert known.kind is not None
-    places, samples = KINDS[known.kind].open_unlabelled(known, [Path(data)], known.learned)
+    places, samples = KINDS[known.kind].open_unlabelled(known, paths, known.learned)
     return samples, places
+
+
+def _list_paths(data: Any) -> list[Path]:
+    """Return the path of data, or the paths in a list; none: the data are something else."""
+    if isinstance(data, list | tuple) and all(map(is_path, data)):
+        return [Path(path) for path in data]
+    return [Path(data)] if is_path(data) else []
 
 
 def _are_texts(data: Any) -> bool:

@@ -249,3 +249,8 @@ def test_runs_of_other_doors_predict_files(tmp_path: Path) -> None:
     of_command = Trainer.from_run(tmp_path / "told")
     assert of_command.predict(photos)[0]["file"] == rows[0]["file"]
     assert "accuracy" in of_command.evaluate(photos, metrics="accuracy")
+    files = [rows[3]["file"], Path(rows[1]["file"])]
+    told = trainer.predict(files)
+    assert [row["class"] for row in told] == [rows[3]["class"], rows[1]["class"]]
+    with pytest.raises(FileError, match=r"none\.png: no such file"):
+        trainer.predict([*files, "none.png"])
