@@ -48,7 +48,10 @@ pytestmark = needs_cc
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    "case",
+    ["mlp", "cnn", *(pytest.param(c, marks=pytest.mark.whole) for c in ("mobilenet", "lstm"))],
+)
 def test_ten_steps_equal_the_engine_to_the_last_bit(case: str, threads: int) -> None:
     both = Both(case, threads)
     for k in range(10):

@@ -95,10 +95,13 @@ HELPER double sqrt(double x)
     uint64_t bits, root = 0, twice = 0;
     copy(&bits, &x, sizeof bits);
     int32_t exponent = (int32_t)(bits >> 52 & 0x7FF);
-    if (!(bits << 1) || exponent == 0x7FF)
-        return bits >> 63 && bits << 12 == 0 && bits << 1 ? x - x : x; /* of -infinity: NaN */
-    if (bits >> 63)
-        return (x - x) / (x - x);
+    if (!(bits << 1) || bits << 1 > (uint64_t)0xFFE0000000000000 || bits == (uint64_t)0x7FF << 52)
+        return x; /* zero, NaN, infinity */
+    if (bits >> 63) {
+        bits = (uint64_t)0x7FF8 << 48;
+        copy(&x, &bits, sizeof x);
+        return x;
+    }
     uint64_t rest = bits << 12 >> 12;
     for (exponent += !exponent; !(rest >> 52) && exponent <= 1 && !(bits >> 52); exponent--)
         rest <<= 1;
