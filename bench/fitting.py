@@ -4,7 +4,7 @@ A bare loop of `trainer.step` over the same batches and a `fit` take turns; the 
 is of processor time of one thread.  Where other load makes that too coarse, the second figure is
 finer: the same two loops with steps that do nothing, whose difference is what `fit` adds to a
 batch, as a share of a step.  `fit` runs as it does by default, with its reports, without a
-validation or a folder.  Its fixed cost, of a run of one batch, is told by itself.  The learning
+validation or a folder.  Its fixed cost, of a run of one batch, is a row of its own.  The learning
 rate is 0, so that all steps are alike.
 """
 

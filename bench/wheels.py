@@ -57,7 +57,7 @@ class Cpu:
 
     @property
     def arch(self) -> str:
-        """The architecture, as `Target.arch` has it."""
+        """The architecture, as in `Target.arch`."""
         return next(v.arch for v in LEVELS if v.name == self.level)
 
 

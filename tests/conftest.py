@@ -121,7 +121,7 @@ class _Compiling:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under --no-skips, a skip for want of a tool is a failure."""
+    """Under --no-skips, a skip because a tool is missing is a failure."""
     report = yield
     if item.config.getoption("--no-skips") and _lacking(report):
         report.outcome, report.longrepr = "failed", f"{_lacking(report)} (--no-skips)"

@@ -22,7 +22,7 @@ _COMPLETE = "_EDGEGRAD_COMPLETE"  # set by the scripts of `edgegrad completion`
 # Packages that small devices do without, by the modules that are theirs.
 _PACKAGES = {name: name for name in ("onnx", "numba", "llvmlite", "tqdm")} | {"google": "onnx"}
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # what an output ends with
-_INTERRUPTED, _NO_READER = 130, 141  # 128 + the number of the signal, as shells have it
+_INTERRUPTED, _NO_READER = 130, 141  # 128 + the number of the signal, as in shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -86,7 +86,7 @@ def write(found: dict[str, str], sources: dict[str, str], page: Path) -> None:
 
 
 def find_kept_section(page: Path) -> str:
-    """Return the section about rewritten models as the page has it, "" if it has none."""
+    """Return the page's section about rewritten models, "" if it has none."""
     text = page.read_text("utf-8") if page.exists() else ""
     start = text.find(f"\n{REWRITTEN}\n")
     return text[start + 1 :] if start >= 0 else ""

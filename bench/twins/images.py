@@ -1,6 +1,6 @@
 """Networks for images in PyTorch: a multilayer perceptron, a small one of convolutions, ResNets.
 
-The ResNets are as torchvision has them.
+The ResNets are as in torchvision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MobileNetV2 and MobileNetV3-Small in PyTorch, as torchvision has them."""
+"""MobileNetV2 and MobileNetV3-Small in PyTorch, as in torchvision."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class _First(nn.Module):
 
 
 def build_vit() -> Any:
-    """ViT-Tiny for 224x224, of 10 classes, as timm has it."""
+    """ViT-Tiny for 224x224, of 10 classes, as in timm."""
     layers = [_PreNorm(192, 3, 1e-6, "none") for _ in range(12)]
     return nn.Sequential(
         _Patches(192, 196), *layers, nn.LayerNorm(192, 1e-6), _First(), nn.Linear(192, 10)
@@ -121,5 +121,5 @@ class _Gpt2(nn.Module):
 
 
 def build_gpt2() -> Any:
-    """GPT-2 of 2 layers of 256 over 8,192 words and 128 positions, as transformers has it."""
+    """GPT-2 of 2 layers of 256 over 8,192 words and 128 positions, as in transformers."""
     return _Gpt2(8192, 128, 256, 4, 2)

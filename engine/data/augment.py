@@ -24,7 +24,7 @@ from engine.data.samples import Sample
 
 Picture = npt.NDArray[Any]
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # shares of the shade of grey, ITU-R BT.601
-TRIES = 10  # of RandomResizedCrop for an area that lies in the picture, as torchvision has it
+TRIES = 10  # of RandomResizedCrop for an area that lies in the picture, as in torchvision
 
 
 @check_arguments

@@ -93,7 +93,7 @@ _SIZES = Range(high=1 << 24)  # samples, samples a second, bands: beyond any of 
 @check_arguments(rate=_SIZES, window=_SIZES, hop=_SIZES, n_fft=_SIZES, n_mels=_SIZES)
 @dataclass(frozen=True, kw_only=True)
 class LogMel:
-    """Log-mel features of a sound, as the formula above has them.
+    """Log-mel features of a sound, as in the formula above.
 
     Args:
         rate: samples a second.

@@ -85,7 +85,7 @@ class SampleStream(Stream):
 
 
 class MapStyle(Dataset):
-    """A dataset with samples by index, as PyTorch has them: arrays, tuples or mappings of these.
+    """A dataset with samples by index, as in PyTorch: arrays, tuples or mappings of these.
 
     Raises:
         InputError: it has no samples, or a sample is none of these.

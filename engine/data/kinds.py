@@ -39,10 +39,10 @@ class Shaped(Protocol):
 
 
 class DataRequest(Protocol):
-    """Options of data at a path, as a run or a trainer has them.
+    """Options of data at a path, as in a run or a trainer.
 
     options: of the dataset.
-    classes: their names in the order of their labels; empty: as the data have them.
+    classes: their names in the order of their labels; empty: as in the data.
     """
 
     @property

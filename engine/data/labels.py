@@ -122,7 +122,7 @@ def class_weights(
     """Return a factor for each class.
 
     Args:
-        given: "balanced": samples / (classes * samples of the class), as scikit-learn has it; a
+        given: "balanced": samples / (classes * samples of the class), as in scikit-learn; a
             list of one factor for each class; or factors by name or number, where the other
             classes have 1.
         labels: of the training samples; needed for "balanced".

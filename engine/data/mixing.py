@@ -34,7 +34,7 @@ class Mixing(ABC):
 
     alpha: of the distribution Beta(alpha, alpha) of shares: small values keep most samples nearly
         as they are, 1 makes all shares equally likely.
-    classes: how many there are; None: as the data have them.
+    classes: how many there are; None: as in the data.
     """
 
     stage: ClassVar[Stage] = BATCH

@@ -32,7 +32,7 @@ def to_array(what: str, value: Any) -> Array:
     """Return an array of an array, a tensor of whatever package, a picture, a number or nested
     lists.
 
-    Tensors are taken by `detach`, `cpu` and `numpy`, as PyTorch has them; no package is imported.
+    Tensors are taken by `detach`, `cpu` and `numpy`, as in PyTorch; no package is imported.
 
     Raises:
         InputError: it is none of these, or lists of unequal lengths.

@@ -1,6 +1,6 @@
 """Adapter: the values that a training with adapters trains, in files of other programs.
 
-A folder as peft has it: `adapter_model.safetensors`, whose tensors are called
+A folder as in peft: `adapter_model.safetensors`, whose tensors are called
 `base_model.model.<layer>.lora_A.weight`, and `adapter_config.json`.  Or an `.onnx_adapter` of
 onnxruntime, whose parameters have the names of the model's.  Shapes are the same in both.
 """

@@ -1,6 +1,6 @@
 """Losses over classes.
 
-cross entropy   SoftmaxCrossEntropyLoss: classes on axis 1, as ONNX has it.  Smoothed by e:
+cross entropy   SoftmaxCrossEntropyLoss: classes on axis 1, as in ONNX.  Smoothed by e:
                 (1 - e) of it + e / C sum_c -w_c log p_c, the mean has the divisor of the first part
                 of shares of classes t, rows that sum to 1: - sum_c w_c t_c log p_c, t smoothed to
                 (1 - e) t + e / C, and the mean divides by the number of positions

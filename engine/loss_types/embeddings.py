@@ -9,7 +9,7 @@ batch hard      max(0, margin + the largest d to a row of the same label - the s
                 al. 2017, arXiv 1703.07737.  In float32 d is uncertain by 5e-4 |a| near 0
 InfoNCE         cross entropy of the scores s = a b / temperature of all pairs, where the label of
                 row i is i: the other rows are its negatives.  Symmetric: the mean with the same of
-                the columns, as CLIP has it.  van den Oord et al. 2018, arXiv 1807.03748
+                the columns, as in CLIP.  van den Oord et al. 2018, arXiv 1807.03748
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def build_minilm(
     """Return MiniLM (Wang et al., arXiv 2002.10957): token numbers to the scores of 10 classes.
 
     It is BERT of few layers with 12 heads.  x: [batch, positions], numbers below `words`.  The
-    attention sees all positions, and the classes are told from their mean.
+    attention sees all positions, and the classes are predicted from their mean.
     """
     to = _PostNorm(width, 12, 4 * width)
     to.shapes |= {"words.weight": (words, width), "positions.weight": (positions, width)}

@@ -72,7 +72,7 @@ def build_vit_tiny(
 ) -> Graph:  # fmt: skip
     """Return ViT-Tiny (Dosovitskiy et al., arXiv 2010.11929; Touvron et al., arXiv 2012.12877).
 
-    Patches of 16 by 16 and a token of the class, by which the classes are told.  Names and initial
+    Patches of 16 by 16 and a class token, from which the classes are predicted.  Names and initial
     values are timm's.
 
     Raises:

@@ -69,7 +69,7 @@ def _read_torch(path: str) -> Arrays:
         if isinstance(value, torch.Tensor)
     }
     if not arrays:
-        raise InputError(f"weights {path!r}: no parameters by name, as a state_dict has them")
+        raise InputError(f"weights {path!r}: no parameters by name, as in a state_dict")
     return arrays
 
 

@@ -3,8 +3,8 @@
 The executor (kernels/loops/executor.py) walks a table of `STEP` records and finds everything
 else in a `CONTEXT`.  Steps that run tile by tile have a `TILES` each.  Kernels that meet bad data
 write a `STATUS`, those that draw read a `RANDOM`.  In a profile, `timed`
-(kernels/loops/measuring.py) replaces every kernel, is told which by `TIMED`, and writes a `SPAN`
-for each thread.
+(kernels/loops/measuring.py) replaces every kernel, learns which one from `TIMED`, and writes a
+`SPAN` for each thread.
 """
 
 from __future__ import annotations

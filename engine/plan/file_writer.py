@@ -29,7 +29,7 @@ _MODE_CODES = {mode: code for code, mode in enumerate(MODES)}
 
 
 class Writer:
-    """The tables of a file in the making.
+    """The tables of a file that is being written.
 
     kernel_set: which version of the kernels the plans are for.
     target: the CPU whose blocks and vectors decide the words that kernels are given.

@@ -285,7 +285,7 @@ class PlanForm:
                     self.fail(at, f"a barrier, or other tiles, in the group of step {n}")
             for at, step in enumerate(members, n):
                 if step.numbered not in (False, bool(tiles)):
-                    self.fail(at, "it is told the number of a tile, and has none")
+                    self.fail(at, "it takes the number of a tile, and has none")
             self.spans += [(n, n + len(members) - 1)] * len(members)
             n += len(members)
 
@@ -295,7 +295,9 @@ class PlanForm:
         if {type(a.tile), type(a.thread)} != _INT or min(a.tile, a.thread) < 0:
             self.fail(n, f"argument {at} is cut into tiles of {a.tile}, {a.thread} a thread")
         if step.numbered and a.thread and a.thread != a.tile:
-            self.fail(n, f"argument {at} is a thread's, of a kernel that is told no thread")
+            self.fail(
+                n, f"argument {at} is a thread's, of a kernel that does not get a thread's number"
+            )
         parts = 0 if not step.tiles else self.plan.threads if a.thread else step.tiles
         reach, room = (a.thread or a.tile) * parts, self.needs[a.buffer] if a.buffer >= 0 else 0
         if step.numbered and not a.thread:  # the last tile may be shorter, and there may be others

@@ -48,7 +48,7 @@ class PlanSharing:
             self.check_barriers()
 
     def check_overlaps(self) -> None:
-        """No two live buffers share bytes, but for pairs of the step where their lives meet.
+        """No two live buffers share bytes, except for pairs of the step where their lives meet.
 
         For each region the steps are walked over, and the live buffers are kept sorted by offset.
         They are disjoint, so a new one can overlap only its two neighbours.  O(n log n).

@@ -119,7 +119,7 @@ def prepare_qat(model: Model, data: Any, options: Quantization | None = None) ->
         made = edgegrad.prepare_qat("trained.onnx", samples)
         trainer = edgegrad.Trainer.from_onnx(made.to_bytes(), "cross_entropy", edgegrad.AdamW(1e-4))
         trainer.fit(samples)
-        trainer.export("int8.onnx")         # weights of int8, as `quantize` has them
+        trainer.export("int8.onnx")         # weights of int8, as in `quantize`
 
     Args:
         model, data, options: See `quantize`.

@@ -268,8 +268,8 @@ class BoundProgram:
     ) -> None:
         """Bind a plan, which is verified.
 
-        regions: the bytes of every region that the plan uses, but for `const`, and for `io` if this
-            program is to have its own.
+        regions: the bytes of every region that the plan uses, except for `const`, and for `io` if
+            this program is to have its own.
         constants: contents of the region `const` by their digest, which programs share.
         file: the plan as a file for its target, if that is at hand.
         group: the ranks among which collective steps sum (collective.py).

@@ -147,7 +147,7 @@ def _parse(text: str) -> Paths:
 
 
 def join_names(names: Iterable[str], most: int = LISTED) -> str:
-    """Return the first names of a list as a message has them, and how many more there are."""
+    """Return the first names of a list for a message, and how many more there are."""
     every = list(dict.fromkeys(names))
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(map(repr, every[:most])) + more

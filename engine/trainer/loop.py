@@ -335,7 +335,7 @@ class Loop:
                 )
             else:
                 loss = trainer.accumulate(*arrays)
-        except NonFiniteError:  # the module looks at it, too; here is told where it begins
+        except NonFiniteError:  # the module looks at it, too; this says where it begins
             loss = math.nan
         if not math.isfinite(loss) and not trainer.skips_nonfinite:
             if self.asked.accumulate > 1:

@@ -323,7 +323,7 @@ class Ranks(Agreement):
         self._membership.share, self._membership.samples = part.factor, part.samples
         try:
             loss = run(part.arrays)
-        except (LabelError, NonFiniteError) as error:  # told by the step, to all ranks
+        except (LabelError, NonFiniteError) as error:  # the step reports it to all ranks
             raise mark_agreed(error) from None
         self._loss = loss
         return loss

@@ -136,7 +136,7 @@ def request(
             model, validation, batch_size, "validation data", names=names,
             classes=list(data.classes or ()) or None,
         )  # fmt: skip
-        trainer.learner.evaluation  # noqa: B018  # what the model lacks for it is told now
+        trainer.learner.evaluation  # noqa: B018  # reports now what the model lacks for it
     elif measured and not options.train_metrics:
         raise InputError(
             "metrics are measured on validation data: give validation=, or train_metrics=True"

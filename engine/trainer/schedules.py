@@ -214,7 +214,7 @@ class Step(Schedule):
 class OneCycle(_Spanning):
     """Rises from `start` to 1 times `base` over a share `up` of the steps, then falls to `end`.
 
-    Both ways are half a cosine.  With u = up T - 1, as torch.optim.lr_scheduler.OneCycleLR has it:
+    Both ways are half a cosine.  With u = up T - 1, as in torch.optim.lr_scheduler.OneCycleLR:
 
         s <= u   start + (1 - start) (1 - cos(π s / u)) / 2
         s > u    end + (1 - end) (1 + cos(π (s - u) / (T - 1 - u))) / 2

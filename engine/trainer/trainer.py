@@ -187,7 +187,7 @@ class Trainer(BatchTrainer):
             classes: their number, or their names in the order of the labels.
             data: what `fit` will get, from which the classes and the shape of a sample are taken;
                 or the path of a folder of pictures or sounds.
-            input_shape: of a sample; by default as the data or the architecture have it.
+            input_shape: of a sample; by default as in the data or the architecture.
             words: the size of the tokenizer's vocabulary, for texts; by default as the data say,
                 or 257 for the bytes of `ByteTokenizer`.
             weights: a file of parameters to begin with: ONNX, safetensors or PyTorch's, with the

@@ -140,7 +140,7 @@ class BoundModel(ModelFile):
         return array
 
     def list_regions(self) -> dict[str, int]:
-        """Return the sizes of the regions that outlive a run, but for region state.
+        """Return the sizes of the regions that outlive a run, except for region state.
 
         Of region frozen it is as much as this model has its constants in.
         """

@@ -195,7 +195,7 @@ class Session:
         return [_describe(name, declared[name]) for name in self._calls.names]
 
     def get_outputs(self) -> list[NodeArg]:
-        """Return the names of the outputs, and types and shapes as far as the file has them."""
+        """Return the names of the outputs, and types and shapes as far as the file says."""
         graph = self._calls.model.graph
         known = {**graph.inputs, **graph.types}
         return [_describe(name, known.get(name)) for name in self._calls.model.outputs]

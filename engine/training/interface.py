@@ -86,7 +86,7 @@ class Interface:
     constants: the names of the initializers.
     large: the large ones among them, and among what constant folding makes of them.
     made: the bytes of those large constants that are not in the file of the model, in this order.
-    external: as `Graph.external` says it, but for what is too large to decide what is planned.
+    external: as `Graph.external` says it, except for what is too large to decide what is planned.
     stamp: the digest of that, when the interface was made.
     notes: what this package has written into the metadata of the model, by names without `NOTE`.
     """

@@ -50,7 +50,7 @@ class Memory:
     programs: of the models' plans, by all that decides them, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
-    budget: the bytes that all regions of a plan may have together, but for what is mapped; None: as
+    budget: the bytes that all regions of a plan may have together, except for mapped ones; None: as
         many as they need.
     precision: of the plans, see `Planner`.
     loss_scale, growth_interval: of training steps, see `StepOptions`.
@@ -111,7 +111,7 @@ class Memory:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
         from engine.kernels.binaries import source
 
-        with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
+        with contextlib.suppress(EngineError):  # making a plan reports what is wrong
             source.choose_current().start_early()
 
     def get_regions(self, state: CheckpointState) -> dict[str, Bytes]:

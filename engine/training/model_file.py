@@ -173,7 +173,7 @@ class ModelFile:
     def planning(self, purpose: str, records: Records | None) -> Iterator[None]:
         """Explain how to go on if a package that only planning needs is missing.
 
-        purpose: what is to be done with the model; the outermost of nested ones is told.
+        purpose: what is to be done with the model; messages name the outermost of nested purposes.
 
         Raises:
             MissingPackageError: it is; the message says what to do.

@@ -48,7 +48,7 @@ class NonFinite:
     nodes: the ONNX nodes that have computed it of finite values, all that one kernel computes.
     forward_nodes: of a tensor of the backward pass the nodes whose gradients these are.
     nans, infinities, size: how many of its values are NaN, are infinite, and are there in all.
-    index: of the first such value, where the tensor is as the caller has it.
+    index: of the first such value, where the tensor is as the caller passed it.
     inputs: name, least and greatest value of the tensors that the kernel has read.
     paths: the submodules that nodes are of, where they are known.
     """

@@ -382,7 +382,7 @@ class Optimizer:
 
 
 def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: StateLayout) -> bool:
-    """Return whether the states of a checkpoint already lie in `memory` as the layout has them."""
+    """Return whether the states of a checkpoint already lie in `memory` as in the layout."""
     base = memory.ctypes.data
     return memory.nbytes == layout.nbytes and all(
         name in saved and saved[name][f"momentum{k}"].ctypes.data == base + t.offset

@@ -291,7 +291,7 @@ def lay_out_slots(
 
 
 class _Room:
-    """Regions of a state in the making, to which the values of a checkpoint are read.
+    """The regions of a new state, into which the values of a checkpoint are read.
 
     param: region param; None for a nominal checkpoint.
     moments: what the optimizer keeps, each `momentum<k>` of all parameters after the one before, as

@@ -23,7 +23,7 @@ NORMAL = 0.995  # of normal readings, the share that is not told as faulty
 def train(epochs: int = 40, resume: bool = False) -> tuple[Trainer, float]:
     """Train; writes run/, artifacts/ and inference.onnx.
 
-    Returns the trainer, and the error above which a reading is told as faulty.
+    Returns the trainer, and the error above which a reading is reported as faulty.
     """
     normal, validation = Csv("sensors.csv", target=None, normalize=False).split(0.2)
     trainer = Trainer.from_onnx("forward.onnx", None, AdamW(5e-3), folder="artifacts", seed=0)
@@ -36,7 +36,7 @@ def train(epochs: int = 40, resume: bool = False) -> tuple[Trainer, float]:
 
 
 def measure(trainer: Trainer, threshold: float) -> tuple[float, float]:
-    """Precision and recall of what is told as faulty in test.csv."""
+    """Precision and recall of the readings of test.csv that are reported as faulty."""
     test = Csv("test.csv", target="fault", features=CHANNELS, normalize=False)
     values, faults = test.take(np.arange(len(test)))
     told, faulty = trainer.predict(values) > threshold, faults != test.classes.index("none")

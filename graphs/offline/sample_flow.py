@@ -7,7 +7,7 @@ Constant   no sample is in it
 Rows       axis `axis` holds the samples in order, `rows` places for each; nothing mixes them
 Loss       the samples are reduced: a mean or a sum over them, and linear functions of it
 
-Any other use of samples mixes them, as training batch normalisations do, and is told by its node.
+Any other use of samples mixes them, as training batch normalisations do, and its node is named.
 Of the backward pass those parts are followed that a user has written (told_gradients.py): given the
 gradients of the whole batch, they must make gradients of each sample alone, or sums over samples
 where the value that the gradient is of is the same for all.
@@ -242,7 +242,7 @@ class _Following(SampleRules):
 
 
 def _agree(one: Array, two: Array) -> bool:
-    """Return whether a constant is the same for another number of samples, but for its size."""
+    """Return whether a constant is the same for another number of samples, except for its size."""
     if one.ndim != two.ndim:
         return False
     axes = [k for k, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]

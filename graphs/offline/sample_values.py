@@ -45,8 +45,8 @@ class LossValue:
     labels: the input whose labels weigh the samples; None: all weigh the same.
     ignore: the label of those that weigh nothing.
     weights: the weights of the classes.
-    is_told: whether gradients are told, which are made of the gradients of the whole batch: the
-        backward pass of a part must begin with what the part weighs.
+    is_told: whether a user's rule makes gradients of the gradients of the whole batch: the backward
+        pass of a part must then begin with what the part weighs.
     """
 
     is_mean: bool
@@ -67,7 +67,9 @@ class LossValue:
         if self.weights is None:
             return float(labels.size)
         known = np.array(self.weights, np.float64)
-        inside = labels[(labels >= 0) & (labels < known.size)]  # others are a fault, told by a run
+        inside = labels[
+            (labels >= 0) & (labels < known.size)
+        ]  # others are a fault, which a run reports
         return float(known[inside].sum())
 
 

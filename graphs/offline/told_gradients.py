@@ -1,8 +1,8 @@
 """Told gradients: where the backward pass of a training graph does what a user has written.
 
-A gradient of ours keeps samples apart wherever the forward pass does.  One that is told, as by the
-`backward` of an `autograd.Function` or by the rule of an op from outside of this package, may do
-anything with the samples of a batch.  So the metadata of a training graph say which they are.
+A gradient of ours keeps samples apart wherever the forward pass does.  One that a user has written,
+as the `backward` of an `autograd.Function` or the rule of an op from outside of this package, may
+do anything with the samples of a batch.  So the metadata of a training graph say which they are.
 """
 
 from __future__ import annotations

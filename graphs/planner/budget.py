@@ -1,7 +1,7 @@
 """Budget: a ladder of plans for one shape; the fastest plan that fits is taken.
 
 A *rung* says which calls run again, and what segments (segments.py) make.  From rung to rung the
-plan takes longer and needs less memory.  All rungs compute the same numbers, but for sums whose
+plan takes longer and needs less memory.  All rungs compute the same numbers, except for sums whose
 calls run in other tiles.  The ladder depends on the graph, the shape, the target and the threads
 alone: what it knows of time is a model (kernels/analysis/cost.py), and what limits its work are
 counts.  So a larger budget never takes a slower plan by that model, nor a smaller one a plan with

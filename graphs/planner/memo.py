@@ -1,7 +1,7 @@
 """A memo of lowered nodes: equal nodes are lowered once, and share their calls by other names.
 
 Models repeat their blocks, so most nodes have the op, the attributes, the types and the wiring of
-one before them.  A lowering sees nothing else of a node, but for its name where it draws random
+one before them.  A lowering sees nothing else of a node, except for its name where it draws random
 numbers.
 """
 

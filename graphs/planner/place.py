@@ -63,7 +63,7 @@ def place(blocks: Sequence[MemoryBlock]) -> int:
 
 
 class _Placement:
-    """Places blocks in one order after another; blocks are told by their numbers.
+    """Places blocks in one order after another; blocks are identified by their numbers.
 
     large: the blocks that orders place; the others fill gaps.
     near: of each large block the large ones that live when it does.

@@ -1,6 +1,6 @@
 """Rows: the gradient of a table is made of the rows that were read, where its update reads it.
 
-The gradient of an embedding is as large as the table, and 0 but for the rows that a batch reads.
+The gradient of an embedding is as large as the table, and 0 except for the rows that a batch reads.
 In a plan that updates it is read by updates alone, which walk it in order.  So each of them gets a
 call of its own that makes it, and both run on one block of rows after another: no more of the
 gradient exists than a block a thread.
@@ -197,7 +197,7 @@ def _find_blocks(call: DraftCall) -> Blocks | None:
 def _cut(call: DraftCall, dx: Value, length: int, cut: TileCut) -> DraftCall:
     """Return a call as it is for a tile of so many elements of a gradient.
 
-    cut: all of it but for its pointers.
+    cut: all of it except for its pointers.
     """
     blocks = _find_blocks(call)
     assert blocks is not None

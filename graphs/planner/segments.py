@@ -1,7 +1,7 @@
 """Segments: chosen values are never whole; each use makes them again, sample by sample.
 
 The bytes that one layer of a network of images reads and writes are most of what a step needs where
-little is kept.  Its samples have nothing to do with each other but for sums: moments of batch
+little is kept.  Its samples have nothing to do with each other except for sums: moments of batch
 norms, and gradients of weights.  A *segment* is a run of calls that is to run sample by sample, as
 a group (tile.py): what is made and used up inside takes the room of a sample a thread.  Where sums
 over all samples stand between two uses of a value, each use has its segment, which makes the value
@@ -13,7 +13,7 @@ again.
              for each of 8 samples: c/2 = conv(x, w); z = map(c/2, m); d = pool(z)
 
 *Requires* calls in an order in which they can run, updates after all others.  *Ensures* that every
-call reads the same numbers as before, but for sums over samples, which are made of other parts.
+call reads the same numbers as before, except for sums over samples, which are made of other parts.
 
 Source: chains of layers that are computed for a part of the image at a time, Alwani et al.,
 "Fused-layer CNN accelerators", MICRO 2016; here in both directions of a training step, and with

@@ -97,7 +97,7 @@ def _count_live(draft: Draft) -> list[int]:
 
 
 def _count_moved(draft: Draft) -> int:
-    """Return the bytes that calls read and write, but for what is in the cache.
+    """Return the bytes that calls read and write, except for what is in the cache.
 
     That is what one before it in the group has touched, and what each thread has for itself.
     """

@@ -16,7 +16,7 @@ executor calls them for a tile with other pointers (`Step.group`).
 wherever one touches what another writes.  Small calls between the calls of a group go before it,
 or after it where they need what it makes.
 
-Source: tiles of several loops, as `compute_at` of Halide and TVM has them, over whole kernels.
+Source: tiles of several loops, as in `compute_at` of Halide and TVM, over whole kernels.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ The search asks of many sets that differ little.  So a `Profile` holds the bytes
 call for one set, and evaluates a change of that set from the values that the change touches alone:
 each lives at other calls than before, and only there does the profile differ.
 
-Time is told by *keys*, integers in the order in which calls run.  A call of the draft has one, and
-so has each call that runs again, which stands before the call that needs it first; no key depends
-on what else runs again.  Keys are even, and one more than a key is just after its call.
+Time is measured in *keys*, integers in the order in which calls run.  A call of the draft has one,
+and so has each call that runs again, which stands before the call that needs it first; no key
+depends on what else runs again.  Keys are even, and one more than a key is just after its call.
 """
 
 from __future__ import annotations

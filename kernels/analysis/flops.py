@@ -78,7 +78,7 @@ class Task(NamedTuple):
 
 
 def list_tasks(plan: Plan) -> list[Task]:
-    """The steps of a plan as tasks; buffers are told by their numbers."""
+    """The steps of a plan as tasks; buffers are identified by their numbers."""
     specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
     sizes = [(buffer.nbytes, math.prod(buffer.shape)) for buffer in plan.buffers]
     return [

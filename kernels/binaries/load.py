@@ -56,7 +56,7 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
         reason = next(iter(str(error).strip().splitlines()), "")
         raise InternalError(
             f"kernel {spec.template}{spec.params} cannot be compiled for {target.name}: "
-            f"{type(error).__name__}: {reason}; a defect of who wrote the kernel"
+            f"{type(error).__name__}: {reason}; this is a defect of the kernel"
         ) from error
 
 

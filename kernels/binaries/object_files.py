@@ -75,7 +75,7 @@ def _name(texts: bytes, at: int) -> bytes:
 
 
 class ObjectSection(NamedTuple):
-    """A section: `at` and `length` are bytes of the file; the other fields are as gABI has them."""
+    """A section: `at` and `length` are bytes of the file; the other fields are as in gABI."""
 
     kind: int
     flags: int

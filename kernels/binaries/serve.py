@@ -71,6 +71,6 @@ def answer(jobs: int, answers: int) -> None:
                 return
             try:
                 compiled = compile_job(job)
-            except Exception:  # told by compiling it where it was asked for
+            except Exception:  # reported when it is compiled where it was asked for
                 compiled = None
             send(out, compiled)

@@ -131,7 +131,7 @@ def _of_shipment(found: Shipment, level: Level, mode: str, system: str) -> Kerne
 
 
 def list_usable() -> list[KernelSet]:
-    """Return the sets that this process can run as EDGEGRAD_KERNELS has it, the best first.
+    """Return the sets that this process can run as EDGEGRAD_KERNELS says, the best first.
 
     Raises:
         EngineError: there is none, or the switch has a value that means nothing.

@@ -208,7 +208,7 @@ def _fill(code: bytes, data: Mapping[str, bytes]) -> bytes:
 
 
 def _quote(content: bytes) -> str:
-    """The bytes as LLVM assembly has them between quotes: `\\` and two hexadecimal digits each."""
+    """Return the bytes as a text of LLVM assembly: `\\` and two hexadecimal digits each."""
     return re.sub(r"(..)", r"\\\1", content.hex())
 
 

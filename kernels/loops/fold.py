@@ -208,7 +208,7 @@ def _gang(T: str, op: str, before: str, form: str, group: int, S: str) -> Inline
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A reduction: the fold `op` of `before`, then `after`, formulas as `reduce_rows` has them.
+    """A reduction: the fold `op` of `before`, then `after`, formulas as in `reduce_rows`.
 
     `ints`: defined for integers too.
     """

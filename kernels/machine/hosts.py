@@ -50,7 +50,7 @@ def _read_target(raw: bytes | None) -> Target | None:
 
 
 def _name() -> str | None:
-    """The name of the file for this CPU, LLVM and package; None where the system tells no CPU."""
+    """Return the name of the file for this CPU, LLVM and package; None for a CPU without a name."""
     try:
         with open(_CPUINFO, "rb") as file:
             first = file.read().partition(b"\n\n")[0].decode(errors="replace")

@@ -26,7 +26,7 @@ _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}  # other na
 class Level:
     """An instruction-set level.
 
-    arch: the architecture, as `Target.arch` has it.
+    arch: the architecture, as in `Target.arch`.
     cpu, tile: LLVM's name of the CPU; the row of `TILES` of kernels/machine/target.py.
     needs: the features, by NumPy's names, without which kernels of this level do not run.
     also: features that they need as well, which older versions of NumPy do not tell.  Every CPU
@@ -68,7 +68,7 @@ LEVELS = (
 
 
 def name_machine() -> str:
-    """Return the architecture of this process, as `Target.arch` has it."""
+    """Return the architecture of this process, as in `Target.arch`."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
 

@@ -101,7 +101,7 @@ _OPTIONS = "weight: T[classes] if weighted   ignore: i64[1] if ignored"
 def likelihood(target: Target, T: str, S: str = "") -> Body:
     """loss[i, d] = -w[l] (x[i, l, d] - lse[0, i, d] - lse[1, i, d]), l = label[i, d].
 
-    lse: as `log_sums_rows` has it, 0 when not `shifted`.  Unless `each` is set, writes
+    lse: as in `log_sums_rows`, 0 when not `shifted`.  Unless `each` is set, writes
     sums[tid] = (sum of losses, sum of weights) instead.  S: how x is stored.
     """
     score = loop(T, "x:S[] -> max(x)", S)
@@ -164,7 +164,7 @@ def total_loss(target: Target, T: str) -> Body:
             for p in range(parts):
                 total += sums[2 * p]
                 count += sums[2 * p + 1]
-            # All labels ignored: 0 / 0 is taken as 0, as onnxruntime has it.
+            # All labels ignored: 0 / 0 is taken as 0, as in onnxruntime.
             if mean != 0 and count != 0.0:
                 total /= count
             loss[0] = total

@@ -244,7 +244,7 @@ def _conv(nodes: Nodes, *places: int) -> str:
 def _requantise(nodes: Nodes, total: str, scales: Sequence[str], zero: int) -> str:
     """y = saturate(total a_scale b_scale / y_scale + y_zero)"""
     a, b, y = (nodes.op("Cast", scale, to=_CODE["f32"]) for scale in scales)
-    # The scales as one factor: one rounding, as onnxruntime has it.
+    # The scales as one factor: one rounding, as in onnxruntime.
     factor = nodes.op("Div", nodes.op("Mul", a, b), y)
     real = nodes.op("Mul", nodes.op("Cast", total, to=_CODE["f32"]), factor)
     return _saturate(nodes, real, nodes.x(zero), "f32", nodes.site.type(zero).dtype)

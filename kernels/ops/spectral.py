@@ -48,8 +48,8 @@ def make_dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bo
     if inverse:
         full /= length
     if inverse and onesided:  # the other half is conjugate
-        # Frequencies that the half spectrum leaves out count through their conjugates: twice, but
-        # for 0 and, if the length is even, the highest.
+        # Frequencies that the half spectrum leaves out count through their conjugates: twice,
+        # except for 0 and, if the length is even, the highest.
         full[1:] *= 2
         if length % 2 == 0:
             full[length // 2 : length // 2 + 1] /= 2

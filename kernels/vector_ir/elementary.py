@@ -9,7 +9,7 @@ Flags: operations are emitted without fast-math flags, and stay so when numba, w
 every bare float operation of a module, passes over them (`reassoc` would fold `t + M - M` to `t`).
 FMA: `fused.set(False)` makes `fma` emit `llvm.fmuladd`, for targets without the instruction, where
 `llvm.fma` would become a call of `fmaf` (x86-64-v2 and older, wasm).  The bounds hold unfused too,
-but for pow on double, which is then good to about |y log x| ulp.
+except for pow on double, which is then good to about |y log x| ulp.
 Error: the bound in each docstring is in units in the last place of the result, for float and double
 alike and all arguments if nothing else is said; tests/ops/test_math.py measures it.
 Source: reductions after W. Cody and W. Waite, Software Manual for the Elementary Functions (1980),

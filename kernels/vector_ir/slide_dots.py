@@ -277,7 +277,7 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
     """window_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
     y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
-    of a row and the stride as `find_tap` has it, or 0 where they are known at run time.  S: how x
+    of a row and the stride as in `find_tap`, or 0 where they are known at run time.  S: how x
     and y are stored.
     """
 

@@ -62,7 +62,7 @@ class KernelCall:
 
     template, params: the kernel and its compile-time parameters.
     consts: the numbers of the call, in order.
-    threads: how many share the work: the plan's threads, or tiles that are told their numbers.
+    threads: how many share the work: the plan's threads, or tiles that get their numbers.
     machine: the target that the numbers are made for; None if nobody asks of it.
     elements, itemsizes: of each operand by name, the elements its buffer holds and their bytes.
     contents: the bytes of operands that are constants.

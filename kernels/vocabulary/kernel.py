@@ -223,7 +223,7 @@ class Template:
         return words if words is None or isinstance(words, Words) else words(*params)
 
     def takes(self, *params: str | int) -> tuple[str, ...]:
-        """Return the types that a call passes for these parameters, as `plan.Kernel` has them."""
+        """Return the types that a call passes for these parameters, as in `plan.Kernel`."""
         first = str(params[0])
         others = self.stands_for(*params) if self.stands_for else ()
         layouts = self.layouts(params)
@@ -349,7 +349,7 @@ def kernel(
 ) -> Callable[[Callable[..., Body]], Template]:
     """Declare a kernel template; `signature` is a text of `signature.py`, in argument order.
 
-    Other arguments: as `Template` has them.  A kernel whose `T` is MOVED takes all types of the
+    Other arguments: as in `Template`.  A kernel whose `T` is MOVED takes all types of the
     size, if `stands_for` says nothing else.
     """
     if stands_for is None and ranges.get("T") == MOVED:

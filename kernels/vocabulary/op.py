@@ -307,7 +307,7 @@ class Lowering(Protocol):
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
         """Return the result of `make`, made once for all nodes of a model that give the same.
 
-        key: what it is made of, but for `shapes`: sequences of numbers that sizes may decide.
+        key: what it is made of, except for `shapes`: sequences of numbers that sizes may decide.
         """
 
     def call(
@@ -475,7 +475,7 @@ class Op:
         """Return the type of every attribute that a node may have.
 
         Raises:
-            TypeError: a default tells no type, and `takes` does not either.
+            TypeError: a default does not determine a type, and neither does `takes`.
         """
         stated = {**self.takes, **self.needs}
         told = {n: _find_kind(n, v) for n, v in self.attrs.items() if n not in stated}

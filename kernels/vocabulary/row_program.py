@@ -28,7 +28,7 @@ from engine.plan.words import Field
 
 FOLDS = ("sum", "prod", "max", "min")
 _SINGLES = {"f32", *HALVES}  # are f32 in registers
-ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as texts have it
+ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as in texts
 
 _OPERAND = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?(\[\]|\[column\]|\*|\.\.|)")
 _OUTPUT = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?\[\](?: ?=(?!=)(.*))?")

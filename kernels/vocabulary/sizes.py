@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 class Sizes:
-    """The sizes of a graph in the making of plans: what was computed of them, and what was asked.
+    """The sizes of a graph while plans are made: what was computed of them, and what was asked.
 
     Questions are asked inside `noting` alone, so that each belongs to a piece of work.
 

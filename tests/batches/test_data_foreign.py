@@ -43,7 +43,7 @@ class Named(MapStyle):
 
 
 class Loader:
-    """As torch.utils.data.DataLoader, with a sampler that is told the epoch."""
+    """As torch.utils.data.DataLoader, with a sampler that gets the epoch."""
 
     batch_size, drop_last = 4, False
 
@@ -138,7 +138,7 @@ def test_a_loader_keeps_its_own_batches() -> None:
     first, again, other = (arrays(actual_batches.epoch(number)) for number in (1, 1, 2))
     assert [len(x) for x, _ in first] == [4, 4, 2]
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
-    assert not np.array_equal(first[0][0], other[0][0]), "the sampler is told the epoch"
+    assert not np.array_equal(first[0][0], other[0][0]), "the sampler gets the epoch"
     (rest,) = arrays(actual_batches.epoch(1, 2))
     assert np.array_equal(rest[0], first[2][0])
     with pytest.raises(InputError, match="augment= needs samples; Loader yields whole batches"):

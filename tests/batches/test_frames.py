@@ -28,7 +28,7 @@ FILE = """length,colour,width,kind
 
 
 class Column:
-    """A column as polars has it: to_numpy and to_list, a dtype of its own."""
+    """A column as in polars: to_numpy and to_list, a dtype of its own."""
 
     def __init__(self, values: Any, dtype: str = "") -> None:
         self.values, self.dtype = values, dtype

@@ -101,7 +101,7 @@ def test_masks_of_every_kind(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_border_has_no_class(tmp_path: Path) -> None:
-    """255 beside the numbers of classes, as Pascal VOC has it."""
+    """255 beside the numbers of classes, as in Pascal VOC."""
     picture, mask = draw(0)
     mask[:, :2] = 255
     save(tmp_path / "images/a.png", picture)
@@ -219,7 +219,7 @@ def test_masks_move_with_their_pictures(change: Any) -> None:
             assert labels.dtype == np.int64
             assert set(np.unique(labels)) <= {0, 1}
             wrong = (features[..., 0] > 100) != (labels == 1)
-            assert wrong.mean() < 0.06, "but for edges, red is where the mask is"
+            assert wrong.mean() < 0.06, "except for edges, red is where the mask is"
             moved |= labels.shape != mask.shape or not np.array_equal(labels, mask)
     assert moved
 

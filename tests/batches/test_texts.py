@@ -31,7 +31,7 @@ OTHER: Any = "3"  # of a type that is not declared
 
 
 class Words:
-    """A tokenizer as transformers has them: numbers, and special tokens if they are asked for."""
+    """A tokenizer as in transformers: numbers, and special tokens if they are asked for."""
 
     pad_token_id = 9
 

@@ -28,7 +28,7 @@ from engine.training.state import CheckpointState
 
 SHAPES = {"x": (16, 784), "labels": (16,)}
 needs_figures = pytest.mark.skipif(
-    process.measure_base() is None, reason="the system tells no memory"
+    process.measure_base() is None, reason="the system does not report memory"
 )
 
 
@@ -144,7 +144,7 @@ def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
 
 
 def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
-    """Convolutions are fused, and change layout; a node without a name cannot be told apart."""
+    """Convolutions are fused, and change layout; nodes without names cannot be distinguished."""
     write_artifacts(build_cnn(), tmp_path)
     subject = replace(subject_of(tmp_path), precision="bf16")
     shapes = {"x": (4, 1, 28, 28), "labels": (4,)}
@@ -208,7 +208,7 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
     status, actual = run(tmp_path / "good.onnx", *words, "--budget", "1MB")
     assert (status, actual["status"]) == (4, "does not fit")
     assert [i["shape"] for i in actual["inputs"]] == [[4, 1, 28, 28], [4]]
-    # A node without a gradient and one without a kernel are told at once, and they alone.
+    # A node without a gradient and one without a kernel are reported together, and no others.
     first, *rest = graph.nodes
     (made,) = first.outputs
     first.outputs = ("before",)

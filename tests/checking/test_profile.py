@@ -57,7 +57,7 @@ def step(
         "node": "fc<1>", "barrier": True, "busy": busy, "wait": 1e-3, "flops": 300_000_000,
         "nbytes": 6_000_000, "limit": 1.5e-3, "spans": ((0.0, 3e-3), (0.0, 1e-3)),
     } | changed  # fmt: skip
-    return StepTime(**values)  # type: ignore[arg-type]  # as the fields have them
+    return StepTime(**values)  # type: ignore[arg-type]  # as in the fields
 
 
 MADE = Profile(
@@ -253,7 +253,7 @@ def test_a_machine_has_limits() -> None:
     assert speeds[-1] > 0
 
 
-# --- what is told
+# --- messages
 
 
 def test_a_profile_prints_as_tables() -> None:

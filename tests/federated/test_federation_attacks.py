@@ -87,7 +87,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_aggregate_that_is_not_finite_is_made_again_without_its_cause(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With parameters as large as float32 has them; what the strategy remembers stays as it was."""
+    """With parameters as large as float32 allows; what the strategy remembers stays as it was."""
     monkeypatch.setattr("engine.federated.schema.LARGEST", 3.4e38)
     config = {"fraction-evaluate": 0.0, "QFedAvg.client-learning-rate": 0.1}
 

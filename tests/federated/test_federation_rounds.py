@@ -138,7 +138,7 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(
 
 
 def test_differences_come_to_the_same(tmp_path: Path) -> None:
-    """But for a rounding of each parameter, which Adam's steps of later rounds would enlarge."""
+    """Except for a rounding of each parameter, which Adam's steps of later rounds would enlarge."""
     one: dict[str, Any] = {"num-server-rounds": 1, "model": "normed"}
     whole, _ = run_federation(tmp_path / "a", **one)
     changed, _ = run_federation(tmp_path / "b", send="difference", **one)

@@ -40,7 +40,7 @@ def fuzz(kinds: list[Kind], count: int, first: int, jobs: int, folder: Path) -> 
     tasks = [(kinds[n % len(kinds)].name, first + n // len(kinds)) for n in range(count)]
     outcomes, seen = Counter[tuple[str, str]](), Counter[str]()
     begin, cpu = time.monotonic(), os.times()
-    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is told
+    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is reported
         for n, result in enumerate(workers.run(kinds, tasks, jobs, folder), 1):
             name, seed = result.task
             outcomes[name, result.outcome] += 1

@@ -163,7 +163,7 @@ class Eval(Artifact):
 
 
 class Updates(Artifact):
-    """Optimizer models: what is wrong with one is told when it is opened, not at its first step."""
+    """Optimizer models: opening one reports what is wrong with it, not its first step."""
 
     name = "optimizers"
 

@@ -48,7 +48,7 @@ def change(data: bytearray, rng: random.Random) -> None:
 
 
 def change_values(value: Any, rng: random.Random) -> Any:
-    """A nested value of dicts and lists, as JSON and TOML have them, with one part changed."""
+    """A nested value of dicts and lists, as in JSON and TOML, with one part changed."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         name = rng.choice(list(value))
         match rng.randrange(8):

@@ -344,7 +344,7 @@ def test_all_missing_ops_are_named() -> None:
 
 @pytest.mark.parametrize("shapes", [((2, 4, 3), (3, 5)), ((4, 3), (3, 5))])
 def test_a_batch_after_axis_0_is_of_both_operands(shapes: tuple[tuple[int, ...], ...]) -> None:
-    """As onnxruntime has it, which reads the batch axes of operands of one rank."""
+    """As in onnxruntime, which reads the batch axes of operands of one rank."""
     attrs = {"transBatchA": 1}
     nodes = [Node("FusedMatMul", ("x", "w"), ("y",), attrs, "com.microsoft", "fused")]
     ranks = f"ranks {len(shapes[0])} and {len(shapes[1])}; supported: operands of one rank of 3"

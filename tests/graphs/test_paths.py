@@ -118,7 +118,7 @@ def test_sparse_updates(form: str) -> None:
 @pytest.mark.parametrize("form", ["new_folded", "old_folded"])
 def test_trainings_by_paths_keep_the_names_of_the_file(form: str, tmp_path: Path) -> None:
     """Groups of the optimizer and what is unfrozen go by paths; checkpoints and exported models
-    have the names that the model has, and are told the paths again."""
+    have the names that the model has, and get the paths again."""
     actual_paths = paths_of(form)
     groups = [Group(["layers.0.mlp.0.*"], lr_scale=0.0)]
     trainer = Trainer.from_onnx(

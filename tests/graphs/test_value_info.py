@@ -92,7 +92,7 @@ def test_bench_models(name: str, tmp_path: Path) -> None:
 
 
 def shared_key() -> Graph:
-    """Attention of four heads over one key and value, as Falcon has it; scores of each position."""
+    """Attention of four heads over one key and value, as in Falcon; scores of each position."""
     rng = np.random.default_rng(0)
     floats = {"wq": (8, 32), "wk": (8, 8), "wv": (8, 8), "wo": (32, 5)}
     constants = {n: 0.3 * rng.standard_normal(s).astype(np.float32) for n, s in floats.items()}

@@ -37,6 +37,14 @@ BANS = {
     "begin": (r"(?i)\b(?:the|its|their|a|each|at|this|that's|\w+'s) begin\b", "start"),
     "in place of": (r"(?i)\bin place of\b", "instead of"),
     "reckon": (r"(?i)\b(?:reckon|foretell|foretold)\w*", "estimate, predict"),
+    "has it": (
+        r"(?i)(?<!far )\bas (?:(?:a|an|the|their) )?[`\w.+-]+(?: [`\w.-]+)? (?:has|have) "
+        r"(?:it|them)\b",
+        "as in",
+    ),
+    "but for": (r"(?i)\bbut for\b", "except for"),
+    "told": (r"(?i)\b(?:is|are|was|were) told\b|\btold by\b|\btells? no\b", "gets, is reported"),
+    "in the making": (r"(?i)\bin the making\b|\bfor want of\b", "that is being made; without"),
     "who": (
         r"(?i)(?:\b(?:to|for|by|from|as|than|with)|[.;:]) who\b(?!ever)(?![^.;]*\?)",
         "the user who, whoever",
@@ -233,6 +241,10 @@ def test_an_assignment_of_found_is_found(tmp_path: Path) -> None:
         ("15 MB in place of 47.", "in place of"),
         ("Reckoned from the work.", "reckon"),
         ("A message for who waits.", "who"),
+        ("The classes are on axis 1, as ONNX has it.", "has it"),
+        ("All of it but for the bias.", "but for"),
+        ("The sampler is told the epoch.", "told"),
+        ("A file in the making.", "in the making"),
         ("It ends. What is left is kept.", "a clause as subject"),
         ("| a key | Whether it is kept. |", "a clause as subject"),
         ("- Who has the turn may step.", "a clause as subject"),

@@ -114,7 +114,7 @@ def test_a_skip_says_why(path: Path) -> None:
 
 
 def _count_lines(source: str) -> Counter[str]:
-    """Count the lines with code, but for docstrings, and the lines with comments."""
+    """Count the lines with code, except for docstrings, and the lines with comments."""
     documented = set[int]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(

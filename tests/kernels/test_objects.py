@@ -85,7 +85,7 @@ def test_the_cpu_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     known = hosts.find_host.__wrapped__
     assert known() == detect_host()
     if not (kept := list(tmp_path.glob("host-*"))):
-        pytest.skip("this system tells no CPU")
+        pytest.skip("this system does not name its CPU")
     other = dataclasses.replace(detect_host(), cpu="kept")
     monkeypatch.setattr(hosts, "detect_host", lambda: other)
     assert known() == detect_host() != other

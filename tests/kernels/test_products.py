@@ -33,7 +33,7 @@ SIZES = [(1, 1, 1), (3, 5, 2), (7, 70, 33), (14, 16, 18), (2, 129, 5), (100, 33,
 
 
 def targets() -> list[Target]:
-    """This CPU as it is, and as the smallest level has it: float32 factors, narrower vectors."""
+    """This CPU as it is, and as at the smallest level: float32 factors, narrower vectors."""
     return [detect_host(), *(level.make_target() for level in list_levels()[1:2])]
 
 
@@ -42,14 +42,14 @@ def ids(target: Target) -> str:
 
 
 class Product:
-    """C = act(op(A) op(B) (+ C) (+ bias)), as a kernel has it and in float64."""
+    """C = act(op(A) op(B) (+ C) (+ bias)), as in a kernel and in float64."""
 
     def __init__(
         self, target: Target, stored: tuple[str, str, str], trans: tuple[int, int] = (0, 0),
         *, m: int, n: int, k: int, batch: tuple[int, int] = (1, 1), threads: int = 1,
         bias: bool = False, relu: bool = False, reset: bool | None = None,
     ) -> None:  # fmt: skip
-        """batch: how many matrices A and C have, and B; reset: as the flag has it, if any."""
+        """batch: how many matrices A and C have, and B; reset: what the flag says, if any."""
         rng = np.random.default_rng(m + n + k)
         A, B, C = stored
         self.target, self.stored, self.trans, self.sizes = target, stored, trans, (m, n, k)

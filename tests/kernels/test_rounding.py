@@ -40,7 +40,7 @@ def convert(target: Target, x: Array, S: str, T: str) -> Array:
 
 
 def assert_same(made: Array, expected: Array, T: str) -> None:
-    """Equal bits, but for the sign of 0 and the payload of NaN."""
+    """Equal bits, except for the sign of 0 and the payload of NaN."""
     x, y = load_as(made, T), load_as(expected, T)
     np.testing.assert_array_equal(x, y)
 

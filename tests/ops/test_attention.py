@@ -79,7 +79,7 @@ ROWS_LAST = {"heads": {}, "rows": {"by_rows": "q k v y dy dq dk dv"},
 
 
 def _placed(x: Array, layout: str) -> Array:
-    """[batch, heads, rows, columns] as a layout has it."""
+    """[batch, heads, rows, columns] as in a layout."""
     order = {"heads": (0, 1, 2, 3), "rows": (0, 2, 1, 3), "steps": (2, 0, 1, 3)}[layout]
     return np.ascontiguousarray(x.transpose(order))
 
@@ -224,7 +224,7 @@ Q = (2, 4, 6, 8)
 
 
 class Writer:
-    """A graph in the making: nodes by call, f64 initializers, inputs that are trained."""
+    """A graph that is being built: nodes by call, f64 initializers, inputs that are trained."""
 
     def __init__(self, opset: int = 18) -> None:
         self.graph = Graph("written", {}, [], {}, [], {"": opset, "com.microsoft": 1})

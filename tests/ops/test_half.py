@@ -33,7 +33,7 @@ def between() -> np.ndarray:
 
 
 def assert_same(y: np.ndarray, expected: np.ndarray) -> None:
-    """Equal to the last bit, but for the bits of a NaN."""
+    """Equal to the last bit, except for the bits of a NaN."""
     assert y.dtype == expected.dtype
     unsigned = f"u{y.itemsize}"
     same = (y.view(unsigned) == expected.view(unsigned)) | (np.isnan(y) & np.isnan(expected))

@@ -47,7 +47,7 @@ def tensors(n: int) -> dict[str, np.ndarray]:
 def adamw(
     t: int, p: Any, g: Any, m: Any, v: Any, mode: int, unbias: int, attrs: Mapping[str, float]
 ) -> tuple[Any, Any, Any]:
-    """The formulas of onnxruntime's AdamWOptimizer, as its source has them."""
+    """The formulas of onnxruntime's AdamWOptimizer, as in its source."""
     a, b, eps, decay = (attrs[k] for k in ("alpha", "beta", "epsilon", "weight_decay"))
     if mode == 0:
         p = p - RATE * decay * p

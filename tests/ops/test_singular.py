@@ -83,7 +83,7 @@ def test_ties_of_a_reduction_share(op: str, extreme: Any) -> None:
 
 @pytest.mark.parametrize("reduction", ["max", "min"])
 def test_ties_of_a_scatter_share(reduction: str) -> None:
-    """As torch.scatter_reduce has it: the data takes part."""
+    """As in torch.scatter_reduce: the data takes part."""
     x, index = np.array([[3.0], [2], [4]]), np.zeros((3, 3), np.int64)
     attrs = {"axis": 1, "reduction": reduction}
     dx, du = gradients("ScatterElements", [x, index, TIES], [0, 2], attrs)

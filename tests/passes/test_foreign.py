@@ -104,7 +104,7 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
 
 
 def test_a_gradient_of_a_scalar_may_have_an_axis(tmp_path: Path) -> None:
-    """As onnxruntime-training has it where [1] and [] were broadcast."""
+    """As in onnxruntime-training, where [1] and [] were broadcast."""
     nodes = [helper.make_node("Mul", ["x", "s"], ["y"], "mul")]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
     s = numpy_helper.from_array(np.array(3, np.float32), "s")

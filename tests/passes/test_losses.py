@@ -50,7 +50,7 @@ def test_loss_and_gradient_are_those_of_rounded_scores() -> None:
     want = np.exp(logp)
     want[at] -= 1
     actual = -half["dz"] * len(x)
-    # Rounding, and the error of exp: |x - m| + 5 units of float32, as softmax.py has it.
+    # Rounding, and the error of exp: |x - m| + 5 units of float32, as in softmax.py.
     # Numbers below 2^-126 are taken for 0.
     bound = np.abs(want) * (EPSILON["bf16"] + 100 * 2.0**-24) + len(x) * 2.0**-126
     assert (np.abs(actual - want) <= bound).all()

@@ -29,7 +29,7 @@ def test_plan_text(case: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
 def test_the_words_of_steps_have_names(case: str) -> None:
-    """Every number of a step is told, in its order; none is told that the step does not pass."""
+    """Every number of a step is written, in its order, and no other number is."""
     made = plan(case, 8)
     rows = format_words(made).splitlines()
     assert len(rows) == len(made.steps)

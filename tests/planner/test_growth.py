@@ -55,7 +55,7 @@ def lines(name: str, nodes: int) -> Counter[CodeType]:
 
 @pytest.mark.parametrize("name", ["mlp", "concat", "outputs"])
 def test_four_times_the_nodes_execute_about_four_times_the_lines(name: str) -> None:
-    """In every function, but for tries to place blocks, whose work has a limit in all."""
+    """In every function, except for tries to place blocks, whose work has a limit in all."""
     measure_stages(name, FEW)  # what is made once
     few, many = (lines(name, nodes) for nodes in (FEW, TIMES * FEW))
     assert many.total() < MOST * few.total()

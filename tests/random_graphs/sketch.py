@@ -123,7 +123,7 @@ class Sketch:
         return self.values[name].shape
 
     def floats(self) -> list[str]:
-        """The values that hold real numbers of the graph's dtype, but for constants."""
+        """The values that hold real numbers of the graph's dtype, except for constants."""
         return [n for n in (*self.fed, *self.made) if self.values[n].dtype == self.dtype]
 
     # --- nodes

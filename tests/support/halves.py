@@ -23,7 +23,7 @@ def round_to_half(x: np.ndarray, half: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Alone:
-    """A node as a graph of its own, as `OneNode` has it.
+    """A node as a graph of its own, as in `OneNode`.
 
     inputs: what is fed; the graph holds the constants.
     """

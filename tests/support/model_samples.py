@@ -33,7 +33,7 @@ def make_small(kind: Architecture, **given: object) -> NamedModel:
 
 
 def make_batch(kind: Architecture, size: int, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Return samples whose targets can be told from them."""
+    """Return samples from which their targets can be predicted."""
     rng = np.random.default_rng(seed)
     shape = get_shape(kind)
     labels = rng.integers(0, CLASSES, size)

@@ -98,7 +98,7 @@ HELD = """
 
 
 def test_a_fork_while_another_thread_compiles() -> None:
-    """The child runs what was planned, and is told that it cannot compile."""
+    """The child runs what was planned, and a message says that it cannot compile."""
     code = """
     from engine.kernels.binaries.load import Linker
     known, new = made(), made()

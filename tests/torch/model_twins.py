@@ -175,7 +175,7 @@ def _reordered(value: np.ndarray, width: int) -> np.ndarray:
 
 
 def state_of(name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the parameters, or their gradients, under PyTorch's names: their own, but for GRUs."""
+    """Return the parameters, or their gradients, under PyTorch's names: GRUs alone have others."""
     if name != "gru_tagger":
         return dict(values)
     state = {key: value for key, value in values.items() if not key.startswith("gru.")}

@@ -74,7 +74,7 @@ def test_a_notebook_has_one_picture_that_is_updated(
 def test_drawing_takes_a_small_share_of_the_time(
     enter: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a clock that stands still but for the drawing, which takes a second each time."""
+    """With a clock that stands still except for the drawing, which takes a second each time."""
     clock = [0.0]
     notebook = Notebook()
 

@@ -350,7 +350,7 @@ def test_what_it_says_of_the_run(made: Made) -> None:
     assert "6 of 6" in made.text
     assert made.text.count("http") == made.text.count("http-equiv") + made.text.count(
         "http://www.w3.org/2000/svg"
-    ), "no address, but for the name of SVG in the script"
+    ), "no address, except for the name of SVG in the script"
 
 
 def test_a_module_tells_its_plans(made: Made) -> None:

@@ -62,7 +62,7 @@ def test_an_option_is_checked_where_it_is_declared() -> None:
 
 
 def test_the_defaults_of_a_run_are_those_of_a_trainer() -> None:
-    """But for the number of epochs, and the seed, which a run always has."""
+    """Except for the number of epochs, and the seed, which a run always has."""
     for table, kind in (
         (run_config.FitTable, FitOptions), (run_config.FitTable, StepOptions),
         (run_config.ModelTable, RecipeOptions),

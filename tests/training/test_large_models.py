@@ -30,7 +30,7 @@ from engine.runtime import mapping
 MB = 1_000_000
 SIDE, LAYERS = 2048, 16  # 16.8 MB a layer, 268 MB
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is told by /proc")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 
 
 @linux

@@ -174,7 +174,7 @@ class Trained:
 
 
 def make(name: str, folder: Path) -> tuple[Reference, Arrays, dict[str, tuple[int, ...]]]:
-    """Write the artifacts of a model whose parameters are initializers, as exporters have them."""
+    """Write the artifacts of a model whose parameters are initializers, as in exporters."""
     proto, parameters, fed = build(name)
     forward = onnx.ModelProto()
     forward.CopyFrom(proto)

@@ -38,7 +38,7 @@ class CheckRequest:
 
     batch: samples of a step.  shapes: of inputs that it does not determine.
     budget: bytes of all regions; None for any.
-    machine: for which the time is told; None for this one.
+    machine: the one whose time is predicted; None for this one.
     variants: whether to look for what takes less.
     precision: of the plans.
     """

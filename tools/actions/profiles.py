@@ -80,7 +80,7 @@ def invent_inputs(
 
 
 def _count_samples(model: Model, shapes: Shapes) -> int:
-    """Return the samples of a step: as a given shape has it, as the model fixes it, or
+    """Return the samples of a step: as in a given shape, as the model fixes it, or
     `SAMPLES`.
     """
     declared = [model.interface.inputs[name].shape for name in model.inputs]

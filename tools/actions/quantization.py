@@ -70,7 +70,7 @@ def quantise_file(
     table: the data that calibrate.
     validation: the data to measure with; None: those that calibrate.
     samples: calibrate with so many, taken evenly; None: all.
-    metrics: to measure; by default as the run has them, or accuracy where samples have classes.
+    metrics: to measure; by default as in the run, or accuracy where samples have classes.
 
     Raises:
         EngineError: see `engine.quantization.quantize`; nothing is written then.

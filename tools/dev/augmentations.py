@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def draw_scene(hill: float, sky: tuple[int, int, int]) -> Bytes:
-    """Draw a house, a tree and the sun, so that all directions can be told apart."""
+    """Draw a house, a tree and the sun, so that all directions differ."""
     rows, columns = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     drawn = np.empty((SIDE, SIDE, 3))
     drawn[:] = np.array(sky) * (1 - 0.3 * rows[..., None])

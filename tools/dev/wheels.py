@@ -40,7 +40,7 @@ _MADE = (
 class Wheel:
     """Wheel to make.
 
-    system, arch: a value of `sys.platform`; an architecture, as `Target.arch` has it.
+    system, arch: a value of `sys.platform`; an architecture, as in `Target.arch`.
     tags: platform tags, see packaging.python.org/specifications/platform-compatibility-tags.
     """
 

@@ -48,7 +48,7 @@ from engine.tools.trimmed.progress import SILENT
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
 TARGET = LEVELS[0].make_target("linux")
 THREADS = (1, 2)
-# Of models by name that are not workloads, with the shapes of samples as their data have them.
+# Of models by name that are not workloads, with the shapes of samples as in their data.
 SAMPLES = {
     "mlp": (20,), "cnn": (3, 32, 32), "textcnn": (128,), "text_transformer": (128,),
     "gru_tagger": (32,), "ds_cnn": (1, 40, 98), "unet_small": (3, 64, 64),

@@ -268,7 +268,7 @@ def _make_phase_plans(
 ) -> dict[str, Plan]:
     """Return the plans for one batch size, by phase.
 
-    several: as `find_batch_shapes` has it.  update: what the training plan does with gradients;
+    several: as in `find_batch_shapes`.  update: what the training plan does with gradients;
         None if it adds them to those before.
 
     Raises:

@@ -110,7 +110,7 @@ def _sum_squares(values: npt.NDArray[Any]) -> float:
 
 
 def _find_precision(planned: Planned, precision: Precision) -> Precision:
-    """Return the precision of plans; of those that chose it themselves, as their values have it."""
+    """Return the precision of plans; of those that chose it themselves, as in their values."""
     if precision != "auto":
         return precision
     stored = {b.dtype for plan in planned.list_plans() for b in plan.buffers}

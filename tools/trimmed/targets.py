@@ -53,14 +53,14 @@ class Platform:
 
     @property
     def form(self) -> str:
-        """The form of its binaries, as `Binary.form` has it."""
+        """The form of its binaries, as in `Binary.form`."""
         forms = {"macos": "macho", "ios": "macho", "ios-simulator": "macho", "windows": "pe",
                  "wasi": "wasm"}  # fmt: skip
         return forms.get(self.system, "elf")
 
     @property
     def machine(self) -> str:
-        """The architecture of its binaries, as `Binary.machine` has it."""
+        """The architecture of its binaries, as in `Binary.machine`."""
         arch = self.target.arch
         return "arm" if arch.startswith(("armv", "thumb")) else arch
 

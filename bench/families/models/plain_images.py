@@ -167,7 +167,7 @@ def gan_discriminator() -> Made:
 
 @family
 def style_generator() -> Made:
-    """Modulated convolutions by grouping, and noise, as StyleGAN2 has them."""
+    """Modulated convolutions by grouping, and noise, as in StyleGAN2."""
 
     class Modulated(nn.Module):
         def __init__(self, i: int, o: int) -> None:

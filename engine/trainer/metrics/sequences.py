@@ -121,7 +121,7 @@ class ErrorRate(MeanMetric, SequenceMetric):
     Errors are the insertions, deletions and replacements that make the targets of the predictions;
     where there are more of them than targets, the rate is above 1.
 
-    unit: what is counted: "token", as the model has them; or "character" or "word" (between spaces)
+    unit: what is counted: "token", as in the model; or "character" or "word" (between spaces)
         of the texts that `decode` makes.
     decode: makes a text of tokens, as the method of a tokenizer.
     """

@@ -330,7 +330,7 @@ def _measure_size(module: Any) -> int:
 def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on.
 
-    sizes: of the axes that may have any size, as the example has them.
+    sizes: of the axes that may have any size, as in the example.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename

@@ -320,7 +320,7 @@ def _explain(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: 
 
 
 def _compute_floor(gradients: Mapping[str, Array]) -> float:
-    """Return the norm below which a gradient is zero but for rounding."""
+    """Return the norm below which a gradient is zero up to rounding."""
     return FLOOR * math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
 
 

@@ -65,7 +65,7 @@ def backward(axes: Axes) -> Axes:
 
 
 def make_grid(images: int, h: Axis, w: Axis, channels: int, T: str) -> dict[str, Any]:
-    """Return the fields of `TILES` but for `block`; channels: as many as a tile reads or writes."""
+    """Return the fields of `TILES` except `block`; channels: as many as a tile reads or writes."""
     across = count_parts(w.out, W.OUT)
     lines = LINES // (W.IN * W.OUT * ITEMSIZE[T] * max(channels, 1))
     return {

@@ -174,7 +174,7 @@ def winograd_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
 def winograd_fold(target: Target, T: str) -> Body:
     """dw[first + j, c] = G' (sum_i part[i][:, c, j]) G, parts in order.  Uses up part.
 
-    part: as `winograd_dw` has it.  Adds to dw when `adds` and not keep[0].
+    part: as in `winograd_dw`.  Adds to dw when `adds` and not keep[0].
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, taps = target.nv * lanes, TAPS * TAPS

@@ -2,7 +2,7 @@
 
 Forward   y[i] = x[l_i]
 Backward  dx[r] is the sum of the dy[i] with l_i = r, in the order of i, and 0 where there is none:
-          as gather.py has it, to the last bit.  The positions i of a row are a chain: the first
+          as in gather.py, to the last bit.  The positions i of a row are a chain: the first
           one, and after each the next one.  With the chains any rows can be made by themselves
 Source    chains of buckets, as of hash tables; sparse gradients of embeddings as in torch
 

@@ -1,7 +1,7 @@
 """Order along an axis: TopK, ArgMax and ArgMin.
 
 Forward   TopK: the k largest (or smallest) of x[a, :, b] with indices, the best first; of equals
-          the lower index comes first; NaN is larger than anything, as numpy and torch have it
+          the lower index comes first; NaN is larger than anything, as in numpy and torch
 Backward  TopK: dX = GatherElementsGrad: dY at the indices, 0 elsewhere
 Error     none: elements are compared and copied
 

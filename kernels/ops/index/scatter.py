@@ -291,7 +291,7 @@ def _choose_kind(dtype: str, op: str) -> tuple[str, str]:
     """Return the element type and the reduction of a kernel; bools are u8, and-ed or or-ed."""
     if op == "none":
         return find_bits(dtype), op
-    # Bools are added as or, multiplied as and, as ONNX has it: max and min of their bytes.
+    # Bools are added as or, multiplied as and, as in ONNX: max and min of their bytes.
     if dtype == "b1":
         return "u8", {"add": "max", "mul": "min"}.get(op, op)
     return dtype, op

@@ -201,7 +201,7 @@ def _lower(lowering: Lowering) -> None:
 
 
 def _lower_grad(lowering: Lowering) -> None:
-    """Inputs dy, x, scale but for Standardize, mean but for Simplified, inv."""
+    """Inputs dy, x, scale except for Standardize, mean except for Simplified, inv."""
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     rows, n = _count_rows(x.type, _read_axis(lowering.site, 1))
     wants = int(lowering.wants(1) or lowering.wants(2))

@@ -1,4 +1,4 @@
-"""Layer normalisation of sums, as transformers have it, by expansion into layernorm.py's ops.
+"""Layer normalisation of sums, as in transformers, by expansion into layernorm.py's ops.
 
 Forward   SkipLayerNormalization: y = LayerNormalization(input + skip + bias), and that sum
           EmbedLayerNormalization: the sum is of embeddings of words, places and segments

@@ -37,7 +37,7 @@ from engine.kernels.vocabulary.op import (
 )
 from engine.plan.plan import ALIGN
 
-RATE = TensorType("f32", (1,))  # the learning rate, as files have it
+RATE = TensorType("f32", (1,))  # the learning rate, as in files
 DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops that have them
 
 # --- lowering
@@ -183,7 +183,7 @@ class OptimizerNode:
 
 # --- declaration
 
-# The parameters that a node updates, as files have it.  The planner adds, in elements, where they
+# The parameters that a node updates, as in files.  The planner adds, in elements, where they
 # start in the flat tensors and in every state, and their shapes, each after its rank.
 LISTS: dict[str, Kind] = {
     "parameters": "strings",
@@ -218,7 +218,7 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
         for i, state in enumerate(states, at + 2):
             if state.form != "parameter" or state.dtype is not None:
                 expected[i] = TensorType(state.dtype or p.dtype, site.type(i).shape)
-        is_sequence = p.dtype.startswith("seq(")  # as files have it; plans have flat tensors
+        is_sequence = p.dtype.startswith("seq(")  # as in files; plans have flat tensors
         for i in (*range(signal), *(i for i in (signal, signal + 1) if site.has(i))):
             if site.type(i) != expected.get(i, p) and not is_sequence:
                 site.wrong(f"input {i} is {site.type(i)}; expected {expected.get(i, p)}")

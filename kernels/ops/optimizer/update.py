@@ -197,7 +197,7 @@ def update_kernel(
 ) -> Callable[[Callable[..., Formula]], UpdateKernel]:
     """Declare the update kernel of a formula, a function of the target and of parameters.
 
-    states, numbers: as `UpdateKernel` has them.  Numbers are f64.
+    states, numbers: as in `UpdateKernel`.  Numbers are f64.
     integers: numbers of the call that its lowering gives, i64.
     has_step: whether the kernel reads the count of steps.
     unit: the elements that it looks at together, at least.

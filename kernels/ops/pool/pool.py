@@ -175,7 +175,7 @@ def _check(site: Site, i: int) -> TensorType:
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x = _check(site, 0)
-    # Indices: i64 in the model, as ONNX has them; u8 in plans, an eighth of the memory to keep for
+    # Indices: i64 in the model, as in ONNX; u8 in plans, an eighth of the memory to keep for
     # the backward pass.
     y = x.but((*x.shape[:2], *infer_out_dims(site, x, read_kernel_shape(site))))
     return (y, y.but(dtype="u8" if site.domain == OURS else "i64"))[: site.n_outs]
@@ -237,7 +237,7 @@ def _grad_global_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _grad_global_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = Expand(dY / pixels, Shape(X)), as onnxruntime-training has it."""
+    """dX = Expand(dY / pixels, Shape(X)), as in onnxruntime-training."""
     if _has_pixels(grad.site.type(0)):
         # Forward: y = sum x / pixels for each channel; so every pixel gets dy / pixels.
         count = grad.like(math.prod(int(d) for d in grad.site.type(0).shape[2:]), 0)
@@ -258,7 +258,7 @@ MEAN = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0}
 SUM = {"auto_pad": "NOTSET", "ceil_mode": 0}
 TAKES: dict[str, Kind] = {"strides": "ints", "pads": "ints", "dilations": "ints"}
 WINDOW: dict[str, Any] = {"takes": TAKES, "needs": {"kernel_shape": "ints"}}
-X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients are told X, whose shape they return
+X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients get X, whose shape they return
 OPS = (
     _op(
         "MaxPool",

@@ -335,6 +335,6 @@ class Walk:
         return out
 
 
-# The kernels that walks call, forward and backward, besides those with the cells.
+# The kernels that walks call, forward and backward, in addition to those with the cells.
 WALK_KERNELS = (recurrent_bias, recurrent_pack, recurrent_lengths, *GEMM_KERNELS)
 WALK_BACK_KERNELS = (recurrent_pack, recurrent_lengths, reduce_cols, *GEMM_KERNELS)

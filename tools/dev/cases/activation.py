@@ -50,7 +50,7 @@ def mish(x: Any) -> list[np.ndarray]:
 
 
 def activated(x: Any, name: str, *params: float) -> Any:
-    """An activation as products have them, with its parameters in their order."""
+    """An activation as in products, with its parameters in their order."""
     a, b = (*params, 0.0, 0.0)[:2]
     match name:
         case "":

@@ -182,7 +182,7 @@ CASES = (
              reference=lambda x: _max_pool(x)[:1])
         for shape in _GLOBAL
     ),
-    # The gradients as onnxruntime-training has them, without the pool they belong to.
+    # The gradients as in onnxruntime-training, without the pool they belong to.
     Case("MaxPoolGrad", (f32(2, 3, 2, 2), _CORNERS), _HALVES, tol=0, reference=_max_pool_grad),
     Case("MaxPoolGrad", (f32(2, 3, 2, 2), np.full((2, 3, 2, 2), 3, np.uint8)), _HALVES, tol=0,
          reference=lambda dy, tap, **given: _max_pool_grad(dy, _CORNERS, **given)),

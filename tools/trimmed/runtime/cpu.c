@@ -15,7 +15,7 @@
 
 struct need {
     uint8_t word;
-    uint32_t mask; /* bits of the word, all of which must be set */
+    uint32_t mask; /* bits of the word that must all be set */
     const char *name;
 };
 

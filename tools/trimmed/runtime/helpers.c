@@ -72,7 +72,7 @@ HELPER float __aeabi_l2f(int64_t value)
     uint64_t rest = value < 0 ? 0 - (uint64_t)value : (uint64_t)value, lost = 0;
     int32_t exponent = 0;
     while (rest >> 24) {
-        lost = (lost != 0) | (rest & 1) << 1; /* the bit behind the last one, and any after it */
+        lost = (lost != 0) | (rest & 1) << 1; /* the bit after the last one, and any after that */
         rest >>= 1;
         exponent++;
     }
@@ -116,7 +116,7 @@ HELPER double sqrt(double x)
         twice += 2 * bit;
         root |= bit;
     }
-    root += rest ? root & 1 : 0; /* the bit behind the last decides; nothing lies in the middle */
+    root += rest ? root & 1 : 0; /* the next bit decides; nothing lies in the middle */
     bits = (root >> 1) + ((uint64_t)(1022 + (exponent - (exponent & 1)) / 2) << 52);
     copy(&x, &bits, sizeof x);
     return x;

@@ -195,7 +195,7 @@ typedef struct @name@_tensor {
 /* Return 1 if the parameters have values. */
 @NAME@_API int @name@_is_loaded(const @name@ *m);
 
-/* --- checkpoints: format ODTC version 2, as onnxruntime-training has it
+/* --- checkpoints: format ODTC version 2, as in onnxruntime-training
  *
  * include_optimizer_state: also moments, step and learning rate, so that training resumes.
  * @NAME@_BAD_STATE: the parameters have no values.  No file has changed. */

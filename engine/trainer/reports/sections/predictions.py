@@ -15,7 +15,7 @@ from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import name_classes
 
-EXPLAINED = 12  # classes whose colours are told
+EXPLAINED = 12  # classes with a colour in the legend
 
 
 def render(record: Record) -> str:

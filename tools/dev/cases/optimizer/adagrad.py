@@ -1,4 +1,4 @@
-"""Adagrad as torch has it."""
+"""Adagrad as in torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMSprop as torch has it."""
+"""RMSprop as in torch."""
 
 from __future__ import annotations
 

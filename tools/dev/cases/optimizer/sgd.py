@@ -1,4 +1,4 @@
-"""SGD as torch has it."""
+"""SGD as in torch."""
 
 from __future__ import annotations
 
