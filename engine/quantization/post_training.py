@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.graphs.offline.static_quantization import Scheme
 
 Path: TypeAlias = str | os.PathLike[str]
-Model: TypeAlias = "onnx.ModelProto | Path | bytes"
+Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 
 @check_arguments
@@ -134,10 +134,12 @@ def _quantise(
     model: Model, data: Any, options: Quantization | None, *, is_trained: bool
 ) -> Quantized:
     from engine.graphs.io import onnx_io
+    from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import static_quantization as static
 
+    source = model if isinstance(model, Graph) else onnx_io.load(model)
     chosen = Quantization() if options is None else options
-    graph = static.prepare_forward(onnx_io.load(model))
+    graph = static.prepare_forward(source)
     scheme = static.choose_scheme(graph, chosen.keep)
     ranges = Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
     weights = static.count_weights(graph, scheme.products)

@@ -10,11 +10,12 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.artifacts.generate import save_forward
 from engine.base.errors import InputError, ModelWarning, defects, find_caller_level
 from engine.lora import adapt
+from engine.quantization import prepare_qat
 from engine.runtime import mapping
 from engine.system import files
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from engine.graphs.ir.graph import Graph
     from engine.lora import Adapted, Lora
+    from engine.quantization import Quantization, Quantized
 
 _MOST_CLASSES = (1 << 31) - 1
 
@@ -107,6 +109,16 @@ class Forward:
         self.graph = adapted.graph
         self._is_changed = self._has_adapters = True
         return adapted
+
+    def prepare_qat(self, data: Any, options: Quantization) -> Quantized:
+        """Round weights and activations when they are read, with ranges measured on data.
+
+        Raises:
+            EngineError: as `engine.quantization.prepare_qat`.
+        """
+        made = prepare_qat(self.graph, data, options)
+        self.graph, self._is_changed = made.graph, True
+        return made
 
     def choose_parameters(self, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the names of the parameters to train, and of the others.

@@ -80,41 +80,32 @@ class IntegerWeights:
 
 
 def store_weights(graph: Graph) -> Graph:
-    """Store weights that a training has rounded as integers, and the biases beside them, in place.
+    """Store weights and biases that a training has rounded as integers, in place.
 
-    A bias stays float where its product reads no integers, or where it does not fit in int32.
+    A bias that does not fit in int32 stays float.
 
-    Before   r = RoundWeights(w) axis=0; d = DequantizeLinear(q, s, z); y = Conv(d, r, b)
-    After    r = DequantizeLinear(w8, t, 0) axis=0; y = Conv(d, r, DequantizeLinear(b32, s t, 0))
+    Before   r = RoundWeights(w) axis=0; c = RoundBias(b, w, s) axis=0; y = Conv(d, r, c)
+    After    r = DequantizeLinear(w8, t, 0) axis=0; c = DequantizeLinear(b32, s t, 0);
+             y = Conv(d, r, c)
     """
-    rounded = [n for n in graph.nodes if (n.domain, n.op) == (OURS, "RoundWeights")]
-    if not rounded:
+    rounded = [n for n in graph.nodes if n.domain == OURS and n.op in ("RoundWeights", "RoundBias")]
+    if not all(name in graph.initializers for node in rounded for name in node.inputs):
         return graph
     work = IntegerWeights(graph, Names(graph))
-    makers, readers = graph.find_producers(), graph.find_consumers()
+    values: dict[str, str] = {}
     for node in rounded:
-        (name,), (value,) = node.inputs, node.outputs
-        if name not in graph.initializers:
+        axis, bits = int(node.attrs.get("axis", -1)), int(node.attrs.get("bits", 8))
+        channels = None if axis < 0 else axis
+        if node.op == "RoundWeights":
+            values[node.outputs[0]], _ = work.add_weights(node.inputs[0], channels, bits)
             continue
-        axis = node.attrs.get("axis", -1)
-        made, scale = work.add_weights(
-            name, None if axis < 0 else axis, int(node.attrs.get("bits", 8))
-        )
-        for reader in readers.get(value, ()):
-            reader.inputs = tuple(made if each == value else each for each in reader.inputs)
-            unit = _find_unit(graph, makers.get(reader.inputs[0]))
-            bias = reader.inputs[2] if len(reader.inputs) > 2 else ""
-            if unit is not None and bias in graph.initializers and reader.inputs[1] == made:
-                scales = np.broadcast_to(unit * scale, graph.initializers[bias].shape)
-                kept = work.add_bias(bias, scales if scale.ndim else unit * scale)
-                reader.inputs = (*reader.inputs[:2], kept or bias)
+        bias, weight, unit = (graph.initializers[name] for name in node.inputs)
+        _, scale = quantise_weights(weight, channels, bits)
+        scales = (scale * unit).astype(np.float32)
+        if scales.ndim:
+            scales = np.broadcast_to(scales, bias.shape)
+        values[node.outputs[0]] = work.add_bias(node.inputs[0], scales) or node.inputs[0]
+    for node in graph.nodes:
+        node.inputs = tuple(values.get(name, name) for name in node.inputs)
     graph.nodes = [*work.made, *graph.nodes]
     return prune(graph)
-
-
-def _find_unit(graph: Graph, maker: Node | None) -> Array | None:
-    """Return the scale of a value that a node dequantises; None if it has none, or several."""
-    if maker is None or maker.op != "DequantizeLinear":
-        return None
-    scale = graph.initializers.get(maker.inputs[1])
-    return scale.reshape(()) if scale is not None and scale.size == 1 else None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
-from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.op import OURS
 from engine.system.paths import Paths
 
 
@@ -39,7 +40,9 @@ def list_parameters(graph: Graph) -> list[str]:
 
 def _find_differentiable(graph: Graph) -> set[str]:
     """Return the values from which a gradient can flow to an output."""
-    reached = set(graph.outputs)
+    reached, readers = set(graph.outputs), graph.find_consumers()
+    # In a model of integer weights, there is nothing to train before a quantiser.
+    is_rounded = any(n.op == "RoundWeights" and n.domain == OURS for n in graph.nodes)
     for node in reversed(graph.nodes):
         if reached.isdisjoint(node.outputs):
             continue
@@ -47,8 +50,16 @@ def _find_differentiable(graph: Graph) -> set[str]:
         stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}
+        if is_rounded and node.op == "QuantizeLinear" and _is_undone(node, readers):
+            stop.discard(0)
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
     return reached
+
+
+def _is_undone(node: Node, readers: Mapping[str, Sequence[Node]]) -> bool:
+    """Return whether only dequantisers read what a quantiser makes: gradients pass both."""
+    after = readers.get(node.outputs[0], ())
+    return bool(after) and all(reader.op == "DequantizeLinear" for reader in after)
 
 
 def match_parameters(graph: Graph, patterns: Sequence[str]) -> list[str]:

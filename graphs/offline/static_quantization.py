@@ -10,6 +10,7 @@ only bounds it.  Ops that only move elements keep the scale of what they move.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -108,9 +109,13 @@ def prepare_forward(graph: Graph) -> Graph:
                 f"{graph.name}: {node.op} {node.name!r} quantises {node.inputs[0]!r} already; give "
                 "the float model"
             )
-    made = absorb_norms(drop_identities(set_inference_mode(graph.copy())))
-    _fold_constants(made)
-    return name_nodes(prune(made))
+    made = drop_identities(set_inference_mode(name_nodes(graph.copy())))
+    before = {node.name: node.inputs for node in made.nodes}
+    _fold_constants(absorb_norms(made))
+    made = prune(made)
+    _keep_names(made, before)
+    made.parameters = made.buffers = made.gone = ()  # of a module without its normalisations
+    return name_nodes(made)
 
 
 def _fold_constants(graph: Graph) -> None:
@@ -127,6 +132,29 @@ def _fold_constants(graph: Graph) -> None:
         values = [np.asarray(value) for value in op.fold(site)]
         graph.initializers.update(zip(node.outputs, values, strict=False))
     graph.nodes = kept
+
+
+def _keep_names(graph: Graph, before: Mapping[str, Sequence[str]]) -> None:
+    """Give weights and biases that folding has computed the names of those they were made of.
+
+    before: the inputs of each node, by its name, as they were.
+    A convolution without a bias gets one that is named like its weights.
+    """
+    taken, names = set(graph.list_values()), dict[str, str]()
+    for node in graph.nodes:
+        if node.op not in PRODUCTS or node.domain or node.name not in before:
+            continue
+        old = before[node.name]
+        wanted = [*old, *([re.sub(r"weight$", "bias", old[1])] if len(old) == 2 else [])]
+        for now, name in zip(node.inputs[1:], wanted[1:], strict=False):
+            if now in graph.initializers and now not in names and name not in taken:
+                names[now] = name
+                taken.add(name)
+    for node in graph.nodes:
+        node.inputs = tuple(names.get(name, name) for name in node.inputs)
+    for now, name in names.items():
+        graph.initializers[name] = graph.initializers.pop(now)
+        graph.types[name] = find_type(graph.initializers[name])
 
 
 # --- the choice
@@ -375,17 +403,41 @@ class _Insertion:
         return floors
 
     def round_weights(self) -> None:
-        """Let products read their weights rounded, while these stay float."""
-        kept: dict[tuple[str, int], str] = {}
+        """Let products read their weights and biases rounded, while these stay float."""
+        kept: dict[tuple[str, ...], str] = {}
+        units: dict[str, str] = {}
         for product in self.scheme.products:
-            key = product.weight, product.axis
-            if key not in kept:
-                attrs = {"axis": product.axis if self.per_channel else -1, "bits": self.bits}
-                value = self.names.take_fresh(f"{product.weight}_rounded")
-                kept[key] = self.append("RoundWeights", (product.weight,), value, OURS, **attrs)
-                self.graph.types[value] = find_type(self.graph.initializers[product.weight])
-            product.node.inputs = (product.node.inputs[0], kept[key], *product.node.inputs[2:])
+            node = product.node
+            attrs = {"axis": product.axis if self.per_channel else -1, "bits": self.bits}
+            axis = str(attrs["axis"])
+            inputs = [node.inputs[0], self.round_once(kept, (product.weight,), axis, attrs)]
+            if product.bias:
+                name = product.activation
+                if name not in units:
+                    units[name] = self.add(f"{name}_unit", np.asarray(self.scales[name].scale))
+                read = product.bias, product.weight, units[name]
+                inputs.append(self.round_once(kept, read, axis, attrs))
+            node.inputs = tuple(inputs)
         self.graph.opsets.setdefault(OURS, 1)
+
+    def round_once(
+        self,
+        kept: dict[tuple[str, ...], str],
+        inputs: tuple[str, ...],
+        axis: str,
+        attrs: Mapping[str, int],
+    ) -> str:
+        """Return the rounded value of weights or of a bias, which is made once for each way.
+
+        kept: the values that there are.
+        """
+        key = (axis, *inputs)
+        if key not in kept:
+            op = "RoundWeights" if len(inputs) == 1 else "RoundBias"
+            value = self.names.take_fresh(f"{inputs[0]}_rounded")
+            kept[key] = self.append(op, inputs, value, OURS, **attrs)
+            self.graph.types[value] = find_type(self.graph.initializers[inputs[0]])
+        return kept[key]
 
     def quantise_activations(self) -> None:
         """Let all readers of the chosen values read them rounded."""

@@ -9,7 +9,7 @@ Backward  of dequantise: dscale = sum dx (q - zero).  None through integers; so 
           a quantise with its dequantise becomes FakeQuant, whose gradient passes straight through
           inside the range: dx = dy where low <= round(x / scale) + zero <= high, 0 elsewhere
           RoundWeights takes its scales from the largest weight of each channel, so that none is
-          outside: dx = dy
+          outside: dx = dy; RoundBias takes them times the scale of the activation
 Source    Jacob et al., "Quantization and training of neural networks for efficient
           integer-arithmetic-only inference", CVPR 2018; Bengio et al., arXiv 1308.3432
 """
@@ -313,27 +313,50 @@ def _round_trip_infer(site: Site) -> tuple[TensorType, ...]:
     return (site.real(0).but(),)
 
 
-def _round_weights_infer(site: Site) -> tuple[TensorType, ...]:
+def _check_rounding(site: Site, weight: TensorType) -> None:
+    """Refuse bits or an axis that weights cannot be rounded with."""
     if not 2 <= site.attrs["bits"] <= 8:
         site.fail(f"bits={site.attrs['bits']}", "2 to 8")
-    x = site.real(0)
     if site.attrs["axis"] >= 0:
-        normalise_axis(site, site.attrs["axis"], x.rank)
-    return (x.but(),)
+        normalise_axis(site, site.attrs["axis"], weight.rank)
+
+
+def _round_weights_infer(site: Site) -> tuple[TensorType, ...]:
+    _check_rounding(site, site.real(0))
+    return (site.type(0).but(),)
+
+
+def _round_bias_infer(site: Site) -> tuple[TensorType, ...]:
+    _check_rounding(site, site.real(1))
+    site.real(0), site.real(2)
+    return (site.type(0).but(),)
+
+
+def _find_weight_scale(nodes: Nodes, i: int) -> str:
+    """Return the scales of the weights in input i, which the largest of each channel decides."""
+    axis, bits = (nodes.site.attrs[name] for name in ("axis", "bits"))
+    over = [k for k in range(nodes.site.type(i).rank) if k != axis]
+    peak = with_axes(nodes, "ReduceMax", nodes.op("Abs", nodes.x(i)), over, 18, keepdims=1)
+    scale = nodes.op("Div", peak, nodes.like(float(2 ** (bits - 1) - 1), i))
+    # Weights that are all 0 are 0 in any scale, and 1 divides nothing by 0.
+    is_none = nodes.op("Equal", scale, nodes.like(0.0, i))
+    return str(nodes.op("Where", is_none, nodes.like(1.0, i), scale))
 
 
 def _round_weights(nodes: Nodes) -> tuple[str, ...]:
-    """Round to scales that the largest weight of each channel decides."""
-    axis, bits = (nodes.site.attrs[name] for name in ("axis", "bits"))
-    top = 2 ** (bits - 1) - 1
-    over = [k for k in range(nodes.site.type(0).rank) if k != axis]
-    peak = with_axes(nodes, "ReduceMax", nodes.op("Abs", nodes.x(0)), over, 18, keepdims=1)
-    zero = nodes.like(0.0, 0)
-    scale = nodes.op("Div", peak, nodes.like(float(top), 0))
-    # Weights that are all 0 are 0 in any scale, and 1 divides nothing by 0.
-    scale = nodes.op("Where", nodes.op("Equal", scale, zero), nodes.like(1.0, 0), scale)
-    bounds: dict[str, Any] = {"quant_min": float(-top), "quant_max": float(top)}
-    return (nodes.op("FakeQuantValue", nodes.x(0), scale, zero, domain=OURS, **bounds),)
+    # Symmetric about 0, as integer kernels want weights: the least integer stays unused.
+    top = float(2 ** (nodes.site.attrs["bits"] - 1) - 1)
+    bounds: dict[str, Any] = {"quant_min": -top, "quant_max": top}
+    ins = nodes.x(0), _find_weight_scale(nodes, 0), nodes.like(0.0, 0)
+    return (nodes.op("FakeQuantValue", *ins, domain=OURS, **bounds),)
+
+
+def _round_bias(nodes: Nodes) -> tuple[str, ...]:
+    """Round to the product of the scales of the weights and of the activation."""
+    # The units in which integer products sum, so that an exported bias is the same number.
+    flat = nodes.op("Reshape", _find_weight_scale(nodes, 1), nodes.const([-1], "i64"))
+    scale = nodes.op("Mul", flat, nodes.x(2))
+    return (nodes.op("Mul", nodes.op("Round", nodes.op("Div", nodes.x(0), scale)), scale),)
 
 
 _LEVEL = "round(x / scale) + zero"
@@ -372,6 +395,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
 
 _CENTRED = "Cast Reshape Sub"  # what is computed with integers less their zero points
 _REQUANTISED = "Add Clip Div Mul Round"  # and what brings it back to 8 bits
+_SCALED = "Abs Div Equal ReduceMax Where"  # the scales of weights
 OPS = (
     *_linear(""),
     *_linear(MS),
@@ -461,7 +485,21 @@ OPS = (
         infer=_round_weights_infer,
         expand=_round_weights,
         grad=lambda grad, dy: (dy,),
-        becomes=f"Abs Div Equal ReduceMax Where {OURS}::FakeQuantValue",
+        becomes=f"{_SCALED} {OURS}::FakeQuantValue",
+    ),
+    Op(
+        name="RoundBias",
+        domain=OURS,
+        inputs=(3, 3),
+        outputs=1,
+        attrs={"axis": -1, "bits": 8},
+        takes={"axis": "int", "bits": "int"},
+        roles={0: Role.BIAS},
+        infer=_round_bias_infer,
+        expand=_round_bias,
+        grad=lambda grad, dy: (dy, None, None),
+        no_gradient=frozenset((1, 2)),
+        becomes=f"{_SCALED} Mul Reshape Round",
     ),
     Op(
         name="QuantizeDequantize",

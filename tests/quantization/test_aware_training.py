@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
+import edgegrad
 from engine.artifacts import SGD, AdamW
 from engine.graphs.io import onnx_io
 from engine.models.catalog import find_architecture
@@ -72,7 +73,40 @@ def test_an_export_is_the_model_that_was_trained(
     assert kinds == {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.FLOAT}
     x, _ = make_data(32, seed=5)
     ours, peer = trainer.predict(x), run_peer(tmp_path / "int8.onnx", x)
-    # A value between two integers may be rounded to either, which the next layers pass on.
+    session = edgegrad.Session(tmp_path / "int8.onnx", threads=1)
+    assert np.array_equal(ours, session.run(None, {session.get_inputs()[0].name: x})[0])
+    assert np.abs(ours - peer).max() < 1e-4 * np.abs(ours).max()
+
+
+def test_all_weights_and_biases_are_trained(trained: Path) -> None:
+    graph = onnx_io.load(prepare_qat(trained, make_data(), Quantization(threads=1)).to_bytes())
+    names = [name for name, array in graph.initializers.items() if array.ndim]
+    # Folding has left the names of the weights as they were.
+    source = {t.name for t in onnx.load(trained).graph.initializer}
+    assert {name for name in names if name.endswith("weight")} <= source
+    trainer = begin(trained, AdamW(lr=1e-3))
+    assert {name for name, _ in trainer.state.parameters} == {*names}
+    before = {name: np.array(p.data) for name, p in trainer.state.parameters}
+    trainer.fit(make_data(), epochs=1, progress=False)
+    for name, parameter in trainer.state.parameters:
+        assert not np.array_equal(parameter.data, before[name]), name
+
+
+def test_a_float_head_is_trained_on_integers(trained: Path, tmp_path: Path) -> None:
+    options = Quantization(threads=1, keep=["classifier"])
+    quantize(trained, make_data(), options).save(tmp_path / "backbone.onnx")
+    trainer = Trainer.from_onnx(
+        tmp_path / "backbone.onnx", "cross_entropy", AdamW(lr=1e-2), threads=1, seed=0
+    )
+    assert {name for name, _ in trainer.state.parameters} == {
+        "classifier.weight", "classifier.bias",
+    }  # fmt: skip
+    before = trainer.evaluate(make_data())["loss"]
+    trainer.fit(make_data(), epochs=4, progress=False)
+    assert trainer.evaluate(make_data())["loss"] < before
+    trainer.export(tmp_path / "head.onnx")
+    x, _ = make_data(16, seed=5)
+    ours, peer = trainer.predict(x), run_peer(tmp_path / "head.onnx", x)
     assert np.abs(ours - peer).max() < 0.02 * np.abs(ours).max()
 
 

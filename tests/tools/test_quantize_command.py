@@ -49,6 +49,47 @@ def test_a_run_becomes_integers_and_says_what_that_loses(
     assert weights["conv.weight_quantized"] == onnx.TensorProto.INT8
 
 
+def test_a_run_with_roundings_leaves_a_model_of_integers(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "aware"
+    words = ("train", "--model", home / "run" / "inference.onnx", "--data", home / "photos",
+             "--qat", "--set", "model.qat_options.weight_bits=4", "-o", out, "--epochs", "1",
+             "--batch", "8", "--lr", "0.001", "--threads", "1")  # fmt: skip
+    assert cli.main([*map(str, words)]) == 0
+    assert "model: 2 products in integers" in capsys.readouterr().out
+    weights = {t.name: t for t in onnx.load(out / "inference.onnx").graph.initializer}
+    integers = onnx.numpy_helper.to_array(weights["conv.weight_quantized"])
+    assert integers.dtype == np.int8
+    assert np.abs(integers).max() == 7
+    assert cli.main(["predict", str(out), str(home / "test")]) == 0
+    resumed = ("train", "--resume", "-o", out, "--epochs", "2")
+    assert cli.main([*map(str, resumed)]) == 0
+
+
+AWARE: dict[str, tuple[tuple[str, ...], str]] = {
+    "random": (("--model", "cnn"), "an architecture without weights begins with random ones"),
+    "option": (("--model", "model.onnx", "--set", "model.qat_options.bits=4"), "unknown key"),
+    "adapters": (("--model", "model.onnx", "--set", "model.lora={match='fc'}"), "qat and lora"),
+}
+
+
+@pytest.mark.parametrize("case", AWARE)
+def test_roundings_that_make_no_sense_are_refused(
+    case: str,
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(home)
+    words, told = AWARE[case]
+    command = ("train", *words, "--qat", "--data", "photos", "-o", str(tmp_path / "out"))
+    assert cli.main(list(command)) == 1
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_takes_options_and_prints_json(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

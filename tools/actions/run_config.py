@@ -76,6 +76,14 @@ class ModelTable(RecipeOptions):
         'Adapters to train instead, such as {match = "attn.*(q|v)", rank = 8}: options of Lora '
         "(docs/lora.md); by default none.",
     )
+    qat: bool = declare_option(
+        False,
+        "Train with rounded weights and activations, so that inference.onnx is of 8-bit integers "
+        "(docs/quantization.md).",
+    )
+    qat_options: Mapping[str, Any] = declare_option(
+        {}, "Options of qat, such as {weight_bits = 4}: as `edgegrad quantize` has them."
+    )
     head: Literal["auto", "keep", "replace"] = declare_option(
         "auto",
         "The last layer of a classifier: replaced if the number of classes differs, never, or "

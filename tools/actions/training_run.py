@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.base import option_tables
 from engine.base.errors import FileError, InputError, StateError
 from engine.base.fields import select_options
 from engine.data.changes import MIXING, find_changes
@@ -29,6 +30,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
 from engine.models.catalog import Architecture, find_architecture
 from engine.models.named_model import make
+from engine.quantization import Quantization
 from engine.system import files
 from engine.system.config import count_cores, switch
 from engine.tools.actions import run_config, run_data, runs
@@ -166,6 +168,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     _check_apart(folder, config)
     own = folder / FORWARD
     source = own if resume and own.exists() else _find_existing(config)
+    _check_rounding(config, source)
     lines: list[str] = []
     if isinstance(source, Architecture):
         config, dataset, forward = _build_model(config, source, lines.append)
@@ -188,7 +191,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
         recipe = _make_recipe(config, training)
-        _begin(config, recipe, forward, folder, lines.append)
+        _begin(config, recipe, forward, training, folder, lines.append)
         run_data.write_learned(config.data, training, folder)
     path = own if own.exists() else Path(config.model.path)
     return _Prepared(config, training, validation, folder / ARTIFACTS, path, lines)
@@ -324,6 +327,36 @@ def _check_folder(folder: Path, resume: bool) -> None:
         raise StateError(f"{folder} holds no run to resume: leave out --resume to begin one")
 
 
+def _check_rounding(config: RunConfig, source: Path | Architecture) -> None:
+    """Refuse to train with roundings what has no ranges yet, or is not trained itself.
+
+    Raises:
+        InputError: it is so.
+    """
+    _make_rounding(config)
+    if not config.model.qat:
+        return
+    if config.model.lora is not None:
+        raise InputError("[model] qat and lora: give one of them; adapters are not rounded")
+    if isinstance(source, Architecture) and not config.model.weights:
+        raise InputError(
+            "[model] qat: ranges are measured on the model as it begins, and an architecture "
+            "without weights begins with random ones: train it first, then give its inference.onnx"
+        )
+
+
+def _make_rounding(config: RunConfig) -> Quantization:
+    """Return the options of training with roundings.
+
+    Raises:
+        InputError, DTypeError: there is no such option, or its value does not fit.
+    """
+    options: Quantization = option_tables.make(
+        Quantization, config.model.qat_options, "[model] qat_options"
+    )
+    return options
+
+
 def _check_apart(folder: Path, config: RunConfig) -> None:
     """Refuse to write a run among the data, since its files would become data.
 
@@ -409,10 +442,19 @@ def _describe_data(config: RunConfig, training: Dataset, validation: Dataset | N
     return f"data: {config.data.path} ({config.data.kind}): {counts}{classes}"
 
 
-def _begin(config: RunConfig, recipe: Recipe, forward: Forward, folder: Path, say: Say) -> None:
+def _begin(
+    config: RunConfig,
+    recipe: Recipe,
+    forward: Forward,
+    training: Dataset,
+    folder: Path,
+    say: Say,
+) -> None:
     """Write the artifacts and the configuration of a new run."""
     _fit_to_classes(config, forward, recipe.loss, say)
     lora = config.model.lora
+    if config.model.qat:
+        say(f"model: {forward.prepare_qat(training, _make_rounding(config))}")
     if lora is not None:
         added = forward.adapt(lora).summary.added
         say(f"model: {added:,} values of adapters of rank {lora.rank} are added")

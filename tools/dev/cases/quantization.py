@@ -179,13 +179,25 @@ FAKE = (
 )  # fmt: skip
 
 
-def _round(w: np.ndarray, axis: int = -1, bits: int = 8) -> list[np.ndarray]:
-    """Weights rounded to scales of their channels, or of all."""
+def _scale(w: np.ndarray, axis: int, bits: int) -> np.ndarray:
+    """The scales of weights: of their channels, or of all."""
     over = tuple(k for k in range(w.ndim) if k != axis)
-    top = 2 ** (bits - 1) - 1
-    scale = np.abs(w).max(over, keepdims=True) / top
-    scale = np.where(scale == 0, 1, scale).astype(w.dtype)
+    scale = np.abs(w).max(over, keepdims=True) / (2 ** (bits - 1) - 1)
+    return np.where(scale == 0, 1, scale).astype(w.dtype)
+
+
+def _round(w: np.ndarray, axis: int = -1, bits: int = 8) -> list[np.ndarray]:
+    """Weights rounded to their scales."""
+    scale = _scale(w, axis, bits)
     return [(np.rint(w / scale) * scale).astype(w.dtype)]
+
+
+def _round_bias(
+    b: np.ndarray, w: np.ndarray, unit: np.ndarray, axis: int = -1, bits: int = 8
+) -> list[np.ndarray]:
+    """A bias rounded to the scales of the weights beside it, in units of the activation's."""
+    scale = (_scale(w, axis, bits).reshape(-1) * unit).astype(b.dtype)
+    return [(np.rint(b / scale) * scale).astype(b.dtype)]
 
 
 ROUNDED = (
@@ -195,6 +207,11 @@ ROUNDED = (
     Case("RoundWeights", (f32(5, 6),), domain="engine", reference=_round),
     Case("RoundWeights", (np.array([[0.0, 0.0], [0.3, -1.2]], np.float32),), {"axis": 0},
          domain="engine", reference=_round, name="round-weights-nothing"),
+    Case("RoundBias", (f32(4), f32(4, 3, 3, 3), one(0.02)), {"axis": 0}, domain="engine",
+         reference=_round_bias),
+    Case("RoundBias", (f32(5), f32(6, 5), one(0.3)), {"axis": 1, "bits": 4}, domain="engine",
+         reference=_round_bias),
+    Case("RoundBias", (f32(6), f32(6, 5), one(0.1)), domain="engine", reference=_round_bias),
 )  # fmt: skip
 
 CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE, *ROUNDED)
