@@ -82,7 +82,7 @@ class ModelTable(RecipeOptions):
         "(docs/quantization.md).",
     )
     qat_options: Mapping[str, Any] = declare_option(
-        {}, "Options of qat, such as {weight_bits = 4}: as `edgegrad quantize` has them."
+        {}, "Options of qat, such as {weight_bits = 4}; `edgegrad quantize` lists them."
     )
     head: Literal["auto", "keep", "replace"] = declare_option(
         "auto",
