@@ -1,8 +1,9 @@
-"""Training steps in bfloat16 beside float32, and beside PyTorch's autocast, in turns.
+"""Training steps in 16 bits beside float32, and beside PyTorch's autocast, in turns.
 
 Three processes a row take turns of `STEPS` steps of the same model on the same batch: our steps in
 each precision, and autocast's by the Python of EDGEGRAD_BENCH_PEERS, if there is one.  Times are
-medians, ratios medians over the turns: above 1 our bfloat16 is faster.  Memory is the work memory
+medians, ratios medians over the turns: above 1 our 16 bits are faster.  `--half f16` is float16, of
+which autocast has none on CPUs.  Memory is the work memory
 of our plans.
 
 precision.memory has the work memory of the plans alone, which is exact on a busy machine.
@@ -68,11 +69,16 @@ def measure_memory(name: str, options: Namespace) -> Iterator[Cells]:
 
 
 def time_steps(
-    folder: Path, threads: int, steps: int, turns: int, others: Mapping[str, Sequence[Any]]
+    folder: Path,
+    threads: int,
+    steps: int,
+    turns: int,
+    others: Mapping[str, Sequence[Any]],
+    precisions: Sequence[Precision] = COMPARED,
 ) -> dict[str, list[float]]:
     """Return the seconds of turns of steps in the precisions, and by other commands."""
     commands: dict[str, Sequence[Any]] = {
-        p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p] for p in COMPARED
+        p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p] for p in precisions
     }
     commands.update(others)
     with ExitStack() as stack:
@@ -85,21 +91,21 @@ def time_steps(
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
-    steps, python = STEPS.get(name, 5), switch("BENCH_PEERS")
-    is_beside = bool(python and find_peers([python], [AUTOCAST]))
+    steps, python, half = STEPS.get(name, 5), switch("BENCH_PEERS"), options.half
+    is_beside = half == "bf16" and bool(python and find_peers([python], [AUTOCAST]))
     with written(name) as folder:
         for threads in options.threads:
             others = dict[str, Sequence[Any]]()
             if is_beside:
                 others[AUTOCAST] = [python, SCRIPT, AUTOCAST, name, folder, threads]
-            times = time_steps(folder, threads, steps, options.turns, others)
+            times = time_steps(folder, threads, steps, options.turns, others, ("f32", half))
             took = {side: 1e3 * median(each) / steps for side, each in times.items()}
-            work = [measure_work(folder, threads, p) for p in COMPARED]
+            work = [measure_work(folder, threads, p) for p in ("f32", half)]
             peer: tuple[float | None, float | None] = (None, None)
             if is_beside:
-                peer = took[AUTOCAST], compare_medians(times[AUTOCAST], times["bf16"])
-            gained = compare_medians(times["f32"], times["bf16"])
-            yield threads, took["f32"], took["bf16"], gained, *peer, *work, work[1] / work[0]
+                peer = took[AUTOCAST], compare_medians(times[AUTOCAST], times[half])
+            gained = compare_medians(times["f32"], times[half])
+            yield threads, took["f32"], took[half], gained, *peer, *work, work[1] / work[0]
 
 
 def measure_choice(name: str, options: Namespace) -> Iterator[Cells]:
@@ -118,15 +124,18 @@ def measure_choice(name: str, options: Namespace) -> Iterator[Cells]:
 BENCHES = (
     Bench(
         "precision",
-        "training steps in bfloat16 beside float32 and autocast, in turns",
+        "training steps in 16 bits beside float32 and autocast, in turns",
         {name: name for name in WORKLOADS},
         (
-            "threads", "f32 ms:.2f", "bf16 ms:.2f", "f32 / bf16:.2f", "autocast ms:.2f",
-            "autocast / bf16:.2f", "f32 MB:.1f", "bf16 MB:.1f", "MB ratio:.2f",
+            "threads", "f32 ms:.2f", "half ms:.2f", "f32 / half:.2f", "autocast ms:.2f",
+            "autocast / half:.2f", "f32 MB:.1f", "half MB:.1f", "MB ratio:.2f",
         ),
         measure,
         usual=("minilm", "vit", "gpt2", "resnet18"),
-        options=(THREADS, Option("turns", 9, "turns of each")),
+        options=(
+            THREADS, Option("turns", 9, "turns of each"),
+            Option("half", "bf16", "the type of 16 bits: bf16 or f16"),
+        ),
         small="mlp --turns 1 --threads 1",
     ),
     Bench(

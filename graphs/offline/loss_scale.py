@@ -58,11 +58,19 @@ def divide_in_updates(graph: Graph, gradients: dict[str, str]) -> str:
 
     gradients: of the parameters, as `scale_loss` has made them; become those before the division.
 
-    Returns the factor of updates; empty if the loss of the graph is not scaled.
+    Returns the factor of updates; empty if the loss of the graph is not scaled, or if other nodes
+    follow the divisions: ranks add up what is divided.
     """
     if LOSS_SCALE not in graph.inputs:
         return ""
     makers, names = graph.find_producers(), Names(graph)
+    factors = {n.outputs[0] for n in graph.nodes if n.op == "Cast" and n.inputs[0] == LOSS_SCALE}
+    factors.add(LOSS_SCALE)
+    inverses = {
+        n.outputs[0] for n in graph.nodes if n.op == "Reciprocal" and n.inputs[0] in factors
+    }
+    if not all(inverses & {*makers[own].inputs[1:]} for own in gradients.values()):
+        return ""
     for name, own in gradients.items():
         graph.nodes.remove(makers[own])
         gradients[name] = makers[own].inputs[0]

@@ -225,6 +225,37 @@ def test_a_loss_that_is_not_finite_holds_back_all_updates() -> None:
     assert "input 'x' has NaN at [5, 2]" in guilty
 
 
+def test_an_overflow_on_one_rank_lowers_the_loss_scale_of_all() -> None:
+    """All ranks skip the step, and go on with the factor of one process."""
+    bad = X.copy()
+    bad[15, 2] = np.inf
+    options: dict[str, Any] = {"precision": "f16", "growth_interval": 2, "threads": 1}
+
+    def follow(trainer: Trainer, cut: tuple[int, int]) -> Any:
+        seen = []
+        for x in (X, bad, X, X):
+            before = bytes_of(trainer)
+            if trainer.learner.session.training.ranks is None:
+                trainer.step(x, LABELS)
+            else:
+                run_step(trainer, cut, x, LABELS)
+            changed = bytes_of(trainer) != before
+            seen.append((trainer.loss_scale, trainer.skipped, trainer.steps, changed))
+        return seen, bytes_of(trainer)
+
+    seen, _ = follow(make_trainer(PLAIN, **options), (0, 20))
+    assert seen == [
+        (65536, 0, 1, True), (32768, 1, 1, False), (32768, 1, 2, True), (65536, 1, 3, True)
+    ]  # fmt: skip
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        return follow(join_trainer(PLAIN, group, **options), cut)
+
+    first, second = run_ranks((0, 10, 20), work)
+    assert first == second
+    assert first[0] == seen
+
+
 def test_a_rank_that_ends_leaves_nobody_waiting() -> None:
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
         mine = join_trainer(NORMED, group)
