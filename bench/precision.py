@@ -2,8 +2,8 @@
 
 Three processes a row take turns of `STEPS` steps of the same model on the same batch: our steps in
 each precision, and autocast's by the Python of EDGEGRAD_BENCH_PEERS, if there is one.  Times are
-medians, ratios medians over the turns: above 1 our 16 bits are faster.  `--half f16` is float16, of
-which autocast has none on CPUs.  Memory is the work memory
+medians, ratios medians over the turns: above 1 our 16 bits are faster.  With `--half f16` they
+are float16, and autocast is left out.  Memory is the work memory
 of our plans.
 
 precision.memory has the work memory of the plans alone, which is exact on a busy machine.

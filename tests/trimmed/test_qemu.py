@@ -137,8 +137,8 @@ def test_an_aarch64_build_trains_in_16_bits(
     precision: Precision, features: str, cpu: str, tmp_path: Path
 ) -> None:
     """With products of bfloat16 where the target has them, which an older CPU refuses."""
-    platform, found = resolve("raspberrypi5", features=features), find_emulator("raspberrypi5")
-    assert found is not None
+    platform, emulator = resolve("raspberrypi5", features=features), find_emulator("raspberrypi5")
+    assert emulator is not None
     options = Options("mnist", platform, [4], compiler="zig", precision=precision)
     build(GOLDENS / "transformer", tmp_path, options)
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
@@ -148,8 +148,8 @@ def test_an_aarch64_build_trains_in_16_bits(
     assert ((by_vector | by_lane).sum() > 100) == bool(features)  # bfdot
     if features:
         with pytest.raises(RuntimeError, match="this CPU lacks bf16"):
-            found.run(program, checkpoint)
-    said = replace(found, command=(found.command[0], "-cpu", cpu)).run(program, checkpoint)
+            emulator.run(program, checkpoint)
+    said = replace(emulator, command=(emulator.command[0], "-cpu", cpu)).run(program, checkpoint)
     assert "passed" in said
     assert len(LINE.findall(said)) == STEPS
 
