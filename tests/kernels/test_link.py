@@ -118,12 +118,12 @@ def test_a_core_and_features_decide_vectors_and_products(
 ) -> None:
     """The features that LLVM's name of a core stands for count, too."""
     given = words if "name" in words else {"triple": "x86_64-unknown-linux-gnu", **words}
-    found = resolve(**given).target
-    assert (found.vector, found.products) == (vector, products)
+    target = resolve(**given).target
+    assert (target.vector, target.products) == (vector, products)
     row = {16: ("sse", False), 32: ("avx2", True), 64: ("avx512", True)}[vector]
-    if found.arch == "x86_64":
+    if target.arch == "x86_64":
         level, fma = row
-        assert found == make(found.triple, found.cpu, found.features, level, fma=fma)
+        assert target == make(target.triple, target.cpu, target.features, level, fma=fma)
 
 
 @pytest.mark.parametrize(
