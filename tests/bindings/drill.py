@@ -64,10 +64,11 @@ class Reference:
         self.count = sum(p.data.size for _, p in state.parameters if p.requires_grad)
 
 
-def check(printed: str, out: Path, case: str, *, exact: bool) -> None:
+def check(printed: str, out: Path, case: str, *, exact: bool, ends: bool = True) -> None:
     """Check what a drill printed and the checkpoint that it wrote.
 
     exact: to the last bit; otherwise to rounding, as on a processor without fused sums.
+    ends: a model that has ended can be called, and refuses.
     """
     reference = Reference(case)
     lines = printed.splitlines()
@@ -83,7 +84,7 @@ def check(printed: str, out: Path, case: str, *, exact: bool) -> None:
     else:
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         assert len(out.read_bytes()) == len(reference.checkpoint)
-    patterns = [*REFUSALS, GONE]
+    patterns = [*REFUSALS, *[GONE] * ends]
     refused = [rest for word, rest in rows if word == "refused"]
     assert len(refused) == len(patterns), printed
     for line, pattern in zip(refused, patterns, strict=True):

@@ -37,6 +37,7 @@ NOT_RUN = {
     "docs/quickstart.md": 2,
     "docs/raspberry-pi.md": 8,
     "docs/reports.md": 1,
+    "docs/rust.md": 2,
     "docs/small-clients.md": 4,
     "docs/starting.md": 2,
     "docs/trimmed-builds.md": 2,

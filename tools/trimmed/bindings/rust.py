@@ -1,0 +1,175 @@
+"""Rust: a type over functions of C, whose memory is borrowed; `no_std`, with `alloc`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.bindings.package import Api, Language, describe, indent, join_pascal
+
+_GIVEN = {  # type, what is passed to C, and C's types
+    "text": ("&str", "{0}_.as_ptr()", "*const u8"),
+    "flag": ("bool", "{0} as i32", "i32"),
+    "phase": ("Phase", "{0} as i32", "i32"),
+    "int": ("i32", "{0}", "i32"),
+    "long": ("i64", "{0}", "i64"),
+    "float": ("f32", "{0}", "f32"),
+    "size": ("usize", "{0}", "usize"),
+    "bytes": ("&[u8]", "data({0}), {0}.len()", "*const u8, usize"),
+    "buffer": ("&mut [u8]", "{0}.as_mut_ptr(), {0}.len()", "*mut u8, usize"),
+    "floats": ("&[f32]", "data({0}), {0}.len()", "*const f32, usize"),
+    "float_buffer": ("&mut [f32]", "{0}.as_mut_ptr(), {0}.len()", "*mut f32, usize"),
+    "doubles": ("&[f64]", "data({0}), {0}.len()", "*const f64, usize"),
+    "double_buffer": ("&mut [f64]", "{0}.as_mut_ptr(), {0}.len()", "*mut f64, usize"),
+    "inputs": ("&[Values<'_>]", "core::ptr::null()", "*const *const u8"),
+    "outputs": ("", "core::ptr::null()", "*const *mut u8"),
+    "out_text": ("String", "&mut {0}", "*mut *const u8"),
+    "out_int": ("i32", "&mut {0}", "*mut i32"),
+    "out_long": ("i64", "&mut {0}", "*mut i64"),
+    "out_float": ("f32", "&mut {0}", "*mut f32"),
+    "out_size": ("usize", "&mut {0}", "*mut usize"),
+}
+_FIRST = {"out_text": "ptr::null()", "out_float": "0.0"}  # values before the call; others are 0
+_ANSWERS = {  # type, what is made of the call, and C's type
+    "nothing": ("()", "{0}", "()"),
+    "code": ("()", "self.check({0})", "i32"),
+    "flag": ("bool", "0 != {0}", "i32"),
+    "int": ("i32", "{0}", "i32"),
+    "long": ("i64", "{0}", "i64"),
+    "float": ("f32", "{0}", "f32"),
+    "size": ("usize", "{0}", "usize"),
+    "text": ("&str", "read_text({0})", "*const u8"),
+    "tensor": ("Option<Tensor<'_>>", "read_tensor({0})", "*const Facts"),
+    "memory": ("", "", "*mut u8"),
+}
+
+
+def _list_declared(function: ApiFunction) -> list[str]:
+    ways = [(_GIVEN[a.kind][0], a.name) for a in function.given]
+    return [f"{name}: {kind}" for kind, name in ways if kind]
+
+
+def _list_texts(function: ApiFunction) -> list[str]:
+    """Return the statements that make texts of C."""
+    names = [a.name for a in function.given if a.kind == "text"]
+    return [f'let {name}_ = terminate("{name}", {name})?;' for name in names]
+
+
+def _write_contract(function: ApiFunction) -> str:
+    return describe(function, lambda name: f"`{name}`", "/// ")
+
+
+def _write_call(function: ApiFunction, first: list[str], last: list[str]) -> str:
+    passed = [_GIVEN[a.kind][1].format(a.name) for a in function.arguments]
+    words = ", ".join([*first, *passed, *last])
+    return f"unsafe {{ native::@name@_{function.name}({words}) }}"
+
+
+def _write_method(function: ApiFunction, head: str, lines: list[str]) -> str:
+    body = indent("\n".join(lines), 4)
+    return indent(f"{_write_contract(function)}pub fn {head} {{\n{body}\n}}\n", 4)
+
+
+def _write_member(function: ApiFunction, api: Api) -> str:
+    """Return the method, with its contract."""
+    call = _write_call(function, ["self.m"] * function.acts, [])
+    result, made, _ = _ANSWERS[function.answer]
+    lines = _list_texts(function)
+    fails = function.fails or bool(lines)
+    receiver = ["&mut self" if function.changes else "&self"] * function.acts
+    declared = ", ".join([*receiver, *_list_declared(function)])
+    if function.answer == "memory":
+        names = ", ".join(a.name for a in function.given)
+        info = f"self.{find_description(function, api.functions).name}({names})"
+        fixed = function.result.startswith("const")
+        result = "Option<&[u8]>" if fixed else "Option<&mut [u8]>"
+        take = "from_raw_parts" if fixed else "from_raw_parts_mut"
+        lines += [f"let bytes = {info}?.bytes;", f"let address = {call};"]
+        value = f"(!address.is_null()).then(|| unsafe {{ slice::{take}(address, bytes) }})"
+    else:
+        value = made.format(call)
+    if any(a.kind == "inputs" for a in function.given):
+        lines.append(f"self.place(Phase::{api.find_phase(function).capitalize()}, inputs)?;")
+    elif gotten := function.gotten:
+        result = join_pascal(function.name.removeprefix("get_"))
+        lines += [f"let mut {a.name} = {_FIRST.get(a.kind, '0')};" for a in gotten]
+        fields = ", ".join(
+            f"{a.name}: read_text({a.name}).to_string()" if a.kind == "out_text" else a.name
+            for a in gotten
+        )
+        lines.append(f"{value}?;")
+        value = f"Ok({result} {{ {fields} }})"
+    elif fails and not function.fails:
+        value = f"Ok({value})"
+    static = "'static " if result == "&str" and not function.acts else ""
+    kind = result.replace("&", f"&{static}", 1) if static else result
+    kind = f"Result<{kind}, Error>" if fails else kind
+    arrow = "" if kind == "()" else f" -> {kind}"
+    return _write_method(function, f"{function.name}({declared}){arrow}", [*lines, value])
+
+
+def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+    """Return the type of the results of a method that has several."""
+    fields = "".join(f"    pub {a.name}: {_GIVEN[a.kind][0]},\n" for a in gotten)
+    return (
+        f"/// The result of `get_{name.lower()}`.\n#[derive(Debug, Clone, PartialEq)]\n"
+        f"pub struct {name} {{\n{fields}}}\n"
+    )
+
+
+def _write_maker(function: ApiFunction) -> str:
+    """Return the function that makes a model."""
+    call = _write_call(function, ["&mut made"], ["why.as_mut_ptr()"])
+    lines = [
+        *_list_texts(function),
+        "let mut made = ptr::null_mut();",
+        "let mut why = [0; @MESSAGE_BYTES@];",
+        f"let code = {call};",
+        "Model::make(code, made, &why)",
+    ]
+    head = f"{function.name}({', '.join(_list_declared(function))}) -> Result<Model, Error>"
+    return _write_method(function, head, lines)
+
+
+def _write_native(function: ApiFunction) -> str:
+    """Return the declaration of the function of C."""
+    taken = ["m: *mut Opaque"] * function.acts + ["out: *mut *mut Opaque"] * function.makes
+    for argument in function.arguments:
+        first, *size = _GIVEN[argument.kind][2].split(", ")
+        taken += [f"{argument.name}: {first}"] + [f"{argument.name}_size: {each}" for each in size]
+    taken += ["message: *mut u8"] * function.tells
+    result = _ANSWERS[function.answer][2]
+    arrow = "" if result == "()" else f" -> {result}"
+    return f"        pub fn @name@_{function.name}({', '.join(taken)}){arrow};\n"
+
+
+def _write_enumeration(enumeration: Enumeration) -> str:
+    """Return an enumeration, which can be found by its numbers."""
+    members = [(join_pascal(name), value) for name, value, _ in enumeration.members]
+    rows = "".join(f"    {name} = {value},\n" for name, value in members)
+    found = "".join(f"            {value} => Some(Self::{name}),\n" for name, value in members)
+    return (
+        "#[repr(i32)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq)]\n"
+        f"pub enum {enumeration.title} {{\n{rows}}}\n\nimpl {enumeration.title} {{\n"
+        "    /// Return the one with a number of C.\n"
+        "    pub fn from_number(value: i32) -> Option<Self> {\n"
+        f"        match value {{\n{found}            _ => None,\n        }}\n    }}\n}}\n"
+    )
+
+
+def _fill(api: Api) -> Mapping[str, str]:
+    functions = [f for f in api.functions if not f.places]
+    records = [
+        _write_record(join_pascal(f.name.removeprefix("get_")), f.gotten)
+        for f in functions
+        if f.gotten
+    ]
+    return {
+        "enums": "\n".join([*map(_write_enumeration, api.enumerations), *records]).rstrip(),
+        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
+        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
+        "natives": "".join(map(_write_native, functions)).rstrip(),
+    }
+
+
+RUST = Language("rust", "Rust", _fill, place=lambda name, platform: "native")

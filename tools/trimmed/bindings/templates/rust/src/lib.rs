@@ -1,0 +1,249 @@
+//! Training of one model.  Each method is the function of `@name@.h` with its name; a call that is
+//! refused returns an `Error` with the message of C.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), @name@::Error> {
+//! use @name@::{Model, Phase};
+//! let (images, labels) = ([0.0f32; 8], [0i64; 8]);
+//! let mut model = Model::create("checkpoint")?;
+//! model.train_step(&[images[..].into(), labels[..].into()])?;
+//! let loss = model.floats(Phase::Train, 0)?[0];
+//! model.optimizer_step()?;
+//! model.lazy_reset_grad();
+//! # Ok(())
+//! # }
+//! ```
+#![no_std]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ptr;
+use core::slice;
+
+/*@enums@*/
+
+/// An error code of C, and the message that says what was wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub code: ErrorCode,
+    pub message: String,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+#[cfg(feature = "std")]
+impl std::error::Error for Error {}
+
+/// Name, type and shape of an input, an output or a parameter.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensor<'a> {
+    pub name: &'a str,
+    pub dtype: Dtype,
+    pub dims: &'a [i64],
+    pub bytes: usize,
+    pub trainable: bool,
+}
+
+/// Values of an input: a slice of the tensor's type.
+#[derive(Debug, Clone, Copy)]
+pub struct Values<'a> {
+    dtype: Dtype,
+    address: *const u8,
+    bytes: usize,
+    _lives: core::marker::PhantomData<&'a u8>,
+}
+
+macro_rules! values_from {
+    ($($kind:ty => $dtype:ident),*) => {$(
+        impl<'a> From<&'a [$kind]> for Values<'a> {
+            fn from(values: &'a [$kind]) -> Self {
+                Values {
+                    dtype: Dtype::$dtype,
+                    address: values.as_ptr().cast(),
+                    bytes: core::mem::size_of_val(values),
+                    _lives: core::marker::PhantomData,
+                }
+            }
+        }
+    )*};
+}
+
+values_from!(f32 => F32, f64 => F64, i64 => I64, i32 => I32, i16 => I16, i8 => I8,
+    u64 => U64, u32 => U32, u16 => U16, u8 => U8, bool => Bool);
+
+#[repr(C)]
+struct Facts {
+    name: *const u8,
+    dtype: i32,
+    rank: i32,
+    dims: *const i64,
+    bytes: usize,
+    trainable: i32,
+}
+
+/// What C makes; it is never looked into.
+#[repr(C)]
+pub struct Opaque {
+    _nothing: [u8; 0],
+}
+
+mod native {
+    use super::{Facts, Opaque};
+
+    extern "C" {
+/*@natives@*/
+    }
+}
+
+/// A model, which ends with its scope.
+pub struct Model {
+    m: *mut Opaque,
+}
+
+// One model is used by one thread at a time, whichever it is.
+unsafe impl Send for Model {}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        unsafe { native::@name@_destroy(self.m) }
+    }
+}
+
+impl Model {
+/*@makers@*/
+
+/*@members@*/
+
+    /// Return the content of a checkpoint file.
+    pub fn checkpoint(&mut self, include_optimizer_state: bool) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; self.checkpoint_size(include_optimizer_state)];
+        self.save_to(&mut bytes, include_optimizer_state)?;
+        Ok(bytes)
+    }
+
+    /// Return all parameters one after another.
+    pub fn parameters(&mut self, trainable_only: bool) -> Result<Vec<f32>, Error> {
+        let mut values = vec![0.0; self.parameters_size(trainable_only)];
+        self.get_parameters(&mut values, trainable_only)?;
+        Ok(values)
+    }
+
+    /// Return an output as floats, such as the loss.
+    pub fn floats(&mut self, phase: Phase, index: i32) -> Result<&[f32], Error> {
+        match self.output_info(phase, index) {
+            Some(tensor) if tensor.dtype == Dtype::F32 => {
+                let bytes = self.output(phase, index).unwrap_or(&[]);
+                let count = bytes.len() / 4;
+                Ok(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), count) })
+            }
+            Some(tensor) => Err(refuse(format!("'{}' has other values than floats", tensor.name))),
+            None => Err(refuse(format!("there is no output {index} of {phase:?}"))),
+        }
+    }
+
+    fn check(&self, code: i32) -> Result<(), Error> {
+        match ErrorCode::from_number(code) {
+            Some(ErrorCode::Ok) => Ok(()),
+            code => Err(Error {
+                code: code.unwrap_or(ErrorCode::BadState),
+                message: self.message().to_string(),
+            }),
+        }
+    }
+
+    fn make(code: i32, m: *mut Opaque, why: &[u8]) -> Result<Model, Error> {
+        match ErrorCode::from_number(code) {
+            Some(ErrorCode::Ok) => Ok(Model { m }),
+            code => Err(Error {
+                code: code.unwrap_or(ErrorCode::BadState),
+                message: read_text(why.as_ptr()).to_string(),
+            }),
+        }
+    }
+
+    fn place(&mut self, phase: Phase, inputs: &[Values<'_>]) -> Result<(), Error> {
+        if !self.has_phase(phase) {
+            return Ok(()); // the step itself says so
+        }
+        let count = self.input_count(phase) as usize;
+        if inputs.len() != count {
+            return Err(refuse(format!("expected {count} inputs, got {}", inputs.len())));
+        }
+        for (index, values) in inputs.iter().enumerate() {
+            let tensor = match self.input_info(phase, index as i32) {
+                Some(tensor) => tensor,
+                None => return Err(refuse(format!("there is no input {index}"))),
+            };
+            if values.dtype != tensor.dtype || values.bytes != tensor.bytes {
+                return Err(refuse(format!(
+                    "input '{}': expected {:?} of {} bytes, got {:?} of {} bytes",
+                    tensor.name, tensor.dtype, tensor.bytes, values.dtype, values.bytes
+                )));
+            }
+        }
+        for (index, values) in inputs.iter().enumerate() {
+            if let Some(bytes) = self.input(phase, index as i32) {
+                unsafe { ptr::copy_nonoverlapping(values.address, bytes.as_mut_ptr(), bytes.len()) }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse(message: String) -> Error {
+    Error { code: ErrorCode::BadInput, message }
+}
+
+fn terminate(name: &str, value: &str) -> Result<Vec<u8>, Error> {
+    if value.contains('\0') {
+        return Err(refuse(format!("{name}: expected text without null characters")));
+    }
+    Ok([value.as_bytes(), &[0]].concat())
+}
+
+/// The address of values; null for none, as C has it.
+fn data<T>(values: &[T]) -> *const T {
+    if values.is_empty() { ptr::null() } else { values.as_ptr() }
+}
+
+/// Text of C, which lives as long as the model.
+fn read_text<'a>(address: *const u8) -> &'a str {
+    if address.is_null() {
+        return "";
+    }
+    let mut count = 0;
+    let bytes = unsafe {
+        while *address.add(count) != 0 {
+            count += 1;
+        }
+        slice::from_raw_parts(address, count)
+    };
+    core::str::from_utf8(bytes).unwrap_or("")
+}
+
+/// A description of C's, which lives as long as the model.
+fn read_tensor<'a>(address: *const Facts) -> Option<Tensor<'a>> {
+    let facts = unsafe { address.as_ref() }?;
+    let dims = match facts.rank as usize {
+        0 => &[],
+        rank => unsafe { slice::from_raw_parts(facts.dims, rank) },
+    };
+    Some(Tensor {
+        name: read_text(facts.name),
+        dtype: Dtype::from_number(facts.dtype)?,
+        dims,
+        bytes: facts.bytes,
+        trainable: facts.trainable != 0,
+    })
+}
