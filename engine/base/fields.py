@@ -1,6 +1,6 @@
 """Options as fields of dataclasses, from which all that users meet is derived.
 
-    @checked
+    @check_arguments
     @dataclass(frozen=True, kw_only=True)
     class StepOptions:
         threads: int | None = declare_option(None, "Threads per step.", AT_LEAST_1)

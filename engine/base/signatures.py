@@ -1,6 +1,6 @@
 """Checks of the arguments of a function or class by the annotations of its parameters.
 
-    @checked(repeats=AT_LEAST_1)
+    @check_arguments(repeats=AT_LEAST_1)
     def profile(path: str | os.PathLike[str], repeats: int = 20) -> Profile: ...
 
 The annotation of a parameter alone says which values are allowed:

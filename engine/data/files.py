@@ -47,10 +47,9 @@ class DecodedFiles(Dataset):
         unreadable: Literal["raise", "drop"],
         cache: int,
     ) -> None:
-        choose_one("unreadable", unreadable, ("raise", "drop"))
         self.readers = min(READERS, count_cores())
-        self.cache, self.unreadable = arguments.count("cache", cache), unreadable
-        self.take_folder(folder, classes, arguments.check_flag("labelled", labelled))
+        self.cache, self.unreadable = cache, unreadable
+        self.take_folder(folder, classes, labelled)
 
     def take_folder(
         self, folder: str | os.PathLike[str], classes: Sequence[str] | None, labelled: bool
@@ -181,14 +180,3 @@ class DecodedFiles(Dataset):
     def choose_samples(self, indices: Sequence[int]) -> None:
         """Leave all other samples out."""
         self.paths = [self.paths[i] for i in indices]
-
-
-def choose_one(what: str, value: Any, known: Sequence[str]) -> str:
-    """Return an argument that must be one of a few words.
-
-    Raises:
-        InputError: it is not.
-    """
-    if value not in known:
-        raise InputError(f"{what}={value!r}; expected {' or '.join(map(repr, known))}")
-    return str(value)

@@ -15,8 +15,8 @@ from abc import abstractmethod
 
 import numpy as np
 
-from engine.base import arguments
-from engine.base.errors import DTypeError, InputError, LabelError, ShapeError
+from engine.base.errors import DTypeError, LabelError, ShapeError
+from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.trainer.metric import IGNORED, Array, Declaration, MeanMetric, Metric, Tensors
 
 __all__ = ["Accuracy", "TopK"]
@@ -34,6 +34,7 @@ class ClassMetric(Metric):
     ignore_index: the target of positions that do not count; None: all do.
     """
 
+    @check_arguments
     def __init__(
         self,
         name: str | None = None,
@@ -42,10 +43,7 @@ class ClassMetric(Metric):
         axis: int | None = None,
         ignore_index: int | None = IGNORED,
     ) -> None:
-        self.axis = None if axis is None else arguments.count("axis", axis)
-        self.ignore_index = (
-            None if ignore_index is None else arguments.count("ignore_index", ignore_index)
-        )
+        self.axis, self.ignore_index = axis, ignore_index
         super().__init__(name, output, target)
 
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
@@ -146,6 +144,7 @@ class Decisions(ClassMetric):
         scores and targets of one shape (n, c) are n c decisions (several labels a sample).
     """
 
+    @check_arguments
     def __init__(
         self,
         name: str | None = None,
@@ -155,7 +154,7 @@ class Decisions(ClassMetric):
         ignore_index: int | None = IGNORED,
         threshold: float | None = None,
     ) -> None:
-        self.threshold = None if threshold is None else arguments.check_real("threshold", threshold)
+        self.threshold = threshold
         super().__init__(name, output, target, axis, ignore_index)
 
     def rows(self, scores: Array, targets: Array) -> tuple[Array, Array]:
@@ -197,6 +196,7 @@ class TopK(MeanMetric, ClassMetric):
         variants={},
     )  # fmt: skip
 
+    @check_arguments(k=AT_LEAST_1)
     def __init__(
         self,
         k: int = 5,
@@ -206,9 +206,7 @@ class TopK(MeanMetric, ClassMetric):
         axis: int | None = None,
         ignore_index: int | None = IGNORED,
     ) -> None:
-        self.k = arguments.count("k", k)
-        if self.k < 1:
-            raise InputError(f"k={k}: expected 1 or more")
+        self.k = k
         name = f"top{self.k}" if name is None else name
         super().__init__(name, output, target, axis, ignore_index)
 
