@@ -62,11 +62,11 @@ def list_needs(target: Target) -> dict[str, tuple[int, int]]:
     wanted = set(_CPUS.get(target.cpu, level).split())
     for word in filter(None, target.features.split(",")):
         (wanted.add if word[0] == "+" else wanted.discard)(word[1:])
-    found = {name: (word, 1 << bit) for name, (word, bit) in bits.items() if name in wanted}
+    needs = {name: (word, 1 << bit) for name, (word, bit) in bits.items() if name in wanted}
     for name, (mask, meaning) in _KEPT.items():
-        if name in found:
-            found[meaning] = (6, mask)
-    return found
+        if name in needs:
+            needs[meaning] = (6, mask)
+    return needs
 
 
 def write_needs(needs: Mapping[str, tuple[int, int]], cpu: str) -> Iterator[str]:

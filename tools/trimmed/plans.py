@@ -88,7 +88,7 @@ class Planned:
         for step in (step for plan in plans for step in plan.steps):
             steps.setdefault(step.kernel, []).append(step)
         alone = plans[0].threads == 1
-        found = {LAUNCH.symbol: Calls(0, 0, {}, alone)}
+        called = {LAUNCH.symbol: Calls(0, 0, {}, alone)}
         for symbol, calls in steps.items():
             sizes = {(len(step.args), len(step.consts)) for step in calls}
             mine = alone and not any(step.tiles for step in calls)
@@ -101,8 +101,8 @@ class Planned:
             }
             missing = [i for i in range(pointers) if all(s.args[i].buffer < 0 for s in calls)]
             known |= dict.fromkeys([] if sizes else missing, 0)
-            found[symbol] = Calls(pointers, 0 if sizes else pointers + numbers, known, mine)
-        return found
+            called[symbol] = Calls(pointers, 0 if sizes else pointers + numbers, known, mine)
+        return called
 
 
 def list_runners(threads: int) -> list[KernelSpec]:

@@ -147,13 +147,13 @@ def _write_enumeration(enumeration: Enumeration) -> str:
     """Return an enumeration, which can be found by its numbers."""
     members = [(join_pascal(name), value) for name, value, _ in enumeration.members]
     rows = "".join(f"    {name} = {value},\n" for name, value in members)
-    found = "".join(f"            {value} => Some(Self::{name}),\n" for name, value in members)
+    arms = "".join(f"            {value} => Some(Self::{name}),\n" for name, value in members)
     return (
         "#[repr(i32)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq)]\n"
         f"pub enum {enumeration.title} {{\n{rows}}}\n\nimpl {enumeration.title} {{\n"
         "    /// Return the one with a number of C.\n"
         "    pub fn from_number(value: i32) -> Option<Self> {\n"
-        f"        match value {{\n{found}            _ => None,\n        }}\n    }}\n}}\n"
+        f"        match value {{\n{arms}            _ => None,\n        }}\n    }}\n}}\n"
     )
 
 
