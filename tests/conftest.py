@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from engine.graphs.planner import planner
+from engine.graphs.planner.alone import list_with_alone
 from engine.kernels.binaries import load, workers
 from engine.system import cache
 from engine.training import plan_cache
@@ -22,6 +24,21 @@ from tests.support.places import PLANS
 def _plans_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no plans: what earlier runs have left on disk must not decide what a test sees."""
     monkeypatch.setattr(plan_cache, "find_folder", lambda: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads_share_all() -> Generator[None]:
+    """Let threads share steps that are too small to gain by it: most tests have no others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "list_with_alone", lambda draft, target, threads: draft.calls)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _small_steps_are_alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let one thread run small steps in tests that are marked `alone`, as it does elsewhere."""
+    if request.node.get_closest_marker("alone"):
+        monkeypatch.setattr(planner, "list_with_alone", list_with_alone)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -46,6 +46,7 @@ STEP = Words(
     kernel=Field("code of the kernel", address=True),
     arguments=Field("argument words of the call", address=True),
     barrier="whether all threads meet before the step",
+    alone="whether thread 0 runs it, in the place of every thread in turn",
     group="steps that run tile by tile from this one on, 0 for a step that runs whole",
     tiles=Field("the tiles of a step that is in a group", address=True, of=TILES),
 )

@@ -279,8 +279,8 @@ class PlanReader:
                 t.read_column("step", "call"),
                 t.read_texts("step", "source"),
                 _choose(t.read_column("step", "phase"), PHASES, "phase"),
-                *(t.read_column("step", c) for c in ("pairs", "operands", "barrier")),
-                *(t.read_column("step", c) for c in ("group", "tiles", "numbered", "again")),
+                *(t.read_column("step", c) for c in ("pairs", "operands", "barrier", "group")),
+                *(t.read_column("step", c) for c in ("tiles", "numbered", "again", "alone")),
                 strict=True,
             )
         )
@@ -395,6 +395,7 @@ class PlanReader:
         tiles: int,
         numbered: int,
         again: int,
+        alone: int,
     ) -> PlanStep:
         symbol, n_args, words = self.calls[call]
         known = self.known
@@ -418,4 +419,5 @@ class PlanReader:
             tiles,
             bool(numbered),
             bool(again),
+            bool(alone),
         )

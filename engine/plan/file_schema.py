@@ -29,7 +29,7 @@ from typing import Literal, get_args
 from engine.base.element_types import ELEMENT_TYPES
 from engine.plan.plan import Mode, Phase
 
-MAGIC, VERSION = b"EGPL", 8
+MAGIC, VERSION = b"EGPL", 9
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 HEAD = struct.Struct("<4sIIIQQ")
@@ -68,7 +68,7 @@ natural          value
 wide             value | is_float
 call             kernel args first words
 word             pooled
-step             call@call barrier group tiles numbered | source@text phase again
+step             call@call barrier alone group tiles numbered | source@text phase again
 step             | pairs+pair operands+operand
 cut              tile thread
 arg              buffer?buffer cut?cut | mode

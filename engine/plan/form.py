@@ -284,6 +284,8 @@ class PlanForm:
                 if step.tiles != tiles or step.group or step.barrier:
                     self.fail(at, f"a barrier, or other tiles, in the group of step {n}")
             for at, step in enumerate(members, n):
+                if step.alone and (tiles or self.plan.threads == 1):
+                    self.fail(at, "it runs alone in a group, or in a plan of one thread")
                 if step.numbered not in (False, bool(tiles)):
                     self.fail(at, "it takes the number of a tile, and has none")
             self.spans += [(n, n + len(members) - 1)] * len(members)

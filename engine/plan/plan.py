@@ -142,6 +142,8 @@ class PlanStep:
         number of the tile, nthreads how many there are.  The last tile may be shorter.
 
     again: whether it repeats an earlier step, so that what that made need not be kept.
+    alone: thread 0 runs it, in the place of every thread in turn, so nobody is waited for between
+        two such steps.  A step in a group is never alone.
     """
 
     kernel: str  # Kernel.symbol
@@ -158,6 +160,7 @@ class PlanStep:
     tiles: int = 0
     numbered: bool = False
     again: bool = False
+    alone: bool = False
 
     @property
     def title(self) -> str:
@@ -340,7 +343,8 @@ class Plan(_Sealed):
             if s.group:
                 yield f"  steps {i}..{i + s.group - 1} in {s.tiles} tiles"
             name = f"{s.kernel}#" if s.numbered else s.kernel
-            yield f"  {i:3d}{bar}{s.phase} {name}({args}; {consts})  # {s.title}"
+            alone = "alone " if s.alone else ""
+            yield f"  {i:3d}{bar}{s.phase} {alone}{name}({args}; {consts})  # {s.title}"
         for k in self.specs:
             yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
 

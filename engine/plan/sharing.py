@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from engine.base.element_types import ITEMSIZE
 from engine.plan.collective import KINDS, list_collectives
@@ -219,27 +220,31 @@ class PlanSharing:
             self.fail(first, "nobody awaits this sum")
 
     def check_barriers(self) -> None:
-        """A barrier stands between two steps if one writes bytes that the other touches."""
+        """A barrier stands between two steps if one writes bytes that the other touches.
+
+        None need stand between two that one thread runs.
+        """
         steps = self.plan.steps
-        reads: dict[str, _Ranges] = {}
-        writes: dict[str, _Ranges] = {}
+        shared, alone = _Footprint({}, {}), _Footprint({}, {})
         for n, last in dict.fromkeys(self.spans):
             is_followed = last < self.end and not steps[last + 1].barrier
             if steps[n].barrier:
-                reads, writes = {}, {}
+                shared, alone = _Footprint({}, {}), _Footprint({}, {})
                 if not is_followed:
                     continue
             group = steps[n : last + 1]
             mine_r = [i for step in group for i in self.list_touched(step, _READS)]
             mine_w = [i for step in group for i in self.list_touched(step, _WRITES)]
-            for i in mine_r:
-                if self.meets(writes, i):
-                    self.fail(n, f"reads {self.label(i)}, written since the last barrier")
-            for i in mine_w:
-                for what, ranges in (("written", writes), ("read", reads)):
-                    if self.meets(ranges, i):
-                        self.fail(n, f"writes {self.label(i)}, {what} since the last barrier")
-            for ranges, mine in ((reads, mine_r), (writes, mine_w)):
+            is_alone = steps[n].alone
+            for reads, writes in (shared,) if is_alone else (shared, alone):
+                for i in mine_r:
+                    if self.meets(writes, i):
+                        self.fail(n, f"reads {self.label(i)}, written since the last barrier")
+                for i in mine_w:
+                    for what, ranges in (("written", writes), ("read", reads)):
+                        if self.meets(ranges, i):
+                            self.fail(n, f"writes {self.label(i)}, {what} since the last barrier")
+            for ranges, mine in zip(alone if is_alone else shared, (mine_r, mine_w), strict=True):
                 for i in mine:
                     b = self.plan.buffers[i]
                     ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
@@ -254,6 +259,13 @@ class PlanSharing:
         b = self.plan.buffers[i]
         touched = ranges.get(b.region)
         return touched is not None and touched.touch(b.offset, b.offset + b.nbytes)
+
+
+class _Footprint(NamedTuple):
+    """The bytes that steps have read, and those that they wrote, by region."""
+
+    reads: dict[str, _Ranges]
+    writes: dict[str, _Ranges]
 
 
 def _touch(b: Buffer, c: Buffer) -> bool:

@@ -120,11 +120,12 @@ class Team:
         """Run a worker thread; `self` keeps the words that it works on alive."""
         self._worker(self._address, tid, self.threads)
 
-    def run(self, table: int, steps: int, status: int) -> None:
+    def run(self, table: int, steps: int, status: int, runners: int) -> None:
         """Run a table of steps and return when every thread is done.
 
         table, status: addresses of the steps and of the status words; a first status word other
         than 0 ends the run at the next barrier.
+        runners: 1 if all steps are thread 0's alone, or all threads.
 
         Raises:
             StateError: the team was stopped, or this thread is inside a run of it.
@@ -134,7 +135,7 @@ class Team:
                 raise StateError("the worker threads were stopped: the interpreter is exiting")
             self._words["table"], self._words["steps"] = table, steps
             self._words["status"] = status
-            self._launch(self._address, 0, self.threads)
+            self._launch(self._address, 0, runners)
 
     def stop(self) -> None:
         """End the threads; the team cannot run afterwards."""
@@ -294,6 +295,7 @@ class BoundProgram:
         if "io" not in regions:
             what = f"plan {plan.name}: region io"
             self._own["io"] = allocate(plan.compute_region_bytes("io"), what=what)
+        self._runners = 1 if all(step.alone for step in plan.steps) else plan.threads
         self._write(plan, code)
         self._moved = list_moves(plan)
         self._ports = tuple(
@@ -349,6 +351,7 @@ class BoundProgram:
         self._table["kernel"] = [code[s.kernel] for s in plan.steps]
         self._table["arguments"] = self._args.ctypes.data + np.array(places, np.int64)
         self._table["barrier"] = [s.barrier for s in plan.steps]
+        self._table["alone"] = [s.alone for s in plan.steps]
         self._table["group"] = [s.group for s in plan.steps]
         self._write_tiles(plan, places)
 
@@ -503,7 +506,7 @@ class BoundProgram:
         """Run some steps of a table with all threads."""
         base = self._table_at if table is self._table else table.ctypes.data
         at = base + first * table.dtype.itemsize
-        self._get_team().run(at, count, self._status_at)
+        self._get_team().run(at, count, self._status_at, self._runners)
 
     def make_stopwatch(self) -> Stopwatch:
         """Return a stopwatch for this program, which `run` takes.

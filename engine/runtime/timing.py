@@ -102,5 +102,8 @@ class Stopwatch:
         begin, end = (np.where(called, (x - first) * self.seconds, 0.0) for x in (begin, end))
         last = np.maximum.accumulate(end, axis=1)
         begin, end = np.where(called, begin, last), np.where(called, end, last)
+        alone = self.table["alone"] != 0  # thread 0 was all threads in turn
+        begin[0, alone], busy[0, alone] = begin[:, alone].min(axis=0), busy[:, alone].sum(axis=0)
+        end[0, alone], busy[1:, alone] = end[:, alone].max(axis=0), 0
         self._spans[...] = 0
         return begin, end, busy * self.seconds

@@ -101,6 +101,7 @@ def assemble(
             tiles=c.cut.tiles if c.cut else 0,
             numbered=bool(c.cut and c.cut.numbered),
             again=c.again,
+            alone=c.alone,
         )
         for c, meet in zip(draft.calls, meets, strict=True)
     ]

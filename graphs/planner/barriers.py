@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 
 from engine.graphs.planner.draft import DraftCall
 from engine.graphs.planner.lifetimes import list_spans
+from engine.plan.plan import FAULT
 
 Range = tuple[str, int, int]  # region, begin, end
 
@@ -15,19 +16,26 @@ def find_barriers(calls: list[DraftCall], places: dict[str, Range]) -> list[bool
 
     They must if the call reads or writes bytes that a call since the last barrier wrote, or if it
     writes bytes that such a call read.  Otherwise other threads might still be at work on them.
-    They never meet inside a group.
+    They never meet inside a group.  Calls that thread 0 runs alone follow each other without a
+    meeting, except after one that may find bad data, where a run can end.
 
     places: the byte range of every value.
     """
-    reads, writes = _Touched(), _Touched()
+    shared, alone = (_Touched(), _Touched()), (_Touched(), _Touched())  # what calls read, and wrote
+    may_end = False
     out: list[bool] = []
     for first, last in list_spans(calls):
         group = calls[first : last + 1]
         mine_r = [places[n] for n in set().union(*(call.list_touched("ru") for call in group))]
         mine_w = [places[n] for n in set().union(*(call.list_touched("wus") for call in group))]
-        meet = any(map(writes.meets, (*mine_r, *mine_w))) or any(map(reads.meets, mine_w))
+        meet = may_end or any(
+            any(map(writes.meets, (*mine_r, *mine_w))) or any(map(reads.meets, mine_w))
+            for reads, writes in ((shared,) if group[0].alone else (shared, alone))
+        )
         if meet:
-            reads, writes = _Touched(), _Touched()
+            shared, alone = (_Touched(), _Touched()), (_Touched(), _Touched())
+        may_end = group[0].alone and any(name == FAULT for _, name in group[0].args)
+        reads, writes = alone if group[0].alone else shared
         for span in mine_r:
             reads.add(span)
         for span in mine_w:

@@ -93,6 +93,7 @@ class DraftCall:
     cut: set if it is one of a group; the numbers are for one tile then.
     segment: the number of its segment (segments.py); 0 if it is in none.
     again: whether it repeats an earlier call, so that what that made need not be kept.
+    alone: as `Step.alone`.
     """
 
     spec: KernelSpec
@@ -105,6 +106,7 @@ class DraftCall:
     cut: TileCut | None = None
     segment: int = 0
     again: bool = False
+    alone: bool = False
 
     def resize(self, sizes: Sizes) -> DraftCall:
         """Return the call with numbers in the place of sizes; itself if it has none.

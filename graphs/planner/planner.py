@@ -23,6 +23,7 @@ from engine.graphs.passes.infer import bind, find_sizes, resize
 from engine.graphs.passes.losses import keep_scores
 from engine.graphs.passes.pipeline import PassState, run_passes
 from engine.graphs.passes.storage import choose_storage
+from engine.graphs.planner.alone import list_with_alone
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.budget import Ladder, Rung, explain_too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
@@ -290,6 +291,7 @@ class Planner:
 
     def _assemble(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
         """Return the plan of a draft whose calls are in order and in groups."""
+        draft.calls = list_with_alone(draft, self.target, self.threads)
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
         return assemble(draft, kernel_set, self.threads, self.region_bytes, self.name, searched)
 

@@ -80,6 +80,9 @@ def _walk(g, tid, threads):
     Steps of a group run one after another on a tile, then on the next one, so that what one writes
     is still in the cache when the next reads it.  A thread has a run of tiles for itself: what it
     reads of a tile in a group no other thread writes there, so nobody waits inside.
+
+    Thread 0 runs what is too small to share.  It calls the kernel once for each thread, so that a
+    kernel need not know, and results are the same.
     """
     table = g.table
     i = 0
@@ -89,7 +92,12 @@ def _walk(g, tid, threads):
             _meet(g, threads)
             if g.stopped != 0:
                 break
-        if step.group == 0:
+        if step.alone != 0:
+            if tid == 0:
+                for other in range(g.team):
+                    invoke3(step.kernel, step.arguments, other, g.team)
+            i += 1
+        elif step.group == 0:
             invoke3(step.kernel, step.arguments, tid, threads)
             i += 1
         else:
@@ -103,7 +111,10 @@ def _walk(g, tid, threads):
 
 @kernel("g:i64[]", words={"g": CONTEXT}, is_internal=True)
 def launch(target: Target, T: str) -> Body:
-    """Run the table in the context with all threads, as thread 0; returns when all are done."""
+    """Run the table in the context with all threads, as thread 0; returns when all are done.
+
+    nthreads: 1 for a table whose steps are all alone: the others are not woken.
+    """
 
     def body(g, tid, nthreads):
         g.stopped = 0

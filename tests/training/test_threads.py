@@ -102,7 +102,7 @@ def test_a_stopped_team_does_not_hang() -> None:
     team = Team(2, load.get_addresses)
     team.stop()
     with pytest.raises(StateError, match="the worker threads were stopped"):
-        team.run(0, 0, 0)
+        team.run(0, 0, 0, 2)
 
 
 IN_CHILD = """

@@ -475,9 +475,9 @@ static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t po
 }
 
 /* Turn the steps of a plan into what the executor reads: the table of steps, and after it the
- * arguments of all steps. */
+ * arguments of all steps.  `runners` becomes the number of threads, unless all steps are one's. */
 static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
-                       const struct region *regions)
+                       const struct region *regions, int64_t *runners)
 {
     int64_t *step = done->table, *word = step + STEP_WORDS * steps;
     size_t inside = 0; /* steps of the group that are left */
@@ -488,6 +488,11 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
         step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[number];
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
         step[STEP_BARRIER] = cell(t, C_STEP_BARRIER, row) != 0;
+        step[STEP_ALONE] = cell(t, C_STEP_ALONE, row) != 0;
+        if (step[STEP_ALONE] && cell(t, C_STEP_TILES, row))
+            reject(t, "a step of one thread has tiles");
+        if (!step[STEP_ALONE])
+            *runners = MODEL_THREADS;
         size_t group = limited(t, C_STEP_GROUP, row, steps);
         step[STEP_GROUP] = (int64_t)group;
         inside = group ? group : inside;
@@ -547,7 +552,8 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     p->outputs = (int)ports - p->inputs;
     int64_t *dims = (int64_t *)(void *)(memory + a->dims) + t->rows[T_PARAMETER_DIM];
     read_ports(t, p, ports, (struct port *)(void *)(memory + a->ports), dims, done, io);
-    read_steps(t, done, steps, d->kernels, regions);
+    p->runners = 1;
+    read_steps(t, done, steps, d->kernels, regions, &p->runners);
 }
 
 /* Read all that was laid out into `memory`, which is zero there. */

@@ -111,7 +111,7 @@ static int run(model *m, const struct plan *plan)
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
-    kernel_table[LAUNCH](m->words, 0, MODEL_THREADS);
+    kernel_table[LAUNCH](m->words, 0, plan->runners);
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
     if (!kind) {
         m->draws += plan->noise != 0;

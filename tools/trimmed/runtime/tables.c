@@ -26,6 +26,7 @@ struct port {
 struct plan {
     int64_t *table; /* of steps, as the executor reads it; their arguments follow */
     int64_t steps;
+    int64_t runners; /* 1 if all steps are one thread's, or all threads */
     size_t fault; /* the words in which kernels report errors; 0: none does */
     size_t reset; /* the flag that makes steps overwrite gradients; 0: none */
     size_t noise; /* the seed and the step of random numbers; 0: none are drawn */

@@ -1,0 +1,189 @@
+"""Steps that thread 0 runs alone: which they are, what they compute, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Trainer
+from engine.artifacts import SGD, AdamW
+from engine.errors import LabelError, PlanError
+from engine.graphs.planner import alone, planner
+from engine.kernels.analysis.cost import BEGIN
+from engine.plan import plan_file
+from engine.plan.plan import FAULT, Plan
+from engine.plan.verify import verify
+from engine.runtime.program import Program, get_team
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
+from tests.support.builds import load, needs_cc
+from tests.support.golden_plans import TARGET, make_golden_plan
+from tests.support.places import GOLDENS
+from tests.support.tied_words import IDS, TIED, WORDS, read_content
+from tests.support.tiny import LABELS, NORMED, X, make_trainer
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """A plan with steps of both kinds."""
+    made = make_golden_plan("cnn", 64, 2)
+    assert {step.alone for step in made.steps} == {True, False}
+    return made
+
+
+def find_program(trainer: Trainer) -> Program:
+    """Return the program of the only plan of a trainer."""
+    (program,) = trainer.module.session.memory.programs.values()
+    return program
+
+
+def with_step(made: Plan, n: int, **changes: object) -> Plan:
+    """Return the plan with another step n."""
+    steps = list(made.steps)
+    steps[n] = replace(steps[n], **changes)  # type: ignore[arg-type]  # fields of a step
+    return replace(made, steps=tuple(steps))
+
+
+# --- the choice
+
+
+def count_seconds(is_alone: tuple[bool, ...], one: list[float], many: list[float]) -> float:
+    """Return what some calls take together, with the meetings of threads before them."""
+    total, before = 0.0, True
+    for mine, single, shared in zip(is_alone, one, many, strict=True):
+        total += (single if mine else shared) + (0 if mine and before else BEGIN)
+        before = mine
+    return total
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_other_choice_is_faster(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one = [float(took) * BEGIN for took in rng.choice([0.2, 1.0, 3.0, 8.0, 40.0], 9)]
+    many = [took / 2 for took in one]
+    chosen = tuple(alone._choose(one, many))
+    ways = itertools.product([True, False], repeat=len(one))
+    least = min(count_seconds(way, one, many) for way in ways)
+    if sum(one) <= least + alone.WAKE:
+        assert all(chosen)
+    else:
+        assert count_seconds(chosen, one, many) == pytest.approx(least, rel=1e-12)
+
+
+def test_a_call_that_has_tiles_is_shared() -> None:
+    assert alone._choose([float("inf"), 1e-9], [1e-9, 1e-9]) == [False, True]
+
+
+def test_a_small_plan_wakes_nobody() -> None:
+    trainer = make_trainer(NORMED, threads=2)
+    trainer.step(X, LABELS)
+    program = find_program(trainer)
+    assert all(step.alone for step in program.plan.steps)
+    team = get_team(2, program._resolve)
+    woken = int(team._words["generation"])
+    trainer.step(X, LABELS)
+    assert int(team._words["generation"]) == woken
+
+
+def test_plans_of_one_thread_say_nothing_of_it() -> None:
+    assert not any(step.alone for step in make_golden_plan("mlp", 8, 1).steps)
+
+
+# --- what is computed
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), AdamW(0.05, clip_grad=0.1)], ids=["sgd", "clip"])
+def test_results_are_those_of_shared_steps(
+    optimizer: SGD | AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make_trainer(TIED, optimizer=optimizer, threads=3)
+    losses = [one.step(IDS, WORDS) for _ in range(3)]
+    monkeypatch.setattr(planner, "list_with_alone", lambda draft, target, threads: draft.calls)
+    two = make_trainer(TIED, optimizer=optimizer, threads=3)
+    assert [two.step(IDS, WORDS) for _ in range(3)] == losses
+    assert read_content(one) == read_content(two)
+
+
+@pytest.mark.parametrize("bad", ["label", "index"])
+def test_bad_data_change_nothing(bad: str) -> None:
+    """No two steps wait for each other, but a run still ends where it meets bad data."""
+    trainer = make_trainer(TIED, optimizer=AdamW(0.05), threads=2)
+    trainer.step(IDS, WORDS)
+    assert all(step.alone for step in find_program(trainer).plan.steps)
+    before = read_content(trainer)
+    ids, words = IDS.copy(), WORDS.copy()
+    (ids if bad == "index" else words)[2] = 9
+    with pytest.raises(LabelError, match=f"{bad} 9 at position"):
+        trainer.step(ids, words)
+    assert read_content(trainer) == before
+
+
+def test_a_run_can_end_after_a_step_that_finds_bad_data() -> None:
+    made = make_golden_plan("mlp", 8, 2)
+    names = [b.name for b in made.buffers]
+    for step, following in itertools.pairwise(made.steps):
+        finds = any(a.buffer >= 0 and names[a.buffer] == FAULT for a in step.args)
+        assert following.barrier == (step.alone and finds)
+
+
+def test_a_profile_gives_the_time_to_thread_0() -> None:
+    trainer = make_trainer(NORMED, threads=2)
+    trainer.step(X, LABELS)
+    program = find_program(trainer)
+    watch = program.make_stopwatch()
+    program.run(watch=watch)
+    begin, end, busy = watch.read()
+    assert (busy[0] > 0).all()
+    assert not busy[1].any()
+    assert (begin[0, 1:] >= end[0, :-1]).all()
+
+
+@needs_cc
+def test_a_trimmed_build_runs_them(tmp_path: Path) -> None:
+    build(GOLDENS / "mlp", tmp_path, Options("mnist", resolve("native"), (8, 256), 2))
+    built, trainer = load(tmp_path).Trainer(), Trainer(GOLDENS / "mlp", threads=2)
+    rng = np.random.default_rng(0)
+    for batch in (8, 256, 8):
+        x = rng.standard_normal((batch, 64)).astype(np.float32)
+        labels = rng.integers(0, 10, batch)
+        assert float(built.step(x, labels)) == float(trainer.step(x, labels))
+
+
+def test_files_keep_them(plan: Plan) -> None:
+    (again,) = plan_file.from_bytes(plan_file.to_bytes([plan], TARGET.name), TARGET.name)
+    assert [s.alone for s in again.steps] == [s.alone for s in plan.steps]
+    assert str(again) == str(plan)
+
+
+# --- what is refused
+
+
+def test_threads_meet_where_shared_steps_follow(plan: Plan) -> None:
+    n = next(
+        n
+        for n, (before, step) in enumerate(itertools.pairwise(plan.steps), 1)
+        if step.barrier and before.alone != step.alone
+    )
+    with pytest.raises(PlanError, match="since the last barrier"):
+        verify(with_step(plan, n, barrier=False))
+
+
+def test_a_shared_step_does_not_pass_as_one_that_is_alone(plan: Plan) -> None:
+    n = next(
+        n
+        for n, (before, step) in enumerate(itertools.pairwise(plan.steps), 1)
+        if before.alone and step.alone and not step.barrier
+    )
+    with pytest.raises(PlanError, match="since the last barrier"):
+        verify(with_step(plan, n, alone=False))
+
+
+def test_what_is_never_alone_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match="it runs alone in a group, or in a plan of one thread"):
+        verify(with_step(replace(plan, threads=1), 0, alone=True))
