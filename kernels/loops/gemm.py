@@ -18,6 +18,7 @@ from engine.kernels.loops.contract import (
     pack_cols,
     pack_rows,
 )
+from engine.kernels.loops.few_rows import few_rows
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -45,6 +46,7 @@ from engine.plan.words import Field, Words
 # several tiles, and rows of B are so far apart that a panel lies in more pages than are known.
 PACK_ROWS, PACK_COLUMNS = 4, 2
 A_ROWS = 96  # rows of A that are turned into factors of 16 bits, or from them, at a time
+FEW = (2, 8)  # rows of A up to which B is not packed: stored as rows, or as columns
 LEVELS = ("0", "1", "2")  # dimensions of a batch, the last one fastest
 
 
@@ -67,13 +69,9 @@ GEMM_WORDS = Words(
 )
 
 
-def _reach(c: KernelCall) -> Reach:
-    m, n, k = c.m, c.n, c.k
-    trans_a, trans_b = c.flag(-2), c.flag(-1)
-    count = math.prod(c.batch)
-    direct = not trans_b and c.direct
-    if direct and (n % c.lanes or c.nc % c.lanes):
-        c.refuse(f"B of {n} columns, {c.nc} at a time, is read where it is, by {c.lanes}")
+def _reach_matrices(c: KernelCall, trans_a: bool, trans_b: bool) -> Reach:
+    """Return the reach into A, B and C; nothing of a product of nothing."""
+    m, n, k, count = c.m, c.n, c.k, math.prod(c.batch)
     if not m * n * k * count:
         return {}
     a = ((k, c.lda), (m, 1)) if trans_a else ((m, c.lda), (k, 1))
@@ -82,8 +80,23 @@ def _reach(c: KernelCall) -> Reach:
         "a": c.span(0, *zip(c.batch, c.a_step, strict=True), *a),
         "b": c.span(0, *zip(c.batch, c.b_step, strict=True), *b),
         "c": (count - 1) * m * n + c.span(0, (m, c.ldc), (n, 1)),
-        "work": c.scratch(c.per_thread, _work_of(c, direct), math.prod(c.grid)),
     }
+
+
+def _reach(c: KernelCall) -> Reach:
+    n, trans_b = c.n, c.flag(-1)
+    direct = not trans_b and c.direct
+    if direct and (n % c.lanes or c.nc % c.lanes):
+        c.refuse(f"B of {n} columns, {c.nc} at a time, is read where it is, by {c.lanes}")
+    reach = _reach_matrices(c, bool(c.flag(-2)), bool(trans_b))
+    if not reach:
+        return {}
+    work = c.scratch(c.per_thread, _work_of(c, direct), math.prod(c.grid))
+    return {**reach, "work": work}
+
+
+def _reach_few(c: KernelCall) -> Reach:
+    return _reach_matrices(c, False, bool(c.flag(-1)))
 
 
 def _work_of(c: KernelCall, direct: bool) -> int:
@@ -178,9 +191,31 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
             return off(a, k0 * lda + i0), lda
         return off(a, i0 * lda + k0), lda
 
-    return _by_threads(
-        target, T, block(target, T, trans_a, fill_a, _pack_b(target, T, trans_b, T, "", True))
-    )
+    run = block(target, T, trans_a, fill_a, _pack_b(target, T, trans_b, T, "", True))
+    return _by_threads(target, T, run)
+
+
+@kernel(
+    """
+    a: T[...]   b: T[...]   c: out T[...] updates if resets   bias: T[n] if mode & BIAS
+    reset: b1[1] if resets   resets: i64
+    g: i64[] where min(kc, nc, min(grid)) >= 1 and mode <= ACCUMULATE | BIAS | RELU
+    """,
+    words={"g": GEMM_WORDS},
+    reach=_reach_few,
+    multiply_adds="prod(batch) * m * n * k",
+)
+def gemm_few(target: Target, T: str, trans_b: int) -> Body:
+    """`gemm` of few rows of A, which are stored as rows: B is read where it is, and not packed.
+
+    Error: sums of k products in a part for each lane of a vector if trans_b, otherwise one by one.
+    """
+    by_grid = _by_grid(target, T, few_rows(target, T, trans_b))
+
+    def body(a, b, c, bias, reset, resets, g, tid, nthreads):
+        by_grid(a, b, c, bias, reset, c, resets, g, tid)
+
+    return body
 
 
 @kernel(
@@ -284,9 +319,20 @@ def same(x):
 
 def _by_threads(target: Target, T: str, run: Inline) -> Body:
     """Return the body of a product: each thread runs its part of the batch and its rectangle."""
-    width = target.nv * target.lanes(ITEMSIZE[T])
+    by_grid = _by_grid(target, T, run)
 
     def body(a, b, c, bias, reset, work, resets, per_thread, g, tid, nthreads):
+        by_grid(a, b, c, bias, reset, off(work, tid * per_thread), resets, g, tid)
+
+    return body
+
+
+def _by_grid(target: Target, T: str, run: Inline) -> Inline:
+    """Return an inline function: the part of a thread, in its scratch memory `mine`."""
+    width = target.nv * target.lanes(ITEMSIZE[T])
+
+    @inline
+    def part(a, b, c, bias, reset, mine, resets, g, tid):
         m, n, k, mode = g.m, g.n, g.k, g.mode
         bt, mt, nt = g.grid_batch, g.grid_rows, g.grid_columns
         if resets != 0 and reset[0] == 0:
@@ -301,7 +347,6 @@ def _by_threads(target: Target, T: str, run: Inline) -> Body:
             m1, n1 = imin(m0 + rows, m), imin(n0 + columns, n)
             d1, d2 = g.batch_1, g.batch_2
             count = g.batch_0 * d1 * d2
-            mine = off(work, tid * per_thread)
             for i in range(udiv(count * tb, bt), udiv(count * (tb + 1), bt)):
                 i01 = udiv(i, d2)
                 i0, i1, i2 = udiv(i01, d1), i01 - udiv(i01, d1) * d1, i - i01 * d2
@@ -310,7 +355,7 @@ def _by_threads(target: Target, T: str, run: Inline) -> Body:
                 ci = off(c, i * m * n)
                 run(ai, bi, ci, g.ldc, bias, mine, g, m0, m1, n0, n1, k, g.kc, g.nc, mode)
 
-    return body
+    return part
 
 
 def split_threads(m: int, n: int, batch: int, threads: int, width: int) -> tuple[int, int, int]:
@@ -407,6 +452,13 @@ def lower_gemm(
         a_step=[0] * pad + sa,
         b_step=[0] * pad + sb,
     )
+    in_rows = not trans[0] or (m == 1 and not ld[0])
+    if not stored and in_rows and m <= FEW[int(trans[1])]:
+        lowering.call(
+            gemm_few(kind, int(trans[1])),
+            a=a, b=b, c=y, bias=bias, reset=reset, resets=int(reset is not None), g=words,
+        )  # fmt: skip
+        return
     per_thread = kc * nc
     if stored:
         per_thread = stored.count_scratch(k, kc, nc, -(-m // grid[1]), width)
@@ -435,5 +487,5 @@ def _find_stored(
     return Stored(A, B, C, factor, trans_a)
 
 
-GEMM_KERNELS = (gemm, gemm_mixed, *MAP_KERNELS)  # what `lower_gemm` calls
-KERNELS = (gemm, gemm_mixed)
+GEMM_KERNELS = (gemm, gemm_few, gemm_mixed, *MAP_KERNELS)  # what `lower_gemm` calls
+KERNELS = (gemm, gemm_few, gemm_mixed)

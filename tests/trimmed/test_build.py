@@ -133,7 +133,7 @@ def test_a_sparse_update_equals_the_engine_and_exports_whole_weights(tmp_path: P
 def test_a_joined_build_equals_two_calls_to_the_last_bit(
     case: str, threads: int, tmp_path: Path
 ) -> None:
-    """And takes no memory for gradients, which it does not have."""
+    """And takes memory for one gradient at a time."""
     platform = resolve("native")
     manifest = build(
         GOLDENS / case, tmp_path, Options("mnist", platform, [4], threads, joined=True)
@@ -147,8 +147,8 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     with pytest.raises(both.face.StateError, match="update the parameters themselves"):
         both.trainer.optimizer.step()
     apart = json.loads((built(case, threads) / "manifest.json").read_text())["sizes"]["memory"]
-    weights = sum(p.data.nbytes for _, p in both.state.parameters if p.requires_grad)
-    assert manifest["sizes"]["memory"] < apart - weights / 2
+    weights = [p.data.nbytes for _, p in both.state.parameters if p.requires_grad]
+    assert manifest["sizes"]["memory"] < apart - (sum(weights) - max(weights))
     x, y = both.batch(4)
     before = both.trainer.state.to_bytes(True)
     with pytest.raises(both.face.LabelError):

@@ -46,6 +46,16 @@ CASES = (
     Case("Gemm", (f32(131, 600), f32(600, 577), f32(577)), grad=(0, 1, 2), tol=4e-6),
     # Rows left over, deep blocks of one size, and columns that are read where they are.
     Case("Gemm", (f32(14, 33), f32(33, 80), f32(80)), grad=(0, 1, 2)),
+    # Few rows: B is read where it is, as it is stored; more columns than a thread makes together.
+    *(Case("Gemm", (f32(m, 75), f32(75, 150) if rows else f32(150, 75), f32(150)),
+           {"transB": int(not rows)}, grad=(0, 1, 2))
+      for m in (1, 2, 3, 8) for rows in (True, False)),
+    Case("Gemm", (f32(1, 32), f32(32, 4200)), grad=(0, 1)),
+    Case("Gemm", (f32(50, 1), f32(50, 20), f32(20)), {"transA": 1}, grad=(0, 1, 2)),
+    Case("Gemm", (f32(1, 784), f32(500, 784), f32(500)), {"transB": 1}, bench=True),
+    Case("Gemm", (f32(1, 768), f32(768, 2304), f32(2304)), bench=True),
+    Case("FusedMatMul", (f32(12, 1, 64), f32(12, 40, 64)), {"transB": 1, "alpha": 0.125},
+         grad=(0, 1), domain=MS, reference=_fused_matmul),
     Case("MatMul", (f32(3, 27, 400), f32(400, 96)), grad=(0, 1), tol=4e-6),
     Case("MatMul", (f32(6, 20, 40), f32(6, 40, 32)), grad=(0, 1), bench=True),
     Case("MatMul", (f32(3, 4), f32(4, 5)), grad=(0, 1)),

@@ -146,11 +146,13 @@ def case(kind: str, t: int, b: int, i: int, n: int, given: str = "", **options: 
     return Case(kind, tuple(ins), attrs, reference=_of(kind, kept), **options)
 
 
-def _training(kind: str, domain: str, lengths: bool = False, **options: Any) -> tuple[Case, ...]:
+def _training(
+    kind: str, domain: str, lengths: bool = False, steps: int = 4, **options: Any
+) -> tuple[Case, ...]:
     """The training form: with its gradient, and with all its outputs."""
     given = "blhc" if lengths else "bhc"
-    name = f"{kind}Training-{domain}{'-lengths' if lengths else ''}"
-    row = case(kind, 4, 3, 2, 5, given, name=name, **options)
+    name = f"{kind}Training-{domain}{'-lengths' if lengths else ''}-{steps}"
+    row = case(kind, steps, min(steps + 1, 3), 2, 5, given, name=name, **options)
     every = (0, 1, 2, 3, 4) if kind == "LSTM" else (0, 1, 4)
 
     def saved(*ins: Any, **attrs: Any) -> Any:
@@ -202,7 +204,7 @@ CASES = (
     case("LSTM", 4, 3, 3, 5, "bhcp", attrs={"input_forget": 1}, name="lstm-couple"),
     *(row for kind in ("GRU", "LSTM") for row in (
         *_training(kind, MS, attrs=FORWARD), *_training(kind, MS, True, attrs=FORWARD),
-        *_training(kind, OURS, attrs=BOTH))),
+        *_training(kind, OURS, attrs=BOTH), *_training(kind, OURS, steps=1, attrs=BOTH))),
     *(case(kind, 64, 32, 64, 128, "bhc", grad=(1, 2, 3), bench=True, tol=2e-5, name=f"{kind}-bench",
            attrs={"linear_before_reset": 1} if kind == "GRU" else {})
       for kind in GATES),
