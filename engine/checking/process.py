@@ -70,7 +70,7 @@ def measure_base(*, planning: bool = False) -> int | None:
 def count_region_bytes(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
     """Return the bytes of every region that a process holds for plans that run one after another.
 
-    They share all regions except io.
+    They share all regions except io, and what they make once.
 
     mapped: bytes of region frozen that stay in their file, and are not counted.
     """
@@ -78,7 +78,7 @@ def count_region_bytes(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]
     for plan in plans:
         for name, size in plan.regions:
             known = sizes.get(name, 0)
-            sizes[name] = known + size if name in ("io", "const") else max(known, size)
+            sizes[name] = known + size if name in ("io", "const", "made") else max(known, size)
     sizes["frozen"] = max(sizes.get("frozen", 0) - mapped, 0)
     return {name: size for name, size in sizes.items() if size}
 

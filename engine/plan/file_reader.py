@@ -352,6 +352,7 @@ class PlanReader:
                 self._read_constant(*row) for row in self.constants.take_rows(counts["constants"])
             ),
             counts["lower_bound"],
+            counts["once"],
         )
 
     def _find_buffer(self, row: int) -> int:

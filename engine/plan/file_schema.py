@@ -76,7 +76,7 @@ buffer           region line | name@text dtype rank+dim bytes first last
 port             name@text dtype buffer@buffer rank+port_dim
 port_dim         size
 plan             steps+step ports+port inputs fault reset noise rate step done | name@text
-plan             | buffers+buffer regions+region uses+use constants+constant lower_bound
+plan             | buffers+buffer regions+region uses+use constants+constant lower_bound once
 model            build@text param grad state work kept copies
 state            form dtype initial single
 io               size

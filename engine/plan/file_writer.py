@@ -193,7 +193,7 @@ class Writer:
 
         Raises:
             PlanError: the format cannot say it, or the file is stripped and the plan sums over
-                ranks, which libraries do not.
+                ranks, or has steps that run once, which libraries do not.
         """
         sums = list_collectives(plan) if self.stripped else ()
         if sums:
@@ -201,6 +201,8 @@ class Writer:
                 f"plan {plan.name}: step {sums[0].step} sums over the ranks of a group; a library "
                 "trains alone, so its plans are made without ranks"
             )
+        if plan.once and self.stripped:
+            raise PlanError(f"plan {plan.name}: steps that run once, which libraries do not have")
         base = self.count_rows("buffer")
         for b in plan.buffers:
             if b.offset % ALIGN:
@@ -266,6 +268,7 @@ class Writer:
             uses=len(plan.kernels),
             constants=len(plan.constants),
             lower_bound=plan.lower_bound,
+            once=plan.once,
         )
 
     def _add_kernel(self, kernel: Kernel) -> int:

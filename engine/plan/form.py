@@ -166,6 +166,8 @@ class PlanForm:
                 self.refuse(f"unknown region {name!r}")
             if not 0 <= size < LIMIT:
                 self.refuse(f"region {name} of {size} bytes")
+        if type(plan.once) is not int or not 0 <= plan.once <= len(plan.steps):
+            self.refuse(f"{plan.once} steps that run once, of {len(plan.steps)}")
         if not 0 <= plan.lower_bound <= plan.compute_region_bytes("work"):
             self.refuse(
                 f"{plan.lower_bound} bytes of work alive at once, in an arena of "
@@ -288,6 +290,8 @@ class PlanForm:
                     self.fail(at, "it runs alone in a group, or in a plan of one thread")
                 if step.numbered not in (False, bool(tiles)):
                     self.fail(at, "it takes the number of a tile, and has none")
+            if n < self.plan.once < n + len(members):
+                self.fail(n, f"a group of {len(members)} steps, and some of them run once")
             self.spans += [(n, n + len(members) - 1)] * len(members)
             n += len(members)
 
@@ -350,6 +354,8 @@ class PlanForm:
             self.fail(n, f"overwrites {self.label(i)}, an input or constant")
         if mode == "s" and region != "work":
             self.fail(n, f"has its scratch {self.label(i)} in region {region}")
+        if region == "made" and n >= self.plan.once:
+            self.fail(n, f"overwrites {self.label(i)}, which is made once")
 
     def check_numbers(self, n: int, step: PlanStep, takes: _Signature) -> None:
         fixed, count = len(takes.numbers), len(step.consts)

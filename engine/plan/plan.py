@@ -36,7 +36,7 @@ Phase = Literal["fwd", "bwd", "opt"]
 
 # Regions whose bytes outlive a run.  The content of the others between two runs is not defined.
 PERSISTENT = ("param", "frozen", "grad", "state", "const")
-REGIONS = (*PERSISTENT, "io", "work")
+REGIONS = (*PERSISTENT, "io", "work", "made")  # made: what steps that run once have made
 UNWRITTEN = ("const", "frozen")  # regions whose bytes no step may change
 
 
@@ -206,6 +206,8 @@ class Plan(_Sealed):
 
     target: the set of kernels that it is for, or the CPU where they are compiled for one.
     lower_bound: the most work bytes that live at one step; no placement needs less.
+    once: how many steps, the first ones, run when the plan is bound and not again: what they make
+        of constants alone lies in region made.
     searched: of a plan that a budget made, the ways to save memory that were evaluated for its
         ladder, and how many there may be at most.  It is not kept in files.
     precision: of a plan whose precision was chosen for it, which one and why; not kept in files.
@@ -222,6 +224,7 @@ class Plan(_Sealed):
     outputs: tuple[Port, ...]
     constants: tuple[tuple[int, bytes], ...]  # contents of `const` buffers
     lower_bound: int
+    once: int = 0
     searched: tuple[int, int] = field(default=(0, 0), compare=False)
     precision: str = field(default="", compare=False)
 
@@ -336,6 +339,8 @@ class Plan(_Sealed):
             for port in ports:
                 dims = ",".join(map(str, port.shape))
                 yield f"  {kind} {port.name}[{dims}] = %{port.buffer}"
+        if self.once:
+            yield f"  steps 0..{self.once - 1} once"
         for i, s in enumerate(self.steps):
             args = " ".join(map(str, s.args))
             consts = " ".join(map(str, s.consts))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from engine.base.element_types import ITEMSIZE
 from engine.plan.collective import KINDS, list_collectives
 from engine.plan.form import PlanForm
-from engine.plan.plan import PERSISTENT, Buffer, PlanStep
+from engine.plan.plan import PERSISTENT, UNWRITTEN, Arg, Buffer, PlanStep
 
 _READS, _WRITES = frozenset("ru"), frozenset("wus")  # modes, as barriers see them
 
@@ -182,8 +182,13 @@ class PlanSharing:
         plan = self.plan
         written = {i for i, b in enumerate(plan.buffers) if b.region in PERSISTENT or not b.nbytes}
         written |= self.inputs.keys()
+        in_work = [b.region == "work" and b.nbytes > 0 for b in plan.buffers]
         for n, step in enumerate(plan.steps):
+            if n == plan.once:  # what else they wrote is gone in later runs
+                written -= {i for i in written if in_work[i]}
             for a in step.args:
+                if n < plan.once and a.buffer >= 0:
+                    self.check_once(n, a)
                 if a.buffer not in written and a.mode in _READS:
                     self.fail(n, f"reads {self.label(a.buffer)}, which nothing wrote")
             for a in step.args:
@@ -195,6 +200,12 @@ class PlanSharing:
         for p in plan.outputs:
             if p.buffer not in written:
                 self.refuse(f"output {p.name} is never written")
+
+    def check_once(self, n: int, a: Arg) -> None:
+        """A step that runs once touches constants, what such steps make, and work memory."""
+        region = self.plan.buffers[a.buffer].region
+        if region not in (*UNWRITTEN, "made", "work"):
+            self.fail(n, f"runs once, and touches {self.label(a.buffer)} of region {region}")
 
     def check_collectives(self) -> None:
         """Collective steps come in their order, and nobody touches bytes whose sum is under way."""

@@ -295,7 +295,12 @@ class BoundProgram:
         if "io" not in regions:
             what = f"plan {plan.name}: region io"
             self._own["io"] = allocate(plan.compute_region_bytes("io"), what=what)
-        self._runners = 1 if all(step.alone for step in plan.steps) else plan.threads
+        if made := plan.compute_region_bytes("made"):
+            what = f"plan {plan.name}: region made"
+            self._own["made"] = allocate(made, zero=False, what=what)
+        self._once, self._is_made = plan.once, False
+        always = plan.steps[plan.once :]
+        self._runners = 1 if all(step.alone for step in always) else plan.threads
         self._write(plan, code)
         self._moved = list_moves(plan)
         self._ports = tuple(
@@ -392,6 +397,7 @@ class BoundProgram:
         bases = np.array([memory[r].ctypes.data if r in memory else 0 for r in REGIONS], np.int64)
         at, region, offset = self._pointers
         self._args[at] = bases[region] + offset
+        self._is_made = False
         self.inputs, self.outputs = (
             {name: make_view(memory["io"], *place) for name, place in side.items()}
             for side in self._ports
@@ -426,7 +432,10 @@ class BoundProgram:
         """As `run`; if it raises, running statistics may have moved."""
         self._prepare(step, seed)
         if self._sums is None:
-            self._run_steps(table, 0, len(table))
+            if self._once and not self._is_made:
+                self._run_steps(self._table, 0, self._once, self._threads)
+                self._is_made = True
+            self._run_steps(table, self._once, len(table) - self._once)
         else:
             for _ in self._run_stages(table, self._sums.stages, self._sums):
                 pass
@@ -502,11 +511,11 @@ class BoundProgram:
         values = make_view(self._memory[buffer.region], buffer.offset, dtype, buffer.shape)
         return (values.astype(np.uint32) << 16).view(np.float32) if is_bfloat else values
 
-    def _run_steps(self, table: Array, first: int, count: int) -> None:
-        """Run some steps of a table with all threads."""
+    def _run_steps(self, table: Array, first: int, count: int, runners: int = 0) -> None:
+        """Run some steps of a table with all threads; with `runners` if that is not 0."""
         base = self._table_at if table is self._table else table.ctypes.data
         at = base + first * table.dtype.itemsize
-        self._get_team().run(at, count, self._status_at, self._runners)
+        self._get_team().run(at, count, self._status_at, runners or self._runners)
 
     def make_stopwatch(self) -> Stopwatch:
         """Return a stopwatch for this program, which `run` takes.

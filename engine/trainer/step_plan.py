@@ -12,7 +12,7 @@ SHOWN = 6  # nodes that a summary names
 REGION_NAMES = {  # for people
     "param": "parameters", "frozen": "frozen constants", "grad": "gradients",
     "state": "state of the optimizer", "const": "constants of plans", "io": "inputs and outputs",
-    "work": "arena: values of a step",
+    "work": "arena: values of a step", "made": "constants made ready",
 }  # fmt: skip
 
 

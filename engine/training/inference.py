@@ -173,6 +173,7 @@ class Session:
             FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
         """
         memory = Memory()
+        memory.answers = True
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
         number = config.choose_threads(threads)
         model = Model(path_or_bytes, state, memory, number, "model", records=Records)

@@ -52,7 +52,7 @@ class Memory:
     kernels: the set of kernels that all programs run on.
     budget: the bytes that all regions of a plan may have together, except for mapped ones; None: as
         many as they need.
-    precision: of the plans, see `Planner`.
+    precision, answers: of the plans, see `Planner`.  answers does not change once there are any.
     loss_scale, growth_interval: of training steps, see `StepOptions`.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     lock: is held during a run, since runs share the memory.
@@ -69,6 +69,7 @@ class Memory:
         self.others: list[BoundProgram] = []
         self.budget: int | None = None
         self.precision: Precision = "f32"
+        self.answers = False
         self.loss_scale: float | str | None = None
         self.growth_interval = GROWTH_INTERVAL
         self.prepared: set[str] = set()

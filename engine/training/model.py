@@ -176,6 +176,7 @@ class Model(BoundModel):
             switch("CONVOLUTION") == "direct",
             self.memory.room and (self.memory.room, self.state.region_bytes("state")),
             self.memory.precision,
+            self.memory.answers,
             self.memory.scaling is None or not self.buffers,
             asked,
         )

@@ -246,4 +246,5 @@ class Planners:
             closed=model.closed,
             budget=model.memory.room,
             precision=model.memory.precision,
+            answers=model.memory.answers,
         )

@@ -33,17 +33,18 @@ def assemble(
     region_bytes: Mapping[str, int],
     name: str,
     searched: tuple[int, int] = (0, 0),
+    once: int = 0,
 ) -> Plan:
     """Give every value of an ordered draft its place in memory; return the verified plan.
 
     kernel_set: the name of the kernels that the plan is for.
-    searched: as of `Plan`.
+    searched, once: as of `Plan`.
     """
     lives = find_lifetimes(draft, draft.calls)
     nbytes = {n: v.nbytes for n, v in draft.values.items()}
     offsets: dict[str, int] = {}
     sizes = dict(region_bytes)
-    for region in ("io", "const"):
+    for region in ("io", "const", "made"):
         mine = {n: nbytes[n] for n, v in draft.values.items() if v.region == region and n in lives}
         packed, sizes[region] = _pack(mine)
         offsets |= packed
@@ -122,6 +123,7 @@ def assemble(
                 if draft.values[n].region == "const"
             ),
             lower_bound=compute_liveness_bound(blocks),
+            once=once,
             searched=searched,
         )
     )

@@ -29,6 +29,7 @@ from engine.graphs.planner.budget import Ladder, Rung, explain_too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
 from engine.graphs.planner.interpret_formulas import interpret_formulas
 from engine.graphs.planner.lower import DraftSource
+from engine.graphs.planner.once import take_once
 from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
@@ -96,6 +97,7 @@ class Planner:
         without: Collection[str] = (),
         budget: int | None = None,
         precision: str = "f32",
+        answers: bool = False,
     ) -> None:
         """Nothing is planned yet.
 
@@ -113,12 +115,14 @@ class Planner:
         precision: "f32", or the half float that factors of products are rounded to and values
             between nodes are stored in, see `choose_storage`; "auto" chooses for each shape what is
             predicted to be the fastest.
+        answers: whether plans answer again and again, so that what follows from constants is made
+            once and kept; not with a budget.
         """
         self.graph, self.target, self.threads = graph, target, threads
         self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
         self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
         self.closed, self.without, self.budget = closed, frozenset(without), budget
-        self.precision, self.passed = precision, 0
+        self.precision, self.answers, self.passed = precision, answers, 0
         self._own: int | None = None  # bytes of the constants of the graph, once known
         # By whether it is closed, and its precision; used last first.
         self._recipes: dict[tuple[bool, str], list[tuple[Noted, DraftSource]]] = {}
@@ -260,10 +264,12 @@ class Planner:
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
         if self.budget is None:
+            once = take_once(draft) if self.answers else []
             settle_updates(draft)
             order(draft)
             group(draft, self.target, self.threads)
-            return self._assemble(draft)
+            draft.calls = [*once, *draft.calls]
+            return self._assemble(draft, once=len(once))
         key = (
             closed,
             recipe.precision,
@@ -289,11 +295,13 @@ class Planner:
                 what = f"{value.name!r}, {value.type}, takes"
                 limits.check("PLAN_BYTES", value.nbytes, where, what)
 
-    def _assemble(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
+    def _assemble(self, draft: Draft, searched: tuple[int, int] = (0, 0), once: int = 0) -> Plan:
         """Return the plan of a draft whose calls are in order and in groups."""
         draft.calls = list_with_alone(draft, self.target, self.threads)
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
-        return assemble(draft, kernel_set, self.threads, self.region_bytes, self.name, searched)
+        return assemble(
+            draft, kernel_set, self.threads, self.region_bytes, self.name, searched, once
+        )
 
     def _plan_within(self, draft: Draft, budget: int, key: Shape) -> Plan:
         """Return the plan of the first rung that keeps to the budget.

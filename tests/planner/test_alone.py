@@ -17,7 +17,7 @@ from engine.kernels.analysis.cost import BEGIN
 from engine.plan import plan_file
 from engine.plan.plan import FAULT, Plan
 from engine.plan.verify import verify
-from engine.runtime.program import Program, get_team
+from engine.runtime.program import BoundProgram, get_team
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
@@ -37,7 +37,7 @@ def plan() -> Plan:
     return made
 
 
-def find_program(trainer: Trainer) -> Program:
+def find_program(trainer: Trainer) -> BoundProgram:
     """Return the program of the only plan of a trainer."""
     (program,) = trainer.module.session.memory.programs.values()
     return program

@@ -1,0 +1,46 @@
+"""Calls that need to run only once: what they make follows from constants alone.
+
+A model that answers folds and packs the same weights before each answer.  Its plans have a region
+`made` for what such calls make, and these calls come first: they run when a plan is bound, and not
+again.  Plans of trainings do without, since the region takes as many bytes as the weights.
+
+    Before   w2 = map(w, scale); b = conv_pack(w2); y = conv(x, b)      # every run
+    After    w2 = map(w, scale); b = conv_pack(w2)                      # once
+             y = conv(x, b)                                             # every run
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from engine.graphs.planner.draft import Draft, DraftCall
+from engine.plan.plan import UNWRITTEN
+
+
+def take_once(draft: Draft) -> list[DraftCall]:
+    """Take the calls out of a draft that need to run only once; return them, in their order.
+
+    Those of their results that other calls read are in region made then.
+    """
+    values = draft.values
+    writers = Counter(name for call in draft.calls for name in call.list_touched("wus"))
+    same: set[str] = set()  # values that are the same in each run
+    once, others = list[DraftCall](), list[DraftCall]()
+    for call in draft.calls:
+        made, read = call.list_touched("w"), call.list_touched("r")
+        is_same = (
+            bool(made and read)
+            and not call.list_touched("u")
+            and all(name in same or values[name].region in UNWRITTEN for name in read)
+            and all(values[name].region == "work" and writers[name] == 1 for name in made)
+        )
+        if is_same:
+            same |= made
+        (once if is_same else others).append(call)
+    kept = same & {name for call in others for name in call.list_touched("r")}
+    for name, value in values.items():
+        if value.root in kept:
+            values[name] = replace(value, region="made")
+    draft.calls = others
+    return once

@@ -1,0 +1,152 @@
+"""Steps that run once: what follows from constants is made when a plan is bound, and kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.errors import PlanError
+from engine.graphs.planner.planner import make_plan
+from engine.inference import Session
+from engine.kernels.machine.target import detect_host
+from engine.plan import plan_file
+from engine.plan.plan import Plan
+from engine.plan.verify import verify
+from engine.runtime.program import BoundProgram
+from tests.support.blocks import make_model
+
+# A block whose weights are so large that they stay constants of the file.
+BLOCK = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,32,9,9] x, float[64,32,1,1] w1, float[64] scale, float[64] shift, float[64] mean,
+   float[64] var, float[64,1,3,3] w2, float[64,64,3,3] w3) => (float[N,64,9,9] y) {
+    a = Conv(x, w1)
+    b = BatchNormalization(a, scale, shift, mean, var)
+    c = Relu(b)
+    d = Conv<group = 64, pads = [1, 1, 1, 1]>(c, w2)
+    y = Conv<pads = [1, 1, 1, 1]>(d, w3)
+}"""
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session(make_model(BLOCK), threads=2)
+
+
+def make_input(batch: int = 2) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(batch).standard_normal((batch, 32, 9, 9), np.float32)}
+
+
+def find_programs(session: Session) -> list[BoundProgram]:
+    return list(session._calls.model.memory.programs.values())
+
+
+def find_plan(session: Session) -> Plan:
+    session.run(None, make_input())
+    return find_programs(session)[-1].plan
+
+
+def test_weights_are_folded_and_packed_once(session: Session) -> None:
+    plan = find_plan(session)
+    kinds = [step.kernel.split("_f32")[0] for step in plan.steps]
+    assert plan.once == sum("pack" in kind or "filters" in kind for kind in kinds) + sum(
+        "/Mul" in step.source for step in plan.steps
+    )
+    assert all("pack" not in kind for kind in kinds[plan.once :])
+    assert plan.compute_region_bytes("made") > 0
+    assert f"steps 0..{plan.once - 1} once" in str(plan)
+
+
+def test_answers_are_those_of_a_plan_without(session: Session) -> None:
+    first = session.run(None, make_input())[0]
+    assert np.array_equal(session.run(None, make_input())[0], first)
+    other = Session(make_model(BLOCK), threads=2)
+    other._calls.model.memory.answers = False
+    plain = find_plan(other)
+    assert plain.once == plain.compute_region_bytes("made") == 0
+    assert np.array_equal(other.run(None, make_input())[0], first)
+
+
+def test_further_shapes_and_moved_memory_keep_answers(session: Session) -> None:
+    """A larger batch moves the memory that all plans share, so all are bound anew."""
+    first = session.run(None, make_input())[0]
+    large = session.run(None, make_input(40))[0]
+    assert np.array_equal(session.run(None, make_input())[0], first)
+    assert np.array_equal(session.run(None, make_input(40))[0], large)
+
+
+def test_they_run_when_a_plan_is_bound_and_not_again(session: Session) -> None:
+    session.run(None, make_input())
+    (program,) = find_programs(session)
+    first = program._own["made"].view(np.uint8).copy()
+    program._own["made"].view(np.uint8)[...] = 0
+    session.run(None, make_input())
+    assert not program._own["made"].any()
+    program.bind(program._memory)
+    session.run(None, make_input())
+    made = program._own["made"].view(np.uint8)
+    assert np.count_nonzero(made != first) == 0
+
+
+def test_a_sum_into_zeros_runs_each_time() -> None:
+    """A value that a later call adds to is not the same in each run."""
+    from engine.graphs.planner.draft import Draft, DraftCall, Value
+    from engine.graphs.planner.once import take_once
+    from engine.kernels.vocabulary.op import TensorType
+    from engine.plan.plan import KernelSpec, Mode
+
+    draft = Draft()
+    for name, region in (("w", "frozen"), ("x", "io"), ("a", "work"), ("b", "work"), ("y", "io")):
+        draft.values[name] = Value(name, TensorType("f32", (4,)), name, region)
+
+    def call(source: str, *args: tuple[Mode, str]) -> DraftCall:
+        return DraftCall(KernelSpec("map", ("f32",)), args, (), source, "fwd", ())
+
+    draft.calls = [
+        call("packed", ("r", "w"), ("w", "a")),
+        call("begun", ("r", "w"), ("w", "b")),
+        call("added", ("r", "x"), ("u", "b")),
+        call("answer", ("r", "a"), ("r", "b"), ("w", "y")),
+    ]
+    assert [c.source for c in take_once(draft)] == ["packed"]
+    assert [c.source for c in draft.calls] == ["begun", "added", "answer"]
+    assert [draft.values[name].region for name in "ab"] == ["made", "work"]
+
+
+def test_files_keep_them(session: Session) -> None:
+    plan = find_plan(session)
+    (again,) = plan_file.from_bytes(plan_file.to_bytes([plan], plan.target), plan.target)
+    assert again.once == plan.once
+    assert str(again) == str(plan)
+
+
+def test_what_breaks_their_rules_is_refused(session: Session) -> None:
+    plan = find_plan(session)
+    bad = [
+        (replace(plan, once=-1), "-1 steps that run once"),
+        (replace(plan, once=len(plan.steps) + 1), "steps that run once, of"),
+        (replace(plan, once=len(plan.steps)), "runs once, and touches"),
+        (replace(plan, once=plan.once - 1), "which is made once"),
+    ]
+    for broken, message in bad:
+        with pytest.raises(PlanError, match=message):
+            verify(broken)
+
+
+def test_trainings_make_nothing_once() -> None:
+    from tests.support.golden_plans import make_golden_plan
+
+    assert make_golden_plan("cnn", 8, 1).once == 0
+
+
+def test_a_constant_answer_is_made_each_time() -> None:
+    """It lies where callers read it, not in what is kept."""
+    from engine.graphs.io import onnx_io
+
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[2] x) => (float[2] y) { y = Add(x, x) }"""
+    from onnx import parser
+
+    graph = onnx_io.load(parser.parse_model(text))
+    assert make_plan(graph, {}, target=detect_host(), threads=1, answers=True).once == 0
