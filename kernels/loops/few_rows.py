@@ -28,7 +28,7 @@ LINE = 8192  # bytes of a row of C that are made together: they stay in the near
 
 
 def few_rows(target: Target, T: str, trans_b: int) -> Inline:
-    """Return an inline function: a thread's rectangle of C, as `block` of contract.py has it.
+    """Return an inline function: a thread's rectangle of C, called as `block` of contract.py.
 
     A is stored as rows; no scratch memory is used.
     """
