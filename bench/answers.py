@@ -17,9 +17,10 @@ from bench.measuring import compare_medians, time_in_turns
 from bench.processes import SCRIPTS, worker
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
-from engine.tools.benchmark.workloads import USUAL, WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 SIDES = ("session", "onnxruntime")
+USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
 ANSWERS = {"mlp": 500, "cnn": 100, "lstm": 10}  # of a turn
 
 
@@ -47,7 +48,7 @@ BENCHES = (
         {name: name for name in WORKLOADS if not name.endswith("_head")},
         ("batch", "threads", "ours ms:.3f", "onnxruntime ms:.3f", "onnxruntime / ours:.2f"),
         measure,
-        usual=tuple(USUAL),
+        usual=USUAL,
         options=(
             THREADS,
             Option("batch", (1, 8), "sizes of batches"),
