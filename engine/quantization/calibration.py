@@ -126,7 +126,7 @@ class Calibrator:
                 self._refuse(
                     name,
                     "is 0 for all calibration data, so it has no range; give data that reach it, "
-                    "or let the nodes that read it stay float (keep)",
+                    "or let the nodes that read it stay float (keep_float)",
                 )
 
     def _refuse(self, name: str, problem: str) -> None:

@@ -39,7 +39,7 @@ class Quantization:
         "Give each output channel a scale of its weights; otherwise one for each tensor.",
         flag="--per-channel/--per-tensor",
     )
-    keep: Sequence[str] = declare_option(
+    keep_float: Sequence[str] = declare_option(
         (), "Nodes that stay float: names, or patterns such as 'head.*'.", metavar="PATTERN"
     )
     batch_size: int | None = declare_option(

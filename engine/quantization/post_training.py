@@ -97,7 +97,7 @@ def quantize(model: Model, data: Any, options: Quantization | None = None) -> Qu
 
     Raises:
         FileError, ModelError: the model cannot be read.
-        InputError: it is quantised already; a pattern of `keep` matches nothing; there are no
+        InputError: it is quantised already; a pattern of `keep_float` matches nothing; there are no
             data; they are constant, or lead to values that are not finite or always 0.
         UnsupportedOpError: no product can become one of integers; or the model has an op that
             cannot be run.
@@ -140,7 +140,7 @@ def _quantise(
     source = model if isinstance(model, Graph) else onnx_io.load(model)
     chosen = Quantization() if options is None else options
     graph = static.prepare_forward(source)
-    scheme = static.choose_scheme(graph, chosen.keep)
+    scheme = static.choose_scheme(graph, chosen.keep_float)
     ranges = Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
     weights = static.count_weights(graph, scheme.products)
     signed = chosen.activations == "int8"

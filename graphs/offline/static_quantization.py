@@ -200,7 +200,7 @@ def _match(graph: Graph, patterns: Sequence[str]) -> set[str]:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
             raise InputError(
-                f"keep: {pattern!r} matches none of {len(names)} products"
+                f"keep_float: {pattern!r} matches none of {len(names)} products"
                 f"{suggest_nearest(pattern, names)}"
             )
         chosen |= matched

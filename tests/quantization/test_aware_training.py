@@ -93,7 +93,7 @@ def test_all_weights_and_biases_are_trained(trained: Path) -> None:
 
 
 def test_a_float_head_is_trained_on_integers(trained: Path, tmp_path: Path) -> None:
-    options = Quantization(threads=1, keep=["classifier"])
+    options = Quantization(threads=1, keep_float=["classifier"])
     quantize(trained, make_data(), options).save(tmp_path / "backbone.onnx")
     trainer = Trainer.from_onnx(
         tmp_path / "backbone.onnx", "cross_entropy", AdamW(lr=1e-2), threads=1, seed=0

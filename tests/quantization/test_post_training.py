@@ -275,7 +275,7 @@ def test_what_stays_float_is_listed_with_its_reason() -> None:
     nodes.insert(6, helper.make_node("Transpose", ["m"], ["mt"], perm=[1, 0]))
     weights |= {"shape": np.array([4, -1, 36]), "axes": np.array([0])}
     model = build(nodes, weights)
-    made = quantize(model, draw(8, 3, 8, 8), Quantization(keep=["head.*"]))
+    made = quantize(model, draw(8, 3, 8, 8), Quantization(keep_float=["head.*"]))
     assert {each.name: each.reason for each in made.scheme.left} == {
         "lstm": "supported: Conv, Gemm, MatMul",
         "head.out": "kept by a pattern",
@@ -324,8 +324,8 @@ def test_models_without_work_are_refused() -> None:
     refuse(build([helper.make_node("Relu", ["x"], ["y"])], {}), x, UnsupportedOpError, "no product")
     made = quantize(residual(), x)
     refuse(made.to_bytes(), x, InputError, "quantises 'x' already; give the float model")
-    refuse(residual(), x, InputError, "keep: 'frist' matches none of 3 products; nearest: 'first'",
-           keep=["frist"])  # fmt: skip
+    words = "keep_float: 'frist' matches none of 3 products; nearest: 'first'"
+    refuse(residual(), x, InputError, words, keep_float=["frist"])
     fixed = onnx.load_from_string(residual())
     fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
     refuse(fixed.SerializeToString(), x, InputError, "batch_size=3, but the file", batch_size=3)

@@ -95,7 +95,7 @@ def test_a_file_takes_options_and_prints_json(
 ) -> None:
     words = ("--calibrate", home / "photos", "-o", tmp_path / "q.onnx", "--samples", "10",
              "--method", "percentile", "--percentile", "99", "--activations", "int8",
-             "--per-tensor", "--keep", "fc", "--json")  # fmt: skip
+             "--per-tensor", "--keep-float", "fc", "--json")  # fmt: skip
     told = json.loads(call(capsys, home / "model.onnx", *words))
     assert told["left"] == [{"name": "fc", "op": "Gemm", "reason": "kept by a pattern"}]
     assert told["samples"] == 30
@@ -127,7 +127,10 @@ def test_rows_of_a_table_have_no_accuracy(
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "nothing there": (("--calibrate", "none"), "none: no such file or folder"),
     "too many": (("--calibrate", "photos", "--samples", "31"), "--samples 31: the data have 30"),
-    "pattern": (("--calibrate", "photos", "--keep", "fcc"), "keep: 'fcc' matches none of 2"),
+    "pattern": (
+        ("--calibrate", "photos", "--keep-float", "fcc"),
+        "keep_float: 'fcc' matches none of 2",
+    ),
 }
 
 

@@ -38,8 +38,8 @@ COMMANDS = {
                 _TRAINING),
     "compare": Row("compare", "Compare runs: best values, time, memory, sizes and the settings "
                    "that differ.", _TRAINING),
-    "predict": Row("predict", "Predict the classes of files, with their probabilities, or values.",
-                   _TRAINING),
+    "predict": Row("predict", "Predict the classes of files, with their probabilities, or values, "
+                   "or masks of pictures.", _TRAINING),
     "export": Row("export", "Write a trained model as plain ONNX, for inference anywhere.",
                   _TRAINING),
     "quantize": Row("quantize", "Write a trained float model as one of 8-bit integers, and measure "
