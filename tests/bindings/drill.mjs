@@ -22,7 +22,7 @@ async function refuse(call) {
   console.log("not refused");
 }
 
-const content = (await readFile(steps)).buffer;
+const content = new Uint8Array(await readFile(steps)).buffer;
 const model = await Model.open(checkpoint);
 const count = (index) => model.inputInfo(Phase.TRAIN, index).dims.reduce((a, b) => a * b, 1);
 const size = 4 + 4 * count(0) + 8 * count(1);

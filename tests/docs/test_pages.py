@@ -27,6 +27,7 @@ NOT_RUN = {
     "docs/federated.md": 5,
     "docs/federation-results.md": 1,
     "docs/from-pytorch.md": 10,
+    "docs/go.md": 2,
     "docs/index.md": 1,
     "docs/install.md": 4,
     "docs/java.md": 2,

@@ -13,6 +13,7 @@ needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 needs_java = pytest.mark.skipif(shutil.which("javac") is None, reason="needs javac")
 needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
+needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs go")
 needs_mono = pytest.mark.skipif(
     not (shutil.which("mcs") and shutil.which("mono")), reason="needs mcs and mono"
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.base.errors import EngineError, suggest_nearest
 from engine.tools.trimmed.bindings.csharp import CSHARP
+from engine.tools.trimmed.bindings.go import GO
 from engine.tools.trimmed.bindings.java import JAVA
 from engine.tools.trimmed.bindings.javascript import JAVASCRIPT
 from engine.tools.trimmed.bindings.package import Language
@@ -13,7 +14,7 @@ from engine.tools.trimmed.bindings.rust import RUST
 from engine.tools.trimmed.targets import Platform
 
 LANGUAGES: dict[str, Language] = {
-    language.name: language for language in (JAVASCRIPT, JAVA, CSHARP, RUST)
+    language.name: language for language in (JAVASCRIPT, JAVA, CSHARP, RUST, GO)
 }
 
 

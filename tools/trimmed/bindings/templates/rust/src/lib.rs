@@ -235,7 +235,7 @@ fn read_text<'a>(address: *const u8) -> &'a str {
 /// A description of C's, which lives as long as the model.
 fn read_tensor<'a>(address: *const Facts) -> Option<Tensor<'a>> {
     let facts = unsafe { address.as_ref() }?;
-    let dims = match facts.rank as usize {
+    let dims: &[i64] = match facts.rank as usize {
         0 => &[],
         rank => unsafe { slice::from_raw_parts(facts.dims, rank) },
     };

@@ -1,0 +1,162 @@
+"""Go: a type over functions of C, which cgo calls; values of tensors are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.bindings.package import (
+    Api,
+    Language,
+    describe,
+    join_camel,
+    join_pascal,
+)
+
+_GIVEN = {  # type, and what is passed to C
+    "text": ("string", "{0}C"),
+    "flag": ("bool", "flag({0})"),
+    "phase": ("Phase", "C.int({0})"),
+    "int": ("int", "C.int({0})"),
+    "long": ("int64", "C.int64_t({0})"),
+    "float": ("float32", "C.float({0})"),
+    "size": ("int", "C.size_t({0})"),
+    "bytes": ("[]byte", "first({0}), C.size_t(len({0}))"),
+    "buffer": ("[]byte", "first({0}), C.size_t(len({0}))"),
+    "floats": ("[]float32", "(*C.float)(first({0})), C.size_t(len({0}))"),
+    "float_buffer": ("[]float32", "(*C.float)(first({0})), C.size_t(len({0}))"),
+    "doubles": ("[]float64", "(*C.double)(first({0})), C.size_t(len({0}))"),
+    "double_buffer": ("[]float64", "(*C.double)(first({0})), C.size_t(len({0}))"),
+    "inputs": ("...any", "nil"),
+    "outputs": ("", "nil"),
+}
+_GOTTEN = {  # type, C's type, and back
+    "out_text": ("string", "*C.char", "C.GoString({0})"),
+    "out_int": ("int", "C.int", "int({0})"),
+    "out_long": ("int64", "C.int64_t", "int64({0})"),
+    "out_float": ("float32", "C.float", "float32({0})"),
+    "out_size": ("int", "C.size_t", "int({0})"),
+}
+_ANSWERS = {  # type, and what is made of the call
+    "nothing": ("", "{0}"),
+    "code": ("error", "return m.check({0})"),
+    "flag": ("bool", "return {0} != 0"),
+    "int": ("int", "return int({0})"),
+    "long": ("int64", "return int64({0})"),
+    "float": ("float32", "return float32({0})"),
+    "size": ("int", "return int({0})"),
+    "text": ("string", "return C.GoString({0})"),
+    "tensor": ("*Tensor", "return readTensor({0})"),
+    "memory": ("any", "return readValues(unsafe.Pointer({0}), {info})"),
+}
+
+
+def _list_declared(function: ApiFunction) -> list[str]:
+    ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in function.given]
+    return [f"{name} {kind}" for kind, name in ways if kind]
+
+
+def _list_passed(function: ApiFunction) -> list[str]:
+    return [
+        f"&{join_camel(a.name)}" if a.returned else _GIVEN[a.kind][1].format(join_camel(a.name))
+        for a in function.arguments
+    ]
+
+
+def _list_texts(function: ApiFunction) -> list[str]:
+    """Return the statements that make texts of C."""
+    names = [join_camel(a.name) for a in function.given if a.kind == "text"]
+    return [
+        line
+        for name in names
+        for line in (f"{name}C := C.CString({name})", f"defer C.free(unsafe.Pointer({name}C))")
+    ]
+
+
+def _write_function(function: ApiFunction, head: str, lines: list[str]) -> str:
+    contract = describe(function, join_pascal, "// ")
+    body = "".join(f"\t{line}\n" for line in lines)
+    return f"{contract}func {head} {{\n{body}}}\n"
+
+
+def _write_member(function: ApiFunction, api: Api) -> str:
+    """Return the method, with its contract."""
+    name, declared, gotten = join_pascal(function.name), _list_declared(function), function.gotten
+    passed = ["m.live()"] * function.acts + _list_passed(function)
+    call = f"C.@name@_{function.name}({', '.join(passed)})"
+    result, made = _ANSWERS[function.answer]
+    lines, rest, info = ["defer runtime.KeepAlive(m)"] * function.acts, "", ""
+    lines += _list_texts(function)
+    if function.answer == "memory":
+        arguments = ", ".join(join_camel(a.name) for a in function.given)
+        info = f"m.{join_pascal(find_description(function, api.functions).name)}({arguments})"
+        if not function.result.startswith("const"):
+            head = f"(m *Model) Set{name}({', '.join([*declared, 'values any'])}) error"
+            write = f'return writeValues(unsafe.Pointer({call}), {info}, "{name}", values)'
+            body = f"\tdefer runtime.KeepAlive(m)\n\t{write}\n"
+            rest = (
+                f"\n// Set{name} writes the values that {name} returns.\nfunc {head} {{\n{body}}}\n"
+            )
+    if any(a.kind == "inputs" for a in function.given):
+        phase = f"Phase{join_pascal(api.find_phase(function).lower())}"
+        place = f"if err := m.place({phase}, inputs); err != nil {{\n\t\treturn nil, err\n\t}}"
+        step = f"if err := m.check({call}); err != nil {{\n\t\treturn nil, err\n\t}}"
+        lines += [place, step, f"return m.outputs({phase}), nil"]
+        result = "([]any, error)"
+    elif gotten:
+        result = join_pascal(function.name.removeprefix("get_"))
+        lines += [f"var {join_camel(a.name)} {_GOTTEN[a.kind][1]}" for a in gotten]
+        fields = ", ".join(_GOTTEN[a.kind][2].format(join_camel(a.name)) for a in gotten)
+        lines += [f"err := m.check({call})", f"return {result}{{{fields}}}, err"]
+        rest, result = _write_record(result, gotten), f"({result}, error)"
+    else:
+        lines.append(made.format(call, info=info))
+    receiver = "(m *Model) " if function.acts else ""
+    head = f"{receiver}{name}({', '.join(declared)}) {result}".rstrip()
+    return _write_function(function, head, lines) + rest
+
+
+def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+    """Return the type of the results of a method that has several."""
+    fields = "".join(f"\t{join_pascal(a.name)} {_GOTTEN[a.kind][0]}\n" for a in gotten)
+    return f"\n// {name} is the result of Get{name}.\ntype {name} struct {{\n{fields}}}\n"
+
+
+def _write_maker(function: ApiFunction) -> str:
+    """Return the function that makes a model."""
+    passed = ", ".join(["&made", *_list_passed(function), "&why[0]"])
+    lines = [
+        *_list_texts(function),
+        "var made *C.@name@",
+        "var why [@MESSAGE_BYTES@]C.char",
+        f"return newModel(C.@name@_{function.name}({passed}), made, &why[0])",
+    ]
+    head = f"{join_pascal(function.name)}({', '.join(_list_declared(function))}) (*Model, error)"
+    return _write_function(function, head, lines)
+
+
+def _write_enumeration(enumeration: Enumeration) -> str:
+    """Return a type with its constants, whose names begin with its own."""
+    title = enumeration.title
+    rows = "".join(
+        f"\t{title}{join_pascal(name.lower())} {title} = {value}\n"
+        for name, value, _ in enumeration.members
+    )
+    names = "".join(f'\t{value}: "{name}",\n' for name, value, _ in enumeration.members)
+    return (
+        f"// {title} is a number of C by its name.\ntype {title} int\n\nconst (\n{rows})\n\n"
+        f"var names{title} = map[{title}]string{{\n{names}}}\n\n"
+        f"func (value {title}) String() string {{ return names{title}[value] }}\n"
+    )
+
+
+def _fill(api: Api) -> Mapping[str, str]:
+    functions = [f for f in api.functions if not f.places]
+    return {
+        "enums": "\n".join(map(_write_enumeration, api.enumerations)).rstrip(),
+        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
+        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
+    }
+
+
+GO = Language("go", "Go", _fill, place=lambda name, platform: "native")

@@ -1,0 +1,194 @@
+// Package @name@ trains one model.  Each method is the function of @name@.h with its name; a call
+// that is refused returns an *Error with the message of C.  One model is used by one goroutine at a
+// time.
+package @name@
+
+/*
+#cgo CFLAGS: -I${SRCDIR}/..
+#cgo LDFLAGS: -L${SRCDIR}/native -l@name@
+#include <stdlib.h>
+#include "@name@.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"reflect"
+	"runtime"
+	"unsafe"
+)
+
+/*@enums@*/
+
+// Error is an error code of C, and the message that says what was wrong.
+type Error struct {
+	Code    ErrorCode
+	Message string
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Tensor has name, type and shape of an input, an output or a parameter.
+type Tensor struct {
+	Name      string
+	Dtype     Dtype
+	Dims      []int64
+	Bytes     int
+	Trainable bool
+}
+
+// Model is a model, which has memory outside of Go until it is closed or collected.
+type Model struct{ m *C.@name@ }
+
+func newModel(code C.int, made *C.@name@, why *C.char) (*Model, error) {
+	if ErrorCode(code) != ErrorCodeOk {
+		return nil, &Error{ErrorCode(code), C.GoString(why)}
+	}
+	m := &Model{made}
+	runtime.SetFinalizer(m, (*Model).Close)
+	return m, nil
+}
+
+// Close ends the model and gives its memory back.
+func (m *Model) Close() {
+	C.@name@_destroy(m.m)
+	m.m = nil
+	runtime.SetFinalizer(m, nil)
+}
+
+// live returns the model, or NULL after Close, which C refuses.
+func (m *Model) live() *C.@name@ { return m.m }
+
+func (m *Model) check(code C.int) error {
+	if ErrorCode(code) == ErrorCodeOk {
+		return nil
+	}
+	if m.m == nil {
+		return &Error{ErrorCodeBadState, "the model was closed"}
+	}
+	return &Error{ErrorCode(code), C.GoString(C.@name@_message(m.m))}
+}
+
+/*@makers@*/
+
+/*@members@*/
+
+// Checkpoint returns the content of a checkpoint file.
+func (m *Model) Checkpoint(includeOptimizerState bool) ([]byte, error) {
+	bytes := make([]byte, m.CheckpointSize(includeOptimizerState))
+	err := m.SaveTo(bytes, includeOptimizerState)
+	return bytes, err
+}
+
+// Parameters returns all parameters one after another.
+func (m *Model) Parameters(trainableOnly bool) ([]float32, error) {
+	values := make([]float32, m.ParametersSize(trainableOnly))
+	err := m.GetParameters(values, trainableOnly)
+	return values, err
+}
+
+func flag(value bool) C.int {
+	if value {
+		return 1
+	}
+	return 0
+}
+
+// first returns the address of the first of some values; NULL for none, as C has it.
+func first[T any](values []T) unsafe.Pointer {
+	if len(values) == 0 {
+		return nil
+	}
+	return unsafe.Pointer(&values[0])
+}
+
+func refuse(format string, values ...any) error {
+	return &Error{ErrorCodeBadInput, fmt.Sprintf(format, values...)}
+}
+
+func readTensor(t *C.@name@_tensor) *Tensor {
+	if t == nil {
+		return nil
+	}
+	made := &Tensor{C.GoString(t.name), Dtype(t.dtype), nil, int(t.bytes), t.trainable != 0}
+	for _, dim := range unsafe.Slice(t.dims, int(t.rank)) {
+		made.Dims = append(made.Dims, int64(dim))
+	}
+	return made
+}
+
+var kinds = map[Dtype]reflect.Type{
+	DtypeF32: reflect.TypeOf(float32(0)), DtypeF64: reflect.TypeOf(float64(0)),
+	DtypeI64: reflect.TypeOf(int64(0)), DtypeI32: reflect.TypeOf(int32(0)),
+	DtypeI16: reflect.TypeOf(int16(0)), DtypeI8: reflect.TypeOf(int8(0)),
+	DtypeU64: reflect.TypeOf(uint64(0)), DtypeU32: reflect.TypeOf(uint32(0)),
+	DtypeU16: reflect.TypeOf(uint16(0)), DtypeU8: reflect.TypeOf(uint8(0)),
+	DtypeBool: reflect.TypeOf(false),
+}
+
+func (t *Tensor) elements() int { return t.Bytes / int(kinds[t.Dtype].Size()) }
+
+func (t *Tensor) check(place string, values any) error {
+	v := reflect.ValueOf(values)
+	if v.Kind() != reflect.Slice || v.Type().Elem() != kinds[t.Dtype] || v.Len() != t.elements() {
+		got := fmt.Sprintf("%T", values)
+		if v.Kind() == reflect.Slice {
+			got += fmt.Sprintf(" of %d elements", v.Len())
+		}
+		return refuse("%s: expected []%v of %d elements, got %s", place, kinds[t.Dtype], t.elements(), got)
+	}
+	return nil
+}
+
+func readValues(address unsafe.Pointer, t *Tensor) any {
+	if address == nil || t == nil {
+		return nil
+	}
+	values := reflect.MakeSlice(reflect.SliceOf(kinds[t.Dtype]), t.elements(), t.elements())
+	if t.Bytes > 0 {
+		to := unsafe.Slice((*byte)(values.UnsafePointer()), t.Bytes)
+		copy(to, unsafe.Slice((*byte)(address), t.Bytes))
+	}
+	return values.Interface()
+}
+
+func writeValues(address unsafe.Pointer, t *Tensor, place string, values any) error {
+	if address == nil || t == nil {
+		return refuse("%s: there is none", place)
+	}
+	if err := t.check(place, values); err != nil || t.Bytes == 0 {
+		return err
+	}
+	from := unsafe.Slice((*byte)(reflect.ValueOf(values).UnsafePointer()), t.Bytes)
+	copy(unsafe.Slice((*byte)(address), t.Bytes), from)
+	return nil
+}
+
+func (m *Model) place(phase Phase, inputs []any) error {
+	if m.m == nil || len(inputs) == 0 || !m.HasPhase(phase) {
+		return nil // they are in place, or the step itself says what is wrong
+	}
+	if count := m.InputCount(phase); len(inputs) != count {
+		return refuse("expected %d inputs, got %d", count, len(inputs))
+	}
+	for i, values := range inputs {
+		t := m.InputInfo(phase, i)
+		if err := t.check("input '"+t.Name+"'", values); err != nil {
+			return err
+		}
+	}
+	for i, values := range inputs {
+		if err := m.SetInput(phase, i, values); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Model) outputs(phase Phase) []any {
+	values := make([]any, m.OutputCount(phase))
+	for i := range values {
+		values[i] = m.Output(phase, i)
+	}
+	return values
+}
