@@ -30,6 +30,7 @@ PATTERNS = {
     "graphs/offline/proximal.py: hold": "the nodes that are made",
     "graphs/offline/sample_rules.py: SampleRules": "the sums whose terms may be losses",
     "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
+    "graphs/offline/static_quantization.py: PRODUCTS": "the products that get integers",
     "graphs/passes/batchnorm.py: MAY_ADD": "what a pass may add",
     "graphs/passes/control.py: FORMS": "forms of control flow",
     "graphs/passes/movement.py: _VIEWS": "what a pass joins",
