@@ -57,9 +57,9 @@ arm() {
 
 arm "$repo" - <<'END'
 import platform, numba, llvmlite, numpy, onnx
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import detect_host
 versions = (f"{m.__name__} {m.__version__}" for m in (numba, llvmlite, numpy, onnx))
-print(platform.machine(), "Python", platform.python_version(), *versions, host().name)
+print(platform.machine(), "Python", platform.python_version(), *versions, detect_host().name)
 END
 arm "$repo" -m pytest -p no:cacheprovider "${tests[@]}"
 
