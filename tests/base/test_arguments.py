@@ -98,7 +98,7 @@ def given() -> dict[str, Any]:
     state = CheckpointState.load_checkpoint(mlp / "checkpoint")
     module = Module(mlp / "training_model.onnx", state, mlp / "eval_model.onnx", threads=1)
     return {
-        "CheckpointState": state, "Module": module, "Trainer | Module": module,
+        "CheckpointState": state, "Module": module, "AdaptableTrainer | Module": module,
         "Optimizer": Optimizer(mlp / "optimizer_model.onnx", module),
         "Trainer": Trainer(mlp, threads=1),
         "ModelSource": mlp / "training_model.onnx", "Graph": onnx_io.load(mlp / "forward.onnx"),

@@ -1,5 +1,5 @@
-/* A program for a board without a system: it trains a few steps from the checkpoint in its flash and
- * prints the bits of each loss by semihosting.  The memory of the model is a static array. */
+/* A program for a board without a system: it trains a few steps from the checkpoint in its flash
+ * and prints the bits of each loss by semihosting.  The memory of the model is a static array. */
 
 #define EDGEGRAD_FREESTANDING
 #include "mnist.h"

@@ -213,7 +213,8 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_set_parameters_f64(m, (double *)data, count, 0), MNIST_BAD_INPUT,
             "is not float64");
     REFUSES(mnist_save_part(m, 0, NULL, 1, 1), MNIST_BAD_INPUT, "is NULL");
-    REFUSES(mnist_save_part(m, 1, data, size, 1), MNIST_BAD_INPUT, "from byte 1 on: the checkpoint");
+    REFUSES(mnist_save_part(m, 1, data, size, 1), MNIST_BAD_INPUT,
+            "from byte 1 on: the checkpoint");
     REFUSES(mnist_save_part(m, size + 1, data, 0, 1), MNIST_BAD_INPUT, "from byte");
     REFUSES(mnist_save_part(m, 8, data, SIZE_MAX, 1), MNIST_BAD_INPUT, "from byte 8 on");
     REFUSES(mnist_save(m, NULL, 1), MNIST_BAD_INPUT, "path is NULL");

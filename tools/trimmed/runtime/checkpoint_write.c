@@ -150,7 +150,7 @@ static size_t end_table(struct writer *w)
         if (!compare((const char *)entries, bytes, (const char *)w->vtables[v].entries,
                      w->vtables[v].entries[0]))
             known = w->vtables[v].at;
-    /* The distance to a vtable that follows, or to a known one; negative numbers are modulo 2^32. */
+    /* The distance to a vtable that follows, or to a known one; negative ones are modulo 2^32. */
     put_le(w, known ? known - table : bytes, 4);
     if (known)
         return table;

@@ -1,11 +1,12 @@
-/* The check that this CPU has the instructions of the kernels, so that a library on another CPU says
- * what is missing and does not stop the program at its first step.  This source is compiled for the
- * oldest CPU of the architecture, and so runs on all.
+/* The check that this CPU has the instructions of the kernels, so that a library on another CPU
+ * says what is missing instead of stopping the program at its first step.  This source is compiled
+ * for the oldest CPU of the architecture, so it runs on all of them.
  *
  * NEEDS are rows of `struct need`, made by tools/trimmed/cpu.py; without a row there is no check.
- * Linux tells on ARM; elsewhere there, and in archives without a C library, nothing does. */
+ * On ARM it is Linux that knows, so archives without a C library and other systems do not check. */
 
-#if defined(NEEDS) && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
+#if defined(NEEDS) \
+    && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
 #define CHECKS_CPU 1
 #ifdef __x86_64__
 #include <cpuid.h>

@@ -1,6 +1,6 @@
 /* Functions that compilers for small CPUs call where there is no instruction, so that an archive
- * needs none of 32-bit ARM for whole numbers, and nobody's library of mathematics.  They are weak: if
- * the program has others, it takes those.
+ * for 32-bit ARM needs no compiler library for whole numbers, and none of mathematics.  They are
+ * weak: a program that has its own takes those.
  *
  * Source: Run-time ABI for the Arm Architecture, 4.3: "The standard integer functions" and "The
  * long long helper functions". */
