@@ -1,14 +1,14 @@
-/* Functions on bytes and for messages, instead of string.h's and stdio.h's. */
+/* Functions for bytes and messages, which replace those of string.h and stdio.h. */
 
 #define TEXT_OF_WORD(word) #word
-#define TEXT_OF(word) TEXT_OF_WORD(word) /* the text of what a macro is defined as */
+#define TEXT_OF(word) TEXT_OF_WORD(word) /* the definition of a macro as text */
 
 #define ALIGNED(n) (((n) + 63) / 64 * 64)
 
-/* In a loop, this keeps the compiler from replacing the loop by a call of the C library. */
+/* In a loop, this keeps the compiler from replacing the loop with a call of the C library. */
 #define NO_LIBRARY_CALL() __asm__ volatile("" ::: "memory")
 
-/* Copy bytes.  Structs are copied by this, too: for an assignment, compilers may call memcpy. */
+/* Copy bytes.  Copy structs with this, too: for an assignment, compilers may call memcpy. */
 static void copy(void *to, const void *from, size_t n)
 {
 #ifdef EDGEGRAD_FREESTANDING
@@ -53,7 +53,7 @@ static size_t length(const char *text)
     return n;
 }
 
-/* Compare two strings of UTF-8, in the order of Unicode code points: -1, 0 or 1. */
+/* Compare two UTF-8 strings in the order of Unicode code points; return -1, 0 or 1. */
 static int compare(const char *a, size_t na, const char *b, size_t nb)
 {
     size_t n = na < nb ? na : nb;

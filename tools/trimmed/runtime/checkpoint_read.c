@@ -1,8 +1,8 @@
 /* Reading checkpoints: FlatBuffers, identifier "ODTC", version 2 (engine/checkpoint/contents.py).
  *
- * Every access is checked against the size of the file.  Offsets lead forward only, so no walk can
- * loop.  Objects may overlap, so that a small file could take long to read; `budget` is the number
- * of bytes that may still be visited, as in engine/checkpoint/flatbuffer.py. */
+ * Every access is checked against the size of the file.  Offsets only point forward, so no walk can
+ * loop.  Objects may overlap, so a small file could take long to read; `budget` is the number of
+ * bytes that may still be visited, as in engine/checkpoint/flatbuffer.py. */
 
 struct reader {
     model *m;
@@ -27,7 +27,7 @@ static int damaged(struct reader *r, const char *what, const char *problem)
     return 0;
 }
 
-/* The little-endian number of n bytes at pos.  The position must be a multiple of n. */
+/* Return the little-endian number of n bytes at pos, which must be a multiple of n. */
 static uint64_t load(struct reader *r, size_t pos, size_t n, const char *what)
 {
     uint64_t value = 0;
@@ -82,7 +82,7 @@ static struct table table_at(struct reader *r, size_t pos, const char *what)
     return claim(r, pos, t.size, what) ? t : none;
 }
 
-/* The position of the field in a slot of a table; 0 if the field is absent. */
+/* Return the position of the field in a slot of a table; 0 if the field is absent. */
 static size_t field(struct reader *r, const struct table *t, size_t slot, size_t n,
                     const char *what)
 {
@@ -156,8 +156,8 @@ static struct table element(struct reader *r, const struct bytes *v, size_t i, c
     return pos ? table_at(r, pos, what) : none;
 }
 
-/* The index of the parameter of this name, which gets the mark in `seen`.  If there is no such
- * parameter, or it has the mark already, an error is set and the result is -1. */
+/* Mark the parameter of this name in `seen` and return its index.  If there is no such parameter,
+ * or it has the mark already, set an error and return -1. */
 static int find(struct reader *r, const struct bytes *name, uint8_t mark, const char *what)
 {
     if (r->code)
@@ -177,7 +177,7 @@ static int find(struct reader *r, const struct bytes *name, uint8_t mark, const 
     return -1;
 }
 
-/* Copy the values of a Tensor table to `to`.  It must have the type and shape of `like`. */
+/* Copy the values of a Tensor table to `to`.  The table must have the type and shape of `like`. */
 static void values(struct reader *r, const struct table *t, const model_tensor *like, uint8_t *to)
 {
     const char *name = like->name;

@@ -1,9 +1,9 @@
 /* Writing checkpoints: the same bytes that engine/checkpoint/encoding.py writes (runtime layout).
  *
  * FlatBuffers are written from the end to the start.  A position is therefore a number of bytes
- * from the end: the value of `used` when an object is complete.  No byte changes after it was
- * written.  The writer keeps those bytes that lie in a window of the file and only counts the
- * others, so a checkpoint can be had in pieces; without a window it finds the size. */
+ * from the end: the value of `used` when an object is complete.  A byte never changes once it is
+ * written.  The writer keeps only the bytes in a window of the file and counts the others, so it
+ * can write a checkpoint in pieces.  Without a window it finds the size. */
 
 enum { VTABLES = 48, SLOTS = 8 };
 
@@ -11,7 +11,7 @@ struct writer {
     uint8_t *out;      /* the bytes of the window, or NULL */
     size_t begin, end; /* of the window, in the file */
     size_t size, used; /* of the file; how much of it is written */
-    size_t alignment, start; /* the largest so far; `used` when the table was begun */
+    size_t alignment, start; /* the largest so far; `used` at the table's start */
     size_t fields[SLOTS];
     int count; /* distinct vtables written */
     struct {
@@ -38,7 +38,7 @@ static void pad(struct writer *w, size_t n)
     put(w, zeros, n);
 }
 
-/* Pad so that `used` will be a multiple of n, a power of 2, after `more` bytes were written. */
+/* Pad so that `used` will be a multiple of n, a power of 2, once `more` bytes are written. */
 static void prepare(struct writer *w, size_t n, size_t more)
 {
     if (n > w->alignment)
@@ -249,7 +249,7 @@ static size_t property_list(struct writer *w, model *m, uint32_t kind)
     for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes)
         count += property_at(m, i)->kind == kind;
     begin_vector(w, 4, count);
-    /* The last comes first.  There are few, so each is searched for from the start. */
+    /* The last one comes first.  There are few, so each search begins at the start. */
     for (uint32_t rest = count; rest; rest--) {
         uint32_t n = 0;
         for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes)
@@ -259,7 +259,7 @@ static size_t property_list(struct writer *w, model *m, uint32_t kind)
     return end_vector(w, count);
 }
 
-/* Write the property bag.  The learning rate and the counts are properties while this is done. */
+/* Write the property bag.  During this, the learning rate and the counts are properties, too. */
 static size_t put_properties(struct writer *w, model *m, int with_own)
 {
     size_t lists[3];
@@ -288,8 +288,8 @@ static size_t put_properties(struct writer *w, model *m, int with_own)
     return end_table(w);
 }
 
-/* Write the part of a checkpoint of `total` bytes that begins at `offset`, or only count its bytes
- * if there is no buffer.  Returns its size, or 0 if that would be too large. */
+/* Write the part of a checkpoint of `total` bytes that begins at `offset`, or only count the bytes
+ * if there is no buffer.  Returns the checkpoint's size, or 0 if it would be too large. */
 static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer, size_t size,
                              int include_optimizer_state)
 {

@@ -1,9 +1,10 @@
-/* The check that this CPU has the instructions of the kernels, so that a library on another CPU
- * says what is missing instead of stopping the program at its first step.  This source is compiled
- * for the oldest CPU of the architecture, so it runs on all of them.
+/* The check that this CPU has the instructions that the kernels use, so that a library on another
+ * CPU reports what is missing instead of crashing the program at its first step.  This source is
+ * compiled for the oldest CPU of the architecture, so it runs on all of them.
  *
- * NEEDS are rows of `struct need`, made by tools/trimmed/cpu.py; without a row there is no check.
- * On ARM it is Linux that knows, so archives without a C library and other systems do not check. */
+ * NEEDS are rows of `struct need`, made by tools/trimmed/cpu.py; without rows there is no check.
+ * On ARM, only Linux reports the instructions, so other systems and archives without a C library do
+ * not check. */
 
 #if defined(NEEDS) \
     && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
@@ -24,7 +25,7 @@ enum { CPU_WORDS = 7 };
 
 #ifdef __x86_64__
 /* Words: ECX of leaf 1; EBX, ECX, EDX of leaf 7; EAX of its subleaf 1; ECX of leaf 0x80000001; and
- * which registers the system keeps. */
+ * which registers the system saves. */
 static void read_cpu(uint32_t *words)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
@@ -39,11 +40,11 @@ static void read_cpu(uint32_t *words)
     }
     if (__get_cpuid(0x80000001, &a, &b, &c, &d))
         words[5] = c;
-    if (words[0] & 1u << 27) /* the system lets programs ask */
+    if (words[0] & 1u << 27) /* the system allows xgetbv */
         __asm__("xgetbv" : "=a"(words[6]), "=d"(d) : "c"(0));
 }
 #else
-/* Words: what the kernel of Linux says of the CPU, in two vectors. */
+/* Words: the two vectors in which the Linux kernel describes the CPU. */
 static void read_cpu(uint32_t *words)
 {
     words[0] = (uint32_t)getauxval(AT_HWCAP);
@@ -51,7 +52,7 @@ static void read_cpu(uint32_t *words)
 }
 #endif
 
-/* Return an error code, and a message of what this CPU lacks. */
+/* Return an error code, and write to `message` what this CPU lacks. */
 static int check_cpu(char *message)
 {
     static const struct need needs[] = {NEEDS};

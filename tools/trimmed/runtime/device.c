@@ -3,13 +3,13 @@
  *     cc -std=c99 device.c -I.. -L.. -l@name@ -o device
  *     LD_LIBRARY_PATH=.. ./device ../checkpoint request.safetensors answer.safetensors x.bin y.bin
  *
- * The data are a file for each input of a training step: its samples one after another, in the
- * type of the input.  They are taken in this order, in batches of batch-size or of the build's
- * first size; a last smaller one is left out unless the build has plans for its size.
+ * The data are one file for each input of a training step, with the samples one after another, in
+ * the type of the input.  They are read in this order, in batches of batch-size or of the build's
+ * first size.  A smaller last batch is left out unless the build has plans for its size.
  *
  * Options of a request: local-epochs, batch-size, learning-rate, proximal-mu, and optimizer-state,
- * which is "reset" or "keep"; kept states go into the checkpoint.  The status is 0 if there is an
- * answer, even one that says why the device could not do what it was asked for.
+ * which is "reset" or "keep"; kept states go into the checkpoint.  The exit status is 0 if there is
+ * an answer, even one that explains why the device could not carry out the request.
  */
 
 #include "message.h"
@@ -17,7 +17,7 @@
 
 static char why[@NAME@_MESSAGE_BYTES > EDGEGRAD_WHY ? @NAME@_MESSAGE_BYTES : EDGEGRAD_WHY];
 
-/* A file in memory, NULL if it cannot be read. */
+/* Read a file into memory; return NULL if that fails. */
 static unsigned char *read_file(const char *path, size_t *size)
 {
     FILE *file = fopen(path, "rb");
@@ -52,7 +52,7 @@ static double number_at(const @name@_tensor *t, const void *values, size_t index
                                   : ((const double *)values)[index];
 }
 
-/* The fingerprint of the parameters that travel: of those here that a request names. */
+/* Write the fingerprint of those parameters of the model that a request contains. */
 static void fingerprint(const @name@ *m, const edgegrad_message *request, char out[17])
 {
     const char *last = NULL;
@@ -81,7 +81,7 @@ static int is_finite(const @name@_tensor *like, const edgegrad_tensor *t)
     if (like->dtype != @NAME@_F32 && like->dtype != @NAME@_F64)
         return 1;
     for (size_t k = 0; k < t->bytes; k += each) {
-        double value; /* a float is its first bytes */
+        double value; /* a float takes only its first bytes */
         memcpy(&value, (const char *)t->data + k, each);
         value = number_at(like, &value, 0);
         if (value - value != 0)
@@ -90,7 +90,7 @@ static int is_finite(const @name@_tensor *like, const edgegrad_tensor *t)
     return 1;
 }
 
-/* Put the parameters of a request into the model; nothing changes unless all of them fit. */
+/* Copy the parameters of a request to the model; nothing changes unless all of them fit. */
 static int take(@name@ *m, const edgegrad_message *request)
 {
     int known = 0;
@@ -125,7 +125,8 @@ static int take(@name@ *m, const edgegrad_message *request)
     return 1;
 }
 
-/* Begin the proximal term of FedProx (engine/training/proximal.py), of weight mu; 0: done. */
+/* Set the anchors and the weight mu of FedProx's proximal term (engine/training/proximal.py);
+ * return 0, or 1 with the reason in `why`. */
 static int set_anchors(@name@ *m, double mu)
 {
     int weight = @name@_find_parameter(m, "proximal_mu");
@@ -155,7 +156,7 @@ static int set_anchors(@name@ *m, double mu)
     return 0;
 }
 
-/* Train or evaluate on all samples; the mean loss and how many samples it is of. */
+/* Train or evaluate on all samples; *loss becomes the mean over *count of them. */
 static int work(@name@ *m, int phase, int64_t usual, unsigned char **data, size_t samples,
                 int epochs, double *loss, size_t *count)
 {
@@ -166,7 +167,7 @@ static int work(@name@ *m, int phase, int64_t usual, unsigned char **data, size_
             const void *inputs[16];
             int64_t batch = samples - *count < (size_t)usual ? (int64_t)(samples - *count) : usual;
             if (@name@_set_batch(m, batch))
-                break; /* a last one that there are no plans for */
+                break; /* a last batch whose size has no plans */
             for (int i = 0; i < @name@_input_count(m, phase); i++) {
                 size_t each = @name@_input_info(m, phase, i)->bytes / (size_t)batch;
                 inputs[i] = data[i] + *count * each;
@@ -198,7 +199,7 @@ static int work(@name@ *m, int phase, int64_t usual, unsigned char **data, size_
     return 0;
 }
 
-/* Do what a request asks for; returns 0, or 1 with the reason in `why`. */
+/* Carry out a request; return 0, or 1 with the reason in `why`. */
 static int obey(@name@ *m, const edgegrad_message *request, const char *kind,
                 const char *checkpoint, char **paths, int files, double *loss, size_t *count)
 {
@@ -268,7 +269,7 @@ end:
     return code;
 }
 
-/* Write the answer under another name, then rename it: whoever waits for it sees all of it. */
+/* Write the answer under another name, then rename it, so that no reader sees a part of it. */
 static int answer(@name@ *m, const edgegrad_message *request, const char *kind, int failed,
                   double loss, size_t count, const char *path)
 {

@@ -1,4 +1,4 @@
-/* Models in memory of the heap, and plans and checkpoints in files. */
+/* Models on the heap, and plans and checkpoints in files. */
 
 #ifndef EDGEGRAD_FREESTANDING
 
@@ -15,9 +15,9 @@ static void *aligned(void *block)
 
 enum { HUGE_BYTES = 1 << 22 }; /* from this size on, as in numpy */
 
-/* Take a block of the heap with room for alignment; NULL, with a message, if there is none.
+/* Allocate a block with room for alignment; return NULL, with a message, if that fails.
  *
- * A large one asks for huge pages, where the system has them: a step walks over all of its memory,
+ * A large block requests huge pages where the system has them: a step walks over all of its memory,
  * and with small pages MobileNetV2 took a tenth longer. */
 static void *take(size_t size, char *message)
 {
@@ -28,13 +28,13 @@ static void *take(size_t size, char *message)
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)block + page - 1) / page * page;
     if (block && size >= HUGE_BYTES && madvise((void *)first, size + 64 - page, MADV_HUGEPAGE)) {
-        /* this system keeps to small pages */
+        /* this system has only small pages */
     }
 #endif
     return block;
 }
 
-/* Write a path and what comes after it to `out`; returns 0 if they are too long. */
+/* Write a path and its ending to `out`; return 0 if they are too long. */
 static int join(char *out, size_t size, const char *path, const char *end)
 {
     struct text t = {out, size, 0};
@@ -48,7 +48,7 @@ static int join(char *out, size_t size, const char *path, const char *end)
 
 enum { PATH_BYTES = 4096 };
 
-/* Return 1 if the engine was stopped here while it wrote a checkpoint in two files.  Only the
+/* Return 1 if the engine was stopped here while it wrote a checkpoint as two files.  Only the
  * engine can repair that. */
 static int is_unfinished(const char *path)
 {
@@ -175,7 +175,7 @@ static int replace_file(const char *from, const char *to)
     return !MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH);
 }
 #else
-/* Replace a file by another, keep its permissions, and wait until this is on the disk. */
+/* Replace a file with another, keep its permissions, and wait until the disk has it. */
 static int replace_file(const char *from, const char *to)
 {
     char folder[PATH_BYTES];
@@ -201,8 +201,8 @@ static int replace_file(const char *from, const char *to)
 
 enum { PIECE_BYTES = 1 << 16 };
 
-/* Write a checkpoint of `size` bytes to an open file, in pieces; returns an error code, or -1 with
- * errno if the file does not take them. */
+/* Write a checkpoint of `size` bytes to an open file, in pieces; return an error code, or -1 with
+ * errno if a write fails. */
 static int write_pieces(model *m, FILE *file, size_t size, int include_optimizer_state)
 {
     size_t most = size < PIECE_BYTES ? size : PIECE_BYTES;
@@ -238,7 +238,7 @@ static int write_file(model *m, const char *path, size_t size, int include_optim
     FILE *file = fopen(temporary, "wb");
     int code = file ? write_pieces(m, file, size, include_optimizer_state) : -1;
     int good = !code && !fflush(file) && !sync_file(file);
-    int why = errno; /* closing the file may set another */
+    int why = errno; /* closing the file may change errno */
     if (file && fclose(file) && good) {
         good = 0;
         why = errno;

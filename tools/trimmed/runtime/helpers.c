@@ -1,6 +1,6 @@
-/* Functions that compilers for small CPUs call where there is no instruction, so that an archive
- * for 32-bit ARM needs no compiler library for whole numbers, and none of mathematics.  They are
- * weak: a program that has its own takes those.
+/* Functions that compilers for small CPUs call where the CPU lacks an instruction.  With them, an
+ * archive for 32-bit ARM needs no compiler library for whole numbers and no mathematical library.
+ * They are weak: a program's own functions replace them.
  *
  * Source: Run-time ABI for the Arm Architecture, 4.3: "The standard integer functions" and "The
  * long long helper functions". */

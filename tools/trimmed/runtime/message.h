@@ -18,9 +18,9 @@
  *     fwrite(header, 1, length, file);
  *     fwrite(weight, 1, sizeof weight, file);
  *
- * Nothing is allocated.  Messages may be hostile: edgegrad_open checks that tensors lie in the
- * bytes without overlap or gap, and that no name occurs twice.  Numbers are little-endian, and so
- * must be the machine's.
+ * Nothing is allocated.  Messages may be hostile: edgegrad_open checks that the tensors fill the
+ * data without overlap or gap, and that no name occurs twice.  Numbers are little-endian, so the
+ * machine must be, too.
  */
 #ifndef EDGEGRAD_MESSAGE_H
 #define EDGEGRAD_MESSAGE_H
@@ -31,7 +31,7 @@
 #include <string.h>
 
 #ifndef EDGEGRAD_MAX_HEADER
-#define EDGEGRAD_MAX_HEADER 65536u /* bytes; checking takes time by the square of it */
+#define EDGEGRAD_MAX_HEADER 65536u /* bytes; the time of checking grows with its square */
 #endif
 enum { EDGEGRAD_WHY = 160, EDGEGRAD_MAX_RANK = 32, EDGEGRAD_START = 8 };
 
@@ -49,7 +49,7 @@ typedef struct edgegrad_tensor {
     size_t bytes;
 } edgegrad_tensor;
 
-/* --- reading: a cursor over the header; at NULL something was not as it has to be */
+/* --- reading: a cursor over the header, which becomes NULL at the first error */
 
 static inline const char *edgegrad_space(const char *at, const char *end)
 {
@@ -58,7 +58,7 @@ static inline const char *edgegrad_space(const char *at, const char *end)
     return at;
 }
 
-/* Skip spaces and a character, which must follow; return the place after it. */
+/* Skip spaces and the character that must follow them; return the place after it. */
 static inline const char *edgegrad_skip(const char *at, const char *end, char wanted)
 {
     at = edgegrad_space(at, end);
@@ -87,7 +87,7 @@ static inline const char *edgegrad_hex(const char *at, const char *end, uint32_t
     return at;
 }
 
-/* Skip a text in quotes; its first `size` bytes go to `out`, its length to `length`. */
+/* Skip a quoted text; copy its first `size` bytes to `out` and its length to `length`. */
 static inline const char *edgegrad_string(const char *at, const char *end, char *out, size_t size,
                                           size_t *length)
 {
@@ -153,7 +153,7 @@ static inline const char *edgegrad_count(const char *at, const char *end, uint64
     return at == first ? NULL : at;
 }
 
-/* Skip a list of at most `most` whole numbers, which are read. */
+/* Read a list of at most `most` whole numbers, and skip it. */
 static inline const char *edgegrad_counts(const char *at, const char *end, uint64_t *found,
                                           int most, int *count)
 {
@@ -242,7 +242,7 @@ static inline const char *edgegrad_entry(const edgegrad_message *m, const char *
     return at;
 }
 
-/* Skip the metadata; the text of a name goes to `out`, its length to `found`, -1 if missing. */
+/* Skip the metadata; copy the text with this name to `out`, its length to `found` (-1: missing). */
 static inline const char *edgegrad_texts(const edgegrad_message *m, const char *at,
                                          const char *name, char *out, size_t size, int *found)
 {
@@ -270,21 +270,21 @@ static inline const char *edgegrad_texts(const edgegrad_message *m, const char *
     return NULL;
 }
 
-/* The entry that edgegrad_walk searches, and its results. */
+/* The entry that edgegrad_walk searches for, and the results. */
 typedef struct edgegrad_search {
-    const char *name; /* of a tensor, or NULL */
+    const char *name; /* name of a tensor, or NULL */
     const char *text; /* name of a text, or NULL */
     char *out;
     size_t size;
     int length;          /* of the text; -1: none */
-    edgegrad_tensor *into; /* the tensor of the name */
-    int tensors;         /* of the name */
-    int number;          /* of the tensor to be compared with all after it; -1: none */
+    edgegrad_tensor *into; /* the tensor with the name */
+    int tensors;         /* how many have the name */
+    int number;          /* of the tensor to compare with all later ones; -1: none */
     uint64_t total;      /* bytes of all tensors */
     int count;           /* of all tensors */
 } edgegrad_search;
 
-/* Go over the whole header; 0: it is malformed. */
+/* Go over the whole header; return 0 if it is malformed. */
 static inline int edgegrad_walk(const edgegrad_message *m, edgegrad_search *s)
 {
     char key[256], mine[256];
@@ -337,7 +337,7 @@ static inline int edgegrad_walk(const edgegrad_message *m, edgegrad_search *s)
     return at == m->end;
 }
 
-/* The text of a name in the metadata, ended by a null character; 1: it is there and has room. */
+/* Copy the text with this name in the metadata, null-terminated; return 1 if it exists and fits. */
 static inline int edgegrad_text(const edgegrad_message *m, const char *name, char *out, size_t size)
 {
     edgegrad_search s = {0};
@@ -348,7 +348,7 @@ static inline int edgegrad_text(const edgegrad_message *m, const char *name, cha
     return 1;
 }
 
-/* The number of a name in the metadata, as "config.learning-rate"; 1: it is there and finite. */
+/* Read a number of the metadata, as "config.learning-rate"; return 1 if it is there and finite. */
 static inline int edgegrad_number(const edgegrad_message *m, const char *name, double *out)
 {
     char text[64], *rest;
@@ -359,7 +359,7 @@ static inline int edgegrad_number(const edgegrad_message *m, const char *name, d
     return !*rest && *out - *out == 0;
 }
 
-/* The tensor of a name; 1: it is there. */
+/* Find the tensor with this name; return 1 if it exists. */
 static inline int edgegrad_find(const edgegrad_message *m, const char *name, edgegrad_tensor *out)
 {
     edgegrad_search s = {0};
@@ -367,7 +367,7 @@ static inline int edgegrad_find(const edgegrad_message *m, const char *name, edg
     return edgegrad_walk(m, &s) && s.tensors == 1;
 }
 
-/* The number of tensors. */
+/* Return the number of tensors. */
 static inline int edgegrad_tensors(const edgegrad_message *m)
 {
     edgegrad_search s = {0};
@@ -381,7 +381,7 @@ static inline int edgegrad_refuse(char *why, const char *text)
     return 1;
 }
 
-/* Read a message, whose bytes stay where they are; returns 0, or 1 with the reason in `why`. */
+/* Read a message in place, without a copy; return 0, or 1 with the reason in `why`. */
 static inline int edgegrad_open(edgegrad_message *m, const void *bytes, size_t size, char *why)
 {
     const unsigned char *at = bytes;
@@ -417,7 +417,7 @@ static inline int edgegrad_open(edgegrad_message *m, const void *bytes, size_t s
     return 0;
 }
 
-/* --- the fingerprint: FNV-1a over a line a parameter, in the order of the names */
+/* --- the fingerprint: FNV-1a over one line for each parameter, in the order of the names */
 
 static inline uint64_t edgegrad_hash(uint64_t hash, const void *bytes, size_t size)
 {
@@ -427,7 +427,7 @@ static inline uint64_t edgegrad_hash(uint64_t hash, const void *bytes, size_t si
     return hash;
 }
 
-#define EDGEGRAD_HASH UINT64_C(0xcbf29ce484222325) /* of no parameter */
+#define EDGEGRAD_HASH UINT64_C(0xcbf29ce484222325) /* the hash before the first parameter */
 
 static inline uint64_t edgegrad_hash_parameter(uint64_t hash, const char *name, const char *dtype,
                                                int rank, const int64_t *dims)
@@ -442,7 +442,7 @@ static inline uint64_t edgegrad_hash_parameter(uint64_t hash, const char *name, 
     return edgegrad_hash(hash, "\n", 1);
 }
 
-/* --- writing: the header, to which the values follow in the order in which they were added */
+/* --- writing: the header; the values follow it in the order in which they were added */
 
 typedef struct edgegrad_writer {
     char *out;
@@ -475,7 +475,7 @@ static inline void edgegrad_put_string(edgegrad_writer *w, const char *text)
     edgegrad_put(w, "\"", 1);
 }
 
-/* Begin a message; the texts come before the tensors. */
+/* Begin a message; add all texts before the first tensor. */
 static inline void edgegrad_begin(edgegrad_writer *w, void *header, size_t size)
 {
     w->out = header;
@@ -494,7 +494,7 @@ static inline void edgegrad_put_text(edgegrad_writer *w, const char *name, const
     edgegrad_put_string(w, text);
 }
 
-/* A finite number; whole ones are written as such. */
+/* Write a finite number, a whole one as an integer. */
 static inline void edgegrad_put_number(edgegrad_writer *w, const char *name, double value)
 {
     char text[40];
@@ -526,7 +526,7 @@ static inline void edgegrad_add(edgegrad_writer *w, const char *name, const char
     w->end += bytes;
 }
 
-/* The bytes to write before the tensors; 0: the header had no room. */
+/* Return the number of bytes to write before the tensors; 0: the header was too small. */
 static inline size_t edgegrad_end(edgegrad_writer *w)
 {
     edgegrad_put(w, w->has_texts ? "}" : "}}", w->has_texts ? 1 : 2);

@@ -1,11 +1,11 @@
 /* @title@
  *
- * A `model` holds parameters, gradients, optimizer state and work memory in one block, taken at
- * creation; no function allocates after that, except @name@_save, which needs a buffer of at most
- * 64 KiB.  One model is used by one thread at a time; models are independent.
+ * A `model` keeps its parameters, gradients, optimizer state and work memory in one block, which it
+ * gets at creation.  After that, only @name@_save allocates memory, at most 64 KiB.  Use a model
+ * from one thread at a time; models are independent of each other.
  *
- * Functions that return `int` return @NAME@_OK (0) or an error code, and @name@_message tells what
- * was wrong.  A call that fails has changed nothing, unless its comment says otherwise.
+ * Functions that can fail return @NAME@_OK (0) or an error code, and @name@_message describes the
+ * error.  A failed call changes nothing, unless its comment says otherwise.
  *
  *     @name@ *m;
  *     char why[@NAME@_MESSAGE_BYTES];
@@ -41,12 +41,12 @@ enum @name@_error {
     @NAME@_OK = 0,
     @NAME@_BAD_INPUT,      /* an argument is null, out of range or of the wrong size */
     @NAME@_BAD_LABEL,      /* a class label or an index is out of range */
-    @NAME@_BAD_CHECKPOINT, /* not a checkpoint, damaged, or of another model */
+    @NAME@_BAD_CHECKPOINT, /* not a checkpoint, damaged, or for another model */
     @NAME@_BAD_FILE,       /* a file is missing, unreadable or could not be written */
     @NAME@_BAD_STATE,      /* a call in the wrong order: no parameter values, no such phase */
-    @NAME@_NO_MEMORY,      /* memory or threads could not be had, or the block is too small */
-    @NAME@_NO_NAME,        /* no parameter or property of that name */
-    @NAME@_BAD_PLAN,       /* no plan file, damaged, or not for this library */
+    @NAME@_NO_MEMORY,      /* no memory or threads available, or the block is too small */
+    @NAME@_NO_NAME,        /* no parameter or property has that name */
+    @NAME@_BAD_PLAN,       /* not a plan file, damaged, or not for this library */
     @NAME@_BAD_CPU         /* the CPU lacks instructions that the library was built with */
 };
 
@@ -66,25 +66,25 @@ typedef struct @name@_tensor {
     int rank;
     const int64_t *dims;
     size_t bytes;
-    int trainable; /* of parameters */
+    int trainable; /* for parameters only */
 } @name@_tensor;
 
-/* --- life */
+/* --- creating and destroying */
 
 /*@create@*/
 
-/* End the threads and give the memory back; NULL is allowed. */
+/* Stop the threads and release the memory; NULL is allowed. */
 @NAME@_API void @name@_destroy(@name@ *m);
 
-/* Return the last error of this model as one line; empty if there was none. */
+/* Return this model's last error as one line; empty if there was none. */
 @NAME@_API const char *@name@_message(const @name@ *m);
 
-/* Digest of this library; the files that belong together have the same. */
+/* Return the digest of this library; files that belong together have the same one. */
 @NAME@_API const char *@name@_build(void);
 
 #if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1
-/* Life of thread `tid`, from 1 to @NAME@_THREADS - 1, in a thread of the caller's: call it after
- * creation; it returns after @name@_destroy.  Without these threads no step ends. */
+/* Run thread `tid`, from 1 to @NAME@_THREADS - 1: after creation, call this in a thread of your
+ * own for each `tid`.  It returns after @name@_destroy.  Without these threads no step ends. */
 @NAME@_API void @name@_worker(@name@ *m, int tid);
 #endif
 
@@ -94,19 +94,19 @@ typedef struct @name@_tensor {
 @NAME@_API int @name@_input_count(const @name@ *m, int phase);
 @NAME@_API int @name@_output_count(const @name@ *m, int phase);
 
-/* Name, type and shape of an input or output; NULL: there is none of that index. */
+/* Return the name, type and shape of an input or output; NULL if there is none at that index. */
 @NAME@_API const @name@_tensor *@name@_input_info(const @name@ *m, int phase, int index);
 @NAME@_API const @name@_tensor *@name@_output_info(const @name@ *m, int phase, int index);
 
-/* Where the steps of a phase read an input and leave an output.  Writing inputs there and passing
- * NULL to the step saves the copy.  Outputs are valid until the next step of the phase. */
+/* Return where the steps of a phase read an input or write an output.  To save a copy, write the
+ * inputs there and pass NULL to the step.  Outputs are valid until the next step of the phase. */
 @NAME@_API void *@name@_input(@name@ *m, int phase, int index);
 @NAME@_API const void *@name@_output(@name@ *m, int phase, int index);
 
-/* --- batches: a model has plans for one number of samples or several
+/* --- batches: a model has plans for one or more batch sizes
  *
- * Steps, inputs and outputs belong to the batch that was set last; at first, to the first batch.
- * All share gradients, parameters and memory; setting a batch costs nothing. */
+ * Steps, inputs and outputs use the batch size that was set last, initially the first one.  All
+ * sizes share gradients, parameters and memory, and switching between them costs nothing. */
 
 @NAME@_API int @name@_batch_count(const @name@ *m);
 @NAME@_API int64_t @name@_batch_size(const @name@ *m, int index); /* 0: no such batch */
@@ -115,55 +115,56 @@ typedef struct @name@_tensor {
 
 /* --- steps
  *
- * inputs: one pointer an input, which is copied; NULL for all or for one: it is in place already.
- * outputs: one pointer an output, which is copied to; NULL for all or for one: not wanted.
- * @NAME@_BAD_LABEL: a label is out of range; gradients, parameters and running statistics are as
- * before. */
+ * inputs: a pointer to copy each input from.  NULL, for one or for all: it is already in place.
+ * outputs: a pointer to copy each output to.  NULL, for one or for all: it is not wanted.
+ * @NAME@_BAD_LABEL: a label is out of range.  Gradients, parameters and running statistics are
+ * unchanged. */
 
-/* Return 1 if training steps update the parameters themselves, as `edgegrad build --joined` makes
- * them: each as soon as its gradient is complete, so that no gradients are kept. */
+/* Return 1 if train steps also update the parameters, as in `edgegrad build --joined`.  Each is
+ * updated as soon as its gradient is complete, so no gradients are kept. */
 @NAME@_API int @name@_is_joined(const @name@ *m);
 
-/* Forward and backward; gradients are added to those accumulated since the last reset.  A joined
- * step also updates the parameters, by the learning rate and the number of the step. */
+/* Run forward and backward, and add to the gradients accumulated since the last reset.  A joined
+ * step also updates the parameters, using the learning rate and the step number. */
 @NAME@_API int @name@_train_step(@name@ *m, const void *const *inputs, void *const *outputs);
 
-/* Forward of the evaluation model: the loss, and what else it gives. */
+/* Run the evaluation model: the loss and any other outputs. */
 @NAME@_API int @name@_eval_step(@name@ *m, const void *const *inputs, void *const *outputs);
 
-/* Forward without the loss: needs no labels. */
+/* Run the model without the loss; this needs no labels. */
 @NAME@_API int @name@_infer(@name@ *m, const void *const *inputs, void *const *outputs);
 
-/* Update the parameters from the gradients, which are kept.  @NAME@_BAD_STATE: there are none yet,
- * neither from a train step nor written by the caller; or training steps update already. */
+/* Update the parameters from the gradients, which stay as they are.  @NAME@_BAD_STATE: neither a
+ * train step nor the caller has written gradients yet, or train steps are joined. */
 @NAME@_API int @name@_optimizer_step(@name@ *m);
 
-/* Let the next train step overwrite the gradients. */
+/* Make the next train step overwrite the gradients. */
 @NAME@_API void @name@_lazy_reset_grad(@name@ *m);
 
-/* Seed of the random numbers of dropout, 0 at first; each step that draws some draws others. */
+/* Set the seed of random numbers, as for dropout; initially 0.  Each step draws new numbers. */
 @NAME@_API void @name@_set_seed(@name@ *m, int64_t seed);
 
-/* Steps that have drawn random numbers; kept in checkpoints, so that a training resumes with the
- * numbers it would have drawn.  The seed is not kept. */
+/* The number of steps that have drawn random numbers.  Checkpoints keep it, so that a resumed
+ * training draws the numbers it would have drawn without the break.  They do not keep the seed. */
 @NAME@_API int64_t @name@_get_draws(const @name@ *m);
 @NAME@_API int @name@_set_draws(@name@ *m, int64_t draws); /* at least 0 */
 
 @NAME@_API float @name@_get_learning_rate(const @name@ *m);
 @NAME@_API int @name@_set_learning_rate(@name@ *m, float rate); /* finite, at least 0 */
 
-/* Set the rate of the next optimizer step on a line from 0 at step 0 to `peak` at step `warmup`, or
- * on one from there to 0 at step `total` and after.  Call it before each step; one that resumes
- * from a checkpoint goes on where it was. */
+/* Set the learning rate of the next optimizer step.  It rises linearly from 0 at step 0 to `peak`
+ * at step `warmup`, then falls linearly to 0 at step `total` and stays 0.  Call this before each
+ * step; after resuming from a checkpoint, it continues from the saved step. */
 @NAME@_API int @name@_set_linear_rate(@name@ *m, float peak, int64_t warmup, int64_t total);
 
-/* Optimizer steps done, which the formulas of AdamW use; kept in checkpoints. */
+/* The number of optimizer steps done, which AdamW's formulas use.  Checkpoints keep it. */
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);
 
-/* Updates skipped, as gradients were not finite; kept in checkpoints.  Parameters, moments,
- * running statistics and the count of steps are as before the steps that made these gradients.
- * Only optimizers with the option skip_nonfinite skip any. */
+/* The number of updates skipped because gradients were not finite.  Checkpoints keep it.  After a
+ * skipped update, parameters, moments, running statistics and the step count are what they were
+ * before the steps that computed these gradients.  Only optimizers with the option skip_nonfinite
+ * skip updates. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);
 
 /* --- parameters, in the order of the training model's inputs */
@@ -172,21 +173,21 @@ typedef struct @name@_tensor {
 @NAME@_API const @name@_tensor *@name@_parameter_info(const @name@ *m, int index); /* NULL: none */
 @NAME@_API int @name@_find_parameter(const @name@ *m, const char *name); /* -1: none of that name */
 
-/* Values, which may be read and written between steps; NULL: none yet. */
+/* Return a parameter's values, to read or write between steps; NULL if there are none yet. */
 @NAME@_API void *@name@_parameter(@name@ *m, int index);
 
-/* Accumulated gradient, which may be written between steps; NULL: the parameter is frozen, or steps
- * are joined. */
+/* Return a parameter's accumulated gradient, to read or write between steps; NULL if the parameter
+ * is frozen or train steps are joined. */
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
 
-/* All float32 parameters one after another: their number of elements, a copy out, a copy in.
- * `count` must be that number.  A model without values needs all: trainable_only = 0. */
+/* Count the elements of all float32 parameters, copy them out, or copy them in, one parameter after
+ * another.  `count` must be their number.  A model without values needs all: trainable_only = 0. */
 @NAME@_API size_t @name@_parameters_size(const @name@ *m, int trainable_only);
 @NAME@_API int @name@_get_parameters(@name@ *m, float *values, size_t count, int trainable_only);
 @NAME@_API int @name@_set_parameters(@name@ *m, const float *values, size_t count,
                                    int trainable_only);
 
-/* The same of parameters in float64; no function converts between the two types. */
+/* The same for float64 parameters; no function converts between the two types. */
 @NAME@_API int @name@_get_parameters_f64(@name@ *m, double *values, size_t count,
                                        int trainable_only);
 @NAME@_API int @name@_set_parameters_f64(@name@ *m, const double *values, size_t count,
@@ -197,31 +198,33 @@ typedef struct @name@_tensor {
 
 /* --- checkpoints: format ODTC version 2, as in onnxruntime-training
  *
- * include_optimizer_state: also moments, step and learning rate, so that training resumes.
+ * include_optimizer_state: also save moments, step and learning rate, so that training can resume.
  * @NAME@_BAD_STATE: the parameters have no values.  No file has changed. */
 
-/* Size of the buffer that @name@_save_to fills exactly; 0, with a message, on error. */
+/* Return the size of a checkpoint in bytes; on error 0, with a message. */
 @NAME@_API size_t @name@_checkpoint_size(@name@ *m, int include_optimizer_state);
+
+/* Write a checkpoint to a buffer of exactly @name@_checkpoint_size bytes. */
 @NAME@_API int @name@_save_to(@name@ *m, void *buffer, size_t size, int include_optimizer_state);
 
-/* The `size` bytes of the checkpoint from `offset` on, so that it is written in pieces of any size,
- * in any order; the model must be the same for all of them. */
+/* Write the `size` bytes of the checkpoint that begin at `offset`.  Pieces may have any size and
+ * come in any order, but the model must not change between them. */
 @NAME@_API int @name@_save_part(@name@ *m, size_t offset, void *buffer, size_t size,
                               int include_optimizer_state);
 #ifndef EDGEGRAD_FREESTANDING
-/* Written under a temporary name, synced and renamed: a crash leaves the old file or the new. */
+/* Write under a temporary name, sync and rename: a crash leaves the old file or the new one. */
 @NAME@_API int @name@_save(@name@ *m, const char *path, int include_optimizer_state);
 #endif
 
-/* User data kept with a checkpoint, by name; up to @NAME@_PROPERTY_BYTES together.  Names and texts
- * are UTF-8.  A property is replaced by setting it again; `index` counts in the order of names. */
+/* Named user data in a checkpoint, up to @NAME@_PROPERTY_BYTES in total.  Names and texts are
+ * UTF-8.  Setting a property again replaces it; `index` counts in the order of names. */
 enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 };
 @NAME@_API int @name@_set_property_int(@name@ *m, const char *name, int64_t value);
 @NAME@_API int @name@_set_property_float(@name@ *m, const char *name, float value);
 @NAME@_API int @name@_set_property_string(@name@ *m, const char *name, const char *value);
 @NAME@_API int @name@_property_count(const @name@ *m);
 
-/* Name of a property, and its value in one of the three; those not wanted are NULL. */
+/* Get a property's name and kind, and its value in one of the last three.  Any may be NULL. */
 @NAME@_API int @name@_get_property(@name@ *m, int index, const char **name, int *kind,
                                  int64_t *integer, float *number, const char **text);
 

@@ -69,7 +69,7 @@ static int check_buffer(model *m, const void *values, size_t count, int trainabl
     return MODEL_OK;
 }
 
-/* Copy all parameters to `out`, or from `in`. */
+/* Copy all parameters to `out` or from `in`. */
 static void move(model *m, uint8_t *out, const uint8_t *in, int trainable_only)
 {
     for (int i = 0; i < m->d.parameter_count; i++) {
@@ -150,8 +150,8 @@ static void shift(uint8_t *to, const uint8_t *from, size_t n)
     }
 }
 
-/* The place of the property of a name, or the place where it belongs.  *bytes becomes its size, or
- * 0 if there is no such property. */
+/* Return the place of the property with this name, or the place where it belongs.  *bytes becomes
+ * its size, or 0 if there is no such property. */
 static size_t place_property(const model *m, const char *name, size_t n, size_t *bytes)
 {
     size_t place = 0;
@@ -165,7 +165,7 @@ static size_t place_property(const model *m, const char *name, size_t n, size_t 
     return place;
 }
 
-/* Properties of checkpoints that are not the user's. */
+/* Properties that the runtime itself keeps in checkpoints. */
 enum { OWN_RATE, OWN_DRAWS, OWN_SKIPPED, OWN_PROPERTIES };
 
 static const char *name_own(int own)
@@ -173,7 +173,8 @@ static const char *name_own(int own)
     return own == OWN_RATE ? LEARNING_RATE : own == OWN_DRAWS ? DRAWS : SKIPPED;
 }
 
-/* Return the number of the own property of a name, or OWN_PROPERTIES if it is the user's. */
+/* Return the number of the runtime's property with this name, or OWN_PROPERTIES if it is the
+ * user's. */
 static int find_own(const char *name, size_t n)
 {
     int own = 0;
@@ -190,8 +191,8 @@ static void drop_property(model *m, const char *name, size_t n)
     m->property_bytes -= bytes;
 }
 
-/* Add a property.  If there is one of this name, it is replaced if `replace` is not 0; otherwise
- * that is an error.  There is room set aside for the records that are not the user's. */
+/* Add a property.  If the name exists, replace its property if `replace` is not 0, otherwise fail.
+ * The runtime's own records have room set aside for them. */
 static int put_property(model *m, struct property *value, const char *name, const char *text,
                         int replace)
 {
@@ -215,7 +216,7 @@ static int put_property(model *m, struct property *value, const char *name, cons
     return MODEL_OK;
 }
 
-/* Begin a property without a name; compilers would fill a struct by a function of a library. */
+/* Begin a property without a name; to fill a struct, compilers would call a library function. */
 static void begin_property(struct property *p, uint32_t kind)
 {
     zero(p, sizeof *p);

@@ -1,4 +1,4 @@
-/* The reader of plans, which are constant data of a build, or a file for a library of kernels.
+/* The reader of plans, which are constant data in a build, or a file for a library of kernels.
  *
  * The format is described in engine/plan/file_schema.py.  That file also declares the tables and
  * columns; their numbers are the enums T_... and C_... here.  A plan is a row of T_PLAN.  The first
@@ -6,15 +6,15 @@
  * and inference; a plan has no steps if the model has no such phase.  The steps, arguments and
  * ports of a plan are the rows of their tables that come after the rows of the plans before it.
  *
- * In a file, every number that says where something lies is checked against the size of what it
- * lies in; the plans inside a build are part of its code, and are not checked.
+ * Every offset and index in a file is checked against the size of the area or table that it points
+ * into.  The plans inside a build are part of its code, and are not checked.
  *
  * The words of a step decide how much memory its kernel reads and writes, and are not checked here:
  * see "Prepared plans" in SECURITY.md. */
 
 enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 32, SEALED = 12 };
 enum { MOST_ROWS = 1 << 24 };
-/* The largest size, or sum of sizes, that is accepted; so no sum overflows. */
+/* The largest size or sum of sizes that is accepted, so that no sum overflows. */
 #define LARGEST ((size_t)(SIZE_MAX > UINT32_MAX ? (uint64_t)1 << 46 : 0x7FFFFFFF))
 
 _Static_assert(sizeof(struct parameter) <= PARAMETER_ROOM, "PARAMETER_ROOM is too small");
@@ -35,7 +35,7 @@ struct tables {
     struct column columns[COLUMNS];
     const uint8_t *constants;
     size_t constant_bytes;
-    const char *bad; /* what is wrong; NULL: nothing.  If `op` is set, a kernel that is missing. */
+    const char *bad; /* the problem, or NULL; if `op` is set, the symbol of a missing kernel */
     const char *op;  /* the op that the missing kernel was made for, or NULL */
 };
 
@@ -44,8 +44,8 @@ struct sizes {
     size_t param, grad, state, work, io[PHASES], io_at[PHASES];
 };
 
-/* Return what is wrong with a plan file, or NULL.  The plans of a build are constant data that was
- * made with its code.  They are trusted as the code is: no check of them takes room in a build. */
+/* Return the problem of a plan file, or NULL.  The plans of a build are constant data, made
+ * and trusted together with its code, so a build has no code to check them. */
 static const char *problem(const struct tables *t)
 {
 #ifdef OWN_PLANS_BYTES
@@ -86,7 +86,7 @@ static const char *text(const struct tables *t, int column, size_t row)
     return (const char *)t->columns[C_TEXT_BYTE].at + cell(t, column, row);
 }
 
-/* A cell that may be at most `limit`; if it is larger, the plan is rejected.  0 once it is. */
+/* Return a cell.  If it is larger than `limit`, reject the plan; return 0 for a rejected plan. */
 static size_t limited(struct tables *t, int column, size_t row, size_t limit)
 {
     uint64_t value = cell(t, column, row);
@@ -185,7 +185,7 @@ static size_t item_bytes(int dtype)
 
 /* --- states */
 
-/* The tensor that a state keeps for a parameter.  Its shape is written to `dims`. */
+/* Return the tensor that a state keeps for a parameter, and write its shape to `dims`. */
 static model_tensor state_values(const struct state *s, const struct parameter *p, int64_t *dims)
 {
     model_tensor t;
@@ -206,7 +206,7 @@ static model_tensor state_values(const struct state *s, const struct parameter *
     return t;
 }
 
-/* The bytes that are set aside for the tensor that a state keeps for a parameter. */
+/* Return the bytes set aside for the tensor that a state keeps for a parameter. */
 static size_t state_bytes(const struct state *s, const struct parameter *p)
 {
     int64_t dims[MOST_DIMS];
@@ -238,7 +238,7 @@ static void place_states(struct tables *t, struct design *d, size_t bytes)
 
 /* --- the memory that a model takes */
 
-/* Take the next area of the model's memory, for so many items of so many bytes; returns where it
+/* Take the next area of the model's memory, for `items` items of `bytes` bytes, and return where it
  * begins. */
 static size_t place(struct tables *t, size_t *used, uint64_t items, uint64_t bytes)
 {
@@ -256,8 +256,8 @@ struct areas {
 
 #define OTHER_ARGUMENTS "it has more or fewer arguments than its steps"
 
-/* The number of words in the tables of steps that the executor reads.  Rejects plans whose steps
- * do not have as many arguments as the table of arguments. */
+/* Return the number of words in the tables of steps that the executor reads.  Reject plans whose
+ * steps have another number of arguments than the table of arguments. */
 static uint64_t step_words(struct tables *t)
 {
     uint64_t arguments = 0, words = 0;
@@ -279,7 +279,7 @@ static uint64_t step_words(struct tables *t)
     return words;
 }
 
-/* Read all counts and sizes, and decide with them where everything lies in the model's memory; its
+/* Read all counts and sizes, and decide from them where everything lies in the model's memory.  Its
  * first `used` bytes are taken. */
 static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n, size_t used)
 {
@@ -361,7 +361,7 @@ static void read_kernels(struct tables *t, uint32_t *out)
 {
 #ifdef OWN_PLANS_BYTES
     (void)t;
-    (void)out; /* the plans have these numbers already */
+    (void)out; /* the plans already contain these numbers */
 #else
     for (size_t i = 0; i < t->rows[T_KERNEL] && !problem(t); i++) {
         const char *symbol = text(t, C_KERNEL_SYMBOL, i), *name = kernel_names;
@@ -414,14 +414,14 @@ struct region {
     size_t bytes;
 };
 
-/* How many rows of each table belong to the plans that were read so far. */
+/* How many rows of each table belong to the plans read so far. */
 struct taken {
     size_t steps, arguments, ports, dims;
-    int64_t *table; /* where the steps of the next plan are put */
+    int64_t *table; /* where the steps of the next plan go */
 };
 
-/* The place of an input that the runtime fills.  The file has 0 if the plan has no such input, and
- * otherwise 1 + the offset in the region of inputs and outputs. */
+/* Return the place of an input that the runtime fills.  The file has 0 if the plan has no such
+ * input, otherwise 1 + the offset in the region of inputs and outputs. */
 static size_t io_place(struct tables *t, int column, size_t row, const size_t *io, size_t bytes)
 {
     size_t at = limited(t, column, row, LARGEST);
@@ -446,9 +446,9 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     }
 }
 
-/* Write what the executor needs to run a step of a group tile by tile: how its `pointers` move, and
- * arguments for each thread.  They follow the step's arguments, `own` words from `given`, the first
- * described by row `first` of T_ARG.  Returns the end. */
+/* Write the words with which the executor runs a step of a group tile by tile: how its `pointers`
+ * move, and arguments for each thread.  These words follow the step's arguments, which are `own`
+ * words from `given` on, the first one described by row `first` of T_ARG.  Return the end. */
 static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t pointers,
                            int64_t *given, size_t own)
 {
@@ -474,13 +474,13 @@ static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t po
     return word;
 }
 
-/* Turn the steps of a plan into what the executor reads: the table of steps, and after it the
- * arguments of all steps.  `runners` becomes the number of threads, unless all steps are one's. */
+/* Turn the steps of a plan into the words that the executor reads: the table of steps, then the
+ * arguments of all steps.  `runners` becomes the number of threads, unless one thread runs all. */
 static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
                        const struct region *regions, int64_t *runners)
 {
     int64_t *step = done->table, *word = step + STEP_WORDS * steps;
-    size_t inside = 0; /* steps of the group that are left */
+    size_t inside = 0; /* steps left in the group */
     for (; steps && !problem(t); steps--, step += STEP_WORDS) {
         size_t row = done->steps++, call = (size_t)cell(t, C_STEP_CALL, row);
         size_t number = (size_t)cell(t, C_CALL_KERNEL, call);
@@ -556,7 +556,7 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     read_steps(t, done, steps, d->kernels, regions, &p->runners);
 }
 
-/* Read all that was laid out into `memory`, which is zero there. */
+/* Read everything that was laid out into `memory`, which is zero there. */
 static void read_plans(struct tables *t, struct design *d, const struct sizes *n,
                        const struct areas *a, uint8_t *memory)
 {

@@ -6,18 +6,18 @@ struct property {
     uint32_t kind, name, text; /* lengths, without the zero byte */
     int64_t integer;
     float number;
-    uint32_t table; /* where the writer of checkpoints put the property's table */
+    uint32_t table; /* where the checkpoint writer put the property's table */
 };
 
 struct model {
     uint8_t *memory;
-    void *allocation; /* what to free at the end; NULL: the memory is the caller's */
+    void *allocation; /* to free at the end; NULL: the memory is the caller's */
     int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
     int64_t skipped;           /* updates that were skipped */
     float initial_rate, rate;
     int loaded, overwrite;
     int has_gradients; /* a step computed them, or the caller may have written them */
-    int is_waiting;    /* statistics are kept from before the first step that no update has taken */
+    int is_waiting;    /* steps wait for an update; statistics from before the first are kept */
     int batch; /* the index of the batch size that was set last */
     size_t property_bytes;
     struct design d;
@@ -33,7 +33,7 @@ static int read_checkpoint(model *m, const void *data, size_t size);
 
 #define NO_RATE "is NaN, negative or infinite"
 
-/* Return what a learning rate is that cannot be used; NULL: it can. */
+/* Return what is wrong with a learning rate, or NULL. */
 static const char *bad_rate(float rate)
 {
     if (rate >= 0 && rate - rate == 0)
@@ -46,7 +46,7 @@ int model_is_joined(const model *m)
     return m && m->d.plans[1 + MODEL_TRAIN].rate != 0;
 }
 
-/* Return 1 if parameters are updated, by a plan of their own or by the training step. */
+/* Return 1 if the optimizer's plan or the training step updates the parameters. */
 static int has_optimizer(const model *m)
 {
     return m->d.plans[0].steps > 0 || model_is_joined(m);
@@ -66,7 +66,7 @@ static uint8_t *at(const model *m, size_t offset)
     return m->memory + offset;
 }
 
-/* The address of the tensor that a state keeps for a parameter. */
+/* Return the address of the tensor that a state keeps for a parameter. */
 static uint8_t *state_of(const model *m, const struct state *s, const struct parameter *p)
 {
     size_t found = s->at;
@@ -78,7 +78,7 @@ static uint8_t *state_of(const model *m, const struct state *s, const struct par
     return at(m, found);
 }
 
-/* Give all states their initial values.  Their memory has been set to zero before. */
+/* Give all states their initial values.  Their memory is zero before. */
 static void fill_states(model *m)
 {
     for (int k = 0; k < m->d.state_count; k++) {
@@ -100,7 +100,7 @@ static void fill_states(model *m)
 
 static int run(model *m, const struct plan *plan)
 {
-    int64_t none[STATUS_WORDS]; /* where the plan reports nothing */
+    int64_t none[STATUS_WORDS]; /* for a plan that reports nothing */
     int64_t *status = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
     status[STATUS_KIND] = 0;
     if (plan->noise) {
@@ -123,7 +123,7 @@ static int run(model *m, const struct plan *plan)
                 limit);
 }
 
-/* --- life */
+/* --- creating and destroying */
 
 /* Write an error message to the caller's buffer, if there is one. */
 static void report(char *message, const char *format, ...)
@@ -160,7 +160,7 @@ static int check_memory(const void *memory, size_t size, size_t needed, char *me
     return MODEL_NO_MEMORY;
 }
 
-/* Check the arguments that all functions share which create a model, and set *out to NULL. */
+/* Check the arguments that all functions to create a model share, and set *out to NULL. */
 static int begin(model **out, const void *checkpoint, size_t bytes, char *message)
 {
     report(message, "");
@@ -178,7 +178,7 @@ static int begin(model **out, const void *checkpoint, size_t bytes, char *messag
 }
 
 /* Make a model in `memory` from the plans in the tables.  The first `used` bytes of the memory are
- * taken already. */
+ * already taken. */
 static int make_model(model **out, uint8_t *memory, size_t size, size_t used, struct tables *t,
                       const void *checkpoint, size_t checkpoint_bytes, char *message)
 {
@@ -258,7 +258,7 @@ static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *cons
     return MODEL_OK;
 }
 
-/* How many bytes a model takes whose plan file has a good head; see `check_head`. */
+/* Find how many bytes a model takes.  The head of its plan file must have passed `check_head`. */
 static int measure(const void *plan, size_t tables, size_t constants, size_t *size, char *message)
 {
     struct sizes n;
@@ -298,7 +298,7 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
         code = check_memory(memory, size, needed, message);
     if (code)
         return code;
-    size_t kept = tables + constants; /* bytes of the file that the model keeps a copy of */
+    size_t kept = tables + constants; /* bytes of the file that the model copies and keeps */
     uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* plans point to names and constants there */
     copy(mine, plan, kept);
     struct tables t;
@@ -432,7 +432,7 @@ static int need_values(model *m)
     return fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
 }
 
-/* Give a plan that updates parameters what its formulas read. */
+/* Write the inputs of the formulas of a plan that updates parameters. */
 static int begin_update(model *m, const struct plan *plan)
 {
     if (m->step == INT64_MAX)
@@ -444,8 +444,7 @@ static int begin_update(model *m, const struct plan *plan)
     return MODEL_OK;
 }
 
-/* Count the update of a plan that has run: as a step, or as one that was skipped.  Returns whether
- * it was skipped. */
+/* Count the update of a plan that has run, as done or as skipped; return whether it was skipped. */
 static int count_update(model *m, const struct plan *plan)
 {
     if (!plan->done)
@@ -456,14 +455,14 @@ static int count_update(model *m, const struct plan *plan)
     return !done;
 }
 
-/* A build of one model that has no running statistics has no code that copies them either. */
+/* A build whose model has no running statistics has no code to copy them. */
 #ifdef OWN_PLANS_BYTES
 #define HAS_STATISTICS (MODEL_KEPT_BYTES > 0)
 #else
 #define HAS_STATISTICS 1
 #endif
 
-/* Copy the statistics that training steps move to copy `number`, or back from it. */
+/* Copy the statistics that training steps move, to copy `number` or `back` from it. */
 static void copy_statistics(model *m, int number, int back)
 {
     if (!HAS_STATISTICS)

@@ -1,14 +1,13 @@
-/* The self-test of a build: train a few steps on made-up data, and compare the losses with those
- * that were recorded when the library was built.  The exit status is 0 if they are equal up to
- * rounding.
+/* The self-test of a build: trains a few steps on made-up data, and compares the losses with those
+ * recorded when the library was built.  The exit status is 0 if they are equal up to rounding.
  *
  *     selftest [CHECKPOINT]
  *
- * CHECKPOINT is the file `checkpoint` of the build; without it the one in the program's folder. */
+ * CHECKPOINT is the build's file `checkpoint`, by default the one in the program's folder. */
 
 /*@recorded@*/
 
-/* The next number of the generator that tools/trimmed/selftest.py describes. */
+/* Return the next number of the generator that tools/trimmed/selftest.py describes. */
 static uint32_t next(uint32_t *seed)
 {
     return *seed = 1664525u * *seed + 1013904223u;
@@ -53,7 +52,7 @@ static double first_number(const model_tensor *t, const void *at)
     return t->dtype == MODEL_F64 ? *(const double *)at : (double)*(const float *)at;
 }
 
-/* The sum of the squares of the trained parameters. */
+/* Return the sum of the squares of the trained parameters. */
 static double square_sum(model *m)
 {
     double sum = 0;
@@ -80,8 +79,9 @@ static uint32_t crc32_of(const unsigned char *bytes, size_t n)
     return ~crc;
 }
 
-/* The content of the file `checkpoint` in the folder of a program, or of the file of that path.  It
- * is freed by the caller.  NULL, after a message, unless it is what the build was recorded with. */
+/* Return the content of the file at `path`, by default `checkpoint` in the program's folder; the
+ * caller frees it.  Unless it is the checkpoint that the losses were recorded with, print a message
+ * and return NULL. */
 static unsigned char *read_checkpoint(const char *program, const char *path)
 {
     const char *end = program ? program + strlen(program) : "";

@@ -1,4 +1,4 @@
-/* The structs that hold what a plan file says; plan_read.c fills them. */
+/* The structs for the content of a plan file; plan_read.c fills them. */
 
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
@@ -12,10 +12,10 @@ extern const char kernel_names[] HIDDEN; /* their symbols, in the same order, ea
 
 struct parameter {
     model_tensor tensor;
-    size_t offset; /* in the parameters, and if trainable in the gradients too */
+    size_t offset; /* in the parameters and, if trainable, in the gradients */
     size_t elements;
     int listed; /* whether it is an input of the training model */
-    int moved;  /* whether training steps change it otherwise than by updates: a statistic */
+    int moved;  /* whether training steps change it without an update: a statistic */
 };
 
 struct port {
@@ -26,13 +26,13 @@ struct port {
 struct plan {
     int64_t *table; /* of steps, as the executor reads it; their arguments follow */
     int64_t steps;
-    int64_t runners; /* 1 if all steps are one thread's, or all threads */
-    size_t fault; /* the words in which kernels report errors; 0: none does */
+    int64_t runners; /* the threads that run steps: 1, or all of them */
+    size_t fault; /* the words in which kernels report errors; 0: no kernel does */
     size_t reset; /* the flag that makes steps overwrite gradients; 0: none */
     size_t noise; /* the seed and the step of random numbers; 0: none are drawn */
     size_t rate;  /* the learning rate; 0: the plan updates no parameters */
     size_t step;  /* the number of the update, from 1; 0: the formulas use none */
-    size_t done;  /* the flag that says that the update was done; 0: there is no update */
+    size_t done;  /* the flag that is set when the update was done; 0: there is no update */
     int inputs, outputs;
     const struct port *ports; /* inputs, then outputs */
 };
@@ -43,30 +43,30 @@ enum { MOST_STATES = 6, MOST_DIMS = 64 };
 
 enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
 
-/* A state of the optimizer, which has a tensor for each trained parameter.  engine/plan/states.py
- * lists the forms. */
+/* A state of the optimizer, with a tensor for each trained parameter.  engine/plan/states.py lists
+ * the forms. */
 struct state {
     int form, dtype;  /* dtype 0: the parameter's */
-    uint64_t initial; /* the bytes of the initial value of an element, if that has 8 */
-    uint32_t single;  /* and if it is a float */
+    uint64_t initial; /* the initial value of an element, if that has 8 bytes */
+    uint32_t single;  /* the same, if it is a float */
     size_t at; /* where the tensor of the first parameter begins; the others follow */
 };
 
-/* All that does not change while a model lives.  Places are in bytes from the start of the model,
- * and the arrays lie in the model's memory. */
+/* Everything that does not change while a model exists.  Places are in bytes from the start of the
+ * model, and the arrays lie in the model's memory. */
 struct design {
     const char *build;
     const uint32_t *kernels; /* by row of T_KERNEL: the number of the kernel in this library */
     const struct parameter *parameters;
     const uint32_t *sorted; /* the parameters in the order of names, trainable ones first */
     const int64_t *batches;
-    struct plan *plans; /* the optimizer's, then for each batch size one a phase */
+    struct plan *plans; /* the optimizer's, then for each batch size one for each phase */
     uint32_t *places;   /* scratch of the checkpoint's reader and writer */
     uint8_t *seen;
     struct state states[MOST_STATES];
     int parameter_count, trainable, state_count, batch_count;
     size_t properties_at, param_at, grad_at, state_at, kept_at, work_at, total;
-    size_t kept; /* bytes of a copy of all that is moved */
-    int copies;  /* of them: before a step; if 2, also before all steps that wait for an update */
+    size_t kept; /* bytes of a copy of all `moved` parameters */
+    int copies;  /* 1: as before a step; 2: also as before all steps that wait for an update */
     size_t grad; /* bytes of the gradients; 0: training steps update the parameters themselves */
 };

@@ -1,5 +1,5 @@
-/* The team: the threads that run steps together with the caller's thread.  Each spends its life in
- * the kernel `worker`.
+/* The team: the threads that run steps together with the caller's thread.  Each of them runs the
+ * kernel `worker` until the model is destroyed.
  *
  * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
  * (kernels/loops/executor.py) calls four functions of the system, whose addresses are in its
@@ -127,7 +127,7 @@ struct team {
 static void team_words(struct team *t, int64_t *words)
 {
     (void)t;
-    words[CONTEXT_SPINS] = INT64_MAX; /* threads of the caller never sleep */
+    words[CONTEXT_SPINS] = INT64_MAX; /* the caller's threads never sleep */
 }
 
 static int start_team(struct team *t, int64_t *words)
@@ -143,8 +143,8 @@ static void stop_team(struct team *t, int64_t *words)
     words[CONTEXT_STOP] = 1;
     words[CONTEXT_STEPS] = 0;
 #if MODEL_THREADS > 1
-    /* All threads return.  No other thread writes this word: adding to it atomically would call a
-     * function of the system on some targets. */
+    /* All threads return.  No other thread writes this word, so this needs no atomic addition,
+     * which on some targets would call a function of the system. */
     __atomic_store_n(&words[CONTEXT_GENERATION], words[CONTEXT_GENERATION] + 1, __ATOMIC_SEQ_CST);
 #endif
 }
