@@ -5,8 +5,8 @@
     trainer = eg.Trainer.from_onnx("forward.onnx", "cross_entropy", eg.AdamW(lr=1e-3))
     trainer.fit(eg.Images("photos"), validation=0.1, callbacks=[eg.EarlyStopping()])
 
-`edgegrad` and `engine` are one package.  At its top are the names below, each of them the object
-that its module has, and the modules themselves; both are imported at their first use.
+`edgegrad` and `engine` are one package.  Its top level offers the modules below and their main
+names, and a name is the same object here and in its module.  Both are imported at first use.
 """
 
 from importlib import import_module
@@ -59,10 +59,10 @@ __version__ = VERSION
 
 
 def _offer(name: str) -> Any:
-    """Return a name at the top, or one of the modules, imported at its first use.
+    """Return a name of the top level or a module, imported at its first use.
 
     Raises:
-        AttributeError: there is none of that name; with the nearest names.
+        AttributeError: no such name exists; the message suggests the nearest names.
     """
     if name in HOMES:
         home = HOMES[name]
@@ -83,6 +83,6 @@ def __dir__() -> list[str]:
     return sorted({*HOMES, *(name for name in globals() if name.startswith("__"))})
 
 
-if not TYPE_CHECKING:  # checkers know the names from the imports above, and refuse others
+if not TYPE_CHECKING:  # type checkers take the names from the imports above and refuse others
     __all__ = list(HOMES)
     __getattr__ = _offer

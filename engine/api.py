@@ -1,4 +1,4 @@
-"""Training phase, with names, signatures and meaning of `onnxruntime.training.api`.
+"""Training phase, with the names, signatures and meaning of `onnxruntime.training.api`.
 
     from edgegrad.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 
@@ -13,7 +13,7 @@
     CheckpointState.save_checkpoint(state, "artifacts/checkpoint", include_optimizer_state=True)
     module.export_model_for_inferencing("inference.onnx", ["output"])
 
-Where onnxruntime-training took a path, bytes are accepted too.
+Where onnxruntime-training takes a path, bytes are accepted, too.
 """
 
 from __future__ import annotations

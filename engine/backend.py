@@ -1,4 +1,4 @@
-"""ONNX's backend interface: any model is run without training it, see `engine.training.backend`.
+"""ONNX's backend interface, which runs any model without training; see `engine.training.backend`.
 
     from edgegrad import backend
 

@@ -1,8 +1,8 @@
-"""Operators of your own: the vocabulary in which the built-in ones are declared, and `register`.
+"""Operators of your own: `register`, and the vocabulary that declares the built-in operators.
 
-An operator has a shape rule, a gradient rule, and a way to be computed: a lowering to kernels, a
-formula (`elementwise`), or an expansion into other operators.  `Op` says what each may do, and
-docs/custom-ops.md shows an operator in full.
+An operator has a shape rule, a gradient rule, and a way to compute it: a lowering to kernels, a
+formula (`elementwise`), or an expansion into other operators.  `Op` describes each of these, and
+docs/custom-ops.md shows a complete operator.
 """
 
 from __future__ import annotations
@@ -84,19 +84,18 @@ _own_kernels: set[str] = set()
 
 @check_arguments
 def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
-    """Make operators known in this process, for all plans that are made from now on.
+    """Register operators in this process, for all plans made from now on.
 
-    An operator that is registered again is replaced.  Plans that have been made stay as they are.
-    A kernel cannot be replaced: a kernel with other code needs another name.
+    Registering an operator again replaces it.  Existing plans stay as they are.  A kernel cannot be
+    replaced: a kernel with other code needs another name.
 
-    kernels: kernel templates.  Those that an op names in `calls` need not be repeated here; an op
-        with a lowering but without `calls` may call all of these.
+    kernels: kernel templates.  You need not repeat those that an op names in `calls`.  An op with a
+        lowering but without `calls` may call all of these.
 
     Raises:
-        DTypeError: an op, a kernel, or a field of either is not of its kind.
-        InputError: a domain is reserved, an op has no way to be computed, an attribute has an
-            unknown type, or there is a kernel of that name with other code.
-            Nothing is registered then.
+        DTypeError: an op, a kernel, or a field of either has the wrong type.
+        InputError: a domain is reserved, an op cannot be computed, an attribute has an unknown
+            type, or a kernel of that name exists with other code.  Nothing is registered then.
     """
     for op in declared:
         check_fields(f"op {op.name!r}", op)
@@ -141,9 +140,9 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
 
 
 def _as_own(op: Op, kernels: tuple[Template, ...]) -> Op:
-    """Return an op as one from outside of the package.
+    """Return an op as one from outside the package.
 
-    If it has a lowering and does not declare which kernels it calls, it calls `kernels`.
+    If it has a lowering and does not declare the kernels that it calls, it calls `kernels`.
     """
     if op.grad is not None:
         op = replace(op, tells_gradient=True)
@@ -154,7 +153,7 @@ def _as_own(op: Op, kernels: tuple[Template, ...]) -> Op:
 
 @check_arguments
 def unregister(*declared: Op, kernels: Sequence[Template] = ()) -> None:
-    """Forget operators and kernels that `register` added."""
+    """Remove operators and kernels that `register` added."""
     for op in declared:
         if (op.domain, op.name) in _own:
             _own.discard((op.domain, op.name))

@@ -1,12 +1,12 @@
-"""Post-training quantisation: from a float model and some data to a model of 8-bit integers.
+"""Post-training quantisation: from a float model and some data to a model with 8-bit integers.
 
     import edgegrad
 
     made = edgegrad.quantize("inference.onnx", samples, edgegrad.Quantization(method="entropy"))
     made.save("int8.onnx")
 
-The result holds QuantizeLinear and DequantizeLinear around its products, which onnxruntime and
-other runtimes compute in integers.  Importing this needs only numpy.
+The result has QuantizeLinear and DequantizeLinear nodes around its products, which onnxruntime and
+other runtimes compute in integers.  Importing this module needs only numpy.
 """
 
 from engine.quantization.options import Quantization

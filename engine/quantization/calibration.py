@@ -2,11 +2,11 @@
 
 minmax      the least and the largest value
 percentile  the range without (100 - p) / 2 percent of the values on each side
-entropy     the range [max(low, -t), min(high, t)] whose t loses least: of the distribution P of the
-            values, clipped to the range, and Q, the same in 128 steps, KL(P || Q) is least
+entropy     the range [max(low, -t), min(high, t)] whose t minimises KL(P || Q), where P is the
+            distribution of the values, clipped to the range, and Q is P in 128 steps
 
-The last two count the values in bins of equal width between the least and the largest one, so data
-are read twice, and the result does not depend on their order.
+The last two count the values in bins of equal width between the least and the largest one.  They
+read the data twice, and their result does not depend on the order of the data.
 
 Source      Migacz, "8-bit inference with TensorRT", GTC 2017
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 BINS = 2048  # of a histogram
-LEVELS = 128  # steps of the distribution that entropy compares with: int8's on one side of 0
+LEVELS = 128  # steps of entropy's distribution Q: int8 has as many on one side of 0
 BATCH = 8  # samples, unless the model fixes their number
 
 
@@ -39,7 +39,7 @@ class Calibrator:
     """Runs of a model on data, and the ranges of its values.
 
     graph: a float model; it is not changed.
-    data: whatever `engine.data.batches` takes; the first arrays of a sample are the model's inputs.
+    data: anything that `engine.data.batches` accepts; the first arrays of a sample are the inputs.
     """
 
     def __init__(self, graph: Graph, data: Any, options: Quantization) -> None:
@@ -67,7 +67,7 @@ class Calibrator:
         """Return the range of each value.
 
         Raises:
-            InputError: there are no data; they are constant; a value is not finite, or always 0.
+            InputError: there are no data, they are constant, or a value is not finite or always 0.
             EngineError: the data do not fit the model.
         """
         extremes = self._find_extremes(values)
@@ -152,7 +152,7 @@ def _select(graph: Graph, values: Sequence[str]) -> Graph:
     made.outputs = []
     for name in values:
         output = name
-        if name in graph.inputs:  # which cannot be an output itself
+        if name in graph.inputs:  # an input cannot be an output itself
             output = names.take_fresh(f"{name}_copy")
             made.nodes.append(Node("Identity", (name,), (output,), name=f"{output}/Identity"))
             made.types[output] = graph.inputs[name]
@@ -177,9 +177,9 @@ def _reduce(graph: Graph, values: Sequence[str]) -> Graph:
 
 
 def _cut_tails(counts: Array, low: float, high: float, percentile: float) -> tuple[float, float]:
-    """Return the range that contains a percentage of values, as many being left out on each side.
+    """Return the range that contains a percentage of the values, with equal tails left out.
 
-    It ends at edges of bins, so that it contains no less.
+    It ends at edges of bins, so it never contains less than that.
     """
     if low == high:
         return low, high
@@ -192,7 +192,7 @@ def _cut_tails(counts: Array, low: float, high: float, percentile: float) -> tup
 
 
 def _keep_entropy(counts: Array, low: float, high: float) -> tuple[float, float]:
-    """Return the range whose integers keep the distribution best."""
+    """Return the range whose integers preserve the distribution best."""
     if low == high:
         return low, high
     edges = np.linspace(low, high, len(counts) + 1)
@@ -200,7 +200,7 @@ def _keep_entropy(counts: Array, low: float, high: float) -> tuple[float, float]
     reach = max(abs(low), abs(high))
     # Magnitudes in bins of equal width from 0 on: a range is a number of these bins.
     heights, _ = np.histogram(centres, BINS, (0, reach), weights=counts)
-    heights[0] = heights[1]  # 0 is an integer in every range: how often it comes decides nothing
+    heights[0] = heights[1]  # 0 is an integer in every range, so its frequency decides nothing
     losses = {
         stop: _measure_divergence(heights, stop) for stop in range(LEVELS, BINS + 1, LEVELS // 8)
     }
@@ -209,7 +209,7 @@ def _keep_entropy(counts: Array, low: float, high: float) -> tuple[float, float]
 
 
 def _measure_divergence(heights: Array, stop: int) -> float:
-    """Return KL(P || Q) for the first `stop` bins; what lies beyond counts in the last one."""
+    """Return KL(P || Q) for the first `stop` bins; values beyond count in the last one."""
     kept = heights[:stop].astype(np.float64)
     clipped = kept.copy()
     clipped[-1] += heights[stop:].sum()

@@ -1,4 +1,4 @@
-"""`quantize`: from a float model and data to a model of 8-bit integers."""
+"""`quantize`: from a float model and data to a model with 8-bit integers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 @check_arguments
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Quantised model.  As text it says what became integers and what stayed float.
+    """Quantised model.  As text it shows how much became integers and what stayed float.
 
     graph: the model.
-    scheme: what was chosen.
-    ranges: of the activations that decide scales, by name.
-    float_bytes, integer_bytes: of the weights that became integers, before and after.
+    scheme: the products and activations that became integers, and the nodes that stay float.
+    ranges: ranges of the activations that decide scales, by name.
+    float_bytes, integer_bytes: size of the weights that became integers, before and after.
     """
 
     graph: Graph
@@ -52,14 +52,14 @@ class Quantized:
         """Return the model as bytes.
 
         Raises:
-            ModelError: it is too large for them: save it.
+            ModelError: the model is too large for this; use `save`.
         """
         from engine.graphs.io import onnx_io
 
         return onnx_io.to_bytes(self.graph)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was done as JSON can hold it."""
+        """Return a summary of the quantisation as JSON types."""
         return {
             "products": [each.node.name for each in self.scheme.products],
             "left": [each._asdict() for each in self.scheme.left],
@@ -85,22 +85,23 @@ def quantize(model: Model, data: Any, options: Quantization | None = None) -> Qu
     """Quantise a float model after training, with ranges measured on data.
 
     Batch normalisations are folded into convolutions.  Conv, Gemm and MatMul with constant weights
-    then read weights of int8 (a scale for each channel), biases of int32 and activations of 8 bits
-    (a scale for each tensor), as QuantizeLinear and DequantizeLinear around them; everything else
-    computes in float, and layers with weights among it are listed.  The given model is not changed.
+    then get int8 weights (a scale for each channel), int32 biases and 8-bit activations (a scale
+    for each tensor), through QuantizeLinear and DequantizeLinear nodes around them.  Everything
+    else stays float; the result lists the layers with weights that do.  The given model does not
+    change.
 
     Args:
         model: A path, bytes or `ModelProto` of a float model.
-        data: Samples such as the model will get: whatever `engine.data.batches` takes.  The first
-            arrays of a sample are the model's inputs; more of them, as labels, are not read.
+        data: Samples like those that the model will get: anything that `engine.data.batches`
+            accepts.  The first arrays of a sample are the model's inputs; others, such as labels,
+            are ignored.
         options: See `Quantization`.
 
     Raises:
         FileError, ModelError: the model cannot be read.
-        InputError: it is quantised already; a pattern of `keep_float` matches nothing; there are no
-            data; they are constant, or lead to values that are not finite or always 0.
-        UnsupportedOpError: no product can become one of integers; or the model has an op that
-            cannot be run.
+        InputError: the model is already quantised; a pattern of `keep_float` matches nothing; there
+            are no data, or they are constant; or a value is not finite or always 0.
+        UnsupportedOpError: no product can use integers, or the model has an op that cannot be run.
         EngineError: the data do not fit the model.
     """
     return _quantise(model, data, options, is_trained=False)
@@ -110,11 +111,11 @@ def quantize(model: Model, data: Any, options: Quantization | None = None) -> Qu
 def prepare_qat(model: Model, data: Any, options: Quantization | None = None) -> Quantized:
     """Prepare a float model for training with rounded weights and activations.
 
-    The result computes as the model of `quantize`, but its weights and biases are float parameters
-    that can be trained: weights are rounded when they are read, in scales that follow the largest
-    weight of each channel, and activations in the ranges measured on data.  Gradients pass straight
-    through roundings, except where an activation is outside of its range.  Batch normalisations are
-    folded into convolutions first.
+    The result computes like the model of `quantize`, but its weights and biases are float
+    parameters that can be trained.  Weights are rounded when they are read, with scales that follow
+    the largest weight of each channel; activations are rounded within the ranges measured on data.
+    Gradients pass straight through roundings, except where an activation is outside its range.
+    Batch normalisations are folded into convolutions first.
 
         made = edgegrad.prepare_qat("trained.onnx", samples)
         trainer = edgegrad.Trainer.from_onnx(made.to_bytes(), "cross_entropy", edgegrad.AdamW(1e-4))
@@ -125,7 +126,7 @@ def prepare_qat(model: Model, data: Any, options: Quantization | None = None) ->
         model, data, options: See `quantize`.
 
     Raises:
-        EngineError: as `quantize`.
+        EngineError: as for `quantize`.
     """
     return _quantise(model, data, options, is_trained=True)
 

@@ -1,8 +1,7 @@
 """Fit and Callback: the state of a running training, and the objects that follow it.
 
-A callback is a plain object of a class that derives from `Callback` and overrides the hooks that
-it needs.  `fit` calls no hook that a class does not override, so that a callback costs nothing
-where it has nothing to do.
+A callback is a plain object whose class derives from `Callback` and overrides the hooks that it
+needs.  `fit` calls only hooks that a class overrides, so the others cost nothing.
 """
 
 from __future__ import annotations
@@ -31,35 +30,35 @@ Array = npt.NDArray[Any]
 class Fit:
     """The state of a running training; callbacks get it, read it, and may stop the run.
 
-    trainer: what is trained.
-    epochs: how many the run is to have.
-    batches: how many an epoch has; None: unknown until the first epoch is over.
-    batch_size: of the data; None: unknown.
+    trainer: the trainer of the run.
+    epochs: number of epochs that the run is to have.
+    batches: number of batches in an epoch; None: unknown until the first epoch is over.
+    batch_size: batch size of the data; None: unknown.
     classes: the names of the labels 0, 1, ...; None: unknown, or the targets are not classes.
     folder: the folder of the run; None: nothing is written.
-    callbacks: in the order in which they are called.
+    callbacks: the callbacks, in the order in which they are called.
     monitor: the column of the history whose best value decides which checkpoint is the best.
     validates: whether epochs end with a validation.
-    validation: the batches of it; None: there is none, or they are unknown.
+    validation: the batches of the validation; None: there is none, or they are unknown.
     best_epoch: the epoch with the best value of `monitor` so far; None: there is none yet.
     keeps_best: whether the parameters after that epoch are kept, as the best checkpoint in `folder`
-        or by a callback that gives them back to the trainer.
-    resumed_from: the checkpoint from which the run went on; None: it began anew.
-    epoch: the one whose batches are being done, from 0 on.
-    batch: how many batches of this epoch are done.
-    step: how many steps the optimizer has made in all.
-    samples, samples_total: how many are done in this epoch, and in all.
-    skipped: how many updates of this epoch were skipped, as gradients were not finite; these do not
+        or by a callback that returns them to the trainer.
+    resumed_from: the checkpoint from which the run continued; None: it is a new run.
+    epoch: the current epoch, counted from 0.
+    batch: number of batches done in this epoch.
+    step: number of steps that the optimizer has done in total.
+    samples, samples_total: number of samples done in this epoch, and in total.
+    skipped: number of updates skipped in this epoch because gradients were not finite; these do not
         count as steps.
-    logs: of this epoch the running mean "loss", the learning rate "lr" of the next step, and after
-        the validation its results as "val_loss", "val_accuracy" and so on; "skipped" where updates
-        may be.
-    history: a row an epoch.
-    evaluation: the batch of the validation that is done; None outside of one.
+    logs: for this epoch, the running mean "loss" and the learning rate "lr" of the next step; after
+        the validation also its results, such as "val_loss" and "val_accuracy"; "skipped" if updates
+        may be skipped.
+    history: a row for each epoch.
+    evaluation: the current batch of the validation; None outside a validation.
     stop_reason: why the run ends before its last epoch; None: it does not.
     error: the exception that ends the run, for `on_fit_end`.
-    constants: values of parameters that `fit.trainer.state` lacks while they are frozen by
-        `unfreeze=`, as running statistics of normalisations may be.
+    constants: values of parameters that `fit.trainer.state` lacks while `unfreeze=` keeps them
+        frozen, as may happen to running statistics of normalisations.
     """
 
     trainer: BatchTrainer
@@ -93,12 +92,12 @@ class Fit:
 
     @property
     def seconds(self) -> float:
-        """By the clock since the run began, what it took before it was resumed included."""
+        """The wall-clock time since the run began, including the time before it was resumed."""
         return self.seconds_before + time.monotonic() - self._began
 
     @property
     def resumed(self) -> bool:
-        """True if the run goes on from a checkpoint."""
+        """True if the run continues from a checkpoint."""
         return self.resumed_from is not None
 
     def __repr__(self) -> str:
@@ -107,9 +106,9 @@ class Fit:
         return f"Fit(epoch {self.epoch + 1} of {self.epochs}, {batch}, step {self.step}{logs})"
 
     def stop(self, reason: str) -> None:
-        """End the run after the batch that is being done; the first reason is the one that stays.
+        """End the run after the current batch, validate the epoch and write a checkpoint.
 
-        The epoch is then validated, and a checkpoint is written.
+        If this is called several times, the first reason is kept.
         """
         if self.stop_reason is None:
             self.stop_reason = reason
@@ -117,20 +116,20 @@ class Fit:
 
 @check_arguments
 class Callback:
-    """Base of callbacks; every hook gets the running `Fit` and does nothing here.
+    """Base class of callbacks; each hook receives the running `Fit` and does nothing here.
 
     The order: `on_fit_begin`; for each epoch `on_epoch_begin`, for each batch `on_batch_end` and,
     if the optimizer has made a step, `on_step_end`, or before both `on_skip`; the validation
-    (`on_evaluate_begin`, a `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`);
-    `on_epoch_end`, when the row of the epoch is in `fit.history`; `on_checkpoint`.  At last
-    `on_stop`, if something has asked to stop, and `on_fit_end`.  Callbacks are called in the order
-    in which they were given.
+    (`on_evaluate_begin`, an `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`);
+    `on_epoch_end`, when the row of the epoch is in `fit.history`; `on_checkpoint`.  Finally
+    `on_stop`, if the run was stopped, and `on_fit_end`.  Callbacks are called in the order in which
+    they were given.
     """
 
     __repr__ = represent
 
     def on_fit_begin(self, fit: Fit) -> None:
-        """Called when all is checked and a resumed run restored; nothing is trained yet."""
+        """Called after all checks and after a resumed run is restored, before any training."""
 
     def on_epoch_begin(self, fit: Fit) -> None:
         """Called when `fit.epoch` begins; a resumed epoch begins with `fit.batch` above 0."""
@@ -142,7 +141,7 @@ class Callback:
         """Called after step number `fit.step`, and after `on_batch_end` of its batch."""
 
     def on_skip(self, fit: Fit) -> None:
-        """Called after an update was skipped for gradients not finite; `fit.skipped` counts it."""
+        """Called after an update is skipped because gradients are not finite."""
 
     def on_evaluate_begin(self, fit: Fit) -> None:
         """Called before the validation."""
@@ -151,7 +150,7 @@ class Callback:
         """Called after a batch of the validation; `fit.evaluation` has inputs, outputs and loss."""
 
     def on_evaluate_end(self, fit: Fit) -> None:
-        """Called after the validation; `fit.logs` has its results, as `val_loss`."""
+        """Called after the validation; `fit.logs` has its results, such as `val_loss`."""
 
     def on_epoch_end(self, fit: Fit) -> None:
         """Called after an epoch; the last row of `fit.history` is its row."""
@@ -159,22 +158,22 @@ class Callback:
     def on_checkpoint(self, fit: Fit, folder: Path) -> None:
         """Called when a checkpoint is complete in `folder`, which is then moved to its place.
 
-        A callback may add files of its own to it.  If it raises, the run ends without this
-        checkpoint.
+        A callback may add its own files to `folder`.  If it raises an exception, the run ends
+        without this checkpoint.
         """
 
     def on_stop(self, fit: Fit) -> None:
-        """Called when the run ends before its last epoch; `fit.stop_reason` says why."""
+        """Called when the run ends before its last epoch; `fit.stop_reason` is the reason."""
 
     def on_fit_end(self, fit: Fit) -> None:
         """Called at the end of every run; `fit.error` is set if an exception ends it."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run must know, in types of JSON; every checkpoint keeps it."""
+        """Return the state that a resumed run needs, as JSON types; every checkpoint keeps it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` of a callback of this class returned; before `on_fit_begin`."""
+        """Take over the result of `state` of this class; called before `on_fit_begin`."""
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

@@ -1,4 +1,4 @@
-"""Trainer: a model, its parameters and its optimizer as one thing that learns from batches.
+"""Trainer: a model, its parameters and its optimizer as one object that learns from batches.
 
     from edgegrad import Trainer
     from edgegrad.artifacts import AdamW, CrossEntropyLoss
@@ -10,10 +10,10 @@
     trainer.save("checkpoint")
     trainer.export("inference.onnx")
 
-This file makes trainers from forward models and begins trainings over epochs, whose loop is in
-loop.py; batch_trainer.py has the steps, and learner.py the models and their gradients.
+This file makes trainers from forward models and starts trainings over epochs.  loop.py has the
+loop over epochs, batch_trainer.py the steps, and learner.py the models and their gradients.
 
-Importing this file costs what `engine.api` costs: what only some calls need is imported there.
+Importing this file costs no more than `engine.api`: the calls that need more import it themselves.
 """
 
 from __future__ import annotations
@@ -54,37 +54,37 @@ Path: TypeAlias = str | os.PathLike[str]
 class Trainer(BatchTrainer):
     """A model that learns from batches.  The constructor takes artifacts; see also `from_onnx`.
 
-    A batch is what `step` takes: arrays in the order of `inputs`, or one mapping of them by name.
-    Arrays are cast to the element types of the model where no kind is lost: float64 becomes
-    float32, and int32 int64, but floats do not become integers.
+    A batch is what `step` takes: arrays in the order of `inputs`, or one mapping from names to
+    arrays.  Arrays are cast to the element types of the model if they are of the same kind: float64
+    becomes float32 and int32 becomes int64, but floats do not become integers.
 
     Args:
-        artifacts: folder of `generate_artifacts`, or of onnxruntime-training.
-        prefix: what the names of the artifacts begin with.
-        outputs: names of values of the eval model that are the model's outputs; by default the
-            outputs of the forward model that the artifacts were made of.
-        learning_rate: by default the checkpoint's rate; 0.001 if it has none.
-        group: the processes that train this model together, see `engine.distributed`; all of them
-            make such a trainer and call the same methods with the same batches, and each takes its
+        artifacts: folder with the artifacts of `generate_artifacts` or of onnxruntime-training.
+        prefix: prefix of the names of the artifacts.
+        outputs: names of values of the eval model to use as the model's outputs.  Default: the
+            outputs of the forward model from which the artifacts were made.
+        learning_rate: default: the checkpoint's rate, or 0.001 if it has none.
+        group: the processes that train this model together, see `engine.distributed`.  Each of them
+            makes such a trainer and calls the same methods with the same batches, and takes its
             share of every batch.  They begin with the parameters of rank 0, which alone writes
             files.  None: this process trains alone.
 
     Attributes:
-        module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
-            there is no optimizer model.
-        folder: of the artifacts.
-        forward: the forward model's path or bytes, if it is known.
-        recipe: what else the artifacts were made with; None if it is not known.
+        module, optimizer, state: the objects that the trainer uses, see `engine.api`.  The
+            optimizer is None if there is no optimizer model.
+        folder: the folder of the artifacts.
+        forward: the forward model's path or bytes, if known.
+        recipe: the other settings that the artifacts were made with; None if unknown.
         classes: the names of the labels 0, 1, ... that `from_model` was given or found; None:
-            unknown, or values are predicted.
+            unknown, or the model predicts values.
         inputs: names of the inputs of a training step.
 
     Raises:
         FileError: a file is missing or cannot be read.
         ModelError, CheckpointError: an artifact is malformed, or does not fit the others.
         NameNotFoundError: the eval model has no value that `outputs` names.
-        BudgetError: no plan keeps to the budget, where the file of the model fixes all shapes;
-            otherwise the first step of a shape raises it, and nothing has changed.
+        BudgetError: no plan fits in the budget.  If the model file does not fix all shapes, the
+            first step of a shape raises this instead, and nothing changes.
     """
 
     def __init__(
@@ -117,28 +117,28 @@ class Trainer(BatchTrainer):
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
-        """Make a trainer for a forward model, whose artifacts are made now.
+        """Make a trainer for a forward model, including its artifacts.
 
         Args:
             model: a path, bytes or `ModelProto`.
-            loss: what to minimise, or its name as "cross_entropy"; for several outputs a mapping of
-                their names, each with a loss, or a pair of a loss and its weight, whose sum is
-                minimised; None: the model's first output.
-            optimizer: what updates the parameters, or its name as "adamw"; by default `AdamW()`.
-            train: names of parameters to train, or patterns of them as "classifier.*"; one that
-                begins with "!" takes away what it matches.  The others are frozen.  Of a model
-                with adapters they are the adapters' alone.
-            lora: give the model adapters, see `engine.lora.adapt`: which, or the pattern of their
-                names.  A last layer that `classes` replaces is trained whole beside them.
-            classes: of a classifier: where its first output has scores of another number, its last
-                layer begins anew, with random weights for so many.
-            folder: for the artifacts; by default a temporary one that goes with the trainer.
+            loss: the loss to minimise, or its name, such as "cross_entropy".  For several outputs,
+                a mapping from their names to losses, or to pairs of a loss and its weight; the sum
+                is minimised.  None: the model's first output.
+            optimizer: the optimizer, or its name, such as "adamw".  Default: `AdamW()`.
+            train: names of parameters to train, or patterns such as "classifier.*".  A pattern that
+                begins with "!" excludes the parameters that it matches.  All others are frozen.  In
+                a model with adapters, names and patterns only match the adapters' parameters.
+            lora: add adapters to the model: which ones, or the pattern of their names; see
+                `engine.lora.adapt`.  A last layer that `classes` replaces is trained in full, too.
+            classes: number of classes of a classifier.  If its first output has another number of
+                scores, its last layer is replaced by one of this size, with random weights.
+            folder: folder for the artifacts.  Default: a temporary one, removed with the trainer.
             group: see the class.
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
-            ModelError: the layer that makes the scores is none that `classes` can replace.
-            EngineError: as `generate_artifacts`.
+            ModelError: `classes` cannot replace the layer that computes the scores.
+            EngineError: as for `generate_artifacts`.
         """
         from engine.trainer.artifact_folder import provide_folder, remove_with
         from engine.trainer.forward import Forward
@@ -182,25 +182,25 @@ class Trainer(BatchTrainer):
         """Make a trainer for an architecture by its name; docs/models.md lists them.
 
         Args:
-            name: such as "mobilenet_v3_small".
-            loss: by default cross-entropy for classes, and the mean squared error for values.
-            classes: their number, or their names in the order of the labels.
-            data: what `fit` will get, from which the classes and the shape of a sample are taken;
-                or the path of a folder of pictures or sounds.
-            input_shape: of a sample; by default as in the data or the architecture.
-            words: the size of the tokenizer's vocabulary, for texts; by default as the data say,
-                or 257 for the bytes of `ByteTokenizer`.
-            weights: a file of parameters to begin with: ONNX, safetensors or PyTorch's, with the
-                names of torchvision or timm.  A last layer for another number of classes stays
-                random, and a `ModelWarning` says so.  By default all are random, by the seed.
+            name: name of the architecture, such as "mobilenet_v3_small".
+            loss: default: cross-entropy for classes, the mean squared error for values.
+            classes: number of classes, or their names in the order of the labels.
+            data: the data for `fit`, which determine the classes and the shape of a sample; or the
+                path of a folder of pictures or sounds.
+            input_shape: shape of a sample.  Default: as in the data or the architecture.
+            words: for texts, the size of the tokenizer's vocabulary.  Default: as in the data, or
+                257 for the bytes of `ByteTokenizer`.
+            weights: file of initial parameters: ONNX, safetensors or PyTorch, with the names of
+                torchvision or timm.  A last layer for another number of classes stays random, with
+                a `ModelWarning`.  Default: all parameters are random, drawn with the seed.
             optimizer, train, lora, folder, group: see `from_onnx`.
 
         Raises:
             NameNotFoundError: there is no such architecture; the message lists all.
-            InputError: the classes or the shape are not known.
-            ShapeError, DTypeError: the architecture does not take such samples.
-            ModelError: the weights are of another architecture.
-            EngineError: as `from_onnx`.
+            InputError: the classes or the shape are unknown.
+            ShapeError, DTypeError: the architecture does not accept such samples.
+            ModelError: the weights belong to another architecture.
+            EngineError: as for `from_onnx`.
         """
         from engine.models.catalog import find_architecture
         from engine.trainer.by_name import begin
@@ -242,17 +242,17 @@ class Trainer(BatchTrainer):
         Args:
             module, example, axes, check_gradients: see `engine.trainer.pytorch.export.export`.
             loss, optimizer, lora, classes, folder, group: see `from_onnx`.
-            train: as in `from_onnx`; by default the parameters that require a gradient, or with
-                `lora` all adapters.  Those on which the loss does not depend stay as they are, and
-                a `ModelWarning` names them.
+            train: as in `from_onnx`.  Default: the parameters that require a gradient, or with
+                `lora` all adapters.  Parameters that the loss does not depend on stay as they are,
+                and a `ModelWarning` names them.
 
-        The default of `frozen_batch_norm` is the list of the normalisations that the module keeps
-        in evaluation mode while it trains.  If there are none and `train` is given, it is as in
+        By default, `frozen_batch_norm` lists the normalisations that the module keeps in evaluation
+        mode while it trains.  If there are none and `train` is given, the default is as in
         `from_onnx`.
 
         Raises:
             MissingPackageError: torch or onnxscript is not installed.
-            EngineError: as `torch_export.export` and `from_onnx`.
+            EngineError: as for `torch_export.export` and `from_onnx`.
         """
         from engine.trainer.artifact_folder import provide_folder, remove_with
         from engine.trainer.pytorch import export as torch_export
@@ -291,38 +291,40 @@ class Trainer(BatchTrainer):
         group: RankGroup | None = None,
         **options: Unpack[StepKeywords],
     ) -> Trainer:
-        """Make a trainer of the folder of a run, in whatever process, wherever the folder is now.
+        """Make a trainer from the folder of a run, in any process, wherever the folder is now.
 
-        It has the parameters of a checkpoint, the classes, the preparation of the data, the forward
-        model, the loss and the optimizer, and the seed, the parts of a batch and the learning rate
-        that the run began with, so that it predicts and exports, and `fit(..., resume=True)` goes
-        on with the run.  No path and no code is taken from the files of the folder.
+        The trainer gets the parameters of a checkpoint, the classes, the preparation of the data,
+        the forward model, the loss and the optimizer.  It also gets the seed, the parts of a batch
+        and the learning rate that the run began with.  It can predict and export, and
+        `fit(..., resume=True)` continues the run.  No path and no code comes from the files of the
+        folder.
 
         Args:
-            folder: that `fit` was given.
-            checkpoint: "best": the best one, or the last one of a run without; or "last".
+            folder: the folder that `fit` was given.
+            checkpoint: "best": the best checkpoint, or the last if the run has no best; or "last".
             group: see the class.
 
-        A loss or an optimizer of a class of your own is in the artifacts alone: `class_weight`,
-        `unfreeze` and changes that mix labels then need a trainer made as the run's was.
+        Only the artifacts contain a loss or an optimizer of your own class.  In that case,
+        `class_weight`, `unfreeze` and changes that mix labels need a trainer made in the same way
+        as the run's.
 
         Raises:
-            FileError: the folder has no checkpoint, or no artifacts.
+            FileError: the folder has no checkpoint or no artifacts.
             CheckpointError, ModelError: a file is damaged, or does not fit the others.
         """
         from engine.trainer.kept import open_run
 
-        StepOptions(**options)  # which is checked before files are read
+        StepOptions(**options)  # to check them before files are read
         return open_run(cls, arguments.check_path("folder", folder), checkpoint, group, options)
 
     def to_torch(self, module: Any) -> list[str]:
-        """Write the parameters into a `torch.nn.Module`, running statistics included.
+        """Copy the parameters to a `torch.nn.Module`, including running statistics.
 
-        Returns the names of the module's parameters and buffers that stay as they are, since the
-        artifacts do not hold them.
+        Returns the names of the module's parameters and buffers that stay as they are because the
+        artifacts do not contain them.
 
         Raises:
-            EngineError: as `engine.trainer.pytorch.export.to_torch`.  Nothing has changed.
+            EngineError: as for `engine.trainer.pytorch.export.to_torch`.  Nothing changes.
         """
         from engine.trainer.pytorch import export as torch_export
 
@@ -350,39 +352,39 @@ class Trainer(BatchTrainer):
         progress: bool = True,
         **options: Unpack[FitKeywords],
     ) -> History:
-        """Train on all samples of some data, several times over; docs/training.md tells more.
+        """Train on all samples of some data for several epochs; see docs/training.md.
 
         Args:
-            train: what `engine.data.batches` takes.
-            validation: data to evaluate on after every epoch; or the share of the samples of
-                `train` that is set apart for it, between 0 and 1; 0: none.  By default, where
-                `train` is a path, its folder `val/`, or a fifth of data that are not divided.
-            batch_size, shuffle: of data that are not batches yet; None: 32, or as many samples as
-                the file of the model fixes.
-            balanced: let an epoch have all classes equally often.
+            train: anything that `engine.data.batches` accepts.
+            validation: data to evaluate on after every epoch; or a share of the samples of `train`
+                to set apart for it, between 0 and 1; 0: none.  Default, if `train` is a path: its
+                folder `val/`, or a fifth of the data if they are not divided.
+            batch_size, shuffle: for data that are not batches yet.  None: 32, or the number of
+                samples that the model file fixes.
+            balanced: let all classes occur equally often in an epoch.
             augment: random changes of the training data, such as ["flip", "mixup"], see
-                `engine.data.batches`.  With changes that mix labels, cross entropy is taken of
-                shares of classes while the run goes on.
-            metrics: what is measured on the validation data, see `engine.trainer.metrics`.
-            schedule: of the learning rate, see `engine.trainer.schedules`; its name as "cosine";
-                a table of its name and options as {"name": "cosine", "warmup": 0.1}; or a function
-                of (step, total, base).  None: the rate stays as it is.  Afterwards the trainer has
-                the rate that it had before.
+                `engine.data.batches`.  With changes that mix labels, the run computes cross entropy
+                from shares of classes.
+            metrics: metrics to measure on the validation data, see `engine.trainer.metrics`.
+            schedule: schedule of the learning rate, see `engine.trainer.schedules`; its name, such
+                as "cosine"; a table of its name and options, such as
+                {"name": "cosine", "warmup": 0.1}; or a function of (step, total, base).  None: the
+                rate stays as it is.  After the run, the trainer has its previous rate again.
             callbacks: objects of `engine.trainer.callbacks.Callback`.
-            folder: where checkpoints and logs are kept; None: nothing is written.
-            resume: go on with the run in `folder`, exactly as if it had not ended; a folder without
-                a checkpoint begins a new one.
-            progress: whether to show how the training goes on.
+            folder: folder for checkpoints and logs; None: nothing is written.
+            resume: continue the run in `folder` exactly as if it had not ended.  If the folder has
+                no checkpoint, a new run begins.
+            progress: whether to show the progress of the training.
 
         Returns:
-            History: a row an epoch; its `stop_reason` tells why the run ended early, if it did.
+            History: a row for each epoch; if the run ended early, its `stop_reason` is the reason.
 
         Raises:
-            InputError, DTypeError: an argument, or the data.
+            InputError, DTypeError: an argument or the data are not valid.
             NonFiniteError: a loss or a parameter is NaN or infinite; the message names the first
-                tensor that is, and its node.
-            StateError: the folder has a run already, another run is training in it, or the run to
-                be resumed is of something else.
+                such tensor and its node.
+            StateError: the folder already has a run, another run is training in it, or the run to
+                resume is a different training.
             FileError, CheckpointError: a file of the folder cannot be read or written.
         """
         from engine.trainer.loop import Loop

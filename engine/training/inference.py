@@ -1,4 +1,4 @@
-"""Session: answers of a model with the least between Python and its plan."""
+"""Session: inference with as little as possible between Python and the model's plan."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from engine.training.state import CheckpointState
 
 Array = npt.NDArray[Any]
 
-_ONNX_NAMES = {"float32": "float", "float64": "double"}  # where ONNX's differs from NumPy's
+_ONNX_NAMES = {"float32": "float", "float64": "double"}  # where ONNX's name differs from NumPy's
 
 
 class NodeArg(NamedTuple):
     """An input or output of a model, as onnxruntime describes it.
 
-    type: such as "tensor(float)"; "" of an output that the file does not describe.
-    shape: a dimension that is a text is symbolic; None of an output that the file does not
-        describe.
+    type: such as "tensor(float)"; "" for an output that the file does not describe.
+    shape: text stands for a symbolic dimension; None for an output that the file does not describe.
     """
 
     name: str
@@ -54,11 +53,11 @@ def _describe(name: str, tensor: Any) -> NodeArg:
 
 
 class _Calls:
-    """Signatures of the inputs that a model has answered, with the keys of their programs.
+    """Signatures of the inputs that a model has run on, with the keys of their programs.
 
-    names: of the inputs.
+    names: names of the inputs.
     deciding: inputs whose values are part of plans.
-    keys: of programs, by the element types and shapes of the inputs.
+    keys: keys of programs, by the element types and shapes of the inputs.
     """
 
     def __init__(self, model: Model) -> None:
@@ -68,7 +67,7 @@ class _Calls:
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def find_key(self, feed: Any) -> tuple[Any, ...] | None:
-        """Return the key of the program for inputs, None where they need checks."""
+        """Return the key of the program for inputs; None if they need checks."""
         if type(feed) is not dict or len(feed) != len(self.names):
             return None
         signature = self._begin_signature()
@@ -80,14 +79,14 @@ class _Calls:
         return self.keys.get(tuple(signature))
 
     def _begin_signature(self) -> list[Any]:
-        """Return what decides a program besides the inputs."""
+        """Return the settings that, with the inputs, decide the program."""
         memory = self.model.memory
         return [memory.precision, memory.budget]
 
     def make_program(self, arrays: Mapping[str, Array]) -> BoundProgram:
-        """Return the program for inputs, planned where needed.
+        """Return the program for inputs, planned if necessary.
 
-        Each value that planning asks for becomes part of the plan.
+        Each value that planning needs becomes part of the plan.
         """
         shapes = [array.shape for array in arrays.values()]
         while True:
@@ -125,7 +124,7 @@ class _Calls:
         return {name: self.model.make_array(name, feed[name]) for name in names}
 
     def check_outputs(self, names: Any, out: Any, outputs: Mapping[str, Array]) -> None:
-        """Check the outputs that are asked for, and the arrays that take them."""
+        """Check the requested outputs, and the arrays to write them to."""
         if isinstance(names, str) or not isinstance(names, list | tuple):
             raise DTypeError(f"output_names is {names!r}; expected a list of names, or None")
         if not isinstance(out, Mapping):
@@ -151,23 +150,23 @@ class _Calls:
 
 @check_arguments
 class Session:
-    """A model that answers, with the names of `onnxruntime.InferenceSession`.
+    """A model for inference, with the names of `onnxruntime.InferenceSession`.
 
         session = edgegrad.Session("trained.onnx")
         (y,) = session.run(None, {"x": x})
 
-    There is a plan for each combination of input shapes, made at its first call; a call with known
-    shapes and element types checks nothing else.  Inputs whose values decide shapes are constants
-    in a plan; other values are another plan.
+    The first call with a combination of input shapes makes a plan for it.  A call with known shapes
+    and element types checks nothing more.  Inputs whose values decide shapes are constants in a
+    plan; other values need another plan.
 
-    Threads of Python may share a session: their calls take turns, as a plan has one memory.
+    Python threads may share a session: their calls take turns, since a plan has only one memory.
     """
 
     def __init__(self, path_or_bytes: ModelSource | Any, *, threads: int | None = None) -> None:
         """Open a model.
 
         path_or_bytes: a path, bytes or `ModelProto`.
-        threads: as of `engine.api.Module`.
+        threads: as in `engine.api.Module`.
 
         Raises:
             FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
@@ -181,7 +180,7 @@ class Session:
         self._open(lambda: (model, None))
 
     def _open(self, find: Callable[[], tuple[Model, int | None]]) -> None:
-        """Answer with the model that is found at each call, its state and its memory."""
+        """Run the model that `find` returns at each call, with its state and its memory."""
         self._find = find
         self._calls = _Calls(find()[0])
 
@@ -196,7 +195,7 @@ class Session:
         return [_describe(name, declared[name]) for name in self._calls.names]
 
     def get_outputs(self) -> list[NodeArg]:
-        """Return the names of the outputs, and types and shapes as far as the file says."""
+        """Return the names of the outputs, with types and shapes if the file has them."""
         graph = self._calls.model.graph
         known = {**graph.inputs, **graph.types}
         return [_describe(name, known.get(name)) for name in self._calls.model.outputs]
@@ -204,14 +203,15 @@ class Session:
     def run(self, output_names: Any, input_feed: Any, *, out: Any = None) -> list[Array]:
         """Return outputs for these inputs.
 
-        output_names: of the outputs that are returned, in this order; None: all of them.
+        output_names: names of the outputs to return, in this order; None: all of them.
         input_feed: all inputs by name.
-        out: arrays by the names of outputs, which are written and returned instead of new ones.
+        out: arrays by names of outputs, to write to and return instead of new arrays.
 
         Raises:
-            InputError, DTypeError, ShapeError: naming the input or output.
-            UnsupportedOpError: naming the node.
-            LabelError: an index or a length among the inputs is out of range.
+            InputError, DTypeError, ShapeError: an input or output does not fit; the message names
+                it.
+            UnsupportedOpError: an operator is not supported; the message names the node.
+            LabelError: an index or a length in the inputs is out of range.
         """
         model, seed = self._find()
         calls = self._calls
@@ -222,7 +222,7 @@ class Session:
             input_feed = calls.check_inputs(input_feed)
         state = model.state
         with model.memory.lock.take():
-            state.settle()  # of an interrupted step, whose flag this run may overwrite
+            state.settle()  # an interrupted step, whose flag this run may overwrite
             program = None if key is None else model.find_program(key)
             if program is None:
                 program = calls.make_program(input_feed)
@@ -242,10 +242,10 @@ class Session:
 
 
 def follow(find: Callable[[], tuple[Model, int | None]]) -> Session:
-    """Return a session over a model that may be replaced, its state and its memory.
+    """Return a session for a model that may be replaced, with its state and its memory.
 
-    find: returns the model that answers, and the seed of the random numbers that it draws; None:
-        the process's seed.
+    find: returns the current model, and the seed of the random numbers that it draws; None: the
+        process's seed.
     """
     session = Session.__new__(Session)
     session._open(find)

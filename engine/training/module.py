@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ProfiledOptimizer(Protocol):
-    """The optimizer of a module as a profile needs it."""
+    """The optimizer of a module, as far as a profile needs it."""
 
     @property
     def session(self) -> ModuleSession: ...
@@ -44,35 +44,35 @@ class Module:
 
     Args:
         train_model_uri: path or bytes of training_model.onnx.
-        state: holds the parameters; the gradients are allocated in it when they are first needed.
+        state: contains the parameters; gradients are allocated in it when first needed.
         eval_model_uri: path or bytes of eval_model.onnx.
         device: "cpu".
-        session_options: an object whose `intra_op_num_threads`, if positive, is the number of
-            threads; anything else in it is ignored.
-        threads: worker threads, the caller included; default EDGEGRAD_THREADS, or all cores if it
-            is not set.
-        check_finite: raise NonFiniteError when a loss is NaN or infinite; default
+        session_options: an object whose `intra_op_num_threads`, if positive, sets the number of
+            threads; the rest of it is ignored.
+        threads: number of threads, including the caller's.  Default: EDGEGRAD_THREADS, or all cores
+            if that is not set.
+        check_finite: raise NonFiniteError when a loss is NaN or infinite.  Default:
             EDGEGRAD_CHECK_FINITE.
-        seed: of the random numbers that steps draw, as dropout does; default: the seed of the
+        seed: seed of the random numbers that steps draw, as for dropout.  Default: the seed of the
             process, see `set_seed`.
-        ranks: those that train the module together, each on its part of every batch.
-        precision: of its plans; "bf16" and "f16" keep values between nodes in half the bytes, and
-            "auto" takes what is predicted to be the fastest.
-        loss_scale: the factor of the loss in the backward pass, from 1 to 2^24, or "dynamic", which
-            halves it when gradients are not finite.  An `Optimizer` of the module divides by it,
-            and so do the gradients that the module shows.  Default: "dynamic" in precision "f16",
-            none otherwise.
-        growth_interval: the updates in a row after which a dynamic factor doubles.
+        ranks: the ranks that train the module together, each on its part of every batch.
+        precision: precision of the plans.  "bf16" and "f16" store values between nodes in half the
+            bytes; "auto" chooses the precision that is predicted to be fastest.
+        loss_scale: factor of the loss in the backward pass, from 1 to 2^24, or "dynamic", which
+            halves it when gradients are not finite.  The module's `Optimizer` divides gradients by
+            it, as does the module where it shows them.  Default: "dynamic" with precision "f16",
+            otherwise none.
+        growth_interval: number of updates in a row after which a dynamic factor doubles.
 
     Raises:
-        InputError, DTypeError: the loss scale is none.
-        ModelError: a model is malformed, does not fit the state, or is of another set of artifacts
-            than a file beside it.
+        InputError, DTypeError: the loss scale is invalid.
+        ModelError: a model is malformed, does not fit the state, or belongs to another set of
+            artifacts than a file next to it.
         FileError: a file cannot be read.
     """
 
     training: bool
-    session: ModuleSession  # what the package itself works on
+    session: ModuleSession  # for the package itself
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Module:
 
     @property
     def check_finite(self) -> bool:
-        """True if a loss that is NaN or infinite raises NonFiniteError."""
+        """True if a NaN or infinite loss raises NonFiniteError."""
         return self.session.check_finite
 
     @check_finite.setter
@@ -134,21 +134,21 @@ class Module:
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step on inputs in the order of `input_names()`; None entries are skipped.
 
-        Inputs have no keywords, since the model chooses their names.
+        Pass inputs by position, not by keyword, since the model chooses their names.
 
-        Training mode computes the outputs, adds the gradients to what is accumulated (see
-        `lazy_reset_grad`), and moves running statistics; eval mode computes the outputs.  Arrays
-        must have the model's element types.  Returns one array, or a tuple of arrays in the order
-        of `output_names()`.  If all inputs are OrtValues of onnxruntime, the outputs are, too.
+        Training mode computes the outputs, adds to the accumulated gradients (see
+        `lazy_reset_grad`), and updates running statistics; eval mode only computes the outputs.
+        Arrays must have the model's element types.  Returns one array, or a tuple of arrays in the
+        order of `output_names()`.  If all inputs are OrtValues of onnxruntime, so are the outputs.
 
         Raises:
-            InputError: wrong number of inputs, inputs by keyword, or a batch of no samples.
-            DTypeError, ShapeError: naming the input.
-            LabelError: a class label is out of range.  No gradient and no running statistic has
-                changed.
-            NonFiniteError: the loss is not finite and `check_finite` is set.  No running statistic
-                has changed.  If this step was to overwrite the gradients, the next one will.
-                Otherwise the gradients of this step have been added to them.
+            InputError: wrong number of inputs, inputs by keyword, or an empty batch.
+            DTypeError, ShapeError: an input does not fit; the message names it.
+            LabelError: a class label is out of range.  Gradients and running statistics are
+                unchanged.
+            NonFiniteError: the loss is not finite and `check_finite` is set.  Running statistics
+                are unchanged.  If this step was to overwrite the gradients, the next one will.
+                Otherwise this step's gradients have been added to them.
             StateError: there is no eval model, a nominal state has no values yet, or a signal
                 handler calls this inside another step.
         """
@@ -164,17 +164,17 @@ class Module:
         return results[0] if len(results) == 1 else results
 
     def find_nonfinite(self, *user_inputs: Any) -> NonFinite | None:
-        """Find the first tensor of a step on such inputs that is NaN or infinite, and its node.
+        """Find the first NaN or infinite tensor of a step on these inputs, and its node.
 
-        The model of the current mode runs on copies, one call of a kernel at a time.  Parameters,
+        The model of the current mode runs on copies, one kernel call at a time.  Parameters,
         gradients and counts stay as they are.  Values that reach neither the loss nor a gradient
-        are passed over.
+        are ignored.
 
-        Returns None if all is finite; `str` of what is returned is a sentence.
+        Returns None if everything is finite; otherwise `str` of the result is a sentence.
 
         Raises:
-            EngineError: as a call of the module; OutOfMemoryError where there is no room for the
-                copies.
+            EngineError: as for a call of the module; OutOfMemoryError if the copies do not fit in
+                memory.
         """
         from engine.training.nonfinite import search
 
@@ -185,7 +185,7 @@ class Module:
             return search(self.session, model, bound, arrays, self.session.state.draws, {})
 
     def train(self, mode: bool = True) -> Module:
-        """Switch to training mode, or to eval mode when `mode` is False."""
+        """Switch to training mode, or to eval mode if `mode` is False."""
         self.training = mode
         return self
 
@@ -194,19 +194,19 @@ class Module:
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Let the next training step overwrite the gradients instead of adding to them."""
+        """Make the next training step overwrite the gradients instead of adding to them."""
         self.session.overwrite = True
 
     def input_names(self) -> list[str]:
-        """Return the names of the inputs a call takes in the current mode."""
+        """Return the names of the inputs that a call takes in the current mode."""
         return list(self._get_model().inputs)
 
     def output_names(self) -> list[str]:
-        """Return the names of the outputs a call returns in the current mode."""
+        """Return the names of the outputs that a call returns in the current mode."""
         return list(self._get_model().outputs)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Return the number of elements of all parameters, or of those that are trained."""
+        """Return the number of elements of all parameters, or of the trainable ones."""
         return sum(self.session.state.slots[n].size for n in self._order(trainable_only))
 
     def _order(self, trainable_only: bool) -> list[str]:
@@ -216,7 +216,7 @@ class Module:
         ]
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> ParameterBuffer:
-        """Copy the parameters to one 1-D float32 array, in the order of the model's inputs.
+        """Copy the parameters to a single 1-D float32 array, in the order of the model's inputs.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -234,9 +234,9 @@ class Module:
 
         Raises:
             InputError: the buffer is not an array.
-            ShapeError: the buffer has another number of elements than the parameters.
+            ShapeError: the buffer and the parameters have different numbers of elements.
             DTypeError: the buffer or a parameter is not float32.
-            StateError: a nominal state needs all parameters, so `trainable_only=False`.
+            StateError: the state is nominal and needs all parameters: pass `trainable_only=False`.
         """
         values = arguments.make_array("buffer", buffer)
         state = self.session.state
@@ -281,14 +281,14 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: list[str]
     ) -> None:
-        """Write a plain ONNX model with the current parameters, which any ONNX runtime runs.
+        """Write a plain ONNX model with the current parameters, which any ONNX runtime can run.
 
-        graph_output_names: names of any values of the eval model, which become the outputs.
+        graph_output_names: names of any values of the eval model; these become the outputs.
 
         Raises:
             StateError: there is no eval model, or the parameters have no values.
             InputError: the list of names is empty.
-            NameNotFoundError: the eval model has no tensor of such a name.
+            NameNotFoundError: the eval model has no tensor with one of these names.
             FileError: the file cannot be written.
         """
         self.session.require_eval().export(
@@ -296,7 +296,7 @@ class Module:
         )
 
     def inference_model_to_bytes(self, graph_output_names: list[str]) -> bytes:
-        """Return the inference model as bytes, see `export_model_for_inferencing`."""
+        """Return the inference model as bytes; see `export_model_for_inferencing`."""
         return self.session.require_eval().export(self._get_values(), graph_output_names, None)
 
     def _get_values(self) -> dict[str, Array]:
@@ -308,17 +308,17 @@ class Module:
     ) -> Profile:
         """Measure where the time of a step on these inputs goes; see `engine.profiling.Profile`.
 
-        The step runs `repeats` times, and a few times before.  Everything that the module holds is
-        then as it was: parameters, gradients, statistics, the optimizer's moments, the number of
-        draws.
+        The step runs a few times to warm up, then `repeats` times.  Afterwards the module is as it
+        was before: parameters, gradients, statistics, the optimizer's moments, the number of draws.
 
         user_inputs: as for a call in the current mode.
-        optimizer: of this module, whose update is then a part of the step; in training mode alone.
+        optimizer: the optimizer of this module, to include its update in the step; only in training
+            mode.
 
         Raises:
-            InputError, DTypeError, ShapeError, LabelError, StateError: as a call, and if the
+            InputError, DTypeError, ShapeError, LabelError, StateError: as for a call, or the
                 optimizer belongs to another module, or the mode is not training.
-            EngineError: kernels that measure are neither shipped nor can be compiled.
+            EngineError: measuring kernels are not shipped and cannot be compiled.
         """
         from engine.profiling.measure import ProfiledProgram, measure_profile
 
@@ -359,7 +359,7 @@ class Module:
         Raises:
             InputError: there are too few or too many shapes.
             ShapeError: a shape does not fit its input.
-            UnsupportedOpError: naming the node.
+            UnsupportedOpError: an operator is not supported; the message names the node.
         """
         if len(shapes) != len(self._get_model().inputs):
             raise InputError(f"expected shapes of {self._get_model().inputs}, got {len(shapes)}")
@@ -372,15 +372,15 @@ class Module:
             return model.get_program(sizes).plan
 
     def plans(self) -> list[Plan]:
-        """Return the plans in memory, of all modes and shapes; the one used last is the first."""
+        """Return the plans in memory, of all modes and shapes, the most recently used first."""
         return [program.plan for program in reversed(list(self.session.memory.programs.values()))]
 
 
 def _convert_like(inputs: Sequence[Any], array: Array) -> Any:
-    """Return an array in the form in which the inputs of a step came.
+    """Return an array in the form of the inputs of a step.
 
-    Inputs that all are OrtValues make it an OrtValue.  Their class is asked for it, as onnxruntime
-    is not imported here.
+    If all inputs are OrtValues, so is the result.  It comes from their class, so that this need not
+    import onnxruntime.
     """
     kinds = {type(value) for value in inputs if value is not None}
     make = getattr(kinds.pop(), "ortvalue_from_numpy", None) if len(kinds) == 1 else None

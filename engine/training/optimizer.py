@@ -1,4 +1,4 @@
-"""The optimizer, and a schedule of its learning rate."""
+"""The optimizer, and a schedule for its learning rate."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ ADVICE = (
 class Optimizer:
     """Updates the trainable parameters of a module from their gradients.
 
-    Its state (moments, step, learning rate) is kept in the module's `CheckpointState` and saved by
-    `save_checkpoint(..., include_optimizer_state=True)`.
+    The module's `CheckpointState` keeps the optimizer's state (moments, step, learning rate), which
+    `save_checkpoint(..., include_optimizer_state=True)` saves.
 
     Args:
         optimizer_uri: path or bytes of optimizer_model.onnx.
         module: the module whose parameters are updated.
-        skip_nonfinite: let a step update nothing where a gradient is NaN or infinite, even if the
-            model was not made with that option of its optimizer.  Steps that scale their loss
-            always do so.  Parameters, moments, running
-            statistics and the count of steps then stay as they are, and `skipped` counts the step.
+        skip_nonfinite: skip the update if a gradient is NaN or infinite, even if the model was made
+            without this option of its optimizer.  Steps that scale their loss always do so.  A
+            skipped step leaves parameters, moments, running statistics and the step count as they
+            are, and adds to `skipped`.
         skip_limit: how many steps in a row may be skipped.
 
     Attributes:
         module: the module whose parameters are updated.
-        session: the session of the module; what the package itself works on.
+        session: the session of the module, for the package itself.
         model: the optimizer model.
 
     Raises:
-        ModelError: the model is not an optimizer model of a known kind, or of another set of
-            artifacts than a file beside it.
+        ModelError: the model is not an optimizer model of a known kind, or belongs to another set
+            of artifacts than a file next to it.
         CheckpointError: the checkpoint's optimizer state does not fit.
         InputError: skip_limit is negative.
     """
@@ -74,7 +74,7 @@ class Optimizer:
         mine, state, train = self.model, self._state, self.session.training
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
-        self.model.lay_out_states()  # refuses a model that does not fit
+        self.model.lay_out_states()  # raises an error if the model does not fit
         if skip_nonfinite or self.session.memory.scaling:
             self.model = self.model.make_skipping()
         self._skips = self.model.skips_updates()
@@ -104,21 +104,21 @@ class Optimizer:
 
     @property
     def skips_nonfinite(self) -> bool:
-        """True if steps update nothing when a gradient is NaN or infinite."""
+        """True if a step skips its update when a gradient is NaN or infinite."""
         return self._skips
 
     @property
     def skipped(self) -> int:
-        """The number of steps skipped in all, including those before a checkpoint."""
+        """The number of steps skipped in total, including those before a checkpoint."""
         return self._state.skipped
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of steps skipped since the last one that was not."""
+        """The number of steps skipped since the last step that was done."""
         return self._skipped_in_a_row
 
     def _restore(self) -> OptimizerGroup:
-        """Return the optimizer group of the checkpoint, or a new one without states."""
+        """Return the optimizer group of the checkpoint, or a new group without states."""
         self._state.settle()
         groups = self._state.groups
         if len(groups) > 1 or (groups and groups[0].name != GROUP):
@@ -131,7 +131,8 @@ class Optimizer:
     def _allocate(self) -> None:
         """Make region state, and fill it from the checkpoint or with the initial values.
 
-        Where the checkpoint was read such that its states lie as in the region, they become it.
+        If the states of the checkpoint already lie in memory as in the region, that memory becomes
+        the region.
         """
         state, layout = self._state, self.model.lay_out_states()
         saved = self._latest.states
@@ -156,9 +157,9 @@ class Optimizer:
     def _count_steps(
         self, saved: OptimizerGroup, states: Mapping[str, Mapping[str, Array]]
     ) -> OptimizerGroup:
-        """Return a group with these states of all parameters, whose own steps are counted.
+        """Return a group with these states of all parameters, counting the steps of each.
 
-        A parameter without saved states has had no step.
+        A parameter without saved states has had no steps.
         """
         before = {
             name: saved.steps_before.get(name, 0) if name in saved.states else saved.step
@@ -173,7 +174,7 @@ class Optimizer:
         """Check that the states of the checkpoint belong to this optimizer.
 
         Raises:
-            CheckpointError, ShapeError: they are others.
+            CheckpointError, ShapeError: they do not.
         """
         names = self._state.trainable_names()
         moments = [f"momentum{k}" for k in range(len(layout.states))]
@@ -194,7 +195,7 @@ class Optimizer:
 
     @property
     def _group(self) -> OptimizerGroup:
-        """The optimizer group with the number of steps done, the last one included."""
+        """The optimizer group with the number of steps done, including the last one."""
         self._state.settle()
         group = self._state.groups[0] if self._state.groups else None
         if group is not None and group.states is self._latest.states:
@@ -202,7 +203,7 @@ class Optimizer:
         return self._latest
 
     def layout(self) -> StateLayout:
-        """Return where the states lie in region state, which is allocated if it was not.
+        """Return where the states lie in region state, which is allocated if necessary.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -222,27 +223,27 @@ class Optimizer:
     def step(self) -> None:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.
 
-        A step that is skipped, as gradients are not finite, has no effect: the running statistics
-        are again what they were before the steps that have made these gradients.
+        A step that is skipped because gradients are not finite has no effect: running statistics
+        return to their values before the steps that computed these gradients.
 
         Raises:
             StateError: a nominal state has no values yet, another Optimizer was made for it, the
                 gradients of the last step were not kept, or a signal handler calls this inside
                 another step.
-            NonFiniteError: more steps in a row were skipped than `skip_limit`.
+            NonFiniteError: more than `skip_limit` steps in a row were skipped.
         """
         self.advance()
         self.check_skipped()
 
     def advance(self) -> None:
-        """Do what `step` does, however many steps were skipped."""
+        """Do what `step` does, no matter how many steps were skipped."""
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
         with self.session.memory.lock.take():
             program, state = self.make_ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
-            # An interrupt may come at any moment.  The flag then tells whether the step was done.
+            # An interrupt may come at any moment.  The flag then shows whether the step was done.
             state.pending = PendingStep(flag, self.after_step(), state.draws)
             program.run()
             state.settle()
@@ -251,7 +252,7 @@ class Optimizer:
             self.count(was_done)
 
     def count(self, was_done: bool) -> None:
-        """Count a step that is over, where steps may be skipped; was_done: whether it was not."""
+        """Count a finished step, if steps may be skipped; was_done: it was not skipped."""
         if not self._skips:
             return
         scaling, state, is_lowered = self.session.memory.scaling, self._state, False
@@ -267,20 +268,20 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> float | None:
-        """The factor of the loss in the next step; None: it is not scaled."""
+        """The factor of the loss in the next step; None: the loss is not scaled."""
         scaling = self.session.memory.scaling
         return None if scaling is None else scaling.find_factor(self._state.loss_scale)
 
     @property
     def is_over_limit(self) -> bool:
-        """True if more steps in a row were skipped than `skip_limit`.
+        """True if more than `skip_limit` steps in a row were skipped.
 
-        Those that have lowered the loss scale do not count.
+        Skipped steps that lowered the loss scale do not count.
         """
         return self._without_remedy > self._skip_limit
 
     def check_skipped(self) -> None:
-        """Check that no more steps in a row were skipped than may be.
+        """Check that no more steps in a row were skipped than allowed.
 
         Raises:
             NonFiniteError: there were more.
@@ -293,7 +294,7 @@ class Optimizer:
             )
 
     def describe_skipped(self) -> str:
-        """Return in words how many updates in a row were skipped, and with which loss scale."""
+        """Return text on how many updates in a row were skipped, and with which loss scale."""
         scale = self.loss_scale
         told = "" if scale is None else f", the last one with a loss scale of {scale:,g}"
         return f"{self._skipped_in_a_row} updates in a row were skipped{told}"
@@ -304,7 +305,7 @@ class Optimizer:
         The caller must hold the lock.
 
         Raises:
-            StateError: as `step`.
+            StateError: as for `step`.
         """
         if self._program is None:
             layout = self.layout()
@@ -315,7 +316,7 @@ class Optimizer:
         return self._program
 
     def plan(self) -> Plan:
-        """Return the plan of the update, as a plan of its own."""
+        """Return the plan of the update as a separate plan."""
         return self.model.plan_update(self.layout())
 
     def after_step(self) -> OptimizerGroup:
@@ -333,12 +334,12 @@ class Optimizer:
         return replace(group, step=group.step + 1)
 
     def restore(self, saved: CheckpointState) -> None:
-        """Go on from the optimizer state of another checkpoint, which may have none.
+        """Continue from the optimizer state of another checkpoint, which may have none.
 
-        The parameters are not touched.
+        The parameters do not change.
 
         Raises:
-            CheckpointError, ShapeError: it is the state of another optimizer.  Nothing has changed.
+            CheckpointError, ShapeError: the state belongs to another optimizer.  Nothing changes.
             StateError: a nominal state has no values yet.
         """
         with self.session.memory.lock.take():
@@ -377,7 +378,7 @@ class Optimizer:
         self._state.learning_rate = rate
 
     def get_learning_rate(self) -> float:
-        """Return the learning rate; 0.001 until it is set or restored from a checkpoint."""
+        """Return the learning rate, which is 0.001 until it is set or a checkpoint restores it."""
         return self._rate
 
 
@@ -396,8 +397,8 @@ class LinearLRScheduler:
     """Learning rate that rises linearly from 0, then falls linearly to 0.
 
     At optimizer step s: `initial_lr * s / warmup` for s < warmup, then
-    `initial_lr * (total - s) / (total - warmup)`, never below 0.  Constructing it sets the rate of
-    the optimizer's current step, so it resumes where a restored optimizer stands.
+    `initial_lr * (total - s) / (total - warmup)`, never below 0.  Constructing it sets the rate for
+    the optimizer's current step, so it continues from the step of a restored optimizer.
 
     Args:
         optimizer: the optimizer whose learning rate is set.

@@ -1,8 +1,8 @@
 """Options of training, each declared once.
 
 `generate_artifacts`, `Trainer` and `Trainer.fit` take them as keywords, `run.toml` as keys,
-`edgegrad train` and `edgegrad artifacts` as options.  To add one: a field here and the code that
-acts on it, then `python -m engine.tools.dev.keywords`.
+`edgegrad train` and `edgegrad artifacts` as options.  To add one, add a field here and the code
+that uses it, then run `python -m engine.tools.dev.keywords`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _check_budget(what: str, value: Any) -> int | None:
 
 
 def _parse_groups(words: Sequence[str]) -> bool | list[list[str]]:
-    """Return the tied parameters of words such as `A=B`, or of `auto`."""
+    """Return the groups of tied parameters for words such as `A=B`, or True for `auto`."""
     return True if list(words) == ["auto"] else [word.split("=") for word in words]
 
 
@@ -137,7 +137,7 @@ class ArtifactOptions:
 
     @property
     def ties(self) -> Sequence[Sequence[str]] | str | None:
-        """The groups of parameters to train as one; "auto": those found; None: not decided."""
+        """The groups of parameters to train as one; "auto": all found; None: not decided."""
         if isinstance(self.tie, bool):
             return "auto" if self.tie else ()
         return self.tie
