@@ -112,7 +112,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (pipeline, "list_kinds", "checks"),
     (pipeline, "_check_ops", "checks"),
     (check.Watch, "check", "checks"),
-    (planner, "Recipe", "lower"),
+    (planner, "DraftSource", "lower"),
     (lower.DraftSource, "make_draft", "lower"),
     (planner, "drop_dead_calls", "drop dead calls"),
     (planner, "make_rows", "rows"),

@@ -26,6 +26,7 @@ POLICY = {
     "kernels/vocabulary/instructions.py": "the types that each set of instructions computes with",
     "kernels/ops/movement.py": "the type as which an element is moved, by its bytes",
     "kernels/ops/quantization.py": "the types that ONNX's quantisation maps to",
+    "tools/trimmed/selftest.py": "how exactly devices repeat losses, by the precision of a plan",
     "tools/trimmed/kernel_set.py": "the types of a config that names none",
     "tools/trimmed/runtime/library.py": "shipped without the engine; compared below",
 }

@@ -75,7 +75,8 @@ class Product:
             more["reset"] = calls.put("reset", np.array([self.reset]), "b1")
         trans = (bool(self.trans[0]), bool(self.trans[1]))
         lower_gemm(calls, a, b, y, mnk=(m, n, k), trans=trans, relu=self.relu, **more)
-        self.P = str(calls.kernels[0].params[-3]) if calls.kernels else "f32"
+        is_mixed = any(spec.template == "gemm_mixed" for spec in calls.kernels)
+        self.P = str(calls.kernels[0].params[-3]) if is_mixed else "f32"
         made: Array = calls.get("y", self.c.shape)
         return made
 

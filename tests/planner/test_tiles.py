@@ -275,7 +275,7 @@ def test_corrupted_groups_are_refused(plan: Plan) -> None:
     )
     numbered = next(n + k for n, g in list_groups(plan) for k, s in enumerate(g) if s.numbered)
     bad = [
-        (with_arg(plan, numbered, 0, thread=64), "told no thread"),
+        (with_arg(plan, numbered, 0, thread=64), "does not get a thread's number"),
         (with_step(plan, n, group=len(plan.steps) + 1), "a group of"),
         (with_step(plan, n, group=-1), "a group of"),
         (with_step(plan, n, group=0), "tiles in a group of 0 steps"),

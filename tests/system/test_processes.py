@@ -103,13 +103,13 @@ def test_a_fork_while_another_thread_compiles() -> None:
     from engine.kernels.binaries.load import Linker
     known, new = made(), made()
     expected = loss(known)
-    addresses = Linker.addresses
+    addresses = Linker.get_addresses
 
     def slow(self, kernels):
         hold()
         return addresses(self, kernels)
 
-    Linker.addresses = slow
+    Linker.get_addresses = slow
     thread = begun(lambda: loss(new))
     in_child(lambda: loss(known) == expected)
     in_child(lambda: refused(lambda: loss(made()), "compiling kernels"))

@@ -65,7 +65,7 @@ from engine.tools.trimmed.targets import resolve
 @click.option(
     "--bindings",
     type=parse_languages,
-    default=(),
+    default="",
     metavar="LANGUAGE,...",
     help=f"Write packages with the library for these languages: {', '.join(LANGUAGES)}.",
 )

@@ -19,12 +19,12 @@ LANGUAGES: dict[str, Language] = {
 
 
 def parse_languages(value: str) -> tuple[str, ...]:
-    """Return names of languages from a word `LANGUAGE,...`.
+    """Return names of languages from a word `LANGUAGE,...`; none from an empty one.
 
     Raises:
         EngineError: one has no bindings.
     """
-    names = tuple(dict.fromkeys(word.strip() for word in value.split(",")))
+    names = tuple(dict.fromkeys(word.strip() for word in value.split(",") if value))
     for name in names:
         if name not in LANGUAGES:
             near = suggest_nearest(name, list(LANGUAGES))

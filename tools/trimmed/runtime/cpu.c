@@ -26,29 +26,29 @@ enum { CPU_WORDS = 7 };
 #ifdef __x86_64__
 /* Words: ECX of leaf 1; EBX, ECX, EDX of leaf 7; EAX of its subleaf 1; ECX of leaf 0x80000001; and
  * which registers the system saves. */
-static void read_cpu(uint32_t *words)
+static void read_cpu(uint32_t *answers)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (__get_cpuid(1, &a, &b, &c, &d))
-        words[0] = c;
+        answers[0] = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
-        words[1] = b;
-        words[2] = c;
-        words[3] = d;
+        answers[1] = b;
+        answers[2] = c;
+        answers[3] = d;
         if (a && __get_cpuid_count(7, 1, &a, &b, &c, &d))
-            words[4] = a;
+            answers[4] = a;
     }
     if (__get_cpuid(0x80000001, &a, &b, &c, &d))
-        words[5] = c;
-    if (words[0] & 1u << 27) /* the system allows xgetbv */
-        __asm__("xgetbv" : "=a"(words[6]), "=d"(d) : "c"(0));
+        answers[5] = c;
+    if (answers[0] & 1u << 27) /* the system allows xgetbv */
+        __asm__("xgetbv" : "=a"(answers[6]), "=d"(d) : "c"(0));
 }
 #else
 /* Words: the two vectors in which the Linux kernel describes the CPU. */
-static void read_cpu(uint32_t *words)
+static void read_cpu(uint32_t *answers)
 {
-    words[0] = (uint32_t)getauxval(AT_HWCAP);
-    words[1] = (uint32_t)getauxval(AT_HWCAP2);
+    answers[0] = (uint32_t)getauxval(AT_HWCAP);
+    answers[1] = (uint32_t)getauxval(AT_HWCAP2);
 }
 #endif
 
@@ -56,14 +56,14 @@ static void read_cpu(uint32_t *words)
 static int check_cpu(char *message)
 {
     static const struct need needs[] = {NEEDS};
-    uint32_t words[CPU_WORDS];
+    uint32_t answers[CPU_WORDS];
     char why[MODEL_MESSAGE_BYTES];
     struct text t = {message ? message : why, MODEL_MESSAGE_BYTES, 0};
     int missing = 0;
-    zero(words, sizeof words);
-    read_cpu(words);
+    zero(answers, sizeof answers);
+    read_cpu(answers);
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        if ((words[needs[i].word] & needs[i].mask) == needs[i].mask)
+        if ((answers[needs[i].word] & needs[i].mask) == needs[i].mask)
             continue;
         put_string(&t, missing++ ? ", " : "this CPU lacks ", 15);
         put_string(&t, needs[i].name, 20);
