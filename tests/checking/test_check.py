@@ -185,7 +185,8 @@ def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
     with pytest.raises(BudgetError, match=r"would fit.* train the last layer alone .*KiB") as told:
         trainer.step(*batch)
-    assert told.value.least == small.least
+    # The trainer may also compute the batch in parts, whose products of few rows need no scratch.
+    assert told.value.least <= small.least
     assert trainer.check(*batch, variants=False).budget == 2_500_000
     trainer = Trainer(artifacts, threads=2, memory_budget=most)
     trainer.step(*batch)
