@@ -1,4 +1,4 @@
-/* Functions for bytes and messages, which replace those of string.h and stdio.h. */
+/* Functions for bytes and messages, instead of string.h and stdio.h. */
 
 #define TEXT_OF_WORD(word) #word
 #define TEXT_OF(word) TEXT_OF_WORD(word) /* the definition of a macro as text */
