@@ -37,36 +37,36 @@ def few_rows(target: Target, T: str, trans_b: int) -> Inline:
 
 def _by_dots(target: Target, T: str) -> Inline:
     """Return the function for B stored as columns."""
-    most = 4 if target.mr * target.nv > 12 else 2  # rows whose sums the registers hold
-    many, single = (
-        [Native("dots", (T, rows, columns)) for rows in (most, 1)] for columns in (COLUMNS, 1)
-    )
-    (many_rows, many_row), (single_rows, single_row) = many, single
+    many, single = (_strip(target, T, columns) for columns in (COLUMNS, 1))
 
     @inline
     def run(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode):
         lda, ldb = g.lda, g.ldb
         j = n0
         while j + COLUMNS <= n1:
-            of, by = off(b, j * ldb), off(bias, j)
-            i = m0
-            while i + most <= m1:
-                many_rows(off(a, i * lda), of, off(c, i * ldc + j), by, k, lda, ldb, ldc, mode)
-                i += most
-            while i < m1:
-                many_row(off(a, i * lda), of, off(c, i * ldc + j), by, k, lda, ldb, ldc, mode)
-                i += 1
+            many(a, off(b, j * ldb), off(c, j), off(bias, j), k, lda, ldb, ldc, m0, m1, mode)
             j += COLUMNS
         while j < n1:
-            of, by = off(b, j * ldb), off(bias, j)
-            i = m0
-            while i + most <= m1:
-                single_rows(off(a, i * lda), of, off(c, i * ldc + j), by, k, lda, ldb, ldc, mode)
-                i += most
-            while i < m1:
-                single_row(off(a, i * lda), of, off(c, i * ldc + j), by, k, lda, ldb, ldc, mode)
-                i += 1
+            single(a, off(b, j * ldb), off(c, j), off(bias, j), k, lda, ldb, ldc, m0, m1, mode)
             j += 1
+
+    return run
+
+
+def _strip(target: Target, T: str, columns: int) -> Inline:
+    """Return an inline function: rows m0 ... m1 of the columns of C that c, b and bias start at."""
+    most = 4 if target.mr * target.nv > 12 else 2  # rows whose sums the registers hold
+    rows, row = (Native("dots", (T, count, columns)) for count in (most, 1))
+
+    @inline
+    def run(a, b, c, bias, k, lda, ldb, ldc, m0, m1, mode):
+        i = m0
+        while i + most <= m1:
+            rows(off(a, i * lda), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode)
+            i += most
+        while i < m1:
+            row(off(a, i * lda), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode)
+            i += 1
 
     return run
 
