@@ -30,6 +30,7 @@ from unittest import mock
 from bench.programs import written
 from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.api import CheckpointState
+from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError, EngineError
 from engine.graphs.planner import planner
 from engine.graphs.planner.cuts import Cuts
@@ -127,8 +128,8 @@ def plan_of(
     budget: int | None,
 ) -> Plan:
     """Return a plan of artifacts as of `make_plan_row`, within a budget of bytes for all."""
-    state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
-    memory.budget = budget
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    memory = Memory(planning=PlanOptions(budget=budget))
 
     def open_model(name: str) -> Model:
         """Return one of the models."""

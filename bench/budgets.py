@@ -44,6 +44,7 @@ from bench.growth import find_exponent
 from bench.measuring import MB, compare_medians, time_in_turns, time_process
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError
 from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
@@ -144,7 +145,7 @@ class Trained:
 
     def plan(self, budget: int) -> Plan:
         """Return the plan within a budget of bytes for all regions."""
-        self.model.memory.budget = budget
+        self.model.memory.planning = PlanOptions(budget=budget)
         shapes = {name: value.shape for name, value in self.batch.items()}
         return self.model.plan(shapes, update=self.update)
 

@@ -27,7 +27,7 @@ from bench.rows import Bench, Cells, Option
 from bench.same import list_torch_weights
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
-from engine.base.precision import PRECISIONS, Precision
+from engine.base.plan_options import PRECISIONS, Precision
 from engine.drawing.charts import Line, draw_lines
 from engine.drawing.plot import Plot
 from engine.graphs.io import onnx_io

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells
-from engine.base.precision import PRECISIONS, Precision
+from engine.base.plan_options import PRECISIONS, Precision
 from engine.errors import InputError
 from engine.kernels.analysis.cost import begin, predict_limits, predict_steps
 from engine.kernels.analysis.flops import list_tasks

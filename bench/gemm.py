@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bench.measuring import measure_limits, repeat, time_rounds
 from bench.programs import load
 from bench.rows import THREADS, Bench, Cells, Option
-from engine.base.precision import Precision
+from engine.base.plan_options import Precision
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.program import BoundProgram

@@ -29,6 +29,7 @@ import numpy as np
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState
 from engine.artifacts import generate
+from engine.base.plan_options import PlanOptions
 from engine.checkpoint import storage
 from engine.errors import BudgetError
 from engine.graphs.io import onnx_io
@@ -305,7 +306,7 @@ def _plan_training(forward: Graph, folder: Path, clock: Clock, least: bool) -> t
     with clock.stage("plan of a Module", whole=True):
         model.plan(given)
     if least:
-        memory.budget = 1
+        memory.planning = PlanOptions(budget=1)
         with clock.stage("least budget", whole=True), contextlib.suppress(BudgetError):
             model.plan(given, update=update)
     return plan, len(model.graph.nodes)

@@ -30,7 +30,7 @@ from bench.processes import SCRIPTS, worker
 from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, find_peers
-from engine.base.precision import Precision
+from engine.base.plan_options import Precision
 from engine.kernels.analysis.cost import predict_steps
 from engine.plan.plan import Plan
 from engine.system.config import switch

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import measure_work
@@ -35,9 +35,8 @@ def load(
 ) -> BoundProgram:
     """Plan a graph and bind it, with its inputs in place: those given, or random ones."""
     shapes = {name: array.shape for name, array in (inputs or {}).items()}
-    program = bind(
-        make_plan(graph, shapes, target=detect_host(), threads=threads, precision=precision)
-    )
+    options = PlanOptions(precision=precision)
+    program = bind(make_plan(graph, shapes, target=detect_host(), threads=threads, options=options))
     rng = np.random.default_rng(0)
     for name, array in program.inputs.items():
         if inputs is not None:

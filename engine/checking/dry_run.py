@@ -45,7 +45,6 @@ def check(
     shapes: Shapes,
     *,
     source: str,
-    budget: int | None = None,
     machine: Roofline | None = None,
     variants: bool = True,
     opened: Opened | None = None,
@@ -54,7 +53,6 @@ def check(
     """Predict the memory and time of a training.  No step is run, and only the cache is written.
 
     subject: the models.  shapes: the shapes of a step's inputs. source: its name in the report.
-    budget: the most bytes of all regions, or None.
     machine: the machine for which time is predicted; None measures this one, which takes two
         seconds.
     variants: whether to plan variants that take less, too.
@@ -64,7 +62,7 @@ def check(
     Raises:
         EngineError: a model cannot be read, does not fit the others, or the shapes do not fit it.
     """
-    opened = opened or subject.open()
+    opened, budget = opened or subject.open(), subject.planning.budget
     kernels = opened.train.memory.kernels
     result = Check(
         source=source,
@@ -123,7 +121,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
     from engine.kernels.analysis.flops import count_factor_bytes
     from engine.kernels.vocabulary.op import title_op
 
-    if subject.precision == "f32":
+    if subject.planning.precision == "f32":
         return None
     graph = onnx_io.load(subject.training)
     uses = Counter(node.name for node in graph.nodes)
@@ -147,7 +145,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
         if "f32" in types and types.isdisjoint(HALVES)
     )
     return Halves(
-        precision=subject.precision,
+        precision=subject.planning.precision,
         reason=plans[0].precision,
         values=sum(plan.count_halves() for plan in plans),
         in_float32=dict(wide.most_common()),
@@ -179,7 +177,7 @@ def _plan_within(
         return _BudgetPlans(opened.make_plans(shapes, error.least), str(error), error.least)
 
 
-def advise(subject: Subject, shapes: Shapes, budget: int) -> str:
+def advise(subject: Subject, shapes: Shapes) -> str:
     """Return changes that help if no plan keeps to a budget, each with its bytes; "" if there are
     none.
 
@@ -190,7 +188,7 @@ def advise(subject: Subject, shapes: Shapes, budget: int) -> str:
     opened = subject.open()
     told = _Teller(get_nominal(subject.threads), 0, 0, whole=False)
     suggestions = sort_by_bytes(_list_suggestions(subject, opened, shapes, told))
-    fits = [s for s in suggestions if s.figures.nbytes <= budget]
+    fits = [s for s in suggestions if s.figures.nbytes <= (subject.planning.budget or 0)]
     shown = [
         f"{s.change} ({format_bytes(s.figures.nbytes)})" for s in fits[::-1] or suggestions[:SHOWN]
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from engine.base.precision import Precision
+from engine.base.plan_options import Precision
 from engine.plan.plan import format_bytes
 
 Status = Literal["trains", "cannot train", "does not fit"]

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from engine.base.element_types import NUMPY
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.contents import Checkpoint, NominalTensor
 from engine.plan.plan import Plan
+from engine.training.loss_scale import LossScale
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.model_file import BUFFER, UPDATED
@@ -32,7 +33,7 @@ class Subject:
     evaluation: the eval model, which a process that trains reads too, if it has one.
     parameters: the element types and shapes of all parameters by name, in the order of the file.
     trained: the names of the trained ones.
-    precision: of the plans.
+    planning: options of the plans.
     """
 
     training: Source
@@ -41,7 +42,7 @@ class Subject:
     trained: frozenset[str]
     threads: int
     evaluation: Source | None = None
-    precision: Precision = "f32"
+    planning: PlanOptions = DEFAULTS
 
     @classmethod
     def of(
@@ -51,12 +52,12 @@ class Subject:
         slots: Mapping[str, Slot],
         threads: int,
         evaluation: Source | None = None,
-        precision: Precision = "f32",
+        planning: PlanOptions = DEFAULTS,
     ) -> Subject:
         """Return the subject of models whose parameters have these slots."""
         trained = frozenset(name for name, slot in slots.items() if slot.trainable)
         shapes = {name: (slot.dtype, slot.shape) for name, slot in slots.items()}
-        return cls(training, optimizer, shapes, trained, threads, evaluation, precision)
+        return cls(training, optimizer, shapes, trained, threads, evaluation, planning)
 
     def make_state(self) -> CheckpointState:
         """Return a state with these parameters, which have no values and take no memory."""
@@ -79,8 +80,8 @@ class Subject:
         Raises:
             EngineError: see `open_models`.
         """
-        state, memory = self.make_state(), Memory()
-        memory.precision = self.precision
+        state, memory = self.make_state(), Memory(planning=replace(self.planning, budget=None))
+        memory.scaling = LossScale.choose(self.planning.precision)
         train, _ = open_models(self.training, None, state, memory, self.threads, Records)
         update = None
         if self.optimizer is not None:
@@ -101,7 +102,7 @@ class Subject:
 class Opened:
     """Open models of a subject.
 
-    made: the plans of training steps so far, by shapes, budgets and precisions.
+    made: the plans of training steps so far, by their options and shapes.
     """
 
     train: Model
@@ -124,7 +125,7 @@ class Opened:
                 return (self.plan_step(shapes, budget),)
             except NotJoinableError:
                 pass
-        self.train.memory.budget = budget
+        self._set_budget(budget)
         alone = self.train.make_plan(shapes)
         if self.update is None:
             return (alone,)
@@ -141,12 +142,16 @@ class Opened:
             EngineError: the step cannot be planned for these shapes.
         """
         assert self.update is not None
-        key = (budget, self.train.memory.precision, *sorted(shapes.items()))
+        self._set_budget(budget)
+        key = (self.train.memory.planning, *sorted(shapes.items()))
         if key not in self.made:
-            self.train.memory.budget = budget
             update = GradientUse(self.update, self.update.lay_out_states())
             self.made[key] = self.train.make_plan(shapes, update=update)
         return self.made[key]
+
+    def _set_budget(self, budget: int | None) -> None:
+        memory = self.train.memory
+        memory.planning = replace(memory.planning, budget=budget)
 
     def count_batch(self, shapes: Shapes) -> int | None:
         """Return the number of samples in shapes; None if the model fixes that number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +20,14 @@ def run_dry(
     learner: TrainingModels, batch: Sequence[Any], budget: int | str | None, variants: bool
 ) -> Check:
     """See `Trainer.check`."""
-    wanted = learner.memory_budget if budget is None else budget
+    subject = _make_subject(learner)
+    if budget is not None:
+        most = arguments.check_nbytes("memory_budget", budget)
+        subject = replace(subject, planning=replace(subject.planning, budget=most))
     return check(
-        _make_subject(learner),
+        subject,
         find_shapes(learner.inputs, batch),
         source=learner.folder,
-        budget=None if wanted is None else arguments.check_nbytes("memory_budget", wanted),
         variants=arguments.check_flag("variants", variants),
     )
 
@@ -33,9 +36,8 @@ def add_advice(
     learner: TrainingModels, shapes: Sequence[tuple[int, ...]], error: BudgetError
 ) -> BudgetError:
     """Return the error of a step that does not fit the budget, with what would help."""
-    assert learner.memory_budget is not None
     named = dict(zip(learner.inputs, shapes, strict=True))
-    told = advise(_make_subject(learner), named, learner.memory_budget)
+    told = advise(_make_subject(learner), named)
     return error.add_advice(told) if told else error
 
 
@@ -49,7 +51,7 @@ def _make_subject(learner: TrainingModels) -> Subject:
         learner.state.slots,
         learner.module.threads,
         None if evaluation is None else evaluation.source,
-        learner.options.precision,
+        learner.options.planning,
     )
 
 

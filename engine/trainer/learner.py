@@ -82,25 +82,25 @@ class TrainingModels:
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: the beginning of their paths."""
-        self.state = CheckpointState.load_checkpoint(base + "checkpoint")
+        options, self.state = self.options, CheckpointState.load_checkpoint(base + "checkpoint")
         self.module = Module(
             base + "training_model.onnx",
             self.state,
             base + "eval_model.onnx" if os.path.exists(base + "eval_model.onnx") else None,
             threads=threads,
             seed=seed,
+            precision=options.precision,
+            loss_scale=options.loss_scale,
+            growth_interval=options.growth_interval,
         )
-        self.session.memory.budget = self.memory_budget
-        memory, options = self.session.memory, self.options
-        memory.precision, memory.loss_scale = options.precision, options.loss_scale
-        memory.growth_interval = options.growth_interval
+        self.session.memory.planning = options.planning
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(
                 base + "optimizer_model.onnx",
                 self.module,
-                skip_nonfinite=self.options.skip_nonfinite,
-                skip_limit=self.options.skip_limit,
+                skip_nonfinite=options.skip_nonfinite,
+                skip_limit=options.skip_limit,
             )
             if self.skips_nonfinite:
                 self.module.check_finite = False
@@ -131,7 +131,7 @@ class TrainingModels:
     @property
     def memory_budget(self) -> int | None:
         """The memory limit for the plan of a step, in bytes; None: no limit."""
-        return self.options.budget
+        return self.options.planning.budget
 
     def require_optimizer(self) -> Optimizer:
         """Return the optimizer.

@@ -80,8 +80,7 @@ class _Calls:
 
     def _begin_signature(self) -> list[Any]:
         """Return the settings that, with the inputs, decide the program."""
-        memory = self.model.memory
-        return [memory.precision, memory.budget]
+        return [self.model.memory.planning]
 
     def make_program(self, arrays: Mapping[str, Array]) -> BoundProgram:
         """Return the program for inputs, planned if necessary.
@@ -171,8 +170,7 @@ class Session:
         Raises:
             FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
         """
-        memory = Memory()
-        memory.answers = True
+        memory = Memory(answers=True)
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
         number = config.choose_threads(threads)
         model = Model(path_or_bytes, state, memory, number, "model", records=Records)

@@ -14,7 +14,7 @@ from engine.base import arguments
 from engine.base.errors import InputError
 
 if TYPE_CHECKING:
-    from engine.base.precision import Precision
+    from engine.base.plan_options import Precision
 
 DYNAMIC = "dynamic"
 INITIAL, GROWTH_INTERVAL = 65536.0, 2000
@@ -59,9 +59,12 @@ class LossScale:
 
     @classmethod
     def choose(
-        cls, asked: float | str | None, interval: int, precision: Precision
+        cls,
+        precision: Precision,
+        asked: float | str | None = None,
+        interval: int = GROWTH_INTERVAL,
     ) -> LossScale | None:
-        """Return what was asked for; with no wish, dynamic for float16 and none otherwise."""
+        """Return the scaling asked for; by default dynamic for float16 and none otherwise."""
         if asked == DYNAMIC or (asked is None and precision == "f16"):
             return cls(interval=interval)
         return None if asked is None or asked == 1 else cls(float(asked), 0)

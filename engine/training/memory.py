@@ -6,12 +6,13 @@ import contextlib
 import os
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from engine.base.errors import EngineError
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
@@ -19,7 +20,7 @@ from engine.runtime.mapping import MappedFile
 from engine.runtime.program import BoundProgram
 from engine.system.config import plan_bytes
 from engine.system.lock import RunLock
-from engine.training.loss_scale import GROWTH_INTERVAL, LossScale
+from engine.training.loss_scale import LossScale
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -50,15 +51,20 @@ class Memory:
     programs: of the models' plans, by all that decides them, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
-    budget: the bytes that all regions of a plan may have together, except for mapped ones; None: as
-        many as they need.
-    precision, answers: of the plans, see `Planner`.  answers does not change once there are any.
-    loss_scale, growth_interval: of training steps, see `StepOptions`.
+    planning: options of the plans; the budget does not count what is mapped.
+    answers: of the plans, see `Planner`; does not change once there are any.
+    scaling: of the loss in training steps; None: there is none.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     lock: is held during a run, since runs share the memory.
     """
 
-    def __init__(self, kernels: KernelSet | None = None) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet | None = None,
+        planning: PlanOptions = DEFAULTS,
+        *,
+        answers: bool = False,
+    ) -> None:
         self.work: Bytes = allocate(0)
         self.io: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
@@ -67,11 +73,8 @@ class Memory:
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], BoundProgram] = {}
         self.others: list[BoundProgram] = []
-        self.budget: int | None = None
-        self.precision: Precision = "f32"
-        self.answers = False
-        self.loss_scale: float | str | None = None
-        self.growth_interval = GROWTH_INTERVAL
+        self.planning, self.answers = planning, answers
+        self.scaling: LossScale | None = None
         self.prepared: set[str] = set()
         self._kernels = kernels
         self.lock = RunLock("a step of this model")
@@ -94,11 +97,6 @@ class Memory:
         return self._kernels
 
     @property
-    def scaling(self) -> LossScale | None:
-        """The scaling of the loss in training steps; None: there is none."""
-        return LossScale.choose(self.loss_scale, self.growth_interval, self.precision)
-
-    @property
     def mapped(self) -> int:
         """Bytes of region frozen that stay in their file: no memory of this process alone."""
         return sum(self.laid.values())
@@ -106,7 +104,13 @@ class Memory:
     @property
     def room(self) -> int | None:
         """The bytes that all regions of a plan may have together: what is mapped is not counted."""
-        return None if self.budget is None else self.budget + self.mapped
+        budget = self.planning.budget
+        return None if budget is None else budget + self.mapped
+
+    @property
+    def planner_options(self) -> PlanOptions:
+        """The options of planners, which count mapped bytes in a budget."""
+        return replace(self.planning, budget=self.room)
 
     def begin_compiling(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""

@@ -10,14 +10,14 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, StateError
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions, Precision
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.plan import noise
 from engine.plan.plan import Plan
 from engine.runtime.program import BoundProgram
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import choose_threads as default_threads
-from engine.training.loss_scale import GROWTH_INTERVAL, check_loss_scale
+from engine.training.loss_scale import GROWTH_INTERVAL, LossScale, check_loss_scale
 from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
@@ -107,8 +107,9 @@ class Module:
             ranks=ranks,
         )
         memory = self.session.memory
-        memory.precision, memory.growth_interval = precision, growth_interval
-        memory.loss_scale = check_loss_scale("loss_scale", loss_scale)
+        memory.planning = PlanOptions(precision=precision)
+        scale = check_loss_scale("loss_scale", loss_scale)
+        memory.scaling = LossScale.choose(precision, scale, growth_interval)
 
     @property
     def check_finite(self) -> bool:

@@ -94,13 +94,13 @@ class Planners:
         sizes = model.list_regions()
         if update is not None:
             sizes = {**sizes, "grad": 0, "state": update.layout.nbytes}
-        elif model.memory.budget is not None:  # what the optimizer keeps counts, whatever runs
+        elif model.memory.room is not None:  # what the optimizer keeps counts, whatever runs
             sizes = {**sizes, "state": model.state.region_bytes("state")}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
-        ranks = model.ranks and (*model.ranks.key, model.memory.budget is not None)
+        ranks = model.ranks and (*model.ranks.key, model.memory.room is not None)
         key = (
             *(*places.items(), *sizes.items(), *known),
-            *(update and update.key, ranks, is_part, model.memory.precision),
+            *(update and update.key, ranks, is_part, model.memory.planning.precision),
             model.memory.scaling is None,
         )
         planner = self.made.pop(key, None)
@@ -117,7 +117,7 @@ class Planners:
                 places |= {n: Place("state", offset) for n, offset in states.items()}
                 name, outputs = update.what, [*outputs, DONE]
             planner = self._make_planner(graph, places, sizes, outputs, name)
-        planner.budget = model.memory.room
+        planner.options = model.memory.planner_options
         self.made[key] = planner
         while len(self.made) > PLANNERS:
             del self.made[next(iter(self.made))]
@@ -152,7 +152,7 @@ class Planners:
             gradients,
             model.ranks.size,
             statistics=model.ranks.statistics,
-            is_tight=model.memory.budget is not None,
+            is_tight=model.memory.room is not None,
         )
         return fold_constants(graph)
 
@@ -244,7 +244,6 @@ class Planners:
             outputs=outputs,
             name=(name or model.what).replace(" ", "_"),
             closed=model.closed,
-            budget=model.memory.room,
-            precision=model.memory.precision,
+            options=model.memory.planner_options,
             answers=model.memory.answers,
         )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from engine.base import arguments
 from engine.base.fields import declare_option
-from engine.base.precision import HELP, Precision
+from engine.base.plan_options import HELP, PlanOptions, Precision
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.base.sparse_update import SparseUpdate
 from engine.training.loss_scale import GROWTH_INTERVAL, check_loss_scale
@@ -92,9 +92,10 @@ class StepOptions:
     )
 
     @property
-    def budget(self) -> int | None:
-        """The memory limit in bytes; None: no limit."""
-        return _check_budget("memory_budget", self.memory_budget)
+    def planning(self) -> PlanOptions:
+        """The options of the plans of a step."""
+        budget = _check_budget("memory_budget", self.memory_budget)
+        return PlanOptions(budget=budget, precision=self.precision)
 
 
 @check_arguments

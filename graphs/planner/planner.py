@@ -18,6 +18,7 @@ from engine.base.errors import (
     UnknownValueError,
     UnsupportedOpError,
 )
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.graphs.ir.graph import Graph, count_constant_bytes
 from engine.graphs.passes.infer import bind, find_sizes, resize
 from engine.graphs.passes.losses import keep_scores
@@ -95,8 +96,7 @@ class Planner:
         closed: bool = False,
         kernels: KernelSet | None = None,
         without: Collection[str] = (),
-        budget: int | None = None,
-        precision: str = "f32",
+        options: PlanOptions = DEFAULTS,
         answers: bool = False,
     ) -> None:
         """Nothing is planned yet.
@@ -111,18 +111,14 @@ class Planner:
             set which cannot compile has no kernels for are interpreted.  If None, plans are for
             kernels that are compiled for the target.
         without: names in `OPTIONAL` of passes to leave out, to compare with what they make.
-        budget: the bytes that all regions of a plan may have; None for the fastest plans.
-        precision: "f32", or the half float that factors of products are rounded to and values
-            between nodes are stored in, see `choose_storage`; "auto" chooses for each shape what is
-            predicted to be the fastest.
         answers: whether plans answer again and again, so that what follows from constants is made
             once and kept; not with a budget.
         """
         self.graph, self.target, self.threads = graph, target, threads
         self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
         self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
-        self.closed, self.without, self.budget = closed, frozenset(without), budget
-        self.precision, self.answers, self.passed = precision, answers, 0
+        self.closed, self.without, self.options = closed, frozenset(without), options
+        self.answers, self.passed = answers, 0
         self._own: int | None = None  # bytes of the constants of the graph, once known
         # By whether it is closed, and its precision; used last first.
         self._recipes: dict[tuple[bool, str], list[tuple[Noted, DraftSource]]] = {}
@@ -142,10 +138,10 @@ class Planner:
             BudgetError: no plan keeps to the budget.
             LimitError: of the bytes of constants or of the plan.
         """
-        if self.precision == "auto":
+        if self.options.precision == "auto":
             plan = self._choose(shapes)
         else:
-            plan = self._make(shapes, self.precision)
+            plan = self._make(shapes, self.options.precision)
         if switch("DEBUG") in ("1", "2"):
             print(plan.summary(), file=sys.stderr)
         return plan
@@ -263,7 +259,7 @@ class Planner:
             interpret_formulas(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
-        if self.budget is None:
+        if self.options.budget is None:
             once = take_once(draft) if self.answers else []
             settle_updates(draft)
             order(draft)
@@ -275,7 +271,7 @@ class Planner:
             recipe.precision,
             tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())),
         )
-        return self._plan_within(draft, self.budget, key)
+        return self._plan_within(draft, self.options.budget, key)
 
     def _check_bytes(self, draft: Draft) -> None:
         """Refuse added constants above the limit, and values that no plan may have, at once.

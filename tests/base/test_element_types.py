@@ -19,7 +19,7 @@ TABLE = "engine/base/element_types.py"
 RUNTIME = ROOT / "tools" / "trimmed" / "runtime"
 # Lists of types that say something else than what an element type is.
 POLICY = {
-    "engine/base/precision.py": "the precisions that a plan may have",
+    "engine/base/plan_options.py": "the precisions that a plan may have",
     "engine/checkpoint/safetensors.py": "the names of that format, and the types it has",
     "engine/distributed/mpi.py": "the types that ranks sum, by the names of numpy",
     "graphs/io/messages.py": "the fields of a message that have the numbers of a constant",

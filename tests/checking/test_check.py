@@ -14,6 +14,7 @@ import pytest
 
 from bench.predictions import SMALL, measure_workload, predict_workload
 from engine import Trainer
+from engine.base.plan_options import PlanOptions
 from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
 from engine.errors import BudgetError, InputError
@@ -27,6 +28,7 @@ from engine.tools.benchmark.workload import write_artifacts
 from engine.training.state import CheckpointState
 
 SHAPES = {"x": (16, 784), "labels": (16,)}
+HALF = PlanOptions(precision="bf16")
 needs_figures = pytest.mark.skipif(
     process.measure_base() is None, reason="the system does not report memory"
 )
@@ -131,7 +133,7 @@ def test_a_check_in_16_bits_is_of_the_plans_of_its_trainer(artifacts: Path) -> N
 
 def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
     """A product and what is elementwise are not among them, a loss is; nor is the optimizer."""
-    subject = replace(subject_of(artifacts), precision="bf16")
+    subject = replace(subject_of(artifacts), planning=HALF)
     checked = check(subject, SHAPES, source="mlp", machine=get_nominal(2), variants=False)
     loss = "SoftmaxCrossEntropyLoss"
     assert checked.halves is not None
@@ -146,7 +148,7 @@ def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
 def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
     """Convolutions are fused, and change layout; nodes without names cannot be distinguished."""
     write_artifacts(build_cnn(), tmp_path)
-    subject = replace(subject_of(tmp_path), precision="bf16")
+    subject = replace(subject_of(tmp_path), planning=HALF)
     shapes = {"x": (4, 1, 28, 28), "labels": (4,)}
     halves = check(subject, shapes, source="cnn", machine=get_nominal(2), variants=False).halves
     assert halves is not None
@@ -173,9 +175,8 @@ def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     )
     assert free.figures is not None
     most = free.figures.nbytes
-    small = check(
-        subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2), budget=1 << 20
-    )
+    bounded = replace(subject_of(artifacts), planning=PlanOptions(budget=1 << 20))
+    small = check(bounded, SHAPES, source="mlp", machine=get_nominal(2))
     assert small.status == "does not fit"
     assert small.figures is not None
     assert small.least == small.figures.nbytes <= most

@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
+from engine.base.plan_options import PlanOptions
 from engine.checking import process
 from engine.errors import BudgetError, FileError
 from engine.runtime import mapping
@@ -81,10 +82,10 @@ def test_what_is_mapped_counts_in_no_budget(tmp_path: Path) -> None:
     (plan,) = usual.plans()
     mapped = usual.session.memory.mapped
     tight = module(tmp_path)
-    tight.session.memory.budget = plan.nbytes - mapped
+    tight.session.memory.planning = PlanOptions(budget=plan.nbytes - mapped)
     assert tight(x, target) == loss
     tiny = module(tmp_path)
-    tiny.session.memory.budget = 1000
+    tiny.session.memory.planning = PlanOptions(budget=1000)
     with pytest.raises(BudgetError, match=f"{mapped} bytes of constants that stay") as caught:
         tiny(x, target)
     assert 1000 < caught.value.least <= plan.nbytes - mapped

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from engine.base.plan_options import PlanOptions
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.optim_types import SGD
@@ -44,6 +45,7 @@ Key = tuple[str, str]
 
 # With factors of 16 bits products are another kernel.
 PRODUCTS = {op.name for op in list_ops().values() if op.calls and gemm_mixed in op.calls}
+HALF = PlanOptions(precision="bf16")
 WITH_BF16 = replace(LEVELS[0].make_target("linux"), features="+avx512bf16")
 MOVING = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
 JOINT = [
@@ -141,11 +143,11 @@ def recorded() -> Record:
             for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
                 make_plan(graph.copy(), {}, target=detect_host(), threads=2)
                 if case.op in PRODUCTS:
-                    make_plan(graph.copy(), {}, target=WITH_BF16, threads=2, precision="bf16")
+                    make_plan(graph.copy(), {}, target=WITH_BF16, threads=2, options=HALF)
             op = list_ops().get((case.domain, case.op))
             if may_be_halves(case):
                 with mock.patch.object(storage, "SMALL", 0):
-                    make_plan(wrap(one.graph), {}, target=WITH_BF16, threads=2, precision="bf16")
+                    make_plan(wrap(one.graph), {}, target=WITH_BF16, threads=2, options=HALF)
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):

@@ -14,6 +14,7 @@ import pytest
 from bench.families.recorded import DATA
 from engine.api import CheckpointState
 from engine.base.element_types import NUMPY
+from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
@@ -158,7 +159,7 @@ def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) ->
     ids=lambda v: getattr(v, "cpu", v),
 )
 def test_halves_are_rounded_once(
-    name: str, target: Target, half: str, monkeypatch: pytest.MonkeyPatch
+    name: str, target: Target, half: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All matrices are stored as half floats between the kernels of attention and a Neg.
 
@@ -183,7 +184,8 @@ def test_halves_are_rounded_once(
     shapes = {n: a.shape for n, a in fed.items()}
     made = []
     for threads in (1, 2):
-        plan = make_plan(graph, shapes, target=target, threads=threads, precision=half)
+        options = PlanOptions(precision=half)
+        plan = make_plan(graph, shapes, target=target, threads=threads, options=options)
         specs = [k.spec for k in plan.kernels if k.spec.template.startswith("attention")]
         assert {spec.params[1] for spec in specs} == {half}
         results = execute(plan, fed, target=target)

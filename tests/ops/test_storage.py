@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes import storage
 from engine.graphs.passes.pipeline import PassState, run_passes
@@ -142,7 +143,9 @@ def choose_target(one: OneNode | Alone) -> Target:
     )
 
 
-def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: str = "bf16") -> None:
+def check_halves(
+    one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: Precision = "bf16"
+) -> None:
     """Check that inputs and outputs are rounded, and nothing between them."""
     graph = wrap(one.graph)
     monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
@@ -162,7 +165,7 @@ def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: st
 
 
 @pytest.mark.parametrize("half", EPSILON)
-def test_a_pool_that_keeps_taps_takes_halves(half: str) -> None:
+def test_a_pool_that_keeps_taps_takes_halves(half: Precision) -> None:
     """Maxima and their gradients are copies, so all are exact."""
     x = np.arange(2 * 3 * 32 * 32, dtype=np.float32).reshape(2, 3, 32, 32) % 37 - 18
     window = {"kernel_shape": [2, 2], "strides": [2, 2]}
@@ -175,7 +178,8 @@ def test_a_pool_that_keeps_taps_takes_halves(half: str) -> None:
         Node("Neg", ("da",), ("dx",), name="dx"),
     ]
     graph = Graph("g", {"x": find_type(x)}, ["y", "dx"], {}, nodes, {"": 17, OURS: 1})
-    plan = make_plan(graph, {}, target=detect_host(), threads=1, precision=half)
+    options = PlanOptions(precision=half)
+    plan = make_plan(graph, {}, target=detect_host(), threads=1, options=options)
     called = {spec.template: spec.params for spec in plan.specs}
     assert called["pool_max_taps"] == called["pool_max_taps_grad"] == ("f32", half)
     made, expected = run(graph, {"x": x}, precision=half), run(graph, {"x": x})
@@ -224,7 +228,8 @@ def test_gradients_that_windows_share_are_sums_rounded_once(
     given = {"x": x, "dy": np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)}
     kinds = {name: find_type(value) for name, value in given.items()}
     graph = Graph("g", kinds, ["y", "dx"], {}, nodes, forward.opsets)
-    plan = make_plan(graph, {}, target=detect_host(), threads=threads, precision="bf16")
+    options = PlanOptions(precision="bf16")
+    plan = make_plan(graph, {}, target=detect_host(), threads=threads, options=options)
     assert "pool_grad_sums" in {spec.template for spec in plan.specs}
     made = run(graph, given, threads=threads, precision="bf16")
     want = run(graph, {name: round_to_half(value, "bf16") for name, value in given.items()})
@@ -253,7 +258,7 @@ CONVOLUTIONS = {
 )
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_a_convolution_stores_what_it_reads_and_writes_apart(
-    monkeypatch: pytest.MonkeyPatch, kind: str, x_half: str, y_half: str
+    monkeypatch: pytest.MonkeyPatch, kind: str, x_half: Any, y_half: Any
 ) -> None:
     """The first of a network reads pictures in 32 bits.  Float32 kernels give the same for rounded
     images, and the result is rounded once.

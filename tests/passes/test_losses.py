@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.base.plan_options import PlanOptions
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.losses import keep_scores
 from engine.graphs.passes.pipeline import PassState, run_passes
@@ -39,7 +40,14 @@ def test_loss_and_gradient_are_those_of_rounded_scores() -> None:
     """The gradient's error is its own rounding: log softmax of 16 bits would have 2^-8 |logp|."""
     graph, shapes = cross_entropy("loss", "dz"), {n: a.shape for n, a in FED.items()}
     half = execute(
-        make_plan(graph.copy(), shapes, target=detect_host(), threads=2, precision="bf16"), FED
+        make_plan(
+            graph.copy(),
+            shapes,
+            target=detect_host(),
+            threads=2,
+            options=PlanOptions(precision="bf16"),
+        ),
+        FED,
     )
     x = round_to_half(-FED["z"], "bf16").astype(np.float64)
     logp = x - x.max(1, keepdims=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState, Module
+from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
@@ -73,7 +74,7 @@ class Trained:
         self.free = self.plan(PLENTY)
 
     def plan(self, budget: int) -> Plan:
-        self.model.memory.budget = budget
+        self.model.memory.planning = PlanOptions(budget=budget)
         return self.model.plan({name: value.shape for name, value in self.batch.items()})
 
     def run(self, plan: Plan) -> bytes:
@@ -121,7 +122,7 @@ class Drawn:
         self.free = self.plan(PLENTY)
 
     def plan(self, budget: int) -> Plan:
-        self.planner.budget = budget
+        self.planner.options = PlanOptions(budget=budget)
         return self.planner.plan({name: value.shape for name, value in self.batch.items()})
 
     def run(self, plan: Plan) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from engine.api import CheckpointState
+from engine.base.plan_options import PlanOptions, Precision
 from engine.errors import BudgetError, EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
@@ -270,11 +272,11 @@ def test_what_auto_chooses_never_costs_more_than_float32(case: str, features: st
     assert bool(target.products) == bool(features)
     shapes = batch(graph, 8)
 
-    def plan(precision: str) -> Plan:
-        planner = Planner(graph, target=target, threads=1, precision=precision)
-        return planner.plan(shapes)
+    def plan(precision: Precision) -> Plan:
+        options = PlanOptions(precision=precision)
+        return make_plan(graph, shapes, target=target, threads=1, options=options)
 
-    chosen, single, half = map(plan, ("auto", "f32", "bf16"))
+    chosen, single, half = plan("auto"), plan("f32"), plan("bf16")
     assert chosen in (single, half)
     price = sum(predict_steps(chosen))
     if features:
@@ -290,19 +292,21 @@ def test_what_auto_chooses_never_costs_more_than_float32(case: str, features: st
 def test_auto_takes_16_bits_where_they_are_faster_or_float32_does_not_fit(features: str) -> None:
     graph, _ = golden("transformer")
     target = make("x86_64-unknown-linux-gnu", "znver4", features, "avx512")
-    planner = Planner(graph, target=target, threads=1, precision="auto")
+    automatic = PlanOptions(precision="auto")
+    planner = Planner(graph, target=target, threads=1, options=automatic)
     shapes = batch(graph, 64)
     assert bool(planner.plan(shapes).count_halves()) == bool(features)
-    planner.precision, planner.budget = "f32", 1
+    planner.options = PlanOptions(budget=1)
     with pytest.raises(BudgetError) as of_float32:
         planner.plan(shapes)
-    planner.precision, planner.budget = "auto", of_float32.value.least - 1
+    budget = of_float32.value.least - 1
+    planner.options = replace(automatic, budget=budget)
     plan = planner.plan(shapes)
     assert plan.count_halves()
-    assert plan.nbytes <= planner.budget
+    assert plan.nbytes <= budget
     assert "precision bf16, predicted " in plan.summary()
     assert "no other can be planned here" in plan.summary()
-    planner.budget = 1
+    planner.options = replace(automatic, budget=1)
     with pytest.raises(BudgetError) as of_both:
         planner.plan(shapes)
     assert of_both.value.least < of_float32.value.least

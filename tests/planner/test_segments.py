@@ -13,6 +13,7 @@ import pytest
 from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
+from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError
 from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
@@ -160,7 +161,7 @@ class Joined:
         self.batch = dict(zip(self.model.inputs, values, strict=True))
 
     def plan(self, budget: int) -> Plan:
-        self.model.memory.budget = budget
+        self.model.memory.planning = PlanOptions(budget=budget)
         shapes = {name: value.shape for name, value in self.batch.items()}
         return self.model.plan(shapes, update=self.update)
 
@@ -219,7 +220,8 @@ def test_a_trimmed_build_runs_segments(artifacts: Path, tmp_path: Path) -> None:
         one.plan(1)
     budget = refused.value.least + 1
     trainer = Trainer(artifacts, threads=2, memory_budget=budget)
-    options = Options("mnist", resolve("native"), (16,), 2, joined=True, budget=budget)
+    planning = PlanOptions(budget=budget)
+    options = Options("mnist", resolve("native"), (16,), 2, joined=True, planning=planning)
     build(artifacts, tmp_path, options)
     built = load(tmp_path).Trainer()
     for _ in range(2):

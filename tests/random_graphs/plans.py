@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError, EngineError, InternalError
 from engine.graphs.passes import pipeline
 from engine.graphs.passes.pipeline import PASSES, Pass, PassState
@@ -70,7 +71,12 @@ def _least_plan(check: Check, usual: Plan) -> Plan | None:
 
     def plan(budget: int) -> Plan:
         return make_plan(
-            check.graph.copy(), {}, target=detect_host(), threads=1, closed=True, budget=budget
+            check.graph.copy(),
+            {},
+            target=detect_host(),
+            threads=1,
+            closed=True,
+            options=PlanOptions(budget=budget),
         )
 
     try:

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from engine.api import CheckpointState
+from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import get_linker
@@ -61,7 +62,7 @@ def run(
     closed: bool = False,
     without: Collection[str] = (),
     changes: bool = False,
-    precision: str = "f32",
+    precision: Precision = "f32",
 ) -> dict[str, np.ndarray]:
     """Plan and run a graph; returns its outputs and checks that the inputs are unchanged.
 
@@ -71,7 +72,7 @@ def run(
     target = target or detect_host()
     plan = make_plan(
         graph, shapes, target=target, threads=threads, closed=closed, without=without,
-        precision=precision,
+        options=PlanOptions(precision=precision),
     )  # fmt: skip
     return execute(plan, inputs, target=target, changes=changes)
 

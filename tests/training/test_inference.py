@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 import engine
 from engine import Trainer
+from engine.base.plan_options import PlanOptions
 from engine.errors import DTypeError, InputError, ShapeError
 from engine.training.model import Model
 
@@ -96,9 +97,9 @@ def test_another_precision_or_budget_is_another_plan() -> None:
             session.run(None, {"x": X})
         assert len(memory.programs) == count
         if count == 1:
-            memory.precision = "bf16"
+            memory.planning = PlanOptions(precision="bf16")
         else:
-            memory.budget = 1 << 30
+            memory.planning = PlanOptions(budget=1 << 30, precision="bf16")
 
 
 READ_ONLY = np.zeros((3, 2), np.float32)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from engine.api import CheckpointState, Module
-from engine.base.precision import PRECISIONS
+from engine.base.plan_options import PRECISIONS, PlanOptions
 from engine.errors import EngineError
 from engine.runtime.program import BoundProgram
 from engine.tools.trimmed.build import Options, build
@@ -113,12 +113,13 @@ def test_a_change_of_what_plans_are_made_for_makes_a_new_plan() -> None:
         return module.session.training.get_program(shapes)
 
     single = use()
-    memory.precision = "bf16"
+    memory.planning = PlanOptions(precision="bf16")
     half = use().plan
     assert {b.dtype for b in half.buffers} - {b.dtype for b in single.plan.buffers} == {"bf16"}
-    memory.budget = half.nbytes - half.compute_region_bytes("work") // 20
-    assert use().plan.nbytes <= memory.budget
-    memory.precision, memory.budget = "f32", None
+    budget = half.nbytes - half.compute_region_bytes("work") // 20
+    memory.planning = PlanOptions(budget=budget, precision="bf16")
+    assert use().plan.nbytes <= budget
+    memory.planning = PlanOptions()
     assert use() is single, "programs are kept"
 
 
@@ -159,10 +160,10 @@ def test_an_unknown_precision_is_refused() -> None:
 @halves
 def test_a_build_equals_the_engine(tmp_path: Path, precision: Any) -> None:
     native = resolve("native")
-    build(GOLDEN, tmp_path, Options("mnist", native, [4], joined=True, precision=precision))
+    planning = PlanOptions(precision=precision)
+    build(GOLDEN, tmp_path, Options("mnist", native, [4], joined=True, planning=planning))
     both = Both("transformer", made=tmp_path)
-    memory = both.module.session.memory
-    memory.precision, memory.loss_scale = precision, 1  # builds have none
+    both.module.session.memory.planning = planning
     for k in range(3):
         made, expected = both.step(k)
         assert made == expected

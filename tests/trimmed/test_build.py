@@ -29,6 +29,7 @@ from engine.artifacts import (
     SparseUpdate,
     generate_artifacts,
 )
+from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError, DTypeError, EngineError
 from engine.kernels.machine.target import detect_host
 from engine.tools import cli
@@ -187,15 +188,17 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
 def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
     planned = make_plans(list_artifacts(GOLDENS / "cnn"), detect_host(), 1, [4], {}, joined=True)
     budget = max(plan.nbytes for plan in planned.list_plans()) - 1
-    options = Options("mnist", resolve("native"), [4], joined=True, budget=budget)
+    planning = PlanOptions(budget=budget)
+    options = Options("mnist", resolve("native"), [4], joined=True, planning=planning)
     build(GOLDENS / "cnn", tmp_path, options)
     both = Both("cnn", made=tmp_path)
     for k in range(2):
         actual, expected = both.step(k)
         assert actual == expected
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+    tight = replace(options, planning=PlanOptions(budget=1 << 10))
     with pytest.raises(BudgetError, match="least"):
-        build(GOLDENS / "cnn", tmp_path / "none", replace(options, budget=1 << 10))
+        build(GOLDENS / "cnn", tmp_path / "none", tight)
 
 
 def test_a_build_has_plans_for_several_batches() -> None:

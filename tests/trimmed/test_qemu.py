@@ -18,7 +18,7 @@ import pytest
 from bench import __main__ as bench
 from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS
@@ -139,7 +139,8 @@ def test_an_aarch64_build_trains_in_16_bits(
     """With products of bfloat16 where the target has them, which an older CPU refuses."""
     platform, emulator = resolve("raspberrypi5", features=features), find_emulator("raspberrypi5")
     assert emulator is not None
-    options = Options("mnist", platform, [4], compiler="zig", precision=precision)
+    planning = PlanOptions(precision=precision)
+    options = Options("mnist", platform, [4], compiler="zig", planning=planning)
     build(GOLDENS / "transformer", tmp_path, options)
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
     words = program.read_bytes()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.base.errors import EngineError, InternalError
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.base.sparse_update import SparseUpdate
 from engine.checking import Check, Subject, Suggestion, check, list_faults, sort_by_bytes
 from engine.checking.subject import Opened
@@ -37,19 +37,17 @@ class CheckRequest:
     """Request for a dry run.
 
     batch: samples of a step.  shapes: of inputs that it does not determine.
-    budget: bytes of all regions; None for any.
     machine: the one whose time is predicted; None for this one.
     variants: whether to look for what takes less.
-    precision: of the plans.
+    planning: options of the plans.
     """
 
     batch: int | None = None
     shapes: Shapes | None = None
     threads: int | None = None
-    budget: int | None = None
     machine: Roofline | None = None
     variants: bool = True
-    precision: Precision = "f32"
+    planning: PlanOptions = DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def _suggest_remade(
                 else:
                     recipe = replace(recipe, options=RecipeOptions(update=variant))
                 recipe.write(forward, train, folder)
-                mine = replace(asked, variants=False, budget=None)
+                mine = replace(asked, variants=False, planning=replace(asked.planning, budget=None))
                 result = _of_artifacts(Path(folder), mine, change, progress)
             except InternalError:
                 raise
@@ -156,7 +154,7 @@ def _of_artifacts(
     slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
     threads = config.choose_threads(asked.threads)
     subject = Subject.of(
-        files["train"], files.get("optimizer"), slots, threads, files.get("eval"), asked.precision
+        files["train"], files.get("optimizer"), slots, threads, files.get("eval"), asked.planning
     )
     opened = opened or subject.open()
     model = opened.train
@@ -167,7 +165,6 @@ def _of_artifacts(
         subject,
         shapes,
         source=source,
-        budget=asked.budget,
         machine=asked.machine,
         variants=asked.variants,
         opened=opened,

@@ -14,7 +14,7 @@ from engine.base.errors import (
     PlanError,
     suggest_nearest,
 )
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checking import Subject, advise
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
@@ -30,6 +30,7 @@ from engine.tools.trimmed.plans import bind_shapes, find_batch_shapes, list_arti
 from engine.tools.trimmed.progress import StagePrinter
 from engine.training import plan_cache
 from engine.training.large_constants import freeze_constants
+from engine.training.loss_scale import LossScale
 from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -46,10 +47,9 @@ class PlanRequest:
     batches: the batch sizes; empty if the shapes are complete.
     shapes: the shapes of inputs by name that the batch size does not determine.
     outputs: for artifacts, the tensors that inference computes; empty: the operands of the loss.
-    budget: the most bytes of all regions of a plan, or None.
     ranks: the number of ranks that share a training step, each with one of the batches; None: a
         step has one process.
-    precision: of the plans.
+    planning: options of the plans.
     """
 
     target: Target
@@ -57,9 +57,8 @@ class PlanRequest:
     batches: Sequence[int] = ()
     shapes: Shapes | None = None
     outputs: Sequence[str] = ()
-    budget: int | None = None
     ranks: int | None = None
-    precision: Precision = "f32"
+    planning: PlanOptions = DEFAULTS
 
 
 def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
@@ -71,8 +70,9 @@ def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
     """
     if "optimizer" not in files:
         return None
-    state, memory = CheckpointState.load_checkpoint(files["checkpoint"]), Memory()
-    memory.precision = asked.precision
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    memory = Memory(planning=asked.planning)
+    memory.scaling = LossScale.choose(asked.planning.precision)
     train, update = (
         Model(files[key], state, memory, asked.threads, what, asked.target)
         for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
@@ -131,9 +131,8 @@ def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
         shapes = bind_shapes(declared, batch, given, f"model {path.name}")
         title = path.name if batch is None else f"{path.name}, batch {batch}"
         by_title[title] = make_plan(
-            graph, shapes, target=asked.target, threads=asked.threads, budget=asked.budget,
-            precision=asked.precision,
-        )  # fmt: skip
+            graph, shapes, target=asked.target, threads=asked.threads, options=asked.planning
+        )
     return by_title
 
 
@@ -151,7 +150,7 @@ def _of_artifacts(
             files, asked, batches, given, progress, models
         ).items()
     }
-    if asked.budget is not None or asked.ranks is not None:
+    if asked.planning.budget is not None or asked.ranks is not None:
         return steps
     planned = make_plans(
         files,
@@ -199,15 +198,17 @@ def plan_training_steps(
         bound = find_batch_shapes(train, batch, shapes, len(batches) > 1)
         progress.say(f"planning a training step, batch {batch}")
         try:
-            by_batch[batch] = models.plan_step(bound, asked.budget)
+            by_batch[batch] = models.plan_step(bound, asked.planning.budget)
         except NotJoinableError:
-            if asked.budget is None and asked.ranks is None:
+            if asked.planning.budget is None and asked.ranks is None:
                 return {}
             raise
         except BudgetError as error:
-            slots = train.state.slots
-            subject = Subject.of(files["train"], files["optimizer"], slots, asked.threads)
-            raise error.add_advice(advise(subject, bound, asked.budget or 0)) from None
+            subject = Subject.of(
+                files["train"], files["optimizer"], train.state.slots, asked.threads,
+                planning=asked.planning,
+            )  # fmt: skip
+            raise error.add_advice(advise(subject, bound)) from None
     return by_batch
 
 

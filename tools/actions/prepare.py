@@ -16,7 +16,7 @@ from pathlib import Path
 
 import engine
 from engine.base.errors import BudgetError, EngineError, InputError
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.kernels.binaries import source
 from engine.kernels.binaries.source import KernelSet
 from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level
@@ -27,6 +27,7 @@ from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
+from engine.training.loss_scale import LossScale
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.planning import GradientUse, NotJoinableError
@@ -41,17 +42,17 @@ class Collected(plan_cache.Records):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, bytes] = {}
+        self.contents: dict[str, bytes] = {}
 
     def read_cached(self, name: str) -> bytes | None:
         """Return the record of a key, if this command has made it; the cache folder is not
         asked.
         """
-        return self.found.get(name)
+        return self.contents.get(name)
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a record."""
-        self.found[name] = content
+        self.contents[name] = content
 
 
 def prepare(
@@ -59,16 +60,14 @@ def prepare(
     settings: Sequence[tuple[KernelSet, int]],
     shapes: Sequence[tuple[int, Shapes]],
     progress: StagePrinter = SILENT,
-    budget: int | None = None,
-    precision: Precision = "f32",
+    planning: PlanOptions = DEFAULTS,
 ) -> tuple[Path, int]:
     """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update,
     and of training steps in one.
 
     settings: kernel sets with numbers of threads.
     shapes: batch sizes, each with the shapes of inputs that it does not determine.
-    budget, precision: the `memory_budget` of the trainers that the plans are for, in bytes, and
-        their `precision`.
+    planning: options of the plans: those of the trainers that will use them.
 
     Returns the path and the size in bytes of the file.
 
@@ -80,7 +79,7 @@ def prepare(
     collected, models = Collected(), dict[str, str]()
     for kernels, threads in settings:
         progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
-        for model in _plan(paths, kernels, threads, shapes, collected, progress, budget, precision):
+        for model in _plan(paths, kernels, threads, shapes, collected, progress, planning):
             models[model.digest] = model.what
     made = plan_cache.PreparedModels(
         engine.__version__,
@@ -89,7 +88,7 @@ def prepare(
         [(kernels.name, kernels.target.name, threads) for kernels, threads in settings],
     )
     path = folder / plan_cache.PREPARED
-    return path, plan_cache.write_prepared(os.fspath(path), made, collected.found)
+    return path, plan_cache.write_prepared(os.fspath(path), made, collected.contents)
 
 
 def _plan(
@@ -99,8 +98,7 @@ def _plan(
     shapes: Sequence[tuple[int, Shapes]],
     collected: Collected,
     progress: StagePrinter,
-    budget: int | None,
-    precision: Precision,
+    planning: PlanOptions,
 ) -> list[Model]:
     """Plan all models for a kernel set and a number of threads; returns the models.
 
@@ -116,7 +114,8 @@ def _plan(
         outputs = second.list_model_outputs()
         evaluated = second.select([second.outputs[0], *outputs], "evaluation")
         models += [second, evaluated, second.select(outputs, "prediction")]
-    memory.budget, memory.precision = budget, precision
+    memory.planning = planning
+    memory.scaling = LossScale.choose(planning.precision)
     bounds = [(b, given, len(shapes) > 1) for b, given in shapes]
     plans, joined = list[Plan](), False
     if "optimizer" in paths:

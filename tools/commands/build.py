@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
@@ -55,8 +55,7 @@ from engine.tools.trimmed.targets import resolve
     help="Training steps update each parameter as soon as its gradient is complete: no memory for "
     "gradients, and no accumulation.",
 )
-@options.budget
-@options.precision
+@options.take_planning
 @click.option(
     "--federated",
     is_flag=True,
@@ -90,8 +89,7 @@ def command(
     size: bool,
     freestanding: bool,
     joined: bool,
-    budget: int | None,
-    precision: Precision,
+    planning: PlanOptions,
     federated: bool,
     bindings: tuple[str, ...],
     compiler: str,
@@ -104,12 +102,12 @@ def command(
     """
     if (artifacts is None) == (ops is None):
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
-    if budget is not None and ops is not None:
+    if planning.budget is not None and ops is not None:
         raise click.UsageError("--budget is for plans, and a library of ops has none")
-    if precision != "f32" and ops is not None:
+    if planning.precision != "f32" and ops is not None:
         raise click.UsageError(
-            f"--precision {precision}: a library of ops computes in f32; a library of artifacts "
-            "also in bf16"
+            f"--precision {planning.precision}: a library of ops computes in f32; a library of "
+            "artifacts also in bf16 and f16"
         )
     if federated and (static or freestanding):
         raise click.UsageError("--federated is for Python, which loads shared libraries alone")
@@ -129,8 +127,7 @@ def command(
         freestanding,
         compiler,
         joined,
-        budget,
-        precision,
+        planning,
         federated,
         bindings,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions
 from engine.tools.commands import options
 
 _CANNOT, _OVER = 3, 4  # exit status
@@ -24,8 +24,7 @@ _CANNOT, _OVER = 3, 4  # exit status
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N", help="Samples per step."
 )
 @options.shape
-@options.budget
-@options.precision
+@options.take_planning
 @options.take_threads("as a Module here")
 @click.option(
     "--loss", metavar="NAME",
@@ -48,8 +47,7 @@ def command(
     source: Path,
     batch_size: int | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    budget: int | None,
-    precision: Precision,
+    planning: PlanOptions,
     threads: int | None,
     loss: str | None,
     optimizer: str,
@@ -69,9 +67,7 @@ def command(
     from engine.tools.actions.checks import CheckRequest, TrainingChoices, check_path
     from engine.tools.trimmed.progress import StagePrinter
 
-    asked = CheckRequest(
-        batch_size, dict(shapes), threads, budget, precision=precision, variants=not brief
-    )
+    asked = CheckRequest(batch_size, dict(shapes), threads, variants=not brief, planning=planning)
     report = check_path(source, asked, TrainingChoices(loss, optimizer, train), StagePrinter())
     options.print_json(report.as_dict()) if as_json else options.echo(str(report), nl=False)
     return {"cannot train": _CANNOT, "does not fit": _OVER}.get(report.status, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -11,13 +12,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from engine.base import foreign_text
 from engine.base.errors import FileError, suggest_nearest
-from engine.base.precision import CHOICES, HELP
+from engine.base.plan_options import CHOICES, DEFAULTS, HELP, PlanOptions, Precision
 from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -100,19 +101,6 @@ shape = click.option(
     multiple=True,
     metavar="NAME=D,D,...",
     help="Shape of an input; repeat for each input whose shape the batch size does not determine.",
-)
-budget = click.option(
-    "--budget",
-    type=parse_bytes,
-    metavar="BYTES",
-    help="Memory limit for all regions of a step, such as 48MB or 1.5GiB.",
-)
-precision = click.option(
-    "--precision",
-    type=click.Choice(CHOICES),
-    default="f32",
-    show_default=True,
-    help=HELP,
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -216,6 +204,30 @@ class TomlValue(click.ParamType[Any]):
         from engine.base import option_tables as tables  # numpy, which help does without
 
         return tables.parse_value(value) if isinstance(value, str) else value
+
+
+def take_planning(function: Command) -> Command:
+    """Add the options of plans, which the command gets as one value, `planning`."""
+
+    @click.option(
+        "--budget",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="Memory limit for all regions of a step, such as 48MB or 1.5GiB.",
+    )
+    @click.option(
+        "--precision",
+        type=click.Choice(CHOICES),
+        default=DEFAULTS.precision,
+        show_default=True,
+        help=HELP,
+    )
+    @functools.wraps(function)
+    def run(*args: Any, budget: int | None, precision: Precision, **values: Any) -> Any:
+        planning = PlanOptions(budget=budget, precision=precision)
+        return function(*args, planning=planning, **values)
+
+    return cast(Command, run)
 
 
 def take_threads(default: str) -> Decorator[Any]:

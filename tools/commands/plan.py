@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions
 from engine.checking.picture import write as write_picture
 from engine.checking.subject import Opened
 from engine.kernels.analysis.bounds import check
@@ -48,8 +48,7 @@ _DIFFERENT = 3  # exit status of --diff
 @click.argument("source", type=options.Existing(), metavar="MODEL|ARTIFACTS|FILE")
 @options.batch
 @options.shape
-@options.budget
-@options.precision
+@options.take_planning
 @click.option(
     "--ranks",
     type=click.IntRange(2),
@@ -98,8 +97,7 @@ def command(
     source: Path,
     batches: tuple[int, ...],
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    budget: int | None,
-    precision: Precision,
+    planning: PlanOptions,
     ranks: int | None,
     threads: int | None,
     target: str,
@@ -128,9 +126,9 @@ def command(
     """
     if out is not None and (arena or kept or words or picture or only_verify or other):
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
-    if budget is not None and (out or other):
+    if planning.budget is not None and (out or other):
         raise click.UsageError("--budget is for plans that are printed, drawn or verified")
-    if precision != "f32" and out is not None:
+    if planning.precision != "f32" and out is not None:
         raise click.UsageError("-o writes plans for a library of ops, which computes in f32")
     if ranks is not None and out:
         raise click.UsageError(
@@ -150,9 +148,7 @@ def command(
         given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
         return _write(source, out, given, ops, as_json)
     number = config.choose_threads(threads)
-    asked = PlanRequest(
-        platform.target, number, batches, dict(shapes), outputs, budget, ranks, precision
-    )
+    asked = PlanRequest(platform.target, number, batches, dict(shapes), outputs, ranks, planning)
     progress = StagePrinter() if source.is_dir() else SILENT
     models = open_models(list_artifacts(source), asked) if source.is_dir() else None
     machine, made = Machine.of(platform.target), plan_models(source, asked, progress, models)
@@ -202,9 +198,7 @@ def _draw(
     told = None
     if here and source.is_dir():
         batch = next(iter(asked.batches), None)
-        of = checks.CheckRequest(
-            batch, asked.shapes, asked.threads, asked.budget, precision=asked.precision
-        )
+        of = checks.CheckRequest(batch, asked.shapes, asked.threads, planning=asked.planning)
         alone = models if asked.ranks is None else None  # the figures are for one process
         told = checks.check_path(source, of, checks.TrainingChoices(), progress, alone)
     write_picture(picture, f"Plans of {source}", found, told)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from engine.base.precision import Precision
+from engine.base.plan_options import PlanOptions
 from engine.kernels.binaries import source
 from engine.system import config
 from engine.tools.actions import prepare
@@ -40,8 +40,7 @@ from engine.tools.trimmed.progress import StagePrinter
     help="A device that uses only the kernels of its wheel: a level, such as x86-64-v3, or a name "
     "from `edgegrad targets`; repeat.  [default: this machine]",
 )
-@options.budget
-@options.precision
+@options.take_planning
 @options.as_json
 @options.imports
 def command(
@@ -50,8 +49,7 @@ def command(
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     threads: tuple[int, ...],
     targets: tuple[str, ...],
-    budget: int | None,
-    precision: Precision,
+    planning: PlanOptions,
     as_json: bool,
 ) -> None:
     """Write plans beside artifacts, so that training starts at once.
@@ -65,7 +63,7 @@ def command(
     numbers = [config.choose_threads(n) for n in threads] or [config.choose_threads()]
     settings = list(itertools.product(kernels, numbers))
     asked = _list_shapes(shapes, batches)
-    path, size = prepare.prepare(artifacts, settings, asked, StagePrinter(), budget, precision)
+    path, size = prepare.prepare(artifacts, settings, asked, StagePrinter(), planning)
     if as_json:
         made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
         options.print_json({"file": path, "bytes": size, "settings": made})

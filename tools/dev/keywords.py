@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-from engine.base.precision import Precision
+from engine.base.plan_options import Precision
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
 '''

@@ -16,7 +16,7 @@ import numpy as np
 import engine
 from engine.base.element_types import NUMPY
 from engine.base.errors import CheckpointError, UnsupportedOpError
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.storage import has_external_data
 from engine.kernels.binaries import load
 from engine.plan.plan import KernelSpec, Plan
@@ -53,8 +53,7 @@ class Options:
     freestanding: make an archive that needs no C library; bare metal has nothing else.
     compiler: a command, or `zig`; empty: the first that fits the target.
     joined: let training steps update the parameters, so that no memory is taken for gradients.
-    budget: bytes that all regions of a plan may have together; None for any.
-    precision: of the plans.
+    planning: options of the plans.
     federated: write the package of a device of a federation beside the Python face.
     bindings: languages, by their names in `LANGUAGES`, that get a package in a folder of that name.
     """
@@ -70,8 +69,7 @@ class Options:
     freestanding: bool = False
     compiler: str = ""
     joined: bool = False
-    budget: int | None = None
-    precision: Precision = "f32"
+    planning: PlanOptions = DEFAULTS
     federated: bool = False
     bindings: Sequence[str] = ()
 
@@ -139,8 +137,7 @@ def _build(
         options.outputs,
         progress=progress,
         joined=options.joined,
-        budget=options.budget,
-        precision=options.precision,
+        planning=options.planning,
     )
     specs = planned.list_kernels()
     digest = _digest(options, map(str, planned.list_plans()))
@@ -158,7 +155,8 @@ def _build(
         recorded = ""
         if not options.freestanding:
             progress.say("recording the self-test: a few steps on this machine")
-            recorded = record_steps(files, planned, options.threads, checkpoint, options.precision)
+            precision = options.planning.precision
+            recorded = record_steps(files, planned, options.threads, checkpoint, precision)
     manifest = _make_manifest(source, specs, options, linked.result()) | _describe_contents(
         bundle, name
     )
@@ -209,7 +207,7 @@ def build_library(
             closed=True,
             progress=progress,
             joined=options.joined,
-            budget=options.budget,
+            planning=options.planning,
         )
         wanted |= {spec.symbol: spec for spec in planned.list_kernels()}
     runtime = list_runners(options.threads)
@@ -453,7 +451,7 @@ def write_plans(
         closed=True,
         progress=progress,
         joined=options.joined,
-        budget=options.budget,
+        planning=options.planning,
     )
     if config is not None:
         check_kernels(planned, config)

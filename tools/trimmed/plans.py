@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import FileError, InputError, StateError
-from engine.base.precision import Precision
+from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
@@ -137,8 +137,7 @@ def make_plans(
     closed: bool = False,
     progress: StagePrinter = SILENT,
     joined: bool = False,
-    budget: int | None = None,
-    precision: Precision = "f32",
+    planning: PlanOptions = DEFAULTS,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `list_artifacts`).
 
@@ -149,8 +148,7 @@ def make_plans(
         (see `forward_outputs`).
     closed: use only kernels that a library for the models' ops contains.
     joined: training steps update the parameters: each as soon as its gradient is complete.
-    budget: bytes that all regions of a plan may have together; None for any.
-    precision: of the plans.
+    planning: options of the plans.
 
     Raises:
         BudgetError: no plan of a model keeps to the budget; it says the least that would do.
@@ -162,8 +160,7 @@ def make_plans(
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
-    memory = Memory()
-    memory.budget, memory.precision, memory.loss_scale = budget, precision, 1
+    memory = Memory(planning=planning)
 
     def open_model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from engine.api import CheckpointState, Module, Optimizer
 from engine.base.element_types import NUMPY
 from engine.base.errors import StateError
-from engine.base.precision import Precision
+from engine.base.plan_options import Precision
 from engine.system import files as files_io
 from engine.tools.trimmed.plans import Planned
 

@@ -1,7 +1,8 @@
-"""The precision of plans."""
+"""The options of plans, which commands, trainers and builds hand to the planner as one value."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Precision = Literal["f32", "bf16", "f16", "auto"]  # factors of products, and values between nodes
@@ -12,3 +13,19 @@ HELP = (
     "f32, or for half the bytes bf16 or f16, or auto for what is predicted to be the fastest on "
     "this CPU; parameters, states and sums stay float32, see docs/precision.md."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options of the plans of a model.
+
+    budget: the bytes that all regions of a plan may have together; None: the fastest plan.
+    precision: see `HELP`; the planner rounds by `choose_storage`, and chooses for each shape with
+        "auto".
+    """
+
+    budget: int | None = None
+    precision: Precision = "f32"
+
+
+DEFAULTS = PlanOptions()
