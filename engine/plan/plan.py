@@ -38,6 +38,7 @@ Phase = Literal["fwd", "bwd", "opt"]
 PERSISTENT = ("param", "frozen", "grad", "state", "const")
 REGIONS = (*PERSISTENT, "io", "work", "made")  # made: what steps that run once have made
 UNWRITTEN = ("const", "frozen")  # regions whose bytes no step may change
+LASTING = (*UNWRITTEN, "param")  # those that steps which run once may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +207,8 @@ class Plan(_Sealed):
 
     target: the set of kernels that it is for, or the CPU where they are compiled for one.
     lower_bound: the most work bytes that live at one step; no placement needs less.
-    once: how many steps, the first ones, run when the plan is bound and not again: what they make
-        of constants alone lies in region made.
+    once: how many steps, the first ones, run when the plan is bound, and again only where
+        parameters that they read have changed: what they make lies in region made.
     searched: of a plan that a budget made, the ways to save memory that were evaluated for its
         ladder, and how many there may be at most.  It is not kept in files.
     precision: of a plan whose precision was chosen for it, which one and why; not kept in files.

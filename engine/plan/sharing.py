@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from engine.base.element_types import ITEMSIZE
 from engine.plan.collective import KINDS, list_collectives
 from engine.plan.form import PlanForm
-from engine.plan.plan import PERSISTENT, UNWRITTEN, Arg, Buffer, PlanStep
+from engine.plan.plan import LASTING, PERSISTENT, Arg, Buffer, PlanStep
 
 _READS, _WRITES = frozenset("ru"), frozenset("wus")  # modes, as barriers see them
 
@@ -183,12 +183,15 @@ class PlanSharing:
         written = {i for i, b in enumerate(plan.buffers) if b.region in PERSISTENT or not b.nbytes}
         written |= self.inputs.keys()
         in_work = [b.region == "work" and b.nbytes > 0 for b in plan.buffers]
+        moving = {
+            a.buffer for step in plan.steps[plan.once :] for a in step.args if a.mode in _WRITES
+        }
         for n, step in enumerate(plan.steps):
             if n == plan.once:  # what else they wrote is gone in later runs
                 written -= {i for i in written if in_work[i]}
             for a in step.args:
                 if n < plan.once and a.buffer >= 0:
-                    self.check_once(n, a)
+                    self.check_once(n, a, moving)
                 if a.buffer not in written and a.mode in _READS:
                     self.fail(n, f"reads {self.label(a.buffer)}, which nothing wrote")
             for a in step.args:
@@ -201,11 +204,17 @@ class PlanSharing:
             if p.buffer not in written:
                 self.refuse(f"output {p.name} is never written")
 
-    def check_once(self, n: int, a: Arg) -> None:
-        """A step that runs once touches constants, what such steps make, and work memory."""
+    def check_once(self, n: int, a: Arg, moving: Set[int]) -> None:
+        """A step that runs once touches constants, parameters that no step changes, what such steps
+        make, and work memory.
+
+        moving: the buffers that later steps write to.
+        """
         region = self.plan.buffers[a.buffer].region
-        if region not in (*UNWRITTEN, "made", "work"):
+        if region not in (*LASTING, "made", "work"):
             self.fail(n, f"runs once, and touches {self.label(a.buffer)} of region {region}")
+        if region == "param" and (a.mode != "r" or a.buffer in moving):
+            self.fail(n, f"runs once, and touches {self.label(a.buffer)}, which a step changes")
 
     def check_collectives(self) -> None:
         """Collective steps come in their order, and nobody touches bytes whose sum is under way."""

@@ -14,7 +14,15 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any
 
 import numpy as np
@@ -37,10 +45,12 @@ from engine.plan.context import (
     TILES,
     count_tile_words,
 )
-from engine.plan.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
+from engine.plan.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Phase, Plan
 from engine.plan.verify import verify
 from engine.plan.words import LINE
 from engine.runtime.arena import Bytes, allocate, make_view
+from engine.runtime.change_clock import ChangeClock, Span, merge_spans
+from engine.runtime.made import MadeValues
 from engine.runtime.timing import TIMED_KERNEL, Stopwatch
 from engine.system import forks
 from engine.system.lock import RunLock
@@ -207,15 +217,17 @@ if hasattr(os, "register_at_fork"):
 class Before:
     """The running statistics of a model as they were before a run that has moved them."""
 
-    __slots__ = ("_copies", "_param")
+    __slots__ = ("_changes", "_copies", "_param", "_places")
 
-    def __init__(self, param: Bytes | None, places: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, param: Bytes | None, places: Sequence[Span], changes: ChangeClock | None
+    ) -> None:
         """Copy them.
 
-        param: region param, where they are.  places: the first byte and the end of each run of
-            bytes that holds some.
+        param: region param, where they are.  places: the bytes that hold them.  changes: of the
+            region; None: nobody notes them.
         """
-        self._param = param
+        self._param, self._places, self._changes = param, places, changes
         self._copies = [] if param is None else [(a, b, param[a:b].copy()) for a, b in places]
 
     def put_back(self) -> None:
@@ -223,29 +235,29 @@ class Before:
         for begin, end, values in self._copies:
             assert self._param is not None, "there are copies of a region"
             self._param[begin:end] = values
+        if self._changes is not None and self._copies:
+            self._changes.note(self._places)
 
 
-def list_moves(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Where a plan changes region param otherwise than by updates, as it does running statistics.
-
-    Returns the first byte and the end of each run of bytes.
-    """
-    spans = {
+def list_written(plan: Plan, phases: Collection[Phase]) -> tuple[Span, ...]:
+    """Return the bytes of region param that the steps of some phases change."""
+    return merge_spans(
         (buffer.offset, buffer.offset + buffer.nbytes)
         for step in plan.steps
-        if step.phase != "opt"
+        if step.phase in phases
         for arg in step.args
         if arg.mode in ("w", "u") and arg.buffer >= 0
         for buffer in (plan.buffers[arg.buffer],)
         if buffer.region == "param"
-    }
-    runs: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if runs and begin <= runs[-1][1]:
-            runs[-1] = runs[-1][0], max(end, runs[-1][1])
-        else:
-            runs.append((begin, end))
-    return tuple(runs)
+    )
+
+
+def list_moves(plan: Plan) -> tuple[Span, ...]:
+    """Return the bytes of region param that change otherwise than by updates.
+
+    Running statistics do.
+    """
+    return list_written(plan, ("fwd", "bwd"))
 
 
 class BoundProgram:
@@ -266,6 +278,7 @@ class BoundProgram:
         constants: MutableMapping[bytes, Bytes] | None = None,
         file: bytes | None = None,
         group: RankGroup | None = None,
+        changes: ChangeClock | None = None,
     ) -> None:
         """Bind a plan, which is verified.
 
@@ -274,6 +287,7 @@ class BoundProgram:
         constants: contents of the region `const` by their digest, which programs share.
         file: the plan as a file for its target, if that is at hand.
         group: the ranks among which collective steps sum (collective.py).
+        changes: of region param, which runs note; None: nobody notes them.
 
         Raises:
             StateError: the plan has collective steps, and there is no group.
@@ -298,11 +312,12 @@ class BoundProgram:
         if made := plan.compute_region_bytes("made"):
             what = f"plan {plan.name}: region made"
             self._own["made"] = allocate(made, zero=False, what=what)
-        self._once, self._is_made = plan.once, False
+        self._once, self._made = plan.once, MadeValues(plan, changes)
         always = plan.steps[plan.once :]
         self._runners = 1 if all(step.alone for step in always) else plan.threads
         self._write(plan, code)
-        self._moved = list_moves(plan)
+        self._moved, self._changes = list_moves(plan), changes
+        self._written = list_written(plan, ("fwd", "bwd", "opt"))
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)
@@ -397,7 +412,7 @@ class BoundProgram:
         bases = np.array([memory[r].ctypes.data if r in memory else 0 for r in REGIONS], np.int64)
         at, region, offset = self._pointers
         self._args[at] = bases[region] + offset
-        self._is_made = False
+        self._made.forget()
         self.inputs, self.outputs = (
             {name: make_view(memory["io"], *place) for name, place in side.items()}
             for side in self._ports
@@ -420,7 +435,7 @@ class BoundProgram:
                 there, before a gradient or parameter was changed; running statistics that have
                 moved are put back.
         """
-        before = Before(self._memory.get("param"), self._moved)
+        before = Before(self._memory.get("param"), self._moved, self._changes)
         try:
             self._run(step, seed, self._table if watch is None else watch.table)
         except BaseException:
@@ -432,9 +447,8 @@ class BoundProgram:
         """As `run`; if it raises, running statistics may have moved."""
         self._prepare(step, seed)
         if self._sums is None:
-            if self._once and not self._is_made:
-                self._run_steps(self._table, 0, self._once, self._threads)
-                self._is_made = True
+            if self._once:
+                self._made.renew(self._run_once)
             self._run_steps(table, self._once, len(table) - self._once)
         else:
             for _ in self._run_stages(table, self._sums.stages, self._sums):
@@ -468,7 +482,9 @@ class BoundProgram:
             raise self._explain_bad_data(error.words, f"rank {error.rank}: ") from None
 
     def _prepare(self, step: int, seed: int | None) -> None:
-        """Set what a run begins with besides `inputs`."""
+        """Set what a run begins with besides `inputs`, and note what it changes."""
+        if self._changes is not None and self._written:
+            self._changes.note(self._written)
         if self._reports:
             self._status["kind"] = 0
         if self.draws:
@@ -516,6 +532,10 @@ class BoundProgram:
         base = self._table_at if table is self._table else table.ctypes.data
         at = base + first * table.dtype.itemsize
         self._get_team().run(at, count, self._status_at, runners or self._runners)
+
+    def _run_once(self, first: int, count: int) -> None:
+        """Run some of the steps that run once."""
+        self._run_steps(self._table, first, count, self._threads)
 
     def make_stopwatch(self) -> Stopwatch:
         """Return a stopwatch for this program, which `run` takes.

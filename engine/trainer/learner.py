@@ -119,7 +119,7 @@ class TrainingModels:
         except BaseException:
             vars(self).update(before)
             raise
-        for name in ("evaluation", "prediction"):  # of the models before
+        for name in ("evaluation", "prediction", "answering"):  # of the models before
             vars(self).pop(name, None)
         self.outputs = outputs
 
@@ -248,6 +248,11 @@ class TrainingModels:
         """The eval model with the model's outputs alone."""
         return self.session.require_eval().select(self.outputs, "prediction")
 
+    @cached_property
+    def answering(self) -> Model:
+        """The model of `prediction` for a session: its plans keep folded and packed weights."""
+        return self.session.require_eval().select(self.outputs, "prediction", answers=True)
+
     @property
     def features(self) -> list[str]:
         """Names of the inputs that `predict` takes."""
@@ -279,7 +284,7 @@ class TrainingModels:
         """See `Trainer.session`."""
         from engine.training.inference import follow
 
-        return follow(lambda: (self.prediction, self.session.seed))
+        return follow(lambda: (self.answering, self.session.seed))
 
     # --- checkpoints
 

@@ -36,7 +36,7 @@ class BoundModel(ModelFile):
     deciding: its large constants that plans need as constants, as those that decide shapes.
     target: the CPU that plans are for; None means the CPU of the memory's set of kernels, which are
         then the only ones that plans use.
-    closed: as `Planner` says.
+    closed, answers: as `Planner` says.
     ranks: of a training model, those that train it together; None for this process alone.
     threads, what, records, selected: as `ModelFile` says.
     """
@@ -53,10 +53,11 @@ class BoundModel(ModelFile):
         *,
         records: Callable[[str | None], Records] | None = None,
         selected: Sequence[str] | None = None,
+        answers: bool = False,
     ) -> None:
         require_64_bit()
         super().__init__(source, memory, threads, what, records=records, selected=selected)
-        self.state, self.target, self.closed = state, target, closed
+        self.state, self.target, self.closed, self.answers = state, target, closed, answers
         self.deciding: set[str] = set()
         self.ranks: Membership | None = None
         if self.records is not None:

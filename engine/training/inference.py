@@ -170,10 +170,10 @@ class Session:
         Raises:
             FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
         """
-        memory = Memory(answers=True)
+        memory = Memory()
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
         number = config.choose_threads(threads)
-        model = Model(path_or_bytes, state, memory, number, "model", records=Records)
+        model = Model(path_or_bytes, state, memory, number, "model", records=Records, answers=True)
         freeze_constants([model], memory)
         self._open(lambda: (model, None))
 

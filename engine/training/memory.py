@@ -52,19 +52,12 @@ class Memory:
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
     planning: options of the plans; the budget does not count what is mapped.
-    answers: of the plans, see `Planner`; does not change once there are any.
     scaling: of the loss in training steps; None: there is none.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     lock: is held during a run, since runs share the memory.
     """
 
-    def __init__(
-        self,
-        kernels: KernelSet | None = None,
-        planning: PlanOptions = DEFAULTS,
-        *,
-        answers: bool = False,
-    ) -> None:
+    def __init__(self, kernels: KernelSet | None = None, planning: PlanOptions = DEFAULTS) -> None:
         self.work: Bytes = allocate(0)
         self.io: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
@@ -73,7 +66,7 @@ class Memory:
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], BoundProgram] = {}
         self.others: list[BoundProgram] = []
-        self.planning, self.answers = planning, answers
+        self.planning = planning
         self.scaling: LossScale | None = None
         self.prepared: set[str] = set()
         self._kernels = kernels

@@ -47,12 +47,12 @@ class Model(BoundModel):
         """The planners of this model, made when it first plans."""
         return Planners(self)
 
-    def select(self, names: Sequence[str], what: str) -> Model:
+    def select(self, names: Sequence[str], what: str, *, answers: bool = False) -> Model:
         """Return this model with other values as outputs, without the inputs they do not need.
 
         It is a model of its own over the same state and memory, the large constants included.
 
-        names: of any values of the model.  what: what messages call it.
+        names: of any values of the model.  what: what messages call it.  answers: as `BoundModel`.
 
         Raises:
             NameNotFoundError: the model has no value of such a name.
@@ -68,6 +68,7 @@ class Model(BoundModel):
             self.closed,
             records=self.make_records,
             selected=names,
+            answers=answers,
         )
         if model.content_digest != self.content_digest:
             raise ModelError(f"the file of the {self.what} has been changed since it was opened")
@@ -110,7 +111,8 @@ class Model(BoundModel):
             shared = {**self.memory.get_regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
             group = None if self.ranks is None else self.ranks.group
-            program = BoundProgram(plan, resolve, shared, constants, file, group)
+            changes = self.state.changes
+            program = BoundProgram(plan, resolve, shared, constants, file, group, changes)
             self.memory.keep(key, program)
         return program
 
@@ -126,6 +128,7 @@ class Model(BoundModel):
             self.what if update is None else update.what,
             () if update is None else tuple(update.layout.steps_before.items()),
             self.selected,
+            self.answers,
             is_part,
             self.memory.planning,
             self.memory.scaling is None,
@@ -175,7 +178,7 @@ class Model(BoundModel):
             switch("CONVOLUTION") == "direct",
             self.memory.room and (self.memory.room, self.state.region_bytes("state")),
             self.memory.planning.precision,
-            self.memory.answers,
+            self.answers,
             self.memory.scaling is None or not self.buffers,
             asked,
         )
@@ -353,7 +356,9 @@ class Model(BoundModel):
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)
         regions = self.memory.get_regions(self.state)
-        program = BoundProgram(plan, self.memory.kernels.resolve, regions, self.memory.constants)
+        resolve, constants = self.memory.kernels.resolve, self.memory.constants
+        changes = self.state.changes
+        program = BoundProgram(plan, resolve, regions, constants, changes=changes)
         self.memory.others.append(program)
         return program
 

@@ -302,7 +302,7 @@ class Module:
 
     def _get_values(self) -> dict[str, Array]:
         self._require_values()
-        return {n: self.session.state.view("param", n) for n in self.session.state.names}
+        return self.session.state.read_values(self.session.state.names)
 
     def profile(
         self, *user_inputs: Any, optimizer: ProfiledOptimizer | None = None, repeats: int = 20

@@ -245,5 +245,5 @@ class Planners:
             name=(name or model.what).replace(" ", "_"),
             closed=model.closed,
             options=model.memory.planner_options,
-            answers=model.memory.answers,
+            answers=model.answers,
         )

@@ -37,6 +37,7 @@ from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
 from engine.plan.plan import align
 from engine.runtime.arena import Bytes, allocate, make_view
+from engine.runtime.change_clock import ChangeClock
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
 from engine.training.loss_scale import LEAST, MOST
@@ -361,6 +362,7 @@ class CheckpointState:
 
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.
+    changes: of region param, which all note that write to it.
     draws: how many steps have drawn random numbers; the next one draws those that follow.
     skipped: how many updates were skipped, as gradients or losses were not finite.
     loss_scale, good_steps: a dynamic loss scale, and how many updates in a row were done since it
@@ -409,6 +411,7 @@ class CheckpointState:
         self.has_module = self.gradients_gone = False
         self.slots: dict[str, Slot] = {}
         self.regions: dict[str, Bytes] = {}
+        self.changes = ChangeClock()
         self.moments = None if room is None else room.moments
         self.loaded = False
         if not content.nominal:
@@ -504,7 +507,7 @@ class CheckpointState:
         def collect(names: Sequence[str]) -> dict[str, Array | NominalTensor]:
             if not self.loaded:
                 return {n: NominalTensor(np.dtype(NUMPY[self._dtypes[n]])) for n in names}
-            return {n: self.view("param", n) for n in names}
+            return {**self.read_values(names)}
 
         self.settle()
         properties = dict(self._properties)
@@ -565,8 +568,23 @@ class CheckpointState:
     @check_arguments
     def view(self, region: str, name: str) -> Array:
         """Return the array of a parameter in region param, or of its gradient in region grad."""
-        slot = self.slots[name]
-        return make_view(self.regions[region], slot.offset, slot.dtype, slot.shape)
+        slot, memory = self.slots[name], self.regions[region]
+        if region != "param" or not slot.size:
+            return make_view(memory, slot.offset, slot.dtype, slot.shape)
+        # An array from a buffer: the base of all views that are made of it, and not the region.
+        lent: Array = np.frombuffer(memory.data, NUMPY[slot.dtype], slot.size, slot.offset)
+        self.changes.note_loan((slot.offset, slot.end), lent)
+        return lent.reshape(slot.shape)
+
+    def read_values(self, names: Iterable[str]) -> dict[str, Array]:
+        """Return parameters by name, as arrays that share their memory and cannot be written to."""
+        values: dict[str, Array] = {}
+        for name in names:
+            slot = self.slots[name]
+            array = make_view(self.regions["param"], slot.offset, slot.dtype, slot.shape)
+            array.flags.writeable = False
+            values[name] = array
+        return values
 
     # --- memory
 
@@ -604,6 +622,7 @@ class CheckpointState:
         finally:
             for name, memory in self.regions.items():
                 memory[...] = kept.get(name, 0)
+            self.changes.note([(0, self.region_bytes("param"))])
 
     def region_bytes(self, region: str) -> int:
         """Return the size in bytes of region param, grad (the trained part of param) or state."""

@@ -1,8 +1,9 @@
-"""Calls that need to run only once: what they make follows from constants alone.
+"""Calls that need to run only once: what they make follows from constants and parameters alone.
 
 A model that answers folds and packs the same weights before each answer.  Its plans have a region
-`made` for what such calls make, and these calls come first: they run when a plan is bound, and not
-again.  Plans of trainings do without, since the region takes as many bytes as the weights.
+`made` for what such calls make, and these calls come first: they run when a plan is bound, and
+again only where a parameter that they read has changed.  Plans of trainings do without, since the
+region takes as many bytes as the weights.
 
     Before   w2 = map(w, scale); b = conv_pack(w2); y = conv(x, b)      # every run
     After    w2 = map(w, scale); b = conv_pack(w2)                      # once
@@ -15,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 
 from engine.graphs.planner.draft import Draft, DraftCall
-from engine.plan.plan import UNWRITTEN
+from engine.plan.plan import LASTING
 
 
 def take_once(draft: Draft) -> list[DraftCall]:
@@ -25,6 +26,8 @@ def take_once(draft: Draft) -> list[DraftCall]:
     """
     values = draft.values
     writers = Counter(name for call in draft.calls for name in call.list_touched("wus"))
+    lasting = {name for name, value in values.items() if value.region in LASTING}
+    lasting -= writers.keys()
     same: set[str] = set()  # values that are the same in each run
     once, others = list[DraftCall](), list[DraftCall]()
     for call in draft.calls:
@@ -32,7 +35,7 @@ def take_once(draft: Draft) -> list[DraftCall]:
         is_same = (
             bool(made and read)
             and not call.list_touched("u")
-            and all(name in same or values[name].region in UNWRITTEN for name in read)
+            and all(name in same or name in lasting for name in read)
             and all(values[name].region == "work" and writers[name] == 1 for name in made)
         )
         if is_same:

@@ -1,4 +1,7 @@
-"""Steps that run once: what follows from constants is made when a plan is bound, and kept."""
+"""Steps that run once: what follows from constants is made when a plan is bound, and kept.
+
+tests/training/test_following.py has the same for parameters, which change.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_answers_are_those_of_a_plan_without(session: Session) -> None:
     first = session.run(None, make_input())[0]
     assert np.array_equal(session.run(None, make_input())[0], first)
     other = Session(make_model(BLOCK), threads=2)
-    other._calls.model.memory.answers = False
+    other._calls.model.answers = False
     plain = find_plan(other)
     assert plain.once == plain.compute_region_bytes("made") == 0
     assert np.array_equal(other.run(None, make_input())[0], first)

@@ -62,12 +62,12 @@ def prepare(
     progress: StagePrinter = SILENT,
     planning: PlanOptions = DEFAULTS,
 ) -> tuple[Path, int]:
-    """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update,
-    and of training steps in one.
+    """Write the plans of the artifacts in a folder: of training, evaluation, prediction, answers of
+    a session, update, and of training steps in one.
 
     settings: kernel sets with numbers of threads.
     shapes: batch sizes, each with the shapes of inputs that it does not determine.
-    planning: options of the plans: those of the trainers that will use them.
+    planning: the options of the trainers that will use the plans.
 
     Returns the path and the size in bytes of the file.
 
@@ -113,7 +113,8 @@ def _plan(
     if second is not None:
         outputs = second.list_model_outputs()
         evaluated = second.select([second.outputs[0], *outputs], "evaluation")
-        models += [second, evaluated, second.select(outputs, "prediction")]
+        models += [second, evaluated]
+        models += [second.select(outputs, "prediction", answers=each) for each in (False, True)]
     memory.planning = planning
     memory.scaling = LossScale.choose(planning.precision)
     bounds = [(b, given, len(shapes) > 1) for b, given in shapes]
