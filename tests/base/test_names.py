@@ -61,7 +61,7 @@ def test_every_c_file_of_the_runtime_compiles_without_warnings(
 ) -> None:
     """With and without threads and a C library; a new file must be part of what is compiled."""
     parts = {*PARTS, "model.h", "model.hpp", "message.h", "selftest.c", "device.c"}
-    parts |= {"example.c", "example.cpp"}
+    parts |= {"example.c", "example.cpp", "bionic.h"}
     assert {p.name for p in RUNTIME.iterdir() if p.suffix not in {".py", ""}} == parts
     examples = {"example.c"} if library else {"example.c", "example.cpp", "device.c", "selftest.c"}
     for threads in (1, 2):

@@ -28,7 +28,8 @@ def write(language: Language, more: str = "") -> str:
     source = make_source("mnist")
     api = source.describe_api("libmnist.so", "1.0.0", freestanding=language.wasm)
     api = replace(api, functions=[*api.functions, *list_functions(more)])
-    return "\n".join(text for _, text in write_package(language, api))
+    platform = resolve("wasm32" if language.wasm else "native")
+    return "\n".join(text for _, text in write_package(language, api, platform))
 
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)

@@ -32,6 +32,7 @@ NOT_RUN = {
     "docs/install.md": 4,
     "docs/java.md": 2,
     "docs/javascript.md": 2,
+    "docs/kotlin.md": 2,
     "docs/microcontrollers.md": 1,
     "docs/models.md": 1,
     "docs/performance.md": 2,

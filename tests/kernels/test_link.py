@@ -56,6 +56,7 @@ SPEC = KernelSpec("gemm", ("f32", 0, 0))
 MODULE = {"memory", "_initialize", "__stack_pointer", "malloc", "free"}
 # The oldest systems that named targets promise to run on.
 OLDEST = {"macos-arm64": "11.0", "macos-x86_64": "11.0", "ios-arm64": "13.0"}
+OLD_ANDROID = "armv7a-linux-androideabi24"
 ARCHIVED = [name for name in TARGETS if resolve(name).sdk or resolve(name).is_bare]
 LINKED = [name for name in TARGETS if name not in ARCHIVED]
 
@@ -163,6 +164,9 @@ def test_the_bundled_linker_makes_a_library_for_every_named_target(
         case "linux":
             assert made.needs == {"malloc", "free"}
             assert set(made.libraries) <= {"libc.so.6"}
+        case "android":
+            assert made.needs == {"malloc", "free"}
+            assert made.libraries == ("libc.so",)
         case "macos":
             assert made.libraries == ("/usr/lib/libSystem.B.dylib",)
         case "windows":
@@ -174,7 +178,7 @@ def test_the_bundled_linker_makes_a_library_for_every_named_target(
 def test_without_its_c_library_a_target_has_freestanding_archives(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Android and iOS, whose C libraries ziglang lacks, and bare metal, which has none."""
+    """iOS, whose C library ziglang lacks, and bare metal, which has none."""
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     platform = resolve(name)
     with pytest.raises(EngineError, match=f"{platform.sdk}.*--freestanding"):
@@ -227,12 +231,12 @@ def test_without_a_compiler_nothing_is_compiled(
     monkeypatch.setattr("engine.tools.trimmed.build.make_plans", None)
     monkeypatch.setattr("engine.tools.trimmed.build.find_kernel_set", None)
     for target, message, more in (
-        ("android-aarch64", "Android NDK", {}),
-        ("ios-arm64", "Xcode", {}),
-        ("native", "not a command", {"compiler": "ccc"}),
-        ("wasm32", "has no threads", {"threads": 2}),
+        (resolve(triple=OLD_ANDROID), "Android NDK", {}),
+        (resolve("ios-arm64"), "Xcode", {}),
+        (resolve("native"), "not a command", {"compiler": "ccc"}),
+        (resolve("wasm32"), "has no threads", {"threads": 2}),
     ):
-        options = Options("mnist", resolve(target), [8], **more)
+        options = Options("mnist", target, [8], **more)
         with pytest.raises(EngineError, match=message):
             build_model(GOLDENS / "mlp", tmp_path / "out", options)
         with pytest.raises(EngineError, match=message):
@@ -258,6 +262,8 @@ def test_archives_and_executables(tmp_path: Path) -> None:
     for platform in (native, resolve("windows-x86_64")):
         assert build(platform, tmp_path, "static").read_bytes().startswith(b"!<arch>\n")
     assert build(native, tmp_path, "executable").stat().st_mode & 0o100
+    with pytest.raises(EngineError, match="programs are linked with the Android NDK"):
+        build(resolve("android-aarch64"), tmp_path, "executable", compiler="zig")
 
 
 def test_damaged_binaries_are_refused(tmp_path: Path) -> None:
@@ -299,7 +305,7 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
     with pytest.raises(EngineError, match=r"pip install edgegrad\[build\]"):
         find_compiler(resolve("raspberrypi4"))
     with pytest.raises(EngineError, match="Android NDK"):
-        find_compiler(resolve("android-aarch64"))
+        find_compiler(resolve(triple=OLD_ANDROID))
     with pytest.raises(EngineError, match="not a command"):
         find_compiler(resolve("native"), "ccc")
 

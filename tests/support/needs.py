@@ -12,6 +12,7 @@ from engine.tools.dev.emulators import find_emulator
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 needs_java = pytest.mark.skipif(shutil.which("javac") is None, reason="needs javac")
+needs_kotlin = pytest.mark.skipif(shutil.which("kotlinc") is None, reason="needs kotlinc")
 needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs go")
 needs_mono = pytest.mark.skipif(

@@ -153,7 +153,7 @@ def _build(
         progress.say(_describe_linking(options))
         linked = linker.submit(_link, out, code, options)
         recorded = ""
-        if not options.freestanding:
+        if not (options.freestanding or _find_compiler(options).bionic):  # those make no programs
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
@@ -322,7 +322,7 @@ def _write_bindings(
     platform = options.platform
     file = platform.file_name("shared", options.name)
     api = source.describe_api(file, engine.__version__, freestanding=language.wasm)
-    for path, text in write_package(language, api):
+    for path, text in write_package(language, api, platform):
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, "utf-8")
     link(

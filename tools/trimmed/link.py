@@ -1,8 +1,9 @@
 """Link: make a library or an executable of object files and C sources, for a platform.
 
 If a compiler that fits the platform is installed, it is used.  Otherwise ziglang is used, a Python
-package with a compiler that can link for nearly every target.  The output is reproducible: it
-contains no paths, dates or build ids.  It is checked to be for the platform that was asked for.
+package with a compiler that can link for nearly every target; for Android, `bionic.py` gives it
+the C library to link with.  The output is reproducible: it contains no paths, dates or build ids.
+It is checked to be for the platform that was asked for.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from engine.base.errors import EngineError
-from engine.tools.trimmed import binary
-from engine.tools.trimmed.targets import Platform
+from engine.tools.trimmed import binary, bionic
+from engine.tools.trimmed.targets import NDK, Platform
 
 Kind = Literal["shared", "static", "executable"]
 
@@ -29,10 +30,17 @@ _NEED = "install ziglang, which links for every other target: pip install edgegr
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """C compiler for one platform: the first words of its command line, and whether it is zig."""
+    """C compiler for one platform.
+
+    command: the first words of its command line.
+    zig: whether it is ziglang.
+    bionic: whether it takes Android's C library from `bionic.py`, which is enough for libraries
+        and not for programs.
+    """
 
     command: tuple[str, ...]
     zig: bool
+    bionic: bool = False
 
     @property
     def archiver(self) -> tuple[str, ...]:
@@ -80,9 +88,11 @@ def find_compiler(
         )
     if importlib.util.find_spec("ziglang") is None:
         raise EngineError(f"{tried}; {_NEED}")
-    return Compiler(
-        (sys.executable, "-m", "ziglang", "cc", "-target", *platform.zig.split()), zig=True
-    )
+    # Clang's own target for Android would call functions of a library for atomic additions.
+    is_bionic = platform.is_bionic and not freestanding
+    target = [f"{platform.machine}-linux-none"] if is_bionic else platform.zig.split()
+    zig = (sys.executable, "-m", "ziglang", "cc", "-target", *target)
+    return Compiler(zig, zig=True, bionic=is_bionic)
 
 
 def link(
@@ -126,6 +136,9 @@ def link(
         common += ["-ffreestanding", "-fno-builtin"] if freestanding else []
         common += [f"-D{k}={v}" if v else f"-D{k}" for k, v in (defines or {}).items()]
         common += [f"-I{path.resolve()}" for path in include]
+        if driver.bionic:
+            bionic.write_headers(work / "bionic")
+            common += ["-isystem", "bionic"]
         inputs = []
         for i, code in enumerate(objects):
             (work / f"kernels{i}.o").write_bytes(code)
@@ -142,6 +155,13 @@ def link(
         made = work / out.name
         if kind == "static":
             _run([*driver.archiver, "rcsD", made.name, *inputs], work)
+        elif driver.bionic:
+            if kind == "executable":
+                raise EngineError(
+                    f"target {platform.name}: programs are linked with {NDK}; libraries without it"
+                )
+            _link_with_bionic(driver, inputs, made)
+            _check(binary.read(made), platform, driver)
         else:
             rest = _link_flags(
                 platform, driver, kind, out.name, threads=threads, freestanding=freestanding
@@ -152,6 +172,20 @@ def link(
         for imports in work.glob("*.lib") if kind == "shared" else ():
             os.replace(imports, out.with_suffix(".lib"))
     return out
+
+
+def _link_with_bionic(driver: Compiler, inputs: Sequence[str], out: Path) -> None:
+    """Link a shared library for Android by ziglang's linker itself, as its driver refuses to.
+
+    Pages have up to 16 KiB there.
+    """
+    work, linker = out.parent, [*driver.command[:3], "ld.lld", "-shared"]
+    (work / "libc.c").write_text(bionic.write_stub(), "utf-8")
+    _run([*driver.command, "-c", "-w", "-fno-builtin", "-fPIC", "libc.c", "-o", "libc.o"], work)
+    _run([*linker, "-soname", "libc.so", "libc.o", "-o", "libc.so"], work)
+    flags = ["--gc-sections", "--build-id=none", "-s", "-soname", out.name]
+    flags += ["-z", "noexecstack", "-z", "defs", "-z", "max-page-size=16384"]
+    _run([*linker, *flags, *inputs, "libc.so", "-o", out.name], work)
 
 
 def _check(made: binary.Binary, platform: Platform, driver: Compiler) -> None:

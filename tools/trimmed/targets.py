@@ -65,6 +65,11 @@ class Platform:
         return "arm" if arch.startswith(("armv", "thumb")) else arch
 
     @property
+    def is_bionic(self) -> bool:
+        """True for 64-bit Android, whose C library `bionic.py` describes to ziglang."""
+        return self.system == "android" and self.target.arch in _BIONIC
+
+    @property
     def is_bare(self) -> bool:
         """True if there is no system: builds are archives, in the caller's memory and thread."""
         return self.system == "none"
@@ -95,6 +100,7 @@ class _System:
     sdk: str = ""
 
 
+NDK = "the Android NDK, its bin folder on the PATH"
 _XCODE = "Xcode, on a Mac"
 
 # The oldest glibc that ziglang links against is old enough for every Raspberry Pi OS since 2019.
@@ -103,7 +109,7 @@ _SYSTEMS = {
     "android": _System(
         "{arch}-linux-android.{version}", "24",
         cc=("{arch}-linux-android{version}-clang",),
-        sdk="the Android NDK, its bin folder on the PATH",
+        sdk=NDK,
     ),
     "macos": _System("{arch}-macos.{version}", "11.0", "lib{}.dylib"),
     "ios": _System(
@@ -128,6 +134,7 @@ _BARE_CORES = {
     "generic-rv32": "freestanding -mcpu=generic_rv32+m+a+f+c -mabi=ilp32f",
 }
 
+_BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
 _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
@@ -150,6 +157,7 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
     "x86-64-v4": (f"x86_64-{_LINUX}", "x86-64-v4", "", "avx512"),
     "android-aarch64": ("aarch64-linux-android24", "generic", "+neon", "neon"),
+    "android-x86_64": ("x86_64-linux-android24", "x86-64-v2", "", "sse"),
     "ios-arm64": ("arm64-apple-ios13.0", "apple-a9", "", "neon"),
     "macos-arm64": ("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
     "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
@@ -166,6 +174,7 @@ ALIASES = {
     "pi1": "raspberrypi1", "pi2": "raspberrypi2", "pi3": "raspberrypi3", "pi4": "raspberrypi4",
     "pi5": "raspberrypi5", "raspberrypizero": "raspberrypi1", "zero": "raspberrypi1",
     "zero2": "raspberrypizero2", "armv6": "raspberrypi1", "armv7": "raspberrypi2",
+    "ios-aarch64": "ios-arm64", "macos-aarch64": "macos-arm64",
 }  # fmt: skip
 
 # architecture -> level where a triple alone is given
@@ -385,7 +394,7 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
         system,
         zig,
         cc,
-        row.sdk,
+        "" if system == "android" and arch in _BIONIC else row.sdk,
         shared=row.shared,
         executable=row.executable,
         pthread=system not in ("wasi", "none"),

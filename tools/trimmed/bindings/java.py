@@ -1,11 +1,11 @@
-"""Java, and Kotlin, which calls it: a class over native methods, and the C that passes them on.
+"""Java, which Kotlin calls, too: a class over native methods, and the C that passes them on.
 
 Text and arrays cross over as arrays, addresses as longs; values of tensors are copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.tools.trimmed.api import ApiFunction, Argument, find_description
@@ -77,6 +77,8 @@ _ANSWERS = {  # type, what is made of the call, native type, C's type, what is m
     "tensor": ("Tensor", "return tensor({0});", "long", "int64_t", "(int64_t)(intptr_t){0}"),
     "memory": ("Values", "return read({0}, {info});", "long", "int64_t", "(int64_t)(intptr_t){0}"),
 }
+
+_ABIS = {"aarch64": "arm64-v8a", "arm": "armeabi-v7a", "x86_64": "x86_64"}  # Android's names
 
 
 def _list_declared(given: tuple[Argument, ...]) -> list[str]:
@@ -221,6 +223,8 @@ def _write_glue(function: ApiFunction) -> str:
 def _fill(api: Api) -> Mapping[str, str]:
     functions = [f for f in api.functions if not f.places]
     return {
+        "kotlinPlugin": "",
+        "kotlinOptions": "",
         "mangled": api.name.replace("_", "_1"),
         "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
         "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
@@ -232,8 +236,12 @@ def _fill(api: Api) -> Mapping[str, str]:
 def _place(name: str, platform: Platform) -> str:
     """Return the folder of the library: of Android's Gradle plugin, or of resources."""
     if platform.system == "android":
-        return "src/main/jniLibs/" + {"aarch64": "arm64-v8a"}.get(platform.machine, "x86_64")
+        return f"src/main/jniLibs/{_ABIS[platform.machine]}"
     return f"src/main/resources/edgegrad/{name}"
+
+
+def _list_templates(platform: Platform) -> Sequence[str]:
+    return ("java", "android") if platform.system == "android" else ("java",)
 
 
 JAVA = Language(
@@ -244,4 +252,5 @@ JAVA = Language(
     separator=",\n",
     sources=("jni.c",),
     place=_place,
+    list_templates=_list_templates,
 )

@@ -9,12 +9,13 @@ from engine.tools.trimmed.bindings.csharp import CSHARP
 from engine.tools.trimmed.bindings.go import GO
 from engine.tools.trimmed.bindings.java import JAVA
 from engine.tools.trimmed.bindings.javascript import JAVASCRIPT
+from engine.tools.trimmed.bindings.kotlin import KOTLIN
 from engine.tools.trimmed.bindings.package import Language
 from engine.tools.trimmed.bindings.rust import RUST
 from engine.tools.trimmed.targets import Platform
 
 LANGUAGES: dict[str, Language] = {
-    language.name: language for language in (JAVASCRIPT, JAVA, CSHARP, RUST, GO)
+    language.name: language for language in (JAVASCRIPT, JAVA, KOTLIN, CSHARP, RUST, GO)
 }
 
 

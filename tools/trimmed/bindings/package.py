@@ -63,7 +63,7 @@ class Way:
 class Language:
     """A language that builds have bindings for.
 
-    name: of the option `--bindings`, and of the folder in the build and of templates.
+    name: of the option `--bindings`, and of the folder in the build.
     title: its name.
     fill: makes the text for each mark of the templates.
     wasm: whether it loads a WebAssembly module, which then needs no C library.
@@ -71,6 +71,8 @@ class Language:
         file, whose template is called `@Enumeration@`.
     sources: the templates of C that are compiled into the library.
     place: makes the library's folder in the package, of the build's name and the platform.
+    list_templates: lists the templates of a package for a platform: folders of `templates`, and
+        files in them, each before those that may replace it; None: the folder of the name.
     """
 
     name: str
@@ -81,16 +83,29 @@ class Language:
     separator: str = ""
     sources: Sequence[str] = ()
     place: Callable[[str, Platform], str] = lambda name, platform: ""
+    list_templates: Callable[[Platform], Sequence[str]] | None = None
 
 
-def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
+def _find_templates(language: Language, platform: Platform) -> dict[str, Path]:
+    """Return the templates of a package, by their names in it."""
+    listed = language.list_templates(platform) if language.list_templates else (language.name,)
+    files = {}
+    for word in listed:
+        start = TEMPLATES / word.split("/")[0]
+        inside = TEMPLATES / word
+        for file in [inside] if inside.is_file() else inside.rglob("*"):
+            if file.is_file():
+                files[file.relative_to(start).as_posix()] = file
+    return files
+
+
+def write_package(language: Language, api: Api, platform: Platform) -> Iterator[tuple[Path, str]]:
     """Yield the files of the package of a language: paths in the build's folder, and texts."""
     own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
     own |= {"version": api.version, "library": api.library}
     marks = own | {key: str(value) for key, value in api.constants.items()} | {**language.fill(api)}
-    folder = TEMPLATES / language.name
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        inner, text = file.relative_to(folder).as_posix(), file.read_text("utf-8")
+    for inner, file in sorted(_find_templates(language, platform).items()):
+        text = file.read_text("utf-8")
         for each in api.enumerations if "@Enumeration@" in inner else (None,):
             if each is not None:
                 rows = [language.row.format(member, value) for member, value, _ in each.members]

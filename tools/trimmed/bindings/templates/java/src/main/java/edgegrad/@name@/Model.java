@@ -1,5 +1,6 @@
 package edgegrad.@name@;
 
+import java.io.Closeable;
 import java.nio.charset.StandardCharsets;
 
 /**
@@ -15,7 +16,7 @@ import java.nio.charset.StandardCharsets;
  * }
  * }</pre>
  */
-public class Model implements AutoCloseable {
+public class Model implements Closeable {
   private long m;
 
   private Model(long m) {

@@ -1,5 +1,6 @@
 package edgegrad.@name@;
 
+import java.io.Closeable;
 import java.nio.file.Path;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
@@ -7,7 +8,7 @@ import java.util.Map;
 import java.util.Set;
 
 /** The same by the names of onnxruntime's OrtTrainingSession, with arrays in place of its tensors. */
-public final class OrtTrainingSession implements AutoCloseable {
+public final class OrtTrainingSession implements Closeable {
   /** The model, with all that the names of onnxruntime do not cover. */
   public final Model model;
 

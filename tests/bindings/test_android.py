@@ -1,0 +1,84 @@
+"""Android: packages for Gradle, and their libraries on this machine, with its own C library."""
+
+from __future__ import annotations
+
+import os
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from engine.tools import cli
+from engine.tools.trimmed import binary, bionic
+from tests.bindings import drill
+from tests.support.builds import compile_c, needs_cc, run
+from tests.support.needs import needs_java
+from tests.support.places import BINDINGS, GOLDENS
+
+# The function of bionic that glibc has under another name.
+SHIM = """
+extern int *__errno_location(void);
+int *__errno(void) { return __errno_location(); }
+"""
+DECLARED = set(re.findall(r"void (\w+)\(void\)", bionic.write_stub()))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two builds, one after the other, for the processors of phones and of the
+    emulator.
+    """
+    out = tmp_path_factory.mktemp("android")
+    for target, languages in (("android-aarch64", "kotlin"), ("android-x86_64", "kotlin,java")):
+        words = ["--target", target, "--bindings", languages, "--batch", "4", "--threads", "2"]
+        made = [str(GOLDENS / "mlp"), *words, "--name", "mnist", "-o", str(out)]
+        assert cli.main(["build", *made]) == 0
+    return out
+
+
+def test_a_package_has_a_library_for_each_processor(package: Path) -> None:
+    """It needs only bionic, and only functions that are declared."""
+    libraries = package / "kotlin/src/main/jniLibs"
+    machines = {"arm64-v8a": "aarch64", "x86_64": "x86_64"}
+    assert {p.name for p in libraries.iterdir()} == set(machines)
+    for folder, machine in machines.items():
+        made = binary.read(libraries / folder / "libmnist.so")
+        assert (made.form, made.machine, made.libraries) == ("elf", machine, ("libc.so",))
+        assert made.needs <= DECLARED
+        assert {"malloc", "pthread_create", "__errno"} <= made.needs
+        assert "Java_edgegrad_mnist_Native_trainStep" in made.exports
+        assert "mnist_train_step" in made.exports
+
+
+def test_gradle_finds_an_android_library(package: Path) -> None:
+    for language in ("kotlin", "java"):
+        folder = package / language
+        gradle = (folder / "build.gradle").read_text()
+        assert "id 'com.android.library'" in gradle
+        assert "minSdk = 26" in gradle
+        assert "namespace = 'edgegrad.mnist'" in gradle
+        assert ("org.jetbrains.kotlin.android" in gradle) == (language == "kotlin")
+        assert "edgegrad.mnist.Native" in (folder / "consumer-rules.pro").read_text()
+        assert ET.parse(folder / "src/main/AndroidManifest.xml").getroot().tag == "manifest"
+        plugins = re.findall(r"id '([\w.]+)'", gradle)
+        versions = re.findall(r"id '([\w.]+)' version", (folder / "settings.gradle").read_text())
+        assert set(plugins) <= set(versions)
+
+
+@needs_cc
+@needs_java
+def test_the_library_of_the_emulator_trains_here(package: Path, tmp_path: Path) -> None:
+    """In a machine of Java, with glibc instead of bionic: sizes and numbers are the same."""
+    (tmp_path / "shim.c").write_text(SHIM)
+    compile_c(tmp_path / "libc.so", "-shared", "-fPIC", "-Wl,-soname,libc.so", tmp_path / "shim.c")
+    drill.write_steps("mlp", tmp_path / "steps")
+    sources = [*(package / "java").rglob("*.java"), BINDINGS / "Drill.java"]
+    run("javac", "-J-Xshare:auto", "-d", tmp_path / "classes", *sources)
+    path = f"-Djava.library.path={package / 'java/src/main/jniLibs/x86_64'}"
+    words = (package / "checkpoint", tmp_path / "steps", tmp_path / "out", "200")
+    flags = ("-Xmx256m", "-XX:+UseSerialGC", "-Xcheck:jni", path, "-cp", tmp_path / "classes")
+    printed = run(
+        "java", *flags, "Drill", *words, **{**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    )
+    drill.check(printed, tmp_path / "out", "mlp", exact=False)

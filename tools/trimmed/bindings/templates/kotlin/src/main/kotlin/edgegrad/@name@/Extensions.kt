@@ -1,0 +1,79 @@
+/*
+ * Kotlin's ways of calling the model: a class of Java, whose getters and setters are properties
+ * here, as in `model.learningRate = 0.01f`.
+ *
+ *     Model.create("checkpoint").use { model ->
+ *       for ((images, labels) in batches) println(model.train(images, labels))
+ *       model.save(File("checkpoint"))
+ *     }
+ */
+package edgegrad.@name@
+
+import java.io.File
+
+/** The [ErrorCode] of a refused call. */
+val ModelException.error: ErrorCode
+  get() = ErrorCode.of(code)
+
+/** The phases whose steps the model has. */
+val Model.phases: List<Phase>
+  get() = Phase.values().filter { hasPhase(it) }
+
+/** The batch sizes that the model has plans for. */
+val Model.batchSizes: List<Long>
+  get() = List(batchCount()) { batchSize(it) }
+
+/** Name, type and shape of each input of a phase. */
+fun Model.inputTensors(phase: Phase): List<Tensor> = List(inputCount(phase)) { inputInfo(phase, it) }
+
+/** Name, type and shape of each output of a phase. */
+fun Model.outputTensors(phase: Phase): List<Tensor> =
+  List(outputCount(phase)) { outputInfo(phase, it) }
+
+/** Name, type and shape of each parameter. */
+val Model.parameterTensors: List<Tensor>
+  get() = List(parameterCount()) { parameterInfo(it) }
+
+/** Train on one batch: a step, the update, and no gradients left. Return the loss. */
+fun Model.train(vararg inputs: Any): Float {
+  val loss = trainStep(*inputs)[0].item()
+  if (!isJoined) {
+    optimizerStep()
+  }
+  lazyResetGrad()
+  return loss
+}
+
+/** Write a checkpoint file, with the optimizer's state unless it is refused. */
+fun Model.save(file: File, includeOptimizerState: Boolean = true) =
+  save(file.path, includeOptimizerState)
+
+/** The outputs of a step by name. */
+fun Array<Values>.named(): Map<String, Values> = associateBy { it.tensor.name }
+
+/** The user data that a checkpoint keeps: numbers and texts by name. */
+val Model.properties: ModelProperties
+  get() = ModelProperties(this)
+
+/** A view of a model's properties, which are [Long], [Float] or [String]. */
+class ModelProperties internal constructor(private val model: Model) {
+  /** All of them, as they are now. */
+  fun toMap(): Map<String, Any> =
+    (0 until model.propertyCount()).map { model.getProperty(it) }.associate { it.name to value(it) }
+
+  /** Return one, or null where there is none of that name. */
+  operator fun get(name: String): Any? = toMap()[name]
+
+  operator fun set(name: String, value: Long) = model.setPropertyInt(name, value)
+
+  operator fun set(name: String, value: Float) = model.setPropertyFloat(name, value)
+
+  operator fun set(name: String, value: String) = model.setPropertyString(name, value)
+
+  private fun value(property: Model.Property): Any =
+    when (PropertyKind.of(property.kind)) {
+      PropertyKind.INT -> property.integer
+      PropertyKind.FLOAT -> property.number
+      else -> property.text
+    }
+}
