@@ -58,6 +58,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
         else:
             module.link_in(part)
     assert module is not None
+    module.verify()
     module.triple, module.data_layout = target.triple, str(tm.target_data)
     names = 0
     for value in [*module.functions, *module.global_variables]:
@@ -216,4 +217,4 @@ def _drop_host(text: str, small: bool) -> str:
     """Drop the host's triple and data layout; forbid loops from turning into calls of libc."""
     attributes = '"no-builtins" nounwind' + (" minsize optsize" if small else "")
     text = re.sub(r"^target (triple|datalayout).*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"^(define .*?)( \{)$", rf"\1 {attributes}\2", text, flags=re.MULTILINE)
+    return re.sub(r"^(define .*?)(\s*\{)$", rf"\1 {attributes}\2", text, flags=re.MULTILINE)

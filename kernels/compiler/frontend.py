@@ -21,6 +21,7 @@ from typing import Any
 
 from numba import types
 from numba.core import (
+    cgutils,
     codegen,
     compiler,
     fastmathpass,
@@ -29,9 +30,11 @@ from numba.core import (
     typing,
     untyped_passes,
 )
-from numba.core.compiler_machinery import PassManager
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu import CPUContext
 from numba.core.errors import NumbaTypeError
+from numba.core.ir_utils import build_definitions
+from numba.core.ssa import reconstruct_ssa
 from numba.core.typing import templates
 from numba.extending import models, register_model, typeof_impl
 
@@ -149,6 +152,10 @@ def _is_declared(template: Any) -> bool:
 class _TypingContext(typing.BaseContext):
     """Types of the builtins that kernels use."""
 
+    def __init__(self) -> None:
+        self._resolved: dict[tuple[Any, Any], Any] = {}
+        super().__init__()
+
     @functools.cached_property
     def _builtins(self) -> Any:
         from numba.core.typing import builtins  # noqa: F401  # it registers
@@ -166,9 +173,22 @@ class _TypingContext(typing.BaseContext):
     def _load_builtins(self) -> None:
         self.install_registry(self._builtins)
 
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        """Return the signature of a call; equal calls by position are resolved once."""
+        if kws:
+            return super().resolve_function_type(func, args, kws)
+        key = func, args
+        if key not in self._resolved:
+            self._resolved[key] = super().resolve_function_type(func, args, kws)
+        return self._resolved[key]
+
 
 class _CodeContext(CPUContext):
     """Code of the builtins that kernels use."""
+
+    def __init__(self, typing_context: Any, target: str) -> None:
+        self._sizes: dict[str, int] = {}
+        super().__init__(typing_context, target)
 
     def refresh(self) -> None:
         """Install what the imported modules implement."""
@@ -181,6 +201,20 @@ class _CodeContext(CPUContext):
         if self.fastmath:
             fastmathpass.rewrite_module(mod, self.fastmath)
 
+    def mangler(self, name: str, types: Any, *, abi_tags: Any = (), uid: int = 0) -> str:
+        """Return the name of a function: with the types in it, names would be most of a text."""
+        return f"{name}.{uid}"
+
+    def declare_env_global(self, module: Any, envname: str) -> None:
+        """Declare nothing: kernels have no Python environment."""
+
+    def get_abi_sizeof(self, ty: Any) -> int:
+        """Return the size of a type, for which numba makes a module each time."""
+        key = str(ty)
+        if key not in self._sizes:
+            self._sizes[key] = super().get_abi_sizeof(ty)
+        return self._sizes[key]
+
     def get_function(self, fn: Any, sig: Any, _firstcall: bool = True) -> Any:
         """Return the function that emits a call: callees know it themselves."""
         if isinstance(fn, CalleeType):
@@ -189,15 +223,76 @@ class _CodeContext(CPUContext):
         return super().get_function(fn, sig, _firstcall)
 
 
-class _Library(codegen.AOTCodeLibrary):
-    """Leaves IR as it was written: a kernel is optimised once, for the real target."""
+class Library(codegen.AOTCodeLibrary):
+    """The IR of one function as it was written, and the libraries of the functions that it calls.
 
-    def _optimize_functions(self, ll_module: Any) -> None: ...
-    def _optimize_final_module(self) -> None: ...
+    LLVM sees it once for each kernel, for the real target: numba's own would parse, check and
+    copy all that a function calls into every caller.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
+        codegen.CodeLibrary.__init__(self, owner, name)  # without an LLVM module
+        self._called: dict[Library, None] = {}
+        self._module: Any = None
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Take the module of the function."""
+        self._module = ir_module
+
+    def add_linking_library(self, library: Library) -> None:
+        """Take note of a function that this one calls."""
+        self._called[library] = None
+
+    def finalize(self) -> None:
+        """Do nothing: all is there."""
+
+    def get_function(self, name: str) -> Any:
+        """Return a function of the module, to which attributes can be added."""
+        return self._module.get_global(name)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The module as text."""
+        written: str = cgutils.normalize_ir_text(str(self._module))
+        return written
+
+    def list_texts(self) -> list[str]:
+        """Return the text of this function, and of all that it calls, directly or not."""
+        seen: dict[Library, None] = {}
+        queue = [self]
+        while queue:
+            library = queue.pop()
+            if library not in seen:
+                seen[library] = None
+                queue += reversed(library._called)
+        return [library.text for library in seen]
 
 
 class _Codegen(codegen.AOTCPUCodegen):
-    _library_class = _Library
+    _library_class = Library
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _SingleAssignments(untyped_passes.ReconstructSSA):
+    """Numba's pass without the lifetimes of variables, which nothing reads before the legalisation.
+
+    That finds them again, as its own pass does for what it needs.
+    """
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = reconstruct_ssa(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _StripPhis(typed_passes.PreLowerStripPhis):
+    """Numba's pass, without the lifetimes of variables either."""
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = self._strip_phi_nodes(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
 
 
 class _Pipeline(compiler.CompilerBase):
@@ -209,13 +304,12 @@ class _Pipeline(compiler.CompilerBase):
         for step in (
             untyped_passes.TranslateByteCode,
             untyped_passes.FixupArgs,
-            untyped_passes.IRProcessing,
             untyped_passes.RewriteSemanticConstants,
             untyped_passes.DeadBranchPrune,
             untyped_passes.GenericRewrites,
-            untyped_passes.ReconstructSSA,
+            _SingleAssignments,
             typed_passes.NopythonTypeInference,
-            typed_passes.PreLowerStripPhis,
+            _StripPhis,
             typed_passes.IRLegalization,
             typed_passes.AnnotateTypes,
             typed_passes.NativeLowering,
@@ -273,7 +367,7 @@ def get_callee(fn: Callable[..., Any], *, inline: bool) -> Callee:
             result = done[args] = compile_function(fn, args, fn.__name__, None, inline=inline)
             if not inline:
                 code = result.library.get_function(result.fndesc.llvm_func_name)
-                code.add_function_attribute("noinline")
+                code.attributes.add("noinline")
         result = done[args]
 
         def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -60,8 +60,8 @@ def bind(fn: Callable[..., Any], target: Target) -> Any:
 @global_compiler_lock
 def lower(
     template: Template, params: tuple[str | int, ...], symbol: str, target: Target
-) -> tuple[str, str]:
-    """Lower one kernel; returns the IR texts of its body and of its entry point `symbol`."""
+) -> tuple[str, ...]:
+    """Lower one kernel; returns the IR texts of its body, of what that calls, and of `symbol`."""
     body = bind(template.build(target, *params), target)
     layouts = template.layouts(params)
     fields = [
@@ -75,10 +75,8 @@ def lower(
         fields = [Arguments(tuple(zip(names, fields, strict=True)))]
     args = (*fields, types.int64, types.int64)
     result = frontend.compile_function(body, args, symbol, types.void, inline=False)
-    inner, library = f"{symbol}.body", result.library
-    library.get_function(result.fndesc.llvm_func_name).name = inner
-    library.finalize()
-    return library.get_llvm_str(), _write_entry(symbol, inner, [k for _, k in template.signature])
+    entry = _write_entry(symbol, result.fndesc.llvm_func_name, [k for _, k in template.signature])
+    return *result.library.list_texts(), entry
 
 
 def _write_entry(symbol: str, inner: str, kinds: list[str]) -> str:

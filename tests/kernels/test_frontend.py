@@ -9,6 +9,8 @@ from collections.abc import Callable
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from numba.core import postproc
+from numba.core.typing import BaseContext
 
 from engine.errors import InternalError
 from engine.kernels.binaries.load import compile_kernel, get_linker
@@ -188,6 +190,42 @@ def test_an_inline_function_is_compiled_once_for_all_kernels(
         assert y.tolist() == [2 * factor * i for i in range(4)]
     inlined = [name for name in compiled if not name.startswith("scale_")]
     assert sorted(inlined) == ["scaled", "scaled", "twice"]  # of two values of `factor`
+
+
+def test_llvm_reads_each_function_of_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba's libraries would parse it, check it and copy it into every function that calls it."""
+    optimized(scaling("scale_e", 11))  # from here on the types are known
+    read, lifetimes = [], []
+    parse, run = llvm.parse_assembly, postproc.PostProcessor.run
+
+    def counting_parse(text, *rest):
+        read.append(text)
+        return parse(text, *rest)
+
+    def counting_run(self, *options, **named_options):
+        lifetimes.append(self)
+        return run(self, *options, **named_options)
+
+    monkeypatch.setattr(llvm, "parse_assembly", counting_parse)
+    monkeypatch.setattr(postproc.PostProcessor, "run", counting_run)
+    optimized(scaling("scale_f", 12))
+    assert len(read) == 4  # the body, `scaled`, `twice`, the entry point
+    assert len(lifetimes) == 2 * 3  # after the rewrites and before lowering
+
+
+def test_equal_calls_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized(scaling("scale_g", 13))
+    asked = []
+    real = BaseContext.resolve_function_type
+
+    def counting(self, func, args, kws):
+        asked.append((func, args))
+        return real(self, func, args, kws)
+
+    monkeypatch.setattr(BaseContext, "resolve_function_type", counting)
+    optimized(scaling("scale_h", 13))
+    new = [func for func, _ in asked if not isinstance(func, frontend.CalleeType)]
+    assert new == []  # operators and `range` are known from the first kernel
 
 
 def test_arguments_are_passed_by_name(call: Callable[..., None]) -> None:
