@@ -111,15 +111,12 @@ def map(target: Target, program: str, rank: int) -> Body:
     run = Native("map_rows", (Program.of(program), rank))
 
     def body(g, tid, nthreads):
-        rows, n = g.rows, g.n
+        first, last, begin, end = 0, g.rows, 0, g.n
         if g.by_columns != 0:
-            begin, end = share_blocks(n, 64, tid, nthreads)
-            for r in range(rows):
-                run(g.operands, r, begin, end - begin)
+            begin, end = share_blocks(end, 64, tid, nthreads)
         else:
-            first, last = share(rows, tid, nthreads)
-            for r in range(first, last):
-                run(g.operands, r, 0, n)
+            first, last = share(last, tid, nthreads)
+        run(g.operands, first, last, begin, end - begin)
 
     return body
 

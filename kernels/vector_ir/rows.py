@@ -27,7 +27,17 @@ from engine.kernels.vector_ir.scalars import (
     vector,
     written,
 )
-from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
+from engine.kernels.vector_ir.vectors import (
+    I64,
+    NUMBA,
+    counted,
+    first_lanes,
+    load_part,
+    settle,
+    splat,
+    store,
+    store_part,
+)
 from engine.kernels.vocabulary.row_program import (
     Input,
     Program,
@@ -97,10 +107,32 @@ class _Loop:
         i = counted(b, i, n, self.lanes, lambda i: self._emit_body(i, 0, self.lanes))
         for r, (kind, op) in enumerate(reductions):
             self.slots[r] = [self._slot(self._combine(r, kind, op))]
-        counted(b, i, n, 1, lambda i: self._emit_body(i, 0, 1))
+        if self._can_mask():
+            left = b.sub(n, i)
+            with b.if_then(b.icmp_signed(">", left, I64(0))):
+                self._emit_body(i, 0, self.lanes, first_lanes(b, left, self.lanes))
+        elif self.lanes > 1:
+            counted(b, i, n, 1, lambda i: self._emit_body(i, 0, 1))
         return [
             b.load(s[0], typ=element(r[0])) for s, r in zip(self.slots, reductions, strict=True)
         ]
+
+    def _can_mask(self) -> bool:
+        """Return whether the elements that fill no vector are computed as a part of one.
+
+        As a loop LLVM would write them several times: by vectors, by halves of them, one by one.
+        Only memory of words has masks everywhere, only floats are computed without traps where
+        nothing was loaded, and sums of single elements have an order of their own.
+        """
+        program = self.program
+        vectors = [*(i.dtype for i in program.ins if i.kind == "v"), *program.outs]
+        return (
+            self.target.masks
+            and self.lanes > 1
+            and not program.reductions
+            and all(is_real(kind) and ITEMSIZE[kind] >= 4 for kind in vectors)
+            and all(is_real(step.kind) or step.kind == "b1" for step in self.formulas.steps)
+        )
 
     def _slot(self, value: Any) -> Any:
         slot = cgutils.alloca_once(self.b, value.type)  # in the entry block: a register later
@@ -111,13 +143,18 @@ class _Loop:
         for u in range(unroll):
             self._emit_body(self.b.add(i, I64(u * self.lanes)), u, self.lanes)
 
-    def _emit_body(self, i: Any, slot: int, lanes: int) -> None:
+    def _emit_body(self, i: Any, slot: int, lanes: int, mask: Any = None) -> None:
+        """Emit `lanes` elements from i on; mask: the lanes that exist, if that is not all."""
         b, values = self.b, []
         for j, source in enumerate(self.program.ins):
             if source.kind != "v":
                 values.append(self._scalar(j, source, i, lanes))
                 continue
             shape = vector(memory(source.dtype), lanes)
+            if mask is not None:
+                at = b.gep(self.ins[j], [i], source_etype=memory(source.dtype))
+                values.append(load_part(b, at, shape, ITEMSIZE[source.dtype], mask))
+                continue
             load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
             load.align = ITEMSIZE[source.dtype]
             value = settle(b, load) if self.selects else load
@@ -125,6 +162,9 @@ class _Loop:
         results = Emitter(b, lanes, self.target).emit(self.formulas, values)
         for pointer, kind, value in zip(self.outs, self.program.outs, results, strict=False):
             at = b.gep(pointer, [i], source_etype=memory(kind))
+            if mask is not None:
+                store_part(b, value, at, ITEMSIZE[kind], mask)
+                continue
             store(b, written(b, value, kind, self.target), at, ITEMSIZE[kind])
         for r, (kind, op) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
@@ -243,20 +283,24 @@ def start_row_loop(
 
 
 def map_rows(target: Target, program: Program, rank: int) -> Any:
-    """map_rows(words, r, j, n): run a map over n elements of outer row r, starting at element j.
+    """map_rows(words, first, last, j, n): run a map over n elements from j on of outer rows.
 
     `words` begin with the fields of the inputs and outputs, see `row_program.list_fields`.  The
-    row index r runs over the outer dimensions, last fastest.
+    row index, from `first` to before `last`, runs over the outer dimensions, last fastest.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        *where, n = args
+        words, first, last, j, n = args
         saved = elementary.fused.set(target.fma)
-        start_row_loop(b, program, target, rank, tuple(where)).run(n)
+
+        def run_row(r: Any) -> None:
+            start_row_loop(b, program, target, rank, (words, r, j)).run(n)
+
+        counted(b, first, last, 1, run_row, rolled=True)
         elementary.fused.reset(saved)
         return context.get_dummy_value()
 
-    def op(typingctx: Any, words: Any, r: Any, j: Any, n: Any) -> Any:
-        return types.void(types.CPointer(types.int64), *[types.int64] * 3), emit
+    def op(typingctx: Any, words: Any, first: Any, last: Any, j: Any, n: Any) -> Any:
+        return types.void(types.CPointer(types.int64), *[types.int64] * 4), emit
 
     return op

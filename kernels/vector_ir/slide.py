@@ -23,10 +23,13 @@ from engine.kernels.vector_ir.vectors import (
     LLVM,
     NUMBA,
     counted,
+    first_lanes,
     intrinsic,
     load,
+    load_part,
     splat,
     store,
+    store_part,
 )
 
 UNROLL = 4  # vectors of channels that share the loop over taps
@@ -68,11 +71,8 @@ class Channels:
 
     def narrow(self, left: Any) -> None:
         """From here on read and write the first `left` lanes, all if there are no more."""
-        # Compared as wide as 32-bit elements are, for which the mask then needs no conversion.
-        lane, b = ir.VectorType(I32, self.lanes), self.b
-        lanes = ir.Constant(lane, list(range(self.lanes)))
         self.left = left
-        self.mask = b.icmp_signed("<", lanes, splat(b, b.trunc(left, I32), self.lanes))
+        self.mask = first_lanes(self.b, left, self.lanes)
 
     def iota(self) -> Any:
         """0, 1, 2, ... as i64."""
@@ -90,8 +90,7 @@ class Channels:
             return load(self.b, p, vt, size)
         if not self.masks and vt in (self.vt, self.half):
             return self.b.call(_read_part(self.b.module, self._name(vt), vt), [p, self.left])
-        zero = ir.Constant(vt, [0] * self.lanes)
-        return self._masked("load", vt, vt, [p, I32(size), self.mask, zero])
+        return load_part(self.b, p, vt, size, self.mask)
 
     def write(self, value: Any, pointer: Any, at: Any) -> None:
         """Store the vector at an offset, without the lanes after the last channel."""
@@ -102,7 +101,7 @@ class Channels:
             write = _write_part(self.b.module, self._name(value.type), value.type)
             self.b.call(write, [value, p, self.left])
         else:
-            self._masked("store", ir.VoidType(), value.type, [value, p, I32(size), self.mask])
+            store_part(self.b, value, p, size, self.mask)
 
     def read_pixel(self, pointer: Any, at: Any) -> Any:
         """Return the vector of a pixel that is stored as S at an offset, as T."""
@@ -123,10 +122,6 @@ class Channels:
     def _measure(self, vt: Any) -> int:
         """Return the bytes of an element of a vector type."""
         return ITEMSIZE[self._name(vt)]
-
-    def _masked(self, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
-        name = f"llvm.masked.{what}.v{self.lanes}{self._name(vt)}.p0"
-        return self.b.call(intrinsic(self.b.module, name, result, [a.type for a in args]), args)
 
     def slots(self, values: Sequence[Any]) -> list[Any]:
         """Variables with first values; they become registers."""

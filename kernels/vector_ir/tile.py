@@ -23,8 +23,10 @@ from engine.kernels.vector_ir.vectors import (
     edge_copy,
     intrinsic,
     load,
+    load_part,
     splat,
     store,
+    store_part,
 )
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
@@ -326,7 +328,7 @@ class _Tile:
         def read(pointer: Any, j: int) -> Any:
             if mask is None or j < end:
                 return load(b, pointer, self.vt, self.size)
-            return self._masked("load", self.vt, [pointer, I32(self.size), mask, zero])
+            return load_part(b, pointer, self.vt, self.size, mask)
 
         def emit_if(bit: int, change: Callable[[Any, int, int], Any]) -> None:
             nonlocal values
@@ -362,13 +364,7 @@ class _Tile:
                 if mask is None or j < end:
                     store(b, v, at[i][j], self.size)
                 else:
-                    self._masked("store", ir.VoidType(), [v, at[i][j], I32(self.size), mask])
-
-    def _masked(self, what: str, result: Any, args: list[Any]) -> Any:
-        fn = intrinsic(
-            self.fn.module, f"llvm.masked.{what}.{self.suffix}.p0", result, [a.type for a in args]
-        )
-        return self.b.call(fn, args)
+                    store_part(b, v, at[i][j], self.size, mask)
 
 
 class _PairTile(_Tile):

@@ -61,6 +61,31 @@ def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
     return declared or ir.Function(module, ir.FunctionType(result, params), name)
 
 
+def first_lanes(b: Any, n: Any, lanes: int) -> Any:
+    """Return the mask of the first n lanes, of all if there are no more.
+
+    It is compared as wide as 32-bit elements are, for which it then needs no conversion.
+    """
+    iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    return b.icmp_signed("<", iota, splat(b, b.trunc(n, I32), lanes))
+
+
+def load_part(b: Any, pointer: Any, vt: Any, align: int, mask: Any) -> Any:
+    """Return the lanes of a vector that a mask has; the others are 0."""
+    args = [pointer, I32(align), mask, ir.Constant(vt, None)]
+    return _call_masked(b, "load", vt, vt, args)
+
+
+def store_part(b: Any, value: Any, pointer: Any, align: int, mask: Any) -> None:
+    """Store the lanes of a vector that a mask has."""
+    _call_masked(b, "store", ir.VoidType(), value.type, [value, pointer, I32(align), mask])
+
+
+def _call_masked(b: Any, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
+    name = f"llvm.masked.{what}.v{vt.count}{vt.element.intrinsic_name}.p0"
+    return b.call(intrinsic(b.module, name, result, [a.type for a in args]), args)
+
+
 def get_internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
     """Get or make an internal function of this module; the flag says it still needs a body."""
     existing = module.globals.get(name)
@@ -85,8 +110,13 @@ def call_internal(name: str, body: Callable[[Any], None], *, inline: bool) -> An
     return emit
 
 
-def counted(b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None]) -> Any:
-    """A loop `for i in range(begin, end - step + 1, step): body(i)`; returns i after the loop."""
+def counted(
+    b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None], *, rolled: bool = False
+) -> Any:
+    """A loop `for i in range(begin, end - step + 1, step): body(i)`; returns i after the loop.
+
+    rolled: LLVM writes its body once.
+    """
     head, inside, done = (b.append_basic_block(n) for n in ("head", "body", "done"))
     entry = b.block
     b.branch(head)
@@ -97,9 +127,19 @@ def counted(b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None]
     b.position_at_end(inside)
     body(i)
     i.add_incoming(b.add(i, I64(step)), b.block)
-    b.branch(head)
+    back = b.branch(head)
+    if rolled:
+        back.set_metadata("llvm.loop", _keep_rolled(b.module))
     b.position_at_end(done)
     return i
+
+
+def _keep_rolled(module: Any) -> Any:
+    """Return metadata of one loop: an own node, which begins with itself, as LLVM demands."""
+    mark = ir.MetaDataString(module, "llvm.loop.unroll.disable")
+    node = ir.values.MDValue(module, [], name=str(len(module.metadata)))
+    node.operands = (node, module.add_metadata([mark]))
+    return node
 
 
 def copy(target: Target, T: str) -> Any:
