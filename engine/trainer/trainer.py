@@ -29,6 +29,7 @@ from engine.base import arguments
 from engine.base.fields import expand_options, select_options
 from engine.base.signatures import check_arguments
 from engine.distributed.group import RankGroup
+from engine.kernels.binaries.source import begin_compiling
 from engine.trainer.batch_trainer import BatchTrainer
 from engine.trainer.metric import Given
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
@@ -145,6 +146,7 @@ class Trainer(BatchTrainer):
         from engine.trainer.recipe import Recipe
 
         asked = TrainerOptions(**options)
+        begin_compiling()
         forward = Forward(model)
         if classes is not None:
             forward.replace_head(classes, asked.seed or 0)
@@ -206,8 +208,10 @@ class Trainer(BatchTrainer):
         from engine.trainer.by_name import begin
 
         seed = TrainerOptions(**options).seed or 0
+        kind = find_architecture(name)
+        begin_compiling()
         made = begin(
-            find_architecture(name), classes=classes, data=data, input_shape=input_shape,
+            kind, classes=classes, data=data, input_shape=input_shape,
             words=words, weights=weights, seed=seed,
         )  # fmt: skip
         if made.loss_inputs and not options.get("loss_inputs"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine.base.errors import EngineError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
@@ -104,13 +102,6 @@ class Memory:
     def planner_options(self) -> PlanOptions:
         """The options of planners, which count mapped bytes in a budget."""
         return replace(self.planning, budget=self.room)
-
-    def begin_compiling(self) -> None:
-        """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
-        from engine.kernels.binaries import source
-
-        with contextlib.suppress(EngineError):  # making a plan reports what is wrong
-            source.choose_current().start_early()
 
     def get_regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """Return the bytes of every region that all programs share."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.errors import NonFiniteError, StateError
+from engine.kernels.binaries.source import begin_compiling
 from engine.plan.collective import SHARE
 from engine.plan.plan import LOSS_SCALE
 from engine.runtime.program import Before, BoundProgram
@@ -45,7 +46,7 @@ class ModuleSession:
     ) -> None:
         self.state, self.seed, self.check_finite = state, seed, check_finite
         self.memory = Memory()
-        self.memory.begin_compiling()
+        begin_compiling()
         self.training, self.evaluation = open_models(train, evaluation, state, self.memory, threads)
         self.training.ranks = ranks
         state.has_module = True

@@ -11,6 +11,7 @@ are the same bits at every run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import sys
@@ -178,3 +179,13 @@ def choose_current(prepared: Container[str] = ()) -> KernelSet:
     """
     sets = list_usable()
     return next((each for each in sets if each.name in prepared), sets[0])
+
+
+def begin_compiling() -> None:
+    """Begin to compile what every plan needs, if that has to be compiled; returns at once.
+
+    The processes that compile take their time to start, so the sooner a program calls this that
+    will need a plan, the more of it they share with what comes before.
+    """
+    with contextlib.suppress(EngineError):  # making a plan reports what is wrong
+        choose_current().start_early()

@@ -26,6 +26,7 @@ from engine.distributed.copies import copy_files
 from engine.distributed.group import gather_values
 from engine.distributed.launchers import find_launcher
 from engine.graphs.io import onnx_io
+from engine.kernels.binaries.source import begin_compiling
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
 from engine.models.catalog import Architecture, find_architecture
@@ -169,6 +170,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     own = folder / FORWARD
     source = own if resume and own.exists() else _find_existing(config)
     _check_rounding(config, source)
+    begin_compiling()
     lines: list[str] = []
     if isinstance(source, Architecture):
         config, dataset, forward = _build_model(config, source, lines.append)
