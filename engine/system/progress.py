@@ -1,13 +1,15 @@
-"""Progress messages for slow work: silent for one second, then one bar or log line.
+"""Progress messages for slow work: silent for one second, then a bar, or lines of a log.
 
-On a terminal that is a bar, elsewhere a line of the logger `edgegrad`.  Both are of level WARNING,
-since the waiting user has configured nothing;
+On a terminal that is a bar, elsewhere two lines of the logger `edgegrad`, one when the work takes
+long and one when it is done.  All are of level WARNING, since the waiting user has configured
+nothing;
 `logging.getLogger("edgegrad").setLevel(logging.ERROR)` silences them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -34,23 +36,30 @@ def _is_silenced() -> bool:
 
 
 def _is_terminal() -> bool:
-    """Return whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Return whether stderr is a terminal; one without a size, as in a container, shows no bar."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
+    try:
+        return 0 not in os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # a window of a program, not a file
+        return True
 
 
 class WorkProgress:
     """Counts what is done of some work: a context in which `count` is called again and again.
 
-    text: what is said, in which `{count}` stands for `done/total`, for example
-        "compiling {count} kernels (once; kept in /home/me/.cache/edgegrad)".
+    text: what is done, in which `{count}` stands for `done/total`, for example
+        "compiling {count} kernels for this CPU".
+    note: what else a waiting user may want to know, for example
+        "once, kept in /home/me/.cache/edgegrad".
     """
 
-    def __init__(self, text: str, total: int) -> None:
-        self._text, self._total = text, total
+    def __init__(self, text: str, total: int, note: str = "") -> None:
+        self._text, self._total, self._note = text, total, note
         self._done = 0
         self._start = time.monotonic()
         self._bar: Any = None
-        self._said = False
+        self._said = self._logged = False
 
     def __enter__(self) -> WorkProgress:
         return self
@@ -58,6 +67,8 @@ class WorkProgress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        elif self._logged and self._done >= self._total:
+            self._log(f": done in {self._measure():.0f} s")
 
     def count(self, done: int = 0) -> None:
         """Count `done` more, and say so if it is time to."""
@@ -65,27 +76,45 @@ class WorkProgress:
         if self._bar is not None:
             self._bar.update(done)
             return
-        waited = time.monotonic() - self._start
-        if self._said or waited < PATIENCE or self._done >= self._total:
+        if self._said or self._measure() < PATIENCE or self._done >= self._total:
             return
         self._said = True
         if _is_silenced():
             return
         if not _is_terminal():
-            get_logger().warning(self._text.replace("{count}", f"{self._done}/{self._total}"))
+            self._logged = True
+            self._log(self._estimate() + (self._note and f"; {self._note}"))
             return
         from tqdm import tqdm
 
         before, after = (
             part.replace("{", "{{").replace("}", "}}") for part in self._text.split("{count}")
         )
+        note = self._note.replace("{", "{{").replace("}", "}}")
         self._bar = tqdm(
             total=self._total,
             initial=self._done,
-            bar_format=f"{before}{{n_fmt}}/{{total_fmt}}{after} |{{bar:20}}| {{elapsed}}",
+            bar_format=(
+                f"{before}{{n_fmt}}/{{total_fmt}}{after} |{{bar:20}}| {{elapsed}}, "
+                f"{{remaining}} left{note and f'; {note}'}"
+            ),
             mininterval=0,
         )
-        self._bar.start_t -= waited
+        self._bar.start_t -= self._measure()
+
+    def _measure(self) -> float:
+        """Return the seconds since the work began."""
+        return time.monotonic() - self._start
+
+    def _estimate(self) -> str:
+        """Return how long the rest will take, once some of the work is done."""
+        if not self._done:
+            return ""
+        left = self._measure() * (self._total - self._done) / self._done
+        return f": about {max(left, 1):.0f} s left"
+
+    def _log(self, rest: str) -> None:
+        get_logger().warning(self._text.replace("{count}", f"{self._done}/{self._total}") + rest)
 
 
 @contextlib.contextmanager

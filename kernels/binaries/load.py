@@ -141,7 +141,9 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
     from engine.kernels.binaries import workers
 
     made: dict[str, bytes] = {}
-    with WorkProgress(f"compiling {{count}} kernels ({_say_where()})", len(specs)) as progress:
+    of = "this CPU" if kind == OBJECT else target.name
+    text = f"compiling {{count}} kernels for {of}"
+    with WorkProgress(text, len(specs), _say_where()) as progress:
         coming = _submit(specs, target, kind)
         try:
             for spec in specs:
@@ -218,7 +220,7 @@ def _say_where() -> str:
     """Return where compiled code is kept, as the end of a progress message."""
     folder = cache.find_cache_dir()
     if folder is not None and cache.can_write(folder):
-        return f"once; kept in {folder}"
+        return f"once, kept in {folder}"
     return "not kept: there is no cache folder to write to"
 
 

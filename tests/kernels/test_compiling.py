@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import InternalError
+from engine.errors import FileError, InternalError
 from engine.kernels.binaries import fingerprint, load, source, workers
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.registry import list_templates
@@ -278,6 +278,27 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
     assert len(asked[0]) > 10
 
 
+def test_processes_start_before_a_model_is_built(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.trainer import by_name
+    from engine.trainer.trainer import Trainer
+
+    begun = []
+
+    def begin(*_: Any, **__: Any) -> Any:
+        begun.append(len(load._coming))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(by_name, "begin", begin)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer.from_model("mlp", input_shape=(20,), classes=2)
+    assert begun == [2]  # the executor's kernels are being compiled
+    with pytest.raises(FileError):
+        Trainer.from_onnx("missing.onnx", "cross_entropy")
+    assert len(watched.processes) == 2
+
+
 # --- what goes wrong
 
 
@@ -453,9 +474,8 @@ class Terminal(io.StringIO):
 
 
 def work(total: int) -> None:
-    with progress.WorkProgress(
-        "compiling {count} kernels (once; kept in /home/{me}/cache)", total
-    ) as p:
+    text, note = "compiling {count} kernels for this CPU", "once, kept in /home/{me}/cache"
+    with progress.WorkProgress(text, total, note) as p:
         for _ in range(total):
             p.count(1)
 
@@ -478,11 +498,41 @@ def test_nothing_is_said_of_what_is_fast(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_one_line_is_logged_of_what_lasts(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_what_lasts_beginning_and_end_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     work(5)
     assert [(r.name, r.levelname, r.message) for r in caplog.records] == [
-        ("edgegrad", "WARNING", "compiling 1/5 kernels (once; kept in /home/{me}/cache)")
+        ("edgegrad", "WARNING", message)
+        for message in (
+            "compiling 1/5 kernels for this CPU: about 1 s left; once, kept in /home/{me}/cache",
+            "compiling 5/5 kernels for this CPU: done in 0 s",
+        )
     ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_fails_is_not_called_done(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        with progress.WorkProgress("work {count}", 2) as p:
+            p.count()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [r.message for r in caplog.records] == ["work 0/2"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_without_a_size_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container's has none; a bar would show nothing there."""
+    parent, child = os.openpty()
+    with open(parent, "rb", 0), open(child, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert terminal.isatty()
+        work(5)
+    assert len(caplog.records) == 2
 
 
 @pytest.mark.usefixtures("at_once")
@@ -493,8 +543,9 @@ def test_a_terminal_gets_a_bar(
     monkeypatch.setattr(sys, "stderr", terminal)
     work(5)
     shown = terminal.getvalue().split("\r")
-    assert shown[1].startswith("compiling 1/5 kernels (once; kept in /home/{me}/cache) |")
-    assert shown[-1].startswith("compiling 5/5 kernels (once; kept in /home/{me}/cache) |")
+    assert shown[1].startswith("compiling 1/5 kernels for this CPU |")
+    assert shown[-1].startswith("compiling 5/5 kernels for this CPU |")
+    assert "left; once, kept in /home/{me}/cache" in shown[1]
     assert not caplog.records
 
 
