@@ -12,7 +12,7 @@ from engine.tools import cli
 from engine.tools.trimmed.api import find_description, list_functions
 from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
 from engine.tools.trimmed.bindings.package import Language, write_package
-from engine.tools.trimmed.targets import resolve
+from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import make_source
 from tests.support.places import GOLDENS
 
@@ -26,16 +26,16 @@ NEW = """
 def write(language: Language, more: str = "") -> str:
     """Return all text of the package of a language, with declarations added to the header."""
     source = make_source("mnist")
-    api = source.describe_api("libmnist.so", "1.0.0", freestanding=language.wasm)
+    platforms = [resolve(language.list_targets()[0])]
+    api = source.describe_api("libmnist.so", "1.0.0", platforms, freestanding=language.freestanding)
     api = replace(api, functions=[*api.functions, *list_functions(more)])
-    platform = resolve("wasm32" if language.wasm else "native")
-    return "\n".join(text for _, text in write_package(language, api, platform))
+    return "\n".join(text for _, text in write_package(language, api))
 
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 def test_a_language_has_every_function(language: Language) -> None:
     """But those that make a model in memory of the caller's, where the language has none."""
-    api = make_source("mnist").describe_api("", "1.0.0", freestanding=language.wasm)
+    api = make_source("mnist").describe_api("", "", [], freestanding=language.freestanding)
     text = write(language)
     called = set(re.findall(r"\bmnist_(\w+)|[\"'](\w+)[\"']", text))
     names = {name for pair in called for name in pair}
@@ -83,6 +83,8 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
         (["--bindings", "jss"], "--bindings jss: no bindings.*'js'"),
         (["--bindings", "js"], "it is for wasm32, and the target is"),
         (["--bindings", "js", "--target", "wasm32", "--static"], "make archives"),
+        (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
+        (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),
     ],
 )
 def test_bad_requests_are_refused(
@@ -94,6 +96,9 @@ def test_bad_requests_are_refused(
 
 def test_languages_of_other_targets_are_refused() -> None:
     for name, language in LANGUAGES.items():
-        target = resolve("native" if language.wasm else "wasm32")
-        with pytest.raises(EngineError, match="the target is"):
-            check_languages([name], target, archive=False)
+        fitting = language.list_targets()
+        assert fitting
+        for target in set(TARGETS) - set(fitting):
+            platforms = [resolve(fitting[0]), resolve(target)]
+            with pytest.raises(EngineError, match=f"the target is {target}"):
+                check_languages([name], platforms, archive=False, freestanding=False)

@@ -42,6 +42,7 @@ NOT_RUN = {
     "docs/rust.md": 2,
     "docs/small-clients.md": 4,
     "docs/starting.md": 2,
+    "docs/swift.md": 2,
     "docs/trimmed-builds.md": 2,
     "docs/what-leaves-a-device.md": 2,
     "docs/wheels.md": 2,

@@ -22,6 +22,7 @@ from engine.tools.trimmed.build import build as build_model
 from engine.tools.trimmed.link import Compiler, find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 from tests.support.places import GOLDENS
+from tests.support.shown import shows
 
 SOURCE = """
 #include <stdint.h>
@@ -145,6 +146,7 @@ def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> No
 
 
 @pytest.mark.parametrize("name", ["native", *LINKED])
+@shows("C", "macOS", "linked")
 def test_the_bundled_linker_makes_a_library_for_every_named_target(
     name: str, tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ def test_the_bundled_linker_makes_a_library_for_every_named_target(
 
 
 @pytest.mark.parametrize("name", ARCHIVED)
+@shows("C", "iOS", "made")
 def test_without_its_c_library_a_target_has_freestanding_archives(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The C++ class of builds, and the one description that it and Python's table come from."""
+"""The C++ class of builds, and Python's table and classes: all from the one description."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.trimmed.api import ApiFunction, list_functions
+from engine.tools.trimmed.api import ApiFunction, list_functions, write_cpp, write_ctypes
 from engine.tools.trimmed.generate import RUNTIME
 from tests.support.builds import (
     SANITIZE,
@@ -23,6 +23,7 @@ from tests.support.builds import (
     write_source,
 )
 from tests.support.places import DRIVERS, GOLDENS
+from tests.support.shown import shows
 
 LETTERS = {"int": "i", "size_t": "n", "float": "f", "int64_t": "l", "void": "0"}
 
@@ -48,17 +49,35 @@ def test_the_description_has_every_function_of_the_header(library: bool) -> None
 def test_python_calls_functions_as_they_are_declared(library: bool) -> None:
     """Its table has a letter for the result and for each parameter; pointers are of three kinds."""
     functions = find_functions(library)
-    text = (RUNTIME / "library.py").read_text("utf-8")
+    text = make_source("mnist", library=library).write_python("library.py")
     (table,) = re.findall(r'_FUNCTIONS = """([^"]*)"""', text)
-    rows = re.findall(r"(\w+): (\w+)", table)
-    own = "create_from_plan" if library else "create_from"
-    rows += re.findall(rf"({own}): (\w+)", text)
-    assert len(rows) > 30
+    rows = re.findall(r"(\w+):(\w+)", table)
+    assert [name for name, _ in rows] == [name for name in functions if name != "worker"]
     for name, letters in rows:
         function = functions[name]
         types = [function.result, *(re.sub(r"\w+$", "", p).strip() for p in function.parameters)]
         expected = "".join(LETTERS.get(t, "p") for t in types)
         assert re.sub("[st]", "p", letters) == expected, name
+
+
+def test_a_new_function_is_in_python_and_in_the_class() -> None:
+    (function,) = list_functions("@NAME@_API int @name@_set_fancy(@name@ *m, const char *word);\n")
+    assert write_ctypes([function]) == "set_fancy:ips"
+    assert "void set_fancy(const char *word)" in write_cpp([function])
+
+
+# Python does these in other ways: from and to bytes, with arrays, by the name of a phase.
+ELSEWHERE = {
+    "create", "create_in", "create_from", "worker", "save_part", "is_loaded", "find_parameter",
+    "has_phase", "train_step", "eval_step", "get_batch", "input", "output", "set_linear_rate",
+}  # fmt: skip
+
+
+def test_the_classes_of_python_use_every_function() -> None:
+    text = "".join((RUNTIME / file).read_text("utf-8") for file in ("device.py", "library.py"))
+    called = set(re.findall(r'"(\w+)"', text))
+    called |= {name + end for name in re.findall(r'f"(\w+){end}"', text) for end in ("", "_f64")}
+    assert set(find_functions(library=False)) - ELSEWHERE - called == set()
 
 
 @needs_cc
@@ -77,6 +96,7 @@ def test_the_class_compiles_without_warnings(library: bool, define: str, tmp_pat
 
 @needs_cc
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@shows("C++17", "Linux, x86-64", "run")
 def test_the_class_trains_and_throws(tmp_path: Path) -> None:
     folder = make_build("mlp")
     sources = [str(word) for word in list_sources(folder)]

@@ -98,7 +98,8 @@ def command(
     """Make a small library that trains one model on a device.
 
     It is called from C, C++ and Python (docs/trimmed-builds.md), and from the languages of
-    --bindings (docs/everywhere.md).  Several batch sizes share all memory.
+    --bindings (docs/everywhere.md), whose packages have a library for each of several targets:
+    --target NAME,NAME.  Several batch sizes share all memory.
     """
     if (artifacts is None) == (ops is None):
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
@@ -113,6 +114,9 @@ def command(
         raise click.UsageError("--federated is for Python, which loads shared libraries alone")
     if bindings and ops is not None:
         raise click.UsageError("--bindings is for artifacts, and a library of ops has none")
+    target, *others = target.split(",")
+    if others and not bindings:
+        raise click.UsageError("several targets are for packages of --bindings")
     source = ops.parent if ops is not None else artifacts
     assert source is not None
     asked = Options(
@@ -130,6 +134,7 @@ def command(
         planning,
         federated,
         bindings,
+        [resolve(name) for name in others],
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, StagePrinter())

@@ -20,6 +20,7 @@ say what a binding does with a function, so that nothing is listed twice:
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -280,6 +281,26 @@ def find_description(function: ApiFunction, functions: Sequence[ApiFunction]) ->
 def _clean(comment: str) -> str:
     """Return the text of a C comment without its stars."""
     return re.sub(r"\n[ \t]*\*?[ \t]?", "\n", comment).strip()
+
+
+_LETTERS = {
+    "void": "0", "int": "i", "size_t": "n", "float": "f", "int64_t": "l", "const char *": "s",
+    "char *": "s", "const @name@_tensor *": "t",
+}  # fmt: skip
+
+
+def write_ctypes(functions: Iterable[ApiFunction]) -> str:
+    """Return the table of Python's interface: a row `name:letters` for each function.
+
+    `_KINDS` of `runtime/library.py` has the letters, for the result and then the parameters.  All
+    addresses are alike, except of text and tensors.
+    """
+    rows = []
+    for function in functions:
+        declared = [function.result, *(re.sub(r"\w+$", "", p) for p in function.parameters)]
+        letters = "".join(_LETTERS.get(kind.strip(), "p") for kind in declared)
+        rows.append(f"{function.name}:{letters}")
+    return textwrap.fill(" ".join(rows), 98)
 
 
 def write_cpp(functions: Iterable[ApiFunction]) -> str:

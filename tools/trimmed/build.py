@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.system import files as files_io
 from engine.tools.trimmed import federated
 from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
-from engine.tools.trimmed.bindings.package import Language, write_package
+from engine.tools.trimmed.bindings.package import Language, write_module, write_package
 from engine.tools.trimmed.bundle import Bundle, describe_inference
-from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
+from engine.tools.trimmed.generate import MESSAGE_BYTES, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
 from engine.tools.trimmed.names import check_name
@@ -56,6 +57,7 @@ class Options:
     planning: options of the plans.
     federated: write the package of a device of a federation beside the Python face.
     bindings: languages, by their names in `LANGUAGES`, that get a package in a folder of that name.
+    also: platforms for which these packages have the library, too.
     """
 
     name: str
@@ -72,6 +74,12 @@ class Options:
     planning: PlanOptions = DEFAULTS
     federated: bool = False
     bindings: Sequence[str] = ()
+    also: Sequence[Platform] = ()
+
+    @property
+    def each(self) -> list[Options]:
+        """The same options for each platform alone, the build's own first."""
+        return [replace(self, platform=p, also=()) for p in (self.platform, *self.also)]
 
     def __post_init__(self) -> None:
         if self.platform.is_bare:  # there are no other builds
@@ -90,9 +98,14 @@ def build(
         StateError: `out` holds a checkpoint that was trained, which a build would overwrite.
     """
     check_name(options.name)
-    archive = options.static or options.freestanding
-    check_languages(options.bindings, options.platform, archive=archive)
+    check_languages(
+        options.bindings, (options.platform, *options.also),
+        archive=options.static or options.freestanding, freestanding=options.freestanding,
+    )  # fmt: skip
     _find_compiler(options)
+    for language in map(LANGUAGES.__getitem__, options.bindings):
+        for each in options.each:
+            _find_compiler(each, language)
     files = list_artifacts(folder)
     content = _read_first_values(files["checkpoint"])
     checkpoint = CheckpointStamp.of(content)
@@ -119,18 +132,26 @@ def _read_first_values(path: Path) -> bytes:
     return content
 
 
-def _build(
-    files: Mapping[str, Path],
-    out: Path,
-    options: Options,
-    checkpoint: CheckpointStamp,
-    progress: StagePrinter,
-) -> dict[str, Any]:
-    """Build into a folder that has the checkpoint already; returns the manifest."""
-    name, platform = options.name, options.platform
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """All that a library of one platform is linked of: its source, and an object file of
+    kernels.
+    """
+
+    options: Options
+    planned: Planned
+    specs: Sequence[KernelSpec]
+    bundle: Bundle
+    source: Source
+    code: bytes
+
+
+def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter) -> _Compiled:
+    """Plan a model for the platform of a build, and compile its kernels."""
+    target = options.platform.target
     planned = make_plans(
         files,
-        platform.target,
+        target,
         options.threads,
         options.batches,
         options.shapes or {},
@@ -140,13 +161,26 @@ def _build(
         planning=options.planning,
     )
     specs = planned.list_kernels()
+    symbols = [spec.symbol for spec in specs]
     digest = _digest(options, map(str, planned.list_plans()))
-    numbers = {spec.symbol: i for i, spec in enumerate(specs)}
-    bundle = Bundle(planned, platform.target, options.threads, digest, numbers)
-    source = Source(
-        name, platform.target, options.threads, digest, [s.symbol for s in specs], bundle
-    )
-    code = _write(out, source, specs, options, progress)
+    numbers = {symbol: i for i, symbol in enumerate(symbols)}
+    bundle = Bundle(planned, target, options.threads, digest, numbers)
+    source = Source(options.name, target, options.threads, digest, symbols, bundle)
+    code = _compile_kernels(source, specs, options, progress)
+    return _Compiled(options, planned, specs, bundle, source, code)
+
+
+def _build(
+    files: Mapping[str, Path],
+    out: Path,
+    options: Options,
+    checkpoint: CheckpointStamp,
+    progress: StagePrinter,
+) -> dict[str, Any]:
+    """Build into a folder that has the checkpoint already; returns the manifest."""
+    own = _compile(files, options, progress)
+    name, planned, source, code = options.name, own.planned, own.source, own.code
+    _write(out, source, code, options)
     for file in ("example.cpp", "device.c", "message.h"):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
@@ -157,12 +191,17 @@ def _build(
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
-    manifest = _make_manifest(source, specs, options, linked.result()) | _describe_contents(
+    bundle = own.bundle
+    manifest = _make_manifest(source, own.specs, options, linked.result()) | _describe_contents(
         bundle, name
     )
+    libraries = [own]
+    for each in options.each[1:]:
+        progress.say(f"the same for {each.platform.name}")
+        libraries.append(_compile(files, each, progress))
     for language in options.bindings:
         progress.say(f"writing the package for {LANGUAGES[language].title}")
-        _write_bindings(out, code, source, LANGUAGES[language], options)
+        _write_bindings(out, libraries, LANGUAGES[language], options)
     manifest["checkpoint"] = asdict(checkpoint)
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
@@ -215,7 +254,8 @@ def build_library(
     symbols = [spec.symbol for spec in specs]
     source = Source(name, platform.target, options.threads, _digest(options, symbols), symbols)
     with staged(out) as made:
-        code = _write(made, source, specs, options, progress)
+        code = _compile_kernels(source, specs, options, progress)
+        _write(made, source, code, options)
         progress.say(_describe_linking(options))
         library = _link(made, code, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
@@ -224,16 +264,11 @@ def build_library(
     return manifest
 
 
-def _write(
-    out: Path,
-    source: Source,
-    specs: Sequence[KernelSpec],
-    options: Options,
-    progress: StagePrinter,
+def _compile_kernels(
+    source: Source, specs: Sequence[KernelSpec], options: Options, progress: StagePrinter
 ) -> bytes:
-    """Compile the kernels and write all sources to `out`; returns the object file of kernels."""
-    name, made = options.name, out / "src"
-    code = load.get_library(
+    """Return the object file of the kernels of a library."""
+    return load.get_library(
         progress.count_each("compiling kernels, or reading them from the cache", specs),
         options.platform.target,
         table=source.link_name("kernels"),
@@ -242,6 +277,11 @@ def _write(
         calls=source.bundle.planned.find_calls() if source.bundle else None,
         has_threads=options.threads > 1,
     )
+
+
+def _write(out: Path, source: Source, code: bytes, options: Options) -> None:
+    """Write all sources of a library, and the object file of its kernels."""
+    name, made = options.name, out / "src"
     made.mkdir(parents=True, exist_ok=True)
     (made / f"{name}.c").write_text(source.write_source(), "utf-8")
     (made / "kernels.o").write_bytes(code)
@@ -250,11 +290,9 @@ def _write(
     (made / "example.c").write_text(source.write_example("example.c"), "utf-8")
     if not (options.static or options.freestanding):  # Python loads shared libraries
         for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):
-            python = (RUNTIME / file).read_text("utf-8").replace('"model"', f'"{name}"', 1)
-            (out / named).write_text(python, "utf-8")
+            (out / named).write_text(source.write_python(file), "utf-8")
         if options.federated:
             federated.write_package(out, name)
-    return code
 
 
 def _digest(options: Options, contents: Iterable[str]) -> str:
@@ -271,22 +309,27 @@ def _needs_posix_threads(options: Options) -> bool:
 def _describe_linking(options: Options) -> str:
     """Return what linking does, for people who wait."""
     done = f"linking for {options.platform.name}"
-    if _find_compiler(options).zig and not options.freestanding:
+    compiler = _find_compiler(options)
+    if compiler.zig and not (compiler.bionic or options.freestanding):
         done += "; ziglang builds the C library of a target when it first links for it"
     return done
 
 
-def _find_compiler(options: Options) -> Compiler:
+def _find_compiler(options: Options, language: Language | None = None) -> Compiler:
     """Return the compiler to link with; called first before any kernel is compiled.
+
+    language: whose package has the library; None: the build itself.
 
     Raises:
         EngineError: there is none, or it cannot make what was asked for.
     """
+    is_static = options.static and not options.freestanding
     return find_compiler(
         options.platform,
         options.compiler,
         threads=_needs_posix_threads(options),
-        freestanding=options.freestanding,
+        freestanding=language.freestanding if language else options.freestanding,
+        archive=language.kind == "static" if language else is_static,
     )
 
 
@@ -316,27 +359,41 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
 
 
 def _write_bindings(
-    out: Path, code: bytes, source: Source, language: Language, options: Options
+    out: Path, libraries: Sequence[_Compiled], language: Language, options: Options
 ) -> None:
-    """Write the package of a language, with the library that it loads."""
-    platform = options.platform
-    file = platform.file_name("shared", options.name)
-    api = source.describe_api(file, engine.__version__, freestanding=language.wasm)
-    for path, text in write_package(language, api, platform):
+    """Write the package of a language, with a library for each platform."""
+    name, package = options.name, out / language.name
+    platforms = [library.options.platform for library in libraries]
+    api = libraries[0].source.describe_api(
+        platforms[0].file_name(language.kind, name), engine.__version__, platforms,
+        freestanding=language.freestanding,
+    )  # fmt: skip
+    for path, text in write_package(language, api):
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, "utf-8")
-    link(
-        [code],
-        [out / "src" / f"{options.name}.c", *(out / language.name / c for c in language.sources)],
-        platform,
-        out / language.name / language.place(options.name, platform) / file,
-        defines={"EDGEGRAD_FREESTANDING": ""} if language.wasm else {},
-        include=[out],
-        size=True,  # the C code is not hot
-        threads=_needs_posix_threads(options),
-        freestanding=language.wasm,
-        compiler=options.compiler,
-    )
+    for library, platform in zip(libraries, platforms, strict=True):
+        place = package / language.place(name, platform)
+        header = library.source.write_header()
+        for path, text in write_module(language, api, header):
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            (place / path).write_text(text, "utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder)
+            (made / f"{name}.h").write_text(header, "utf-8")
+            (made / f"{name}.c").write_text(library.source.write_source(), "utf-8")
+            link(
+                [library.code],
+                [made / f"{name}.c", *(package / source for source in language.sources)],
+                platform,
+                place / platform.file_name(language.kind, name),
+                kind=language.kind,
+                defines={"EDGEGRAD_FREESTANDING": ""} if language.freestanding else {},
+                include=[made],
+                size=True,  # the C code is not hot
+                threads=_needs_posix_threads(library.options),
+                freestanding=language.freestanding,
+                compiler=options.compiler,
+            )
 
 
 def _make_selftest(out: Path, code: bytes, source: Source, recorded: str, options: Options) -> None:

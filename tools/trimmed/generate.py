@@ -19,7 +19,12 @@ from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.runtime.program import LAUNCH
-from engine.tools.trimmed.api import list_enumerations, list_functions, write_cpp
+from engine.tools.trimmed.api import (
+    list_enumerations,
+    list_functions,
+    write_cpp,
+    write_ctypes,
+)
 from engine.tools.trimmed.bindings.package import Api
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_ROOM,
@@ -30,6 +35,7 @@ from engine.tools.trimmed.bundle import (
     handle_bytes,
 )
 from engine.tools.trimmed.cpu import list_needs, write_needs
+from engine.tools.trimmed.targets import Platform
 from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
 RUNTIME = Path(__file__).parent / "runtime"
@@ -193,6 +199,16 @@ class Source:
         members = write_cpp(list_functions(self.read_header()))
         return self.fill_names(text.replace("/*@members@*/", members))
 
+    def write_python(self, file: str) -> str:
+        """Return a file of the interface for Python; `file` is its name in `runtime/`."""
+        functions = [
+            function
+            for function in list_functions(self.read_header())
+            if function.exists(freestanding=False, threads=self.threads)
+        ]
+        text = _read_template(file).replace('"model"', f'"{self.name}"', 1)
+        return text.replace("@functions@", write_ctypes(functions))
+
     def read_header(self) -> str:
         """Return the public header with the marks of names and constants, which describes the
         API.
@@ -202,11 +218,14 @@ class Source:
             text = text.replace(mark, own)
         return text
 
-    def describe_api(self, library: str, version: str, *, freestanding: bool) -> Api:
+    def describe_api(
+        self, library: str, version: str, platforms: Sequence[Platform], *, freestanding: bool
+    ) -> Api:
         """Return what the bindings of a library are written from.
 
         library: its file name.
         version: of packages.
+        platforms: those that packages have a library for.
         """
         header = self.read_header()
         functions = [
@@ -216,7 +235,7 @@ class Source:
         ]
         constants = {key: value for key, value, _ in self._list_constants()}
         enumerations = tuple(list_enumerations(header))
-        return Api(self.name, version, functions, enumerations, constants, library)
+        return Api(self.name, version, functions, enumerations, constants, library, platforms)
 
     def write_source(self) -> str:
         """Return everything in the library except its kernels, as one C file."""

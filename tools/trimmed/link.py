@@ -55,13 +55,19 @@ class Compiler:
 
 
 def find_compiler(
-    platform: Platform, chosen: str = "", *, threads: bool = False, freestanding: bool = False
+    platform: Platform,
+    chosen: str = "",
+    *,
+    threads: bool = False,
+    freestanding: bool = False,
+    archive: bool = False,
 ) -> Compiler:
     """Return the compiler for a platform; refuse unsupported ones before anything is compiled.
 
     chosen: `zig`, a command, or empty to take the first that fits.
     threads: whether POSIX threads are used.
     freestanding: whether an archive is made that needs no C library.
+    archive: whether an archive is made, which needs the headers of the C library alone.
 
     Raises:
         EngineError: no compiler is installed, and the message says what to install; or there are no
@@ -81,18 +87,30 @@ def find_compiler(
             return Compiler(tuple(command), zig=False)
     names = ", ".join(command.split()[0] for command in platform.cc) or "its compilers"
     tried = f"target {platform.name}: none of {names} is here"
-    if platform.sdk and not freestanding:
+    has_headers = archive and platform.form == "macho"  # the same on all of Apple's systems
+    if platform.sdk and not (freestanding or has_headers):
+        others = "--static or --freestanding" if platform.form == "macho" else "--freestanding"
         raise EngineError(
-            f"{tried}; they come with {platform.sdk}. Without it there are archives alone that "
-            f"need no C library: --freestanding"
+            f"{tried}; they come with {platform.sdk}. Without it there are archives alone: {others}"
         )
     if importlib.util.find_spec("ziglang") is None:
         raise EngineError(f"{tried}; {_NEED}")
     # Clang's own target for Android would call functions of a library for atomic additions.
     is_bionic = platform.is_bionic and not freestanding
     target = [f"{platform.machine}-linux-none"] if is_bionic else platform.zig.split()
+    target += ["-isystem", str(_find_darwin_headers())] if has_headers else []
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", *target)
     return Compiler(zig, zig=True, bionic=is_bionic)
+
+
+def _find_darwin_headers() -> Path:
+    """Return the folder of ziglang with the headers of Apple's C library, which it has for macOS
+    alone.
+    """
+    spec = importlib.util.find_spec("ziglang")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "lib/libc/include/any-darwin-any"
 
 
 def link(
@@ -128,7 +146,10 @@ def link(
         EngineError: no compiler fits, or it failed, and the message has its first lines; or what it
             made is for another platform.
     """
-    driver = find_compiler(platform, compiler, threads=threads, freestanding=freestanding)
+    driver = find_compiler(
+        platform, compiler,
+        threads=threads, freestanding=freestanding, archive=kind == "static",
+    )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".link-") as folder:
         work = Path(folder)

@@ -139,4 +139,4 @@ def _fill(api: Api) -> Mapping[str, str]:
     }
 
 
-JAVASCRIPT = Language("js", "JavaScript and TypeScript", _fill, wasm=True)
+JAVASCRIPT = Language("js", "JavaScript and TypeScript", _fill, systems=("wasi",))

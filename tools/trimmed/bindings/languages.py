@@ -12,10 +12,11 @@ from engine.tools.trimmed.bindings.javascript import JAVASCRIPT
 from engine.tools.trimmed.bindings.kotlin import KOTLIN
 from engine.tools.trimmed.bindings.package import Language
 from engine.tools.trimmed.bindings.rust import RUST
+from engine.tools.trimmed.bindings.swift import SWIFT
 from engine.tools.trimmed.targets import Platform
 
 LANGUAGES: dict[str, Language] = {
-    language.name: language for language in (JAVASCRIPT, JAVA, KOTLIN, CSHARP, RUST, GO)
+    language.name: language for language in (JAVASCRIPT, JAVA, KOTLIN, SWIFT, CSHARP, RUST, GO)
 }
 
 
@@ -35,22 +36,26 @@ def parse_languages(value: str) -> tuple[str, ...]:
     return names
 
 
-def check_languages(names: Sequence[str], platform: Platform, *, archive: bool) -> None:
-    """Check that the languages can load a library of the platform.
+def check_languages(
+    names: Sequence[str], platforms: Sequence[Platform], *, archive: bool, freestanding: bool
+) -> None:
+    """Check that the languages can load libraries of the platforms.
 
-    archive: whether the build is an archive, which is linked and not loaded.
+    archive, freestanding: whether the build is an archive, and one that needs no C library.
 
     Raises:
         EngineError: one cannot.
     """
-    for name in names:
-        if archive:
+    for language in map(LANGUAGES.__getitem__, names):
+        word = f"--bindings {language.name}"
+        if freestanding or (archive and language.kind != "static"):
             raise EngineError(
-                f"--bindings {name}: it loads a shared library, and --static and --freestanding "
-                "make archives"
+                f"{word}: it loads a shared library, and --static and --freestanding make archives"
+                if language.kind != "static"
+                else f"{word}: its library uses the C library, and --freestanding has none"
             )
-        if LANGUAGES[name].wasm != platform.is_wasm:
-            other = "wasm32" if LANGUAGES[name].wasm else "other targets than WebAssembly"
-            raise EngineError(
-                f"--bindings {name}: it is for {other}, and the target is {platform.name}"
-            )
+        for platform in platforms:
+            if not language.fits(platform):
+                fitting = ", ".join(language.list_targets())
+                wanted = fitting if language.systems else "targets with a system of their own"
+                raise EngineError(f"{word}: it is for {wanted}, and the target is {platform.name}")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.tools.trimmed.api import ApiFunction, Enumeration
-from engine.tools.trimmed.targets import Platform
+from engine.tools.trimmed.link import Kind
+from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -23,6 +24,7 @@ class Api:
     enumerations: of the header.
     constants: the numbers of the header, by their names without the build's.
     library: the file name of the library.
+    platforms: the build's, and then the others that the package has a library for.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Api:
     enumerations: Sequence[Enumeration]
     constants: Mapping[str, int]
     library: str
+    platforms: Sequence[Platform]
 
     @property
     def members(self) -> tuple[ApiFunction, ...]:
@@ -66,7 +69,9 @@ class Language:
     name: of the option `--bindings`, and of the folder in the build.
     title: its name.
     fill: makes the text for each mark of the templates.
-    wasm: whether it loads a WebAssembly module, which then needs no C library.
+    systems: those that it is for; none: all that load shared libraries of C.
+    kind: of the library.
+    module: the name of a module of C, with marks, whose header and map lie beside each library.
     row, separator: how a member of an enumeration is written, of name and value, where each has a
         file, whose template is called `@Enumeration@`.
     sources: the templates of C that are compiled into the library.
@@ -78,12 +83,29 @@ class Language:
     name: str
     title: str
     fill: Callable[[Api], Mapping[str, str]]
-    wasm: bool = False
+    systems: Sequence[str] = ()
+    kind: Kind = "shared"
+    module: str = ""
     row: str = ""
     separator: str = ""
     sources: Sequence[str] = ()
     place: Callable[[str, Platform], str] = lambda name, platform: ""
     list_templates: Callable[[Platform], Sequence[str]] | None = None
+
+    @property
+    def freestanding(self) -> bool:
+        """True if its library uses no C library: a WebAssembly module without imports."""
+        return self.systems == ("wasi",)
+
+    def fits(self, platform: Platform) -> bool:
+        """Return whether it can load a library of a platform."""
+        if self.systems:
+            return platform.system in self.systems
+        return not (platform.is_wasm or platform.is_bare)
+
+    def list_targets(self) -> list[str]:
+        """Return the names of the targets that it can load libraries of."""
+        return [name for name in TARGETS if self.fits(resolve(name))]
 
 
 def _find_templates(language: Language, platform: Platform) -> dict[str, Path]:
@@ -99,12 +121,12 @@ def _find_templates(language: Language, platform: Platform) -> dict[str, Path]:
     return files
 
 
-def write_package(language: Language, api: Api, platform: Platform) -> Iterator[tuple[Path, str]]:
+def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
     """Yield the files of the package of a language: paths in the build's folder, and texts."""
     own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
     own |= {"version": api.version, "library": api.library}
     marks = own | {key: str(value) for key, value in api.constants.items()} | {**language.fill(api)}
-    for inner, file in sorted(_find_templates(language, platform).items()):
+    for inner, file in sorted(_find_templates(language, api.platforms[0]).items()):
         text = file.read_text("utf-8")
         for each in api.enumerations if "@Enumeration@" in inner else (None,):
             if each is not None:
@@ -112,6 +134,17 @@ def write_package(language: Language, api: Api, platform: Platform) -> Iterator[
                 more = {"Enumeration": each.title, "enumerationRows": language.separator.join(rows)}
                 own, marks = own | more, marks | more
             yield Path(language.name, replace_marks(inner, own)), replace_marks(text, marks)
+
+
+def write_module(language: Language, api: Api, header: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files beside a library of a language that imports modules of C: a header, which
+    differs by platform, and the map that makes it a module.
+    """
+    if language.module:
+        title = replace_marks(language.module, {"Name": join_pascal(api.name)})
+        text = f'module {title} {{\n  header "{api.name}.h"\n  export *\n}}\n'
+        yield Path("Headers", f"{api.name}.h"), header
+        yield Path("Headers", "module.modulemap"), text
 
 
 def replace_marks(text: str, marks: Mapping[str, str]) -> str:

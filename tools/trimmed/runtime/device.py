@@ -198,6 +198,13 @@ class Module:
         """Set the seed of the random numbers of dropout, initially 0."""
         self._handle.call("set_seed", _L.convert_whole(seed, "seed"))
 
+    def get_draws(self) -> int:
+        """Return how many steps have drawn random numbers, as checkpoints keep it."""
+        return int(_C["get_draws"](self._handle.pointer))
+
+    def set_draws(self, draws: int) -> None:
+        self._handle.call("set_draws", _L.convert_whole(draws, "draws"))
+
     def input_names(self, side: int = 0) -> list[str]:
         phase = "train" if self.training else "eval"
         return [t["name"] for t in self._handle.phases[0][phase][side]]
@@ -209,15 +216,18 @@ class Module:
         return int(_C["parameters_size"](self._handle.pointer, int(trainable_only)))
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> np.ndarray:
-        out = np.empty(self.get_parameters_size(trainable_only), np.float32)
-        self._handle.call("get_parameters", out.ctypes.data, out.size, int(trainable_only))
+        end, dtype = self._handle.buffer
+        out = np.empty(self.get_parameters_size(trainable_only), dtype)
+        self._handle.call(f"get_parameters{end}", out.ctypes.data, out.size, int(trainable_only))
         return out
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         values = np.ascontiguousarray(_L.convert_array(buffer, None, "the buffer"))
-        if values.dtype != np.float32:
-            raise InputError(f"the buffer is {values.dtype}: float32 is supported")
-        self._handle.call("set_parameters", values.ctypes.data, values.size, int(trainable_only))
+        end, dtype = self._handle.buffer
+        if values.dtype != dtype:
+            raise InputError(f"the buffer is {values.dtype}: this model has {dtype}")
+        given = (values.ctypes.data, values.size, int(trainable_only))
+        self._handle.call(f"set_parameters{end}", *given)
 
     def inference_model_to_bytes(self, graph_output_names: Sequence[str] | None = None) -> bytes:
         """Return the forward model with the current parameters, its outputs chosen by the build."""
@@ -265,6 +275,9 @@ class Optimizer:
 
     def get_step(self) -> int:
         return int(_C["get_step"](self._handle.pointer))
+
+    def set_step(self, step: int) -> None:
+        self._handle.call("set_step", _L.convert_whole(step, "step"))
 
     def get_skipped(self) -> int:
         """Return how many updates were skipped since the checkpoint was loaded."""

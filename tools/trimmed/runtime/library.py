@@ -41,16 +41,8 @@ _KINDS: dict[str, Any] = {
     "p": _POINTER, "i": ctypes.c_int, "n": ctypes.c_size_t, "f": ctypes.c_float,
     "l": ctypes.c_int64, "s": ctypes.c_char_p, "0": None,
 }  # fmt: skip
-# function: its result, then its arguments, by the letters above
-_FUNCTIONS = """destroy: 0p, message: sp, build: s, train_step: ippp, eval_step: ippp, infer: ippp,
-optimizer_step: ip, lazy_reset_grad: 0p, get_learning_rate: fp, set_learning_rate: ipf,
-get_step: lp, parameter: ppi, gradient: ppi, parameters_size: npi, get_parameters: ippni,
-get_skipped: lp,
-set_parameters: ippni, checkpoint_size: npi, save_to: ippni, save: ipsi, property_count: ip,
-get_property: ipippppp, set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss,
-set_seed: 0pl, is_joined: ip, batch_count: ip, batch_size: lpi, set_batch: ipl, input_count: ipi,
-output_count: ipi, input_info: tpii, output_info: tpii, parameter_count: ip, parameter_info: tpi"""
-_FUNCTIONS += ", create_from: ipsns" if "phases" in INFO else ", create_from_plan: ipsnsns"
+# Rows `function:letters`, of its result and its arguments: written from the header's declarations.
+_FUNCTIONS = """@functions@"""
 
 
 class _Tensor(ctypes.Structure):
@@ -63,7 +55,7 @@ _KINDS["t"] = ctypes.POINTER(_Tensor)
 _DTYPES = ("", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "?", "", "f8", "u4", "u8")
 functions: dict[str, Any] = {}
 _library = ctypes.CDLL(str(HERE / INFO["library"]))
-for _name, _letters in re.findall(r"(\w+): (\w+)", _FUNCTIONS):
+for _name, _letters in re.findall(r"(\w+):(\w+)", _FUNCTIONS):
     functions[_name] = getattr(_library, f"{NAME}_{_name}")
     functions[_name].restype, *functions[_name].argtypes = (_KINDS[k] for k in _letters)
 if functions["build"]().decode() != INFO["build"]:
@@ -206,6 +198,12 @@ class Handle:
         count = functions["batch_count"](m)
         self.batches = [functions["batch_size"](m, i) for i in range(count)]
         self.phases = [self._list_ports(batch) for batch in self.batches]
+
+    @property
+    def buffer(self) -> tuple[str, str]:
+        """The end of the names of functions that take all parameters, and the element type."""
+        is_wide = all(p["dtype"] == "float64" for p in self.parameters if p["trainable"])
+        return ("_f64", "float64") if is_wide else ("", "float32")
 
     def _list_ports(self, batch: int) -> dict[str, tuple[list[dict[str, Any]], ...]]:
         """Return inputs and outputs by phase."""

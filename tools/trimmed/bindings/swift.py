@@ -1,0 +1,224 @@
+"""Swift, and Objective-C by the module of the header: a class over functions of C.
+
+The package has a static library for each target, in a framework that Xcode chooses from.
+"""
+
+from __future__ import annotations
+
+import plistlib
+from collections.abc import Mapping
+
+from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.bindings.package import (
+    Api,
+    Language,
+    describe,
+    indent,
+    join_camel,
+    join_pascal,
+)
+from engine.tools.trimmed.targets import Platform
+
+_GIVEN = {  # type, and what is passed to C
+    "text": ("String", 'try Model.checked("{0}", {0})'),
+    "flag": ("Bool", "{0} ? 1 : 0"),
+    "phase": ("Phase", "{0}.rawValue"),
+    "int": ("Int", "Int32(clamping: {0})"),
+    "long": ("Int64", "{0}"),
+    "float": ("Float", "{0}"),
+    "size": ("Int", "{0}"),
+    "bytes": ("[UInt8]", "{0}, {0}.count"),
+    "buffer": ("inout [UInt8]", "&{0}, {0}Count"),
+    "floats": ("[Float]", "{0}, {0}.count"),
+    "float_buffer": ("inout [Float]", "&{0}, {0}Count"),
+    "doubles": ("[Double]", "{0}, {0}.count"),
+    "double_buffer": ("inout [Double]", "&{0}, {0}Count"),
+    "inputs": ("Numbers...", "nil"),
+    "outputs": ("", "nil"),
+}
+_GOTTEN = {  # type, C's variable, and back
+    "out_text": ("String", "UnsafePointer<CChar>? = nil", "Model.text({0})"),
+    "out_int": ("Int", "Int32 = 0", "Int({0})"),
+    "out_long": ("Int64", "Int64 = 0", "{0}"),
+    "out_float": ("Float", "Float = 0", "{0}"),
+    "out_size": ("Int", "Int = 0", "{0}"),
+}
+_ANSWERS = {  # type, and what is made of the call
+    "nothing": ("", "{0}"),
+    "code": ("", "try check({0})"),
+    "flag": ("Bool", "return {0} != 0"),
+    "int": ("Int", "return Int({0})"),
+    "long": ("Int64", "return {0}"),
+    "float": ("Float", "return {0}"),
+    "size": ("Int", "return {0}"),
+    "text": ("String", "return Model.text({0})"),
+    "tensor": ("Tensor?", "return Tensor({0})"),
+    "memory": ("Values?", "return Values({0}, {info})"),
+}
+_PLATFORMS = {"macos": ("macos", ""), "ios": ("ios", ""), "ios-simulator": ("ios", "simulator")}
+
+
+def _list_declared(given: tuple[Argument, ...]) -> list[str]:
+    """Return the parameters; the first has no label."""
+    named = [(join_camel(a.name), _GIVEN[a.kind][0]) for a in given if _GIVEN[a.kind][0]]
+    return [f"{'' if i else '_ '}{name}: {kind}" for i, (name, kind) in enumerate(named)]
+
+
+def _list_passed(function: ApiFunction) -> list[str]:
+    return [
+        f"&{join_camel(a.name)}" if a.returned else _GIVEN[a.kind][1].format(join_camel(a.name))
+        for a in function.arguments
+    ]
+
+
+def _list_counts(given: tuple[Argument, ...]) -> list[str]:
+    """Return the statements that count what C writes to, which is not to be read meanwhile."""
+    names = [join_camel(a.name) for a in given if _GIVEN[a.kind][0].startswith("inout")]
+    return [f"let {name}Count = {name}.count" for name in names]
+
+
+def _pass_on(given: tuple[Argument, ...]) -> str:
+    """Return the arguments of a call of a method that has the same parameters."""
+    names = [join_camel(a.name) for a in given]
+    return ", ".join(name if i == 0 else f"{name}: {name}" for i, name in enumerate(names))
+
+
+def _write_method(function: ApiFunction, head: str, lines: list[str]) -> str:
+    contract = describe(function, join_camel, "    /// ")
+    return f"{contract}    public {head} {{\n{indent(chr(10).join(lines), 8)}\n    }}\n"
+
+
+def _write_member(function: ApiFunction, api: Api) -> str:
+    """Return the method, with its contract."""
+    given, gotten, name = function.given, function.gotten, join_camel(function.name)
+    declared, passed = _list_declared(given), ["m"] * function.acts + _list_passed(function)
+    call = f"@name@_{function.name}({', '.join(passed)})"
+    result, made = _ANSWERS[function.answer]
+    lines, info, rest = _list_counts(given), "", ""
+    throws = function.fails or any(a.kind == "text" for a in given)
+    if function.answer == "memory":
+        described = find_description(function, api.functions)
+        info = f"{join_camel(described.name)}({_pass_on(given)})"
+        if not function.result.startswith("const"):
+            rest = _write_setter(function, declared, call, info)
+    if any(a.kind == "inputs" for a in given):
+        phase = f".{api.find_phase(function).lower()}"
+        lines += [f"try place({phase}, inputs)", f"try check({call})", f"return outputs({phase})"]
+        result = "[Values]"
+    elif gotten:
+        result = join_pascal(function.name.removeprefix("get_"))
+        lines += [f"var {join_camel(a.name)}: {_GOTTEN[a.kind][1]}" for a in gotten]
+        fields = ", ".join(
+            f"{join_camel(a.name)}: {_GOTTEN[a.kind][2].format(join_camel(a.name))}" for a in gotten
+        )
+        lines += [f"try check({call})", f"return {result}({fields})"]
+        rest = _write_record(result, gotten)
+    else:
+        tries = throws and function.answer != "code"
+        lines.append(made.format(f"{'try ' * tries}{call}", info=info))
+    if function.acts:
+        start = f"{'return ' * bool(result)}{'try ' * throws}locked {{"
+        lines = [start, *(f"    {line}" for line in lines), "}"]
+    static = "" if function.acts else "static "
+    arrow = f" -> {result}" if result else ""
+    head = f"{static}func {name}({', '.join(declared)}){' throws' * throws}{arrow}"
+    return _write_method(function, head, lines) + rest
+
+
+def _write_setter(function: ApiFunction, declared: list[str], call: str, info: str) -> str:
+    """Return the method that writes the memory whose values another one returns."""
+    name = join_camel(function.name)
+    taken = ", ".join([*declared, "values: Numbers"])
+    return (
+        f"\n    /// Write the values that `{name}` returns.\n"
+        f"    public func set{join_pascal(function.name)}({taken}) throws {{\n"
+        f'        try locked {{\n            try write({call}, {info}, "{name}", values)\n'
+        "        }\n    }\n"
+    )
+
+
+def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+    """Return the type of the results of a method that has several."""
+    fields = "".join(
+        f"        public let {join_camel(a.name)}: {_GOTTEN[a.kind][0]}\n" for a in gotten
+    )
+    return f"\n    /// The result of `get{name}`.\n    public struct {name} {{\n{fields}    }}\n"
+
+
+def _write_maker(function: ApiFunction) -> str:
+    """Return the method that makes a model."""
+    passed = ", ".join(["&made", *_list_passed(function), "&why"])
+    lines = [
+        "var made: OpaquePointer? = nil",
+        "var why = [CChar](repeating: 0, count: @MESSAGE_BYTES@)",
+        f"let code = @name@_{function.name}({passed})",
+        "return try Model(code, made, why)",
+    ]
+    declared = ", ".join(_list_declared(function.given))
+    head = f"static func {join_camel(function.name)}({declared}) throws -> Model"
+    return _write_method(function, head, lines)
+
+
+def _write_enumeration(enumeration: Enumeration) -> str:
+    rows = "".join(
+        f"    /// {comment}\n" * bool(comment)
+        + f"    case {join_camel(member.lower())} = {value}\n"
+        for member, value, comment in enumeration.members
+    )
+    head = f"public enum {enumeration.title}: Int32, CaseIterable, Sendable"
+    return f"/// A number of C by its name.\n{head} {{\n{rows}}}\n"
+
+
+def _describe_framework(api: Api) -> str:
+    """Return the property list of the framework, which tells Xcode what is where."""
+    libraries = []
+    for platform in api.platforms:
+        system, variant = _PLATFORMS[platform.system]
+        row = {
+            "HeadersPath": "Headers",
+            "LibraryIdentifier": _name_slice(platform),
+            "LibraryPath": platform.file_name("static", api.name),
+            "SupportedArchitectures": [_name_machine(platform)],
+            "SupportedPlatform": system,
+        }
+        libraries.append(row | ({"SupportedPlatformVariant": variant} if variant else {}))
+    facts = {
+        "AvailableLibraries": libraries,
+        "CFBundlePackageType": "XFWK",
+        "XCFrameworkFormatVersion": "1.0",
+    }
+    return plistlib.dumps(facts).decode()
+
+
+def _name_machine(platform: Platform) -> str:
+    return {"aarch64": "arm64"}.get(platform.machine, platform.machine)
+
+
+def _name_slice(platform: Platform) -> str:
+    system, variant = _PLATFORMS[platform.system]
+    return "-".join(filter(None, (system, _name_machine(platform), variant)))
+
+
+def _fill(api: Api) -> Mapping[str, str]:
+    functions = [f for f in api.functions if not f.places]
+    return {
+        "framework": _describe_framework(api),
+        "enums": "\n".join(map(_write_enumeration, api.enumerations)).rstrip(),
+        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
+        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
+    }
+
+
+def _place(name: str, platform: Platform) -> str:
+    return f"C{join_pascal(name)}.xcframework/{_name_slice(platform)}"
+
+
+SWIFT = Language(
+    "swift",
+    "Swift and Objective-C",
+    _fill,
+    place=_place,
+    systems=tuple(_PLATFORMS),
+    kind="static",
+    module="C@Name@",
+)

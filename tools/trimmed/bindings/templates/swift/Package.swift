@@ -1,0 +1,14 @@
+// swift-tools-version:5.7
+// Training of one model: a library of Swift, and the module C@Name@ for Objective-C and C.
+import PackageDescription
+
+let package = Package(
+    name: "@Name@",
+    platforms: [.macOS(.v11), .iOS(.v13)],
+    products: [.library(name: "@Name@", targets: ["@Name@"])],
+    targets: [
+        .binaryTarget(name: "C@Name@", path: "C@Name@.xcframework"),
+        .target(name: "@Name@", dependencies: ["C@Name@"]),
+        .executableTarget(name: "Example", dependencies: ["@Name@"], path: "Examples"),
+    ]
+)

@@ -1,0 +1,127 @@
+import C@Name@
+import Foundation
+
+/// Training of one model. Each method is the function of @name@.h with its name; a call that is
+/// refused throws a `ModelError` with the message of C. Calls of several threads wait for one
+/// another. The memory goes with the last reference, or before that with `close`.
+///
+///     let model = try Model.create("checkpoint")
+///     let loss = try model.trainStep(images, labels)[0].item()
+///     try model.optimizerStep()
+///     model.lazyResetGrad()
+public final class Model: @unchecked Sendable {
+    private var m: OpaquePointer?
+    private let lock = NSRecursiveLock()
+
+    private init(_ code: Int32, _ made: OpaquePointer?, _ why: [CChar]) throws {
+        if code != ErrorCode.ok.rawValue {
+            throw ModelError(code, String(cString: why))
+        }
+        m = made
+    }
+
+    deinit {
+        @name@_destroy(m)
+    }
+
+    /// End the model and give its memory back.
+    public func close() {
+        locked {
+            @name@_destroy(m)
+            m = nil
+        }
+    }
+
+/*@makers@*/
+
+    /// Make a model without values, which `setParameters` gives it.
+    public static func createWithoutValues() throws -> Model {
+        var made: OpaquePointer? = nil
+        var why = [CChar](repeating: 0, count: @MESSAGE_BYTES@)
+        let code = @name@_create(&made, nil, &why)
+        return try Model(code, made, why)
+    }
+
+/*@members@*/
+
+    /// Return the content of a checkpoint file.
+    public func checkpoint(_ includeOptimizerState: Bool = true) throws -> [UInt8] {
+        return try locked {
+            var bytes = [UInt8](repeating: 0, count: checkpointSize(includeOptimizerState))
+            try saveTo(&bytes, includeOptimizerState: includeOptimizerState)
+            return bytes
+        }
+    }
+
+    /// Return all parameters one after another.
+    public func parameters(_ trainableOnly: Bool = true) throws -> [Float] {
+        return try locked {
+            var values = [Float](repeating: 0, count: parametersSize(trainableOnly))
+            try getParameters(&values, trainableOnly: trainableOnly)
+            return values
+        }
+    }
+
+    // MARK: - calls
+
+    private func locked<Answer>(_ body: () throws -> Answer) rethrows -> Answer {
+        lock.lock()
+        defer { lock.unlock() }
+        return try body()
+    }
+
+    private func check(_ code: Int32) throws {
+        if code == ErrorCode.ok.rawValue {
+            return
+        }
+        if m == nil {
+            throw ModelError(ErrorCode.badState.rawValue, "the model was closed")
+        }
+        throw ModelError(code, Model.text(@name@_message(m)))
+    }
+
+    private static func text(_ address: UnsafePointer<CChar>?) -> String {
+        return address.map { String(cString: $0) } ?? ""
+    }
+
+    private static func checked(_ name: String, _ value: String) throws -> String {
+        if value.utf8.contains(0) {
+            throw ModelError(refused: "\(name): expected text without null characters")
+        }
+        return value
+    }
+
+    private func write(
+        _ address: UnsafeMutableRawPointer?, _ tensor: Tensor?, _ place: String, _ values: Numbers
+    ) throws {
+        guard let address = address, let tensor = tensor else {
+            throw ModelError(refused: "\(place): there is none")
+        }
+        try tensor.check(place, values)
+        values.withBytes { bytes in
+            UnsafeMutableRawBufferPointer(start: address, count: tensor.bytes).copyMemory(from: bytes)
+        }
+    }
+
+    private func place(_ phase: Phase, _ inputs: [Numbers]) throws {
+        if inputs.isEmpty || !hasPhase(phase) {
+            return  // they are in place, or the step itself says what is wrong
+        }
+        let count = inputCount(phase)
+        if inputs.count != count {
+            throw ModelError(refused: "expected \(count) inputs, got \(inputs.count)")
+        }
+        for (index, values) in inputs.enumerated() {
+            if let tensor = inputInfo(phase, index: index) {
+                try tensor.check("input '\(tensor.name)'", values)
+            }
+        }
+        for (index, values) in inputs.enumerated() {
+            try setInput(phase, index: index, values: values)
+        }
+    }
+
+    private func outputs(_ phase: Phase) -> [Values] {
+        return (0..<outputCount(phase)).compactMap { output(phase, index: $0) }
+    }
+}
