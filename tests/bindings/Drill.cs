@@ -2,6 +2,7 @@ using System;
 using System.IO;
 using System.Linq;
 using System.Text;
+using System.Threading;
 using Edgegrad.Mnist;
 
 /// <summary>What every binding is put through, in C#: Drill CHECKPOINT STEPS OUT SESSIONS.</summary>
@@ -84,6 +85,7 @@ public static class Drill
         Console.WriteLine("unchanged " + Say(before.SequenceEqual(model.Checkpoint())));
 
         var resumed = Model.CreateFrom(before);
+        Refuse(() => resumed.OptimizerStep());
         Console.WriteLine("round trip " + Say(before.SequenceEqual(resumed.Checkpoint())));
         model.Save(arguments[2], true);
         var opened = Model.Create(arguments[2]);
@@ -91,6 +93,20 @@ public static class Drill
         Console.WriteLine("loss " + loss);
         Console.WriteLine("alike " + Say(Train(resumed, 9) == loss && Train(opened, 9) == loss));
         model.Save(arguments[2], true);
+        long done = opened.GetStep();
+        ThreadStart turns = () =>
+        {
+            for (int k = 0; k < 50; k++)
+            {
+                opened.TrainStep(x, y);
+                opened.OptimizerStep();
+            }
+        };
+        var other = new Thread(turns);
+        other.Start();
+        turns();
+        other.Join();
+        Console.WriteLine("turns " + (opened.GetStep() - done));
         float[] values = model.Parameters();
         resumed.SetParameters(values, true);
         Console.WriteLine("parameters " + values.Length + " " + Say(values.SequenceEqual(resumed.Parameters())));

@@ -87,6 +87,7 @@ public final class Drill {
     say("unchanged " + Arrays.equals(before, model.checkpoint(true)));
 
     Model resumed = Model.createFrom(before);
+    refuse(resumed::optimizerStep);
     say("round trip " + Arrays.equals(before, resumed.checkpoint(true)));
     model.save(arguments[2], true);
     Model opened = Model.create(arguments[2]);
@@ -94,6 +95,19 @@ public final class Drill {
     say("loss " + loss);
     say("alike " + (train(resumed, 9) == loss && train(opened, 9) == loss));
     model.save(arguments[2], true);
+    long done = opened.getStep();
+    Runnable turns =
+        () -> {
+          for (int k = 0; k < 50; k++) {
+            opened.trainStep(last.x, last.y);
+            opened.optimizerStep();
+          }
+        };
+    Thread other = new Thread(turns);
+    other.start();
+    turns.run();
+    join(other);
+    say("turns " + (opened.getStep() - done));
     float[] values = model.parameters(true);
     resumed.setParameters(values, true);
     boolean same = Arrays.equals(values, resumed.parameters(true));
@@ -122,6 +136,14 @@ public final class Drill {
     }
     say("grown " + (Math.max(0, resident() - first) >> 20));
     System.out.flush();
+  }
+
+  private static void join(Thread thread) {
+    try {
+      thread.join();
+    } catch (InterruptedException error) {
+      throw new IllegalStateException(error);
+    }
   }
 
   private static String name(Model model, int index) {

@@ -14,6 +14,7 @@ import edgegrad.mnist.train
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
+import kotlin.concurrent.thread
 
 // What every binding is put through, in Kotlin: CHECKPOINT STEPS OUT SESSIONS.
 
@@ -76,6 +77,7 @@ fun main(arguments: Array<String>) {
   say("unchanged ${before.contentEquals(model.checkpoint(true))}")
 
   val resumed = Model.createFrom(before)
+  refuse { resumed.optimizerStep() }
   say("round trip ${before.contentEquals(resumed.checkpoint(true))}")
   model.save(File(out))
   val opened = Model.create(out)
@@ -83,6 +85,17 @@ fun main(arguments: Array<String>) {
   say("loss $loss")
   say("alike ${resumed.take(last) == loss && opened.take(last) == loss}")
   model.save(File(out))
+  val done = opened.step
+  val turns = {
+    for (k in 0 until 50) {
+      opened.trainStep(last.x, last.y)
+      opened.optimizerStep()
+    }
+  }
+  val other = thread { turns() }
+  turns()
+  other.join()
+  say("turns ${opened.step - done}")
   val values = model.parameters(true)
   resumed.setParameters(values, true)
   say("parameters ${values.size} ${values.contentEquals(resumed.parameters(true))}")

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 
 	"mnist"
 )
@@ -105,6 +106,7 @@ func main() {
 	fmt.Println("unchanged", bytes.Equal(before, must(model.Checkpoint(true))))
 
 	resumed := must(mnist.CreateFrom(before))
+	refuse(resumed.OptimizerStep())
 	fmt.Println("round trip", bytes.Equal(before, must(resumed.Checkpoint(true))))
 	must(0, model.Save(os.Args[3], true))
 	opened := must(mnist.Create(os.Args[3]))
@@ -112,6 +114,19 @@ func main() {
 	fmt.Println("loss", loss)
 	fmt.Println("alike", train(resumed, 9) == loss && train(opened, 9) == loss)
 	must(0, model.Save(os.Args[3], true))
+	done, group := opened.GetStep(), sync.WaitGroup{}
+	for thread := 0; thread < 2; thread++ {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for k := 0; k < 50; k++ {
+				must(opened.TrainStep(x, y))
+				must(0, opened.OptimizerStep())
+			}
+		}()
+	}
+	group.Wait()
+	fmt.Println("turns", opened.GetStep()-done)
 	values := must(model.Parameters(true))
 	must(0, resumed.SetParameters(values, true))
 	fmt.Println("parameters", len(values), reflect.DeepEqual(values, must(resumed.Parameters(true))))

@@ -85,6 +85,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("unchanged {}", before == model.checkpoint(true)?);
 
     let mut resumed = Model::create_from(&before)?;
+    refuse(resumed.optimizer_step());
     println!("round trip {}", before == resumed.checkpoint(true)?);
     model.save(&arguments[3], true)?;
     let mut opened = Model::create(&arguments[3])?;

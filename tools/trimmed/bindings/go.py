@@ -73,10 +73,24 @@ def _list_texts(function: ApiFunction) -> list[str]:
     ]
 
 
-def _write_function(function: ApiFunction, head: str, lines: list[str]) -> str:
-    contract = describe(function, join_pascal, "// ")
+def _write_function(contract: str, head: str, lines: list[str]) -> str:
     body = "".join(f"\t{line}\n" for line in lines)
     return f"{contract}func {head} {{\n{body}}}\n"
+
+
+def _write_method(
+    contract: str, name: str, declared: list[str], result: str, lines: list[str]
+) -> str:
+    """Return a method that takes the lock, and the one with a small initial that it then calls."""
+    passed = [word.split()[0] + "..." * ("..." in word) for word in declared]
+    inner, taken = name[0].lower() + name[1:], ", ".join(declared)
+    call = f"{'return ' * bool(result)}m.{inner}({', '.join(passed)})"
+    outer = _write_function(
+        contract, f"(m *Model) {name}({taken}) {result}".rstrip(), ["defer m.lock()()", call]
+    )
+    return (
+        f"{outer}\n{_write_function('', f'(m *Model) {inner}({taken}) {result}'.rstrip(), lines)}"
+    )
 
 
 def _write_member(function: ApiFunction, api: Api) -> str:
@@ -89,14 +103,13 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     lines += _list_texts(function)
     if function.answer == "memory":
         arguments = ", ".join(join_camel(a.name) for a in function.given)
-        info = f"m.{join_pascal(find_description(function, api.functions).name)}({arguments})"
+        info = f"m.{join_camel(find_description(function, api.functions).name)}({arguments})"
         if not function.result.startswith("const"):
-            head = f"(m *Model) Set{name}({', '.join([*declared, 'values any'])}) error"
             write = f'return writeValues(unsafe.Pointer({call}), {info}, "{name}", values)'
-            body = f"\tdefer runtime.KeepAlive(m)\n\t{write}\n"
-            rest = (
-                f"\n// Set{name} writes the values that {name} returns.\nfunc {head} {{\n{body}}}\n"
-            )
+            rest = "\n" + _write_method(
+                f"// Set{name} writes the values that {name} returns.\n", f"Set{name}",
+                [*declared, "values any"], "error", ["defer runtime.KeepAlive(m)", write],
+            )  # fmt: skip
     if any(a.kind == "inputs" for a in function.given):
         phase = f"Phase{join_pascal(api.find_phase(function).lower())}"
         place = f"if err := m.place({phase}, inputs); err != nil {{\n\t\treturn nil, err\n\t}}"
@@ -111,9 +124,10 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         rest, result = _write_record(result, gotten), f"({result}, error)"
     else:
         lines.append(made.format(call, info=info))
-    receiver = "(m *Model) " if function.acts else ""
-    head = f"{receiver}{name}({', '.join(declared)}) {result}".rstrip()
-    return _write_function(function, head, lines) + rest
+    contract = describe(function, join_pascal, "// ")
+    if function.acts:
+        return _write_method(contract, name, declared, result, lines) + rest
+    return _write_function(contract, f"{name}({', '.join(declared)}) {result}".rstrip(), lines)
 
 
 def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
@@ -132,7 +146,7 @@ def _write_maker(function: ApiFunction) -> str:
         f"return newModel(C.@name@_{function.name}({passed}), made, &why[0])",
     ]
     head = f"{join_pascal(function.name)}({', '.join(_list_declared(function))}) (*Model, error)"
-    return _write_function(function, head, lines)
+    return _write_function(describe(function, join_pascal, "// "), head, lines)
 
 
 def _write_enumeration(enumeration: Enumeration) -> str:

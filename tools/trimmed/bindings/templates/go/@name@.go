@@ -1,6 +1,6 @@
 // Package @name@ trains one model.  Each method is the function of @name@.h with its name; a call
-// that is refused returns an *Error with the message of C.  One model is used by one goroutine at a
-// time.
+// that is refused returns an *Error with the message of C.  Calls of several goroutines wait for one
+// another.
 package @name@
 
 /*
@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"sync"
 	"unsafe"
 )
 
@@ -38,19 +39,29 @@ type Tensor struct {
 }
 
 // Model is a model, which has memory outside of Go until it is closed or collected.
-type Model struct{ m *C.@name@ }
+type Model struct {
+	m     *C.@name@
+	mutex sync.Mutex
+}
+
+// lock waits for calls of other goroutines; it returns the way to let them go on.
+func (m *Model) lock() func() {
+	m.mutex.Lock()
+	return m.mutex.Unlock
+}
 
 func newModel(code C.int, made *C.@name@, why *C.char) (*Model, error) {
 	if ErrorCode(code) != ErrorCodeOk {
 		return nil, &Error{ErrorCode(code), C.GoString(why)}
 	}
-	m := &Model{made}
+	m := &Model{m: made}
 	runtime.SetFinalizer(m, (*Model).Close)
 	return m, nil
 }
 
 // Close ends the model and gives its memory back.
 func (m *Model) Close() {
+	defer m.lock()()
 	C.@name@_destroy(m.m)
 	m.m = nil
 	runtime.SetFinalizer(m, nil)
@@ -75,15 +86,17 @@ func (m *Model) check(code C.int) error {
 
 // Checkpoint returns the content of a checkpoint file.
 func (m *Model) Checkpoint(includeOptimizerState bool) ([]byte, error) {
-	bytes := make([]byte, m.CheckpointSize(includeOptimizerState))
-	err := m.SaveTo(bytes, includeOptimizerState)
+	defer m.lock()()
+	bytes := make([]byte, m.checkpointSize(includeOptimizerState))
+	err := m.saveTo(bytes, includeOptimizerState)
 	return bytes, err
 }
 
 // Parameters returns all parameters one after another.
 func (m *Model) Parameters(trainableOnly bool) ([]float32, error) {
-	values := make([]float32, m.ParametersSize(trainableOnly))
-	err := m.GetParameters(values, trainableOnly)
+	defer m.lock()()
+	values := make([]float32, m.parametersSize(trainableOnly))
+	err := m.getParameters(values, trainableOnly)
 	return values, err
 }
 
@@ -165,20 +178,20 @@ func writeValues(address unsafe.Pointer, t *Tensor, place string, values any) er
 }
 
 func (m *Model) place(phase Phase, inputs []any) error {
-	if m.m == nil || len(inputs) == 0 || !m.HasPhase(phase) {
+	if m.m == nil || len(inputs) == 0 || !m.hasPhase(phase) {
 		return nil // they are in place, or the step itself says what is wrong
 	}
-	if count := m.InputCount(phase); len(inputs) != count {
+	if count := m.inputCount(phase); len(inputs) != count {
 		return refuse("expected %d inputs, got %d", count, len(inputs))
 	}
 	for i, values := range inputs {
-		t := m.InputInfo(phase, i)
+		t := m.inputInfo(phase, i)
 		if err := t.check("input '"+t.Name+"'", values); err != nil {
 			return err
 		}
 	}
 	for i, values := range inputs {
-		if err := m.SetInput(phase, i, values); err != nil {
+		if err := m.setInput(phase, i, values); err != nil {
 			return err
 		}
 	}
@@ -186,9 +199,9 @@ func (m *Model) place(phase Phase, inputs []any) error {
 }
 
 func (m *Model) outputs(phase Phase) []any {
-	values := make([]any, m.OutputCount(phase))
+	values := make([]any, m.outputCount(phase))
 	for i := range values {
-		values[i] = m.Output(phase, i)
+		values[i] = m.output(phase, i)
 	}
 	return values
 }
