@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +15,42 @@ from tests.bindings.packages import make_package
 from tests.support.builds import run
 from tests.support.needs import needs_node
 from tests.support.places import BINDINGS
+from tests.support.shown import shows
+
+
+def list_packed(folder: Path) -> set[str]:
+    """Return the files that npm would publish, where it is installed, and the package has."""
+    if not shutil.which("npm"):
+        return {p.name for p in folder.iterdir() if p.name != "example.mjs"}
+    words = ("npm", "pack", folder, "--dry-run", "--json", "--offline", "--ignore-scripts")
+    (package,) = json.loads(run(*words, **os.environ))
+    return {file["path"] for file in package["files"]}
 
 
 @needs_node
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
+@shows("JavaScript", "WebAssembly, Node.js", "run")
 def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "js", "wasm32")
     drill.write_steps(case, tmp_path / "steps")
     words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "1000")
+    assert list_packed(folder / "js") == {"mnist.js", "mnist.d.ts", "mnist.wasm", "package.json"}
     printed = run("node", BINDINGS / "drill.mjs", *words)
-    drill.check(printed, tmp_path / "out", case, exact=False)
+    drill.check(printed, tmp_path / "out", case, exact=False, turns=False)
+
+
+CROWDED = """
+const { Model } = await import(process.argv[1]);
+const { readFile } = await import("node:fs/promises");
+const checkpoint = await readFile(process.argv[2]);
+const error = await Model.create(checkpoint).catch((e) => `${e.name} ${e.code} ${e.message}`);
+console.log(error);
+"""
+
+
+@needs_node
+def test_a_model_that_memory_has_no_room_for_is_refused() -> None:
+    folder = make_package("mlp", "js", "wasm32")
+    words = ("--wasm-max-mem-pages=2", "--input-type=module", "-e", CROWDED)
+    said = run("node", *words, folder / "js/mnist.js", folder / "checkpoint")
+    assert re.fullmatch(r"ModelError 6 the system has no memory of \d+ bytes more\n", said), said

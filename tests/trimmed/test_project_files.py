@@ -1,4 +1,4 @@
-"""Projects that find a build: by CMake, by pkg-config in a Makefile's way, from another folder."""
+"""Projects that find a build, from another folder: by CMake, by pkg-config, by its Makefile."""
 
 from __future__ import annotations
 
@@ -90,6 +90,16 @@ def test_pkg_config_finds_a_build(kind: str, archive: Path, tmp_path: Path) -> N
     run("cc", made / "src" / "example.c", *words, "-o", program, PATH="/usr/bin:/bin")
     out = run(program, made / "checkpoint", tmp_path / "new", LD_LIBRARY_PATH=str(made))
     assert out.count("loss") == 20
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("kind", ["shared", "archive"])
+def test_make_makes_the_examples(kind: str, archive: Path, tmp_path: Path) -> None:
+    made = move(find_build(kind, archive), tmp_path)
+    run("make", "-C", made / "src", "CC=cc", "CXX=c++", PATH="/usr/bin:/bin")
+    for program in ("example", "example-cpp"):
+        out = run(made / "src" / program, made / "checkpoint", tmp_path / "new")
+        assert out.count("loss") == 20
 
 
 def test_an_archive_for_another_system_says_how_to_use_its_header(tmp_path: Path) -> None:

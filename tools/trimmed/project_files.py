@@ -1,6 +1,6 @@
-"""Files by which CMake and pkg-config find a build, where it lies.
+"""Files by which CMake, pkg-config and make find a build, where it lies.
 
-Both name every path relative to themselves, so a build can be moved.
+All name every path relative to themselves, so a build can be moved.
 """
 
 from __future__ import annotations
@@ -37,6 +37,22 @@ Description: training of one model, built for {target} by edgegrad
 Version: {version}
 Cflags: {cflags}
 Libs: {libs}
+"""
+_MAKEFILE = """\
+# The examples of this folder, made with `make`, or for another system `make CC=... CXX=...`.
+BUILD := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))..)
+CFLAGS += -O2 -I$(BUILD)
+LDLIBS += -L$(BUILD) -l{name} -Wl,-rpath,$(BUILD){threads}
+
+all: example $(if $(wildcard example.cpp),example-cpp)
+
+example: example.c
+\t$(CC) $(CFLAGS) $< $(LDLIBS) -o $@
+
+example-cpp: example.cpp
+\t$(CXX) -std=c++17 $(CFLAGS) $< $(LDLIBS) -o $@
+
+.PHONY: all
 """
 # CMake's names of systems; a project without a system of its own is Generic.
 _SYSTEMS = {
@@ -80,3 +96,6 @@ def write_project_files(
         name=name, target=platform.name, version=engine.__version__, cflags=cflags, libs=libs
     )
     (out / f"{name}.pc").write_text(text, "utf-8")
+    if platform.form in ("elf", "macho") and not freestanding:
+        makefile = _MAKEFILE.format(name=name, threads=" -pthread" * needs_threads)
+        (out / "src/Makefile").write_text(makefile, "utf-8")
