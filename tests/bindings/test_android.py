@@ -15,6 +15,7 @@ from tests.bindings import drill
 from tests.support.builds import compile_c, needs_cc, run
 from tests.support.needs import needs_java
 from tests.support.places import BINDINGS, GOLDENS
+from tests.support.shown import shows
 
 # The function of bionic that glibc has under another name.
 SHIM = """
@@ -26,17 +27,19 @@ DECLARED = set(re.findall(r"void (\w+)\(void\)", bionic.write_stub()))
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two builds, one after the other, for the processors of phones and of the
-    emulator.
-    """
+    """The folder of a build for the processors of phones and of the emulator."""
     out = tmp_path_factory.mktemp("android")
-    for target, languages in (("android-aarch64", "kotlin"), ("android-x86_64", "kotlin,java")):
-        words = ["--target", target, "--bindings", languages, "--batch", "4", "--threads", "2"]
-        made = [str(GOLDENS / "mlp"), *words, "--name", "mnist", "-o", str(out)]
-        assert cli.main(["build", *made]) == 0
+    words = ["--target", "android-aarch64,android-x86_64", "--bindings", "kotlin,java"]
+    words += ["--batch", "4", "--threads", "2", "--name", "mnist", "-o", str(out)]
+    assert cli.main(["build", str(GOLDENS / "mlp"), *words]) == 0
     return out
 
 
+@shows("C", "Android, AArch64", "linked")
+@shows("Java", "Android, AArch64", "linked")
+@shows("Kotlin", "Android, AArch64", "linked")
+@shows("C", "Android, x86-64", "linked")
+@shows("Kotlin", "Android, x86-64", "linked")
 def test_a_package_has_a_library_for_each_processor(package: Path) -> None:
     """It needs only bionic, and only functions that are declared."""
     libraries = package / "kotlin/src/main/jniLibs"
@@ -68,6 +71,7 @@ def test_gradle_finds_an_android_library(package: Path) -> None:
 
 @needs_cc
 @needs_java
+@shows("Java", "Android, x86-64", "emulated", "on Linux")
 def test_the_library_of_the_emulator_trains_here(package: Path, tmp_path: Path) -> None:
     """In a machine of Java, with glibc instead of bionic: sizes and numbers are the same."""
     (tmp_path / "shim.c").write_text(SHIM)

@@ -23,6 +23,7 @@ from tests.bindings import drill
 from tests.bindings.packages import make_package
 from tests.support.needs import needs_browser
 from tests.support.places import PATHS, ROOT
+from tests.support.shown import shows
 
 EXAMPLE = ROOT / "examples" / "browser"
 
@@ -79,6 +80,7 @@ import('./js/mnist.js').then(async ({ Model }) => {
 
 
 @needs_browser
+@shows("JavaScript", "WebAssembly, browsers", "run", "Chromium")
 def test_chromium_trains(tmp_path: Path) -> None:
     shutil.copytree(make_package("mlp", "js", "wasm32"), tmp_path, dirs_exist_ok=True)
     drill.write_steps("mlp", tmp_path / "steps")

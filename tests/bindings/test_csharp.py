@@ -12,11 +12,13 @@ from tests.bindings.packages import make_package
 from tests.support.builds import needs_cc, run
 from tests.support.needs import needs_mono
 from tests.support.places import BINDINGS
+from tests.support.shown import shows
 
 
 @needs_cc
 @needs_mono
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
+@shows("C#", "Linux, x86-64", "run", "Mono")
 def test_csharp_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "csharp", "native")
     drill.write_steps(case, tmp_path / "steps")

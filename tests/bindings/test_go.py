@@ -14,11 +14,13 @@ from tests.bindings.packages import make_package
 from tests.support.builds import needs_cc, run
 from tests.support.needs import needs_go
 from tests.support.places import BINDINGS
+from tests.support.shown import shows
 
 
 @needs_cc
 @needs_go
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
+@shows("Go", "Linux, x86-64", "run")
 def test_go_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "go", "native")
     module = folder / "go"

@@ -11,11 +11,13 @@ from tests.bindings.packages import make_package
 from tests.support.builds import needs_cc, run
 from tests.support.needs import needs_java
 from tests.support.places import BINDINGS
+from tests.support.shown import shows
 
 
 @needs_cc
 @needs_java
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
+@shows("Java", "Linux, x86-64", "run", "OpenJDK 17")
 def test_java_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "java", "native")
     drill.write_steps(case, tmp_path / "steps")

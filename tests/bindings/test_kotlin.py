@@ -11,6 +11,7 @@ from tests.bindings.packages import make_package
 from tests.support.builds import needs_cc, run
 from tests.support.needs import needs_java, needs_kotlin
 from tests.support.places import BINDINGS
+from tests.support.shown import shows
 
 STANDARD_LIBRARY = "/usr/share/java/kotlin-stdlib.jar"
 
@@ -19,6 +20,7 @@ STANDARD_LIBRARY = "/usr/share/java/kotlin-stdlib.jar"
 @needs_java
 @needs_kotlin
 @pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
+@shows("Kotlin", "Linux, x86-64", "run", "OpenJDK 17")
 def test_kotlin_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     """On classes of Java 8, which Android takes."""
     folder = make_package(case, "kotlin", "native")

@@ -31,6 +31,7 @@ from tests.support.builds import (
     write_source,
 )
 from tests.support.places import DRIVERS, GOLDENS
+from tests.support.shown import shows
 
 pytestmark = needs_cc
 
@@ -104,6 +105,7 @@ def test_a_freestanding_runtime_needs_no_libc(target: str, tmp_path: Path) -> No
     ("compiler", "standard", "source"),
     [("gcc", "c11", "example.c"), ("g++", "c++17", "example.cpp")],
 )
+@shows("C", "Linux, x86-64", "run")
 def test_examples_compile_without_warnings_and_train(
     compiler: str, standard: str, source: str, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from engine.tools.trimmed.generate import RUNTIME
 from tests.support.builds import load, make_build, needs_cc
 from tests.support.newer_python import NewerThan39
 from tests.support.places import GOLDENS
+from tests.support.shown import shows
 
 pytestmark = needs_cc
 X, LABELS = np.zeros((4, 64), np.float32), np.arange(4)
@@ -130,6 +131,7 @@ def test_what_the_face_refuses_says_what_was_found(row: str, face: Any, trainer:
     assert np.isfinite(trainer.step(X, LABELS))
 
 
+@shows("Python", "Linux, x86-64", "run")
 def test_a_trainer_goes_on_with_another_checkpoint(face: Any, trainer: Any) -> None:
     """Names, rates and counts equal `engine.Trainer`'s."""
     engines = Trainer(GOLDENS / "mlp")

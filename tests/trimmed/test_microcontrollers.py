@@ -23,6 +23,7 @@ from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import load, make_root, needs_cc
 from tests.support.places import DRIVERS, GOLDENS
+from tests.support.shown import shows
 
 QEMU = "qemu-system-arm"
 BOARDS = {"cortex-m7": "mps2-an500", "cortex-m4": "mps2-an386"}
@@ -101,6 +102,7 @@ def make_firmware(case: str, target: str, batch: int, folder: Path) -> Path:
         ("ds_cnn", "cortex-m7", 1),
     ],
 )
+@shows("C", "Cortex-M4F and M7", "emulated")
 def test_a_board_trains_as_this_machine_does(
     case: str, target: str, batch: int, tmp_path: Path
 ) -> None:
@@ -120,6 +122,8 @@ def test_a_board_trains_as_this_machine_does(
 
 @pytest.mark.skipif(not shutil.which(NM), reason=f"needs {NM}")
 @pytest.mark.parametrize("target", BARE)
+@shows("C", "Cortex-M55 and M85", "made")
+@shows("C", "RV32IMAFC", "made")
 def test_an_archive_needs_at_most_its_compilers_arithmetic(target: str, tmp_path: Path) -> None:
     build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve(target), [8]))
     listed = [

@@ -34,6 +34,7 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.builds import LIBC, make_build_for
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS, GOLDENS
+from tests.support.shown import shows
 
 KIB = 1024
 LINE = re.compile(r"step \d+: loss (\S+), recorded (\S+), (equal|close)")
@@ -72,6 +73,11 @@ def losses_of(folder: Path, target: str) -> list[float]:
 
 
 @pytest.mark.parametrize("target", PLATFORMS)
+@shows("C", "Linux, AArch64", "emulated")
+@shows("C", "Linux, ARMv6 and ARMv7", "emulated")
+@shows("C", "Linux, RISC-V 64", "emulated")
+@shows("C", "Windows, x86-64", "emulated")
+@shows("C", "WebAssembly, WASI", "emulated")
 def test_a_build_trains_as_this_machine_does(target: str) -> None:
     selftest("mlp", target)
 

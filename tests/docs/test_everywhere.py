@@ -1,0 +1,98 @@
+"""The table of docs/everywhere.md: each cell is what a test shows, and every target has a row."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+
+from engine.tools.trimmed.bindings.languages import LANGUAGES
+from engine.tools.trimmed.targets import TARGETS, resolve
+from tests.support.places import DOCS
+from tests.support.shown import How, Shown, list_shown
+
+PAGE = DOCS / "everywhere.md"
+# Rows, and the targets that they stand for.
+ROWS = {
+    "Linux, x86-64": ("x86-64-v2", "x86-64-v3", "x86-64-v4"),
+    "Linux, AArch64": (
+        "raspberrypi3", "raspberrypi4", "raspberrypi5", "raspberrypizero2", "cortex-a55", "aarch64",
+    ),
+    "Linux, ARMv6 and ARMv7": ("raspberrypi1", "raspberrypi2"),
+    "Linux, RISC-V 64": ("riscv64",),
+    "Windows, x86-64": ("windows-x86_64",),
+    "macOS": ("macos-arm64", "macos-x86_64"),
+    "iOS": ("ios-arm64",),
+    "Android, AArch64": ("android-aarch64",),
+    "Android, x86-64": ("android-x86_64",),
+    "WebAssembly, WASI": ("wasm32",),
+    "WebAssembly, Node.js": ("wasm32",),
+    "WebAssembly, browsers": ("wasm32",),
+    "Cortex-M4F and M7": ("cortex-m4", "cortex-m7"),
+    "Cortex-M55 and M85": ("cortex-m55", "cortex-m85"),
+    "RV32IMAFC": ("rv32imafc",),
+}  # fmt: skip
+# Columns, and the languages of `--bindings`; None: each build has it.
+COLUMNS = {
+    "C": None, "C++17": None, "Python": None, "JavaScript": "js", "Java": "java",
+    "Kotlin": "kotlin", "Swift": "swift", "C#": "csharp", "Rust": "rust", "Go": "go",
+}  # fmt: skip
+
+
+def make_table(shown: list[Shown]) -> str:
+    """Return the table; a dash means that no test shows it, an empty cell that it cannot be."""
+    lines = [f"| platform | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    for row, targets in ROWS.items():
+        cells = []
+        for column in COLUMNS:
+            here = [s for s in shown if (s.language, s.platform) == (column, row)]
+            if here:
+                cells.append(str(min(here, key=lambda s: s.strength)))
+            else:
+                cells.append("–" if can_be(row, column, targets[0]) else "")
+        lines.append(
+            f"| {row} | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+        )
+    return "\n".join(lines) + "\n"
+
+
+def can_be(row: str, column: str, target: str) -> bool:
+    """Return whether a language can call builds on the platform of a row."""
+    language, platform = COLUMNS[column], resolve(target)
+    if language is not None:
+        return LANGUAGES[language].fits(platform) and not row.endswith("WASI")
+    is_module = row.startswith("WebAssembly, ")
+    return not is_module and not (column == "Python" and (platform.is_bare or platform.sdk))
+
+
+def test_every_target_has_a_row() -> None:
+    assert {target for targets in ROWS.values() for target in targets} == set(TARGETS)
+
+
+def test_every_language_has_a_column_and_a_page() -> None:
+    assert {name for name in COLUMNS.values() if name} == set(LANGUAGES)
+    text = PAGE.read_text("utf-8")
+    for name in LANGUAGES:
+        (page,) = re.findall(rf"(?m)^\| `{name}` .*\]\((\w+\.md)\) \|$", text)
+        lines = (DOCS / page).read_text("utf-8").splitlines()
+        assert len(lines) <= 60, f"{page} is longer than a screen"
+        assert any(f"--bindings {name}" in line for line in lines)
+
+
+def test_marks_name_cells() -> None:
+    for mark in list_shown():
+        assert mark.language in COLUMNS, mark
+        assert mark.platform in ROWS, mark
+        assert mark.how in get_args(How), mark
+
+
+def test_the_table_is_what_tests_show(request: pytest.FixtureRequest) -> None:
+    """Or is made so by --update-golden."""
+    text = PAGE.read_text("utf-8")
+    table = make_table(list(list_shown()))
+    (old,) = re.findall(r"(?ms)^\| platform \|.*?\n(?=\n)", text)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(text.replace(old, table), "utf-8")
+        return
+    assert old == table, "run pytest tests/docs/test_everywhere.py --update-golden"
