@@ -24,11 +24,15 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import InputError
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check_arguments
 
 SEND = ("parameters", "difference")
 _LIMIT = 1 << 62
 
 
+@check_arguments(
+    epochs=AT_LEAST_1, batch_size=AT_LEAST_1, learning_rate=ABOVE_0, proximal_mu=AT_LEAST_0
+)
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """Options of a device's training in one round.
@@ -56,14 +60,6 @@ class LocalOptions:
     proximal_mu: float = 0.0
     metrics: tuple[str, ...] = ()
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for what in ("epochs", "batch_size"):
-            value = getattr(self, what)
-            if value is not None and arguments.count(what, value) < 1:
-                raise InputError(f"{what}={value}: expected at least 1")
-        if self.learning_rate is not None and arguments.check_real("rate", self.learning_rate) <= 0:
-            raise InputError(f"learning_rate={self.learning_rate}: expected more than 0")
 
 
 def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:

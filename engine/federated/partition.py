@@ -13,20 +13,22 @@ clients may stay empty.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, Range, check_arguments
 from engine.data.randomness import PARTITION, check_seed, generator
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-ALPHAS = (1e-9, 1e9)  # beyond these a client has exactly one class, or all of them
+ALPHAS = Range(1e-9, 10**9)  # beyond these a client has exactly one class, or all of them
 
 
+@check_arguments(samples=AT_LEAST_0, clients=AT_LEAST_1, minimum=AT_LEAST_0)
 def iid(samples: int, clients: int, seed: int = 0, *, minimum: int = 1) -> list[Indices]:
     """Return samples in random order, dealt out to the clients; sizes differ by one at most.
 
@@ -39,16 +41,14 @@ def iid(samples: int, clients: int, seed: int = 0, *, minimum: int = 1) -> list[
     Raises:
         InputError, DTypeError: a number is out of range, or the samples are too few for `minimum`.
     """
-    count = arguments.count("samples", samples)
-    if count < 0:
-        raise InputError(f"samples={count}; expected a whole number from 0 on")
-    _check(count, clients, minimum)
-    order = generator(check_seed(seed), PARTITION).permutation(count)
+    _check(samples, clients, minimum)
+    order = generator(check_seed(seed), PARTITION).permutation(samples)
     return _sort_parts(np.array_split(order, clients))
 
 
+@check_arguments(clients=AT_LEAST_1, alpha=ALPHAS, minimum=AT_LEAST_0)
 def dirichlet(
-    labels: npt.ArrayLike,
+    labels: Any,
     clients: int,
     alpha: float,
     seed: int = 0,
@@ -86,18 +86,16 @@ def dirichlet(
     """
     classes, classes_of = _find_groups("labels", labels)
     _check(len(classes_of), clients, minimum)
-    concentration = arguments.check_real("alpha", alpha)
-    if not ALPHAS[0] <= concentration <= ALPHAS[1]:
-        raise InputError(f"alpha={concentration}; expected a number from 1e-9 to 1e9")
     draw = generator(check_seed(seed), PARTITION)
     pools = [draw.permutation(np.flatnonzero(classes_of == k)) for k in range(classes)]
-    if arguments.check_flag("equal_sizes", equal_sizes):
-        return _sort_parts(_draw_by_client(pools, clients, concentration, draw))
-    return _sort_parts(_fill(_draw_by_class(pools, clients, concentration, draw), minimum))
+    if equal_sizes:
+        return _sort_parts(_draw_by_client(pools, clients, alpha, draw))
+    return _sort_parts(_fill(_draw_by_class(pools, clients, alpha, draw), minimum))
 
 
+@check_arguments(clients=AT_LEAST_1, minimum=AT_LEAST_0)
 def by_user(
-    users: npt.ArrayLike, clients: int | None = None, seed: int = 0, *, minimum: int = 1
+    users: Any, clients: int | None = None, seed: int = 0, *, minimum: int = 1
 ) -> list[Indices]:
     """Return parts of whole users: one client has all samples of a user, speaker, writer or device.
 
@@ -140,11 +138,7 @@ _NOTHING = np.zeros(0, np.int64)
 
 
 def _check(samples: int, clients: int, minimum: int) -> None:
-    """Refuse numbers of clients and of their least samples that `samples` samples cannot have."""
-    if arguments.count("clients", clients) < 1:
-        raise InputError(f"clients={clients}; expected at least 1")
-    if arguments.count("minimum", minimum) < 0:
-        raise InputError(f"minimum={minimum}; expected a whole number from 0 on")
+    """Refuse too few samples for that many clients with a minimum each."""
     if samples < clients * minimum:
         raise InputError(
             f"{samples} samples are too few for {clients} clients with {minimum} or more each; "
@@ -152,7 +146,7 @@ def _check(samples: int, clients: int, minimum: int) -> None:
         )
 
 
-def _find_groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]]:
+def _find_groups(what: str, values: Any) -> tuple[int, npt.NDArray[np.intp]]:
     """Return the number of distinct values, and the index of each element's value."""
     array = arguments.make_array(what, values)
     if array.ndim != 1:

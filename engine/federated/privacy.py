@@ -47,17 +47,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.base import arguments
 from engine.base.errors import InputError, suggest_nearest
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, Range, check_arguments
 from engine.federated.noise import LEAST
 from engine.federated.updates import Encoding
 
 KINDS = (
     "none", "local", "client-fixed", "server-fixed", "client-adaptive", "server-adaptive",
 )  # fmt: skip
-_MOST = 500.0  # epsilon; far beyond any useful guarantee, and exp must not overflow
+_MOST = 500  # epsilon; far beyond any useful guarantee, and exp must not overflow
+_INSIDE = Range(0, 1, above=True, below=True)
 
 
+@check_arguments(
+    clipping_norm=ABOVE_0,
+    epsilon=Range(0, _MOST, above=True, below=True),
+    delta=_INSIDE,
+    noise_multiplier=AT_LEAST_0,
+    quantile=_INSIDE,
+    clients=AT_LEAST_0,
+    secure_range=AT_LEAST_0,
+)
 @dataclass(frozen=True, slots=True)
 class Privacy:
     """Clipping and noise of updates.
@@ -90,21 +100,10 @@ class Privacy:
                 f"privacy={self.kind!r}; supported: "
                 f"{', '.join(KINDS)}{suggest_nearest(self.kind, KINDS)}"
             )
-        for name, least, most in (
-            ("clipping_norm", 0, math.inf),
-            ("epsilon", 0, _MOST),
-            ("delta", 0, 1),
-            ("quantile", 0, 1),
-        ):
-            value = arguments.check_real(name, getattr(self, name))
-            if not least < value < most:
-                raise InputError(f"{name}={value}; supported: between {least} and {most}")
-        z = arguments.check_real("noise_multiplier", self.noise_multiplier)
-        if z != 0 and not LEAST <= z < math.inf:
+        z = self.noise_multiplier
+        if 0 < z < LEAST:
             raise InputError(f"noise_multiplier={z}; supported: 0, or at least {LEAST:.2g}")
-        if not 0 <= arguments.check_real("secure_range", self.secure_range) < math.inf:
-            raise InputError(f"secure_range={self.secure_range}; supported: 0 or more")
-        if self.central and arguments.count("clients", self.clients) < 1:
+        if self.central and self.clients < 1:
             raise InputError(
                 f"privacy={self.kind!r} divides the sum of the updates by how many clients a round "
                 "asks, and not by how many have replied: clients-per-round has to say it"
@@ -257,7 +256,7 @@ def epsilon_of(rho: float, delta: float) -> float:
     """Return the least epsilon that rho-zCDP has with delta; infinite above 500."""
     if _compute_delta(rho, _MOST) > delta:
         return math.inf
-    low, high = 0.0, _MOST
+    low, high = 0.0, float(_MOST)
     for _ in range(60):  # halves of 500 down to the spacing of doubles near 1
         middle = (low + high) / 2
         low, high = (low, middle) if _compute_delta(rho, middle) <= delta else (middle, high)

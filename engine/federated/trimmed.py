@@ -22,60 +22,24 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import errors
-from engine.base.errors import EngineError, InputError, ModelWarning, NonFiniteError, StateError
+from engine.base.errors import EngineError, InputError, ModelWarning, NonFiniteError
 from engine.data.randomness import permute
 from engine.federated import parameters
-from engine.federated.learner import Kept, Learned, require_samples
-from engine.federated.local_options import LocalOptions, matches
+from engine.federated.learner import Kept, Learned, LocalLearner, require_samples
+from engine.federated.local_options import LocalOptions
 from engine.trainer.metrics.named import list_results, metrics_of
-from engine.training.proximal import MU, is_of_term, set_anchors
 
 Array = npt.NDArray[Any]
 
-_VALUE, _CHECKPOINT = "parameter/", "checkpoint"  # names of kept arrays
+_CHECKPOINT = "checkpoint"  # name of a kept array
 
 
-class TrimmedLearner:
-    """Trainer of a trimmed build that does a device's part of rounds.
-
-    Args:
-        trainer: `Trainer` of a build, of a model with an optimizer.  Its present values are every
-            client's initial values of arrays that no server sends.
-    """
+class TrimmedLearner(LocalLearner):
+    """Learner with the `Trainer` of a trimmed build."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self._rate = trainer.learning_rate
+        super().__init__(trainer)
         self._first = trainer.state.to_bytes(False)
-        self._start = {name: np.array(p.data) for name, p in trainer.state.parameters}
-        self._names: list[str] = []  # that the server has sent
-
-    def begin(
-        self, arrays: Mapping[str, Any], options: LocalOptions, kept: Kept | None = None
-    ) -> None:
-        """Start the part of a client in a round.
-
-        Raises:
-            EngineError: see `parameters.check`; a trained parameter that is not `local` is missing;
-                or the kept state belongs to another model.
-            StateError: a proximal term is requested, but the build has none.
-        """
-        trainer, kept = self.trainer, kept or Kept()
-        needed = [n for n in parameters.trainable(trainer) if not matches(n, options.local)]
-        new = parameters.check(trainer, arrays, needed)
-        self._names = list(new)
-        mine = {n[len(_VALUE) :]: a for n, a in kept.arrays.items() if n.startswith(_VALUE)}
-        new.update(
-            (n, a) for n, a in parameters.check(trainer, mine, ()).items() if n not in self._names
-        )
-        optimizer = kept.arrays.get(_CHECKPOINT) if options.keep_optimizer else None
-        with _our_errors():
-            trainer.load(self._first if optimizer is None else optimizer.tobytes())
-        rate = self._rate if options.learning_rate is None else options.learning_rate
-        trainer.learning_rate = rate
-        parameters.apply(trainer, {**self._start, **new}, ())
-        if options.proximal_mu or MU in trainer.state.parameters:
-            set_anchors(trainer.state, options.proximal_mu)
 
     def train(self, data: Any, options: LocalOptions) -> Learned:
         """Train on the data of the client: arrays in the order of the inputs, or by their names.
@@ -87,8 +51,7 @@ class TrimmedLearner:
             NonFiniteError: the loss became NaN or infinite.
             EngineError: the data do not fit the inputs.
         """
-        if not self._names:
-            raise StateError("begin() gives a learner the parameters of the round first")
+        self.require_round()
         trainer, arrays = self.trainer, self._make_arrays(data, "train on")
         trainer.module.set_seed(options.seed)
         total, samples = 0.0, 0
@@ -102,7 +65,7 @@ class TrimmedLearner:
                 if not np.isfinite(loss):
                     raise NonFiniteError(f"the loss of epoch {epoch + 1} is {loss}")
                 total, samples = total + loss * len(batch[0]), samples + len(batch[0])
-        return Learned(parameters.get(trainer, self._names), samples, total / samples)
+        return Learned(parameters.get(trainer, self.names), samples, total / samples)
 
     def evaluate(self, data: Any, options: LocalOptions) -> tuple[int, dict[str, float]]:
         """Return the number of samples of some data, and their loss and metrics by name.
@@ -133,17 +96,14 @@ class TrimmedLearner:
                 raise NonFiniteError(f"the {name} on {samples} samples is {value}")
         return samples, results
 
-    def kept(self, options: LocalOptions) -> Kept:
-        """Return the state that the client keeps for its next round."""
-        state, arrays = self.trainer.state, dict[str, Array]()
-        for name, parameter in state.parameters:
-            if name in self._names or is_of_term(name, state):
-                continue
-            if not np.array_equal(parameter.data, self._start[name]):
-                arrays[_VALUE + name] = np.array(parameter.data)
-        if options.keep_optimizer:
-            arrays[_CHECKPOINT] = np.frombuffer(state.to_bytes(True), np.uint8)
-        return Kept(arrays)
+    def _keep_optimizer(self) -> Kept:
+        content = self.trainer.state.to_bytes(True)
+        return Kept({_CHECKPOINT: np.frombuffer(content, np.uint8)})
+
+    def _restore_optimizer(self, kept: Kept) -> None:
+        content = kept.arrays.get(_CHECKPOINT)
+        with _our_errors():
+            self.trainer.load(self._first if content is None else content.tobytes())
 
     def _make_arrays(self, data: Any, purpose: str) -> list[Array]:
         """Return the arrays of the inputs.
@@ -205,9 +165,9 @@ def _our_errors() -> Iterator[None]:
         raise kind(str(error)) from error
 
 
-def _read_loss(found: Any) -> float:
+def _read_loss(results: Any) -> float:
     """Return the loss from the results of a phase: its first output."""
-    return float((found[0] if isinstance(found, tuple) else found).item())
+    return float((results[0] if isinstance(results, tuple) else results).item())
 
 
 def _join_sizes(sizes: Sequence[int]) -> str:

@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.base import arguments
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -45,6 +44,7 @@ from engine.base.errors import (
     ShapeError,
     suggest_nearest,
 )
+from engine.base.signatures import Range, check_arguments
 
 Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float32]
@@ -61,6 +61,7 @@ _INDEX = np.dtype("<u4")
 _BFLOAT16_OVERFLOW = 0x7F7F8000  # bits of the least float32 that rounds to infinity
 
 
+@check_arguments(fraction=Range(0, 1, above=True))
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """Encoding of an update; both sides have the same one, because messages do not repeat it.
@@ -82,8 +83,6 @@ class Encoding:
                 f"values of an update: {self.values!r}; supported: {', '.join(_ON_THE_WIRE)}"
                 f"{suggest_nearest(self.values, _ON_THE_WIRE)}"
             )
-        if not 0 < arguments.check_real("fraction of an update", self.fraction) <= 1:
-            raise InputError(f"fraction of an update: {self.fraction}; supported: above 0, up to 1")
         size = _ON_THE_WIRE[self.values].itemsize
         pays = size / (size + _INDEX.itemsize)
         if pays <= self.fraction < 1:

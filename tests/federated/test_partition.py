@@ -121,9 +121,9 @@ def test_users_are_whole_and_named_by_anything() -> None:
         (lambda: iid(3, 2, minimum=-1), InputError, "minimum=-1"),
         (lambda: iid(3, 2, seed=-1), InputError, "seed=-1"),
         (lambda: iid(3, 1.5), DTypeError, "clients: expected a whole number"),  # type: ignore[arg-type]  # refused
-        (lambda: dirichlet(LABELS, 20, 0), InputError, "alpha=0.0"),
+        (lambda: dirichlet(LABELS, 20, 0), InputError, "alpha=0: expected from 1e-09"),
         (lambda: dirichlet(LABELS, 20, float("nan")), InputError, "alpha nan is not finite"),
-        (lambda: dirichlet(LABELS, 20, 1e10), InputError, "from 1e-9 to 1e9"),
+        (lambda: dirichlet(LABELS, 20, 1e10), InputError, "to 1000000000"),
         (lambda: dirichlet(LABELS[:, None], 20, 1), ShapeError, r"labels.*\[2000, 1\]"),
         (lambda: dirichlet(LABELS, 20, 1, minimum=101), InputError, "2000 samples are too few"),
         (lambda: by_user([1, 1, 1, 2], 3), InputError, "2 users cannot be dealt out to 3 clients"),

@@ -19,11 +19,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from engine.base import arguments
-from engine.base.errors import InputError
+from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.federated.flower.nodes import PARTITION
 
 
+@check_arguments(clients=AT_LEAST_1)
 def simulate(
     server: ServerApp,
     client: ClientApp,
@@ -39,8 +39,6 @@ def simulate(
         Exception: any exception of the ServerApp; an exception of a ClientApp becomes the error of
             its reply.
     """
-    if arguments.count("clients", clients) < 1:
-        raise InputError(f"clients={clients}: expected at least 1")
     _identify()
     grid = LocalGrid(client, clients, dict(config or {}))
     state = Context(grid.run.run_id, 0, {}, RecordDict(), dict(config or {}))
