@@ -134,6 +134,23 @@ def test_an_archive_needs_at_most_its_compilers_arithmetic(target: str, tmp_path
     assert needed - defined == COMPILER.get(target, set())
 
 
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
+def test_arduino_finds_a_library(tmp_path: Path) -> None:
+    """With the archive where it looks for one of the core, and a sketch that compiles."""
+    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve("cortex-m7"), [8]))
+    folder = tmp_path / "arduino/mnist"
+    rows = (line.partition("=") for line in (folder / "library.properties").read_text().split("\n"))
+    facts = {key: value for key, _, value in rows}
+    assert (facts["precompiled"], facts["includes"]) == ("full", "mnist.h")
+    archive = folder / "src/cortex-m7/fpv5-d16-hard/libmnist.a"
+    assert archive.read_bytes() == (tmp_path / "libmnist.a").read_bytes()
+    board = "struct { void begin(long); void println(const char *); } Serial;\n"
+    (tmp_path / "board.h").write_text(f"static {board}")
+    words = ["-x", "c++", "-std=c++17", "-fsyntax-only", "-Werror", f"-I{folder / 'src'}"]
+    sketch = folder / "examples/Begin/Begin.ino"
+    subprocess.run(["c++", *words, "-include", tmp_path / "board.h", sketch], check=True)
+
+
 def test_bare_metal_has_no_threads_and_no_libraries() -> None:
     platform = resolve("cortex-m7")
     with pytest.raises(EngineError, match="has no threads"):

@@ -34,7 +34,7 @@ from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
 from engine.tools.trimmed.progress import SILENT, StagePrinter
-from engine.tools.trimmed.project_files import write_project_files
+from engine.tools.trimmed.project_files import write_board_library, write_project_files
 from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
@@ -191,8 +191,9 @@ def _build(
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
-    bundle = own.bundle
-    manifest = _make_manifest(source, own.specs, options, linked.result()) | _describe_contents(
+    bundle, library = own.bundle, linked.result()
+    write_board_library(out, name, options.platform, library)
+    manifest = _make_manifest(source, own.specs, options, library) | _describe_contents(
         bundle, name
     )
     libraries = [own]

@@ -1,10 +1,11 @@
-"""Files by which CMake, pkg-config and make find a build, where it lies.
+"""Files by which CMake, pkg-config, make and Arduino find a build, where it lies.
 
 All name every path relative to themselves, so a build can be moved.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import engine
@@ -54,6 +55,44 @@ example-cpp: example.cpp
 
 .PHONY: all
 """
+_ARDUINO = """\
+name={name}
+version={version}
+author=edgegrad
+maintainer=edgegrad
+sentence=Training of one model on the board.
+paragraph=Made by edgegrad build for {target}, for boards whose compiler passes floats in registers.
+category=Data Processing
+url=
+architectures=*
+includes={name}.h
+precompiled=full
+ldflags=-l{name}
+"""
+_FREESTANDING = "#ifndef EDGEGRAD_FREESTANDING\n#define EDGEGRAD_FREESTANDING\n#endif\n"
+_SKETCH = """\
+// A model without values yet, in memory of the sketch; {name}.h describes the calls.
+#include <{name}.h>
+
+alignas(64) static unsigned char memory[{NAME}_MEMORY_BYTES];
+static {name} *model;
+
+void setup()
+{{
+    char why[{NAME}_MESSAGE_BYTES];
+    Serial.begin(115200);
+    if ({name}_create_in(&model, memory, sizeof memory, nullptr, 0, why))
+        Serial.println(why);
+    else
+        Serial.println({name}_build());
+}}
+
+void loop() {{}}
+"""
+# Where Arduino looks for an archive: by core, and by the units and registers for floats.
+_BOARDS = {
+    "cortex-m4": "cortex-m4/fpv4-sp-d16-hard", "cortex-m7": "cortex-m7/fpv5-d16-hard",
+}  # fmt: skip
 # CMake's names of systems; a project without a system of its own is Generic.
 _SYSTEMS = {
     "linux": "Linux", "android": "Android", "macos": "Darwin", "ios": "iOS",
@@ -99,3 +138,27 @@ def write_project_files(
     if platform.form in ("elf", "macho") and not freestanding:
         makefile = _MAKEFILE.format(name=name, threads=" -pthread" * needs_threads)
         (out / "src/Makefile").write_text(makefile, "utf-8")
+
+
+def write_board_library(out: Path, name: str, platform: Platform, library: Path) -> None:
+    """Write the folder `arduino`, a library for sketches, if there are boards with the core.
+
+    library: the archive.
+    """
+    if platform.target.cpu not in _BOARDS:
+        return
+    folder = out / "arduino" / name
+    header = (out / f"{name}.h").read_text("utf-8")
+    files = {
+        "library.properties": _ARDUINO.format(
+            name=name, version=engine.__version__, target=platform.name
+        ),
+        f"src/{name}.h": _FREESTANDING + header,
+        "examples/Begin/Begin.ino": _SKETCH.format(name=name, NAME=name.upper()),
+    }
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, "utf-8")
+    place = folder / "src" / _BOARDS[platform.target.cpu]
+    place.mkdir(parents=True)
+    shutil.copyfile(library, place / library.name)
