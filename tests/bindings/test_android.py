@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -12,8 +13,15 @@ import pytest
 from engine.tools import cli
 from engine.tools.trimmed import binary, bionic
 from tests.bindings import drill
-from tests.support.builds import compile_c, needs_cc, run
-from tests.support.needs import needs_java
+from tests.support.builds import (
+    compile_c,
+    list_sources,
+    make_build,
+    make_build_for,
+    needs_cc,
+    run,
+)
+from tests.support.needs import needs_emulator, needs_java
 from tests.support.places import BINDINGS, GOLDENS
 from tests.support.shown import shows
 
@@ -22,6 +30,7 @@ SHIM = """
 extern int *__errno_location(void);
 int *__errno(void) { return __errno_location(); }
 """
+CROSS = "aarch64-linux-gnu-gcc"
 DECLARED = set(re.findall(r"void (\w+)\(void\)", bionic.write_stub()))
 
 
@@ -69,13 +78,44 @@ def test_gradle_finds_an_android_library(package: Path) -> None:
         assert set(plugins) <= set(versions)
 
 
+def make_shim(folder: Path, compiler: str = "cc") -> None:
+    """Make a library of the name that bionic has, which leads to the C library of Linux."""
+    (folder / "shim.c").write_text(SHIM)
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libc.so")
+    compile_c(folder / "libc.so", *flags, folder / "shim.c", compiler=compiler)
+
+
+def read_losses(printed: str) -> list[float]:
+    return [float(line.split()[-1]) for line in printed.splitlines()]
+
+
+@needs_emulator("aarch64")
+@pytest.mark.skipif(not shutil.which(CROSS), reason=f"needs {CROSS}")
+@shows("C", "Android, AArch64", "emulated", "on Linux")
+def test_the_library_of_phones_trains_in_qemu(tmp_path: Path) -> None:
+    """It opens and writes a checkpoint, too, with glibc instead of bionic; with one thread, as
+    glibc's locks are larger on this processor.
+    """
+    folder, native = make_build_for("android-aarch64", "mlp"), make_build("mlp", batches=(8,))
+    make_shim(tmp_path, CROSS)
+    link = (f"-L{folder}", "-lmnist", "-Wl,--allow-shlib-undefined")
+    example = folder / "src/example.c"
+    program = compile_c(tmp_path / "there", example, f"-I{folder}", *link, compiler=CROSS)
+    paths = f"LD_LIBRARY_PATH={folder}:{tmp_path}"
+    qemu = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", "-E", paths)
+    losses = read_losses(run(*qemu, program, folder / "checkpoint", tmp_path / "new"))
+    here = compile_c(tmp_path / "here", example, *list_sources(native))
+    expected = read_losses(run(here, native / "checkpoint", tmp_path / "expected"))
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert len((tmp_path / "new").read_bytes()) == len((tmp_path / "expected").read_bytes())
+
+
 @needs_cc
 @needs_java
 @shows("Java", "Android, x86-64", "emulated", "on Linux")
 def test_the_library_of_the_emulator_trains_here(package: Path, tmp_path: Path) -> None:
     """In a machine of Java, with glibc instead of bionic: sizes and numbers are the same."""
-    (tmp_path / "shim.c").write_text(SHIM)
-    compile_c(tmp_path / "libc.so", "-shared", "-fPIC", "-Wl,-soname,libc.so", tmp_path / "shim.c")
+    make_shim(tmp_path)
     drill.write_steps("mlp", tmp_path / "steps")
     sources = [*(package / "java").rglob("*.java"), BINDINGS / "Drill.java"]
     run("javac", "-J-Xshare:auto", "-d", tmp_path / "classes", *sources)
