@@ -33,14 +33,21 @@ float train(const float *images, const int64_t *labels)
     return loss;
 }
 """
-SLICES = {"macos-arm64": "macos", "ios-arm64": "ios"}
+SLICES = {"macos-arm64": "macos", "ios-arm64": "ios", "ios-arm64-simulator": "ios-simulator"}
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the package of one build for two systems."""
     out = tmp_path_factory.mktemp("swift")
-    words = ["--target", "macos-aarch64,ios-aarch64", "--bindings", "swift", "--batch", "4"]
+    words = [
+        "--target",
+        "macos-aarch64,ios-aarch64,ios-simulator",
+        "--bindings",
+        "swift",
+        "--batch",
+        "4",
+    ]
     words += ["--threads", "2", "--name", "mnist", "-o", str(out)]
     assert cli.main(["build", str(GOLDENS / "mlp"), *words]) == 0
     return out / "swift"
@@ -56,7 +63,9 @@ def test_the_framework_has_a_library_for_each_system(package: Path, tmp_path: Pa
     assert [row["LibraryIdentifier"] for row in listed["AvailableLibraries"]] == list(SLICES)
     for row in listed["AvailableLibraries"]:
         place = framework / row["LibraryIdentifier"]
-        assert row["SupportedPlatform"] == SLICES[row["LibraryIdentifier"]]
+        variant = row.get("SupportedPlatformVariant")
+        system = "-".join(filter(None, (row["SupportedPlatform"], variant)))
+        assert system == SLICES[row["LibraryIdentifier"]]
         assert row["SupportedArchitectures"] == ["arm64"]
         assert (place / row["HeadersPath"] / "mnist.h").is_file()
         library = place / row["LibraryPath"]
@@ -67,7 +76,7 @@ def test_the_framework_has_a_library_for_each_system(package: Path, tmp_path: Pa
         for member in ("kernels0.o", "mnist.o"):
             made = binary.read(tmp_path / member)
             facts = (made.form, made.machine, made.system)
-            assert facts == ("macho", "aarch64", SLICES[row["LibraryIdentifier"]])
+            assert facts == ("macho", "aarch64", system)
 
 
 @pytest.mark.parametrize("system", SLICES)

@@ -23,7 +23,7 @@ ROWS = {
     "Linux, RISC-V 64": ("riscv64",),
     "Windows, x86-64": ("windows-x86_64",),
     "macOS": ("macos-arm64", "macos-x86_64"),
-    "iOS": ("ios-arm64",),
+    "iOS": ("ios-arm64", "ios-simulator"),
     "Android, AArch64": ("android-aarch64",),
     "Android, x86-64": ("android-x86_64",),
     "WebAssembly, WASI": ("wasm32",),

@@ -56,7 +56,9 @@ SPEC = KernelSpec("gemm", ("f32", 0, 0))
 # Exports of a WebAssembly module besides its functions.
 MODULE = {"memory", "_initialize", "__stack_pointer", "malloc", "free"}
 # The oldest systems that named targets promise to run on.
-OLDEST = {"macos-arm64": "11.0", "macos-x86_64": "11.0", "ios-arm64": "13.0"}
+OLDEST = {
+    "macos-arm64": "11.0", "macos-x86_64": "11.0", "ios-arm64": "13.0", "ios-simulator": "14.0",
+}  # fmt: skip
 OLD_ANDROID = "armv7a-linux-androideabi24"
 ARCHIVED = [name for name in TARGETS if resolve(name).sdk or resolve(name).is_bare]
 LINKED = [name for name in TARGETS if name not in ARCHIVED]
@@ -192,7 +194,7 @@ def test_without_its_c_library_a_target_has_freestanding_archives(
     for member in ("kernels0.o", "lib.o"):
         content = binary.read(tmp_path / member)
         assert (content.form, content.machine) == (platform.form, platform.machine)
-        assert content.system == ("ios" if platform.system == "ios" else "")
+        assert content.system == ("" if platform.is_bare else platform.system)
         assert content.oldest == OLDEST.get(name, "")
 
 

@@ -159,6 +159,7 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "android-aarch64": ("aarch64-linux-android24", "generic", "+neon", "neon"),
     "android-x86_64": ("x86_64-linux-android24", "x86-64-v2", "", "sse"),
     "ios-arm64": ("arm64-apple-ios13.0", "apple-a9", "", "neon"),
+    "ios-simulator": ("arm64-apple-ios14.0-simulator", "apple-m1", "", "neon"),
     "macos-arm64": ("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
     "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
     "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
