@@ -35,5 +35,7 @@ def test_go_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     program = tmp_path / "drill"
     with contextlib.chdir(tmp_path / "program"):  # the module of the program is looked for there
         run("go", "build", "-o", program, **variables)
+    if shutil.which("gofmt"):
+        assert run("gofmt", "-l", module, BINDINGS / "drill.go", **variables) == ""
     words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "2000")
     drill.check(run(program, *words, **variables), tmp_path / "out", case, exact=True)

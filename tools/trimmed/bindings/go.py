@@ -132,7 +132,8 @@ def _write_member(function: ApiFunction, api: Api) -> str:
 
 def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
     """Return the type of the results of a method that has several."""
-    fields = "".join(f"\t{join_pascal(a.name)} {_GOTTEN[a.kind][0]}\n" for a in gotten)
+    wide = max(len(join_pascal(a.name)) for a in gotten)
+    fields = "".join(f"\t{join_pascal(a.name):{wide}} {_GOTTEN[a.kind][0]}\n" for a in gotten)
     return f"\n// {name} is the result of Get{name}.\ntype {name} struct {{\n{fields}}}\n"
 
 
@@ -152,11 +153,13 @@ def _write_maker(function: ApiFunction) -> str:
 def _write_enumeration(enumeration: Enumeration) -> str:
     """Return a type with its constants, whose names begin with its own."""
     title = enumeration.title
-    rows = "".join(
-        f"\t{title}{join_pascal(name.lower())} {title} = {value}\n"
-        for name, value, _ in enumeration.members
+    cells = [(title + join_pascal(name.lower()), value) for name, value, _ in enumeration.members]
+    wide = max(len(name) for name, _ in cells)
+    rows = "".join(f"\t{name:{wide}} {title} = {value}\n" for name, value in cells)
+    digits = 1 + max(len(str(value)) for _, value in cells)  # and a colon
+    names = "".join(
+        f'\t{f"{value}:":{digits}} "{name}",\n' for name, value, _ in enumeration.members
     )
-    names = "".join(f'\t{value}: "{name}",\n' for name, value, _ in enumeration.members)
     return (
         f"// {title} is a number of C by its name.\ntype {title} int\n\nconst (\n{rows})\n\n"
         f"var names{title} = map[{title}]string{{\n{names}}}\n\n"
