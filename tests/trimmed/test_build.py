@@ -469,3 +469,13 @@ def test_parameters_in_float64_are_one_buffer(tmp_path: Path) -> None:
     assert library.mnist_get_parameters_f64(handle, pointer, ctypes.c_size_t(count - 1), 0) == 1
     assert library.mnist_set_parameters(handle, pointer, size, 0) == 1
     assert b"is not float32" in face._L.functions["message"](handle)
+    module = trainer.module
+    module.copy_buffer_to_parameters(2 * values, trainable_only=False)
+    assert module.get_contiguous_parameters().tobytes() == (2 * values).tobytes()
+    with pytest.raises(face.InputError, match="float32: this model has float64"):
+        module.copy_buffer_to_parameters(values.astype(np.float32))
+    module.set_draws(3)
+    trainer.optimizer.set_step(5)
+    assert (module.get_draws(), trainer.steps) == (3, 5)
+    with pytest.raises(face.Error, match="draws"):
+        module.set_draws(-1)

@@ -202,8 +202,8 @@ class Handle:
     @property
     def buffer(self) -> tuple[str, str]:
         """The end of the names of functions that take all parameters, and the element type."""
-        is_wide = all(p["dtype"] == "float64" for p in self.parameters if p["trainable"])
-        return ("_f64", "float64") if is_wide else ("", "float32")
+        types = {p["dtype"] for p in self.parameters if p["trainable"]}
+        return ("_f64", "float64") if types == {"float64"} else ("", "float32")
 
     def _list_ports(self, batch: int) -> dict[str, tuple[list[dict[str, Any]], ...]]:
         """Return inputs and outputs by phase."""
