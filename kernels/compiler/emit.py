@@ -11,6 +11,7 @@ import llvmlite.binding as llvm
 
 from engine.base.errors import EngineError, InternalError
 from engine.kernels.compiler.calls import Calls, write_caller
+from engine.kernels.compiler.results import fix_results
 from engine.kernels.machine.target import Target
 
 
@@ -76,6 +77,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
     options.loop_unrolling = target.unroll
     builder = llvm.create_pass_builder(tm, options)
     builder.getModulePassManager().run(module, builder)
+    module = llvm.parse_assembly(fix_results(str(module), fma=target.fma), context)
     outside = [f.name for f in module.functions if f.is_declaration]
     outside = [name for name in outside if not name.startswith("llvm.")]
     if outside:
@@ -150,7 +152,7 @@ def emit_library(
 
 
 def _reduce_to_calls(passes: llvm.ModulePassManager) -> None:
-    """Add passes that carry known words through kernels; none changes the order of a sum."""
+    """Add passes that carry known words through kernels; `fix_results` settled all sums."""
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_ipsccp_pass()

@@ -13,9 +13,6 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.vectors import I32, I64, LLVM, NUMBA, call_internal, intrinsic, load
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
-# Flags of additions instead of numba's, whose `reassoc` lets the order of a sum depend on what is
-# known of a call: a trimmed build would differ from the engine in the last bit.
-KEPT = ("contract",)
 Grid = list[list[Any]]  # a value for each sum: rows of columns
 
 
@@ -119,7 +116,7 @@ class _Dots:
                 low, high = ([*half, *(length + p for p in half)] for half in (low, high))
             masks = [ir.Constant(ir.VectorType(I32, len(half)), half) for half in (low, high)]
             vectors = [
-                b.fadd(*(b.shuffle_vector(first, second, mask) for mask in masks), flags=KEPT)
+                b.fadd(*(b.shuffle_vector(first, second, mask) for mask in masks))
                 for first, second in pairs
             ]
             parts //= 2
@@ -151,8 +148,8 @@ class _Dots:
             value = phi
 
         zero = ir.Constant(vt, [0.0] * self.nr)
-        change_if(ACCUMULATE, lambda v: b.fadd(v, load(b, c, vt, self.size), flags=KEPT))
-        change_if(BIAS, lambda v: b.fadd(v, load(b, bias, vt, self.size), flags=KEPT))
+        change_if(ACCUMULATE, lambda v: b.fadd(v, load(b, c, vt, self.size)))
+        change_if(BIAS, lambda v: b.fadd(v, load(b, bias, vt, self.size)))
         # The comparison is false for NaN, which must come through.
         change_if(RELU, lambda v: b.select(b.fcmp_ordered("<", v, zero), zero, v))
         stored = b.store(value, b.bitcast(c, vt.as_pointer()))

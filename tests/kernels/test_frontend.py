@@ -209,7 +209,7 @@ def test_llvm_reads_each_function_of_a_kernel_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(llvm, "parse_assembly", counting_parse)
     monkeypatch.setattr(postproc.PostProcessor, "run", counting_run)
     optimized(scaling("scale_f", 12))
-    assert len(read) == 4  # the body, `scaled`, `twice`, the entry point
+    assert len(read) == 5  # the body, `scaled`, `twice`, the entry point; all, once optimised
     assert len(lifetimes) == 2 * 3  # after the rewrites and before lowering
 
 

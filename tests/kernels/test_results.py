@@ -1,0 +1,156 @@
+"""Results of optimised code: fixed before a library reduces kernels to the calls of its plans."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from engine.kernels.binaries.load import BITCODE, get_codes
+from engine.kernels.compiler import emit, lower
+from engine.kernels.compiler.calls import Calls
+from engine.kernels.compiler.results import fix_results
+from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.vocabulary.kernel import Body, Native, kernel
+from engine.tools.trimmed.plans import list_artifacts, make_plans
+from engine.tools.trimmed.targets import resolve
+from tests.support.builds import compile_c, needs_cc
+from tests.support.places import GOLDENS
+
+BEFORE = """\
+define float @f(float %a, float %b, <2 x float> %v, ptr %p) {
+  %1 = fmul reassoc nsz arcp contract float %a, %b
+  %2 = fadd reassoc nsz arcp contract float %1, %a
+  %3 = fmul contract float %a, %2
+  %4 = fsub contract float %b, %3
+  %5 = fmul contract float %a, %4
+  %6 = fsub contract float %5, %b
+  %7 = fmul contract <2 x float> %v, <float 1.0, float 2.0>
+  %8 = fadd contract <2 x float> <float 3.0, float 4.0>, %7
+  %9 = call reassoc nsz arcp contract float @llvm.vector.reduce.fadd.v2f32(float %6, <2 x float> %8)
+  %10 = fmul contract float %9, %a
+  %11 = fadd contract float %10, %10
+  %12 = fmul contract float %11, %b
+  br label %next
+
+next:
+  %13 = fadd contract float %12, %a
+  %14 = fdiv arcp contract float %13, 3.0
+  ret float %14
+}
+
+declare float @llvm.vector.reduce.fadd.v2f32(float, <2 x float>)
+"""
+V2 = "<2 x float>"
+AFTER = f"""\
+define float @f(float %a, float %b, {V2} %v, ptr %p) {{
+  %1 = fmul float %a, %b
+  %2 = call float @llvm.fma.f32(float %a, float %b, float %a)
+  %3 = fmul float %a, %2
+  %less.4 = fneg float %a
+  %4 = call float @llvm.fma.f32(float %less.4, float %2, float %b)
+  %5 = fmul float %a, %4
+  %less.6 = fneg float %b
+  %6 = call float @llvm.fma.f32(float %a, float %4, float %less.6)
+  %7 = fmul {V2} %v, <float 1.0, float 2.0>
+  %8 = call {V2} @llvm.fma.v2f32({V2} %v, {V2} <float 1.0, float 2.0>, {V2} <float 3.0, float 4.0>)
+  %9 = call reassoc nsz arcp contract float @llvm.vector.reduce.fadd.v2f32(float %6, {V2} %8)
+  %10 = fmul float %9, %a
+  %11 = fadd float %10, %10
+  %12 = fmul float %11, %b
+  br label %next
+
+next:
+  %13 = fadd float %12, %a
+  %14 = fdiv float %13, 3.0
+  ret float %14
+}}
+
+declare float @llvm.vector.reduce.fadd.v2f32(float, {V2})
+
+declare float @llvm.fma.f32(float, float, float)
+declare {V2} @llvm.fma.v2f32({V2}, {V2}, {V2})
+"""
+
+
+def test_flags_become_what_the_code_generator_makes_of_them() -> None:
+    after = fix_results(BEFORE, fma=True)
+    assert after.split() == AFTER.split()
+    llvm.parse_assembly(after, llvm.create_context()).verify()
+
+
+def test_without_an_instruction_for_both_only_contract_is_left() -> None:
+    after = fix_results(BEFORE, fma=False)
+    sums = [line for line in after.split("\n") if "vector.reduce" not in line]
+    assert not any(flag in "\n".join(sums) for flag in ("reassoc", "arcp", "nsz"))
+    assert after.count(" contract ") == BEFORE.count(" contract ")
+    assert "llvm.fma" not in after
+
+
+@pytest.mark.parametrize("target", ["native", "raspberrypi4"])
+def test_nothing_in_the_kernels_of_a_build_has_a_free_order(target: str) -> None:
+    """Of an operation that passes may reorder when they reduce kernels to calls, none is left."""
+    chip = resolve(target).target
+    planned = make_plans(list_artifacts(GOLDENS / "cnn"), chip, 1, [2], {})
+    codes = get_codes(planned.list_kernels(), chip, BITCODE)
+    assert len(codes) > 5
+    for symbol, code in codes.items():
+        text = str(llvm.parse_bitcode(code, llvm.create_context()))
+        free = [
+            line
+            for line in text.split("\n")
+            if any(f" {flag} " in line for flag in ("reassoc", "nsz", "arcp", "contract", "fast"))
+            and "@llvm.vector.reduce." not in line
+        ]
+        assert not free, (symbol, free[:3])
+
+
+@kernel("x: T[3]  y: out T[2]  divisor: i64  mode: i64", T=("f32",))
+def shares(target: Target, T: str) -> Body:
+    """y = x[0] / divisor, and x[1] x[2], to which mode 1 adds x[0]; for this test."""
+    cast = Native("cast", (T, "i64"))
+
+    def body(x, y, divisor, mode, tid, nthreads):
+        y[0] = x[0] / cast(divisor)
+        product = x[1] * x[2]
+        if mode == 1:
+            product += x[0]
+        y[1] = product
+
+    return body
+
+
+SHIM = """
+typedef void (*kernel)(const void *words, long long tid, long long n);
+extern const kernel table[] __attribute__((visibility("hidden")));
+void shares(const void *words, long long tid, long long n);
+void run_engine(const void *words) { shares(words, 0, 1); }
+void run_library(const void *words) { table[0](words, 0, 1); }
+"""
+
+
+@needs_cc
+def test_a_kernel_reduced_to_its_calls_computes_the_same_bits(tmp_path: Path) -> None:
+    """Words that a library knows would make quotients products, and fuse sums across blocks."""
+    host = detect_host()
+    texts = lower.lower(shares, ("f32",), "shares", host)
+    code = emit.optimize(texts, "shares", host)
+    calls = {"shares": Calls(2, 4, {2: 49, 3: 1}, alone=True)}
+    (tmp_path / "engine.o").write_bytes(emit.emit_object(code, host))
+    (tmp_path / "library.o").write_bytes(
+        emit.emit_library({"shares": code}, "table", {}, host, calls=calls)
+    )
+    (tmp_path / "shim.c").write_text(SHIM)
+    objects = [tmp_path / name for name in ("shim.c", "engine.o", "library.o")]
+    made = ctypes.CDLL(str(compile_c(tmp_path / "both.so", "-shared", "-fPIC", *objects)))
+    x = np.random.default_rng(0).standard_normal((100, 3)).astype(np.float32)
+    results = np.zeros((2, len(x), 2), np.float32)
+    for run, rows in zip((made.run_engine, made.run_library), results, strict=True):
+        for row, y in zip(x, rows, strict=True):
+            words = np.array([row.ctypes.data, y.ctypes.data, 49, 1])
+            run(words.ctypes.data_as(ctypes.c_void_p))
+    assert results[0].all()
+    assert results[0].tobytes() == results[1].tobytes()
