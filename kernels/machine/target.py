@@ -6,6 +6,7 @@ One row per instruction-set level; a `Target` is a row bound to a triple, CPU na
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.system.config import require_64_bit
@@ -59,9 +60,9 @@ class Target:
     @property
     def products(self) -> tuple[str, ...]:
         """The types of 16 bits whose products one of its instructions sums in float32."""
-        wanted = _BF16_PRODUCTS.get(self.arch, "")
+        wanted = BF16_PRODUCTS.get(self.arch, "")
         whole = self.arch != "x86_64" or self.vector == 64
-        return ("bf16",) if whole and wanted in self.features.split(",") else ()
+        return ("bf16",) if whole and f"+{wanted}" in self.features.split(",") else ()
 
     @property
     def casts(self) -> tuple[str, ...]:
@@ -86,7 +87,12 @@ TILES = {
 }  # fmt: skip
 # By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
 IN_ORDER = {"cortex-a53"}
-_BF16_PRODUCTS = {"x86_64": "+avx512bf16", "aarch64": "+bf16"}  # LLVM's features, by architecture
+BF16_PRODUCTS = {"x86_64": "avx512bf16", "aarch64": "bf16"}  # LLVM's features, by architecture
+# The features that decide a target, by architecture.
+TELLING = {
+    "x86_64": ("avx2", "fma", "avx512f", "avx512vl", "avx512dq", BF16_PRODUCTS["x86_64"]),
+    "aarch64": (BF16_PRODUCTS["aarch64"],),
+}
 _ABI = {"rv64": "lp64d", "rv32": "ilp32f"}
 
 
@@ -127,8 +133,12 @@ def detect_host() -> Target:
     cpu = llvm.get_host_cpu_name()
     if not triple.startswith("x86_64"):
         return make(triple, cpu, flags, "neon")
-    if features.get("avx512f") and features.get("avx512vl") and features.get("avx512dq"):
-        return make(triple, cpu, flags, "avx512")
-    if features.get("avx2") and features.get("fma"):
-        return make(triple, cpu, flags, "avx2")
-    return make(triple, cpu, flags, "sse", fma=bool(features.get("fma")))
+    has = {name for name, present in features.items() if present}
+    return make(triple, cpu, flags, choose_x86_level(has), fma="fma" in has)
+
+
+def choose_x86_level(has: Collection[str]) -> str:
+    """Return the key of `TILES` for an x86-64 CPU with these features, by LLVM's names."""
+    if {"avx512f", "avx512vl", "avx512dq"} <= set(has):
+        return "avx512"
+    return "avx2" if {"avx2", "fma"} <= set(has) else "sse"

@@ -46,6 +46,7 @@ NUMBA_USERS = (
     "kernels/compiler/",
     "kernels/binaries/",
     "kernels/vector_ir/",
+    "kernels/machine/features.py",
     "kernels/machine/target.py",
 )
 

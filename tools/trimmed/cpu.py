@@ -5,14 +5,14 @@ A library checks them when a model is made (`runtime/cpu.c`), because a CPU that
 instruction that it does not have stops the program.  Listed are the features that LLVM makes
 arithmetic of; it never makes instructions of others, such as AES, from code like ours.
 
-Sources: Intel's and AMD's manuals for CPUID; Linux's hwcap.h; X86.td and AArch64Processors.td of
-LLVM for what a named CPU has.
+Sources of the bits: Intel's and AMD's manuals for CPUID; Linux's hwcap.h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from engine.kernels.machine.features import find_features
 from engine.kernels.machine.target import Target
 
 # LLVM's name of a feature -> the word of `read_cpu` and the bit in it
@@ -38,30 +38,11 @@ _BITS: dict[str, dict[str, tuple[int, int]]] = {
 # Registers that the system must keep, in bits of XCR0: the lower 32 bytes, and all of AVX-512.
 _KEPT = {"avx": (0x6, "saved ymm registers"), "avx512f": (0xE6, "saved zmm registers")}
 
-_V2 = "sse3 ssse3 sse4.1 sse4.2 popcnt"
-_V3 = f"{_V2} avx avx2 bmi bmi2 f16c fma lzcnt movbe"
-_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
-_V8_2 = "lse fullfp16 rdm rcpc dotprod"
-# Features of CPUs that the oldest one of their architecture lacks.
-_CPUS = {
-    "x86-64-v2": _V2, "nehalem": _V2, "westmere": _V2, "x86-64-v3": _V3, "haswell": _V3,
-    "broadwell": _V3 + " adx", "skylake": _V3 + " adx", "znver1": _V3 + " adx sse4a",
-    "znver2": _V3 + " adx sse4a", "znver3": _V3 + " adx sse4a", "x86-64-v4": _V4,
-    "skylake-avx512": _V4 + " adx", "cascadelake": _V4 + " adx avx512vnni",
-    "cortex-a55": _V8_2, "cortex-a76": _V8_2,
-    "cortex-a78": _V8_2, "neoverse-n1": _V8_2, "cortex-a7": "neon vfp4 hwdiv-arm",
-    "cortex-a15": "neon vfp4 hwdiv-arm",
-}  # fmt: skip
-_LEVELS = {16: "", 32: _V3, 64: _V4}  # of x86, by the width of its vectors
-
 
 def list_needs(target: Target) -> dict[str, tuple[int, int]]:
     """Return the features that the kernels of a target may use: the word of each and its mask."""
     bits = _BITS.get(target.arch, {})
-    level = _LEVELS[target.vector] if target.arch == "x86_64" else ""
-    wanted = set(_CPUS.get(target.cpu, level).split())
-    for word in filter(None, target.features.split(",")):
-        (wanted.add if word[0] == "+" else wanted.discard)(word[1:])
+    wanted = find_features(target.triple, target.cpu, target.features, tuple(bits))
     needs = {name: (word, 1 << bit) for name, (word, bit) in bits.items() if name in wanted}
     for name, (mask, meaning) in _KEPT.items():
         if name in needs:

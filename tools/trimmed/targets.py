@@ -14,7 +14,16 @@ import sys
 from dataclasses import dataclass, replace
 
 from engine.base.errors import EngineError, suggest_nearest
-from engine.kernels.machine.target import TILES, Target, detect_host, make
+from engine.kernels.machine.features import find_features
+from engine.kernels.machine.target import (
+    BF16_PRODUCTS,
+    TELLING,
+    TILES,
+    Target,
+    choose_x86_level,
+    detect_host,
+    make,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,75 +310,22 @@ def _find_system(triple: str) -> tuple[str, str]:
     raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
 
 
-# Functions for whose bodies LLVM takes one instruction where a core has it.
-_PROBES = {
-    "x86_64": """
-        define <8 x i64> @a(<8 x i64> %x) #0 { %y = mul <8 x i64> %x, %x ret <8 x i64> %y }
-        define <4 x i64> @b(<4 x i64> %x) #0 { %y = mul <4 x i64> %x, %x ret <4 x i64> %y }
-        define <8 x i32> @c(<8 x i32> %x) #0 { %y = add <8 x i32> %x, %x ret <8 x i32> %y }
-        declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>)
-        define <8 x float> @d(<8 x float> %x) #0 {
-          %y = call <8 x float> @llvm.fma.v8f32(<8 x float> %x, <8 x float> %x, <8 x float> %x)
-          ret <8 x float> %y
-        }
-        define <16 x bfloat> @e(<16 x float> %x) #0 {
-          %y = fptrunc <16 x float> %x to <16 x bfloat>
-          ret <16 x bfloat> %y
-        }
-        attributes #0 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }
-    """,
-    "aarch64": """
-        define <4 x bfloat> @e(<4 x float> %x) {
-          %y = fptrunc <4 x float> %x to <4 x bfloat>
-          ret <4 x bfloat> %y
-        }
-    """,
-}
-# LLVM's features, by architecture, each with the instruction that shows it.
-_TELLING = {
-    "x86_64": {
-        "+avx512dq": r"vpmullq\s.*%zmm", "+avx512vl": r"vpmullq\s.*%ymm",
-        "+avx2": r"vpaddd\s.*%ymm", "+fma": r"vfmadd\w+\s.*%ymm",
-        "+avx512bf16": r"vcvtneps2bf16\s+%zmm",
-    },
-    "aarch64": {"+bf16": r"bfcvtn\b"},
-}  # fmt: skip
-
-
-def _list_features(target: Target) -> set[str]:
-    """Return the features, of those that decide a target, that its CPU and its features have.
-
-    A name of a CPU stands for features, and a feature for others; LLVM knows them, and shows them
-    in what it writes for such a core.
-    """
-    import llvmlite.binding as llvm
-
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    module = llvm.parse_assembly(_PROBES[target.arch])
-    module.triple = target.triple
-    made = llvm.Target.from_triple(target.triple)
-    core = made.create_target_machine(cpu=target.cpu, features=target.features)
-    text = core.emit_assembly(module)
-    return {name for name, mark in _TELLING[target.arch].items() if re.search(mark, text)}
-
-
 def _fit(target: Target) -> Target:
     """Return a target for the instructions that its CPU and its features have.
 
     On x86 these decide the level; products of bfloat16 are taken where a target says so.
     """
-    if target.arch not in _PROBES:
+    if target.arch not in TELLING:
         return target
-    has = _list_features(target)
+    has = find_features(target.triple, target.cpu, target.features, TELLING[target.arch])
     told = target.features.split(",") if target.features else []
-    products = sorted(has & {"+avx512bf16", "+bf16"} - set(told))
-    features = ",".join([*told, *products])
+    product = BF16_PRODUCTS[target.arch]
+    if product in has and f"+{product}" not in told:
+        told.append(f"+{product}")
+    features = ",".join(told)
     if target.arch != "x86_64":
         return replace(target, features=features)
-    level = "avx2" if {"+avx2", "+fma"} <= has else "sse"
-    if {"+avx512dq", "+avx512vl"} <= has:
-        level = "avx512"
+    level = choose_x86_level(has)
     return make(target.triple, target.cpu, features, level, fma=level != "sse")
 
 
