@@ -3,6 +3,7 @@
 The tables and their fields in slot order; a field that holds its default is absent:
 
     Checkpoint               version:int32  module_state  optimizer_groups:[]  property_bag
+                             checksum:uint32
     ModuleState              requires_grad_params:[Tensor]  frozen_params:[Tensor]
                              is_nominal_state:bool  has_external_data:bool
     OptimizerGroup           group_name  step:int64  initial_learning_rate:float32
@@ -16,8 +17,11 @@ A large checkpoint keeps parameter bytes in a companion file: an entry starts at
 of 4 bytes, of 8 for int64 and float64; its size follows from dims and data_type.  Optimizer state
 is never external, and a nominal checkpoint has no bytes at all.
 
-`steps_before` is not in onnxruntime-training's format, and its readers pass over it.  It is absent
-unless a parameter is trained later than others.
+`checksum` and `steps_before` are not in onnxruntime-training's format, and its readers pass over
+them.  `steps_before` is absent unless a parameter is trained later than others.  The checksum is
+the CRC-32, as of zlib, of all bytes of the file after it, and then of the companion file; files
+without it are read unchecked.  Since a file is written from its end, and the root table last, a
+writer knows all these bytes in time.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from engine.checkpoint.flatbuffer import (
     I32,
     I64,
     U8,
+    U32,
     Bytes,
     FlatbufferReader,
     FlatbufferTable,
@@ -49,6 +54,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
+CHECKSUM = 4  # slot of the root table
 MAX_RANK = 64  # numpy's own limit
 
 # The types that the reference loader accepts, by `data_type`.
@@ -194,10 +200,9 @@ def decode(
     trainable: dict[str, Any] = {}
     frozen: dict[str, Any] = {}
     nominal = False
-    module = root.read_child(1, "module_state")
+    module, companion = root.read_child(1, "module_state"), None
     if module is not None:
         nominal = bool(module.read_number(2, U8, 0))
-        companion = None
         if _is_external(module):
             if external is None:
                 module.fail("values are in external data, which was not given")
@@ -212,6 +217,7 @@ def decode(
     known = Checkpoint(
         trainable, frozen, nominal, _read_optimizer_groups(root), _read_properties(root)
     )
+    _check_sum(root, companion)
     if allocate is not None:
         allocate(known)
     groups = [
@@ -219,6 +225,23 @@ def decode(
         for g in known.optimizer_groups
     ]
     return replace(known, trainable=_read(trainable), frozen=_read(frozen), optimizer_groups=groups)
+
+
+def _check_sum(root: FlatbufferTable, companion: _External | None) -> None:
+    """Check the bytes after the checksum against it, if there is one.
+
+    Raises:
+        CheckpointError: they have another one: a byte was changed after the file was written.
+    """
+    place = root.find_field(CHECKSUM, U32.size)
+    if place is None:
+        return
+    stored = root.reader.read_number(U32, place, root.where)
+    crc = root.reader.data.compute_crc32(place + U32.size)
+    if companion is not None:
+        crc = companion.data.compute_crc32(0, crc)
+    if crc != stored:
+        root.fail(f"damaged: its checksum is {stored:08x}, its content has {crc:08x}")
 
 
 def _read(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Encoding of checkpoints; `contents` describes the format.
 
 Two layouts, both in the order of creation of onnxruntime-training 1.19.2, so that its files come
-out byte for byte.  The *artifact* layout keeps the order of the parameters and has no optimizer
-groups; the *runtime* layout sorts every name and always has `optimizer_groups`.
+out byte for byte, except for the checksum.  The *artifact* layout keeps the order of the parameters
+and has no optimizer groups; the *runtime* layout sorts every name and always has
+`optimizer_groups`.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 
 from engine.base.errors import CheckpointError, DTypeError, InputError
 from engine.checkpoint.contents import (
+    CHECKSUM,
     CODES,
     IDENTIFIER,
     SUPPORTED,
@@ -34,7 +37,11 @@ EXTERNAL_MIN_BYTES = 64  # the artifact layout keeps smaller parameters inline
 
 
 def encode(
-    cp: Checkpoint, *, artifact: bool = False, external_threshold: int = EXTERNAL_THRESHOLD
+    cp: Checkpoint,
+    *,
+    artifact: bool = False,
+    external_threshold: int = EXTERNAL_THRESHOLD,
+    checksum: bool = True,
 ) -> tuple[bytes, bytes | None]:
     """Return the checkpoint file and its companion data, None if all values are inline.
 
@@ -43,6 +50,7 @@ def encode(
         artifact: Use the artifact layout instead of the runtime layout.
         external_threshold: Least bytes of all tensors together for which parameters go external: in
             the artifact layout parameters of at least 64 bytes, in the runtime layout all of them.
+        checksum: Write the checksum; without it the bytes are onnxruntime-training's.
 
     Raises:
         CheckpointError: Names are duplicates, nominal and complete parameters are mixed, the
@@ -50,12 +58,14 @@ def encode(
         DTypeError: A tensor or property has a type that checkpoints do not support.
         InputError: A number exceeds int64 or float32, or text has no UTF-8 form.
     """
-    pieces, companion = encode_parts(cp, artifact=artifact, external_threshold=external_threshold)
+    pieces, companion = encode_parts(
+        cp, artifact=artifact, external_threshold=external_threshold, checksum=checksum
+    )
     return b"".join(pieces), None if companion is None else b"".join(companion)
 
 
 def encode_parts(
-    cp: Checkpoint, *, artifact: bool, external_threshold: int
+    cp: Checkpoint, *, artifact: bool, external_threshold: int, checksum: bool = True
 ) -> tuple[list[bytes | memoryview], Iterator[bytes | memoryview] | None]:
     """Do as `encode`, with both results in pieces, so that the values are never copied."""
     _check(cp, artifact)
@@ -72,7 +82,7 @@ def encode_parts(
             f"{total} bytes of tensors would stay inline, {sum(moments)} of them optimizer state; "
             f"supported: {MAX_BYTES}"
         )
-    writer = _CheckpointWriter(FlatbufferWriter(MAX_BYTES), artifact, smallest)
+    writer = _CheckpointWriter(FlatbufferWriter(MAX_BYTES), artifact, smallest, checksum)
     try:
         data = writer.write_checkpoint(cp)
     except OverflowError:
@@ -97,6 +107,7 @@ class _CheckpointWriter:
     out: FlatbufferWriter
     artifact: bool
     smallest: int | None  # least bytes of a parameter that goes external; None: none does
+    checksum: bool
     entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)
 
     def write_checkpoint(self, cp: Checkpoint) -> list[bytes | memoryview]:
@@ -111,13 +122,21 @@ class _CheckpointWriter:
         if not self.artifact:
             groups = self.out.write_references(tables)
         root = self.out.write_table(
-            4,
+            5,
             ("Int32", 0, VERSION, 0),
             make_reference(1, module),
             make_reference(2, groups),
             make_reference(3, bag),
+            ("UInt32", CHECKSUM, self.compute_checksum if self.checksum else None, None),
         )
         return self.out.finish(root, IDENTIFIER)
+
+    def compute_checksum(self) -> int:
+        """Return the CRC-32 of the bytes written so far, followed by the companion data."""
+        crc = self.out.compute_crc32()
+        for piece in _list_pieces(self.entries):
+            crc = zlib.crc32(piece, crc)
+        return crc
 
     def write_module_state(self, cp: Checkpoint) -> int:
         lists = []

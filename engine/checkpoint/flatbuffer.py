@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
@@ -37,6 +38,10 @@ class _InMemory:
         self._view = check_bytes(source, data)
         self.size = len(self._view)
 
+    def compute_crc32(self, begin: int, crc: int = 0) -> int:
+        """Return the CRC-32 of the bytes from `begin` on, after bytes whose CRC-32 is `crc`."""
+        return zlib.crc32(self._view[begin:], crc)
+
     def read_at(self, pos: int, nbytes: int) -> memoryview:
         """Return the bytes from `pos` on, which must all be present."""
         return self._view[pos : pos + nbytes]
@@ -56,11 +61,22 @@ class _InFile:
     """
 
     _BLOCK, _KEPT = 1 << 12, 64
+    _PIECE = 1 << 20  # bytes that are read at a time for a checksum
 
     def __init__(self, file: io.RawIOBase, source: str) -> None:
         self._file, self._source = file, source
         self.size = file.seek(0, io.SEEK_END)
         self._blocks: dict[int, bytearray] = {}
+
+    def compute_crc32(self, begin: int, crc: int = 0) -> int:
+        """Return the CRC-32 of the bytes from `begin` on, after bytes whose CRC-32 is `crc`."""
+        piece = memoryview(bytearray(min(self._PIECE, self.size - begin)))
+        while begin < self.size:
+            piece = piece[: self.size - begin]
+            self.read_into(piece, begin)
+            crc = zlib.crc32(piece, crc)
+            begin += len(piece)
+        return crc
 
     def read_at(self, pos: int, nbytes: int) -> memoryview:
         """Return the bytes from `pos` on, which were all present."""
@@ -249,7 +265,7 @@ Field: TypeAlias = tuple[
     str, int, Any, Any
 ]  # (kind, slot, value, default), see `Writer.write_table`
 
-_KINDS = {"Bool": U8, "Int32": I32, "Int64": I64, "Float32": F32}
+_KINDS = {"Bool": U8, "Int32": I32, "UInt32": U32, "Int64": I64, "Float32": F32}
 _REFERENCE = "reference"
 
 
@@ -276,6 +292,13 @@ class FlatbufferWriter:
         self._vtables: dict[tuple[int, ...], int] = {}
         self._align = 1  # of the whole file
 
+    def compute_crc32(self) -> int:
+        """Return the CRC-32 of the bytes written so far, as they lie in the file."""
+        crc = 0
+        for piece in reversed(self._pieces):
+            crc = zlib.crc32(piece, crc)
+        return crc
+
     def _put(self, piece: bytes | memoryview) -> int:
         self._pieces.append(piece)
         self.size += len(piece)
@@ -289,13 +312,18 @@ class FlatbufferWriter:
         self._put(bytes(-(self.size + nbytes) % align))
 
     def write_table(self, slots: int, *fields: Field) -> int:
-        """Write a table, its fields from the highest address down; defaults are left out."""
+        """Write a table, its fields from the highest address down; defaults are left out.
+
+        A value may be a function, which is called when all bytes after the field are written.
+        """
         end, places = self.size, [0] * slots
         for kind, slot, value, default in fields:
             if value == default:
                 continue
             number = _KINDS.get(kind, U32)
             self._pad(number.size)
+            if callable(value):
+                value = value()
             places[slot] = self._put(
                 number.pack(self.size + 4 - value if kind == _REFERENCE else value)
             )

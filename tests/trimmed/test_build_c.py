@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState
+from engine.checkpoint import storage
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.generate import LINKED
 from engine.tools.trimmed.link import link
@@ -140,11 +141,23 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_hostile_checkpoints_never_crash(hostile: Path, checkpoint: Path) -> None:
-    out = run(hostile, checkpoint, "17", "3000")
-    accepted, refused = map(int, re.findall(r"\d+", out))
-    assert accepted > 100, "changes of values alone are accepted"
+def test_hostile_checkpoints_never_crash(hostile: Path, checkpoint: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_bytes(storage.encode(storage.read(checkpoint), checksum=False)[0])
+    accepted, refused = map(int, re.findall(r"\d+", run(hostile, bare, "17", "3000")))
+    assert accepted > 100, "without a checksum changes of values alone are accepted"
     assert refused > 3000
+    accepted_with, _ = map(int, re.findall(r"\d+", run(hostile, checkpoint, "501", "3000")))
+    assert accepted_with * 10 < accepted, "bytes that had the new value already"
+
+
+def test_a_changed_value_names_the_file_and_the_checksum(checkpoint: Path, tmp_path: Path) -> None:
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "bad").write_bytes(data)
+    face = load(make_build("mlp"))
+    with pytest.raises(face.CheckpointError, match=r"bad: checkpoint: checksum: .* damaged"):
+        face.Trainer(tmp_path / "bad")
 
 
 def test_every_truncation_is_refused(hostile: Path) -> None:

@@ -134,15 +134,54 @@ static void write_line(char *out, size_t size, const char *format, va_list value
     out[t.used] = 0;
 }
 
-#ifndef OWN_PLANS_BYTES
+/* A CRC-32, as of zlib, that takes the bytes from the last to the first, as a writer of FlatBuffers
+ * has them.  Both are remainders of polynomials: `sum` of the bits so far, `power` of x to the n
+ * after n bits.  In a word the lowest bit is the highest power. */
+struct crc {
+    uint32_t sum, power;
+};
+
+static uint32_t times_x(uint32_t value)
+{
+    return value >> 1 ^ (0xEDB88320 & (0 - (value & 1)));
+}
+
+static void begin_crc(struct crc *c)
+{
+    c->sum = 0;
+    c->power = 0x80000000; /* x to the 0 */
+}
+
+/* Take the bytes that lie before the ones taken so far. */
+static void take_before(struct crc *c, const uint8_t *bytes, size_t n)
+{
+    while (n--)
+        for (int bit = 7; bit >= 0; bit--) {
+            c->sum ^= c->power & (0 - ((uint32_t)bytes[n] >> bit & 1));
+            c->power = times_x(c->power);
+        }
+}
+
+/* Return the CRC-32: the sum times x to the 32, with 32 ones before the first bit and 32 added. */
+static uint32_t end_crc(const struct crc *c)
+{
+    uint32_t sum = c->sum, power = c->power;
+    for (int bit = 0; bit < 32; bit++) {
+        sum = times_x(sum);
+        NO_LIBRARY_CALL();
+    }
+    for (int bit = 0; bit < 32; bit++) {
+        sum ^= power;
+        power = times_x(power);
+        NO_LIBRARY_CALL();
+    }
+    return ~sum;
+}
+
 static uint32_t crc32(const uint8_t *bytes, size_t n)
 {
-    uint32_t crc = 0xFFFFFFFF;
-    while (n--) {
-        crc ^= *bytes++;
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
-    }
-    return ~crc;
+    struct crc c;
+    begin_crc(&c);
+    take_before(&c, bytes, n);
+    return end_crc(&c);
 }
-#endif

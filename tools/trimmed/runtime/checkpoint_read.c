@@ -330,6 +330,18 @@ static void read_properties(struct reader *r, const struct table *root)
     }
 }
 
+enum { CHECKSUM = 4 }; /* the slot of the root table */
+
+/* Compare the bytes after the checksum with it, if there is one. */
+static void check_sum(struct reader *r, const struct table *root)
+{
+    size_t place = field(r, root, CHECKSUM, 4, "checksum");
+    uint64_t stored = place ? load(r, place, 4, "checksum") : 0;
+    size_t begin = place + 4;
+    if (!r->code && place && stored != crc32(r->data + begin, r->size - begin))
+        damaged(r, "checksum", "it does not fit the content, which is damaged");
+}
+
 static int read_checkpoint(model *m, const void *data, size_t size)
 {
     struct reader r = {m, data, size, 2 * size, MODEL_OK};
@@ -358,6 +370,7 @@ static int read_checkpoint(model *m, const void *data, size_t size)
             damaged(&r, m->d.parameters[i].tensor.name, "is missing");
     read_group(&r, &root);
     read_properties(&r, &root);
+    check_sum(&r, &root);
     m->loaded = !r.code && !nominal;
     return r.code;
 }

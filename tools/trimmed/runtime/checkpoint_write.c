@@ -3,9 +3,11 @@
  * FlatBuffers are written from the end to the start.  A position is therefore a number of bytes
  * from the end: the value of `used` when an object is complete.  A byte never changes once it is
  * written.  The writer keeps only the bytes in a window of the file and counts the others, so it
- * can write a checkpoint in pieces.  Without a window it finds the size. */
+ * can write a checkpoint in pieces.  Without a window it finds the size.  To write the piece
+ * with the checksum, it reads all values. */
 
 enum { VTABLES = 48, SLOTS = 8 };
+enum { ROOT_BYTES = 64 }; /* the root table lies within the first bytes of a checkpoint */
 
 struct writer {
     uint8_t *out;      /* the bytes of the window, or NULL */
@@ -13,6 +15,8 @@ struct writer {
     size_t size, used; /* of the file; how much of it is written */
     size_t alignment, start; /* the largest so far; `used` at the table's start */
     size_t fields[SLOTS];
+    int sums; /* whether the window has the checksum, so that it is computed */
+    struct crc crc;
     int count; /* distinct vtables written */
     struct {
         uint16_t entries[SLOTS + 2]; /* sizes of vtable and table, then fields */
@@ -23,6 +27,8 @@ struct writer {
 static void put(struct writer *w, const void *bytes, size_t n)
 {
     w->used += n;
+    if (w->sums)
+        take_before(&w->crc, bytes, n);
     if (!w->out)
         return;
     size_t first = w->size - w->used; /* where the bytes lie in the file */
@@ -301,6 +307,8 @@ static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer
     w.used = w.start = 0;
     w.alignment = 1;
     w.count = 0;
+    w.sums = buffer && offset < ROOT_BYTES;
+    begin_crc(&w.crc);
     uint32_t groups[1];
     int with_state = include_optimizer_state && has_optimizer(m);
     size_t module = m->d.parameter_count ? put_module(&w, m) : 0;
@@ -313,6 +321,9 @@ static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer
     put_reference(&w, 1, module);
     put_reference(&w, 2, list);
     put_reference(&w, 3, bag);
+    uint32_t sum = w.sums ? end_crc(&w.crc) : 0;
+    w.sums = 0;
+    put_scalar(&w, CHECKSUM, sum, 4, UINT64_MAX);
     size_t root = end_table(&w);
     prepare(&w, w.alignment, 8);
     put(&w, "ODTC", 4);

@@ -98,6 +98,20 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
     return code;
 }
 
+/* Put the path of a checkpoint before the message about its content. */
+static void put_path(char *message, const char *path)
+{
+    char why[MODEL_MESSAGE_BYTES];
+    struct text t = {message, sizeof why, 0};
+    if (!message)
+        return;
+    copy(why, message, sizeof why);
+    put_string(&t, path, sizeof why / 2);
+    put_string(&t, ": ", 2);
+    put_string(&t, why, sizeof why);
+    t.out[t.used] = 0;
+}
+
 #ifdef OWN_PLANS_BYTES
 int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message)
 {
@@ -124,6 +138,8 @@ int model_create(model **out, const char *path, char *message)
         code = read_all(path, &data, &bytes, message);
     if (!code)
         code = model_create_from(out, data, bytes, message);
+    if (data && code == MODEL_BAD_CHECKPOINT)
+        put_path(message, path);
     free(data);
     return code;
 }
@@ -163,6 +179,8 @@ int model_create(model **out, const char *plan, const char *path, char *message)
         code = read_all(path, &data, &bytes, message);
     if (!code)
         code = model_create_from_plan(out, plan_data, plan_bytes, data, bytes, message);
+    if (data && code == MODEL_BAD_CHECKPOINT)
+        put_path(message, path);
     free(plan_data);
     free(data);
     return code;

@@ -184,7 +184,11 @@ class Handle:
         sized = [x for data in given for x in (data, len(data))]
         code = functions[create](ctypes.byref(self.pointer), *sized, message)
         if code:
-            raise _CODE[code](message.value.decode(errors="replace"))
+            why = message.value.decode(errors="replace")
+            is_path = isinstance(source, (str, os.PathLike))
+            if _CODE[code] is CheckpointError and is_path:
+                why = f"{os.fspath(source)}: {why}"
+            raise _CODE[code](why)
         if plan is not None:  # after the plans: a line of JSON, the inference model
             sizes = (int.from_bytes(given[0][at : at + 8], "little") for at in (16, 24))
             rest = given[0][sum(sizes) :]
