@@ -48,6 +48,7 @@ class Loop:
         self.schedule, self.unfreezing = asked.schedule, asked.unfreezing
         self.deadline = math.inf if asked.hours is None else monotonic() + 3600 * asked.hours
         self.interrupts = Interrupts()
+        self.interrupts.has_begun = self.ranks is not None  # which stop together, after a step
         self.averages: Averages | None = None
         if asked.ema is not None or asked.swa is not None:
             self.averages = Averages(trainer.learner, asked)
@@ -225,6 +226,7 @@ class Loop:
                 if is_step and is_changing:
                     self._set_rate()
                 loss, count = learn(batch)
+                interrupts.has_begun = True
                 self.waiting += 1
                 if is_step:
                     if accumulate > 1:

@@ -29,9 +29,11 @@ from engine.errors import (
     NonFiniteError,
     StateError,
 )
+from engine.trainer import interrupts
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.history import History
+from engine.trainer.loop import Loop
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Linear
 from tests.support.places import ROOT
@@ -178,6 +180,33 @@ def test_the_second_signal_is_a_keyboard_interrupt(tmp_path: Path) -> None:
         train(tmp_path, Send(1, signal.SIGINT, signal.SIGINT), Look())
     assert seen == [KeyboardInterrupt]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(
+    whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step compiles, and a user who presses Ctrl-C does not want to wait for that."""
+
+    def interrupt(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it goes on")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_learn", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path)
+    assert outcome(*train(tmp_path)) == whole
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_says_that_the_step_is_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, child = os.openpty()
+    with open(parent, "rb", 0) as reader, open(child, "wb", 0) as terminal:
+        monkeypatch.setattr(interrupts, "_STDERR", terminal.fileno())
+        train(tmp_path, Send(1, signal.SIGINT))
+        assert b"stopping after this step; Ctrl-C again stops at once" in reader.read(200)
 
 
 def test_a_signal_during_the_validation(whole: Outcome, tmp_path: Path) -> None:
