@@ -57,6 +57,7 @@ class WorkProgress:
     def __init__(self, text: str, total: int, note: str = "") -> None:
         self._text, self._total, self._note = text, total, note
         self._done = 0
+        self._share = 0.0
         self._start = time.monotonic()
         self._bar: Any = None
         self._said = self._logged = False
@@ -70,20 +71,29 @@ class WorkProgress:
         elif self._logged and self._done >= self._total:
             self._log(f": done in {self._measure():.0f} s")
 
-    def count(self, done: int = 0) -> None:
-        """Count `done` more, and say so if it is time to."""
+    def count(self, done: int = 0, share: float | None = None) -> None:
+        """Count `done` more, and say so if it is time to.
+
+        share: of the time that all of the work takes.  Default: as of parts that take equally long.
+        """
         self._done += done
+        self._share += done / self._total if share is None else share
         if self._bar is not None:
+            self._bar.set_postfix_str(self._estimate(), refresh=False)
             self._bar.update(done)
             return
         if self._said or self._measure() < PATIENCE or self._done >= self._total:
             return
+        is_terminal = _is_terminal()
+        if not (self._done or is_terminal) and self._measure() < 3 * PATIENCE:
+            return  # a line is said once, so it waits for something to estimate by
         self._said = True
         if _is_silenced():
             return
-        if not _is_terminal():
+        if not is_terminal:
             self._logged = True
-            self._log(self._estimate() + (self._note and f"; {self._note}"))
+            left = self._estimate()
+            self._log((left and f": {left}") + (self._note and f"; {self._note}"))
             return
         from tqdm import tqdm
 
@@ -95,9 +105,10 @@ class WorkProgress:
             total=self._total,
             initial=self._done,
             bar_format=(
-                f"{before}{{n_fmt}}/{{total_fmt}}{after} |{{bar:20}}| {{elapsed}}, "
-                f"{{remaining}} left{note and f'; {note}'}"
+                f"{before}{{n_fmt}}/{{total_fmt}}{after} |{{bar:20}}| {{elapsed}}"
+                f"{{postfix}}{note and f'; {note}'}"
             ),
+            postfix=self._estimate(),
             mininterval=0,
         )
         self._bar.start_t -= self._measure()
@@ -108,10 +119,10 @@ class WorkProgress:
 
     def _estimate(self) -> str:
         """Return how long the rest will take, once some of the work is done."""
-        if not self._done:
+        if not self._share or self._done >= self._total:
             return ""
-        left = self._measure() * (self._total - self._done) / self._done
-        return f": about {max(left, 1):.0f} s left"
+        left = self._measure() * (1 - self._share) / self._share
+        return f"about {max(left, 1):.0f} s left"
 
     def _log(self, rest: str) -> None:
         get_logger().warning(self._text.replace("{count}", f"{self._done}/{self._total}") + rest)

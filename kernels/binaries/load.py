@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # a process that compiles nothing does not import them
 OBJECT, BITCODE, SMALL_BITCODE = "o", "bc", "small.bc"  # kinds of code, as the cache names them
 _BITCODE_MAGIC = b"BC\xc0\xde"
 USUAL = 32  # kernels of a plan, before it is known
+LONG = 6  # times as long as others that kernels take to compile which multiply; `bench compiling`
 
 
 def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
@@ -141,6 +142,8 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
     from engine.kernels.binaries import workers
 
     made: dict[str, bytes] = {}
+    times = {spec: LONG if _multiplies(spec) else 1 for spec in specs}
+    shares = {spec: time / sum(times.values()) for spec, time in times.items()}
     of = "this CPU" if kind == OBJECT else target.name
     text = f"compiling {{count}} kernels for {of}"
     with WorkProgress(text, len(specs), _say_where()) as progress:
@@ -149,7 +152,7 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
             for spec in specs:
                 if spec not in coming:
                     made[spec.symbol] = _compile_here(spec, target, kind)
-                    progress.count(1)
+                    progress.count(1, shares[spec])
             by_future = {future: spec for spec, future in coming.items()}
             pending = set(by_future)
             while pending:
@@ -158,12 +161,12 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
                     if future.exception() is None:
                         spec = by_future[future]
                         made[spec.symbol] = _keep_answer(spec, target, kind, future.result())
-                        progress.count(1)
+                        progress.count(1, shares[spec])
                 progress.count()
             for spec in specs:
                 if spec.symbol not in made:  # a process has failed at it
                     made[spec.symbol] = _compile_here(spec, target, kind)
-                    progress.count(1)
+                    progress.count(1, shares[spec])
         except BaseException:
             workers.stop()
             raise
@@ -188,6 +191,7 @@ def _submit(
         and spec.template in known
         and list_templates()[spec.template] is known[spec.template][1]
     ]
+    able.sort(key=lambda spec: not _multiplies(spec))  # begun last they would leave cores idle
     count, pool = workers.count_useful(len(able)), workers.pool()
     if able and (count > 1 or pool.running):
         small, machine_code = kind == SMALL_BITCODE, kind == OBJECT
@@ -196,6 +200,12 @@ def _submit(
         ]
         coming |= dict(zip(able, pool.submit(jobs, count), strict=True))
     return coming
+
+
+def _multiplies(spec: KernelSpec) -> bool:
+    """Return whether a kernel is one of those that take several times as long as the others."""
+    template = list_templates().get(spec.template)
+    return template is not None and bool(template.multiply_adds)
 
 
 def _compile_here(spec: KernelSpec, target: Target, kind: str) -> bytes:

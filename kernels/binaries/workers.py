@@ -5,9 +5,9 @@ vocabulary of kernels, and nothing of the program that started it: no `__main__`
 be written for it, and no fork of a process with threads.  On Linux one process starts, and forks
 into as many as are wanted once it has imported what they share and compiled a first kernel.
 
-Where it can a process is given kernels of one module one after the other, since these call the same
-inline functions, which a process compiles once.  The code comes back through a pipe, and the
-process that asked for it writes the cache.
+A process is given kernels of one module one after the other, since these call the same inline
+functions, which a process compiles once; then of the module whose kernels were asked for first.
+The code comes back through a pipe, and the process that asked for it writes the cache.
 
 A process that fails at a kernel says only that.  One that ends is not replaced, and when none is
 left, the remaining jobs fail.  The process that asked then compiles the kernel itself, and gets the
@@ -181,7 +181,7 @@ class Pool:
         return bool(self._processes)
 
     def submit(self, jobs: Sequence[CompileJob], processes: int) -> list[Future[Code]]:
-        """Have jobs done by at least that many processes.
+        """Have jobs done by at least that many processes; what takes longest should come first.
 
         The results are code, or the exception `Failed`.
         """
@@ -263,13 +263,17 @@ class Pool:
                 process.program.wait()
 
     def _take(self, module: str) -> tuple[CompileJob, Future[Code]] | None:
-        """Return the next job, preferably of this module, or of the one with most; waits `IDLE`."""
+        """Return the next job, preferably of this module; waits `IDLE`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or any(self._waiting.values()), IDLE)
-            if self._stopped or not any(self._waiting.values()):
+            self._changed.wait_for(lambda: self._stopped or bool(self._waiting), IDLE)
+            if self._stopped or not self._waiting:
                 return None
-            group = self._waiting[module] or max(self._waiting.values(), key=len)
-            return group.popleft()
+            if module not in self._waiting:
+                module = next(iter(self._waiting))
+            taken = self._waiting[module].popleft()
+            if not self._waiting[module]:
+                del self._waiting[module]
+            return taken
 
     def _fail_without_processes(self) -> None:
         """Let all jobs fail if no process is left; the caller must hold the lock."""

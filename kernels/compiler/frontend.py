@@ -1,6 +1,6 @@
 """numba's front end, cut down to what kernels need: integers, floats, pointers, tuples, loops.
 
-Three things make it several times faster than numba as it comes:
+Four things make it several times faster than numba as it comes:
 
 - its contexts know the builtins of the language.  Those of arrays, lists, strings and NumPy take
   longer to load and to search than most kernels take to compile.
@@ -9,6 +9,7 @@ Three things make it several times faster than numba as it comes:
   compiled once for the types it is called with, for all kernels of the process, and LLVM inlines
   it or does not, as it is marked.  numba's own `inline="always"` copies its statements to every
   call and types them there.
+- a `Library` is the text of one function, which LLVM reads once for each kernel.
 """
 
 from __future__ import annotations

@@ -194,6 +194,40 @@ def test_a_container_has_the_memory_that_it_is_given(
     assert workers._measure_memory() > 1 << 38
 
 
+def test_what_takes_longest_is_compiled_first(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[KernelSpec] = []
+
+    def submit(self: workers.Pool, jobs: Any, processes: int) -> list[Any]:
+        asked.extend(job.spec for job in jobs)
+        return [concurrent.futures.Future() for _ in jobs]
+
+    monkeypatch.setattr(workers.Pool, "submit", submit)
+    product = KernelSpec("gemm", ("f32", 0, 0))
+    coming = load._submit([*SMALL, product], detect_host(), load.OBJECT)
+    assert asked == [product, *SMALL]
+    assert list(coming) == asked
+
+
+def test_a_process_goes_on_with_its_module(watched: Watched) -> None:
+    pool = workers.Pool()
+    jobs = {
+        name: workers.CompileJob(module, KernelSpec(name, ()), detect_host(), False, False)
+        for name, module in [("a", "x"), ("b", "y"), ("c", "x"), ("d", "y")]
+    }
+    for job in jobs.values():
+        pool._waiting[job.module].append((job, concurrent.futures.Future()))
+    order, module = [], ""
+    for _ in jobs:
+        taken = pool._take(module)
+        assert taken is not None
+        module = taken[0].module
+        order.append(taken[0].spec.template)
+    assert order == ["a", "c", "b", "d"]
+    assert not pool._waiting
+
+
 def test_kernels_of_users_are_compiled_here(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +541,17 @@ def test_of_what_lasts_beginning_and_end_are_logged(caplog: pytest.LogCaptureFix
             "compiling 5/5 kernels for this CPU: done in 0 s",
         )
     ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_time_left_follows_from_shares_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter([0.0, *[6.0] * 9])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress.WorkProgress("work {count}", 4) as p:
+        p.count(1, 0.75)
+    assert [r.message for r in caplog.records] == ["work 1/4: about 2 s left"]
 
 
 @pytest.mark.usefixtures("at_once")
