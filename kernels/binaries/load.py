@@ -21,6 +21,7 @@ from engine.kernels.ops.registry import find_homes, list_templates
 from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import cache
+from engine.system.config import PREFIX
 from engine.system.progress import WorkProgress
 
 if TYPE_CHECKING:  # a process that compiles nothing does not import them
@@ -231,7 +232,8 @@ def _say_where() -> str:
     folder = cache.find_cache_dir()
     if folder is not None and cache.can_write(folder):
         return f"once, kept in {folder}"
-    return "not kept: there is no cache folder to write to"
+    reason = "there is no home folder" if folder is None else f"{folder} cannot be written"
+    return f"not kept for the next start: {reason}; {PREFIX}CACHE_DIR chooses another folder"
 
 
 def _get_cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:

@@ -383,7 +383,10 @@ def test_a_cache_that_cannot_be_written_loses_no_result(
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     assert len(objects(*SMALL)) == len(SMALL)
     assert (len(watched.processes), watched.here) == (2, [])
-    assert "not kept: there is no cache folder to write to" in caplog.text
+    assert f"not kept for the next start: {cache} cannot be written" in caplog.text
+    assert "EDGEGRAD_CACHE_DIR chooses another folder" in caplog.text
+    monkeypatch.setattr("engine.system.cache.find_cache_dir", lambda: None)
+    assert load._say_where().startswith("not kept for the next start: there is no home folder; ")
 
 
 def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
