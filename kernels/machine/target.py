@@ -65,6 +65,15 @@ class Target:
         return ("bf16",) if whole and f"+{wanted}" in self.features.split(",") else ()
 
     @property
+    def dots(self) -> str:
+        """The instruction that sums four products of 8-bit integers in each lane; "" for none.
+
+        "vpdpbusd" multiplies unsigned by signed integers, "sdot" signed ones.
+        """
+        name, wanted = DOTS.get((self.arch, self.vector), ("", ""))
+        return name if f"+{wanted}" in self.features.split(",") else ""
+
+    @property
     def casts(self) -> tuple[str, ...]:
         """The types of 16 bits that it has instructions to convert to."""
         half = self.arch == "aarch64" or (self.arch == "x86_64" and self.vector >= 32)
@@ -88,10 +97,21 @@ TILES = {
 # By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
 IN_ORDER = {"cortex-a53"}
 BF16_PRODUCTS = {"x86_64": "avx512bf16", "aarch64": "bf16"}  # LLVM's features, by architecture
+# Instructions that sum four products of 8-bit integers in a lane, and LLVM's features, by
+# architecture and bytes of a vector.
+DOTS = {
+    ("x86_64", 64): ("vpdpbusd", "avx512vnni"), ("x86_64", 32): ("vpdpbusd", "avxvnni"),
+    ("aarch64", 16): ("sdot", "dotprod"),
+}  # fmt: skip
+# The features of products that kernels use where a target says that it has them, by architecture.
+PRODUCTS = {
+    arch: (bf16, *(feature for (of, _), (_, feature) in DOTS.items() if of == arch))
+    for arch, bf16 in BF16_PRODUCTS.items()
+}
 # The features that decide a target, by architecture.
 TELLING = {
-    "x86_64": ("avx2", "fma", "avx512f", "avx512vl", "avx512dq", BF16_PRODUCTS["x86_64"]),
-    "aarch64": (BF16_PRODUCTS["aarch64"],),
+    "x86_64": ("avx2", "fma", "avx512f", "avx512vl", "avx512dq", *PRODUCTS["x86_64"]),
+    "aarch64": PRODUCTS["aarch64"],
 }
 _ABI = {"rv64": "lp64d", "rv32": "ilp32f"}
 

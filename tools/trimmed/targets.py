@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from engine.base.errors import EngineError, suggest_nearest
 from engine.kernels.machine.features import find_features
 from engine.kernels.machine.target import (
-    BF16_PRODUCTS,
+    PRODUCTS,
     TELLING,
     TILES,
     Target,
@@ -286,7 +286,7 @@ def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: st
     level = level or _LEVELS[arch]
     features = _FEATURES.get(level, "") if features is None else features
     made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
-    return _of_system(name, made, *_find_system(triple))
+    return _of_system(name, _fit(made), *_find_system(triple))
 
 
 def _find_system(triple: str) -> tuple[str, str]:
@@ -313,15 +313,14 @@ def _find_system(triple: str) -> tuple[str, str]:
 def _fit(target: Target) -> Target:
     """Return a target for the instructions that its CPU and its features have.
 
-    On x86 these decide the level; products of bfloat16 are taken where a target says so.
+    On x86 these decide the level; products of 16 and 8 bits are taken where a target says so.
     """
     if target.arch not in TELLING:
         return target
     has = find_features(target.triple, target.cpu, target.features, TELLING[target.arch])
     told = target.features.split(",") if target.features else []
-    product = BF16_PRODUCTS[target.arch]
-    if product in has and f"+{product}" not in told:
-        told.append(f"+{product}")
+    products = (name for name in PRODUCTS[target.arch] if name in has)
+    told += [f"+{name}" for name in products if f"+{name}" not in told]
     features = ",".join(told)
     if target.arch != "x86_64":
         return replace(target, features=features)
