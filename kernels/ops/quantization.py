@@ -53,16 +53,34 @@ EXACT = 2**24 // 255**2  # products of 8 bits whose sum f32 holds
 def _check(site: Site, i: int) -> None:
     """Refuse a scale or zero point that is neither single, nor of an axis, nor of blocks."""
     x, t = site.type(0), site.type(i)
+    block = site.attrs.get("block_size", 0)
+    if block < 0:
+        site.fail(f"block_size={block}", "0, or the elements of a block")
+    if i == 1:
+        _check_scale(site, i)
     if t.rank == 0 or t.shape == (1,):
         return
     axis = normalise_axis(site, site.attrs["axis"], x.rank)
-    block = site.attrs.get("block_size", 0)
     if block == 0:
         site.shaped(i, (x.shape[axis],))
         return
     size = x.shape[axis]
     blocks = -(-size // block) if isinstance(size, int) else size
     site.shaped(i, (*x.shape[:axis], blocks, *x.shape[axis + 1 :]))
+
+
+def _check_scale(site: Site, i: int) -> None:
+    """Refuse a constant scale that no integers can stand for."""
+    value = site.value(i)
+    if value is None:
+        return
+    # 0 divides by nothing, and a negative scale turns clipping around.
+    wrong = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
+    if wrong.size:
+        at = (
+            f" at {[int(k) for k in np.unravel_index(wrong[0], value.shape)]}" if value.ndim else ""
+        )
+        site.fail(f"scale (input {i}) is {value.flat[wrong[0]]}{at}", "finite numbers above 0")
 
 
 def _spread(nodes: Nodes, i: int) -> str:
@@ -269,7 +287,23 @@ def _declare_qlinear(name: str) -> Any:
     def types(site: Site) -> tuple[TensorType, ...]:
         if site.type(7).dtype not in ("u8", "i8"):
             site.fail(f"y_zero_point is {site.type(7)}", "u8, i8")
-        return (_as_reals(site, name, 0, 3).but(dtype=site.type(7).dtype),)
+        out = _as_reals(site, name, 0, 3)
+        for i in (1, 4, 6):
+            _check_scale(site, i)
+        # A zero point of the other sign would be subtracted from integers that it is no value of.
+        for i, of in ((2, 0), (5, 3)):
+            if site.type(i).dtype != site.type(of).dtype:
+                site.fail(
+                    f"input {i} is {site.type(i)}, a zero point of {site.type(of)}", "one type"
+                )
+        if site.type(3).rank == 2 or name == "Conv":
+            columns = site.type(3).shape[0 if name == "Conv" else 1]
+            for i in (4, 5):
+                if isinstance(columns, int) and site.type(i).size not in (1, columns):
+                    site.wrong(f"input {i} is {site.type(i)}; expected 1 element or {columns}")
+        if name == "Conv" and site.has(8) and site.shaped(8, out.shape[1:2]).dtype != "i32":
+            site.fail(f"the bias is {site.type(8)}", "i32")
+        return (out.but(dtype=site.type(7).dtype),)
 
     return types
 

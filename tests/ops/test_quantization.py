@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 from engine import backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
-from engine.errors import DTypeError, ModelError
+from engine.errors import DTypeError, ModelError, ShapeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.case import Case, fed
@@ -130,3 +130,44 @@ def test_four_bits_are_refused_where_bytes_would_differ() -> None:
     y = DequantizeLinear<axis=0, block_size=2>(q2, s, z)"""
     with pytest.raises(DTypeError, match=r"QuantizeLinear '.*' reads 'zz' of 4 bits an element"):
         backend.prepare(four_bits(nodes))
+
+
+WEIGHTS = "DequantizeLinear<axis=0>(q, s, z) y = MatMul(x, d)"
+LINEAR = "QLinearMatMul(x, xs, xz, q, s, z, ys, yz)"
+REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
+    "a scale of 0": (WEIGHTS, {"s": [1, 0, 2, 1]}, r"scale \(input 1\) is 0.0 at \[1\]"),
+    "a scale of NaN": (WEIGHTS, {"s": np.nan}, r"scale \(input 1\) is nan; supported"),
+    "a scale below 0": (WEIGHTS, {"s": -0.5}, r"scale \(input 1\) is -0.5; supported"),
+    "too few scales": (WEIGHTS, {"s": [1, 1, 1]}, r"input 1 .*expected the shape \[4\]"),
+    "a block below 0": (WEIGHTS.replace("=0>", "=0, block_size=-2>"), {}, "block_size=-2"),
+    "blocks that do not divide": (
+        WEIGHTS.replace("=0>", "=0, block_size=3>"), {"s": np.ones((1, 3)), "z": 0},
+        r"input 1 .*expected the shape \[2, 3\]",
+    ),
+    "mixed signs": (WEIGHTS, {"z": np.uint8(3)}, "the zero point is u8, the input i8"),
+    "a result's scale": (LINEAR, {"ys": np.inf}, r"scale \(input 6\) is inf"),
+    "scales of columns": (LINEAR, {"s": [1, 1]}, r"input 4 .*expected 1 element or 3"),
+    "signs of a column": (LINEAR, {"z": np.uint8(3)}, r"input 5 .*zero point of i8\[4,3\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_integers_can_stand_for_is_refused_by_node(case: str) -> None:
+    nodes, changed, words = REFUSED[case]
+    kinds = {"s": np.float32, "xs": np.float32, "ys": np.float32}
+    values: dict[str, object] = {
+        "q": np.arange(12, dtype=np.int8).reshape(4, 3), "s": 0.5, "z": np.int8(0), "xs": 0.5,
+        "xz": np.uint8(0), "ys": 0.5, "yz": np.uint8(0),
+    } | changed  # fmt: skip
+    x, y = ("uint8", "uint8") if nodes == LINEAR else ("float", "float")
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g ({x}[2,4] x) => ({y}[2,3] y) {{
+            {"y" if nodes == LINEAR else "d"} = {nodes}
+        }}"""
+    )
+    proto.graph.node[0].name = "weights"
+    for name, value in values.items():
+        kind = kinds.get(name, np.asarray(value).dtype if name != "z" or value != 0 else np.int8)
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value, kind), name))
+    with pytest.raises((UnsupportedOpError, ShapeError, DTypeError), match=f"'weights' .*{words}"):
+        backend.prepare(proto).run([np.ones((2, 4), np.dtype(x.replace("float", "float32")))])
