@@ -17,6 +17,7 @@ from engine.graphs.passes import (
     foreign,
     fuse,
     half,
+    integers,
     layout,
     movement,
     patterns,
@@ -36,6 +37,7 @@ from engine.graphs.passes.foreign import (
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import replace_halves
 from engine.graphs.passes.infer import NodeResults, infer
+from engine.graphs.passes.integers import compute_in_integers
 from engine.graphs.passes.layout import choose_layouts
 from engine.graphs.passes.may_add import (
     Keys,
@@ -68,6 +70,7 @@ class PassState:
 
     closed: whether only the kernels of a library for its ops may be used.
     answers: what shape rules have answered about its nodes so far.
+    frozen: the inputs that are large constants, whose values are known when a pass asks for them.
     """
 
     graph: Graph
@@ -75,6 +78,7 @@ class PassState:
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     answers: Answers[NodeResults] = field(default_factory=Answers)
+    frozen: frozenset[str] = frozenset()
 
 
 def _infer(work: PassState) -> None:
@@ -83,6 +87,11 @@ def _infer(work: PassState) -> None:
 
 def _fuse_patterns(work: PassState) -> None:
     if fuse_patterns(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
+def _compute_in_integers(work: PassState) -> None:
+    if compute_in_integers(work.graph, work.types, work.constants, work.frozen):
         _infer(work)
 
 
@@ -150,6 +159,7 @@ PASSES = (
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAY_ADD),
     Pass("infer", _infer, needed=True),
     Pass("fuse patterns", _fuse_patterns, patterns.MAY_ADD),
+    Pass("compute in integers", _compute_in_integers, integers.MAY_ADD),
     Pass("read quantised", _read_quantised, quantised.MAY_ADD),
     Pass("expand", _expand, from_ops, needed=True),
     Pass(

@@ -226,7 +226,8 @@ class Planner:
         The graph is changed and of no use after.
         """
         self.passed += 1
-        work = PassState(graph, closed)
+        frozen = frozenset(n for n, place in self.places.items() if place.region == "frozen")
+        work = PassState(graph, closed, frozen=frozen)
         if self.outputs is not None:
             work.graph.outputs = list(self.outputs)
         with sizes.noting() as answers:

@@ -117,9 +117,13 @@ def measure_calls(calls: Sequence[Task], threads: int) -> Iterator[Work]:
 def count_factor_bytes(spec: KernelSpec) -> int:
     """Count the bytes of what a kernel multiplies: half as many, twice as many operations a second.
 
-    All numbers below 4 bytes are widened to float32, except the factors of products in 16 bits.
+    All numbers below 4 bytes are widened to float32, except the factors of products in 16 bits and
+    of products of integers.
     """
-    factors = list_templates()[spec.template].bound(spec.params).get("P")
+    template = list_templates()[spec.template]
+    factors = template.bound(spec.params).get("P")
+    if template.multiply_adds and spec.params[:1] in (("u8",), ("i8",)):
+        factors = spec.params[0]
     if factors is not None:
         return ITEMSIZE[str(factors)]
     return max(ITEMSIZE.get(str(spec.params[0]), 4), 4) if spec.params else 4

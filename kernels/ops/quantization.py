@@ -290,7 +290,7 @@ def _declare_qlinear(name: str) -> Any:
         out = _as_reals(site, name, 0, 3)
         for i in (1, 4, 6):
             _check_scale(site, i)
-        # A zero point of the other sign would be subtracted from integers that it is no value of.
+        # A zero point of the other type may lie outside of the range of the integers.
         for i, of in ((2, 0), (5, 3)):
             if site.type(i).dtype != site.type(of).dtype:
                 site.fail(

@@ -42,7 +42,10 @@ def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
 
 def test_every_kernel_that_multiplies_counts_it() -> None:
     """Those that have a register tile, or dot products of windows; no other has."""
-    multiplies = {"tile", "dots", "window_dots", "tap_dots", "filter_dots", "filter_tap_dots"}
+    multiplies = {
+        "tile", "dots", "window_dots", "tap_dots", "filter_dots", "filter_tap_dots",
+        "integer_tile", "integer_window",
+    }  # fmt: skip
     specs = {spec.template: spec for spec in ship.list_kernels()}
     mixed = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "f32", 0, 0))
     specs[mixed.template] = mixed  # no wheel has it

@@ -13,16 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from bench import __main__ as bench
 from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
 from engine.base.plan_options import PlanOptions, Precision
+from engine.graphs.io import onnx_io
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS
+from engine.models.catalog import find_architecture
+from engine.models.named_model import make
 from engine.plan.plan import KernelSpec
+from engine.quantization import Quantization, quantize
 from engine.tools import cli
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.emulators import find_emulator
@@ -132,6 +137,47 @@ def test_an_aarch64_build_trains_with_attention_as_one_op(
     assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
     assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
     losses_of(tmp_path, "raspberrypi4")
+
+
+@pytest.fixture(scope="module")
+def integer_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts of a float head on layers of int8: dense, depthwise, 1x1."""
+    shape = (1, 20, 16)
+    graph = make(find_architecture("ds_cnn"), classes=4, input_shape=shape, seed=0).graph
+    x = np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)
+    options = Quantization(keep_float=["classifier"], threads=1)
+    made = quantize(onnx_io.to_bytes(graph), x, options)
+    folder = tmp_path_factory.mktemp("backbone")
+    generate_artifacts(
+        onnx.load_from_string(made.to_bytes()),
+        requires_grad=["classifier.weight", "classifier.bias"],
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(name, marks=needs_emulator(name))
+        for name in ("raspberrypi3", "raspberrypi4", "raspberrypi5", "riscv64", "wasm32")
+    ],
+)
+def test_frozen_layers_compute_in_integers(
+    target: str, integer_backbone: Path, tmp_path: Path
+) -> None:
+    """As here, with sdot where the CPU has it."""
+    build(integer_backbone, tmp_path, Options("mnist", resolve(target), [4], compiler="zig"))
+    kernels = (tmp_path / "manifest.json").read_text("utf-8")
+    assert all(f"integer_{name}" in kernels for name in ("conv", "depthwise", "gemm"))
+    losses_of(tmp_path, target)
+    if target.startswith("raspberrypi"):
+        words = (tmp_path / "selftest").read_bytes()
+        code = np.frombuffer(words[: len(words) // 4 * 4], "<u4")
+        by_vector, by_lane = code & 0xFFE0FC00 == 0x4E809400, code & 0xFFC0F400 == 0x4F80E000
+        assert ((by_vector | by_lane).sum() > 50) == (target == "raspberrypi5")  # sdot
 
 
 @needs_emulator("raspberrypi5")

@@ -117,8 +117,22 @@ def _qlinear_conv(x: Any, sx: Any, zx: Any, w: Any, sw: Any, zw: Any, sy: Any, z
     return [np.clip(np.rint(total * factor) + zy, *LIMITS[str(zy.dtype)])]
 
 
+def fixed(*shape: int) -> np.ndarray:
+    """Constant weights, with which layers compute in integers."""
+    return np.random.default_rng(6).integers(-128, 128, shape).astype(np.int8)
+
+
 I8 = {"dtype": "int8"}
 PRODUCTS = (
+    Case("MatMulInteger", (raw(50, 90), fixed(90, 40), one(9, "uint8")), reference=_integer,
+         name="integers-matmul", bench=True),
+    Case("ConvInteger", (raw(2, 10, 9, 8, **I8), fixed(20, 10, 3, 3), one(9, "int8")),
+         {"pads": [1] * 4}, opset=10, name="integers-conv", bench=True),
+    Case("ConvInteger", (raw(2, 24, 9, 8), fixed(24, 1, 3, 3), one(9, "uint8")),
+         {"group": 24, "strides": [2, 2]}, opset=10, name="integers-depthwise", bench=True),
+    Case("QLinearMatMul", (raw(9, 33), one(0.02), one(120, "uint8"), fixed(33, 20), scales(20),
+                           np.zeros(20, np.int8), one(0.5), one(100, "uint8")),
+         reference=_qlinear_matmul, name="integers-requantised"),
     Case("MatMulInteger", (raw(3, 5), raw(5, 4, **I8)), reference=_integer),
     Case("MatMulInteger", (raw(3, 5), raw(5, 4), raw(3), raw(4)), reference=_rows),
     Case("MatMulInteger", (raw(2, 3, 300), raw(300, 4), one(128, "uint8"), one(3, "uint8")),

@@ -1,0 +1,462 @@
+"""Quantised layers with constant weights: computing them in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.base.element_types import NUMPY, OF_NUMPY
+from engine.base.errors import UnknownValueError
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.may_add import add_by_table
+from engine.kernels.ops.quantization import find_limits
+from engine.kernels.vocabulary.integers import fill_panels, pack_panels
+from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
+
+Types = Mapping[str, TensorType]
+
+DEEPEST = (1 << 31) // (255 * 128)  # products of 8 bits whose sum int32 holds
+_MATMUL, _CONV = f"{OURS}::IntegerMatMul", f"{OURS}::IntegerConv"
+MAY_ADD = add_by_table(
+    {
+        **{
+            f"{domain}DequantizeLinear {reader}": made
+            for domain in ("", f"{MS}::")
+            for reader, made in (
+                ("MatMul", _MATMUL),
+                ("Gemm", f"{_MATMUL} Add"),
+                ("Conv", f"{_CONV} Add"),
+            )
+        },
+        "QLinearMatMul": _MATMUL,
+        "QLinearConv": _CONV,
+        "MatMulInteger": _MATMUL,
+        "ConvInteger": _CONV,
+    }
+)
+_LIMITS = ("", "Relu"), ("", "Clip")
+_WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
+
+
+def compute_in_integers(
+    graph: Graph, types: Types, constants: Mapping[str, Array], frozen: Container[str] = ()
+) -> bool:
+    """Compute frozen quantised layers in integers, in place; return whether there are any.
+
+    A layer is a product or a convolution whose input is quantised and whose weights are constant.
+    If its result is quantised in turn, scaling and rounding are part of the same op, and so are a
+    Relu and a Clip between them, which only narrow the range of the integers.  If any layer was
+    changed, the types must be inferred again.
+
+    Before   d = DequantizeLinear(q, s, z); v = DequantizeLinear(w, t); c = DequantizeLinear(b, st);
+             y = Relu(Conv(d, v, c)); r = QuantizeLinear(y, u, p)
+    After    r = engine::IntegerConv(q, w packed, sums, z, s t / u, b) low=p offset=p to=u8
+
+    A layer stays as it is if its weights less their zero points need more than 8 bits, if it has
+    several groups and is not depthwise, or if what it reads is scaled by channel.
+
+    frozen: the inputs whose values are constants that the caller can tell.
+
+    Raises:
+        UnknownValueError: layers need the values of some of these inputs, which it names.
+    """
+    work = _Integers(graph, types, constants, frozen)
+    work.run()
+    return bool(work.made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Activation:
+    """A quantised value that a layer reads: the integers and the name of their zero point."""
+
+    name: str
+    scale: np.float32
+    zero: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantised:
+    """Constant weights: integers less their zero points, and scales along an axis.
+
+    axis: None if one scale belongs to all.
+    """
+
+    integers: Array
+    scales: Array
+    axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The result of a layer: the name and type of the value, and how its integers are made.
+
+    scale: None if the result is not integers of 8 bits.  gone: the nodes that it includes.
+    """
+
+    name: str
+    to: str
+    scale: np.float32 | None = None
+    low: int = 0
+    high: int = 0
+    offset: int = 0
+    gone: tuple[Node, ...] = ()
+
+
+class _Integers:
+    """Walk over the layers of a graph.
+
+    made: the nodes that take the place of each layer.  gone: nodes that are part of a layer.
+    lacking: the frozen inputs whose values it has asked for.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        types: Types,
+        constants: Mapping[str, Array],
+        frozen: Container[str],
+    ) -> None:
+        self.graph, self.types, self.constants, self.frozen = graph, types, constants, frozen
+        self.lacking: set[str] = set()
+        self.names = Names(graph)
+        self.makers = {o: n for n in graph.nodes for o in n.outputs if o}
+        self.readers: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for name in node.list_reads():
+                self.readers.setdefault(name, []).append(node)
+        self.made: dict[Node, list[Node]] = {}
+        self.gone: set[Node] = set()
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            new = self.replace_node(node)
+            if new is not None:
+                self.made[node] = new
+        if self.lacking:
+            names = tuple(sorted(self.lacking))
+            text = f"weights and scales of layers in integers must be constants: {', '.join(names)}"
+            raise UnknownValueError(text, inputs=names)
+        nodes = []
+        for node in self.graph.nodes:
+            if node not in self.gone:
+                nodes += self.made.get(node, [node])
+        self.graph.nodes = nodes
+
+    def get_value(self, name: str) -> Array | None:
+        """Return the value of a constant, None if it is none; note the frozen inputs."""
+        value = self.constants.get(name)
+        if value is None and name in self.frozen:
+            self.lacking.add(name)
+        return value
+
+    def replace_node(self, node: Node) -> list[Node] | None:
+        """Return the nodes that compute a layer in integers; None if the node stays."""
+        match node.domain, node.op:
+            case "", "MatMul" | "Gemm" | "Conv":
+                return self.replace_dequantised(node)
+            case "", "QLinearMatMul" | "QLinearConv":
+                return self.replace_linear(node)
+            case "", "MatMulInteger" | "ConvInteger":
+                return self.replace_bare(node)
+        return None
+
+    # --- the kinds of layers
+
+    def replace_dequantised(self, node: Node) -> list[Node] | None:
+        """Of layers between DequantizeLinear and QuantizeLinear."""
+        x = self.find_activation(node.inputs[0])
+        w = None if x is None else self.find_weights(node.inputs[1])
+        if x is None or w is None:
+            return None
+        if node.op == "Gemm":
+            attrs = node.attrs
+            if attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1.0:
+                return None
+            if attrs.get("beta", 1.0) != 1.0:
+                return None
+            if attrs.get("transB", 0):
+                w = _transpose(w, (1, 0))
+        flat = _flatten(node, w)
+        if flat is None:
+            return None
+        matrix, scales = flat
+        unit = np.float32(x.scale) * scales
+        bias = node.inputs[2] if len(node.inputs) > 2 else ""
+        integers = self.read_bias(bias, unit, matrix.shape[1]) if bias else None
+        if bias and integers is None:
+            return self.add_bias(node, x, matrix, unit, bias)
+        result = self.find_result(node.outputs[0])
+        return [self.make_layer(node, x.name, x.zero, matrix, result, unit, integers)]
+
+    def replace_linear(self, node: Node) -> list[Node] | None:
+        """Of QLinearMatMul and QLinearConv."""
+        values = [self.get_value(name) for name in node.inputs]
+        x_scale, y_scale, y_zero = (_take_single(values[i]) for i in (1, 6, 7))
+        w = self.join_weights(*node.inputs[3:6], axis=0 if node.op == "QLinearConv" else 1)
+        zero = self.types[node.inputs[2]]
+        if x_scale is None or y_scale is None or y_zero is None or w is None or zero.size != 1:
+            return None
+        flat = _flatten(node, w)
+        if flat is None:
+            return None
+        matrix, scales = flat
+        bias = None
+        if len(node.inputs) > 8 and node.inputs[8]:
+            bias = values[8]
+            if bias is None:
+                return None
+        to = self.types[node.outputs[0]].dtype
+        low, high = find_limits(to)
+        result = _Result(node.outputs[0], to, np.float32(y_scale), low, high, int(y_zero))
+        unit = np.float32(x_scale) * scales
+        return [self.make_layer(node, node.inputs[0], node.inputs[2], matrix, result, unit, bias)]
+
+    def replace_bare(self, node: Node) -> list[Node] | None:
+        """Of MatMulInteger and ConvInteger, whose results are sums."""
+        inputs = [*node.inputs, "", ""][:4]
+        if inputs[2] and self.types[inputs[2]].size != 1:
+            return None
+        w = self.join_weights(inputs[1], "", inputs[3], axis=0 if node.op == "ConvInteger" else 1)
+        flat = None if w is None else _flatten(node, w)
+        if flat is None:
+            return None
+        zero = inputs[2] or self.add_zero(self.types[inputs[0]].dtype)
+        result = _Result(node.outputs[0], "i32")
+        return [self.make_layer(node, inputs[0], zero, flat[0], result, None, None)]
+
+    def add_bias(
+        self, node: Node, x: _Activation, matrix: Array, unit: Array, bias: str
+    ) -> list[Node] | None:
+        """Return the layer with a result of floats, to which the bias is added as it is."""
+        if node.op == "Conv":
+            value = self.get_value(bias)
+            if value is None:
+                return None
+            rank = self.types[node.outputs[0]].rank
+            bias = self.names.take_fresh(f"{bias}_channels")
+            self.graph.initializers[bias] = value.reshape(-1, *[1] * (rank - 2))
+        raw = self.names.take_fresh(f"{node.outputs[0]}_product")
+        first = self.make_layer(node, x.name, x.zero, matrix, _Result(raw, "f32"), unit, None)
+        title = self.names.take_fresh(f"{node.name}/Add")
+        return [first, Node("Add", (raw, bias), node.outputs, {}, "", title)]
+
+    # --- what layers read and write
+
+    def find_activation(self, name: str) -> _Activation | None:
+        """Return the integers that a value stands for, if they are computed and have one scale."""
+        maker = self.makers.get(name)
+        if maker is None or maker.op != "DequantizeLinear" or maker.domain not in ("", MS):
+            return None
+        q, scale = maker.inputs[:2]
+        unit = _take_single(self.get_value(scale))
+        kind = self.types[q].dtype
+        if unit is None or unit.dtype != np.float32 or kind not in ("u8", "i8"):
+            return None
+        if (
+            q in self.constants
+            or q in self.frozen
+            or self.types[name].dtype != "f32"
+            or self.types[q].rank < 2
+        ):
+            return None
+        zero = maker.inputs[2] if len(maker.inputs) > 2 and maker.inputs[2] else ""
+        if zero and _take_single(self.get_value(zero)) is None:
+            return None
+        return _Activation(q, np.float32(unit), zero or self.add_zero(kind))
+
+    def add_zero(self, kind: str) -> str:
+        name = self.names.take_fresh("no_zero_point")
+        self.graph.initializers[name] = np.zeros((), NUMPY[kind])
+        return name
+
+    def find_weights(self, name: str) -> _Quantised | None:
+        """Return constant weights that are dequantised, and perhaps transposed."""
+        maker = self.makers.get(name)
+        if maker is not None and (maker.domain, maker.op) == ("", "Transpose"):
+            w = self.find_weights(maker.inputs[0])
+            if w is None:
+                return None
+            order = maker.attrs.get("perm") or range(w.integers.ndim)[::-1]
+            return _transpose(w, tuple(order))
+        if maker is None or maker.op != "DequantizeLinear" or maker.domain not in ("", MS):
+            return None
+        if maker.attrs.get("block_size", 0) or self.types[name].dtype != "f32":
+            return None
+        zero = maker.inputs[2] if len(maker.inputs) > 2 else ""
+        integers, scale = maker.inputs[:2]
+        return self.join_weights(integers, scale, zero, axis=int(maker.attrs.get("axis", 1)))
+
+    def join_weights(self, name: str, scale: str, zero: str, *, axis: int) -> _Quantised | None:
+        """Return weights less their zero points; None if they are not constants of 8 bits.
+
+        scale: "" for 1.
+        """
+        w = self.get_value(name)
+        scales = self.get_value(scale) if scale else np.ones((), np.float32)
+        zeros = self.get_value(zero) if zero else np.zeros((), np.int8)
+        if w is None or scales is None or zeros is None or scales.dtype != np.float32:
+            return None
+        if OF_NUMPY[w.dtype] not in ("u8", "i8") or w.ndim < 2 or not w.size:
+            return None
+        axis %= w.ndim
+        along = [-1 if i == axis else 1 for i in range(w.ndim)]
+        if any(v.size not in (1, w.shape[axis]) or v.ndim > 1 for v in (scales, zeros)):
+            return None
+        centred = w.astype(np.int16) - zeros.astype(np.int16).reshape(along)
+        if centred.min() < -128 or centred.max() > 127:
+            return None
+        flat = scales.reshape(-1)
+        return _Quantised(centred.astype(np.int8), flat, axis if flat.size > 1 else None)
+
+    def read_bias(self, name: str, unit: Array, columns: int) -> Array | None:
+        """Return the integers of a bias in units of the sums; None if it is not stored so."""
+        maker = self.makers.get(name)
+        if maker is None or maker.op != "DequantizeLinear" or maker.domain not in ("", MS):
+            return None
+        values = [self.get_value(i) if i else None for i in (*maker.inputs, "")[:3]]
+        integers, scale, zeros = values
+        if integers is None or integers.dtype != np.int32 or scale is None:
+            return None
+        if integers.shape not in ((columns,), (1, columns)) or (zeros is not None and zeros.any()):
+            return None
+        if scale.size not in (1, columns) or not np.allclose(scale.reshape(-1), unit, rtol=1e-5):
+            return None
+        return integers.reshape(-1)
+
+    def find_result(self, name: str) -> _Result:
+        """Return how the value of a layer is used: as floats, or by one quantisation alone."""
+        plain = _Result(name, "f32")
+        bounds: list[tuple[str, Array]] = []
+        gone: list[Node] = []
+        while (node := self.find_reader(name)) is not None:
+            if (node.domain, node.op) in (("", "QuantizeLinear"), (MS, "QuantizeLinear")):
+                return self.join_result(node, bounds, gone) or plain
+            limits = self.read_limits(node) if (node.domain, node.op) in _LIMITS else None
+            if limits is None:
+                break
+            bounds += limits
+            gone.append(node)
+            name = node.outputs[0]
+        return plain
+
+    def find_reader(self, name: str) -> Node | None:
+        """Return the node that reads a value as its first input, if nothing else needs it."""
+        readers = self.readers.get(name, [])
+        is_only = len(readers) == 1 and name not in self.graph.outputs
+        return readers[0] if is_only and readers[0].inputs[0] == name else None
+
+    def read_limits(self, node: Node) -> list[tuple[str, Array]] | None:
+        """Return the bounds of a Relu or a Clip; None if they are not constants."""
+        if node.op == "Relu":
+            return [("low", np.zeros((), np.float32))]
+        attrs = {"low": node.attrs.get("min"), "high": node.attrs.get("max")}
+        out = [(side, np.float32(v)) for side, v in attrs.items() if v is not None]
+        for side, name in zip(("low", "high"), node.inputs[1:], strict=False):
+            if name:
+                value = _take_single(self.get_value(name))
+                if value is None:
+                    return None
+                out.append((side, value))
+        return [(side, np.asarray(v)) for side, v in out]
+
+    def join_result(
+        self, node: Node, bounds: Sequence[tuple[str, Array]], gone: Sequence[Node]
+    ) -> _Result | None:
+        """Return the integers that a QuantizeLinear makes of values within bounds."""
+        to = self.types[node.outputs[0]].dtype
+        scale = _take_single(self.get_value(node.inputs[1]))
+        zero: Any = 0
+        if len(node.inputs) > 2 and node.inputs[2]:
+            zero = _take_single(self.get_value(node.inputs[2]))
+        if scale is None or scale.dtype != np.float32 or zero is None or to not in ("u8", "i8"):
+            return None
+        limits = low, high = find_limits(to)
+        for side, bound in bounds:
+            # Quantising keeps order: what is clipped before may be clipped after.
+            level = int(np.clip(np.rint(np.float32(bound) / scale) + float(zero), *limits))
+            low, high = (max(low, level), high) if side == "low" else (low, min(high, level))
+        # ONNX clips to the least bound first: where bounds cross, the upper one holds.
+        low = min(low, high)
+        return _Result(node.outputs[0], to, np.float32(scale), low, high, int(zero), (*gone, node))
+
+    def make_layer(
+        self,
+        node: Node,
+        x: str,
+        zero: str,
+        matrix: Array,
+        result: _Result,
+        unit: Array | None,
+        bias: Array | None,
+    ) -> Node:
+        """Return the node of a layer, after adding its constants.
+
+        matrix: weights [depth, columns].  unit: the value of 1 in a sum of each column.
+        """
+        columns = matrix.shape[1]
+        self.gone.update(result.gone)
+        sums = matrix.astype(np.int64).sum(0).astype(np.int32)
+        inputs = [x, self.add(node, "packed", pack_panels(matrix))]
+        inputs += [self.add(node, "sums", fill_panels(sums)), zero]
+        if unit is not None:
+            factor = unit if result.scale is None else unit / result.scale
+            factor = np.broadcast_to(factor.astype(np.float32), (columns,))
+            inputs.append(self.add(node, "factor", fill_panels(factor)))
+        if bias is not None:
+            inputs += [""] * (5 - len(inputs))
+            inputs.append(self.add(node, "bias", fill_panels(bias.reshape(-1))))
+        attrs: dict[str, Any] = {"columns": columns, "to": result.to}
+        attrs |= {"low": result.low, "high": result.high, "offset": result.offset}
+        is_conv = "Conv" in node.op
+        if is_conv:
+            attrs |= {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
+            attrs["kernel_shape"] = list(self.types[node.inputs[_place(node)]].shape[2:])
+            attrs["depthwise"] = int(node.attrs.get("group", 1) > 1)
+        op = "IntegerConv" if is_conv else "IntegerMatMul"
+        return Node(op, tuple(inputs), (result.name,), attrs, OURS, node.name)
+
+    def add(self, node: Node, part: str, value: Array) -> str:
+        """Add a constant of a layer; return its name."""
+        name = self.names.take_fresh(f"{node.outputs[0]}_{part}")
+        self.graph.initializers[name] = np.ascontiguousarray(value)
+        return name
+
+
+def _place(node: Node) -> int:
+    """Return which input of a layer is its weights."""
+    return 3 if node.op.startswith("QLinear") else 1
+
+
+def _take_single(value: Array | None) -> Any:
+    """Return the element of a constant of one element; None of anything else."""
+    return None if value is None or value.size != 1 else value.reshape(())[()]
+
+
+def _transpose(w: _Quantised, order: tuple[int, ...]) -> _Quantised:
+    axis = None if w.axis is None else order.index(w.axis)
+    return _Quantised(w.integers.transpose(order), w.scales, axis)
+
+
+def _flatten(node: Node, w: _Quantised) -> tuple[Array, Array] | None:
+    """Return weights as [depth, columns] with their scales; None if the layer has another form."""
+    integers = w.integers
+    if "Conv" in node.op:
+        if w.axis not in (None, 0) or integers.ndim not in (3, 4, 5):
+            return None
+        groups = int(node.attrs.get("group", 1))
+        if groups > 1:
+            # Of windows over one channel each the depth is the taps.
+            if integers.shape[1] != 1 or groups != integers.shape[0]:
+                return None
+            matrix = integers.reshape(groups, -1).T
+        else:
+            # Channels are the fastest, as they lie in patches.
+            matrix = np.moveaxis(integers, 1, -1).reshape(len(integers), -1).T
+    elif integers.ndim != 2 or w.axis not in (None, 1):
+        return None
+    else:
+        matrix = integers
+    return None if matrix.shape[0] > DEEPEST else (matrix, w.scales)

@@ -1,0 +1,242 @@
+"""Products of 8-bit integers: sums of 32 bits, scaled and rounded as they are stored.
+
+    Y[m, n] = out(bias[n] + sum_k (A[m, k] - zero) B[k, n])
+
+B is packed when the graph is planned (vocabulary/integers.py) and read where it is.  The zero point
+of A is not subtracted from each factor, but zero times the sum over a column of B once.
+
+Error     none in the sums, which are exact modulo 2^32; scaling is one product in float32 and one
+          rounding, as in onnxruntime (integer_dots.py)
+Source    Jacob et al., CVPR 2018, section 2.3
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.kernels.loops.gemm import split_threads
+from engine.kernels.machine.target import Target
+from engine.kernels.vocabulary.integers import GROUP, PANEL, find_offset, find_shape
+from engine.kernels.vocabulary.kernel import (
+    BIAS,
+    Body,
+    Inline,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import round_to_unit
+from engine.plan.words import Field, Words
+
+X_TYPES, Y_TYPES = ("u8", "i8"), ("u8", "i8", "f32", "i32")
+BLOCK = 1 << 18  # bytes of A that stay in the second-level cache while all of B goes over them
+# What all integer kernels take beside activations: weights and what belongs to their columns.
+OPERANDS = """
+    w: i8[...]   sums: i32[up(n, 16)]   zero: T[1]   bias: i32[up(n, 16)] if mode & BIAS
+    factor: f32[up(n, 16)] if Y != "i32"   work: scratch i32[threads, up(n, 16)]
+    """
+RESULT: dict[str, str | Field] = {
+    "mode": "BIAS or 0",
+    "low": Field("least result of 8 bits", range="signed"),
+    "high": Field("largest result of 8 bits", range="signed"),
+    "offset": Field("zero point of results of 8 bits", range="signed"),
+}
+
+
+def prepare_start(target: Target, T: str) -> Inline:
+    """Return an inline function: start[j] = bias[j] - zero sums[j] for n columns.
+
+    prepare(start, bias, sums, zero, n, mode)
+    """
+    shift = find_offset(target, T)
+    with_bias = loop("i32", "b[] s[] z -> y[] = b - z * s")
+    without = loop("i32", "s[] z -> y[] = 0 - z * s")
+
+    @inline
+    def run(start, bias, sums, zero, n, mode):
+        z = zero[0] + shift
+        if mode & BIAS != 0:
+            with_bias(bias, sums, z, start, n)
+        else:
+            without(sums, z, start, n)
+
+    return run
+
+
+def rectangle(target: Target, X: str, Y: str) -> Inline:
+    """Return an inline function: m rows and n columns of Y; all start at whole panels.
+
+    rectangle(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset)
+    """
+    rows, panels = find_shape(target)
+    widths = [panels >> i for i in range(panels.bit_length())]
+    columns = functools.reduce(_follow, [_sweep(X, Y, rows, width) for width in widths])
+
+    @inline
+    def run(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset):
+        columns(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, 0)
+
+    return run
+
+
+def _sweep(X: str, Y: str, rows: int, width: int) -> Inline:
+    """Return an inline function: tiles of `width` panels from column j on, as many as there are.
+
+    It returns the column after them.
+    """
+    whole, one = (Native("integer_tile", (X, Y, count, width)) for count in (rows, 1))
+    before = (width - 1) * PANEL
+
+    @inline
+    def run(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j):
+        ldb = udiv(k + GROUP - 1, GROUP) * PANEL * GROUP
+        while j + before < n:
+            tail = imin(n - j - before, PANEL)
+            b, s, f = off(w, udiv(j, PANEL) * ldb), off(start, j), off(factor, j)
+            i = 0
+            while i + rows <= m:
+                whole(
+                    off(a, i * lda), b, off(y, i * ldy + j), s, f,
+                    k, lda, ldb, ldy, low, high, offset, tail,
+                )  # fmt: skip
+                i += rows
+            while i < m:
+                one(
+                    off(a, i * lda), b, off(y, i * ldy + j), s, f,
+                    k, lda, ldb, ldy, low, high, offset, tail,
+                )  # fmt: skip
+                i += 1
+            j += width * PANEL
+        return j
+
+    return run
+
+
+def _follow(first: Inline, second: Inline) -> Inline:
+    """Return an inline function: the columns of the first, then the columns of the second."""
+
+    @inline
+    def run(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j):
+        j = first(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j)
+        return second(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j)
+
+    return run
+
+
+INTEGER_GEMM_WORDS = Words(
+    "integer_gemm",
+    m="rows of Y",
+    n="columns of Y",
+    k="length of the sums",
+    rows="rows of A that are multiplied with all of B, one after another",
+    grid=Field("into how many parts threads cut the work", names=("rows", "columns")),
+    **RESULT,
+)
+
+
+@kernel(
+    f"""
+    x: T[m, k]   y: out Y[m, n]   {OPERANDS}
+    g: i64[] where min(rows, k, min(grid)) >= 1 and mode <= BIAS
+    """,
+    words={"g": INTEGER_GEMM_WORDS},
+    reach=lambda c: {"w": round_to_unit(c.n, PANEL) * round_to_unit(c.k, GROUP)},
+    multiply_adds="m * n * k",
+    T=X_TYPES,
+    Y=Y_TYPES,
+)
+def integer_gemm(target: Target, T: str, Y: str) -> Body:
+    """Y = out(bias + (X - zero) W), by rows of X; w: packed, overwrites y.
+
+    sums: of the columns of W.  factor: a result less its zero point for each unit of a sum.
+    """
+    run, prepare = rectangle(target, T, Y), prepare_start(target, T)
+
+    def body(x, y, w, sums, zero, bias, factor, work, g, tid, nthreads):
+        mt, nt = g.grid_rows, g.grid_columns
+        if tid < mt * nt:
+            tm = udiv(tid, nt)
+            tn = tid - tm * nt
+            rows = udiv(g.m + mt - 1, mt)
+            columns = udiv(udiv(g.n + PANEL - 1, PANEL) + nt - 1, nt) * PANEL
+            m0, n0 = imin(tm * rows, g.m), imin(tn * columns, g.n)
+            m1, n1 = imin(m0 + rows, g.m), imin(n0 + columns, g.n)
+            start = off(work, tid * udiv(g.n + PANEL - 1, PANEL) * PANEL)
+            size = udiv(n1 - n0 + PANEL - 1, PANEL) * PANEL
+            prepare(start, off(bias, n0), off(sums, n0), zero, size, g.mode)
+            b = off(w, n0 * udiv(g.k + GROUP - 1, GROUP) * GROUP)
+            i = m0
+            while i < m1:
+                mb = imin(g.rows, m1 - i)
+                run(
+                    off(x, i * g.k), g.k, b, off(y, i * g.n + n0), g.n, start, off(factor, n0),
+                    g.k, mb, n1 - n0, g.low, g.high, g.offset,
+                )  # fmt: skip
+                i += mb
+
+    return body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Packed weights with what belongs to their columns, as integer kernels take them.
+
+    w: in panels.  sums: of the columns.  zero: the zero point of activations.  factor: None where
+    the sums are the result.  low, high, offset: of results of 8 bits.
+    """
+
+    w: Operand
+    sums: Operand
+    zero: Operand
+    factor: Operand | None
+    bias: Operand | None
+    low: int
+    high: int
+    offset: int
+
+    @property
+    def operands(self) -> dict[str, Any]:
+        """The tensors by the names that kernels have for them."""
+        names = "w", "sums", "zero", "factor", "bias"
+        return {name: getattr(self, name) for name in names}
+
+    def words(self) -> Mapping[str, Any]:
+        """Return the fields of `RESULT`."""
+        result = {"low": self.low, "high": self.high, "offset": self.offset}
+        return {"mode": BIAS if self.bias else 0, **result}
+
+
+def lower_integer_gemm(
+    lowering: Lowering, x: Operand, weights: Weights, y: Operand, mnk: tuple[int, int, int]
+) -> None:
+    """Call `integer_gemm`: y = x W, rows of both one after another."""
+    m, n, k = mnk
+    threads = lowering.threads
+    _, rows, columns = split_threads(m, n, 1, threads, PANEL)
+    high, _ = find_shape(lowering.target)
+    lowering.call(
+        integer_gemm(x.type.dtype, y.type.dtype),
+        x=x,
+        y=y,
+        **weights.operands,
+        work=lowering.temp("i32", (threads * round_to_unit(n, PANEL),)),
+        g=INTEGER_GEMM_WORDS.pack(
+            m=m,
+            n=n,
+            k=k,
+            rows=max(BLOCK // k // high * high, high),
+            grid=(rows, columns),
+            **weights.words(),
+        ),
+    )
+
+
+KERNELS = (integer_gemm,)

@@ -1,0 +1,285 @@
+"""Convolution of 8-bit integers: patches as rows of an integer product, and depthwise windows.
+
+A job is one of `patches.py`.  Outside of the image a window sees the zero point, so that padding
+adds nothing to a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from engine.kernels.loops.gemm import split_threads
+from engine.kernels.loops.integer_gemm import (
+    BLOCK,
+    OPERANDS,
+    RESULT,
+    X_TYPES,
+    Y_TYPES,
+    Weights,
+    lower_integer_gemm,
+    prepare_start,
+    rectangle,
+)
+from engine.kernels.loops.window import Axes
+from engine.kernels.machine.target import Target
+from engine.kernels.ops.conv import patches as P
+from engine.kernels.ops.conv.patches import following, pixel
+from engine.kernels.vocabulary.call import KernelCall, Reach
+from engine.kernels.vocabulary.integers import GROUP, PANEL, find_shape
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Inline,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import round_to_unit
+from engine.plan.words import Field, Words
+
+INTEGER_CONV_WORDS = Words(
+    "integer_conv",
+    n="channels of Y",
+    **RESULT,
+    job=Field("the window", of=P.JOB),
+)
+
+
+def _gather(T: str) -> Inline:
+    """Return an inline function: rows [i0, i0 + mb) of P, the zero point outside of the image.
+
+    gather(x, into, lda, q, i0, mb, zero)
+    """
+    copy, fill = Native("convert", (T, T)), loop(T, "z* -> y[] = z")
+
+    @inline
+    def run(x, into, lda, q, i0, mb, zero):
+        c, unit = q.channels, q.unit
+        n, od, oh, ow = pixel(i0, q)
+        for i in range(mb):
+            dst = off(into, i * lda)
+            for kd in range(q.taps_d):
+                iz = od * q.stride_d - q.pad_d + kd * q.dilation_d
+                for kh in range(q.taps_h):
+                    ih = oh * q.stride_h - q.pad_h + kh * q.dilation_h
+                    row = ((n * q.size_d + iz) * q.size_h + ih) * q.size_w
+                    kw = 0
+                    while kw < q.taps_w:
+                        iw = ow * q.stride_w - q.pad_w + kw * q.dilation_w
+                        # Taps [lo, hi) of the run are inside; where none is, lo == hi.
+                        lo = imin(imax(-iw, 0), unit)
+                        hi = imax(imin(q.size_w - iw, unit), lo)
+                        if iz < 0 or iz >= q.size_d or ih < 0 or ih >= q.size_h:
+                            lo = hi = unit
+                        if lo > 0:
+                            fill(zero, dst, lo * c)
+                        if hi > lo:
+                            copy(off(dst, lo * c), off(x, (row + iw + lo) * q.ldx), (hi - lo) * c)
+                        if hi < unit:
+                            fill(zero, off(dst, hi * c), (unit - hi) * c)
+                        dst = off(dst, unit * c)
+                        kw += unit
+            n, od, oh, ow = following(n, od, oh, ow, q)
+
+    return run
+
+
+def _conv_reach(c: KernelCall) -> Reach:
+    (job,) = c.records("job", P.JOB, 1)
+    q = P.check_job(c, job)
+    # Rows of P are gathered by taps and channels, whatever the job says of its depth.
+    if q["depth"] != math.prod(q["taps"]) * q["channels"] or q["columns"] != c.n:
+        c.refuse(f"sums of {q['depth']} for {q['columns']} of {c.n} channels")
+    if q["ldx"] != q["channels"]:
+        c.refuse(f"{q['channels']} channels of pixels {q['ldx']} apart")
+    depth = round_to_unit(q["depth"], GROUP)
+    size = q["mc"] * depth
+    return {
+        "x": P.images_reach(c, q, 1),
+        "w": round_to_unit(c.n, PANEL) * depth,
+        "y": q["rows"] * c.n,
+        "patches": c.scratch(size, size),
+    }
+
+
+@kernel(
+    f"""
+    x: T[...]   y: out Y[...]   patches: scratch T[...]   {OPERANDS}
+    g: i64[] where mode <= BIAS
+    """,
+    words={"g": INTEGER_CONV_WORDS},
+    reach=_conv_reach,
+    multiply_adds=lambda c: int(
+        P.list_jobs(c.job)[0]["rows"] * c.n * P.list_jobs(c.job)[0]["depth"]
+    ),
+    T=X_TYPES,
+    Y=Y_TYPES,
+)
+def integer_conv(target: Target, T: str, Y: str) -> Body:
+    """Y = out(bias + (P - zero) W), as `integer_gemm`; x, y: channels-last."""
+    run, prepare, gather = rectangle(target, T, Y), prepare_start(target, T), _gather(T)
+    high, _ = find_shape(target)
+
+    def body(x, y, patches, w, sums, zero, bias, factor, work, g, tid, nthreads):
+        q = g.job
+        mt, nt = q.mt, q.nt
+        if tid < mt * nt:
+            tm = udiv(tid, nt)
+            tn = tid - tm * nt
+            # Threads get whole register tiles of rows and whole panels of columns.
+            rows = udiv(udiv(q.rows + high - 1, high) + mt - 1, mt) * high
+            columns = udiv(udiv(g.n + PANEL - 1, PANEL) + nt - 1, nt) * PANEL
+            m0, n0 = imin(tm * rows, q.rows), imin(tn * columns, g.n)
+            m1, n1 = imin(m0 + rows, q.rows), imin(n0 + columns, g.n)
+            start = off(work, tid * udiv(g.n + PANEL - 1, PANEL) * PANEL)
+            size = udiv(n1 - n0 + PANEL - 1, PANEL) * PANEL
+            prepare(start, off(bias, n0), off(sums, n0), zero, size, g.mode)
+            # Rows of P end in whole groups.  Panels hold 0 for the steps after the last, so any
+            # bytes will do there, and no tile has a rest.
+            depth = udiv(q.depth + GROUP - 1, GROUP) * GROUP
+            b, mine = off(w, n0 * depth), off(patches, tid * q.mc * depth)
+            i = m0
+            while i < m1 and n0 < n1:
+                mb = imin(q.mc, m1 - i)
+                gather(x, mine, depth, q, i, mb, zero)
+                run(
+                    mine, depth, b, off(y, i * g.n + n0), g.n, start, off(factor, n0),
+                    depth, mb, n1 - n0, g.low, g.high, g.offset,
+                )  # fmt: skip
+                i += mb
+
+    return body
+
+
+def _depthwise_reach(c: KernelCall) -> Reach:
+    (job,) = c.records("job", P.JOB, 1)
+    q, lines, taps = P.check_window(c, job)
+    if q["ldx"] != c.n:
+        c.refuse(f"{c.n} channels of pixels {q['ldx']} apart")
+    groups = round_to_unit(taps, GROUP)
+    return {
+        "x": P.images_reach(c, q, 1, by_lines=True),
+        "w": round_to_unit(c.n, PANEL) * groups,
+        "y": lines * q["out"][2] * c.n,
+        "at": c.scratch(groups, groups),
+    }
+
+
+@inline
+def see(table, q, n, od, oh, ow, channels):
+    """Write where the taps of a window begin in the images; -1 for those outside."""
+    t = 0
+    for kd in range(q.taps_d):
+        iz = od * q.stride_d - q.pad_d + kd * q.dilation_d
+        for kh in range(q.taps_h):
+            ih = oh * q.stride_h - q.pad_h + kh * q.dilation_h
+            row = ((n * q.size_d + iz) * q.size_h + ih) * q.size_w
+            is_out = iz < 0 or iz >= q.size_d or ih < 0 or ih >= q.size_h
+            for kw in range(q.taps_w):
+                iw = ow * q.stride_w - q.pad_w + kw * q.dilation_w
+                place = (row + iw) * channels
+                if is_out or iw < 0 or iw >= q.size_w:
+                    place = -1
+                table[t] = place
+                t += 1
+
+
+@kernel(
+    f"""
+    x: T[...]   y: out Y[...]   edge: scratch T[threads, n]   at: scratch i64[...]   {OPERANDS}
+    g: i64[] where mode <= BIAS
+    """,
+    words={"g": INTEGER_CONV_WORDS},
+    reach=_depthwise_reach,
+    multiply_adds=lambda c: P.count_window_products(P.list_jobs(c.job)[0]),
+    T=X_TYPES,
+    Y=Y_TYPES,
+)
+def integer_depthwise(target: Target, T: str, Y: str) -> Body:
+    """Y[c] = out(bias[c] + sum over taps of (X[c] - zero) W[c]); x, y: channels-last."""
+    prepare, fill = prepare_start(target, T), loop(T, "z* -> y[] = z")
+    window = Native("integer_window", (T, Y))
+
+    def body(x, y, edge, at, w, sums, zero, bias, factor, work, g, tid, nthreads):
+        q = g.job
+        taps = q.taps_d * q.taps_h * q.taps_w
+        groups = udiv(taps + GROUP - 1, GROUP)
+        size = udiv(g.n + PANEL - 1, PANEL) * PANEL
+        start, table, outside = (
+            off(work, tid * size),
+            off(at, tid * groups * GROUP),
+            off(edge, tid * g.n),
+        )
+        prepare(start, bias, sums, zero, size, g.mode)
+        # A tap outside of the image reads a pixel of zero points, so that windows have no tests.
+        fill(zero, outside, g.n)
+        # Steps after the last tap have weights of 0, whatever they see.
+        for t in range(taps, groups * GROUP):
+            table[t] = -1
+        # Columns of windows from the first to the one before the last see no column outside.
+        first = udiv(imax(q.pad_w, 0) + q.stride_w - 1, q.stride_w)
+        room = q.size_w + q.pad_w - 1 - (q.taps_w - 1) * q.dilation_w
+        last = udiv(room, q.stride_w) + 1 if room >= 0 else 0
+        lines = udiv(q.rows, q.out_w)
+        for line in range(udiv(lines * tid, nthreads), udiv(lines * (tid + 1), nthreads)):
+            n, od, oh, _ = pixel(line * q.out_w, q)
+            for ow in range(q.out_w):
+                # Windows that see no column outside differ from the first of them by a shift.
+                shift = 0
+                if first < ow < last:
+                    shift = (ow - first) * q.stride_w * g.n
+                else:
+                    see(table, q, n, od, oh, ow, g.n)
+                window(
+                    off(x, shift), outside, table, w, off(y, (line * q.out_w + ow) * g.n), start,
+                    factor, groups, g.n, g.low, g.high, g.offset,
+                )  # fmt: skip
+
+    return body
+
+
+def lower_integer_conv(
+    lowering: Lowering, x: Operand, weights: Weights, y: Operand, axes: Axes, *, depthwise: bool
+) -> None:
+    """Call the kernel for a window: a product if it is one pixel, otherwise of patches.
+
+    depthwise: each output channel reads the input channel of its number.
+    """
+    images, channels = x.type.dims[:2]
+    n = y.type.dims[1]
+    j = P.make_job(axes, images, channels, channels, n, ldy=n)
+    # Rows of P are rows of X as they lie in memory: nothing is gathered.
+    if j.direct and not depthwise:
+        lower_integer_gemm(lowering, x, weights, y, (j.rows, n, channels))
+        return
+    threads, T, Y = lowering.threads, x.type.dtype, y.type.dtype
+    work = lowering.temp("i32", (threads * round_to_unit(n, PANEL),))
+    if depthwise:
+        words = INTEGER_CONV_WORDS.pack(n=n, **weights.words(), job=j.words())
+        at = lowering.temp("i64", (threads * round_to_unit(math.prod(j.taps), GROUP),))
+        lowering.call(
+            integer_depthwise(T, Y), x=x, y=y, edge=lowering.temp(T, (threads * n,)), at=at,
+            **weights.operands, work=work, g=words,
+        )  # fmt: skip
+        return
+    high, _ = find_shape(lowering.target)
+    depth = round_to_unit(j.depth, GROUP)
+    _, mt, nt = split_threads(j.rows, n, 1, threads, PANEL)
+    # A block of P is written once and read once for every few panels: it stays near the core.
+    mc = max(min(BLOCK // 4 // depth, -(-j.rows // mt)) // high * high, high)
+    j = replace(j, mt=mt, nt=nt, mc=mc)
+    words = INTEGER_CONV_WORDS.pack(n=n, **weights.words(), job=j.words())
+    lowering.call(
+        integer_conv(T, Y), x=x, y=y, patches=lowering.temp(T, (threads * mc * depth,)),
+        **weights.operands, work=work, g=words,
+    )  # fmt: skip
+
+
+INTEGER_CONV_KERNELS = (integer_conv, integer_depthwise)
+KERNELS = INTEGER_CONV_KERNELS
