@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.lora import Adapted, Lora
     from engine.quantization import Quantization, Quantized
 
+HEAD = "head"  # the last layer, among patterns of parameters to train
 _MOST_CLASSES = (1 << 31) - 1
 
 
@@ -123,16 +124,34 @@ class Forward:
     def choose_parameters(self, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the names of the parameters to train, and of the others.
 
+        patterns: `HEAD` alone stands for the last layer, unless a parameter matches it; if its
+            weights are integers, they become floats.
+
         Raises:
             NameNotFoundError: a pattern matches nothing.
         """
         from engine.graphs.offline.parameters import list_parameters, match_parameters
 
+        if list(patterns) == [HEAD] and not self._has_adapters:
+            patterns = self._unfreeze_head() or patterns
         trained = match_parameters(self.graph, patterns)
         if self._has_adapters:
             trained += [name for name in self._head if name not in trained]
         mine = set(trained)
         return trained, [name for name in list_parameters(self.graph) if name not in mine]
+
+    def _unfreeze_head(self) -> list[str]:
+        """Return the parameters of the last layer; none if some parameter is called `HEAD`."""
+        from engine.graphs.offline.head import unfreeze_head
+        from engine.graphs.offline.parameters import list_parameters
+        from engine.system.paths import Paths
+
+        paths, before = Paths.of(self.graph.metadata), len(self.graph.nodes)
+        if any(paths.matches(name, HEAD) for name in list_parameters(self.graph)):
+            return []
+        names = unfreeze_head(self.graph)
+        self._is_changed |= len(self.graph.nodes) != before
+        return names
 
     def write(self, path: Path) -> None:
         """Write the model to a file of its own, if it was changed; go on from that file.

@@ -129,6 +129,7 @@ class Trainer(BatchTrainer):
             train: names of parameters to train, or patterns such as "classifier.*".  A pattern that
                 begins with "!" excludes the parameters that it matches.  All others are frozen.  In
                 a model with adapters, names and patterns only match the adapters' parameters.
+                "head" alone is the last layer, also of an int8 model: its integers become floats.
             lora: add adapters to the model: which ones, or the pattern of their names; see
                 `engine.lora.adapt`.  A last layer that `classes` replaces is trained in full, too.
             classes: number of classes of a classifier.  If its first output has another number of

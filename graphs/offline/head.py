@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.base.errors import ModelError, ShapeError
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import TensorType
@@ -84,6 +84,59 @@ def find_head(graph: Graph, output: str) -> Head:
     Raises:
         ModelError: another op makes them, or the layer's parameters are computed or shared.
     """
+    return _make_head(graph, *_find_layer(graph, output))
+
+
+def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
+    """Return the parameters of the layer that makes the scores, as floats where they are integers.
+
+    Before   scores = Gemm(d, DequantizeLinear(w_quantized, s, z), DequantizeLinear(b_quantized, t))
+    After    scores = Gemm(d, w, b)
+
+    Raises:
+        ModelError: see `find_head`.
+    """
+    name = graph.outputs[output]
+    node, *_ = _find_layer(graph, name)
+    makers = graph.find_producers()
+    for i, value in enumerate(node.inputs[1:], 1):
+        reader, place = node, i
+        maker = makers.get(value)
+        if maker is not None and maker.op == "Transpose":
+            reader, place = maker, 0
+            maker = makers.get(maker.inputs[0])
+        if maker is not None and (made := _fold_dequantiser(graph, maker)):
+            inputs = list(reader.inputs)
+            inputs[place] = made
+            reader.inputs = tuple(inputs)
+            prune(graph)
+    head = find_head(graph, name)
+    return [each for each in (head.weight, head.bias) if each]
+
+
+def _fold_dequantiser(graph: Graph, node: Node) -> str:
+    """Add what a DequantizeLinear makes of constants as an initializer; return its name.
+
+    It is empty if the node is another one, or its values are computed or scaled by block.
+    """
+    if node.op != "DequantizeLinear" or node.attrs.get("block_size", 0):
+        return ""
+    values = [graph.initializers.get(name) for name in node.inputs if name]
+    if any(v is None for v in values):
+        return ""
+    q, scale, *zeros = (np.asarray(v) for v in values)
+    axis = node.attrs.get("axis", 1)
+    along = [-1 if k == axis % max(q.ndim, 1) else 1 for k in range(q.ndim)]
+    scale, *zeros = (v.reshape(along) if v.size > 1 else v.reshape(()) for v in (scale, *zeros))
+    levels = q.astype(np.int64) - (zeros[0].astype(np.int64) if zeros else 0)
+    stem = node.inputs[0].removesuffix("_quantized")
+    name = Names(graph).take_fresh(stem)
+    graph.initializers[name] = (levels * scale.astype(np.float64)).astype(scale.dtype)
+    return name
+
+
+def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[str]]:
+    """Return the linear node that makes scores, the bias of an Add, and see `Head`."""
     makers, bias, values, shapes = graph.find_producers(), "", [output], list[str]()
     node = makers.get(output)
     while node is not None and not node.domain:
@@ -98,7 +151,7 @@ def find_head(graph: Graph, output: str) -> Head:
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])
         elif node.op in ("Gemm", "MatMul", "Conv"):
-            return _make_head(graph, node, bias, values, shapes)
+            return node, bias, values, shapes
         else:
             break
         values.append(name)
@@ -148,13 +201,14 @@ def _make_head(graph: Graph, node: Node, bias: str, values: list[str], shapes: l
 
 
 def replace_head(graph: Graph, classes: int, seed: int, output: int = 0) -> Head:
-    """Replace the last layer of a model by a new one for another number of classes.
+    """Replace the last layer of a model by a new one for another number of classes, of floats.
 
     Raises:
         ModelError: see `find_head`.
         ShapeError: the scores of the model would not have the shape (batch, classes, ...).
     """
     name = graph.outputs[output]
+    unfreeze_head(graph, output)
     head = find_head(graph, name)
     weight = graph.initializers[head.weight]
     before = weight.shape[head.axis]

@@ -68,7 +68,8 @@ class ModelTable(RecipeOptions):
     )
     train: Sequence[str] = declare_option(
         ("*",),
-        "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes; by default all.",
+        "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes; 'head' is the last "
+        "layer; by default all.",
         metavar="PATTERN",
     )
     lora: Lora | None = declare_option(
