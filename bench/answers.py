@@ -8,39 +8,76 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 from bench.measuring import compare_medians, time_in_turns
 from bench.processes import SCRIPTS, worker
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
+from engine.quantization import quantize
 from engine.tools.benchmark.workloads import WORKLOADS
 
-SIDES = ("session", "onnxruntime")
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
+INTEGERS = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm")
 ANSWERS = {"mlp": 500, "cnn": 100, "lstm": 10}  # of a turn
+FLOAT, INT8 = "forward.onnx", "int8.onnx"
+SAMPLES = 8  # that ranges are measured on
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each batch size and number of threads."""
-    count, command = ANSWERS.get(name, 5), [sys.executable, SCRIPTS / "answers.py"]
+    sides = {"session": ("session", FLOAT), "onnxruntime": ("onnxruntime", FLOAT)}
     for batch in options.batch:
         with written(name, batch) as folder:
-            for threads in options.threads:
-                with ExitStack() as stack:
-                    runs = {}
-                    for side in SIDES:
-                        made = worker([*command, side, folder, threads], side, folder)
-                        runs[side] = partial(stack.enter_context(made).run, count)
-                    times = time_in_turns(runs, options.turns, warm_up=2)
-                took = [1e3 * median(times[side]) / count for side in SIDES]
-                ratio = compare_medians(times["onnxruntime"], times["session"])
-                yield batch, threads, *took, ratio
+            yield from _compare(name, options, batch, folder, sides)
 
 
+def measure_integers(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each batch size and number of threads, of the model in int8."""
+    sides = {
+        "session": ("session", INT8), "onnxruntime": ("onnxruntime", INT8),
+        "float": ("session", FLOAT),
+    }  # fmt: skip
+    with written(name, SAMPLES) as folder, np.load(folder / "batch.npz") as content:
+        made = quantize(folder / FLOAT, content["x"])
+    for batch in options.batch:
+        with written(name, batch) as folder:
+            made.save(folder / INT8)
+            yield from _compare(name, options, batch, folder, sides)
+
+
+def _compare(
+    name: str, options: Namespace, batch: int, folder: Path, sides: Mapping[str, tuple[str, str]]
+) -> Iterator[Cells]:
+    """Yield a row for each number of threads: the times, and the ratio of each to our session's.
+
+    sides: of each its runtime and the file of its model.
+    """
+    count, command = ANSWERS.get(name, 5), [sys.executable, SCRIPTS / "answers.py"]
+    for threads in options.threads:
+        with ExitStack() as stack:
+            runs = {}
+            for side, (runtime, file) in sides.items():
+                made = worker([*command, runtime, folder / file, threads], side, folder)
+                runs[side] = partial(stack.enter_context(made).run, count)
+            times = time_in_turns(runs, options.turns, warm_up=2)
+        took = [1e3 * median(times[side]) / count for side in sides]
+        others = (side for side in sides if side != "session")
+        ratios = [compare_medians(times[side], times["session"]) for side in others]
+        yield batch, threads, *took, *ratios
+
+
+_OPTIONS = (
+    THREADS,
+    Option("batch", (1, 8), "sizes of batches"),
+    Option("turns", 9, "turns of each"),
+)
 BENCHES = (
     Bench(
         "answers",
@@ -49,11 +86,24 @@ BENCHES = (
         ("batch", "threads", "ours ms:.3f", "onnxruntime ms:.3f", "onnxruntime / ours:.2f"),
         measure,
         usual=USUAL,
-        options=(
-            THREADS,
-            Option("batch", (1, 8), "sizes of batches"),
-            Option("turns", 9, "turns of each"),
+        options=_OPTIONS,
+        small="mlp --turns 1 --threads 1 --batch 1",
+    ),
+    Bench(
+        "answers.int8",
+        "answers in integers beside onnxruntime's of the same file and ours in float32, in turns",
+        {name: name for name in INTEGERS},
+        (
+            "batch",
+            "threads",
+            "ours ms:.3f",
+            "onnxruntime ms:.3f",
+            "our float32 ms:.3f",
+            "onnxruntime / ours:.2f",
+            "float32 / ours:.2f",
         ),
+        measure_integers,
+        options=_OPTIONS,
         small="mlp --turns 1 --threads 1 --batch 1",
     ),
 )

@@ -1,9 +1,9 @@
 """Answers of a model to one batch, by our session or by onnxruntime's.
 
-    python answers.py (session|onnxruntime) FOLDER THREADS
+    python answers.py (session|onnxruntime) MODEL THREADS
 
-FOLDER has forward.onnx and batch.npz.  Every line on standard input is a number of answers, and is
-answered by `done`.
+batch.npz is in the folder of the model.  Every line on standard input is a number of answers, and
+is answered by `done`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def open_session(side: str, model: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def main(side: str, folder: Path, threads: int) -> None:
+def main(side: str, model: Path, threads: int) -> None:
     """Serve answers until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print must not look like an answer
-    session = open_session(side, folder / "forward.onnx", threads)
-    with np.load(folder / "batch.npz") as batch:
+    session = open_session(side, model, threads)
+    with np.load(model.with_name("batch.npz")) as batch:
         feed = {session.get_inputs()[0].name: batch["x"]}
     for line in sys.stdin:
         for _ in range(int(line)):

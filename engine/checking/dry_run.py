@@ -104,11 +104,20 @@ def check(
         figures=figures,
         first=None if made is None else sum(made.values()),
         least=kept.least,
+        integers=sum(map(_count_integer_layers, kept.plans)),
         suggestions=sort_by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
         halves=_count_by_precision(subject, kept.plans),
         machine=(machine.flops, machine.memory),
         unsure=machine.unsure,
     )
+
+
+def _count_integer_layers(plan: Plan) -> int:
+    """Count the steps that multiply integers of 8 bits."""
+    from engine.kernels.analysis.flops import count_factor_bytes
+
+    symbols = {kernel.symbol for kernel in plan.kernels if count_factor_bytes(kernel.spec) == 1}
+    return sum(step.kernel in symbols for step in plan.steps)
 
 
 def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | None:

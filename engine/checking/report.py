@@ -115,6 +115,7 @@ class Check:
     threads: the number of threads.  kernels: the name of the instruction set of the kernels.
         inputs: the inputs of a step.
     trained, frozen: the numbers of parameters and of their values.
+    integers: the number of layers of a step that compute in integers of 8 bits.
     faults: all nodes that keep the model from being trained; empty if it trains.
     why: the planner's error for a model that cannot be trained, or for a budget that no plan keeps
         to; empty if it trains.
@@ -135,6 +136,7 @@ class Check:
     inputs: tuple[ModelInput, ...] = ()
     trained: tuple[int, int] = (0, 0)
     frozen: tuple[int, int] = (0, 0)
+    integers: int = 0
     faults: tuple[Fault, ...] = ()
     why: str = ""
     figures: Figures | None = None
@@ -180,6 +182,8 @@ class Check:
             yield f"  input {each.name}  {declared}{here}"
         for title, (count, values) in (("trained", self.trained), ("frozen", self.frozen)):
             yield f"  {title}  {values:,} values in {count} parameters"
+        if self.integers:
+            yield f"  in integers of 8 bits  {self.integers} layers"
         if self.why:
             yield f"  {self.why}"
         for fault in self.faults:
