@@ -163,6 +163,65 @@ def _conv(x: np.ndarray, w: np.ndarray) -> Any:
     return np.einsum("nchwij,mcij->nmhw", windows, w)
 
 
+def _linear(f: Any, count: int = 1) -> Any:
+    """The reference of an operator on integers: f of the reals that they stand for, rounded."""
+
+    def compute(*a: Any, **attrs: Any) -> list[np.ndarray]:
+        reals = [(a[3 * i].astype(float) - a[3 * i + 2]) * a[3 * i + 1] for i in range(count)]
+        scale, zero = a[3 * count :]
+        return [np.clip(np.rint(f(*reals, **attrs) / scale) + zero, *LIMITS[str(zero.dtype)])]
+
+    return compute
+
+
+def _softmax(x: np.ndarray, axis: int, opset: int) -> Any:
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def _average(x: np.ndarray, **_: Any) -> Any:
+    """Windows of 2x2, stride 2."""
+    n, c, h, w = x.shape
+    return x.reshape(n, c, h // 2, 2, w // 2, 2).mean((3, 5))
+
+
+def _concat(sy: Any, zy: Any, *a: Any, axis: int) -> Any:
+    return _linear(lambda *reals: np.concatenate(reals, axis), len(a) // 3)(*a, sy, zy)
+
+
+def _gemm(*a: Any, **_: Any) -> list[np.ndarray]:
+    """By transposed weights, with a bias and a result of integers."""
+    x, sx, zx, w, sw, zw, b, sy, zy = a
+    total = _integer(x, w.T, zx.astype(int), zw.astype(int))[0] + b
+    return [np.clip(np.rint(total * (sx * sw / sy)) + zy, *LIMITS[str(zy.dtype)])]
+
+
+_X = (one(0.0213), one(120, "uint8"))  # scales and zero points of activations
+_Z = (one(0.0517), one(100, "uint8"))
+OPERATORS = (
+    Case("QLinearAdd", (raw(2, 3, 4), *_X, raw(3, 4), one(0.0371), one(2, "uint8"), *_Z),
+         domain=MS, reference=_linear(np.add, 2)),
+    Case("QLinearMul", (raw(2, 3, 4, **I8), one(0.0213), one(-3, "int8"), raw(4, **I8),
+                        one(0.0371), one(2, "int8"), one(0.0517), one(5, "int8")),
+         domain=MS, reference=_linear(np.multiply, 2)),
+    Case("QLinearSigmoid", (raw(3, 40), *_X, one(0.00391), one(0, "uint8")), domain=MS,
+         reference=_linear(lambda x: 1 / (1 + np.exp(-x)))),
+    Case("QLinearLeakyRelu", (raw(3, 40), *_X, *_Z), {"alpha": 0.21}, domain=MS,
+         reference=_linear(lambda x, alpha: np.where(x < 0, alpha * x, x))),
+    Case("QLinearSoftmax", (raw(3, 10), *_X, one(0.00391), one(0, "uint8")),
+         {"axis": -1, "opset": 13}, domain=MS, reference=_linear(_softmax)),
+    Case("QLinearGlobalAveragePool", (raw(2, 3, 4, 5), *_X, *_Z), domain=MS,
+         reference=_linear(lambda x: x.mean((2, 3), keepdims=True))),
+    Case("QLinearAveragePool", (raw(2, 3, 4, 6), *_X, *_Z),
+         {"kernel_shape": [2, 2], "strides": [2, 2]}, domain=MS, reference=_linear(_average)),
+    Case("QLinearConcat", (*_Z, raw(2, 3), *_X, raw(2, 5), one(0.0371), one(2, "uint8")),
+         {"axis": 1}, domain=MS, reference=_concat),
+    Case("QGemm", (raw(5, 21), *_X, fixed(12, 21), scales(12), np.zeros(12, np.int8),
+                   np.arange(-600, 600, 100, dtype=np.int32), one(0.9), one(100, "uint8")),
+         {"transB": 1}, domain=MS, reference=_gemm),
+)  # fmt: skip
+
+
 def _fake(x: Any, scale: Any, zero: Any, quant_min: int = 0, quant_max: int = 255) -> list[Any]:
     level = np.rint(x / scale) + zero
     value = (np.clip(level, quant_min, quant_max) - zero) * scale
@@ -235,4 +294,4 @@ ROUNDED = (
          reference=_round_bias, name="round-bias-finely"),
 )  # fmt: skip
 
-CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE, *ROUNDED)
+CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *FAKE, *ROUNDED)

@@ -1,0 +1,168 @@
+"""Operators on integers that onnxruntime's quantiser writes (QOperator), as what they stand for.
+
+Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QGemm is in units of
+          the scales of both factors, and passes make one integer step of it
+          (graphs/passes/integers.py)
+Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1 and the like
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from engine.kernels.ops import activation, elementwise, matmul, softmax, split
+from engine.kernels.ops.pool import pool
+from engine.kernels.vocabulary.op import MANY, MS, Kind, Nodes, Op, Site, TensorType
+
+_FAMILIES = (activation, elementwise, matmul, pool, softmax, split)
+# The operators that these stand for: their shape rules are the shape rules here.
+_PLAIN = {op.name: op for family in _FAMILIES for op in family.OPS if not op.domain}
+_ROUNDING = "DequantizeLinear QuantizeLinear"
+
+
+def _get_name(nodes: Nodes, i: int) -> str:
+    """Return the name of an input, "" if it is absent."""
+    return nodes.x(i) if i < len(nodes.site.ins) else ""
+
+
+def _dequantise(nodes: Nodes, i: int, **attrs: Any) -> str:
+    """Return input i with the scale and the zero point after it as floats."""
+    ins = (nodes.x(i), nodes.x(i + 1), _get_name(nodes, i + 2))
+    return str(nodes.op("DequantizeLinear", *ins, **attrs))
+
+
+def _quantise(nodes: Nodes, x: str, i: int) -> tuple[str, ...]:
+    """Return integers of a value, with input i as scale and the next one as zero point."""
+    return (nodes.op("QuantizeLinear", x, nodes.x(i), _get_name(nodes, i + 1)),)
+
+
+def _find_type(site: Site, zero: int) -> str:
+    """Return the element type of a result, which its zero point has."""
+    dtype = site.type(zero).dtype if site.has(zero) else "u8"
+    if dtype not in ("u8", "i8"):
+        site.fail(f"the zero point of the result is {dtype}", "u8, i8")
+    return dtype
+
+
+def _list_attributes(site: Site) -> dict[str, Any]:
+    """Return the attributes that the float operator has, too."""
+    # onnxruntime's layout pass alone writes channels_last, in models that it saves optimised.
+    if site.attrs.get("channels_last", 0):
+        site.fail("channels_last=1", "channels_last=0")
+    # QLinearSoftmax repeats the model's opset, which the float operator gets from the model.
+    return {k: v for k, v in site.attrs.items() if k not in ("channels_last", "opset")}
+
+
+def _infer_as(name: str, places: Callable[[Site], list[int]], zero: int) -> Any:
+    """Return the shape rule of an operator: the rule of `name` for its inputs as floats.
+
+    places: of the inputs that are dequantised.  zero: the place of the result's zero point.
+    """
+
+    def types(site: Site) -> tuple[TensorType, ...]:
+        ins = tuple(site.type(i).but(dtype="f32") for i in places(site))
+        # The rules need no values: windows and axes are attributes of all of them.
+        nothing = (None,) * len(ins)
+        floats = replace(
+            site, op=name, domain="", opset=13, ins=ins, values=nothing, n_outs=1,
+            attrs={**_PLAIN[name].attrs, **_list_attributes(site)},
+        )  # fmt: skip
+        (out,) = _PLAIN[name].infer(floats)
+        return (out.but(dtype=_find_type(site, zero)),)
+
+    return types
+
+
+def _declare(title: str, name: str, count: int, **more: Any) -> Op:
+    """Return an operator that is the float operator `name` of its first `count` values."""
+    places = [3 * i for i in range(count)]
+
+    def expand(nodes: Nodes) -> tuple[str, ...]:
+        # Chains of elementwise operators become one map again, so that nothing is stored between.
+        values = [_dequantise(nodes, i) for i in places]
+        return _quantise(nodes, nodes.op(name, *values, **_list_attributes(nodes.site)), 3 * count)
+
+    return Op(
+        name=title,
+        domain=MS,
+        inputs=(3 * count + 1, 3 * count + 2),
+        outputs=1,
+        may_be_absent=frozenset(3 * i + 2 for i in range(count)),
+        infer=_infer_as(name, lambda site: places, 3 * count + 1),
+        expand=expand,
+        expands_first=True,
+        becomes=f"{name} {_ROUNDING}",
+        no_gradient=frozenset(range(3 * count + 2)),
+        **more,
+    )
+
+
+def _expand_concat(nodes: Nodes) -> tuple[str, ...]:
+    values = [_dequantise(nodes, i) for i in range(2, len(nodes.site.ins), 3)]
+    return _quantise(nodes, nodes.op("Concat", *values, axis=nodes.site.attrs["axis"]), 0)
+
+
+def _infer_gemm(site: Site) -> tuple[TensorType, ...]:
+    # Another alpha would scale the bias, whose unit is the product of the scales.
+    if site.attrs["alpha"] != 1.0:
+        site.fail(f"alpha={site.attrs['alpha']}", "1")
+    sides = tuple(site.type(i).but(dtype="f32") for i in (0, 3))
+    attrs = {**_PLAIN["Gemm"].attrs, **{k: site.attrs[k] for k in ("transA", "transB")}}
+    floats = replace(
+        site, op="Gemm", domain="", opset=13, ins=sides, values=(None,) * 2, n_outs=1, attrs=attrs
+    )
+    (out,) = _PLAIN["Gemm"].infer(floats)
+    return (out.but(dtype=_find_type(site, 8) if site.has(7) else "f32"),)
+
+
+def _expand_gemm(nodes: Nodes) -> tuple[str, ...]:
+    attrs: dict[str, Any] = {name: int(nodes.site.attrs[name]) for name in ("transA", "transB")}
+    # A scale for each column of the product lies along the rows of weights that are transposed.
+    axis = 0 if attrs["transB"] else 1
+    values = [_dequantise(nodes, 0), _dequantise(nodes, 3, axis=axis)]
+    # In units of the sums, so that the bias is added to them before anything is rounded.
+    if _get_name(nodes, 6):
+        unit = nodes.op("Mul", nodes.x(1), nodes.x(4))
+        values.append(nodes.op("DequantizeLinear", nodes.x(6), unit, axis=0))
+    y = nodes.op("Gemm", *values, **attrs)
+    return _quantise(nodes, y, 7) if _get_name(nodes, 7) else (y,)
+
+
+_WINDOW: dict[str, Kind] = {"kernel_shape": "ints", "strides": "ints", "pads": "ints"}
+_POOL = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0, "channels_last": 0}
+OPS = (
+    _declare("QLinearAdd", "Add", 2),
+    _declare("QLinearMul", "Mul", 2),
+    _declare("QLinearSigmoid", "Sigmoid", 1),
+    _declare("QLinearLeakyRelu", "LeakyRelu", 1, attrs={"alpha": 0.01}),
+    _declare("QLinearSoftmax", "Softmax", 1, attrs={"axis": -1}, takes={"opset": "int"}),
+    _declare("QLinearGlobalAveragePool", "GlobalAveragePool", 1, attrs={"channels_last": 0}),
+    _declare("QLinearAveragePool", "AveragePool", 1, attrs=_POOL, takes=_WINDOW),
+    Op(
+        name="QLinearConcat",
+        domain=MS,
+        inputs=(5, MANY),
+        outputs=1,
+        needs={"axis": "int"},
+        infer=_infer_as("Concat", lambda site: list(range(2, len(site.ins), 3)), 1),
+        expand=_expand_concat,
+        expands_first=True,
+        becomes=f"Concat {_ROUNDING}",
+        no_gradient=frozenset(range(64)),
+    ),
+    Op(
+        name="QGemm",
+        domain=MS,
+        inputs=(6, 9),
+        outputs=1,
+        may_be_absent=frozenset((2, 5)),
+        attrs={"transA": 0, "transB": 0, "alpha": 1.0},
+        infer=_infer_gemm,
+        expand=_expand_gemm,
+        expands_first=True,
+        becomes=f"Gemm Mul {_ROUNDING}",
+        no_gradient=frozenset(range(9)),
+    ),
+)

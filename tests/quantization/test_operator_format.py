@@ -1,0 +1,125 @@
+"""Operators on integers that onnxruntime's quantiser writes, beside onnxruntime itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization as peer
+
+import edgegrad
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.planner import make_plan
+from engine.kernels.machine.target import detect_host
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MS = "com.microsoft"
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape: int, scale: float = 1.0) -> Array:
+    return (RNG.standard_normal(shape) * scale).astype(np.float32)
+
+
+def build(
+    nodes: list[onnx.NodeProto], x: Any, y: int = TensorProto.FLOAT, **constants: Array
+) -> onnx.ModelProto:
+    """y of x and of constants; y: its element type."""
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", *x)],
+        [helper.make_tensor_value_info("y", y, None)],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def run_peer(model: onnx.ModelProto, x: Array) -> Array:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+class Samples(peer.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+    """Some batches for onnxruntime's quantiser."""
+
+    def __init__(self, batches: list[Array]) -> None:
+        self.batches = iter(batches)
+
+    def get_next(self) -> Any:
+        return {"x": x} if (x := next(self.batches, None)) is not None else None
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_network_of_all_of_them(tmp_path: Path, per_channel: bool) -> None:
+    """Convolutions, a residual sum, pools, a product, activations, Concat and Gemm."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "v"], ["d"], pads=[1] * 4),
+        helper.make_node("Add", ["r", "d"], ["s"]),
+        helper.make_node("Sigmoid", ["s"], ["g"]),
+        helper.make_node("Mul", ["s", "g"], ["m"]),
+        helper.make_node("LeakyRelu", ["m"], ["l"], alpha=0.2),
+        helper.make_node("AveragePool", ["l"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Concat", ["p", "p"], ["cc"], axis=1),
+        helper.make_node("GlobalAveragePool", ["cc"], ["a"]),
+        helper.make_node("Flatten", ["a"], ["f"]),
+        helper.make_node("Gemm", ["f", "u", "t"], ["y"], transB=1),
+    ]
+    model = build(
+        nodes, (TensorProto.FLOAT, ["n", 3, 8, 8]), w=draw(8, 3, 3, 3, scale=0.3), b=draw(8),
+        v=draw(8, 8, 3, 3, scale=0.1), u=draw(5, 16, scale=0.3), t=draw(5),
+    )  # fmt: skip
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "float.onnx")
+    x = draw(6, 3, 8, 8)
+    peer.quantize_static(
+        tmp_path / "float.onnx", tmp_path / "int8.onnx", Samples([x]),
+        quant_format=peer.QuantFormat.QOperator, per_channel=per_channel,
+        weight_type=peer.QuantType.QInt8,
+    )  # fmt: skip
+    made = onnx.load(tmp_path / "int8.onnx")
+    ops = {node.op_type for node in made.graph.node}
+    assert {"QLinearConv", "QGemm", "QLinearAdd", "QLinearConcat", "QLinearMul"} <= ops
+    session = edgegrad.Session(tmp_path / "int8.onnx", threads=1)
+    (ours,), wanted = session.run(None, {"x": x}), run_peer(made, x)
+    last = next(n for n in made.graph.node if n.op_type == "DequantizeLinear")
+    scale = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}[last.input[1]]
+    # Sums of residuals and pools are rounded differently there: a step, and a step that follows.
+    assert np.abs(ours - wanted).max() <= 2.001 * float(scale)
+    plan = make_plan(onnx_io.load(made), {"x": x.shape}, target=detect_host(), threads=1)
+    kernels = [step.kernel for step in plan.steps]
+    assert sum(k.startswith("integer_conv") for k in kernels) == 2
+    assert sum(k.startswith("integer_gemm") for k in kernels) == 1
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_gemm_is_one_integer_step(trans: int, is_float: bool) -> None:
+    x = RNG.integers(0, 256, (7, 21)).astype(np.uint8)
+    w = RNG.integers(-127, 128, (10, 21) if trans else (21, 10)).astype(np.int8)
+    scales = RNG.uniform(0.001, 0.01, 10).astype(np.float32)
+    names = ["x", "xs", "xz", "w", "ws", "wz", "b", *([] if is_float else ["ys", "yz"])]
+    node = helper.make_node("QGemm", names, ["y"], domain=MS, transB=trans)
+    model = build(
+        [node], (TensorProto.UINT8, [7, 21]), xs=np.array(0.02, np.float32),
+        xz=np.array(130, np.uint8), w=w, ws=scales, wz=np.zeros(10, np.int8),
+        b=RNG.integers(-900, 900, 10).astype(np.int32), ys=np.array(0.1, np.float32),
+        yz=np.array(9, np.uint8), y=TensorProto.FLOAT if is_float else TensorProto.UINT8,
+    )  # fmt: skip
+    (ours,) = edgegrad.Session(model.SerializeToString(), threads=1).run(None, {"x": x})
+    wanted = run_peer(model, x)
+    assert ours.dtype == wanted.dtype
+    if is_float:
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(ours, wanted)
+    plan = make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)
+    assert [step.kernel.split("_u8")[0] for step in plan.steps] == ["integer_gemm"]
