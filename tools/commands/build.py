@@ -9,9 +9,11 @@ import click
 from engine.base.plan_options import PlanOptions
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
+from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.progress import StagePrinter
+from engine.tools.trimmed.report import write_report
 from engine.tools.trimmed.targets import resolve
 
 
@@ -68,6 +70,21 @@ from engine.tools.trimmed.targets import resolve
     metavar="LANGUAGE,...",
     help=f"Write packages with the library for these languages: {', '.join(LANGUAGES)}.",
 )
+@click.option(
+    "--export",
+    is_flag=True,
+    help="Put the graph of the inference model into the library, which then writes ONNX files.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(["inference", "train"]),
+    help="Leave out the plans, kernels and functions that inference, or training, does not use.",
+)
+@click.option(
+    "--report",
+    is_flag=True,
+    help="Show which kernels, tables and regions take the bytes of the library and of a model.",
+)
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json
 @options.imports
@@ -92,6 +109,9 @@ def command(
     planning: PlanOptions,
     federated: bool,
     bindings: tuple[str, ...],
+    export: bool,
+    only: Only | None,
+    report: bool,
     compiler: str,
     as_json: bool,
 ) -> None:
@@ -117,6 +137,9 @@ def command(
     target, *others = target.split(",")
     if others and not bindings:
         raise click.UsageError("several targets are for packages of --bindings")
+    if (export or report or only) and ops is not None:
+        asked_for = "--export" if export else "--report" if report else "--only"
+        raise click.UsageError(f"{asked_for} is for artifacts, and a library of ops has none")
     source = ops.parent if ops is not None else artifacts
     assert source is not None
     asked = Options(
@@ -135,6 +158,8 @@ def command(
         federated,
         bindings,
         [resolve(name) for name in others],
+        export,
+        only or "",
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, StagePrinter())
@@ -150,3 +175,8 @@ def command(
             options.echo(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
     for line in manifest.get("plans", {}).values():
         options.echo(line)
+    if only:
+        options.echo(f"functions: {', '.join(manifest['functions'])}")
+    if report:
+        for line in write_report(manifest["report"]):
+            options.echo(line)

@@ -39,6 +39,7 @@ _DECLARATION = re.compile(r"(?P<result>.*?)@name@_(?P<name>\w+)\((?P<rest>.*)\)"
 _MEMBER = re.compile(r"@NAME@_(\w+)(?: = (\d+))?,?(?:\s*/\*(.*?)\*/)?", re.DOTALL)
 MODEL, MESSAGE = "@name@ *m", "char *message"
 
+Only = Literal["", "inference", "train"]  # the one use of a library; empty: all
 Kind = Literal[
     "text", "flag", "phase", "int", "long", "float", "size",
     "bytes", "buffer", "floats", "float_buffer", "doubles", "double_buffer",
@@ -186,13 +187,19 @@ class ApiFunction:
         """The values that a caller gets by addresses."""
         return tuple(a for a in self.arguments if a.returned)
 
-    def exists(self, *, freestanding: bool, threads: int) -> bool:
+    def exists(self, *, freestanding: bool, threads: int, only: Only = "") -> bool:
         """Return whether a library has it.
+
+        only: as in `Options` of a build.
 
         Raises:
             InternalError: it stands under a condition that no rule knows.
         """
+        trains, answers = only != "inference", only != "train"
         known = {
+            "#if @NAME@_TRAINS": trains,
+            "#if @NAME@_ANSWERS": answers,
+            "#if @NAME@_TRAINS && @NAME@_ANSWERS": trains and answers,
             "#ifndef EDGEGRAD_FREESTANDING": not freestanding,
             "#if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1": freestanding
             and threads > 1,
@@ -252,7 +259,9 @@ def list_functions(header: str) -> tuple[ApiFunction, ...]:
                     declared["name"],
                     declared["result"].strip(),
                     tuple(p for p in given if p != "void"),
-                    tuple(c for c in conditions if "EDGEGRAD" in c),
+                    tuple(
+                        c for c in conditions if re.search("EDGEGRAD|@NAME@_(TRAINS|ANSWERS)", c)
+                    ),
                     comment,
                 )
             )

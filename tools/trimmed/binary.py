@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.base.errors import EngineError, FileError
 
@@ -72,6 +73,54 @@ def parse(data: bytes, name: str = "binary") -> Binary:
     raise EngineError(f"{name}: neither ELF, 64-bit Mach-O, PE nor WebAssembly")
 
 
+def count_loaded(archive: bytes) -> int:
+    """Return the bytes that the ELF objects of an archive put into memory: code and constants.
+
+    Raises:
+        EngineError: it is not an archive of ELF objects.
+    """
+    if not archive.startswith(_ARCHIVE):
+        raise EngineError("archive: it does not begin as one")
+    try:
+        at, total = len(_ARCHIVE), 0
+        while at < len(archive):
+            size = int(archive[at + 48 : at + 58])
+            member = archive[at + 60 : at + 60 + size]
+            if member.startswith(b"\x7fELF"):
+                _, sections = _list_elf_sections(member)
+                total += sum(s.size for s in sections if s.flags & _ALLOCATED and s.kind != _NOBITS)
+            at += 60 + size + size % 2
+        return total
+    except (struct.error, IndexError, ValueError) as error:
+        raise EngineError(f"archive: damaged: {error}") from None
+
+
+def list_function_sizes(data: bytes) -> dict[str, int]:
+    """Return the bytes of each function in an ELF object, by its symbol; none of other forms.
+
+    Raises:
+        EngineError: its tables reach beyond its end.
+    """
+    if not data.startswith(b"\x7fELF"):
+        return {}
+    try:
+        wide, sections = _list_elf_sections(data)
+        sizes = {}
+        for kind, _, begin, length, link in sections:
+            entry, step = ("<IBBHQQ", 24) if wide else ("<IIIBBH", 16)
+            for at in range(begin, begin + length, step) if kind == _ALL_SYMBOLS else ():
+                fields = struct.unpack_from(entry, data, at)
+                info, size = (fields[1], fields[5]) if wide else (fields[3], fields[2])
+                if info & 15 == _FUNCTION:
+                    sizes[_read_text(data, sections[link].begin + fields[0])] = size
+        return sizes
+    except (struct.error, IndexError, KeyError, ValueError) as error:
+        raise EngineError(f"object of kernels: a damaged binary: {error}") from None
+
+
+_ARCHIVE = b"!<arch>\n"
+
+
 def _read_text(data: bytes, at: int) -> str:
     """Return the text that ends at the next zero byte."""
     return data[at : data.index(0, at)].decode()
@@ -80,25 +129,42 @@ def _read_text(data: bytes, at: int) -> str:
 # --- ELF
 
 _ELF_MACHINES = {40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
-_DYNAMIC, _SYMBOLS = 6, 11  # types of sections: SHT_DYNAMIC, SHT_DYNSYM
+# types of sections: SHT_SYMTAB, SHT_DYNAMIC, SHT_NOBITS, SHT_DYNSYM
+_ALL_SYMBOLS, _DYNAMIC, _NOBITS, _SYMBOLS = 2, 6, 8, 11
+_ALLOCATED = 2  # flag of a section: SHF_ALLOC
 _GLOBAL = 1  # binding of a symbol: STB_GLOBAL
+_FUNCTION = 2  # type of a symbol: STT_FUNC
+
+
+class _Section(NamedTuple):
+    """A section of an ELF file: `link` is the number of the one with its names."""
+
+    kind: int
+    flags: int
+    begin: int
+    size: int
+    link: int
+
+
+def _list_elf_sections(data: bytes) -> tuple[bool, list[_Section]]:
+    """Return whether an ELF file is of 64 bits, and its sections."""
+    wide = data[4] == 2
+    table = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
+    size, count = struct.unpack_from("<HH", data, 58 if wide else 46)
+    form = "<IIQQQQI" if wide else "<IIIIIII"
+    rows = [struct.unpack_from(form, data, table + i * size) for i in range(count)]
+    return wide, [_Section(row[1], row[2], *row[4:7]) for row in rows]
 
 
 def _read_elf(data: bytes) -> Binary:
     """Read an ELF file; all forms here are little-endian.  Names come from the dynamic symbols."""
-    wide = data[4] == 2
+    wide, sections = _list_elf_sections(data)
     machine = _ELF_MACHINES[struct.unpack_from("<H", data, 18)[0]]
     machine = machine if wide else machine.replace("64", "32")
-    table = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
-    size, count = struct.unpack_from("<HH", data, 58 if wide else 46)
-    # type, offset, bytes, and which section has the names
-    form, picks = ("<IIQQQQI", (1, 4, 5, 6)) if wide else ("<IIIIIII", (1, 4, 5, 6))
-    rows = [struct.unpack_from(form, data, table + i * size) for i in range(count)]
-    sections = [tuple(row[i] for i in picks) for row in rows]
     exports, needs, libraries = set(), set(), []
-    for kind, begin, length, link in sections:
+    for kind, _, begin, length, link in sections:
         if kind == _SYMBOLS:
-            names = sections[link][1]
+            names = sections[link].begin
             entry, step = ("<IBBHQQ", 24) if wide else ("<IIIBBH", 16)
             for at in range(begin + step, begin + length, step):
                 fields = struct.unpack_from(entry, data, at)
@@ -113,7 +179,7 @@ def _read_elf(data: bytes) -> Binary:
                 struct.unpack_from(entry, data, at) for at in range(begin, begin + length, step)
             ]
             libraries += [
-                _read_text(data, sections[link][1] + value) for tag, value in tags if tag == 1
+                _read_text(data, sections[link].begin + value) for tag, value in tags if tag == 1
             ]
     return Binary(
         "elf", machine, "", "", frozenset(exports), frozenset(needs), tuple(libraries)

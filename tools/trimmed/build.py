@@ -16,7 +16,7 @@ import numpy as np
 
 import engine
 from engine.base.element_types import NUMPY
-from engine.base.errors import CheckpointError, UnsupportedOpError
+from engine.base.errors import CheckpointError, InputError, UnsupportedOpError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.storage import has_external_data
 from engine.kernels.binaries import load
@@ -24,9 +24,11 @@ from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import files as files_io
 from engine.tools.trimmed import federated
+from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
 from engine.tools.trimmed.bindings.package import Language, write_module, write_package
 from engine.tools.trimmed.bundle import Bundle, describe_inference
+from engine.tools.trimmed.export import make_graph
 from engine.tools.trimmed.generate import MESSAGE_BYTES, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
@@ -35,6 +37,7 @@ from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.project_files import write_board_library, write_project_files
+from engine.tools.trimmed.report import make_report
 from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
@@ -58,6 +61,8 @@ class Options:
     federated: write the package of a device of a federation beside the Python face.
     bindings: languages, by their names in `LANGUAGES`, that get a package in a folder of that name.
     also: platforms for which these packages have the library, too.
+    export: put the graph of the inference model into the library, which then writes ONNX files.
+    only: leave out the plans, kernels and functions that inference, or training, does not use.
     """
 
     name: str
@@ -75,6 +80,8 @@ class Options:
     federated: bool = False
     bindings: Sequence[str] = ()
     also: Sequence[Platform] = ()
+    export: bool = False
+    only: Only = ""
 
     @property
     def each(self) -> list[Options]:
@@ -84,6 +91,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.platform.is_bare:  # there are no other builds
             object.__setattr__(self, "freestanding", True)
+        for wish, chosen, reason in (
+            ("--joined", self.joined and self.only == "inference", "updates in training steps"),
+            ("--federated", self.federated, "trains and evaluates"),
+            ("--bindings", bool(self.bindings), "needs all functions"),
+            ("--export", self.export and self.only == "train", "writes the inference model"),
+        ):
+            if chosen and self.only:
+                raise InputError(f"{wish} {reason}: leave out --only {self.only}")
 
 
 def build(
@@ -159,13 +174,15 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
         progress=progress,
         joined=options.joined,
         planning=options.planning,
+        only=options.only,
     )
     specs = planned.list_kernels()
     symbols = [spec.symbol for spec in specs]
     digest = _digest(options, map(str, planned.list_plans()))
     numbers = {symbol: i for i, symbol in enumerate(symbols)}
     bundle = Bundle(planned, target, options.threads, digest, numbers)
-    source = Source(options.name, target, options.threads, digest, symbols, bundle)
+    graph = make_graph(planned) if options.export else None
+    source = Source(options.name, target, options.threads, digest, symbols, bundle, graph)
     code = _compile_kernels(source, specs, options, progress)
     return _Compiled(options, planned, specs, bundle, source, code)
 
@@ -181,13 +198,15 @@ def _build(
     own = _compile(files, options, progress)
     name, planned, source, code = options.name, own.planned, own.source, own.code
     _write(out, source, code, options)
-    for file in ("example.cpp", "device.c", "message.h"):
+    examples = ("example.c", "example.cpp") if options.only != "inference" else ()
+    for file in (*examples, *(("device.c", "message.h") if not options.only else ())):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
         progress.say(_describe_linking(options))
         linked = linker.submit(_link, out, code, options)
         recorded = ""
-        if not (options.freestanding or _find_compiler(options).bionic):  # those make no programs
+        has_program = not (options.freestanding or _find_compiler(options).bionic)
+        if has_program and "train" in planned.plans:
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
@@ -204,8 +223,13 @@ def _build(
         progress.say(f"writing the package for {LANGUAGES[language].title}")
         _write_bindings(out, libraries, LANGUAGES[language], options)
     manifest["checkpoint"] = asdict(checkpoint)
+    api = source.list_api(freestanding=options.freestanding)
+    manifest["functions"] = [f"{name}_{function.name}" for function in api]
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
+    manifest["report"] = make_report(
+        manifest["sizes"]["library"], code, bundle, len(source.graph.content) if source.graph else 0
+    )
     manifest["sizes"] |= {
         "memory": bundle.count_memory(), "plans": len(bundle.tables),
         "constants": len(bundle.constants),
@@ -257,6 +281,7 @@ def build_library(
     with staged(out) as made:
         code = _compile_kernels(source, specs, options, progress)
         _write(made, source, code, options)
+        (made / "src" / "example.c").write_text(source.write_example("example.c"), "utf-8")
         progress.say(_describe_linking(options))
         library = _link(made, code, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
@@ -288,8 +313,7 @@ def _write(out: Path, source: Source, code: bytes, options: Options) -> None:
     (made / "kernels.o").write_bytes(code)
     (out / f"{name}.h").write_text(source.write_header(), "utf-8")
     (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
-    (made / "example.c").write_text(source.write_example("example.c"), "utf-8")
-    if not (options.static or options.freestanding):  # Python loads shared libraries
+    if not (options.static or options.freestanding or options.only):  # Python's is of all phases
         for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):
             (out / named).write_text(source.write_python(file), "utf-8")
         if options.federated:

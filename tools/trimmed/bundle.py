@@ -153,7 +153,7 @@ class Bundle:
 
     def count_region(self, name: str) -> int:
         """Return the bytes of a region of memory that all plans share, such as `param`."""
-        if name == "grad" and self.planned.is_joined:
+        if name == "grad" and (self.planned.is_joined or "train" not in self.planned.plans):
             return 0
         return self.planned.state.region_bytes(name)
 
@@ -163,7 +163,12 @@ class Bundle:
         return max(p.compute_region_bytes("work") for p in self.entries if p)
 
     def count_memory(self, file: bool = False) -> int:
-        """Return the bytes of a model on the device, added up as in `lay_out` of plan_read.c.
+        """Return the bytes of a model on the device; see `list_areas`."""
+        return sum(self.list_areas(file).values())
+
+    def list_areas(self, file: bool = False) -> dict[str, int]:
+        """Return the bytes of each area of a model's memory, by what it holds, added up as in
+        `lay_out` of plan_read.c.
 
         file: whether the plans come from a file, which the model copies.
         """
@@ -173,28 +178,30 @@ class Bundle:
         words += sum(
             count_tile_words(len(s.args), len(s.consts), self.threads) for s in steps if s.tiles
         )
-        areas = [
-            handle_bytes(self.threads),
-            len(self.tables + self.constants) if file else 0,
-            n * PARAMETER_ROOM,
-            4 * n,
-            4 * n + 4,
-            n + 1,
-            len(self.entries) * PLAN_ROOM,
-            8 * len(self.planned.batches),
-            4 * rows("kernel"),
-            rows("port") * PORT_ROOM,
-            8 * (rows("parameter_dim") + rows("port_dim")),
-            8 * words,
-            count_property_bytes(self.target) + OWN_PROPERTY_ROOM,
-            self.count_region("param"),
-            self.count_region("grad"),
-            self.planned.states.nbytes,
-            self.kept * self.copies,
-            *self.io,
-            align(self.work) + 64,
-        ]
-        return sum(map(align, areas))
+        areas = {
+            "parameters": [self.count_region("param")],
+            "gradients": [self.count_region("grad")],
+            "optimizer state": [self.planned.states.nbytes],
+            "copies of statistics": [self.kept * self.copies],
+            "inputs and outputs": self.io,
+            "work memory": [align(self.work) + 64],
+            "steps and their words": [8 * words],
+            "names and shapes": [
+                n * PARAMETER_ROOM,
+                4 * n,
+                4 * n + 4,
+                n + 1,
+                len(self.entries) * PLAN_ROOM,
+                8 * len(self.planned.batches),
+                4 * rows("kernel"),
+                rows("port") * PORT_ROOM,
+                8 * (rows("parameter_dim") + rows("port_dim")),
+            ],
+            "properties": [count_property_bytes(self.target) + OWN_PROPERTY_ROOM],
+            "bookkeeping": [handle_bytes(self.threads)],
+            "plan file": [len(self.tables + self.constants) if file else 0],
+        }
+        return {name: sum(map(align, sizes)) for name, sizes in areas.items()}
 
     # --- tables
 

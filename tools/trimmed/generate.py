@@ -20,6 +20,8 @@ from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.runtime.program import LAUNCH
 from engine.tools.trimmed.api import (
+    ApiFunction,
+    Only,
     list_enumerations,
     list_functions,
     write_cpp,
@@ -35,17 +37,20 @@ from engine.tools.trimmed.bundle import (
     handle_bytes,
 )
 from engine.tools.trimmed.cpu import list_needs, write_needs
+from engine.tools.trimmed.export import GraphTemplate
 from engine.tools.trimmed.targets import Platform
 from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
 RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "helpers.c", "cpu.c", "tables.c", "threads.c", "plan_read.c", "runtime.c",
-         "parameters.c", "checkpoint_read.c", "checkpoint_write.c", "files.c")  # fmt: skip
+         "parameters.c", "checkpoint_read.c", "pieces.c", "checkpoint_write.c", "export.c",
+         "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 LINKED = {
     "kernel_table": "kernels",
     "kernel_names": "names",
     "own_plans": "plans",
+    "own_graph": "graph",
 }  # words of the source for data of the object of kernels, and the ends of its symbols
 _PROPERTIES = {
     "LEARNING_RATE": LEARNING_RATE,
@@ -134,6 +139,24 @@ _LIBRARY = {
                               size_t plan_bytes, const void *checkpoint, size_t bytes,
                               char *message);""",
 }
+_EXPORT = """\
+/* --- the inference model, as an ONNX file with the parameters' values, for onnxruntime and others
+ *
+ * Builds by `edgegrad build --export` have these functions.  @NAME@_BAD_STATE: the parameters have
+ * no values.  No file has changed. */
+
+/* Return the size of the file in bytes; on error 0, with a message. */
+@NAME@_API size_t @name@_export_model_size(@name@ *m);
+
+/* Write it to a buffer of exactly this size. */
+@NAME@_API int @name@_export_model_to(@name@ *m, void *buffer, size_t size);
+
+/* Write the `size` bytes of it that begin at `offset`, as @name@_save_part does. */
+@NAME@_API int @name@_export_model_part(@name@ *m, size_t offset, void *buffer, size_t size);
+#ifndef EDGEGRAD_FREESTANDING
+/* Write it as @name@_save writes a checkpoint. */
+@NAME@_API int @name@_export_model(@name@ *m, const char *path);
+#endif"""
 _EXAMPLE = (
     ("@name@_create(&m, argv[1], why)", "@name@_create(&m, argv[3], argv[1], why)"),
     ("argc != 3", "argc != 4"),
@@ -173,14 +196,18 @@ class Source:
         build: str,
         symbols: Sequence[str],
         bundle: Bundle | None = None,
+        graph: GraphTemplate | None = None,
     ) -> None:
         """Take symbols of all kernels in the order of the table, those that run plans last.
+
+        graph: the inference model that the library exports; None if it exports none.
 
         Raises:
             ModelError: the name would give a word of the source two meanings.
         """
         self.name, self.target, self.threads, self.build = name, target, threads, build
-        self.symbols, self.bundle = symbols, bundle
+        self.symbols, self.bundle, self.graph = symbols, bundle, graph
+        self.only: Only = bundle.planned.only if bundle else ""
         aliases = self._list_aliases()
         twice = sorted(made for made in aliases.values() if aliases.get(made, made) != made)
         if twice:
@@ -201,11 +228,7 @@ class Source:
 
     def write_python(self, file: str) -> str:
         """Return a file of the interface for Python; `file` is its name in `runtime/`."""
-        functions = [
-            function
-            for function in list_functions(self.read_header())
-            if function.exists(freestanding=False, threads=self.threads)
-        ]
+        functions = self.list_api(freestanding=False)
         text = _read_template(file).replace('"model"', f'"{self.name}"', 1)
         return text.replace("@functions@", write_ctypes(functions))
 
@@ -216,7 +239,7 @@ class Source:
         text = _read_template("model.h")
         for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
             text = text.replace(mark, own)
-        return text
+        return text.replace("/*@export@*/\n\n", _EXPORT + "\n\n" if self.graph else "")
 
     def describe_api(
         self, library: str, version: str, platforms: Sequence[Platform], *, freestanding: bool
@@ -228,14 +251,18 @@ class Source:
         platforms: those that packages have a library for.
         """
         header = self.read_header()
-        functions = [
-            function
-            for function in list_functions(header)
-            if function.exists(freestanding=freestanding, threads=self.threads)
-        ]
+        functions = self.list_api(freestanding=freestanding)
         constants = {key: value for key, value, _ in self._list_constants()}
         enumerations = tuple(list_enumerations(header))
         return Api(self.name, version, functions, enumerations, constants, library, platforms)
+
+    def list_api(self, *, freestanding: bool) -> list[ApiFunction]:
+        """Return the functions that the library has."""
+        return [
+            function
+            for function in list_functions(self.read_header())
+            if function.exists(freestanding=freestanding, threads=self.threads, only=self.only)
+        ]
 
     def write_source(self) -> str:
         """Return everything in the library except its kernels, as one C file."""
@@ -291,6 +318,7 @@ class Source:
         them.
         """
         text = _read_template("model.h") + "".join((_BUILD if self.bundle else _LIBRARY).values())
+        text += _EXPORT
         text += "".join(f"@NAME@_{key} " for key, _, _ in self._list_constants())
         names = {}
         for mark, word in (("@name@", "model"), ("@NAME@", "MODEL")):
@@ -303,6 +331,8 @@ class Source:
     def _list_constants(self) -> Iterator[tuple[str, int, str]]:
         if self.bundle:
             yield from self._list_sizes(self.bundle)
+        yield "TRAINS", int(self.only != "inference"), "whether there are training steps"
+        yield "ANSWERS", int(self.only != "train"), "whether there are steps of inference"
         yield "THREADS", self.threads, "threads of a step, the caller's included"
         yield "PROPERTY_BYTES", count_property_bytes(self.target), "user properties"
         yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
@@ -343,12 +373,18 @@ class Source:
         if self.bundle:
             yield f"#define OWN_PLANS_BYTES {len(self.bundle.tables)}u"
             yield f"#define OWN_CONSTANT_BYTES {len(self.bundle.constants)}u"
+        if self.graph:
+            yield f"#define GRAPH_BYTES {len(self.graph.content)}u"
+            yield f"#define HOLES {self.graph.write_holes()}"
         yield from _format(rules=self.bundle is None)
 
     def data(self) -> dict[str, bytes]:
         """Return the constant data that goes into the object file of kernels, by symbol."""
         if self.bundle:
-            return {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
+            blocks = {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
+            if self.graph:
+                blocks[self.link_name("graph")] = self.graph.content
+            return blocks
         names = (
             "".join(f"{symbol}\0" for symbol in self.symbols[: self.symbols.index(LAUNCH.symbol)])
             + "\0"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.base.errors import FileError, InputError, StateError
+from engine.base.errors import FileError, InputError, ModelError, StateError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
@@ -20,6 +20,7 @@ from engine.plan.plan import KernelSpec, Plan, PlanStep
 from engine.plan.states import StateLayout, lay_out
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.kernel_set import find_makers
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.training import checks
@@ -30,6 +31,7 @@ from engine.training.planning import GradientUse
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
+_ONLY: dict[str, tuple[str, ...]] = {"inference": ("infer",), "train": ("train",)}
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -45,6 +47,7 @@ class Planned:
     states: the states that the optimizer keeps.
     skips: whether updates are skipped if gradients are not finite.
     is_joined: whether the training plans update the parameters; there is no optimizer's plan then.
+    only: as of `make_plans`.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
     joined: for each partly trained weight of the inference model, the names of its two parameters,
@@ -62,6 +65,7 @@ class Planned:
     states: StateLayout
     skips: bool
     is_joined: bool
+    only: Only
     frozen: bytes
     inference: bytes | None
     joined: Mapping[str, tuple[Sequence[str], int]]
@@ -138,6 +142,7 @@ def make_plans(
     progress: StagePrinter = SILENT,
     joined: bool = False,
     planning: PlanOptions = DEFAULTS,
+    only: Only = "",
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `list_artifacts`).
 
@@ -149,6 +154,7 @@ def make_plans(
     closed: use only kernels that a library for the models' ops contains.
     joined: training steps update the parameters: each as soon as its gradient is complete.
     planning: options of the plans.
+    only: the use to make plans for; empty: all phases.
 
     Raises:
         BudgetError: no plan of a model keeps to the budget; it says the least that would do.
@@ -176,11 +182,18 @@ def make_plans(
             inference, source = _make_inference(models["eval"], state, names)
             models["infer"] = open_model(source, "inference model")
     batches = batches or [_find_fixed_batch(models["train"], shapes)]
-    freeze_constants(list(models.values()), memory)
     _check(models, state)
-    graphs, states, update = [m.graph for m in models.values()], lay_out((), {}), None
-    optimizer = open_model(files["optimizer"], "optimizer model") if "optimizer" in files else None
-    if optimizer is not None:
+    used = {phase: m for phase, m in models.items() if phase in _ONLY.get(only, PHASES)}
+    if not used:
+        raise ModelError(
+            "--only inference: there is no inference model: the artifacts have no eval model, or "
+            "no forward output was found in it"
+        )
+    freeze_constants(list(used.values()), memory)
+    graphs, states, update = [m.graph for m in used.values()], lay_out((), {}), None
+    optimizer = None
+    if "optimizer" in files and "train" in used:
+        optimizer = open_model(files["optimizer"], "optimizer model")
         states = optimizer.lay_out_states()
         state.regions["state"] = allocate(states.nbytes)
         graphs.append(optimizer.graph)
@@ -189,7 +202,7 @@ def make_plans(
             raise StateError("joined steps update parameters, and there is no optimizer model")
         update = GradientUse(optimizer, states)
     every = {
-        b: _make_phase_plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches
+        b: _make_phase_plans(used, b, shapes, len(batches) > 1, progress, update) for b in batches
     }
     plans = dict(every[batches[0]])
     if optimizer is not None and update is None:
@@ -197,16 +210,17 @@ def make_plans(
     listed = models["train"].parameters
     return Planned(
         plans=plans,
-        inputs={phase: each.inputs for phase, each in models.items()},
-        outputs={phase: each.outputs for phase, each in models.items()},
+        inputs={phase: each.inputs for phase, each in used.items()},
+        outputs={phase: each.outputs for phase, each in used.items()},
         state=state,
         parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
         listed=len(listed),
         states=states,
         skips=optimizer is not None and optimizer.skips_updates(),
         is_joined=joined,
+        only=only,
         frozen=memory.frozen.tobytes(),
-        inference=inference,
+        inference=inference if "infer" in used else None,
         joined=parts,
         batches=every,
         makers=find_makers(graphs, plans.values()) if closed else {},

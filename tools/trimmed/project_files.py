@@ -45,7 +45,7 @@ BUILD := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))..)
 CFLAGS += -O2 -I$(BUILD)
 LDLIBS += -L$(BUILD) -l{name} -Wl,-rpath,$(BUILD){threads}
 
-all: example $(if $(wildcard example.cpp),example-cpp)
+all: $(if $(wildcard example.c),example) $(if $(wildcard example.cpp),example-cpp)
 
 example: example.c
 \t$(CC) $(CFLAGS) $< $(LDLIBS) -o $@

@@ -6,6 +6,8 @@
  * can write a checkpoint in pieces.  Without a window it finds the size.  To write the piece
  * with the checksum, it reads all values. */
 
+#if MODEL_TRAINS
+
 enum { VTABLES = 48, SLOTS = 8 };
 enum { ROOT_BYTES = 64 }; /* the root table lies within the first bytes of a checkpoint */
 
@@ -294,6 +296,11 @@ static size_t put_properties(struct writer *w, model *m, int with_own)
     return end_table(w);
 }
 
+static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer, size_t size,
+                             int include_optimizer_state);
+
+static const struct content checkpoint_file = {"checkpoint", put_checkpoint};
+
 /* Write the part of a checkpoint of `total` bytes that begins at `offset`, or only count the bytes
  * if there is no buffer.  Returns the checkpoint's size, or 0 if it would be too large. */
 static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer, size_t size,
@@ -333,52 +340,17 @@ static size_t put_checkpoint(model *m, size_t total, size_t offset, void *buffer
 
 size_t model_checkpoint_size(model *m, int include_optimizer_state)
 {
-    if (!m || need_values(m))
-        return 0;
-    size_t size = put_checkpoint(m, 0, 0, NULL, 0, include_optimizer_state);
-    if (!size)
-        fail(m, MODEL_BAD_INPUT, "a checkpoint holds at most 2 GiB");
-    return size;
-}
-
-/* Check the arguments that both savers share.  On success *total is the checkpoint's size. */
-static int begin_saving(model *m, const void *buffer, int include_optimizer_state, size_t *total)
-{
-    if (!m)
-        return MODEL_BAD_INPUT;
-    if (need_values(m))
-        return MODEL_BAD_STATE;
-    *total = model_checkpoint_size(m, include_optimizer_state);
-    if (!*total)
-        return MODEL_BAD_INPUT;
-    if (!buffer)
-        return fail(m, MODEL_BAD_INPUT, "the buffer for a checkpoint of %d bytes is NULL",
-                    (int64_t)*total);
-    return MODEL_OK;
+    return m ? measure_file(m, &checkpoint_file, include_optimizer_state) : 0;
 }
 
 int model_save_part(model *m, size_t offset, void *buffer, size_t size, int include_optimizer_state)
 {
-    size_t total = 0;
-    int code = begin_saving(m, buffer, include_optimizer_state, &total);
-    if (code)
-        return code;
-    if (offset > total || size > total - offset)
-        return fail(m, MODEL_BAD_INPUT, "%d bytes from byte %d on: the checkpoint has %d",
-                    (int64_t)size, (int64_t)offset, (int64_t)total);
-    put_checkpoint(m, total, offset, buffer, size, include_optimizer_state);
-    return MODEL_OK;
+    return save_part(m, &checkpoint_file, offset, buffer, size, include_optimizer_state);
 }
 
 int model_save_to(model *m, void *buffer, size_t size, int include_optimizer_state)
 {
-    size_t total = 0;
-    int code = begin_saving(m, buffer, include_optimizer_state, &total);
-    if (code)
-        return code;
-    if (size != total)
-        return fail(m, MODEL_BAD_INPUT, "the checkpoint has %d bytes, the buffer %d",
-                    (int64_t)total, (int64_t)size);
-    put_checkpoint(m, total, 0, buffer, size, include_optimizer_state);
-    return MODEL_OK;
+    return save_whole(m, &checkpoint_file, buffer, size, include_optimizer_state);
 }
+
+#endif

@@ -187,6 +187,7 @@ int model_create(model **out, const char *plan, const char *path, char *message)
 }
 #endif
 
+#if MODEL_TRAINS || defined(GRAPH_BYTES)
 #ifdef _WIN32
 static int replace_file(const char *from, const char *to)
 {
@@ -219,19 +220,19 @@ static int replace_file(const char *from, const char *to)
 
 enum { PIECE_BYTES = 1 << 16 };
 
-/* Write a checkpoint of `size` bytes to an open file, in pieces; return an error code, or -1 with
- * errno if a write fails. */
-static int write_pieces(model *m, FILE *file, size_t size, int include_optimizer_state)
+/* Write the `size` bytes of a file of the model, in pieces; return an error code, or -1 with errno
+ * if a write fails. */
+static int write_pieces(model *m, const struct content *c, FILE *file, size_t size, int option)
 {
     size_t most = size < PIECE_BYTES ? size : PIECE_BYTES;
     uint8_t *piece = malloc(most);
     int code = MODEL_OK;
     if (!piece)
-        return fail(m, MODEL_NO_MEMORY, "no memory to write the checkpoint in pieces of %d bytes",
+        return fail(m, MODEL_NO_MEMORY, "no memory to write the %s in pieces of %d bytes", c->name,
                     (int64_t)most);
     for (size_t done = 0; !code && done < size; done += most) {
         size_t n = size - done < most ? size - done : most;
-        put_checkpoint(m, size, done, piece, n, include_optimizer_state);
+        c->put(m, size, done, piece, n, option);
         code = fwrite(piece, 1, n, file) == n ? MODEL_OK : -1;
     }
     int why = errno;
@@ -240,7 +241,7 @@ static int write_pieces(model *m, FILE *file, size_t size, int include_optimizer
     return code;
 }
 
-static int write_file(model *m, const char *path, size_t size, int include_optimizer_state)
+static int write_file(model *m, const struct content *c, const char *path, size_t size, int option)
 {
     static unsigned counter;
     char temporary[PATH_BYTES], end[64];
@@ -252,9 +253,9 @@ static int write_file(model *m, const char *path, size_t size, int include_optim
     put_string(&t, ".tmp", 4);
     end[t.used] = 0;
     if (!join(temporary, sizeof temporary, path, end))
-        return fail(m, MODEL_BAD_FILE, "cannot write checkpoint: the path is too long");
+        return fail(m, MODEL_BAD_FILE, "cannot write %s: the path is too long", c->name);
     FILE *file = fopen(temporary, "wb");
-    int code = file ? write_pieces(m, file, size, include_optimizer_state) : -1;
+    int code = file ? write_pieces(m, c, file, size, option) : -1;
     int good = !code && !fflush(file) && !sync_file(file);
     int why = errno; /* closing the file may change errno */
     if (file && fclose(file) && good) {
@@ -268,10 +269,10 @@ static int write_file(model *m, const char *path, size_t size, int include_optim
         remove(temporary);
     if (code > 0)
         return code;
-    return fail(m, MODEL_BAD_FILE, "cannot write checkpoint '%s': %s", path, strerror(why));
+    return fail(m, MODEL_BAD_FILE, "cannot write %s '%s': %s", c->name, path, strerror(why));
 }
 
-int model_save(model *m, const char *path, int include_optimizer_state)
+static int save_file(model *m, const struct content *c, const char *path, int option)
 {
     if (!m || !path)
         return m ? fail(m, MODEL_BAD_INPUT, "the path is NULL") : MODEL_BAD_INPUT;
@@ -283,18 +284,33 @@ int model_save(model *m, const char *path, int include_optimizer_state)
     struct stat info;
     if (!stat(path, &info) && (info.st_mode & S_IFMT) != S_IFREG)
         return fail(m, MODEL_BAD_FILE, "'%s' is not a regular file", path);
-    size_t size = model_checkpoint_size(m, include_optimizer_state);
+    size_t size = measure_file(m, c, option);
     if (!size)
         return MODEL_BAD_INPUT;
 #ifdef _WIN32
-    return write_file(m, path, size, include_optimizer_state);
+    return write_file(m, c, path, size, option);
 #else
     char *real = realpath(path, NULL); /* keep a symbolic link, replace its target */
-    int code = write_file(m, real ? real : path, size, include_optimizer_state);
+    int code = write_file(m, c, real ? real : path, size, option);
     free(real);
     return code;
 #endif
 }
+#endif
+
+#if MODEL_TRAINS
+int model_save(model *m, const char *path, int include_optimizer_state)
+{
+    return save_file(m, &checkpoint_file, path, include_optimizer_state);
+}
+#endif
+
+#ifdef GRAPH_BYTES
+int model_export_model(model *m, const char *path)
+{
+    return save_file(m, &graph_file, path, 0);
+}
+#endif
 
 #elif MODEL_THREADS > 1
 

@@ -120,6 +120,7 @@ typedef struct @name@_tensor {
  * @NAME@_BAD_LABEL: a label is out of range.  Gradients, parameters and running statistics are
  * unchanged. */
 
+#if @NAME@_TRAINS
 /* Return 1 if train steps also update the parameters, as in `edgegrad build --joined`.  Each is
  * updated as soon as its gradient is complete, so no gradients are kept. */
 @NAME@_API int @name@_is_joined(const @name@ *m);
@@ -127,13 +128,19 @@ typedef struct @name@_tensor {
 /* Run forward and backward, and add to the gradients accumulated since the last reset.  A joined
  * step also updates the parameters, using the learning rate and the step number. */
 @NAME@_API int @name@_train_step(@name@ *m, const void *const *inputs, void *const *outputs);
+#endif
 
+#if @NAME@_TRAINS && @NAME@_ANSWERS
 /* Run the evaluation model: the loss and any other outputs. */
 @NAME@_API int @name@_eval_step(@name@ *m, const void *const *inputs, void *const *outputs);
+#endif
 
+#if @NAME@_ANSWERS
 /* Run the model without the loss; this needs no labels. */
 @NAME@_API int @name@_infer(@name@ *m, const void *const *inputs, void *const *outputs);
+#endif
 
+#if @NAME@_TRAINS
 /* Update the parameters from the gradients, which stay as they are.  @NAME@_BAD_STATE: neither a
  * train step nor the caller has written gradients yet, or train steps are joined. */
 @NAME@_API int @name@_optimizer_step(@name@ *m);
@@ -166,6 +173,7 @@ typedef struct @name@_tensor {
  * before the steps that computed these gradients.  Only optimizers with the option skip_nonfinite
  * skip updates. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);
+#endif
 
 /* --- parameters, in the order of the training model's inputs */
 
@@ -176,9 +184,11 @@ typedef struct @name@_tensor {
 /* Return a parameter's values, to read or write between steps; NULL if there are none yet. */
 @NAME@_API void *@name@_parameter(@name@ *m, int index);
 
+#if @NAME@_TRAINS
 /* Return a parameter's accumulated gradient, to read or write between steps; NULL if the parameter
  * is frozen or train steps are joined. */
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
+#endif
 
 /* Count the elements of all float32 parameters, copy them out, or copy them in, one parameter after
  * another.  `count` must be their number.  A model without values needs all: trainable_only = 0. */
@@ -196,6 +206,7 @@ typedef struct @name@_tensor {
 /* Return 1 if the parameters have values. */
 @NAME@_API int @name@_is_loaded(const @name@ *m);
 
+#if @NAME@_TRAINS
 /* --- checkpoints: format ODTC version 2, as in onnxruntime-training
  *
  * include_optimizer_state: also save moments, step and learning rate, so that training can resume.
@@ -215,18 +226,23 @@ typedef struct @name@_tensor {
 /* Write under a temporary name, sync and rename: a crash leaves the old file or the new one. */
 @NAME@_API int @name@_save(@name@ *m, const char *path, int include_optimizer_state);
 #endif
+#endif
 
 /* Named user data in a checkpoint, up to @NAME@_PROPERTY_BYTES in total.  Names and texts are
  * UTF-8.  Setting a property again replaces it; `index` counts in the order of names. */
 enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 };
+#if @NAME@_TRAINS
 @NAME@_API int @name@_set_property_int(@name@ *m, const char *name, int64_t value);
 @NAME@_API int @name@_set_property_float(@name@ *m, const char *name, float value);
 @NAME@_API int @name@_set_property_string(@name@ *m, const char *name, const char *value);
+#endif
 @NAME@_API int @name@_property_count(const @name@ *m);
 
 /* Get a property's name and kind, and its value in one of the last three.  Any may be NULL. */
 @NAME@_API int @name@_get_property(@name@ *m, int index, const char **name, int *kind,
                                  int64_t *integer, float *number, const char **text);
+
+/*@export@*/
 
 #ifdef __cplusplus
 }

@@ -29,6 +29,7 @@ class Model {
   public:
 /*@members@*/
 
+#if @NAME@_TRAINS
     // The content of a checkpoint file.
     std::vector<unsigned char> checkpoint(bool include_optimizer_state)
     {
@@ -36,6 +37,7 @@ class Model {
         save_to(bytes.data(), bytes.size(), include_optimizer_state);
         return bytes;
     }
+#endif
 
   private:
     struct Destroy {

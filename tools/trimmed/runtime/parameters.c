@@ -27,6 +27,7 @@ void *model_parameter(model *m, int index)
     return at(m, m->d.param_at + m->d.parameters[index].offset);
 }
 
+#if MODEL_TRAINS
 void *model_gradient(model *m, int index)
 {
     const model_tensor *info = model_parameter_info(m, index);
@@ -35,6 +36,7 @@ void *model_gradient(model *m, int index)
     m->has_gradients = 1; /* the caller can write them now */
     return at(m, m->d.grad_at + m->d.parameters[index].offset);
 }
+#endif
 
 int model_is_loaded(const model *m)
 {
@@ -183,6 +185,7 @@ static int find_own(const char *name, size_t n)
     return own;
 }
 
+#if MODEL_TRAINS
 static void drop_property(model *m, const char *name, size_t n)
 {
     size_t bytes, place = place_property(m, name, n, &bytes);
@@ -190,6 +193,7 @@ static void drop_property(model *m, const char *name, size_t n)
     shift(base, base + bytes, m->property_bytes - place - bytes);
     m->property_bytes -= bytes;
 }
+#endif
 
 /* Add a property.  If the name exists, replace its property if `replace` is not 0, otherwise fail.
  * The runtime's own records have room set aside for them. */
@@ -223,6 +227,7 @@ static void begin_property(struct property *p, uint32_t kind)
     p->kind = kind;
 }
 
+#if MODEL_TRAINS
 static int set_property(model *m, struct property *value, const char *name, const char *text)
 {
     if (!m)
@@ -264,6 +269,7 @@ int model_set_property_string(model *m, const char *name, const char *value)
     begin_property(&p, MODEL_STRING);
     return set_property(m, &p, name, value);
 }
+#endif
 
 int model_property_count(const model *m)
 {

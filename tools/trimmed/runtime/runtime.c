@@ -41,16 +41,18 @@ static const char *bad_rate(float rate)
     return rate != rate ? "NaN" : rate < 0 ? "negative" : "infinite";
 }
 
+/* Return 1 if the optimizer's plan or the training step updates the parameters. */
+static int has_optimizer(const model *m)
+{
+    return m->d.plans[0].steps > 0 || m->d.plans[1 + MODEL_TRAIN].rate != 0;
+}
+
+#if MODEL_TRAINS
 int model_is_joined(const model *m)
 {
     return m && m->d.plans[1 + MODEL_TRAIN].rate != 0;
 }
-
-/* Return 1 if the optimizer's plan or the training step updates the parameters. */
-static int has_optimizer(const model *m)
-{
-    return m->d.plans[0].steps > 0 || model_is_joined(m);
-}
+#endif
 
 static int fail(model *m, int code, const char *format, ...)
 {
@@ -457,7 +459,7 @@ static int count_update(model *m, const struct plan *plan)
 
 /* A build whose model has no running statistics has no code to copy them. */
 #ifdef OWN_PLANS_BYTES
-#define HAS_STATISTICS (MODEL_KEPT_BYTES > 0)
+#define HAS_STATISTICS (MODEL_TRAINS && MODEL_KEPT_BYTES > 0)
 #else
 #define HAS_STATISTICS 1
 #endif
@@ -519,19 +521,24 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
     return MODEL_OK;
 }
 
-int model_train_step(model *m, const void *const *inputs, void *const *outputs)
+#if MODEL_ANSWERS
+int model_infer(model *m, const void *const *inputs, void *const *outputs)
 {
-    return step(m, MODEL_TRAIN, inputs, outputs);
+    return step(m, MODEL_INFER, inputs, outputs);
 }
+#endif
 
+#if MODEL_TRAINS && MODEL_ANSWERS
 int model_eval_step(model *m, const void *const *inputs, void *const *outputs)
 {
     return step(m, MODEL_EVAL, inputs, outputs);
 }
+#endif
 
-int model_infer(model *m, const void *const *inputs, void *const *outputs)
+#if MODEL_TRAINS
+int model_train_step(model *m, const void *const *inputs, void *const *outputs)
 {
-    return step(m, MODEL_INFER, inputs, outputs);
+    return step(m, MODEL_TRAIN, inputs, outputs);
 }
 
 int model_optimizer_step(model *m)
@@ -636,3 +643,4 @@ int model_set_step(model *m, int64_t value)
     m->step = value;
     return MODEL_OK;
 }
+#endif

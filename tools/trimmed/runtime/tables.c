@@ -6,6 +6,9 @@ typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 extern const kernel kernel_table[] HIDDEN; /* kernels of all plans, then those that run plans */
 #ifdef OWN_PLANS_BYTES
 extern const uint8_t own_plans[] HIDDEN; /* the plans of this build */
+#ifdef GRAPH_BYTES
+extern const uint8_t own_graph[] HIDDEN; /* the inference model without the parameters */
+#endif
 #else
 extern const char kernel_names[] HIDDEN; /* their symbols, in the same order, each ended by a 0 */
 #endif
