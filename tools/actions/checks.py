@@ -84,7 +84,7 @@ def check_path(
     with tempfile.TemporaryDirectory() as folder:
         try:
             progress.say(f"making {path} trainable")
-            _make_recipe(graph, made).write(Forward(path, graph), made.train, folder)
+            make_recipe(graph, made).write(Forward(path, graph), made.train, folder)
         except InternalError:
             raise
         except EngineError as error:
@@ -125,7 +125,7 @@ def _suggest_remade(
     for change, variant in variants.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
-                forward, recipe, train = Forward(path), _make_recipe(graph, made), made.train
+                forward, recipe, train = Forward(path), make_recipe(graph, made), made.train
                 if isinstance(variant, Lora):
                     forward.adapt(variant)
                     train = ("*",)  # the adapters alone
@@ -172,7 +172,8 @@ def _of_artifacts(
     )
 
 
-def _make_recipe(graph: Graph, made: TrainingChoices) -> Recipe:
+def make_recipe(graph: Graph, made: TrainingChoices) -> Recipe:
+    """Return the recipe by which a forward model becomes trainable."""
     return Recipe(_choose_loss(graph, made.loss), _make_optimizer(made.optimizer), RecipeOptions())
 
 

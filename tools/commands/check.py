@@ -17,6 +17,7 @@ _CANNOT, _OVER = 3, 4  # exit status
         "edgegrad check artifacts/ --batch 16",
         "edgegrad check artifacts/ --batch 16 --budget 48MB",
         "edgegrad check forward.onnx --batch 8 --train 'classifier.*'",
+        "edgegrad check artifacts/ --batch 8 --target cortex-m7 --ram 256KB --flash 1MB",
     )
 )
 @click.argument("source", type=options.Existing(), metavar="ARTIFACTS|MODEL")
@@ -40,6 +41,19 @@ _CANNOT, _OVER = 3, 4  # exit status
     help="For a forward model: parameters to train, such as 'classifier.*'; repeat.  "
     "[default: all]",
 )  # fmt: skip
+@options.take_target
+@click.option(
+    "--ram",
+    type=options.parse_bytes,
+    metavar="BYTES",
+    help="Memory of the device of --target; its library is made and measured.",
+)
+@click.option(
+    "--flash",
+    type=options.parse_bytes,
+    metavar="BYTES",
+    help="Flash of the device of --target, for code, tables and the first checkpoint.",
+)
 @click.option("--brief", is_flag=True, help="Do not look for variants that take less.")
 @options.as_json
 @options.imports
@@ -52,6 +66,12 @@ def command(
     loss: str | None,
     optimizer: str,
     train: tuple[str, ...],
+    target: str,
+    triple: str,
+    cpu: str,
+    features: str | None,
+    ram: int | None,
+    flash: int | None,
     brief: bool,
     as_json: bool,
 ) -> int:
@@ -62,12 +82,34 @@ def command(
     the speed of this machine, which is measured.  Variants that take less are planned, too, and
     listed with their figures.
 
-    Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget.
+    With --ram or --flash, the library for the device of --target is made, and the bytes of its code
+    and of a model's memory are compared with these limits.  If they are too many, changes are tried
+    until one fits: --size, --joined, single samples, a budget, fewer layers.
+
+    Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget or the
+    device.
     """
     from engine.tools.actions.checks import CheckRequest, TrainingChoices, check_path
     from engine.tools.trimmed.progress import StagePrinter
 
+    choices = TrainingChoices(loss, optimizer, train)
+    if ram is not None or flash is not None:
+        from engine.tools.actions.device_checks import Room, check_device
+        from engine.tools.trimmed.build import Options
+        from engine.tools.trimmed.targets import resolve
+
+        platform = resolve(target, triple=triple, cpu=cpu, features=features)
+        batches = [] if batch_size is None else [batch_size]
+        wanted = Options("model", platform, batches, threads or 1, dict(shapes), planning=planning)
+        device = check_device(source, choices, wanted, Room(ram, flash), StagePrinter())
+        if as_json:
+            options.print_json(device.as_dict())
+        else:
+            options.echo("\n".join(device.write_lines()))
+        return 0 if device.fits else _OVER
+    if (target, triple, cpu, features) != ("native", "", "", None):
+        raise click.UsageError("--target is for --ram and --flash: give one of them")
     asked = CheckRequest(batch_size, dict(shapes), threads, variants=not brief, planning=planning)
-    report = check_path(source, asked, TrainingChoices(loss, optimizer, train), StagePrinter())
+    report = check_path(source, asked, choices, StagePrinter())
     options.print_json(report.as_dict()) if as_json else options.echo(str(report), nl=False)
     return {"cannot train": _CANNOT, "does not fit": _OVER}.get(report.status, 0)

@@ -1,0 +1,81 @@
+"""`edgegrad check --target --ram --flash`: a training's library against the memory of a device."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.tools import cli
+from tests.support.builds import make_build_for
+from tests.support.places import GOLDENS
+
+MLP = str(GOLDENS / "mlp")
+
+
+def check(
+    capsys: pytest.CaptureFixture[str], *words: str, source: str = MLP
+) -> tuple[int, dict[str, Any]]:
+    """Return the status and the answer of a check for a Cortex-M7."""
+    status = cli.main(["check", source, "--target", "cortex-m7", *words, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_the_figures_are_those_of_the_build(capsys: pytest.CaptureFixture[str]) -> None:
+    status, answer = check(capsys, "--batch", "8", "--ram", "256KiB", "--flash", "1MiB")
+    assert status == 0
+    assert answer["fits"]
+    (row,) = answer["variants"]
+    folder = make_build_for("cortex-m7", "mlp")
+    assert re.search(rf"MNIST_MEMORY_BYTES +{row['ram']} ", (folder / "mnist.h").read_text())
+    assert 0 < row["flash"] < (folder / "libmnist.a").stat().st_size
+    assert row["checkpoint"] == (folder / "checkpoint").stat().st_size
+
+
+def test_changes_are_tried_until_one_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    _, whole = check(capsys, "--batch", "8", "--ram", "1MiB")
+    (most,) = whole["variants"]
+    status, answer = check(capsys, "--batch", "8", "--ram", str(most["ram"] - 1))
+    assert status == 4
+    assert not answer["fits"]
+    first, second = answer["variants"]
+    assert first["missing"] == {"RAM": 1}
+    assert second["change"] == "--joined"
+    assert not second["missing"]
+    status, answer = check(capsys, "--batch", "8", "--ram", str(most["ram"] // 8))
+    assert status == 4
+    assert all(row["missing"] for row in answer["variants"])
+    changes = [row["change"] for row in answer["variants"]]
+    assert changes[:4] == [
+        "", "--joined", "--batch 1, adding up gradients of steps", "--batch 1 --joined",
+    ]  # fmt: skip
+
+
+def test_too_little_flash_asks_for_small_code(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.main(["check", MLP, "--target", "cortex-m7", "--batch", "8", "--flash", "16KB"])
+    assert status == 4
+    out = capsys.readouterr().out
+    assert "lacks" in out
+    assert "--size" in out
+    assert out.splitlines()[-1].startswith("nothing that was tried fits")
+
+
+def test_a_forward_model_may_train_fewer_layers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "forward.onnx"
+    shutil.copy(GOLDENS / "mlp" / "forward.onnx", path)
+    status, answer = check(capsys, "--batch", "8", "--ram", "4KB", source=str(path))
+    assert status == 4
+    last = answer["variants"][-1]
+    assert last["change"] == "SparseUpdate(biases=True, last=2)"
+    assert last["ram"] <= answer["variants"][0]["ram"]
+
+
+def test_a_target_alone_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", MLP, "--target", "cortex-m7"]) == 2
+    assert "--target is for --ram and --flash" in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""Checks of a device: the RAM and flash of a training's library, and of variants of it.
+
+Every figure comes from a library that was made: the memory that its header asks for, and the bytes
+of its code and tables.  Variants are tried in the order in which they cost a user least; the first
+that fits ends the search.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.base.errors import BudgetError, EngineError, InternalError
+from engine.base.sparse_update import SparseUpdate
+from engine.graphs.io import onnx_io
+from engine.tools.actions.checks import LAST, TrainingChoices, make_recipe
+from engine.tools.trimmed import binary
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.progress import SILENT, StagePrinter
+from engine.trainer.forward import Forward
+from engine.training.settings import RecipeOptions
+
+_BUDGETED = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory that a training takes on a device.
+
+    change: the options that were added, or another change; empty for the training as it was asked.
+    areas: the memory of a model, without the stack, by what it holds.
+    flash: code, tables and constants of the library, if a program calls all of its functions.
+    values: the checkpoint with the first values, which a program usually has in flash, too.
+    """
+
+    change: str
+    areas: Mapping[str, int]
+    flash: int
+    values: int
+
+    @property
+    def ram(self) -> int:
+        """All memory of a model."""
+        return sum(self.areas.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of a device in bytes; None: any amount."""
+
+    ram: int | None = None
+    flash: int | None = None
+
+    def list_excess(self, need: Need) -> dict[str, int]:
+        """Return the bytes that are missing, by kind of memory; none if a training fits."""
+        pairs = (("RAM", need.ram, self.ram), ("flash", need.flash + need.values, self.flash))
+        return {kind: n - most for kind, n, most in pairs if most is not None and n > most}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCheck:
+    """The needs of a training and of its variants, the training as it was asked first.
+
+    refused: changes that could not be made, with the reasons.
+    """
+
+    target: str
+    batches: Sequence[int]
+    room: Room
+    needs: Sequence[Need]
+    refused: Sequence[tuple[str, str]]
+
+    @property
+    def fits(self) -> bool:
+        """True if the training fits as it was asked."""
+        return not self.room.list_excess(self.needs[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the facts for JSON."""
+        rows = [
+            {"change": n.change, "ram": n.ram, "flash": n.flash, "checkpoint": n.values,
+             "missing": self.room.list_excess(n)}
+            for n in self.needs
+        ]  # fmt: skip
+        return {
+            "target": self.target, "batches": list(self.batches), "ram": self.room.ram,
+            "flash": self.room.flash, "fits": self.fits, "variants": rows,
+            "refused": dict(self.refused),
+        }  # fmt: skip
+
+    def write_lines(self) -> Iterator[str]:
+        """Yield the lines of a report for people."""
+        batches = ", ".join(map(str, self.batches)) or "the model's"
+        yield f"training on {self.target}, batch {batches}"
+        yield f"{'':44s}{'RAM':>12s}{'flash':>12s}{'checkpoint':>12s}  bytes"
+        for need in self.needs:
+            excess = self.room.list_excess(need)
+            missing = " and ".join(f"{n:,} bytes of {kind}" for kind, n in excess.items())
+            verdict = f"lacks {missing}" if missing else "fits"
+            yield (
+                f"{need.change or 'as it is':44s}{need.ram:>12,}{need.flash:>12,}"
+                f"{need.values:>12,}  {verdict}"
+            )
+        for change, why in self.refused:
+            yield f"{change}: not possible: {why}"
+        if all(map(self.room.list_excess, self.needs)):
+            yield (
+                "nothing that was tried fits: train fewer layers (SparseUpdate), or take a "
+                "smaller model"
+            )
+
+
+def check_device(
+    source: Path,
+    made: TrainingChoices,
+    options: Options,
+    room: Room,
+    progress: StagePrinter = SILENT,
+) -> DeviceCheck:
+    """Return the needs of a training on the target of `options`.
+
+    source: a folder of artifacts, or a forward model, whose artifacts are made for it and go again.
+
+    Raises:
+        EngineError: the training as it was asked cannot be built.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        artifacts = source if source.is_dir() else work / "artifacts"
+        if not source.is_dir():
+            _write_artifacts(source, made, artifacts, None)
+        needs = [_measure("", artifacts, options, work, progress)]
+        refused: list[tuple[str, str]] = []
+        for change, changed, update in _list_variants(options, room, needs[0], source):
+            if not room.list_excess(needs[-1]):
+                break
+            try:
+                if update is not None:
+                    _write_artifacts(source, made, work / "sparse", update)
+                mine = artifacts if update is None else work / "sparse"
+                needs.append(_measure(change, mine, changed, work, progress))
+            except InternalError:
+                raise
+            except BudgetError as error:
+                refused.append((change, f"the least budget is {error.least:,} bytes"))
+            except EngineError as error:
+                refused.append((change, str(error)))
+    name = options.platform.name
+    return DeviceCheck(name, options.batches, room, needs, refused)
+
+
+def _write_artifacts(
+    source: Path, made: TrainingChoices, folder: Path, update: SparseUpdate | None
+) -> None:
+    """Write the artifacts of a forward model."""
+    recipe = make_recipe(onnx_io.load(source), made)
+    if update is not None:
+        recipe = replace(recipe, options=RecipeOptions(update=update))
+    folder.mkdir()
+    recipe.write(Forward(source), made.train, str(folder))
+
+
+def _measure(
+    change: str, artifacts: Path, options: Options, work: Path, progress: StagePrinter
+) -> Need:
+    """Build a library and return what it takes; nothing of it stays.
+
+    Raises:
+        EngineError: it cannot be built.
+    """
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        manifest = build(artifacts, Path(folder) / "build", options, progress)
+        library = Path(folder) / "build" / manifest["library"]
+        flash = library.stat().st_size
+        if options.platform.is_bare:  # of an archive, a program has what its objects load
+            flash = binary.count_loaded(library.read_bytes())
+        values = (Path(folder) / "build" / "checkpoint").stat().st_size
+    return Need(change, manifest["report"]["areas"], flash, values)
+
+
+def _set_budget(options: Options, budget: int) -> Options:
+    """Return options with a budget."""
+    return replace(options, planning=replace(options.planning, budget=budget))
+
+
+def _list_variants(
+    options: Options, room: Room, need: Need, source: Path
+) -> Iterator[tuple[str, Options, SparseUpdate | None]]:
+    """Yield changes of a training that take less: a name, the options, what is trained."""
+    sized = ""
+    if "flash" in room.list_excess(need):
+        options, sized = replace(options, size=True), " --size"
+        yield "--size", options, None
+    if room.ram is None or "RAM" not in room.list_excess(need):
+        return
+    joined, single = replace(options, joined=True), ""
+    yield f"--joined{sized}", joined, None
+    if max(options.batches, default=1) > 1:
+        alone, single = replace(options, batches=[1]), "--batch 1 "
+        yield f"--batch 1{sized}, adding up gradients of steps", alone, None
+        joined = replace(joined, batches=[1])
+        yield f"--batch 1 --joined{sized}", joined, None
+    budget = room.ram - sum(n for area, n in need.areas.items() if area not in _BUDGETED)
+    if budget > 0:
+        yield f"{single}--joined --budget {budget}{sized}", _set_budget(joined, budget), None
+    if not source.is_dir():
+        update = SparseUpdate(biases=True, last=LAST)
+        yield f"SparseUpdate(biases=True, last={LAST}){sized}", options, update
