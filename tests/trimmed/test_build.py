@@ -73,7 +73,12 @@ def test_sgd_and_gradient_accumulation_equal_the_engine() -> None:
     actual, expected = both.step(3)
     assert actual == expected
     both.assert_equal()
-    assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+    saved = both.trainer.state.to_bytes(True)
+    assert saved == both.state.to_bytes(True)
+    assert both.face.Trainer(saved).state.to_bytes(True) == saved
+    manifest = json.loads((both.face.HERE / "manifest.json").read_text())
+    kept = manifest["report"]["areas"]["optimizer state"]
+    assert kept == 0, "checkpoints have a moment that nobody reads"
 
 
 OTHERS = {

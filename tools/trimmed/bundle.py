@@ -158,6 +158,21 @@ class Bundle:
         return self.planned.state.region_bytes(name)
 
     @property
+    def state(self) -> int:
+        """Bytes of the optimizer's states; 0 if no step reads them, as the moment that checkpoints
+        of plain descent have.
+        """
+        read = {
+            plan.buffers[a.buffer].region
+            for plan in self.entries
+            if plan is not None
+            for step in plan.steps
+            for a in step.args
+            if a.buffer >= 0
+        }
+        return self.planned.states.nbytes if "state" in read else 0
+
+    @property
     def work(self) -> int:
         """Bytes of the work memory, in the plan that needs the most."""
         return max(p.compute_region_bytes("work") for p in self.entries if p)
@@ -181,7 +196,7 @@ class Bundle:
         areas = {
             "parameters": [self.count_region("param")],
             "gradients": [self.count_region("grad")],
-            "optimizer state": [self.planned.states.nbytes],
+            "optimizer state": [self.state],
             "copies of statistics": [self.kept * self.copies],
             "inputs and outputs": self.io,
             "work memory": [align(self.work) + 64],
@@ -301,7 +316,7 @@ class Bundle:
             build=out.add_text(build),
             param=align(self.count_region("param")),
             grad=align(self.count_region("grad")),
-            state=self.planned.states.nbytes,
+            state=self.state,
             work=align(self.work),
             kept=self.kept // ALIGN,
             copies=self.copies,

@@ -347,7 +347,7 @@ class Source:
         )
         yield "PARAMETER_BYTES", bundle.count_region("param"), "parameters"
         yield "GRADIENT_BYTES", bundle.count_region("grad"), "gradients"
-        yield "STATE_BYTES", planned.states.nbytes, "optimizer"
+        yield "STATE_BYTES", bundle.state, "optimizer"
         kept = bundle.kept * bundle.copies
         yield "KEPT_BYTES", kept, "running statistics from before steps that may be refused"
         yield "WORK_BYTES", bundle.work, "work memory of a step, shared by all phases"

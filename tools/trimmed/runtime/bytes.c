@@ -152,14 +152,16 @@ static void begin_crc(struct crc *c)
     c->power = 0x80000000; /* x to the 0 */
 }
 
-/* Take the bytes that lie before the ones taken so far. */
+/* Take the bytes that lie before the ones taken so far; NULL: zeros. */
 static void take_before(struct crc *c, const uint8_t *bytes, size_t n)
 {
-    while (n--)
+    while (n--) {
+        uint32_t byte = bytes ? bytes[n] : 0;
         for (int bit = 7; bit >= 0; bit--) {
-            c->sum ^= c->power & (0 - ((uint32_t)bytes[n] >> bit & 1));
+            c->sum ^= c->power & (0 - (byte >> bit & 1));
             c->power = times_x(c->power);
         }
+    }
 }
 
 /* Return the CRC-32: the sum times x to the 32, with 32 ones before the first bit and 32 added. */

@@ -177,7 +177,8 @@ static int find(struct reader *r, const struct bytes *name, uint8_t mark, const 
     return -1;
 }
 
-/* Copy the values of a Tensor table to `to`.  The table must have the type and shape of `like`. */
+/* Copy the values of a Tensor table to `to`, if that is not NULL.  The table must have the type and
+ * shape of `like`. */
 static void values(struct reader *r, const struct table *t, const model_tensor *like, uint8_t *to)
 {
     const char *name = like->name;
@@ -199,7 +200,7 @@ static void values(struct reader *r, const struct table *t, const model_tensor *
     for (size_t i = 0; !r->code && like->dtype == MODEL_BOOL && i < raw.count; i++)
         if (r->data[raw.pos + i] > 1)
             damaged(r, name, "BOOL data has bytes other than 0 and 1");
-    if (!r->code)
+    if (!r->code && to)
         copy(to, r->data + raw.pos, raw.count);
 }
 

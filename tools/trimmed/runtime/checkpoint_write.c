@@ -26,6 +26,7 @@ struct writer {
     } vtables[VTABLES];
 };
 
+/* Write bytes; NULL: zeros. */
 static void put(struct writer *w, const void *bytes, size_t n)
 {
     w->used += n;
@@ -36,14 +37,15 @@ static void put(struct writer *w, const void *bytes, size_t n)
     size_t first = w->size - w->used; /* where the bytes lie in the file */
     size_t begin = first > w->begin ? first : w->begin;
     size_t end = first + n < w->end ? first + n : w->end;
-    if (begin < end)
+    if (begin < end && bytes)
         copy(w->out + (begin - w->begin), (const uint8_t *)bytes + (begin - first), end - begin);
+    else if (begin < end)
+        zero(w->out + (begin - w->begin), end - begin);
 }
 
 static void pad(struct writer *w, size_t n)
 {
-    static const uint8_t zeros[8];
-    put(w, zeros, n);
+    put(w, NULL, n);
 }
 
 /* Pad so that `used` will be a multiple of n, a power of 2, once `more` bytes are written. */

@@ -213,10 +213,12 @@ static size_t state_bytes(const struct state *s, const struct parameter *p)
     return ALIGNED(state_values(s, p, dims).bytes);
 }
 
-/* Read the table of states, and place the states one after another in `bytes` bytes. */
+/* Read the table of states, and place the states one after another in `bytes` bytes; with none, no
+ * plan reads a state. */
 static void place_states(struct tables *t, struct design *d, size_t bytes)
 {
     size_t used = 0;
+    d->keeps_states = bytes > 0;
     for (int k = 0; k < d->state_count && !problem(t); k++) {
         struct state *s = &d->states[k];
         s->form = (int)limited(t, C_STATE_FORM, (size_t)k, FORMS - 1);
@@ -228,7 +230,7 @@ static void place_states(struct tables *t, struct design *d, size_t bytes)
             reject(t, "a state has no known type");
         for (int i = 0; i < d->parameter_count && !problem(t); i++) {
             const struct parameter *p = &d->parameters[i];
-            size_t room = p->tensor.trainable ? state_bytes(s, p) : 0;
+            size_t room = p->tensor.trainable && bytes ? state_bytes(s, p) : 0;
             if (room > bytes - used)
                 reject(t, "the states are larger than it says");
             used += room;

@@ -68,9 +68,12 @@ static uint8_t *at(const model *m, size_t offset)
     return m->memory + offset;
 }
 
-/* Return the address of the tensor that a state keeps for a parameter. */
+/* Return the address of the tensor that a state keeps for a parameter; NULL if nothing reads it, as
+ * the moment of plain descent: then it is no more than zeros in checkpoints. */
 static uint8_t *state_of(const model *m, const struct state *s, const struct parameter *p)
 {
+    if (!m->d.keeps_states)
+        return NULL;
     size_t found = s->at;
     for (int i = 0; i < m->d.parameter_count; i++) {
         const struct parameter *q = &m->d.parameters[i];
@@ -83,7 +86,7 @@ static uint8_t *state_of(const model *m, const struct state *s, const struct par
 /* Give all states their initial values.  Their memory is zero before. */
 static void fill_states(model *m)
 {
-    for (int k = 0; k < m->d.state_count; k++) {
+    for (int k = 0; k < m->d.state_count && m->d.keeps_states; k++) {
         const struct state *s = &m->d.states[k];
         for (int i = 0; s->initial && i < m->d.parameter_count; i++) {
             const struct parameter *p = &m->d.parameters[i];

@@ -68,6 +68,7 @@ struct design {
     uint8_t *seen;
     struct state states[MOST_STATES];
     int parameter_count, trainable, state_count, batch_count;
+    int keeps_states; /* whether a plan reads states, so that memory has them */
     size_t properties_at, param_at, grad_at, state_at, kept_at, work_at, total;
     size_t kept; /* bytes of a copy of all `moved` parameters */
     int copies;  /* 1: as before a step; 2: also as before all steps that wait for an update */
