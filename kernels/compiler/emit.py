@@ -77,7 +77,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
     options.loop_unrolling = target.unroll
     builder = llvm.create_pass_builder(tm, options)
     builder.getModulePassManager().run(module, builder)
-    module = llvm.parse_assembly(fix_results(str(module), fma=target.fma), context)
+    module = llvm.parse_assembly(fix_results(str(module), target.fused), context)
     outside = [f.name for f in module.functions if f.is_declaration]
     outside = [name for name in outside if not name.startswith("llvm.")]
     if outside:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _FLAGS = re.compile(r"(?<= )(?:reassoc|arcp|nsz) ")
 _CONTRACT = re.compile(r"(?<= )contract ")
@@ -22,13 +22,13 @@ _OPERATION = re.compile(
 _VALUE = re.compile(r"%[\w.$-]+|%\"[^\"]*\"")
 
 
-def fix_results(text: str, *, fma: bool) -> str:
+def fix_results(text: str, fused: Collection[str]) -> str:
     """Return the text of a module with results that no pass may change any more.
 
     Flags that allow another order, a reciprocal or another sign of a zero are gone.
 
-    fma: whether the target multiplies and adds in one instruction.  A product that only one sum of
-        its block reads then becomes a part of it, which is what the code generator makes of the
+    fused: the element types whose multiply-add is one instruction.  A product of them that only one
+        sum of its block reads becomes a part of it, which is what the code generator makes of the
         flag `contract`, and the flag is gone, too:
 
             %5 = fmul contract float %a, %b
@@ -38,24 +38,25 @@ def fix_results(text: str, *, fma: bool) -> str:
     for i, line in enumerate(lines):
         if line.startswith("  %") and _SUMS_OF_LANES not in line:
             lines[i] = _FLAGS.sub("", line)
-    if not fma:
+    if not fused:
         return "\n".join(lines)
     begin, needed = 0, dict[str, str]()
     for i, line in enumerate(lines):
         if line.startswith("define "):
             begin = i
         elif line == "}":
-            lines[begin:i] = _fuse(lines[begin:i], needed)
+            lines[begin:i] = _fuse(lines[begin:i], fused, needed)
     known = "\n".join(line for line in lines if line.startswith("declare "))
     lines += [line for name, line in needed.items() if f"{name}(" not in known]
     return "\n".join(lines)
 
 
-def _fuse(lines: Sequence[str], needed: dict[str, str]) -> list[str]:
+def _fuse(lines: Sequence[str], fused: Collection[str], needed: dict[str, str]) -> list[str]:
     """Return the lines of a function with its products fused into sums.
 
     A line stays a line: one that needs another first has both.  The product is left without a use.
 
+    fused: as in `fix_results`.
     needed: gets the declarations of what is called, by name.
     """
     uses = Counter[str]()
@@ -67,7 +68,7 @@ def _fuse(lines: Sequence[str], needed: dict[str, str]) -> list[str]:
         if not line.startswith("  "):
             products.clear()
         match = _OPERATION.fullmatch(line)
-        if match is not None:
+        if match is not None and _name_type(match[3]) in fused:
             name, operation, kind, rest = match.groups()
             operands = _split(rest)
             if operation == "fmul":
@@ -96,12 +97,17 @@ def _write_fma(
     if operation == "fsub":
         lines.append(f"  %less.{name} = fneg {kind} {x if place else other}")
         x, other = (f"%less.{name}", other) if place else (x, f"%less.{name}")
-    count, _, scalar = kind.strip("<>").rpartition(" x ")
-    letters = f"{f'v{count}' if count else ''}f{32 if scalar == 'float' else 64}"
+    count = kind.strip("<").rpartition(" x ")[0]
+    letters = f"{f'v{count}' if count else ''}{_name_type(kind)}"
     symbol = f"@llvm.fma.{letters}"
     needed[symbol] = f"declare {kind} {symbol}({kind}, {kind}, {kind})"
     lines.append(f"  %{name} = call {kind} {symbol}({kind} {x}, {kind} {y}, {kind} {other})")
     return "\n".join(lines)
+
+
+def _name_type(kind: str) -> str:
+    """Return the name of the elements of an LLVM type."""
+    return "f64" if "double" in kind else "f32"
 
 
 def _split(operands: str) -> list[str]:

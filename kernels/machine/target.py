@@ -58,6 +58,12 @@ class Target:
         return f"{self.arch}/{self.cpu}/v{self.vector}"
 
     @property
+    def fused(self) -> tuple[str, ...]:
+        """The element types whose multiply-add is one instruction: RV32F has none of f64."""
+        types = ("f32",) if self.arch == "riscv32" else ("f32", "f64")
+        return types if self.fma else ()
+
+    @property
     def products(self) -> tuple[str, ...]:
         """The types of 16 bits whose products one of its instructions sums in float32."""
         wanted = BF16_PRODUCTS.get(self.arch, "")

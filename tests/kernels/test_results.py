@@ -77,17 +77,23 @@ declare {V2} @llvm.fma.v2f32({V2}, {V2}, {V2})
 
 
 def test_flags_become_what_the_code_generator_makes_of_them() -> None:
-    after = fix_results(BEFORE, fma=True)
+    after = fix_results(BEFORE, ["f32"])
     assert after.split() == AFTER.split()
     llvm.parse_assembly(after, llvm.create_context()).verify()
 
 
 def test_without_an_instruction_for_both_only_contract_is_left() -> None:
-    after = fix_results(BEFORE, fma=False)
+    after = fix_results(BEFORE, [])
     sums = [line for line in after.split("\n") if "vector.reduce" not in line]
     assert not any(flag in "\n".join(sums) for flag in ("reassoc", "arcp", "nsz"))
     assert after.count(" contract ") == BEFORE.count(" contract ")
     assert "llvm.fma" not in after
+
+
+def test_a_type_without_such_an_instruction_is_not_fused() -> None:
+    wide = BEFORE.replace("float", "double").replace("v2f32", "v2f64")
+    assert "llvm.fma.f64" in fix_results(wide, resolve("raspberrypi4").target.fused)
+    assert "llvm.fma" not in fix_results(wide, resolve("rv32imafc").target.fused)
 
 
 @pytest.mark.parametrize("target", ["native", "raspberrypi4"])
