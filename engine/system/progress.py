@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from logging import Logger
 
 PATIENCE = 1.0  # seconds of work that nothing is said of
+ENOUGH = 0.1  # share of the work by whose time the rest is estimated; less is mostly its start
 
 
 def get_logger() -> Logger:
@@ -85,7 +86,7 @@ class WorkProgress:
         if self._said or self._measure() < PATIENCE or self._done >= self._total:
             return
         is_terminal = _is_terminal()
-        if not (self._done or is_terminal) and self._measure() < 3 * PATIENCE:
+        if not (self._estimate() or is_terminal) and self._measure() < 3 * PATIENCE:
             return  # a line is said once, so it waits for something to estimate by
         self._said = True
         if _is_silenced():
@@ -118,8 +119,8 @@ class WorkProgress:
         return time.monotonic() - self._start
 
     def _estimate(self) -> str:
-        """Return how long the rest will take, once some of the work is done."""
-        if not self._share or self._done >= self._total:
+        """Return how long the rest will take, once enough of the work is done to tell."""
+        if self._share < ENOUGH or self._done >= self._total:
             return ""
         left = self._measure() * (1 - self._share) / self._share
         return f"about {max(left, 1):.0f} s left"

@@ -550,10 +550,13 @@ def test_of_what_lasts_beginning_and_end_are_logged(caplog: pytest.LogCaptureFix
 def test_the_time_left_follows_from_shares_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = iter([0.0, *[6.0] * 9])
+    clock = iter([0.0, *[0.5] * 3, *[6.0] * 9])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress, "PATIENCE", 0.4)
     with progress.WorkProgress("work {count}", 4) as p:
-        p.count(1, 0.75)
+        p.count(0, 0.05)
+        assert not caplog.records
+        p.count(1, 0.7)
     assert [r.message for r in caplog.records] == ["work 1/4: about 2 s left"]
 
 
