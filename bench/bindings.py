@@ -20,7 +20,9 @@ from pathlib import Path
 from bench.measuring import ROOT, run, run_for_output
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
-from engine.tools import cli
+from engine.tools.trimmed.bindings.languages import LANGUAGES
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
 
 SCRIPTS = ROOT / "bench/scripts/bindings"
 
@@ -75,7 +77,7 @@ def make_rust(folder: Path, place: Path) -> Program:
 
 
 def make_go(folder: Path, place: Path) -> Program:
-    module, program = folder / "go", place / "go"
+    module, program = folder / "go", place / "program"
     program.mkdir()
     shutil.copy(SCRIPTS / "step.go", program)
     (program / "go.mod").write_text(
@@ -96,14 +98,12 @@ MAKERS: dict[str, Callable[[Path, Path], Program]] = {
 }  # fmt: skip
 
 
-def build(artifacts: Path, name: str, place: Path) -> Path:
+def build_for(name: str, artifacts: Path, place: Path) -> Path:
     """Build the model for a language, with its package; returns the folder."""
-    out = place / name
-    words = ["build", str(artifacts), "--batch", "1", "--name", "mlp", "-o", str(out), "--json"]
-    words += ["--bindings", name] if name not in ("c", "cpp", "python") else []
-    words += ["--target", "wasm32"] if name == "js" else []
-    if cli.main(words):
-        raise SystemExit(f"the build for {name} failed")
+    out, platform = place / name, resolve("wasm32" if name == "js" else "native")
+    build(
+        artifacts, out, Options("mlp", platform, [1], bindings=[name] if name in LANGUAGES else [])
+    )
     return out
 
 
@@ -112,7 +112,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     with written("mlp") as artifacts, tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         names = dict.fromkeys(("c", name))
-        programs = {each: MAKERS[each](build(artifacts, each, place), place) for each in names}
+        programs = {each: MAKERS[each](build_for(each, artifacts, place), place) for each in names}
         least = dict.fromkeys(programs, float("inf"))
         given = (artifacts / "checkpoint", options.blocks, options.steps)
         for _ in range(options.turns):
