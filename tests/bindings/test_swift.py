@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import plistlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,17 @@ def test_the_framework_has_a_library_for_each_system(package: Path, tmp_path: Pa
             made = binary.read(tmp_path / member)
             facts = (made.form, made.machine, made.system)
             assert facts == ("macho", "aarch64", system)
+
+
+def test_ios_alone_takes_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["build", str(GOLDENS / "mlp"), "--target", "ios-arm64", "--bindings", "swift"]
+    words += ["--batch", "4", "--name", "mnist", "-o", str(tmp_path / "out")]
+    if not shutil.which("xcrun"):
+        assert cli.main(words) == 1
+        assert "archives alone: --static or --freestanding" in capsys.readouterr().err
+    assert cli.main([*words, "--static"]) == 0
+    assert (tmp_path / "out/swift/CMnist.xcframework/ios-arm64/libmnist.a").is_file()
+    assert (tmp_path / "out/libmnist.a").is_file()
 
 
 @pytest.mark.parametrize("system", SLICES)

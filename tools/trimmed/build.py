@@ -205,7 +205,7 @@ def _build(
         progress.say(_describe_linking(options))
         linked = linker.submit(_link, out, code, options)
         recorded = ""
-        has_program = not (options.freestanding or _find_compiler(options).bionic)
+        has_program = not options.freestanding and _find_compiler(options).programs
         if has_program and "train" in planned.plans:
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision

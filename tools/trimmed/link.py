@@ -34,13 +34,14 @@ class Compiler:
 
     command: the first words of its command line.
     zig: whether it is ziglang.
-    bionic: whether it takes Android's C library from `bionic.py`, which is enough for libraries
-        and not for programs.
+    bionic: whether it takes Android's C library from `bionic.py`.
+    programs: whether it has all that programs are linked with, and not libraries alone.
     """
 
     command: tuple[str, ...]
     zig: bool
     bionic: bool = False
+    programs: bool = True
 
     @property
     def archiver(self) -> tuple[str, ...]:
@@ -100,7 +101,8 @@ def find_compiler(
     target = [f"{platform.machine}-linux-none"] if is_bionic else platform.zig.split()
     target += ["-isystem", str(_find_darwin_headers())] if has_headers else []
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", *target)
-    return Compiler(zig, zig=True, bionic=is_bionic)
+    has_all = not (is_bionic or platform.sdk)
+    return Compiler(zig, zig=True, bionic=is_bionic, programs=has_all)
 
 
 def _find_darwin_headers() -> Path:
