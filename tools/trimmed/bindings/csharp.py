@@ -24,7 +24,7 @@ _GIVEN = {  # type, what is passed to C, and how C's parameters are declared
     "int": ("int", "{0}", "int {0}"),
     "long": ("long", "{0}", "long {0}"),
     "float": ("float", "{0}", "float {0}"),
-    "size": ("long", "(UIntPtr)checked((ulong){0})", "UIntPtr {0}"),
+    "size": ("long", 'Whole("{0}", {0})', "UIntPtr {0}"),
     "bytes": ("byte[]", "{0}, Size({0})", "byte[] {0}, UIntPtr {0}Size"),
     "buffer": ("byte[]", "{0}, Size({0})", "[In, Out] byte[] {0}, UIntPtr {0}Size"),
     "floats": ("float[]", "{0}, Size({0})", "float[] {0}, UIntPtr {0}Size"),

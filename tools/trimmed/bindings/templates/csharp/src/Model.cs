@@ -89,6 +89,13 @@ namespace Edgegrad.@Name@
             return value == null ? null : Encoding.UTF8.GetBytes(value + "\0");
         }
 
+        private static UIntPtr Whole(string name, long value)
+        {
+            if (value < 0 || (UIntPtr.Size == 4 && value > uint.MaxValue))
+                throw ModelException.Refuse(name + ": expected a size, got " + value);
+            return (UIntPtr)(ulong)value;
+        }
+
         private static UIntPtr Size(Array values)
         {
             return (UIntPtr)(values == null ? 0 : values.Length);

@@ -1,0 +1,49 @@
+"""Bindings in the hands of people who mean harm: every method, with values that nobody should pass.
+
+Each is called with five or more lists of such values, on a model and on one that has ended.  The
+program goes on to the end, prints nothing but a finite loss, and what it catches has a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from tests.bindings.packages import make_package
+from tests.support.builds import needs_cc, run
+from tests.support.needs import needs_java, needs_mono, needs_node
+from tests.support.places import BINDINGS
+
+
+@needs_node
+def test_javascript_refuses_in_words(tmp_path: Path) -> None:
+    folder = make_package("mlp", "js", "wasm32")
+    with contextlib.chdir(tmp_path):  # where it may write files
+        printed = run("node", BINDINGS / "hostile.mjs", folder / "js", folder / "checkpoint")
+    assert printed == "loss true\n"
+
+
+@needs_cc
+@needs_java
+def test_java_refuses_in_words(tmp_path: Path) -> None:
+    folder = make_package("mlp", "java", "native")
+    sources = [*(folder / "java").rglob("*.java"), BINDINGS / "Hostile.java"]
+    run("javac", "-J-Xshare:auto", "-d", tmp_path / "classes", *sources)
+    path = f"{tmp_path / 'classes'}:{folder / 'java/src/main/resources'}"
+    with contextlib.chdir(tmp_path):
+        printed = run("java", "-Xcheck:jni", "-cp", path, "Hostile", folder / "checkpoint")
+    assert printed == "loss true\n"
+
+
+@needs_cc
+@needs_mono
+def test_csharp_refuses_in_words(tmp_path: Path) -> None:
+    folder = make_package("mlp", "csharp", "native")
+    program = tmp_path / "hostile.exe"
+    run("mcs", f"-out:{program}", *(folder / "csharp/src").glob("*.cs"), BINDINGS / "Hostile.cs")
+    (library,) = folder.glob("csharp/runtimes/*/native/libmnist.so")
+    paths = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
+    with contextlib.chdir(tmp_path):
+        printed = run("mono", program, folder / "checkpoint", **paths)
+    assert printed == "loss true\n"
