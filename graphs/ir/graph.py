@@ -130,8 +130,8 @@ class Graph:
     notes: sentences on changes by the exporter that make the model train differently.
     parameters, buffers: initializers that are tensors of that module; empty if the file does not
         list them.
-    sized: initializers whose values depend on sizes of inputs; code must not depend on these
-        values.
+    sized: initializers on whose values no code may depend, since they depend on sizes of inputs or
+        are different in every layer.
     external: for each initializer that was read from another file, the path from the model's
         folder, the offset and the size in bytes.
     targets: the inputs that losses have added, by their usual names.

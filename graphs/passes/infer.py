@@ -167,8 +167,10 @@ def infer(
 
 
 def _find_made_of_sizes(graph: Graph) -> set[str]:
-    """Return the values that depend on the shape of a value other than an initializer."""
-    out: set[str] = set()
+    """Return the values that depend on the shape of a value other than an initializer, or on
+    initializers that do.
+    """
+    out: set[str] = set(graph.sized)
     for node in graph.nodes:
         asks = node.op in ("Shape", "Size") and not node.domain
         is_asked = asks and any(i not in graph.initializers for i in node.inputs)

@@ -58,6 +58,8 @@ def compute_in_integers(
     A layer stays as it is if its weights less their zero points need more than 8 bits, if it has
     several groups and is not depthwise, or if what it reads is scaled by channel.
 
+    No code depends on the scales and zero points of quantisers that stay.
+
     frozen: the inputs whose values are constants that the caller can tell.
 
     Raises:
@@ -144,6 +146,10 @@ class _Integers:
             if node not in self.gone:
                 nodes += self.made.get(node, [node])
         self.graph.nodes = nodes
+        # Of other layers scales are operands, not part of the code: they share their kernels.
+        for node in nodes:
+            if node.op in ("QuantizeLinear", "DequantizeLinear") and node.domain in ("", MS):
+                self.graph.sized |= self.graph.initializers.keys() & node.inputs[1:]
 
     def get_value(self, name: str) -> Array | None:
         """Return the value of a constant, None if it is none; note the frozen inputs."""

@@ -213,6 +213,27 @@ def test_layers_between_quantisers_become_one_step(reader: str, between: str) ->
     np.testing.assert_array_equal(made, wanted)
 
 
+def test_layers_of_other_scales_share_their_kernels() -> None:
+    """Sums of what layers make: a model with many compiles no more than one with a single sum."""
+    x = draw((2, 6, 5, 5), "u8")
+
+    def plan_kernels(scale: float, zero: int) -> set[str]:
+        nodes = [
+            helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["d"]),
+            helper.make_node("Sigmoid", ["d"], ["s"]),
+            helper.make_node("Add", ["d", "s"], ["t"]),
+            helper.make_node("QuantizeLinear", ["t", "xs", "xz"], ["y"]),
+        ]
+        xs, xz = np.array(scale, np.float32), np.array(zero, np.uint8)
+        graph = build(nodes, x, xs=xs, xz=xz)
+        real = (x.astype(np.float32) - zero) * xs
+        wanted = quantise(real + 1 / (1 + np.exp(-real)), xs, xz)
+        assert np.abs(run(graph, {"x": x})["y"].astype(int) - wanted).max() <= 1
+        return list_kernels(graph, x)
+
+    assert plan_kernels(0.03, 7) == plan_kernels(0.0171, 120)
+
+
 NEAR_MISSES: dict[str, dict[str, Any]] = {
     "weights beyond 8 bits": {"wz": np.array(5, np.uint8), "w": draw((6, 10), "u8")},
     "weights that are computed": {"w": None},
