@@ -161,8 +161,14 @@ def integer_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "target",
     [
-        pytest.param(name, marks=needs_emulator(name))
-        for name in ("raspberrypi3", "raspberrypi4", "raspberrypi5", "riscv64", "wasm32")
+        *(
+            pytest.param(name, marks=needs_emulator(name))
+            for name in ("raspberrypi4", "raspberrypi5")
+        ),
+        *(
+            pytest.param(name, marks=[needs_emulator(name), pytest.mark.whole])
+            for name in ("raspberrypi3", "riscv64", "wasm32")
+        ),
     ],
 )
 def test_frozen_layers_compute_in_integers(
