@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from engine.tools import cli
+from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.report import write_report
+from engine.tools.trimmed.targets import resolve
 from tests.support.builds import needs_cc
 from tests.support.places import GOLDENS
 
 pytestmark = needs_cc
+GCC = "aarch64-linux-gnu-gcc"
 
 
 def test_a_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +41,14 @@ def test_a_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert line in printed
     shares = [float(share) for share in re.findall(r"([\d.]+) %$", printed, re.MULTILINE)]
     assert sum(shares) == pytest.approx(200, abs=1)
+
+
+@pytest.mark.skipif(not shutil.which(GCC), reason=f"needs {GCC}")
+def test_the_library_of_a_small_model_stays_small(tmp_path: Path) -> None:
+    """docs/trimmed-builds.md has the sizes of others."""
+    options = Options("mnist", resolve("raspberrypi4"), [1])
+    manifest = build(GOLDENS / "mlp", tmp_path / "out", options)
+    assert manifest["sizes"]["library"] <= 48_000
 
 
 def test_a_library_of_ops_has_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
