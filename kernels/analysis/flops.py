@@ -124,7 +124,7 @@ def count_factor_bytes(spec: KernelSpec) -> int:
     factors = template.bound(spec.params).get("P")
     if template.multiply_adds and spec.params[:1] in (("u8",), ("i8",)):
         factors = spec.params[0]
-    if factors is not None:
+    if factors:
         return ITEMSIZE[str(factors)]
     return max(ITEMSIZE.get(str(spec.params[0]), 4), 4) if spec.params else 4
 

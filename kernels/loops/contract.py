@@ -195,6 +195,12 @@ def panels_reach(c: KernelCall, n: int, depth: int, panel: int, unit: int = 0) -
     return max(ends)
 
 
+@inline
+def same(x):
+    """The pointer itself."""
+    return x
+
+
 def depth_of(P: str) -> Inline:
     """Return an inline function: the rows of a panel of so many steps of K.
 

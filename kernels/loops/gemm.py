@@ -17,6 +17,7 @@ from engine.kernels.loops.contract import (
     line,
     pack_cols,
     pack_rows,
+    same,
 )
 from engine.kernels.loops.few_rows import few_rows
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
@@ -309,12 +310,6 @@ def _pack_b(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool
         return into, depth(kb) * width, width
 
     return columns if trans_b else rows_or_none if is_plain else rows
-
-
-@inline
-def same(x):
-    """The pointer itself."""
-    return x
 
 
 def _by_threads(target: Target, T: str, run: Inline) -> Body:

@@ -64,11 +64,16 @@ class Target:
         return types if self.fma else ()
 
     @property
-    def products(self) -> tuple[str, ...]:
-        """The types of 16 bits whose products one of its instructions sums in float32."""
+    def has_pairs(self) -> bool:
+        """Return whether an instruction sums products of pairs of bf16 in float32."""
         wanted = BF16_PRODUCTS.get(self.arch, "")
         whole = self.arch != "x86_64" or self.vector == 64
-        return ("bf16",) if whole and f"+{wanted}" in self.features.split(",") else ()
+        return whole and f"+{wanted}" in self.features.split(",")
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The types of 16 bits that plans multiply in, and sum in float32."""
+        return ("bf16",) if self.has_pairs else ()
 
     @property
     def dots(self) -> str:
@@ -83,7 +88,8 @@ class Target:
     def casts(self) -> tuple[str, ...]:
         """The types of 16 bits that it has instructions to convert to."""
         half = self.arch == "aarch64" or (self.arch == "x86_64" and self.vector >= 32)
-        return (*self.products, "f16") if half else self.products
+        own = ("bf16",) if self.has_pairs else ()
+        return (*own, "f16") if half else own
 
     def lanes(self, itemsize: int) -> int:
         """Return the elements of `itemsize` bytes in one vector register."""

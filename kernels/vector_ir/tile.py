@@ -368,15 +368,19 @@ class _Tile:
 
 
 class _PairTile(_Tile):
-    """Writes the body of a tile whose factors are pairs of bf16."""
+    """Writes the body of a tile whose factors are pairs of bf16.
+
+    A target without an instruction for them, which no plan multiplies pairs for, multiplies float32
+    of them: the portable variant, in the same order.
+    """
 
     def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
         super().__init__(fn, target, T, a_cols, mr, nv)
         self.align = self.size if a_cols else self.size // 2
-        self.pairs = ir.VectorType(BFloat(), 2 * self.lanes)
-        name = _DOTS[target.arch].format(bits=8 * target.vector, lanes=self.lanes)
-        params = [self.vt, self.pairs, self.pairs]
-        self.dot = intrinsic(fn.module, name, self.vt, params)
+        if target.has_pairs:
+            pairs = ir.VectorType(BFloat(), 2 * self.lanes)
+            name = _DOTS[target.arch].format(bits=8 * target.vector, lanes=self.lanes)
+            self.dot = intrinsic(fn.module, name, self.vt, [self.vt, pairs, pairs])
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
         b, one = self.b, I64(1)
@@ -404,8 +408,25 @@ class _PairTile(_Tile):
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
         b = self.b
-        left, right = ([b.bitcast(v, self.pairs) for v in side] for side in (left, right))
+        if not self.target.has_pairs:
+            for part in (self._widen_second, self._widen_first):
+                acc = super()._multiply([*map(part, left)], [*map(part, right)], acc)
+            return acc
+        pairs = self.dot.args[1].type
+        left, right = ([b.bitcast(v, pairs) for v in side] for side in (left, right))
         return [
             [b.call(self.dot, [z, y, x]) for y, z in zip(right, row, strict=True)]
             for x, row in zip(left, acc, strict=True)
         ]
+
+    def _widen_first(self, words: Any) -> Any:
+        """Return the float32 of the lower factors of a vector of words."""
+        wide = ir.VectorType(I32, self.lanes)
+        by = ir.Constant(wide, [16] * self.lanes)
+        return self.b.bitcast(self.b.shl(self.b.bitcast(words, wide), by), self.vt)
+
+    def _widen_second(self, words: Any) -> Any:
+        """Return the float32 of the upper factors of a vector of words."""
+        wide = ir.VectorType(I32, self.lanes)
+        upper = ir.Constant(wide, [0xFFFF0000] * self.lanes)
+        return self.b.bitcast(self.b.and_(self.b.bitcast(words, wide), upper), self.vt)

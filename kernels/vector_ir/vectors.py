@@ -170,15 +170,15 @@ def copy(target: Target, T: str) -> Any:
 
 def zero(target: Target, T: str) -> Any:
     """zero(dst, n): dst[i] = 0 for n elements."""
-    lanes, vt = target.lanes(ITEMSIZE[T]), ir.VectorType(LLVM[T], target.lanes(ITEMSIZE[T]))
+    lanes, element = target.lanes(ITEMSIZE[T]), LLVM.get(T, I16)
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         dst, n = fn.args
-        nil = ir.Constant(vt, [0.0] * lanes)
+        nil, one = (ir.Constant(t, None) for t in (ir.VectorType(element, lanes), element))
         done = counted(b, I64(0), n, lanes, lambda i: store(b, nil, b.gep(dst, [i]), ITEMSIZE[T]))
-        counted(b, done, n, 1, lambda i: b.store(LLVM[T](0.0), b.gep(dst, [i])) and None)
+        counted(b, done, n, 1, lambda i: b.store(one, b.gep(dst, [i])) and None)
         b.ret_void()
 
     emit = call_internal(f"zero_{T}_{lanes}", body, inline=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from engine.kernels.machine.levels import list_levels
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.op import Array, Site
 from engine.plan.plan import KernelSpec
+from tests.support.pairs import PAIRED, count_dots
 from tests.support.product_calls import Calls, load_as, store_as
 
 UNIT = 2.0**-24  # rounding unit of float32
@@ -206,26 +206,7 @@ def test_factors_follow_from_the_features() -> None:
     assert dataclasses.replace(with_bf16[0], vector=32).products == ()
 
 
-def dots(code: bytes, arch: str) -> int:
-    """Count the instructions of an object that sum products of pairs of bf16."""
-    if arch == "x86_64":  # vdpbf16ps: EVEX, map 0F38, prefix F3, opcode 52
-        matches = re.findall(rb"\x62(.)(.).\x52", code, re.DOTALL)
-        return sum(p[0] & 7 == 2 and q[0] & 0x87 == 6 for p, q in matches)
-    words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
-    by_vector, by_lane = words & 0xFFE0FC00 == 0x6E40FC00, words & 0xFFC0F400 == 0x4F40F000
-    return int((by_vector | by_lane).sum())
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        Target("x86_64-unknown-linux-gnu", "znver4", "+avx512bf16", 64, 6, 4),
-        Target(
-            "aarch64-unknown-linux-gnu", "neoverse-n2", "+bf16", 16, 8, 2, masks=False, by_lane=True
-        ),
-    ],
-    ids=ids,
-)
+@pytest.mark.parametrize("target", PAIRED, ids=ids)
 def test_tiles_are_of_dot_products_where_there_are_such(target: Target) -> None:
     spec = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "bf16", 0, 0))
-    assert dots(get_object(spec, target), target.arch) >= target.mr * target.nv
+    assert count_dots(get_object(spec, target), target.arch) >= target.mr * target.nv

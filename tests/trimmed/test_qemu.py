@@ -188,18 +188,23 @@ def test_frozen_layers_compute_in_integers(
 
 @needs_emulator("raspberrypi5")
 @pytest.mark.parametrize(
-    ("precision", "features", "cpu"),
-    [("bf16", "", "cortex-a76"), ("f16", "", "cortex-a76"), ("bf16", "+bf16", "max")],
+    ("case", "precision", "features", "cpu"),
+    [
+        ("transformer", "bf16", "", "cortex-a76"),
+        ("transformer", "f16", "", "cortex-a76"),
+        ("transformer", "bf16", "+bf16", "max"),
+        ("cnn", "bf16", "+bf16", "max"),
+    ],
 )
 def test_an_aarch64_build_trains_in_16_bits(
-    precision: Precision, features: str, cpu: str, tmp_path: Path
+    case: str, precision: Precision, features: str, cpu: str, tmp_path: Path
 ) -> None:
     """With products of bfloat16 where the target has them, which an older CPU refuses."""
     platform, emulator = resolve("raspberrypi5", features=features), find_emulator("raspberrypi5")
     assert emulator is not None
     planning = PlanOptions(precision=precision)
     options = Options("mnist", platform, [4], compiler="zig", planning=planning)
-    build(GOLDENS / "transformer", tmp_path, options)
+    build(GOLDENS / case, tmp_path, options)
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
     words = program.read_bytes()
     code = np.frombuffer(words[: len(words) // 4 * 4], "<u4")

@@ -19,7 +19,7 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import panels_reach
 from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.conv import patches as P
+from engine.kernels.ops.conv import patches
 from engine.kernels.ops.conv.depthwise import (
     WINDOW_KERNELS,
     channels_repeat,
@@ -27,7 +27,7 @@ from engine.kernels.ops.conv.depthwise import (
     lower_depthwise,
 )
 from engine.kernels.ops.conv.few_channels import FEW_KERNELS, is_few, lower_few
-from engine.kernels.ops.conv.patches import Job
+from engine.kernels.ops.conv.patches import Job, sweep
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_KERNELS,
     backward,
@@ -42,7 +42,6 @@ from engine.kernels.vocabulary.kernel import (
     Native,
     Numbers,
     Parameters,
-    drop_same,
     imin,
     kernel,
     off,
@@ -63,7 +62,7 @@ CONV_WORDS = Words(
     groups="groups of channels",
     mode="bits: BIAS, RELU",
     room="elements of work of a thread",
-    jobs=Field("the jobs", count=OPEN, of=P.JOB),
+    jobs=Field("the jobs", count=OPEN, of=patches.JOB),
 )
 PANEL = Words(
     "panel",
@@ -92,34 +91,39 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     at = CONV_WORDS.place("jobs")
     if numbers[CONV_WORDS.place("count")] != 1:
         return None
-    q = P.JOB.unpack([int(n) for n in numbers[at : at + P.JOB.size]])
-    if not P.is_plain(q) or (q["scatter"] and not P.is_spread_in_order(q)):
+    q = patches.JOB.unpack([int(n) for n in numbers[at : at + patches.JOB.size]])
+    if not patches.is_plain(q) or (q["scatter"] and not patches.is_spread_in_order(q)):
         return None
-    x, y = (ITEMSIZE[str(kind)] for kind in params[1:] or 2 * params)
+    x, y = (ITEMSIZE[str(kind)] for kind in params[1:3] or 2 * params)
     steps = (x * q["ldx"], 0, y * q["ldy"], 0, 0)
-    return Tiling(q["rows"], steps, (at + P.JOB.place("rows"),), P.run_alone(at))
+    return Tiling(q["rows"], steps, (at + patches.JOB.place("rows"),), patches.run_alone(at))
 
 
 def _reach(c: KernelCall) -> Reach:
+    T, X, _, factors = map(str, (*c.params, *("",) * 4)[:4])
+    takes_x = (X or T) == (factors or T)  # as it is stored
+    each = 2 if factors else 1
     x = b = y = work = bias = 0
-    for q in c.records("jobs", P.JOB, c.count):
-        P.check_job(c, q)
+    for q in c.records("jobs", patches.JOB, c.count):
+        patches.check_job(c, q)
         rows, n, depth, mc = q["rows"], q["columns"], q["depth"], q["mc"]
         if not rows * n * c.groups:
             continue
+        if depth % each or q["kc"] % each:
+            c.refuse(f"pairs of factors in sums of {depth}, {q['kc']} at a time; expected even")
         last = c.groups * n
         if depth:
-            panels = panels_reach(c, n, depth, q["panel"])
+            panels = panels_reach(c, n, depth // each, q["panel"])
             b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
-        if depth and q["direct"]:
+        if depth and q["direct"] and takes_x:
             x = max(x, c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (depth, 1)))
         elif depth:
-            x = max(x, P.images_reach(c, q, c.groups))
-            work = max(work, min(mc, rows) * min(q["kc"], depth))
+            x = max(x, patches.images_reach(c, q, c.groups))
+            work = max(work, min(mc, rows) * min(q["kc"], depth) // each)
         if q["scatter"]:
-            walks = zip((P.count_images(q), *q["out"]), q["y_step"], strict=True)
+            walks = zip((patches.count_images(q), *q["out"]), q["y_step"], strict=True)
             y = max(y, c.span(q["y_at"], *walks) + last - 1)
-            work = max(work, mc * q["kc"] + min(mc, rows) * n)
+            work = max(work, mc * q["kc"] // each + min(mc, rows) * n)
         elif depth:
             y = max(y, (rows - 1) * q["ldy"] + last)
         if c.mode & BIAS:
@@ -129,21 +133,21 @@ def _reach(c: KernelCall) -> Reach:
 
 def _samples(c: KernelCall) -> Tiling | None:
     first = CONV_WORDS.place("jobs")
-    places = [first + n * P.JOB.size for n in range(c.count)]
+    places = [first + n * patches.JOB.size for n in range(c.count)]
     layouts = set()
-    for q in P.list_jobs(c.jobs):
+    for q in patches.list_jobs(c.jobs):
         y = q["y_step"][0] if q["scatter"] else math.prod(q["out"]) * q["ldy"]
-        layouts.add((P.count_whole_images(q), P.find_image_step(q), int(y)))
+        layouts.add((patches.count_whole_images(q), patches.find_image_step(q), int(y)))
     if len(layouts) != 1:  # some residue has no pixels
         return None
     ((images, x, y),) = layouts
-    fixed = {place: one for at in places for place, one in P.run_alone(at).items()}
-    rows = tuple([at + P.JOB.place("rows") for at in places])
+    fixed = {place: one for at in places for place, one in patches.run_alone(at).items()}
+    rows = tuple([at + patches.JOB.place("rows") for at in places])
     return c.cut(images, {"x": x, "y": y}, counts=rows, fixed=fixed)
 
 
 def _products(c: KernelCall) -> int:
-    jobs = P.list_jobs(c.jobs)
+    jobs = patches.list_jobs(c.jobs)
     return sum(int(c.groups * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
 
 
@@ -158,12 +162,14 @@ def _products(c: KernelCall) -> int:
     tiling=_tiling,
     samples=_samples,
 )
-def conv(target: Target, T: str, X: str = "", Y: str = "") -> Body:
+def conv(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.
 
-    x, y: channels-last; b: panels of `conv_pack`.  X, Y: how x and y are stored.
+    x, y: channels-last; b: panels of `conv_pack`.  X, Y: how x and y are stored.  P: one of
+    `Target.products` to which factors are rounded; the depth of every block is even then.
+    Error: of rounding x, w and y to their types; products are exact, sums are of float32.
     """
-    run = P.sweep(target, T, drop_same(X, T), drop_same(Y, T))
+    run = sweep(target, T, X or T, Y or T, P)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def body(x, b, y, bias, work, g, tid, nthreads):
@@ -198,7 +204,10 @@ def _pack_reach(c: KernelCall) -> Reach:
         w = max(w, c.span(q["first"], *walks, (q["channels"], c.c_step), *steps))
         if c.j_step == depth and q["first"] == 0 and q["step"][2] == 1:
             w = max(w, c.span(0, *walks, (depth, 1)))
-        panels = panels_reach(c, n, depth, c.panel, unit=1)
+        each = 2 if len(c.params) > 1 else 1
+        if q["channels"] % each:
+            c.refuse(f"pairs of factors of {q['channels']} channels; expected an even number")
+        panels = panels_reach(c, n, depth // each, c.panel, unit=1)
         b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
     return {"w": w, "b": b}
 
@@ -208,11 +217,13 @@ def _pack_reach(c: KernelCall) -> Reach:
     words={"g": PACK_WORDS},
     reach=_pack_reach,
 )
-def conv_pack(target: Target, T: str) -> Body:
+def conv_pack(target: Target, T: str, P: str = "") -> Body:
     """b[panel][tap, c][j] = w[...], the panels of every job and group.
 
-    w: T[Co, Ci/groups, taps...].
+    w: T[Co, Ci/groups, taps...].  P: b is of words of two channels each, rounded to P.
     """
+    if P:
+        return _pack_pairs(target, T, P)
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
@@ -268,6 +279,58 @@ def conv_pack(target: Target, T: str) -> Body:
     return body
 
 
+def _pack_pairs(target: Target, T: str, P: str) -> Body:
+    """Return the body of `conv_pack` for words of two channels."""
+    lanes = target.lanes(ITEMSIZE[T])
+    width = target.nv * lanes
+    pair, turn = Native("pair", (P, T, 1)), Native("turn", (P, T))
+
+    def body(w, b, work, g, tid, nthreads):
+        n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
+        first, second = off(work, tid * lanes * lanes), off(work, tid * lanes * lanes + lanes)
+        panels = udiv(n + width - 1, width)
+        for unit in range(g.count * g.groups * panels):
+            panel = unit - udiv(unit, panels) * panels
+            group = udiv(unit, panels) - udiv(unit, panels * g.groups) * g.groups
+            q = off(g.panels, udiv(unit, panels * g.groups))
+            kd, kh, kw, words = q.taps_d, q.taps_h, q.taps_w, udiv(q.channels, 2)
+            into = off(b, q.b_at + group * q.b_group + panel * width * kd * kh * kw * words)
+            columns = imin(width, n - panel * width)
+            src = off(w, group * g.group + panel * width * js + q.first)
+            begin, end = share_blocks(words, lanes, tid, nthreads)
+            for d in range(kd):
+                for h in range(kh):
+                    for v in range(kw):
+                        taps = off(src, d * q.step_d + h * q.step_h + v * q.step_w)
+                        rows = off(into, ((d * kh + h) * kw + v) * words * stored)
+                        c = begin
+                        while c < end:
+                            j = 0
+                            # A word is of two channels of one tap: neighbours in w only where a
+                            # filter has a single tap.
+                            if cs == 1 and c + lanes <= end:
+                                while j + lanes <= columns:
+                                    at = off(taps, j * js + 2 * c)
+                                    turn(off(rows, c * stored + j), stored, at, js)
+                                    j += lanes
+                            for r in range(c, imin(c + lanes, end)):
+                                at = off(taps, 2 * r * cs)
+                                dst = off(rows, r * stored)
+                                if js == 1:
+                                    pair(off(dst, j), off(at, j), off(at, cs + j), columns - j)
+                                else:
+                                    # Filters apart in w: a vector of each channel is collected.
+                                    for i in range(j, columns, lanes):
+                                        many = imin(lanes, columns - i)
+                                        for p in range(many):
+                                            first[p] = at[(i + p) * js]
+                                            second[p] = at[(i + p) * js + cs]
+                                        pair(off(dst, i), first, second, many)
+                            c += lanes
+
+    return body
+
+
 # --- jobs
 
 
@@ -286,23 +349,34 @@ def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]
     return threads // nt, nt
 
 
-def _choose_blocks(lowering: Lowering, j: Job, T: str) -> Job:
+def choose_factors(lowering: Lowering, x: Operand, channels: int = 0) -> str:
+    """Return the type that factors are rounded to, as P of `conv` and `conv_dw`.
+
+    channels: of a group, where factors of two of them are a pair; an odd one would have no other.
+    """
+    # The factors of a pair lie side by side in a pixel, so images are read as they are stored.
+    P = lowering.precision
+    takes = P in lowering.target.products and find_stored(x)[0] == "f32" and channels % 2 == 0
+    return P if takes else ""
+
+
+def _choose_blocks(lowering: Lowering, j: Job, T: str, P: str) -> Job:
     """Choose threads and cache blocks of a job."""
+    each = 2 if P else 1  # factors of a word
     width = lowering.target.nv * lowering.target.lanes(ITEMSIZE[T])
     mt, nt = _split(j.rows, j.columns, lowering.target.mr, width, lowering.threads)
     # Blocks of K of equal length: a short last block would reload Y for little work.  Up to 1.5
     # times the target's length, so that a K just beyond it is not cut.
-    kc = count_parts(j.depth, max(1, count_parts(j.depth, lowering.target.kc * 3 // 2)))
+    kc = count_parts(j.depth, max(1, count_parts(j.depth, each * lowering.target.kc * 3 // 2)))
     run = j.unit * j.channels
     # Whole runs of taps: a run is gathered by one copy.
-    if 0 < run <= kc:
-        kc = round_up(kc, run)
+    kc = round_up(kc, run if 0 < run <= kc else each)
     rows = count_parts(count_parts(j.rows, lowering.target.mr), mt) * lowering.target.mr
     return replace(j, mt=mt, nt=nt, kc=kc, mc=min(lowering.target.mc, rows))
 
 
 def _lay_panels(
-    lowering: Lowering, jobs: Sequence[Job], groups: int, T: str
+    lowering: Lowering, jobs: Sequence[Job], groups: int, T: str, P: str
 ) -> tuple[list[Job], int]:
     """Lay out the panels of B of all jobs; returns the jobs and the number of elements."""
     lanes = lowering.target.lanes(ITEMSIZE[T])
@@ -311,8 +385,9 @@ def _lay_panels(
     for j in jobs:
         # Jobs of fewer columns than a panel has store narrower panels, of whole vectors.
         stored = min(round_up(j.columns, lanes), width)
-        size = count_parts(j.columns, width) * j.depth * stored
-        out.append(replace(_choose_blocks(lowering, j, T), panel=stored, b_at=at, b_group=size))
+        size = count_parts(j.columns, width) * stored * (j.depth // 2 if P else j.depth)
+        placed = _choose_blocks(lowering, j, T, P)
+        out.append(replace(placed, panel=stored, b_at=at, b_group=size))
         at += size * groups
     return out, at
 
@@ -323,10 +398,11 @@ def _pack(
     jobs: Sequence[tuple[Job, list[int]]],
     groups: int,
     steps: tuple[int, int],
+    P: str,
 ) -> tuple[list[Job], Operand]:
     """Pack weights; beside each job its first tap and its steps from tap to tap."""
     T = w.type.dtype
-    placed, size = _lay_panels(lowering, [j for j, _ in jobs], groups, T)
+    placed, size = _lay_panels(lowering, [j for j, _ in jobs], groups, T, P)
     b = lowering.temp(T, (max(size, 1),))
     panels = [
         PANEL.pack(
@@ -350,7 +426,7 @@ def _pack(
         panels=panels,
     )
     work = lowering.temp(T, (lowering.threads * lowering.target.lanes(ITEMSIZE[T]) ** 2,))
-    lowering.call(conv_pack(T), w=w, b=b, work=work, g=words)
+    lowering.call(conv_pack(T, P) if P else conv_pack(T), w=w, b=b, work=work, g=words)
     return placed, b
 
 
@@ -359,18 +435,22 @@ def _run(
     operands: tuple[Operand, Operand, Operand, Operand | None],
     jobs: Sequence[Job],
     groups: int,
+    P: str,
     mode: int = 0,
 ) -> None:
     """Convolve x with the panels b into y; operands are x, b, y and bias."""
     x, b, y, bias = operands
     T, kinds = find_each_stored(x, y)
-    # A register tile reads and writes float32: what is stored otherwise is converted on its way
-    # through the cache, by the copies that gather patches and spread rows anyway.
-    if x.type.dtype != T:
-        jobs = [P.gather_job(j) for j in jobs]
+    if P:
+        kinds = x.type.dtype, y.type.dtype, P
+    # A register tile reads factors and writes float32: what is stored otherwise is converted on its
+    # way through the cache, by the copies that gather patches and spread rows anyway.
+    if x.type.dtype != (P or T):
+        jobs = [patches.gather_job(j) for j in jobs]
     if y.type.dtype != T:
-        jobs = [P.scatter_job(j) for j in jobs]
-    room = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
+        jobs = [patches.scatter_job(j) for j in jobs]
+    each = 2 if P else 1
+    room = round_up(max(j.mc * (j.kc // each + j.scatter * j.columns) for j in jobs), 16)
     words = CONV_WORDS.pack(
         count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
     )
@@ -417,7 +497,7 @@ def _list_input_jobs(
         first = sum(f[2] * t for f, t in zip(residues, tap, strict=True))
         steps = [f[3] * t for f, t in zip(residues, tap, strict=True)]
         d, h, w = (f[1] for f in residues)
-        j = P.make_job(
+        j = patches.make_job(
             (d, h, w),
             images,
             co // groups,
@@ -465,12 +545,13 @@ def convolve(
     if is_few(ci, co, groups):
         lower_few(lowering, operands, axes, relu=relu)
         return
-    if is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups):
+    P = choose_factors(lowering, x, ci)
+    if is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups, P):
         lower_winograd(lowering, operands, axes, mode)
         return
-    j = P.make_job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
-    jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume))
-    _run(lowering, (x, b, y, bias), jobs, groups, mode)
+    j = patches.make_job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
+    jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume), P)
+    _run(lowering, (x, b, y, bias), jobs, groups, P, mode)
 
 
 def convolve_back(
@@ -492,8 +573,9 @@ def convolve_back(
         return
     # With a stride dX is several convolutions, of other windows.
     whole = all(a.stride == 1 for a in axes)
+    P = choose_factors(lowering, dy, co // groups)
     if whole and is_cheaper(
-        lowering.target, find_stored(dy)[0], images, backward(axes), co, ci, groups
+        lowering.target, find_stored(dy)[0], images, backward(axes), co, ci, groups, P
     ):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
@@ -501,8 +583,8 @@ def convolve_back(
     phases = math.prod(min(a.stride, a.size) for a in axes)
     limits.check("NODES", phases, lowering.site.where, "as convolutions of stride 1 it is")
     unpacked = _list_input_jobs(axes, images, ci, co, groups)
-    jobs, b = _pack(lowering, w, unpacked, groups, (ci // groups * volume, volume))
-    _run(lowering, (dy, b, dx, bias), jobs, groups, mode)
+    jobs, b = _pack(lowering, w, unpacked, groups, (ci // groups * volume, volume), P)
+    _run(lowering, (dy, b, dx, bias), jobs, groups, P, mode)
 
 
 CONVOLVE_KERNELS = (

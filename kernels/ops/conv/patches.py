@@ -8,6 +8,9 @@ with rows m over output pixels (image, depth, height, width) and k = (tap_d, tap
 channel fastest; taps outside X read 0.  P exists only as the block in cache.  The geometry is the
 words `JOB`, which is all a kernel knows of it, so one kernel serves every shape.
 
+Where factors have 16 bits, blocks of P and panels of B are words of two factors along k (see
+`packing.py`), and images that are stored in 16 bits are multiplied where they are.
+
 Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD
 architectures", arXiv 1808.05567.
 """
@@ -19,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import strip
+from engine.base.element_types import HALVES, ITEMSIZE
+from engine.kernels.loops.contract import depth_of, same, strip
 from engine.kernels.loops.window import Axes
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
@@ -30,6 +33,7 @@ from engine.kernels.vocabulary.kernel import (
     Inline,
     Native,
     Samples,
+    drop_same,
     imax,
     imin,
     inline,
@@ -306,8 +310,8 @@ def _first_run(r, per, q):
 
 
 def _copier(T: str, S: str) -> Inline:
-    """Return a native: copy(into, x, n) of elements stored as S, as T."""
-    return Native("convert", (T, S)) if S else Native("copy", (T,))
+    """Return a native: copy(into, x, n) of elements stored as S, T if empty, as T."""
+    return Native("convert", (T, S or T)) if S or T in HALVES else Native("copy", (T,))
 
 
 def _edge(T: str, S: str) -> Inline:
@@ -352,7 +356,7 @@ def _edge(T: str, S: str) -> Inline:
 
 def _copier_of_rows(T: str, S: str) -> Inline:
     """Return an inline function: copy_rows(into, x, ld, ldx, rows, n) of rows stored as S."""
-    if not S:
+    if not S and T not in HALVES:
         return Native("copy_rows", (T,))
     copy = _copier(T, S)
 
@@ -449,7 +453,7 @@ def scatter(T: str, S: str = "") -> Inline:
     return run
 
 
-def sweep(target: Target, T: str, X: str = "", Y: str = "") -> Inline:
+def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     """Return an inline function: a rectangle [m0, m1) x [n0, n1) of a job's Y for one group.
 
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
@@ -457,10 +461,14 @@ def sweep(target: Target, T: str, X: str = "", Y: str = "") -> Inline:
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
     the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU.
 
-    X, Y: how x and y are stored; T if empty.  Otherwise the job is of `gather_job`, or of
-    `scatter_job`.
+    X, Y: how x and y are stored.  F: the type of the factors if they are pairs, as of `tile`; KC
+    and the depth are even then, and KC counts words in `work`.  If X is not the type of the factors
+    the job is of `gather_job`; if Y is not T, of `scatter_job`.
     """
-    fill, spread, rows = gather(T, X), scatter(T, Y), strip(target, T, 0)
+    factor = F or T
+    fill, spread = gather(factor, drop_same(X, factor)), scatter(T, drop_same(Y, T))
+    rows, depth_in_words = strip(target, T, 0, F), depth_of(F)
+    as_factors = Native("halves", (F,)) if F else same
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     # A strided dX: rows of the block are pixels apart in Y, so the block is computed in `work` and
@@ -469,28 +477,30 @@ def sweep(target: Target, T: str, X: str = "", Y: str = "") -> Inline:
     def place_block(y, work, q, i0, n0, n1):
         into, ldc = off(y, i0 * q.ldy), q.ldy
         if q.scatter != 0:
-            into, ldc = off(work, q.mc * q.kc - n0), n1 - n0
+            into, ldc = off(work, q.mc * depth_in_words(q.kc) - n0), n1 - n0
         return into, ldc
 
     @inline
     def place_in_work(y, work, q, i0, n0, n1):
-        return off(work, q.mc * q.kc - n0), n1 - n0
+        return off(work, q.mc * depth_in_words(q.kc) - n0), n1 - n0
 
     # 1x1 windows of stride 1: rows of X are rows of P already.
     @inline
     def take_block(x, work, q, i0, mb, k0, kb):
         left, lda = off(x, i0 * q.ldx + k0), q.ldx
         if q.direct == 0:
-            left, lda = work, kb
-            fill(x, work, kb, q, i0, mb, k0, kb)
+            left, lda = as_factors(work), kb
+            fill(x, left, kb, q, i0, mb, k0, kb)
         return left, lda
 
     @inline
     def take_converted(x, work, q, i0, mb, k0, kb):
-        fill(x, work, kb, q, i0, mb, k0, kb)
-        return work, kb
+        left = as_factors(work)
+        fill(x, left, kb, q, i0, mb, k0, kb)
+        return left, kb
 
-    place, take = place_in_work if Y else place_block, take_converted if X else take_block
+    place = place_block if Y == T else place_in_work
+    take = take_block if factor == X else take_converted
 
     @inline
     def run(x, b, y, bias, work, q, m0, m1, n0, n1, mode):
@@ -512,7 +522,7 @@ def sweep(target: Target, T: str, X: str = "", Y: str = "") -> Inline:
                 left, lda = take(x, work, q, i0, mb, k0, kb)
                 j = n0
                 while j < n1:
-                    panel = off(b, j * depth + k0 * q.panel)
+                    panel = off(b, j * depth_in_words(depth) + depth_in_words(k0) * q.panel)
                     w = imin(width, n1 - j)
                     rows(
                         left, lda, panel, q.panel, off(into, j), ldc, off(bias, j), kb, mb, w, step

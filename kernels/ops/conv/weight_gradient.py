@@ -2,9 +2,10 @@
 
     dW[co, k] = sum_m dY[m, co] P[m, k]        dB[co] = sum_m dY[m, co]
 
-dY is read as it is stored, columns of P are gathered into cache (`patches.py`).  Threads share the
-columns when there are enough; otherwise each sums a part of the pixels, and the parts are added in
-order, so the result depends on the number of threads but never on their timing.
+dY is read as it is stored, columns of P are gathered into cache (`patches.py`).  Factors of 16 bits
+are both copied into cache, as words of two pixels each.  Threads share the columns when there are
+enough; otherwise each sums a part of the pixels, and the parts are added in order, so the result
+depends on the number of threads but never on their timing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import strip
+from engine.kernels.loops.contract import depth_of, line, strip
 from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import depthwise as D
-from engine.kernels.ops.conv import patches as P
-from engine.kernels.ops.conv.convolution import is_depthwise
+from engine.kernels.ops.conv import patches
+from engine.kernels.ops.conv.convolution import choose_factors, is_depthwise
 from engine.kernels.ops.conv.few_channels import FEW_WEIGHTS_KERNELS, is_few, lower_few_weights
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
@@ -92,6 +93,70 @@ def _take(T: str, S: str) -> Any:
     return converted if S else in_place
 
 
+def _pair_rows(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return `take` for words of pairs of rows, which are stored as S and rounded to P."""
+    row, depth = line(target, T, S, P), depth_of(P)
+
+    @inline
+    def paired(dy, co, into, mb, n):
+        for r in range(depth(mb)):
+            row(off(into, r * n), dy, co, r, 0, mb, n)
+        return into, n
+
+    return paired
+
+
+def _take_columns(target: Target, T: str, S: str) -> Inline:
+    """Return an inline function: nb columns of mb rows of P, of x stored as S, T if empty.
+
+    take(x, into, q, m0, mb, j0, nb, g) returns (pointer, elements from row to row); g: the words of
+    `conv_dw`.
+    """
+    fill, lanes = patches.gather(T, S), target.lanes(ITEMSIZE[T])
+
+    @inline
+    def gather(x, into, q, m0, mb, j0, nb, g):
+        ldb = udiv(nb + lanes - 1, lanes) * lanes
+        fill(x, into, ldb, q, m0, mb, j0, nb)
+        return into, ldb
+
+    @inline
+    def gather_or_point(x, into, q, m0, mb, j0, nb, g):
+        right, ldb = off(x, m0 * q.ldx + j0), q.ldx
+        if q.direct == 0:
+            right, ldb = gather(x, into, q, m0, mb, j0, nb, g)
+        return right, ldb
+
+    return gather if S else gather_or_point
+
+
+def _pair_columns(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return `take` of `_take_columns` for words of pairs of rows, rounded to P.
+
+    Patches are gathered as P first, after the words of dy.
+    """
+    fill, lanes = patches.gather(P, drop_same(S, P)), target.lanes(ITEMSIZE[T])
+    of_x, of_patches = line(target, T, S, P), line(target, T, P, P)
+    depth, halves = depth_of(P), Native("halves", (P,))
+
+    @inline
+    def paired(x, into, q, m0, mb, j0, nb, g):
+        ldb = udiv(nb + lanes - 1, lanes) * lanes
+        if q.direct != 0:
+            at = off(x, m0 * q.ldx + j0)
+            for r in range(depth(mb)):
+                of_x(off(into, r * ldb), at, q.ldx, r, 0, mb, nb)
+        else:
+            # Rows of pixels become words only when both are there, so they are gathered elsewhere.
+            rows = halves(off(into, depth(q.mc) * (g.block + g.per_group)))
+            fill(x, rows, ldb, q, m0, mb, j0, nb)
+            for r in range(depth(mb)):
+                of_patches(off(into, r * ldb), rows, ldb, r, 0, mb, nb)
+        return into, ldb
+
+    return paired
+
+
 _FLAGS: dict[str, str | Field] = {
     "has_w": "whether there is dw",
     "has_b": "whether there is db",
@@ -107,7 +172,7 @@ DW_WORDS = Words(
     block="columns of a block",
     **_FLAGS,
     crossed="whether dw is [part][group][k][co of a group]",
-    job=Field("the convolution", of=P.JOB),
+    job=Field("the convolution", of=patches.JOB),
 )
 FOLD_WORDS = Words(
     "conv_fold",
@@ -128,11 +193,11 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     job, stored = DW_WORDS.place("job"), len(params) > 1
     at = {name: DW_WORDS.place(name) for name in ("co", "has_b", "adds_w")}
     co, has_b, adds_w = (int(numbers[place]) for place in at.values())
-    q = P.JOB.unpack([int(n) for n in numbers[job : job + P.JOB.size]])
-    if not (P.is_plain(q) if stored else q["direct"]) or has_b or adds_w:
+    q = patches.JOB.unpack([int(n) for n in numbers[job : job + patches.JOB.size]])
+    if not (patches.is_plain(q) if stored else q["direct"]) or has_b or adds_w:
         return None
-    one, rows = P.run_alone(job), job + P.JOB.place("rows")
-    x, dy = (ITEMSIZE[str(kind)] for kind in params[1:] or 2 * params)
+    one, rows = patches.run_alone(job), job + patches.JOB.place("rows")
+    x, dy = (ITEMSIZE[str(kind)] for kind in params[1:3] or 2 * params)
     return Tiling(
         q["rows"],
         (x * q["ldx"], dy * co, 0, 0, 0, 0, 0),
@@ -147,11 +212,11 @@ def _samples(c: KernelCall) -> Tiling | None:
     """Images; each thread has its own sums of dw."""
     if not c.has_w or c.has_b or c.adds_w:
         return None
-    q, at = P.JOB.unpack(c.job), DW_WORDS.place("job")
-    rows, one = at + P.JOB.place("rows"), P.run_alone(at)
+    q, at = patches.JOB.unpack(c.job), DW_WORDS.place("job")
+    rows, one = at + patches.JOB.place("rows"), patches.run_alone(at)
     return c.cut(
-        P.count_whole_images(q),
-        {"x": P.find_image_step(q), "dy": math.prod(q["out"]) * c.co},
+        patches.count_whole_images(q),
+        {"x": patches.find_image_step(q), "dy": math.prod(q["out"]) * c.co},
         counts=(rows,),
         fixed={**one, DW_WORDS.place("adds_w"): ALWAYS},
         sums=(2, c.itemsizes["dw"] * c.co * q["columns"]),
@@ -160,20 +225,23 @@ def _samples(c: KernelCall) -> Tiling | None:
 
 
 def _reach(c: KernelCall) -> Reach:
-    (q,) = c.records("job", P.JOB, 1)
-    P.check_job(c, q)
+    (q,) = c.records("job", patches.JOB, 1)
+    patches.check_job(c, q)
     rows, n, mt, per = q["rows"], q["columns"], q["mt"], c.per_group
     x = dy = dw = work = 0
     if c.has_w and n * per * c.groups:
         if c.block < 1 or c.block % c.lanes:
             c.refuse(f"blocks of {c.block} columns; expected a multiple of {c.lanes}")
+        pairs = len(c.params) > 3
         if q["direct"]:
             x = c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (n, 1))
-            x += round_to_unit(n, c.lanes) - n if x and not c.crossed else 0
+            x += round_to_unit(n, c.lanes) - n if x and not c.crossed and not pairs else 0
         else:
-            x = P.images_reach(c, q, c.groups)
+            x = patches.images_reach(c, q, c.groups)
             work = min(q["mc"], rows) * round_to_unit(min(c.block, n), c.lanes)
-        if len(c.params) > 1:
+        if pairs:
+            work = _count_words(q["mc"]) * (2 * c.block + per)
+        elif len(c.params) > 1:
             work = q["mc"] * c.block + min(q["mc"], rows) * per
         dy = c.span(
             0, (rows, c.co), (c.groups, per), (round_to_unit(per, c.lanes) if c.crossed else per, 1)
@@ -187,8 +255,13 @@ def _reach(c: KernelCall) -> Reach:
     return {"x": x, "dy": dy, "dw": dw, "db": db, "work": c.scratch(c.room, work)}
 
 
+def _count_words(pixels: int) -> int:
+    """Return the words of pairs of so many pixels, of one column."""
+    return -(-pixels // 2)
+
+
 def _products(c: KernelCall) -> int:
-    (q,) = P.list_jobs(c.job)
+    (q,) = patches.list_jobs(c.job)
     return int(c.has_w * c.co * q["rows"] * q["columns"])
 
 
@@ -204,32 +277,23 @@ def _products(c: KernelCall) -> int:
     tiling=_tiling,
     samples=_samples,
 )
-def conv_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
+def conv_dw(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].
 
     x, dy: channels-last; m over the pixels of one of MT parts; dw or db may be null.  Adds to dw
     when `adds_w` and not keep_w[0], or when `adds_w` is ALWAYS; to db when `adds_b` and not
-    keep_b[0].  X, Y: how x and dy are stored; if x is not as T, the job is of `gather_job`.
+    keep_b[0].  X, Y: how x and dy are stored; if x is not as T, the job is of `gather_job` unless
+    there is P, one of `Target.products` to which factors are rounded.
+    Error: of rounding x and dy to their types and to P; products are exact, sums are of float32.
     """
     of_x, of_dy = drop_same(X, T), drop_same(Y, T)
-    fill, rows, take_dy = P.gather(T, of_x), strip(target, T, 1), _take(T, of_dy)
     lanes = target.lanes(ITEMSIZE[T])
     width, sums, zero = target.nv * lanes, _row_sums(T, of_dy), Native("zero", (T,))
-
-    @inline
-    def gather(x, into, q, m0, mb, j0, nb):
-        ldb = udiv(nb + lanes - 1, lanes) * lanes
-        fill(x, into, ldb, q, m0, mb, j0, nb)
-        return into, ldb
-
-    @inline
-    def gather_or_point(x, into, q, m0, mb, j0, nb):
-        right, ldb = off(x, m0 * q.ldx + j0), q.ldx
-        if q.direct == 0:
-            right, ldb = gather(x, into, q, m0, mb, j0, nb)
-        return right, ldb
-
-    take_x = gather if of_x else gather_or_point
+    if P:
+        take_x, take_dy = _pair_columns(target, T, X or T, P), _pair_rows(target, T, Y or T, P)
+    else:
+        take_x, take_dy = _take_columns(target, T, of_x), _take(T, of_dy)
+    rows, first_dy = strip(target, T, 1, P), depth_of(P)
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
         groups, co, cog, crossed, q = g.groups, g.co, g.per_group, g.crossed, g.job
@@ -258,11 +322,11 @@ def conv_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
                 m0, mode = begin, start
                 while m0 < end:
                     mb = imin(mc, end - m0)
-                    right, ldb = take_x(off(x, group * c), mine, q, m0, mb, j0, nb)
+                    right, ldb = take_x(off(x, group * c), mine, q, m0, mb, j0, nb, g)
                     # dW = dY^T P, or crossed dW^T = P^T dY: the tile broadcasts the left factor and
                     # reads vectors of the right one, whose rows should be whole vectors.
                     stored, into = off(dy, m0 * co + group * cog), off(dw, at)
-                    left, ldl = take_dy(stored, co, off(mine, mc * g.block), mb, cog)
+                    left, ldl = take_dy(stored, co, off(mine, first_dy(mc) * g.block), mb, cog)
                     a, lda, b, step, ldc, high, wide = left, ldl, right, ldb, n, cog, nb
                     if crossed != 0:
                         a, lda, b, step, ldc, high, wide = right, ldb, left, ldl, cog, nb, cog
@@ -361,11 +425,12 @@ def lower_weights(
     if weights.out and volume > 1 and is_few(ci, co, groups):
         lower_few_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
-    if weights.out and is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups):
+    T, P = find_stored(x)[0], choose_factors(lowering, x)
+    if weights.out and is_cheaper(lowering.target, T, images, axes, ci, co, groups, P):
         lower_winograd_weights(lowering, (x, dy, weights.out), axes, weights.reset)
         weights = _Sum()
     if weights.have:
-        j = P.make_job(axes, images, ci // groups, ci, volume * (ci // groups))
+        j = patches.make_job(axes, images, ci // groups, ci, volume * (ci // groups))
         _weights(lowering, x, dy, j, groups, weights, bias)
     elif bias.have and db is not None:
         lower_bias(lowering, dy, db)  # which reads no x, so that it need not be kept
@@ -377,7 +442,7 @@ def lower_bias(lowering: Lowering, dy: Operand, db: int) -> None:
     if bias.have:
         d, h, w = [Axis()] * (5 - dy.type.rank) + [Axis(n, n) for n in dy.type.dims[2:]]
         images, co = dy.type.dims[:2]
-        _weights(lowering, dy, dy, P.make_job((d, h, w), images, co, co, co), 1, _Sum(), bias)
+        _weights(lowering, dy, dy, patches.make_job((d, h, w), images, co, co, co), 1, _Sum(), bias)
 
 
 def _estimate_cost(rows: int, columns: int, lanes: int) -> float:
@@ -394,6 +459,9 @@ def _weights(
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
     (T, kinds), co = find_each_stored(x, dy), dy.type.dims[1]
+    P = choose_factors(lowering, x) if dw.have else ""
+    if P:
+        kinds = x.type.dtype, dy.type.dtype, P
     lanes, per = lowering.target.lanes(ITEMSIZE[T]), co // groups
     # Crossed where that leaves fewer cut vectors, by a fifth at least: the fold then strides.
     whole = dw.have and per % lanes == 0
@@ -416,8 +484,14 @@ def _weights(
     block = round_up(count_parts(columns, count_parts(columns, 512)), lowering.target.nv * lanes)
     # No row of the factor that is read by vectors may end inside one.
     is_plain = j.direct and (crossed or x.type.dims[1] % lanes == 0)
-    j = replace(j, mt=mt, nt=nt, mc=128, direct=int(is_plain and x.type.dtype == T))
-    stride = round_up(max(j.mc * (block + (per if kinds else 0)), co), 16)
+    # Words of two pixels are copies anyway, made of x as it is stored.
+    is_direct = j.direct if P else int(is_plain and x.type.dtype == T)
+    j = replace(j, mt=mt, nt=nt, mc=128, direct=is_direct)
+    room = j.mc * (block + (per if kinds else 0))
+    if P:
+        # Words of patches and of dy, and as much again for patches that are not words yet.
+        room = _count_words(j.mc) * (2 * block + per)
+    stride = round_up(max(room, co), 16)
     work = lowering.temp(T, (stride * lowering.threads,))
     outs: dict[str, Any] = {"dw": dw.out, "db": db.out, "keep_w": dw.reset, "keep_b": db.reset}
     have = {"has_w": dw.have, "has_b": db.have}

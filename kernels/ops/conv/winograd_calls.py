@@ -34,12 +34,20 @@ def fits(axes: Axes, groups: int) -> bool:
 
 
 def is_cheaper(
-    target: Target, T: str, images: int, axes: Axes, channels: int, columns: int, groups: int
+    target: Target,
+    T: str,
+    images: int,
+    axes: Axes,
+    channels: int,
+    columns: int,
+    groups: int,
+    P: str = "",
 ) -> bool:
     """Return whether Winograd's algorithm is cheaper for a convolution, by a fifth at least.
 
-    axes: from the images read, of `channels`, to the images written, of `columns`.  Never for f64:
-    a user who asks for double precision gets it.
+    axes: from the images read, of `channels`, to the images written, of `columns`.  P: the type of
+    the factors that it would multiply in pairs otherwise, if any.  Never for f64: a user who asks
+    for double precision gets it.
     """
     _, h, w = axes
     if T != "f32" or not fits(axes, groups):
@@ -51,7 +59,8 @@ def is_cheaper(
     products = channels * count_parts(columns, lanes)
     # After the last whole vector the transforms go by single elements.
     transforms = sum(n // lanes + n % lanes for n in (channels, columns))
-    direct = images * h.out * w.out * W.TAPS**2 * products
+    # An instruction for pairs does two multiply-adds where one for float32 does one.
+    direct = images * h.out * w.out * W.TAPS**2 * products // (2 if P else 1)
     winograd = tiles * (W.PRODUCTS * products + TRANSFORM * transforms) + FILTER * products
     return 5 * winograd < 4 * direct
 

@@ -1,0 +1,43 @@
+"""Targets whose plans multiply pairs of bf16 by the portable variant, on any CPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import numpy as np
+
+from engine.kernels.machine.target import Target
+
+PAIRED = [  # targets with an instruction for products of pairs
+    Target("x86_64-unknown-linux-gnu", "znver4", "+avx512bf16", 64, 6, 4),
+    Target(
+        "aarch64-unknown-linux-gnu", "neoverse-n2", "+bf16", 16, 8, 2, masks=False, by_lane=True
+    ),
+]
+
+
+class PairTarget(Target):
+    """A CPU as planners see it: its products are of pairs, whether or not it has an instruction.
+
+    Kernels of such plans are compiled for the CPU itself.
+    """
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ("bf16",)
+
+
+def with_pairs(target: Target) -> PairTarget:
+    """Return a target whose plans multiply pairs."""
+    return PairTarget(**{f.name: getattr(target, f.name) for f in fields(target)})
+
+
+def count_dots(code: bytes, arch: str) -> int:
+    """Count the instructions of an object that sum products of pairs of bf16."""
+    if arch == "x86_64":  # vdpbf16ps: EVEX, map 0F38, prefix F3, opcode 52
+        matches = re.findall(rb"\x62(.)(.).\x52", code, re.DOTALL)
+        return sum(p[0] & 7 == 2 and q[0] & 0x87 == 6 for p, q in matches)
+    words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
+    by_vector, by_lane = words & 0xFFE0FC00 == 0x6E40FC00, words & 0xFFC0F400 == 0x4F40F000
+    return int((by_vector | by_lane).sum())
