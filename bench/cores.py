@@ -3,8 +3,9 @@
 The kernels come from training steps of the workloads.  They are emitted for each core as builds for
 its board have them, and their innermost loops are given to llvm-mca, which knows the pipelines of
 the core and takes all data to be in the first-level cache.  `cores` has a row for each kernel,
-`cores.loops` one for every loop of the kernels whose names begin with --kernels.  Needs the
-Debian packages llvm-19 and binutils-aarch64-linux-gnu.
+`cores.loops` one for every loop of the kernels whose names begin with --kernels, `cores.factors`
+one for each type that matrix products have factors of.  Needs the Debian packages llvm-19 and
+binutils-aarch64-linux-gnu.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bench.machine_code import CORES, Block, disassemble, estimate_cycles, find_
 from bench.rows import Bench, Cells, Option
 from bench.tables import make_markdown
 from engine.kernels.binaries.load import OBJECT, get_codes
+from engine.kernels.loops.gemm import gemm, gemm_mixed
 from engine.plan.plan import KernelSpec
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
@@ -31,6 +33,11 @@ BOARDS = {
 NAMES = ("mobilenet", "resnet18", "minilm", "lstm")
 VECTOR = 16  # bytes
 PRODUCT = 0.3  # share of multiply-adds in the instructions of a loop that is a product's
+MULTIPLY_ADDS = {"fmla": 4, "bfdot": 8, "bfmmla": 16}  # of a 128-bit instruction
+FACTORS = {
+    "f32": KernelSpec(*gemm("f32", 0, 0)),
+    "bf16": KernelSpec(*gemm_mixed("f32", "bf16", "f32", "f32", "bf16", 0, 0)),
+}
 PAGE = """\
 # Inner loops on cores of ARM
 
@@ -157,6 +164,21 @@ def measure_loops(names: Sequence[str], options: Namespace) -> Iterator[Cells]:
                 yield core, symbol, block.name, *counts, loop.cycles, share
 
 
+def measure_factors(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each type of factors on each core, the loop with most work of its product."""
+    for core in names:
+        target, least = resolve("aarch64", cpu=core).target, 0.0
+        for kind, spec in FACTORS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "kernel.o"
+                path.write_bytes(get_codes([spec], target, OBJECT)[spec.symbol])
+                blocks = [b for b in find_loops(disassemble(path)) if b.vectors >= PRODUCT]
+            counts = [sum(MULTIPLY_ADDS.get(i.text.split()[0], 0) for i in b.code) for b in blocks]
+            done, cycles = max(zip(counts, estimate_cycles(blocks, core), strict=True))
+            least = least or done / cycles
+            yield core, kind, done, cycles, done / cycles, done / cycles / least
+
+
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Write the page of cores."""
     (cells,) = found.values()
@@ -186,5 +208,13 @@ BENCHES = (
         measure_loops,
         usual=("usual",),
         options=(Option("kernels", "", "how the names of the kernels begin"),),
+    ),
+    Bench(
+        "cores.factors",
+        "products of float32 and of 16 bits on cores of ARM that multiply bfloat16",
+        {"usual": ("neoverse-n2", "neoverse-v1")},
+        ("core", "factors", "multiply-adds", "cycles:.1f", "a cycle:.1f", "of float32's:.2f"),
+        measure_factors,
+        usual=("usual",),
     ),
 )  # fmt: skip

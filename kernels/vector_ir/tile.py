@@ -56,7 +56,10 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> 
     """
     lanes = target.lanes(ITEMSIZE[T])
     name = f"tile_{P}{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
-    writer = _PairTile if P else _Tile
+    writer = _Tile
+    if P:
+        has_squares = target.arch == "aarch64" and target.has_pairs and target.by_lane
+        writer = _SquareTile if has_squares and mr % 2 == 0 else _PairTile
     emit = call_internal(
         name, lambda fn: writer(fn, target, T, a_cols, mr, nv).build(), inline=False
     )
@@ -272,7 +275,7 @@ class _Tile:
         b.cbranch(b.icmp_signed("<", after, end), loop, done)
         b.position_at_end(done)
         merged = [[b.phi(self.vt) for _ in row] for row in acc]
-        for i, j in itertools.product(range(len(acc)), range(self.nv)):
+        for i, j in itertools.product(range(len(acc)), range(len(acc[0]))):
             live[i][j].add_incoming(acc[i][j], entry)
             live[i][j].add_incoming(out[i][j], latch)
             merged[i][j].add_incoming(acc[i][j], entry)
@@ -430,3 +433,70 @@ class _PairTile(_Tile):
         wide = ir.VectorType(I32, self.lanes)
         upper = ir.Constant(wide, [0xFFFF0000] * self.lanes)
         return self.b.bitcast(self.b.and_(self.b.bitcast(words, wide), upper), self.vt)
+
+
+class _SquareTile(_PairTile):
+    """Writes the body of a tile of pairs for Arm's `bfmmla`, with an even number of rows.
+
+    One instruction adds to a square of two rows by two columns of C the products of four factors
+    of each of them, twice as many as `bfdot`.  Words that are left over are multiplied by that.
+    """
+
+    LOW, HIGH = (0, 1, 4, 5), (2, 3, 6, 7)  # halves of two vectors
+    FIRST, SECOND = (0, 4, 1, 5), (2, 6, 3, 7)  # their elements, by turns
+
+    def _by_lane(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any, acc: Grid) -> tuple[Grid, Any]:
+        """Return the sums of all words in whole turns, and how many words these are."""
+        b, step = self.b, 2 if self.a_cols else self.lanes
+        whole = b.and_(k, I64(-step))
+        pairs = self.dot.args[1].type
+        kinds = [self.vt, pairs, pairs]
+        square = intrinsic(self.fn.module, "llvm.aarch64.neon.bfmmla", self.vt, kinds)
+
+        def turn(kk: Any, acc: Grid) -> Grid:
+            lefts = self._turn_rows(a, kk, lda, step)
+            rows = [self._right(b.gep(bp, [b.mul(b.add(kk, I64(p)), ldb)])) for p in range(step)]
+            for p, left in enumerate(lefts):
+                right = self._interleave(rows[2 * p], rows[2 * p + 1])
+                left, right = ([b.bitcast(v, pairs) for v in side] for side in (left, right))
+                acc = [
+                    [b.call(square, [z, x, y]) for y, z in zip(right, row, strict=True)]
+                    for x, row in zip(left, acc, strict=True)
+                ]
+            return acc
+
+        zero = ir.Constant(self.vt, [0.0] * self.lanes)
+        squares = [[zero] * (2 * self.nv) for _ in range(self.mr // 2)]
+        squares = self._loop(I64(0), whole, step, squares, turn)
+        sums: Grid = []
+        for row in squares:
+            beside = list(zip(row[::2], row[1::2], strict=True))
+            sums += ([self._pick(x, y, half) for x, y in beside] for half in (self.LOW, self.HIGH))
+        return sums, whole
+
+    def _turn_rows(self, a: Any, kk: Any, lda: Any, step: int) -> Grid:
+        """Return for every two words from word kk on the factors of each pair of rows of A."""
+        b = self.b
+        if self.a_cols:
+            words = [b.add(kk, I64(p)) for p in range(step)]
+            columns = [self._vectors(b.gep(a, [b.mul(w, lda)]), self.mr) for w in words]
+            return [self._interleave(*columns)]
+        at = [b.gep(a, [b.add(self._place(kk), b.mul(lda, I64(i)))]) for i in range(self.mr)]
+        rows = [load(b, p, self.vt, self.align) for p in at]
+        beside = list(zip(rows[::2], rows[1::2], strict=True))
+        return [[self._pick(x, y, half) for x, y in beside] for half in (self.LOW, self.HIGH)]
+
+    def _interleave(self, first: list[Any], second: list[Any]) -> list[Any]:
+        """Return vectors that hold a word of the first and of the second list by turns."""
+        if first[0].type.count == 2:  # a column of two rows
+            return [self._pick(first[0], second[0], (0, 2, 1, 3))]
+        return [
+            self._pick(x, y, order)
+            for x, y in zip(first, second, strict=True)
+            for order in (self.FIRST, self.SECOND)
+        ]
+
+    def _pick(self, x: Any, y: Any, elements: tuple[int, ...]) -> Any:
+        """Return these elements of two vectors as one."""
+        mask = ir.Constant(ir.VectorType(I32, len(elements)), list(elements))
+        return self.b.shuffle_vector(x, y, mask)

@@ -1,7 +1,8 @@
-/* Small products of every size and mode by the kernels gemm_f32_*, beside plain loops.
+/* Small products of every size and mode by kernels of matrix products, beside plain loops.
  *
- * words.h has the layout GEMM_* of the words.  Prints how many products were made, and fails at the
- * first element that is wrong, in C or beyond it.
+ * words.h has the layout GEMM_* of the words and the names of the kernels, by which of A and B are
+ * stored transposed.  bfloat16 holds all factors.  Prints how many products were made, and fails at
+ * the first element that is wrong, in C or beyond it.
  */
 #include <math.h>
 #include <stdint.h>
@@ -11,11 +12,11 @@
 
 typedef int64_t word;
 typedef void kernel(const word *arguments, word tid, word threads);
-kernel gemm_f32_0_0, gemm_f32_0_1, gemm_f32_1_0;
+kernel PRODUCT_0_0, PRODUCT_0_1, PRODUCT_1_0;
 
 enum { ACCUMULATE = 1, BIAS = 2, RELU = 4, ROOM = 1024, DEPTH = 8, COLUMNS = 16 };
 
-static float a[ROOM], b[ROOM], c[ROOM], bias[ROOM], work[DEPTH * COLUMNS];
+static float a[ROOM], b[ROOM], c[ROOM], bias[ROOM], work[ROOM];
 static double wanted[ROOM];
 
 static int product(int trans_a, int trans_b, int m, int n, int k, int mode)
@@ -39,7 +40,7 @@ static int product(int trans_a, int trans_b, int m, int n, int k, int mode)
                        (trans_b ? b[j * k + p] : b[p * n + j]);
             wanted[i * n + j] = mode & RELU && sum < 0 ? 0 : sum;
         }
-    (trans_a ? gemm_f32_1_0 : trans_b ? gemm_f32_0_1 : gemm_f32_0_0)(arguments, 0, 1);
+    (trans_a ? PRODUCT_1_0 : trans_b ? PRODUCT_0_1 : PRODUCT_0_0)(arguments, 0, 1);
     for (int i = 0; i < ROOM; i++)
         if (!(fabs(c[i] - wanted[i]) < 1e-5)) {
             printf("%d %d: %dx%dx%d, mode %d: element %d is %g, not %g\n", trans_a, trans_b, m, n,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def test_innermost_loops_are_found() -> None:
 def test_a_tool_that_is_missing_is_named_with_its_package() -> None:
     with pytest.raises(SystemExit, match="no-such-tool is missing: apt-get install llvm-19 "):
         find_tool("no-such-tool")
+
+
+@needs_llvm
+def test_products_of_bfloat16_do_more_in_a_cycle() -> None:
+    (single, _), (half, ratio) = (
+        (row[1], row[-1]) for row in cores.measure_factors(("neoverse-n2",), Namespace())
+    )
+    assert (single, half) == ("f32", "bf16")
+    assert float(str(ratio)) > 2.5  # `bfdot` alone does twice as many
 
 
 @needs_llvm

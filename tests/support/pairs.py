@@ -40,4 +40,10 @@ def count_dots(code: bytes, arch: str) -> int:
         return sum(p[0] & 7 == 2 and q[0] & 0x87 == 6 for p, q in matches)
     words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
     by_vector, by_lane = words & 0xFFE0FC00 == 0x6E40FC00, words & 0xFFC0F400 == 0x4F40F000
-    return int((by_vector | by_lane).sum())
+    return int((by_vector | by_lane).sum() + count_squares(code))
+
+
+def count_squares(code: bytes) -> int:
+    """Count the instructions `bfmmla` of an object for 64-bit Arm."""
+    words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
+    return int((words & 0xFFE0FC00 == 0x6E40EC00).sum())

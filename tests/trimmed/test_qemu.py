@@ -23,7 +23,8 @@ from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.io import onnx_io
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
-from engine.kernels.loops.gemm import GEMM_WORDS
+from engine.kernels.loops.gemm import GEMM_WORDS, gemm, gemm_mixed
+from engine.kernels.vocabulary.kernel import Template
 from engine.models.catalog import find_architecture
 from engine.models.named_model import make
 from engine.plan.plan import KernelSpec
@@ -35,9 +36,10 @@ from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
-from engine.tools.trimmed.targets import resolve
+from engine.tools.trimmed.targets import Platform, resolve
 from tests.support.builds import LIBC, make_build_for
 from tests.support.needs import needs_emulator
+from tests.support.pairs import count_squares
 from tests.support.places import DRIVERS, GOLDENS
 from tests.support.shown import shows
 
@@ -92,16 +94,47 @@ def test_a_build_trains_as_this_machine_does(target: str) -> None:
 )
 def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
     """Every register tile, in order of loads and products as it is for this CPU."""
-    platform, emulator = resolve(target), find_emulator(target)
+    run_products(resolve(target), target, gemm, ("f32",), tmp_path)
+
+
+@needs_emulator("raspberrypi5")
+def test_products_of_bfloat16_of_all_sizes(tmp_path: Path) -> None:
+    """By squares of rows and columns, and by pairs where these do not fill one."""
+    platform = resolve("raspberrypi5", features="+bf16")
+    params = ("f32", "f32", "f32", "f32", "bf16")
+    squares = run_products(platform, "raspberrypi5", gemm_mixed, params, tmp_path, cpu="max")
+    assert squares > 100
+
+
+def run_products(
+    platform: Platform,
+    emulated: str,
+    template: Template,
+    params: tuple[str, ...],
+    folder: Path,
+    cpu: str = "",
+) -> int:
+    """Run small products by kernels of a template; count their instructions `bfmmla`.
+
+    emulated: the target whose emulator runs them.  cpu: as of qemu, or the emulator's own.
+    """
+    emulator = find_emulator(emulated)
     assert emulator is not None
     kinds = ((0, 0), (0, 1), (1, 0))
-    kernels = [get_object(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
-    (tmp_path / "words.h").write_text(GEMM_WORDS.write_defines())
+    specs = [KernelSpec(*template(*params, *kind)) for kind in kinds]
+    kernels = [get_object(spec, platform.target) for spec in specs]
+    names = [
+        f"#define PRODUCT_{a}_{b} {s.symbol}\n" for (a, b), s in zip(kinds, specs, strict=True)
+    ]
+    (folder / "words.h").write_text("".join(names) + GEMM_WORDS.write_defines())
     program = link(
-        kernels, [DRIVERS / "products.c"], platform, tmp_path / "products",
-        kind="executable", include=[tmp_path], threads=False, compiler="zig",
+        kernels, [DRIVERS / "products.c"], platform, folder / "products",
+        kind="executable", include=[folder], threads=False, compiler="zig",
     )  # fmt: skip
+    if cpu:
+        emulator = replace(emulator, command=(emulator.command[0], "-cpu", cpu))
     assert re.fullmatch(r"\d+ products\n", emulator.run(program))
+    return sum(map(count_squares, kernels))
 
 
 @needs_emulator("raspberrypi4")
@@ -206,10 +239,7 @@ def test_an_aarch64_build_trains_in_16_bits(
     options = Options("mnist", platform, [4], compiler="zig", planning=planning)
     build(GOLDENS / case, tmp_path, options)
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
-    words = program.read_bytes()
-    code = np.frombuffer(words[: len(words) // 4 * 4], "<u4")
-    by_vector, by_lane = code & 0xFFE0FC00 == 0x6E40FC00, code & 0xFFC0F400 == 0x4F40F000
-    assert ((by_vector | by_lane).sum() > 100) == bool(features)  # bfdot
+    assert (count_squares(program.read_bytes()) > 100) == bool(features)
     if features:
         with pytest.raises(RuntimeError, match="this CPU lacks bf16"):
             emulator.run(program, checkpoint)
