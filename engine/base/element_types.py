@@ -75,8 +75,28 @@ OF_ONNX: Mapping[int, str] = MappingProxyType({t.onnx: t.name for t in _OPEN})
 SUPPORTED = ", ".join(t.name for t in _OPEN)  # in messages
 OF_CPP: Mapping[str, str] = MappingProxyType({t.cpp: t.name for t in _OPEN})
 
+# ONNX's number by the type of arrays, of all types that model files have:
+CODE_OF_NUMPY: Mapping[np.dtype[Any], int] = MappingProxyType(
+    {np.dtype(t.numpy): t.onnx for t in _ROWS}
+)
+
 FLOATS = tuple(t.name for t in _ROWS if t.kind == "float")  # those that models are trained in
 HALVES = tuple(t.name for t in _ROWS if t.kind == "half")
 REALS = (*FLOATS, *HALVES)  # every type of fractions
 INTEGERS = tuple(t.name for t in _ROWS if t.kind in ("int", "unsigned"))
 UNSIGNED = tuple(t.name for t in _ROWS if t.kind == "unsigned")
+
+
+def widen_bfloats(array: Any) -> Any:
+    """Return the float32 of an array of bf16, exact."""
+    bits = array.reshape(-1).view(np.uint16).astype(np.uint32)
+    return (bits << 16).view(np.float32).reshape(array.shape)
+
+
+def round_to_bfloats(array: Any) -> Any:
+    """Return float32 rounded to bf16, to nearest, ties to even."""
+    bits = array.reshape(-1).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> 16 & 1)
+    # Of a NaN whose upper half has no bit of the fraction set, rounding would make infinity.
+    rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, bits | 0x400000, rounded)
+    return (rounded >> 16).astype(np.uint16).view(_BF16).reshape(array.shape)

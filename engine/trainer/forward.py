@@ -43,14 +43,14 @@ class Forward:
         graph: Graph | None = None,
     ) -> None:
         from engine.graphs.io import onnx_io
-        from engine.graphs.offline.precision import HALVES, has_half_weights, widen_graph
+        from engine.graphs.offline.precision import describe_halves, find_half_weights, widen_graph
 
         self.source = source
-        self.graph = onnx_io.load(source) if graph is None else graph
+        self.graph = onnx_io.load(source, widens=True) if graph is None else graph
         self._is_changed = self._has_adapters = False
         self._head: list[str] = []  # the parameters of a new last layer
-        if has_half_weights(self.graph):
-            warnings.warn(HALVES, ModelWarning, stacklevel=find_caller_level())
+        if half := find_half_weights(self.graph):
+            warnings.warn(describe_halves(half), ModelWarning, stacklevel=find_caller_level())
             self.graph, self._is_changed = widen_graph(self.graph), True
 
     @classmethod

@@ -7,7 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.base import arguments
-from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.element_types import (
+    CODE_OF_NUMPY,
+    NUMPY,
+    OF_ONNX,
+    ONNX_CODE,
+    widen_bfloats,
+)
 from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
@@ -25,6 +31,9 @@ _FIELDS = {
     "u64": "uint64_data",
     "u32": "uint64_data",
 }  # the field with the numbers of a constant that is not stored as bytes, if not int32_data
+
+
+BFLOAT = ONNX_CODE["bf16"]  # read only where it is asked for, as float32
 
 
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
@@ -91,6 +100,20 @@ def read_values(t: TensorProto) -> Array:
     else:
         values = np.array(getattr(t, _FIELDS.get(kind, "int32_data")))
     return values.astype(dtype, copy=False).reshape(tuple(t.dims))
+
+
+def read_bfloats(t: TensorProto) -> Array:
+    """Return the float32 of a constant of bf16 whose values are in the message.
+
+    Raises:
+        ValueError, TypeError, OverflowError: the message is malformed.
+    """
+    if t.HasField("raw_data"):
+        bits = np.frombuffer(t.raw_data, "<u2")
+    else:
+        bits = np.array(t.int32_data, np.int32).astype(np.uint16)
+    values = widen_bfloats(bits.astype(np.uint16, copy=False))
+    return np.asarray(values.reshape(tuple(t.dims)))
 
 
 def unpack(t: TensorProto) -> Array:
@@ -216,9 +239,18 @@ def write_texts(graph: Graph) -> Graph:
     return out
 
 
+def find_code(array: Array) -> int:
+    """Return ONNX's number of the type of a constant; of bf16, too, which graphs do not have.
+
+    Raises:
+        DTypeError: ONNX has no such type, or no constant of ours has it.
+    """
+    return CODE_OF_NUMPY.get(array.dtype) or ONNX_CODE[find_type(array).dtype]
+
+
 def make_tensor(name: str, array: Array) -> TensorProto:
     """Return the message of a constant."""
-    t = TensorProto(name=name, data_type=ONNX_CODE[find_type(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=find_code(array), dims=array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     t.raw_data = np.ascontiguousarray(little).tobytes()
     return t

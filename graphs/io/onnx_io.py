@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 
 from engine.base import arguments, limits
-from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE, SUPPORTED
+from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE, SUPPORTED, widen_bfloats
 from engine.base.errors import DTypeError, EngineError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import amounts, opsets, schemas, scopes, weights
 from engine.graphs.io.messages import (
+    BFLOAT,
     PACKED,
     check_packed,
+    find_code,
     fold_strings,
     make_tensor,
     make_value_info,
+    read_bfloats,
     read_text_type,
     read_texts,
     read_type,
@@ -40,7 +43,14 @@ from engine.graphs.io.protos import (
     ValueInfoProto,
 )
 from engine.graphs.io.provenance import read_provenance
-from engine.graphs.ir.graph import Graph, Node, Subgraph, check_rank, find_type
+from engine.graphs.ir.graph import (
+    TYPE_ATTRIBUTES,
+    Graph,
+    Node,
+    Subgraph,
+    check_rank,
+    find_type,
+)
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime import mapping
 from engine.system import files
@@ -55,13 +65,15 @@ _MOST = (1 << 63) - 1  # of an offset or length
 _EXTERNAL_MIN = 1024  # least bytes of a tensor in that file
 _ALIGN = 64  # bytes: alignment of tensors in it
 
+BFLOATS = files.NOTE + "bfloats"  # metadata: the names of what is bfloat16 in the file
+
 _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 
 
 # --- reading
 
 
-def load(model: Model, data: mapping.Content | None = None) -> Graph:
+def load(model: Model, data: mapping.Content | None = None, *, widens: bool = False) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which is not changed.
 
     Functions are inlined, and unsupported opsets converted (`convert`).  Initializers in external
@@ -70,6 +82,7 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
     while the graph is used.
 
     data: the content of the file at the path, if the caller has read it.
+    widens: what is bfloat16 in the model becomes float32, and is listed in the metadata `BFLOATS`.
 
     Raises:
         FileError: the file, or an external data file, is missing, unreadable or too short.
@@ -90,10 +103,10 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
 
             convert.find_opset(proto, source)
             # A malformed model can crash the onnx package.
-            _MessageReader(source, path, whole).read_graph(proto)
+            _MessageReader(source, path, whole, widens).read_graph(proto)
             proto = convert.convert_opset(convert.inline_functions(proto, source), source)
             proto = convert.inline_undeclared(proto)
-        reader = _MessageReader(source, path, whole)
+        reader = _MessageReader(source, path, whole, widens)
         graph = reader.read_graph(proto)
         graph.external = tuple(reader.places)
         if path is not None and mapping.STAMPS in graph.metadata:
@@ -166,12 +179,17 @@ class _MessageReader:
     """Conversion of the messages of one model into a graph.
 
     source: the name of the model in errors.  path: the path of the model, beside which its external
-        data are, or None. data: its file with the large weights, or None. places: the places of
-        external data read so far, as in `Graph.external`.
+        data are, or None. data: its file with the large weights, or None. widens: as in `load`.
+        places: the places of external data read so far, as in `Graph.external`.  bfloats: the names
+        of values of bfloat16 read so far: constants, inputs, outputs, and the first outputs of
+        nodes with an attribute of this type.
     """
 
-    def __init__(self, source: str, path: str | None, data: mapping.Content | None) -> None:
-        self.source, self.path, self.data = source, path, data
+    def __init__(
+        self, source: str, path: str | None, data: mapping.Content | None, widens: bool
+    ) -> None:
+        self.source, self.path, self.data, self.widens = source, path, data, widens
+        self.bfloats: set[str] = set()
         self.opsets: dict[str, int] = {}
         self.places: list[tuple[str, int, int]] = []
 
@@ -187,6 +205,9 @@ class _MessageReader:
         out.ir_version, out.doc = model.ir_version, model.doc_string
         out.producer, out.producer_version = model.producer_name, model.producer_version
         out.metadata = {p.key: p.value for p in model.metadata_props}
+        out.metadata.pop(BFLOATS, None)  # a file may say anything
+        if self.bfloats:
+            out.metadata[BFLOATS] = json.dumps(sorted(self.bfloats))
         for text in out.list_texts():
             if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
                 raise ModelError(f"{self.source}: {text!r} is not UTF-8")
@@ -218,6 +239,8 @@ class _MessageReader:
             if t.name in out.initializers:
                 raise ModelError(f"{self.source}: two initializers are named {t.name!r}")
             out.initializers[t.name] = self.read_tensor(t, f"initializer {t.name!r}")
+            if t.data_type == BFLOAT:
+                self.bfloats.add(t.name)
         for v in proto.input:
             if v.name in out.inputs:
                 raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
@@ -226,7 +249,7 @@ class _MessageReader:
         for v in (*proto.input, *proto.value_info, *proto.output):
             check_rank(len(v.type.tensor_type.shape.dim), f"{self.source}: value {v.name!r}")
         for v in (*proto.value_info, *proto.output):
-            known = read_type(v)
+            known = self.read_type(v)
             if known is not None:
                 out.types[v.name] = known
         packed = [t.name for t in proto.initializer if t.data_type in PACKED]
@@ -235,11 +258,21 @@ class _MessageReader:
         fold_strings(out)
         return out
 
+    def read_type(self, v: ValueInfoProto) -> TensorType | None:
+        """Return the type of a value; None if its rank is unknown or the type not supported."""
+        if self.widens and v.type.tensor_type.elem_type == BFLOAT:
+            self.bfloats.add(v.name)
+            wide = ValueInfoProto()
+            wide.CopyFrom(v)
+            wide.type.tensor_type.elem_type = ONNX_CODE["f32"]
+            return read_type(wide)
+        return read_type(v)
+
     def read_inner_type(self, v: ValueInfoProto) -> TensorType:
-        return read_type(v) or TensorType("?", ())
+        return self.read_type(v) or TensorType("?", ())
 
     def read_input_type(self, v: ValueInfoProto) -> TensorType:
-        t = read_type(v) or read_text_type(v)
+        t = self.read_type(v) or read_text_type(v)
         if t is not None:
             return t
         where = f"{self.source}: input {v.name!r}"
@@ -262,6 +295,11 @@ class _MessageReader:
         schemas.check_node(n, out, self.opsets, self.source)
         for a in n.attribute:
             out.attrs[a.name] = self.read_attribute(a, where)
+            is_type = a.name in TYPE_ATTRIBUTES and a.i == BFLOAT
+            if self.widens and is_type:
+                out.attrs[a.name] = ONNX_CODE["f32"]
+            if self.widens and (is_type or a.t.data_type == BFLOAT):
+                self.bfloats.update(out.outputs[:1])
         return out
 
     def read_attribute(self, a: AttributeProto, where: str) -> Any:
@@ -294,7 +332,8 @@ class _MessageReader:
 
     def read_tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
-        if t.data_type not in (*OF_ONNX, *PACKED, TensorProto.STRING):
+        is_bfloat = self.widens and t.data_type == BFLOAT
+        if t.data_type not in (*OF_ONNX, *PACKED, TensorProto.STRING) and not is_bfloat:
             raise DTypeError(f"{where}: {_name_element(t.data_type)}")
         check_rank(len(t.dims), where)
         if any(d < 0 for d in t.dims):
@@ -305,7 +344,7 @@ class _MessageReader:
                 return self.read_inside(t, *inside)
             if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
                 return self.read_external(t, where)
-            read = unpack if t.data_type in PACKED else read_values
+            read = unpack if t.data_type in PACKED else read_bfloats if is_bfloat else read_values
             return np.asarray(read(t))
         except (ValueError, TypeError, OverflowError) as error:
             raise ModelError(
@@ -320,13 +359,14 @@ class _MessageReader:
         """
         assert self.data is not None
         is_packed = t.data_type in PACKED
-        dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
+        dtype = _find_dtype(t)
         array = np.frombuffer(self.data, dtype.newbyteorder("<"), nbytes // dtype.itemsize, offset)
         if is_packed:
             return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(array)))
         if array.nbytes != nbytes:
             raise ValueError(f"{nbytes} bytes are not a multiple of the element size")
-        return array.astype(dtype, copy=False).reshape(tuple(t.dims))
+        array = array.astype(dtype, copy=False)
+        return _widen(t, array).reshape(tuple(t.dims))
 
     def read_external(self, t: TensorProto, where: str) -> Array:
         """Return a tensor stored as bytes `offset .. offset+length` of a file beside the model."""
@@ -339,7 +379,7 @@ class _MessageReader:
         if not files.is_inside(str(location)):
             raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
         is_packed = t.data_type in PACKED
-        dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
+        dtype = _find_dtype(t)
         count = math.prod(t.dims)
         count = -(-count // 2) if is_packed else count
         nbytes = count * dtype.itemsize
@@ -360,13 +400,26 @@ class _MessageReader:
         array = read(path, dtype, count, offset, where, self.path)
         if is_packed:
             return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(array)))
-        return array.reshape(tuple(t.dims))
+        return _widen(t, array).reshape(tuple(t.dims))
+
+
+def _find_dtype(t: TensorProto) -> np.dtype[Any]:
+    """Return the type of the elements of a constant as they are in a file."""
+    if t.data_type in PACKED:
+        return np.dtype(np.uint8)
+    return np.dtype(np.uint16 if t.data_type == BFLOAT else NUMPY[OF_ONNX[t.data_type]])
+
+
+def _widen(t: TensorProto, array: Array) -> Array:
+    """Return the elements of a constant in the type that graphs compute with."""
+    return np.asarray(widen_bfloats(array)) if t.data_type == BFLOAT else array
 
 
 def _name_element(code: int) -> str:
     """Return the text of an error for an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
-    return f"element type {str(name).lower()}; supported: {SUPPORTED}"
+    more = "; Trainer.from_onnx trains it as float32" if code == BFLOAT else ""
+    return f"element type {str(name).lower()}; supported: {SUPPORTED}{more}"
 
 
 # --- writing
@@ -522,7 +575,7 @@ def list_external_files(path: str) -> set[str]:
 
 def _make_external_tensor(name: str, array: Array, location: str, offset: int) -> TensorProto:
     """Return a tensor whose bytes are in another file."""
-    t = TensorProto(name=name, data_type=ONNX_CODE[find_type(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=find_code(array), dims=array.shape)
     t.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
         t.external_data.add(key=key, value=str(value))

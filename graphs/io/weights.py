@@ -26,9 +26,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from engine.base.element_types import ONNX_CODE
+from engine.graphs.io.messages import find_code
 from engine.graphs.io.protos import ModelProto, TensorProto
-from engine.graphs.ir.graph import find_type
 from engine.kernels.vocabulary.op import Array
 from engine.runtime.mapping import Content
 
@@ -189,7 +188,7 @@ def list_pieces(
 
 def _make_head(name: str, array: Array) -> bytes:
     """Return the message of an initializer up to its bytes."""
-    t = TensorProto(name=name, data_type=ONNX_CODE[find_type(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=find_code(array), dims=array.shape)
     head: bytes = t.SerializeToString()
     return head + bytes([_RAW << 3 | 2]) + encode_varint(array.nbytes)
 

@@ -27,6 +27,9 @@ def check_rank(rank: int, where: str) -> None:
         raise ModelError(f"{where}: {rank} dimensions; supported: up to {MAX_RANK}")
 
 
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")  # of nodes, that name an element type
+
+
 def find_type(array: Array) -> TensorType:
     """Return the type of a constant.
 

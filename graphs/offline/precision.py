@@ -1,7 +1,7 @@
-"""Precision: how models with half floats or integers as weights can be trained.
+"""Precision: how models with 16-bit floats or integers as weights can be trained.
 
-float16             every value becomes float32: weights, inputs and outputs; see `widen_graph`.
-                    An exported model is float16 again where it was, see `narrow_graph`
+16-bit floats       every value becomes float32: weights, inputs and outputs; see `widen_graph`.
+                    An exported model is float16 or bfloat16 again where it was, see `narrow_graph`
 integer products    no gradient flows through them: nodes before them stay as they are
 integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapters train beside them
 """
@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.base.errors import ModelWarning, find_caller_level
+from engine.base.errors import DTypeError, ModelWarning, find_caller_level
+from engine.graphs.io.onnx_io import BFLOATS
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.half import convert_attribute, has_halves, widen_halves
+from engine.graphs.passes.half import convert_array, convert_attribute, has_halves, widen_halves
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
@@ -35,12 +36,10 @@ DYNAMIC = {"MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulInteg
            "DynamicQuantizeLSTM"}  # fmt: skip
 STATIC = {"QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "QLinearAdd"}
 PACKED = {"MatMulNBits", "MatMulBnb4"}
-HALVES = (
-    "the weights of the model are float16: they are trained as float32, and so are all values, "
-    "inputs and outputs included; an exported model is float16 again"
-)
-_SINGLE = NOTE + "single"  # metadata: what is float32 in a model that has float16 weights
-_LARGEST = float(np.finfo(np.float16).max)
+# Metadata of a model that has weights of 16-bit floats: what is float32 in it, and their type.
+_SINGLE, _HALF = NOTE + "single", NOTE + "half"
+_NAMES = {"f16": "float16", "bf16": "bfloat16"}
+_LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127}
 _FLOAT = "train the float model that it was made from, and quantise that again"
 
 
@@ -83,14 +82,32 @@ def stops_gradients(graph: Graph) -> bool:
     return any(n.op in DYNAMIC | STATIC for n in graph.nodes)
 
 
+def describe_halves(half: str) -> str:
+    """Return a text on a model whose weights are 16-bit floats of a type."""
+    return (
+        f"the weights of the model are {_NAMES[half]}: they are trained as float32, and so are all "
+        f"values, inputs and outputs included; an exported model is {_NAMES[half]} again"
+    )
+
+
 def widen_graph(graph: Graph) -> Graph:
     """Convert a graph from float16 to float32, inputs and outputs included, in place.
+
+    Values that were bfloat16 in the file are float32 already.
 
     Before   x: f16; w: f16; y = MatMul(x, w); z = Cast(y) to f16
     After    x: f32; w: f32; y = MatMul(x, w); z = Cast(y) to f32
     """
+    bfloats = set(json.loads(graph.metadata.pop(BFLOATS, "[]")))
+    if bfloats:
+        if has_halves(graph):
+            raise DTypeError("the model has both float16 and bfloat16; supported: one of them")
+        graph.metadata[_HALF] = "bf16"
+        graph.metadata[_SINGLE] = json.dumps(sorted({*_list_single(graph)} - bfloats))
+        return graph
     if not has_halves(graph):
         return graph
+    graph.metadata[_HALF] = "f16"
     graph.metadata[_SINGLE] = json.dumps(sorted(_list_single(graph)))
     graph.inputs = {
         n: t.but(dtype="f32") if t.dtype == "f16" else t for n, t in graph.inputs.items()
@@ -99,9 +116,10 @@ def widen_graph(graph: Graph) -> Graph:
 
 
 def narrow_graph(graph: Graph, source: Graph) -> Graph:
-    """Convert an inference graph back to float16 where the file was that it comes from, in place.
+    """Convert an inference graph back to 16-bit floats where the file had them that it comes from,
+    in place.
 
-    A graph stays float32, and a warning says so, if float16 cannot hold a parameter.
+    A graph stays float32, and a warning says so, if their type cannot hold a parameter.
 
     source: the evaluation graph, which knows what `widen_graph` has found.
 
@@ -110,30 +128,31 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
     """
     if _SINGLE not in source.metadata:
         return graph
-    single = set(json.loads(source.metadata[_SINGLE]))
+    single, half = set(json.loads(source.metadata[_SINGLE])), source.metadata.get(_HALF, "f16")
     chosen = {n for n, a in graph.initializers.items() if a.dtype == np.float32} - single
     for name in sorted(chosen):
         most = np.abs(graph.initializers[name]).max(initial=0)
-        if most > _LARGEST:
+        if most > _LARGEST[half]:
             warnings.warn(
-                f"the model is written as float32: {name!r} has {most:g}, and float16 ends at "
-                f"{_LARGEST:,.0f}",
+                f"the model is written as float32: {name!r} has {most:g}, and {_NAMES[half]} ends "
+                f"at {_LARGEST[half]:.6g}",
                 ModelWarning,
                 stacklevel=find_caller_level(),
             )
             return graph
     for name in chosen:
-        graph.initializers[name] = graph.initializers[name].astype(np.float16)
+        graph.initializers[name] = convert_array(graph.initializers[name], "f32", half)
     for node in graph.nodes:
         if node.outputs[0] not in single:
-            node.attrs = {k: convert_attribute(k, v, "f32", "f16") for k, v in node.attrs.items()}
-    graph.inputs = {n: _narrow(t, n in single) for n, t in graph.inputs.items()}
-    graph.types = {n: _narrow(graph.types[n], n in single) for n in graph.outputs}
+            node.attrs = {k: convert_attribute(k, v, "f32", half) for k, v in node.attrs.items()}
+    graph.inputs = {n: t if n in single else _narrow(t, half) for n, t in graph.inputs.items()}
+    kinds = {n: graph.types[n] for n in graph.outputs}
+    graph.types = {n: t if n in single else _narrow(t, half) for n, t in kinds.items()}
     return graph
 
 
-def _narrow(t: TensorType, is_single: bool) -> TensorType:
-    return t if is_single or t.dtype != "f32" else t.but(dtype="f16")
+def _narrow(t: TensorType, half: str) -> TensorType:
+    return t.but(dtype=half) if t.dtype == "f32" else t
 
 
 def _list_single(graph: Graph) -> Iterator[str]:
@@ -148,9 +167,14 @@ def _list_single(graph: Graph) -> Iterator[str]:
             yield node.outputs[0]
 
 
-def has_half_weights(graph: Graph) -> bool:
-    """Return whether weights of a model are float16."""
-    return any(a.dtype == np.float16 and a.ndim for a in graph.initializers.values())
+def find_half_weights(graph: Graph) -> str:
+    """Return the type of the 16-bit floats that a model has in its file; "" if none.
+
+    Of float16 only weights count: a graph may compute with it.
+    """
+    if any(a.dtype == np.float16 and a.ndim for a in graph.initializers.values()):
+        return "f16"
+    return "bf16" if BFLOATS in graph.metadata else ""
 
 
 def _find_integer_weights(graph: Graph) -> set[str]:

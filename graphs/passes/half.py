@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import NUMPY, ONNX_CODE
-from engine.graphs.ir.graph import Graph, Names, Node
+from engine.base.element_types import NUMPY, ONNX_CODE, round_to_bfloats
+from engine.graphs.ir.graph import TYPE_ATTRIBUTES, Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.registry import list_ops
@@ -17,7 +17,6 @@ from engine.kernels.vocabulary.op import Array, TensorType
 
 _HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
 MAY_ADD = add_by_table({"": "Cast"})  # for any ops in the graph
-_TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 
 def replace_halves(graph: Graph) -> Graph:
@@ -91,7 +90,7 @@ def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
         node.attrs = {
             name: convert_attribute(name, v, "f16", dtype) for name, v in node.attrs.items()
         }
-    graph.initializers = {n: _convert_array(a, "f16", dtype) for n, a in graph.initializers.items()}
+    graph.initializers = {n: convert_array(a, "f16", dtype) for n, a in graph.initializers.items()}
     graph.types = {
         n: t.but(dtype=dtype) if t.dtype == "f16" and n not in without else t
         for n, t in graph.types.items()
@@ -131,10 +130,12 @@ def has_halves(graph: Graph) -> bool:
 def convert_attribute(name: str, value: Any, source: str, to: str) -> Any:
     """Return an attribute with another element type instead of this one."""
     if isinstance(value, np.ndarray):
-        return _convert_array(value, source, to)
-    return ONNX_CODE[to] if name in _TYPES and value == ONNX_CODE[source] else value
+        return convert_array(value, source, to)
+    return ONNX_CODE[to] if name in TYPE_ATTRIBUTES and value == ONNX_CODE[source] else value
 
 
-def _convert_array(array: Array, source: str, to: str) -> Array:
+def convert_array(array: Array, source: str, to: str) -> Array:
     """Return an array with elements of another type if they are of this one."""
-    return array.astype(NUMPY[to]) if array.dtype == NUMPY[source] else array
+    if array.dtype != NUMPY[source]:
+        return array
+    return round_to_bfloats(array) if to == "bf16" else array.astype(NUMPY[to])

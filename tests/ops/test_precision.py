@@ -14,11 +14,14 @@ from onnx.reference import ReferenceEvaluator
 
 from engine import Trainer
 from engine.artifacts import generate_artifacts
+from engine.base.element_types import round_to_bfloats, widen_bfloats
 from engine.errors import DTypeError, ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.precision import tell
 from engine.graphs.offline.support import check_support
 from engine.tools import cli
+from tests.support.halves import round_to_half
+from tests.support.product_calls import store_as
 from tests.support.tiny import LABELS, X, forward, read_values
 
 TENTH = np.array(0.1, np.float32)
@@ -34,11 +37,27 @@ def halved() -> onnx.ModelProto:
     return proto
 
 
-def rounded() -> onnx.ModelProto:
-    """The tiny model in float32, with weights that float16 holds."""
+def bfloats(*, as_bytes: bool = True) -> onnx.ModelProto:
+    """The tiny model in bfloat16, inputs and outputs included; as_bytes: how its weights are."""
     proto = forward()
     for t in proto.graph.initializer:
-        array = numpy_helper.to_array(t).astype(np.float16).astype(np.float32)
+        bits = store_as(numpy_helper.to_array(t), "bf16")
+        made = TensorProto(name=t.name, data_type=TensorProto.BFLOAT16, dims=t.dims)
+        if as_bytes:
+            made.raw_data = bits.tobytes()
+        else:
+            made.int32_data.extend(bits.reshape(-1).tolist())
+        t.CopyFrom(made)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+    return proto
+
+
+def rounded(half: str = "f16") -> onnx.ModelProto:
+    """The tiny model in float32, with weights that a 16-bit float holds."""
+    proto = forward()
+    for t in proto.graph.initializer:
+        array = round_to_half(numpy_helper.to_array(t), half)
         t.CopyFrom(numpy_helper.from_array(array, t.name))
     return proto
 
@@ -94,6 +113,83 @@ def test_a_model_of_half_floats_trains_as_one_of_float32() -> None:
     assert len(read_values(trainer)) == 4
 
 
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_a_model_of_bfloats_trains_as_one_of_float32(as_bytes: bool) -> None:
+    proto = bfloats(as_bytes=as_bytes)
+    before = proto.SerializeToString()
+    with pytest.warns(ModelWarning, match="are bfloat16: they are trained as float32"):
+        trainer = Trainer.from_onnx(proto, "cross_entropy", threads=1)
+    assert proto.SerializeToString() == before
+    other = Trainer.from_onnx(rounded("bf16"), "cross_entropy", threads=1)
+    assert trainer.step(X, LABELS) == other.step(X, LABELS)
+    assert read_values(trainer) == read_values(other)
+    assert len(read_values(trainer)) == 4
+
+
+def test_an_export_of_bfloats_is_of_bfloats(tmp_path: Path) -> None:
+    """Except for the parts that were float32: `wide` and the value that is cast to it."""
+    proto = bfloats()
+    for name, source, to in (("up", "scores", "FLOAT"), ("y", "bent", "BFLOAT16")):
+        proto.graph.node.add(op_type="Cast", input=[source], output=[name], name=name)
+        code = TensorProto.DataType.Value(to)
+        proto.graph.node[-1].attribute.add(name="to", type=onnx.AttributeProto.INT, i=code)
+        if name == "up":
+            proto.graph.node.add(op_type="Mul", input=["up", "wide"], output=["bent"], name="bent")
+    wide = np.full(3, 1.5, np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(wide, "wide"))
+    proto.graph.output[0].name = "y"
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.warns(ModelWarning, match="an exported model is bfloat16 again"):
+        trainer = Trainer.from_onnx(
+            tmp_path / "model.onnx", "cross_entropy", threads=1, precision="bf16"
+        )
+    trainer.step(X, LABELS)
+    trainer.export(tmp_path / "trained.onnx")
+    made = onnx.load(tmp_path / "trained.onnx")
+    onnx.checker.check_model(made, full_check=True)
+    kinds = {t.name: t.data_type for t in made.graph.initializer}
+    assert kinds.pop("wide") == TensorProto.FLOAT
+    assert set(kinds.values()) == {TensorProto.BFLOAT16}
+    ends = [*made.graph.input, *made.graph.output]
+    assert {v.type.tensor_type.elem_type for v in ends} == {TensorProto.BFLOAT16}
+    casts = [a.i for n in made.graph.node if n.op_type == "Cast" for a in n.attribute]
+    assert casts == [TensorProto.FLOAT, TensorProto.BFLOAT16]
+    for tensor in made.graph.initializer:
+        if tensor.name in kinds:
+            master = trainer.state.parameters[tensor.name].data
+            bits = np.frombuffer(tensor.raw_data, np.uint16)
+            np.testing.assert_array_equal(bits, store_as(master, "bf16").reshape(-1))
+    # It trains on from there.
+    with pytest.warns(ModelWarning, match="are bfloat16"):
+        again = Trainer.from_onnx(tmp_path / "trained.onnx", "cross_entropy", threads=1)
+    assert np.isfinite(again.step(X, LABELS))
+
+
+def test_bfloats_are_rounded_to_nearest_and_widened_exactly() -> None:
+    largest = (2 - 2.0**-7) * 2.0**127
+    values = np.array([0.0, -0.0, 1.00390625, 1.01171875, 1e-40, largest, 3.4e38, np.inf, np.nan])
+    x = values.astype(np.float32)
+    made = round_to_bfloats(x)
+    np.testing.assert_array_equal(made.view(np.uint16)[:-1], store_as(x, "bf16")[:-1])
+    np.testing.assert_array_equal(widen_bfloats(made), round_to_half(x, "bf16"))
+    assert widen_bfloats(round_to_bfloats(x[2].reshape(()))).shape == ()
+    odd = np.array([0x7F800001], np.uint32).view(np.float32)  # a NaN that rounding would lose
+    assert np.isnan(widen_bfloats(round_to_bfloats(odd))).all()
+
+
+def test_bfloats_are_refused_with_a_way_to_train_them(tmp_path: Path) -> None:
+    text = "element type bfloat16; supported: .*; Trainer.from_onnx trains it as float32"
+    with pytest.raises(DTypeError, match=text):
+        generate_artifacts(bfloats(), ["head.bias"], artifact_directory=tmp_path)
+    onnx.save(bfloats(), tmp_path / "model.onnx")
+    assert any("are bfloat16" in note for note in check_support(tmp_path / "model.onnx").notes)
+    proto = bfloats()
+    half = numpy_helper.from_array(np.ones(3, np.float16), "half")
+    proto.graph.initializer.append(half)
+    with pytest.raises(DTypeError, match="both float16 and bfloat16"), pytest.warns(ModelWarning):
+        Trainer.from_onnx(proto, "cross_entropy")
+
+
 def test_an_export_is_of_the_type_of_the_file(tmp_path: Path) -> None:
     """Also where a part of the model is float32: `wide` and what is cast to it."""
     proto = halved()
@@ -136,9 +232,7 @@ def test_the_command_trains_half_floats_too(tmp_path: Path) -> None:
     with pytest.warns(ModelWarning, match="are float16"):
         assert cli.invoke([*words, "--loss", "cross_entropy"]) == 0
     assert Trainer(tmp_path / "made", threads=1).step(X, LABELS) > 0
-    assert any(
-        "weights are float16" in note for note in check_support(tmp_path / "half.onnx").notes
-    )
+    assert any("are float16" in note for note in check_support(tmp_path / "half.onnx").notes)
 
 
 def test_parameters_of_half_floats_by_name_tell_who_trains_them(tmp_path: Path) -> None:
