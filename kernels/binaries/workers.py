@@ -6,7 +6,7 @@ be written for it, and no fork of a process with threads.  On Linux one process 
 into as many as are wanted once it has imported what they share and compiled a first kernel.
 
 A process is given kernels of one module one after the other, since these call the same inline
-functions, which a process compiles once; then of the module whose kernels were asked for first.
+functions, which a process compiles once; then of the module with most, so that few are shared.
 The code comes back through a pipe, and the process that asked for it writes the cache.
 
 A process that fails at a kernel says only that.  One that ends is not replaced, and when none is
@@ -263,13 +263,13 @@ class Pool:
                 process.program.wait()
 
     def _take(self, module: str) -> tuple[CompileJob, Future[Code]] | None:
-        """Return the next job, preferably of this module; waits `IDLE`."""
+        """Return the next job, preferably of this module, or of the one with most; waits `IDLE`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or bool(self._waiting), IDLE)
             if self._stopped or not self._waiting:
                 return None
             if module not in self._waiting:
-                module = next(iter(self._waiting))
+                module = max(self._waiting, key=lambda name: len(self._waiting[name]))
             taken = self._waiting[module].popleft()
             if not self._waiting[module]:
                 del self._waiting[module]
