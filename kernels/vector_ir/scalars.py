@@ -170,12 +170,13 @@ def resized(b: Any, v: Any, shape: Any, widen: Any, cut: Any) -> Any:
 def truncated(b: Any, v: Any, to: str, lanes: int) -> Any:
     """Return a float cut to an integer; beyond the range its nearest end, NaN 0."""
     width, signed = ELEMENT_TYPES[to].bits, to not in UNSIGNED
-    if width < 32:  # by way of i32, which holds both ends
+    if width < 32:  # by way of i32; floats hold both ends, and are cut to them without branches
         low, high = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if signed else (0, 2**width - 1)
-        wide = truncated(b, v, "i32", lanes)
-        ends = [elementary.const(wide.type, end) for end in (low, high)]
-        wide = b.select(b.icmp_signed("<", wide, ends[0]), ends[0], wide)
-        wide = b.select(b.icmp_signed(">", wide, ends[1]), ends[1], wide)
+        ends = [elementary.const(v.type, float(end)) for end in (low, high)]
+        v = b.select(b.fcmp_unordered("!=", v, v), elementary.const(v.type, 0.0), v)
+        v = b.select(b.fcmp_ordered("<", v, ends[0]), ends[0], v)
+        v = b.select(b.fcmp_ordered(">", v, ends[1]), ends[1], v)
+        wide = b.fptosi(v, vector(vectors.I32, lanes))
         return b.trunc(wide, vector(ir.IntType(width), lanes))
     shape = vector(ir.IntType(width), lanes)
     kind = "f64" if getattr(v.type, "element", v.type) == ir.DoubleType() else "f32"
