@@ -6,8 +6,9 @@ Backward  Transpose: by the inverse permutation; Expand, Tile: the sum over the 
 Error     none: bits are copied, whatever the type
 
 A copy walks dims with one stride for each side.  It takes them in the order of the target, drops
-and joins what it can, and then runs along contiguous lines, or as transposes of register blocks
-where source and target are contiguous in different directions, or element by element.
+and joins what it can, and then runs along contiguous lines; or where source and target are
+contiguous in different directions as transposes of register blocks, or as lines woven into one,
+such as the planes of a picture; or element by element.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import OPEN, Field, Words
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
+WOVEN = (2, 3)  # lines that are woven into one: fewer than a transpose pays for
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
 
 
@@ -131,6 +133,16 @@ TRANSPOSE_WORDS = Words(
     q="columns of a matrix in x, rows in y",
     xs=Field("elements from row to row of a matrix in x", range="signed"),
     ys=Field("elements from row to row of a matrix in y", range="signed"),
+    rows="product of the outer dimensions",
+    rank="number of outer dimensions",
+    walk=_WALK,
+)
+
+WEAVE_WORDS = Words(
+    "woven_copy",
+    **_START,
+    q="elements of a line of x",
+    xs=Field("elements from line to line of x", range="signed"),
     rows="product of the outer dimensions",
     rank="number of outer dimensions",
     walk=_WALK,
@@ -232,6 +244,58 @@ def transposed_copy(target: Target, T: str) -> Body:
     return body
 
 
+def _weave_reach(c: KernelCall) -> Reach:
+    c.check_range("walk", c.walk[: c.rank])
+    x, y = list_outer_walks(c, 2)
+    k = c.flag(-1)
+    if not c.rows or not c.q:
+        return {}
+    return {
+        "x": c.span(c.x_at, *x, (k, c.xs), (c.q, 1)),
+        "y": c.span(c.y_at, *y, (c.q * k, 1)),
+    }
+
+
+@kernel(
+    "x: T[...]  y: out T[...]  g: i64[]",
+    words={"g": WEAVE_WORDS},
+    reach=_weave_reach,
+    T=MOVED,
+    k=WOVEN,
+)
+def woven_copy(target: Target, T: str, k: int) -> Body:
+    """y[row, j k + i] = x[row, i xs + j], i < k, j < q, over outer dimensions."""
+
+    @inline
+    def weave_two(x, y, xs, n):
+        b = off(x, xs)
+        for j in range(n):
+            y[2 * j] = x[j]
+            y[2 * j + 1] = b[j]
+
+    @inline
+    def weave_three(x, y, xs, n):
+        b, c = off(x, xs), off(x, 2 * xs)
+        for j in range(n):
+            y[3 * j] = x[j]
+            y[3 * j + 1] = b[j]
+            y[3 * j + 2] = c[j]
+
+    weave = weave_two if k == 2 else weave_three
+
+    def body(x, y, g, tid, nthreads):
+        parts = udiv(g.q + CHUNK - 1, CHUNK)
+        first, last = share(g.rows * parts, tid, nthreads)
+        for s in range(first, last):
+            row = udiv(s, parts)
+            j = (s - row * parts) * CHUNK
+            xo, yo = offsets(g.walk, g.rank, row)
+            source, to = off(x, g.x_at + xo + j), off(y, g.y_at + yo + j * k)
+            weave(source, to, g.xs, imin(CHUNK, g.q - j))
+
+    return body
+
+
 # --- lowering
 
 
@@ -256,13 +320,18 @@ def copy(
         (_walk, T), [dims, xs, ys], functools.partial(_walk, T, dims, xs, ys, lowering.threads)
     )
     words = walk.words.pack(x_at=start[0], y_at=start[1], **walk.sizes)
-    lowering.call(walk.template(T), x=x, y=y, g=words, updates="y" if mode == "u" else "")
+    lowering.call(
+        walk.template(T, *walk.params), x=x, y=y, g=words, updates="y" if mode == "u" else ""
+    )
 
 
 class _Walk(NamedTuple):
-    """A walk over operands: the template, and its words but the first elements."""
+    """A walk over operands: the template, its parameters besides the type, and its words but the
+    first elements.
+    """
 
     template: Template
+    params: tuple[int, ...]
     words: Words
     sizes: Mapping[str, Any]
 
@@ -288,7 +357,18 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
             "rank": len(rest),
             "walk": outer,
         }
-        return _Walk(transposed_copy, TRANSPOSE_WORDS, sizes)
+        return _Walk(transposed_copy, (), TRANSPOSE_WORDS, sizes)
+    planes = _find_planes(size, xs, ys)
+    if planes is not None:
+        rest = range(planes)
+        sizes = {
+            "q": size[planes],
+            "xs": xs[-1],
+            "rows": math.prod(size[i] for i in rest),
+            "rank": planes,
+            "walk": [*(side[i] for side in (size, xs, ys) for i in rest)],
+        }
+        return _Walk(woven_copy, (size[-1],), WEAVE_WORDS, sizes)
     n, xi, yi = size.pop(), xs.pop(), ys.pop()
     rows, limit = math.prod(size), n
     # Few long lines are cut into chunks, so that every thread has some.
@@ -310,7 +390,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
         "rank": len(size),
         "walk": [*size, *xs, *ys],
     }
-    return _Walk(strided_copy, COPY_WORDS, sizes)
+    return _Walk(strided_copy, (), COPY_WORDS, sizes)
 
 
 def _find_crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
@@ -320,6 +400,14 @@ def _find_crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) ->
         return None
     crossing = [i for i in range(len(size) - 1) if xs[i] == 1 and size[i] >= 4]
     return crossing[0] if crossing else None
+
+
+def _find_planes(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
+    """Return the axis of the lines of x that are woven into lines of y; None if that is not so."""
+    lines = len(size) - 2
+    if lines < 0 or size[-1] not in WOVEN or (ys[-1], ys[lines]) != (1, size[-1]):
+        return None
+    return lines if xs[lines] == 1 and xs[-1] not in (0, 1) else None
 
 
 def _read_perm(site: Site) -> list[int]:
@@ -412,7 +500,7 @@ def _tile_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 # The kernels that `copy` calls; between equal orders of axes `strided_copy` alone.
-COPY_KERNELS = (strided_copy, transposed_copy)
+COPY_KERNELS = (strided_copy, transposed_copy, woven_copy)
 OPS = (
     Op(
         name="Transpose",
@@ -468,4 +556,4 @@ OPS = (
         infer=lambda site: (site.type(0).as_last(False),),
     ),
 )
-KERNELS = (strided_copy, transposed_copy)
+KERNELS = COPY_KERNELS
