@@ -11,6 +11,8 @@ from engine.graphs.ir.sites import Answers, list_facts, make_site
 from engine.graphs.passes.may_add import Keys, add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import inline_constants
+from engine.kernels.ops.conv.convolution import takes_curves
+from engine.kernels.ops.epilogue import BOUNDS, CURVES
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import (
     MS,
@@ -42,7 +44,10 @@ CHEAP = {
 
 _EPILOGUES = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
 EPILOGUES_MAY_ADD = add_by_table(
-    {f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()}
+    {
+        **{f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()},
+        **{f"Conv {op}": f"{MS}::FusedConv" for op in CURVES},
+    }
 )
 
 Constants = dict[str, Array]
@@ -50,8 +55,10 @@ Shape = tuple[Dim, ...]
 Types = dict[str, TensorType]
 
 
-def fuse_epilogues(graph: Graph) -> Graph:
+def fuse_epilogues(graph: Graph, types: Types, constants: Constants) -> Graph:
     """Join a Relu with the Gemm or Conv before it, which then applies it as it stores its result.
+
+    Many convolutions also apply a Clip between 0 and 6, or a HardSwish.
 
     Before   a = Conv(x, w, b); y = Relu(a)          nothing else reads a
     After    y = FusedConv(x, w, b) activation="Relu"
@@ -59,7 +66,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
     makers, readers = graph.find_producers(), graph.find_consumers()
     gone, ends = set[Node](), set(graph.outputs)
     for node in graph.nodes:
-        if node.op != "Relu" or node.domain:
+        if node.op not in CURVES or node.domain:
             continue
         source = node.inputs[0]
         maker = makers.get(source)
@@ -67,13 +74,32 @@ def fuse_epilogues(graph: Graph) -> Graph:
             continue
         if len(readers[source]) > 1 or source in ends:
             continue
+        if node.op != "Relu" and not _is_applied(maker, node, types, constants):
+            continue
         maker.op, maker.domain = _EPILOGUES[maker.op], MS
-        maker.attrs = {**maker.attrs, "activation": "Relu"}
+        maker.attrs = {**maker.attrs, "activation": node.op}
+        if node.op == "Clip":
+            maker.attrs["activation_params"] = BOUNDS
         maker.outputs = node.outputs
         makers[node.outputs[0]] = maker
         gone.add(node)
     graph.nodes = [n for n in graph.nodes if n not in gone]
     return graph
+
+
+def _is_applied(maker: Node, node: Node, types: Types, constants: Constants) -> bool:
+    """Return whether the node before a Clip or HardSwish can apply it."""
+    if maker.op != "Conv":
+        return False
+    weights, attrs = types[maker.inputs[1]], maker.attrs
+    if not takes_curves(weights.shape, attrs.get("strides", ()), attrs.get("group", 1)):
+        return False
+    if node.op != "Clip":
+        return True
+    bounds = [constants.get(name) for name in node.inputs[1:]]
+    return len(bounds) == len(BOUNDS) and all(
+        given is not None and given == bound for given, bound in zip(bounds, BOUNDS, strict=True)
+    )
 
 
 def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool = False) -> Graph:

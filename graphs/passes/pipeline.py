@@ -174,7 +174,11 @@ PASSES = (
     Pass("relu grad reads output", lambda w: let_relu_grad_read_output(w.graph)),
     Pass("relu grads read pools", lambda w: let_relu_grads_read_pools(w.graph, w.types)),
     Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAY_ADD),
-    Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAY_ADD),
+    Pass(
+        "fuse epilogues",
+        lambda w: fuse_epilogues(w.graph, w.types, w.constants),
+        fuse.EPILOGUES_MAY_ADD,
+    ),
     Pass("fuse maps", _fuse_maps, fuse.list_map_ops, needed=True),
     Pass("join again", lambda w: join_again(w.graph, w.types)),
     Pass("slice late", lambda w: slice_late(w.graph)),

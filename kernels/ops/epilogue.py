@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.kernels.vocabulary.kernel import HARD_SWISH, RELU, SIX
 from engine.kernels.vocabulary.op import Nodes, Site
 
 # Each activation, an op of ONNX, with its parameters: attributes, or inputs of Clip.
@@ -32,6 +33,9 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 }
 IN_CONV = tuple(ACTIVATIONS)
 IN_GEMM = tuple(name for name in ACTIVATIONS if name != "Clip")  # whose bounds it has no place for
+# Those that kernels of convolutions apply, as bits of their modes; Clip between 0 and 6.
+CURVES = {"Relu": RELU, "Clip": RELU | SIX, "HardSwish": HARD_SWISH}
+BOUNDS = (0.0, 6.0)  # of that Clip
 _PREFIX = "activation_"
 
 

@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.curves import at_least, at_most_six, hard_swish
 from engine.kernels.vector_ir.scalars import memory, read, written
 from engine.kernels.vector_ir.slide import Channels
 from engine.kernels.vector_ir.vectors import (
@@ -35,7 +36,7 @@ from engine.kernels.vector_ir.vectors import (
     splat,
     store,
 )
-from engine.kernels.vocabulary.kernel import BIAS, RELU
+from engine.kernels.vocabulary.kernel import BIAS, HARD_SWISH, RELU, SIX
 
 # The view of the windows of a row of tiles (`depthwise.py` computes it).  A tile has line 0 and, if
 # `two`, line 1.  "From ... to ..." are distances: in elements of x and w, or in columns of x.
@@ -286,8 +287,13 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
         v, weights_of = Channels(b, target, T, S), (w0, w1)
         tiles = Tiles(v, pixels, width, step, rest)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
-        relu = splat(b, b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0)), v.lanes)
+        has_curve = b.icmp_signed("!=", b.and_(mode, I64(SIX | HARD_SWISH)), I64(0))
+        relu, six = (
+            splat(b, b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0)), v.lanes)
+            for bit in (RELU, SIX)
+        )
         floor = b.select(relu, v.const(0.0), v.const(float("-inf")))
+        bent = v.slots([v.const(0.0)])[0]
 
         def tile() -> None:
             start = v.slots([v.const(0.0)])[0]
@@ -297,10 +303,11 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
             sums = [v.slots([first] * pixels) for _ in weights_of]
 
             def write(q: int, p: int, to: Any) -> None:
-                total = b.load(sums[q][p], typ=v.vt)
-                # The comparison is false for NaN, which must come through.
-                made = b.select(b.fcmp_ordered("<", total, floor), floor, total)
-                v.write_pixel(made, to, I64(0))
+                made = at_least(b, b.load(sums[q][p], typ=v.vt), floor)
+                b.store(made, bent)
+                with b.if_then(has_curve):
+                    b.store(b.select(six, at_most_six(b, made), hard_swish(b, made)), bent)
+                v.write_pixel(b.load(bent, typ=v.vt), to, I64(0))
 
             _weigh(tiles, x, weights_of, sums)
             tiles.walk_pixels((y0, y1), write, write=True)

@@ -11,6 +11,7 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.curves import at_least, at_most_six, hard_swish
 from engine.kernels.vector_ir.scalars import BFloat
 from engine.kernels.vector_ir.vectors import (
     I16,
@@ -28,7 +29,7 @@ from engine.kernels.vector_ir.vectors import (
     store,
     store_part,
 )
-from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
+from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, HARD_SWISH, RELU, SIX
 
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
 CHAINS = 8  # sums that do not wait for each other: two multiply-adds a cycle of four cycles each
@@ -41,13 +42,14 @@ Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
 
-def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> Any:
+def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "", bends: int = 0) -> Any:
     """tile(a, b, c, bias, k, lda, ldb, ldc, mode, tail): C = act(A B (+ C) (+ bias)).
 
     C is mr rows by nv vectors, accumulators in registers across the K loop.  A[i, p] is
     a[i lda + p], or a[p lda + i] when `a_cols`; B[p, j] is b[p ldb + j]; C[i, j] is c[i ldc + j].
     `tail` columns (1..lanes) of the last vector are stored.  K >= 1.  `mode` adds up ACCUMULATE,
-    BIAS (one value a column) and RELU.  C must not overlap A, B or bias.
+    BIAS (one value a column) and RELU; if `bends` also SIX and HARD_SWISH.  C must not overlap A, B
+    or bias.
 
     P: the element type of the factors, if that is not T: one of `Target.products`.  B, and A where
     `a_cols`, are words of pairs (packing.py), the last with 0 where k is odd; p counts the words.
@@ -55,13 +57,13 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> 
     Source: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    name = f"tile_{P}{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
+    name = f"tile_{P}{T}_{'t' if a_cols else 'n'}{'b' if bends else ''}_{mr}x{nv}x{lanes}"
     writer = _Tile
     if P:
         has_squares = target.arch == "aarch64" and target.has_pairs and target.by_lane
         writer = _SquareTile if has_squares and mr % 2 == 0 else _PairTile
     emit = call_internal(
-        name, lambda fn: writer(fn, target, T, a_cols, mr, nv).build(), inline=False
+        name, lambda fn: writer(fn, target, T, a_cols, mr, nv, bends).build(), inline=False
     )
 
     def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
@@ -75,8 +77,10 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> 
 class _Tile:
     """Writes the body of one register tile."""
 
-    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
-        self.fn, self.target, self.T = fn, target, T
+    def __init__(
+        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
+    ) -> None:
+        self.fn, self.target, self.T, self.bends = fn, target, T, bends
         self.a_cols, self.mr, self.nv = a_cols, mr, nv
         self.scalar, self.size = LLVM[T], ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
@@ -360,8 +364,10 @@ class _Tile:
             return b.fadd(v, biases[j])
 
         emit_if(BIAS, add_bias)
-        # The comparison is false for NaN, which must come through.
-        emit_if(RELU, lambda v, i, j: b.select(b.fcmp_ordered("<", v, zero), zero, v))
+        emit_if(RELU, lambda v, i, j: at_least(b, v, zero))
+        if self.bends:
+            emit_if(SIX, lambda v, i, j: at_most_six(b, v))
+            emit_if(HARD_SWISH, lambda v, i, j: hard_swish(b, v))
         for i, row in enumerate(values):
             for j, v in enumerate(row):
                 if mask is None or j < end:
@@ -377,8 +383,10 @@ class _PairTile(_Tile):
     of them: the portable variant, in the same order.
     """
 
-    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
-        super().__init__(fn, target, T, a_cols, mr, nv)
+    def __init__(
+        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
+    ) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv, bends)
         self.align = self.size if a_cols else self.size // 2
         if target.has_pairs:
             pairs = ir.VectorType(BFloat(), 2 * self.lanes)

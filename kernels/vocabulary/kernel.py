@@ -53,7 +53,13 @@ from engine.kernels.vocabulary.signature import (
     BIAS as BIAS,
 )
 from engine.kernels.vocabulary.signature import (
+    HARD_SWISH as HARD_SWISH,
+)
+from engine.kernels.vocabulary.signature import (
     RELU as RELU,
+)
+from engine.kernels.vocabulary.signature import (
+    SIX as SIX,
 )
 from engine.kernels.vocabulary.signature import (
     KernelParameter,

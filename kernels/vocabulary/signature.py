@@ -45,6 +45,8 @@ _RECORDS = re.compile(r"^(.*?)\s*\brecords?$", re.DOTALL)
 
 
 ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
+SIX, HARD_SWISH = 8, 16  # and of convolutions: at most 6, and x min(1, max(0, x / 6 + 1/2))
+CURVES = RELU | SIX | HARD_SWISH
 
 
 def round_to_unit(n: int, unit: int) -> int:
@@ -54,7 +56,7 @@ def round_to_unit(n: int, unit: int) -> int:
 
 FUNCTIONS = {
     "__builtins__": {}, "up": round_to_unit, "min": min, "max": max, "prod": math.prod, "len": len,
-    "ACCUMULATE": ACCUMULATE, "BIAS": BIAS, "RELU": RELU,
+    "ACCUMULATE": ACCUMULATE, "BIAS": BIAS, "RELU": RELU, "CURVES": CURVES,
 }  # fmt: skip
 
 

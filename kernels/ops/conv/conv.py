@@ -22,7 +22,13 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
-from engine.kernels.ops.epilogue import IN_CONV, activate, list_plain_attributes, read_parameters
+from engine.kernels.ops.epilogue import (
+    CURVES,
+    IN_CONV,
+    activate,
+    list_plain_attributes,
+    read_parameters,
+)
 from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
     MS,
@@ -41,8 +47,8 @@ def _lower(lowering: Lowering) -> None:
     bias = lowering.x(2) if lowering.site.has(2) else None
     if y.type.size:
         axes = find_windows(lowering.site, x.type, w.type.dims[2:])
-        relu = lowering.site.attrs.get("activation") == "Relu"
-        convolve(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"], relu)
+        curve = CURVES.get(lowering.site.attrs.get("activation", ""), 0)
+        convolve(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"], curve)
 
 
 def _lower_grad(lowering: Lowering) -> None:
@@ -121,7 +127,7 @@ def _infer_fused(site: Site) -> tuple[TensorType, ...]:
 
 
 def _expand_fused(nodes: Nodes) -> tuple[str, ...]:
-    """Conv, the sum Z, the activation; planning makes those with a Relu one kernel again."""
+    """Conv, the sum Z, the activation; planning makes those with a curve one kernel again."""
     site = nodes.site
     bias = nodes.x(2) if site.has(2) else ""
     y = nodes.op("Conv", nodes.x(0), nodes.x(1), bias, **list_plain_attributes(site.attrs))

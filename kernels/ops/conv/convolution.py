@@ -33,11 +33,11 @@ from engine.kernels.ops.conv.winograd_calls import (
     backward,
     is_cheaper,
     lower_winograd,
+    may_fit,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
-    RELU,
     Body,
     Native,
     Numbers,
@@ -49,7 +49,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored, find_stored
+from engine.kernels.vocabulary.op import Dim, Lowering, Operand, find_each_stored, find_stored
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, OPEN, Field, Words
 
@@ -60,7 +60,7 @@ CONV_WORDS = Words(
     "conv",
     count="number of jobs",
     groups="groups of channels",
-    mode="bits: BIAS, RELU",
+    mode="bits: BIAS, RELU, SIX, HARD_SWISH",
     room="elements of work of a thread",
     jobs=Field("the jobs", count=OPEN, of=patches.JOB),
 )
@@ -154,7 +154,7 @@ def _products(c: KernelCall) -> int:
 @kernel(
     """
     x: X[...]   b: T[...]   y: out Y[...]   bias: T[...]   work: scratch T[...]
-    g: i64[] where mode <= BIAS | RELU
+    g: i64[] where mode <= BIAS | CURVES
     """,
     words={"g": CONV_WORDS},
     reach=_reach,
@@ -525,25 +525,40 @@ def is_depthwise(w: Operand, groups: int) -> bool:
     return w.type.dims[1] == 1 and groups > 1
 
 
+def takes_curves(dims: Sequence[Dim], strides: Sequence[int], groups: int) -> bool:
+    """Return whether `convolve` applies curves other than ReLU.
+
+    dims: of the weights.  The kernels of few filters do not, nor does Winograd's algorithm.
+    """
+    co, ci, *taps = dims
+    # `convolve` will choose, but the target and the images are not known yet: a convolution that
+    # another kernel may compute keeps its map.
+    if ci == 1 and groups > 1:
+        return True
+    if not isinstance(co, int) or not isinstance(ci, int) or is_few(ci, co, groups):
+        return False
+    return not may_fit(taps, strides, groups)
+
+
 def convolve(
     lowering: Lowering,
     operands: tuple[Operand, Operand, Operand, Operand | None],
     axes: Axes,
     groups: int,
-    relu: bool = False,
+    curve: int = 0,
 ) -> None:
-    """Append the calls for y = conv(x, w) + bias."""
+    """Append the calls for y = conv(x, w) + bias; curve: bits of what is applied to it."""
     x, w, y, bias = operands
     co, ci = w.type.dims[:2]
     volume, taps = math.prod(a.taps for a in axes), [0, *_find_tap_steps(axes)]
-    mode = (BIAS if bias else 0) | (RELU if relu else 0)
+    mode = (BIAS if bias else 0) | curve
     images = x.type.dims[0]
     # The special cases first; a matrix product does everything, but not as fast.
     if is_depthwise(w, groups):
-        lower_depthwise(lowering, operands, axes, relu=relu)
+        lower_depthwise(lowering, operands, axes, curve=curve)
         return
     if is_few(ci, co, groups):
-        lower_few(lowering, operands, axes, relu=relu)
+        lower_few(lowering, operands, axes, relu=bool(curve))
         return
     P = choose_factors(lowering, x, ci)
     if is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups, P):

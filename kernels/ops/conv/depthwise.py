@@ -26,7 +26,6 @@ from engine.kernels.ops.conv import patches as P
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
-    RELU,
     Body,
     Inline,
     Native,
@@ -54,7 +53,7 @@ KINDS = (*((*k, 0) for k in FORWARD), *((T, w, 2, 1) for T in FLOATS for w in RO
 
 DEPTHWISE_WORDS = Words(
     "depthwise",
-    mode="bits: BIAS, RELU",
+    mode="bits: BIAS, RELU, SIX, HARD_SWISH",
     back="whether the window belongs to a convolution whose inputs the outputs are",
     job=Field(
         "the window; the outputs are its `out`, or when back the inputs it slides over", of=P.JOB
@@ -286,7 +285,7 @@ def _reach(c: KernelCall) -> Reach:
 
 
 @kernel(
-    "x: S[...]  w: T[...]  y: out S[...]  bias: T[...]  g: i64[] where mode <= BIAS | RELU",
+    "x: S[...]  w: T[...]  y: out S[...]  bias: T[...]  g: i64[] where mode <= BIAS | CURVES",
     words={"g": DEPTHWISE_WORDS},
     reach=_reach,
     multiply_adds=lambda c: P.count_window_products(P.list_jobs(c.job)[0], c.back),
@@ -549,11 +548,12 @@ def lower_depthwise(
     axes: Axes,
     *,
     back: bool = False,
-    relu: bool = False,
+    curve: int = 0,
 ) -> None:
     """Append the calls for y = conv(x, w) + bias; when `back`, for its transpose applied to x.
 
-    An x of fewer filters than w has is repeated, such a y is the sum over its channel's filters.
+    curve: bits of what is applied to it.  An x of fewer filters than w has is repeated, such a y is
+    the sum over its channel's filters.
     """
     x, w, y, bias = operands
     (T, S), co, taps = find_stored(x), w.type.dims[0], math.prod(a.taps for a in axes)
@@ -563,7 +563,7 @@ def lower_depthwise(
     times = co // y.type.dims[1]
     into = y if times == 1 else lowering.temp(T, (y.type.size * times,))
     j = make_window_job(axes, x.type.dims[0], co, back)
-    mode = (BIAS if bias else 0) | (RELU if relu else 0)
+    mode = (BIAS if bias else 0) | curve
     words = DEPTHWISE_WORDS.pack(mode=mode, back=int(back), job=j.words())
     kw, sw = find_row(axes[2], back)
     kind = depthwise(T, kw, sw, int(back and kw > 0), *S)

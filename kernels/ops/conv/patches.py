@@ -459,7 +459,8 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
 
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
-    the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU.
+    the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and
+    curves.
 
     X, Y: how x and y are stored.  F: the type of the factors if they are pairs, as of `tile`; KC
     and the depth are even then, and KC counts words in `work`.  If X is not the type of the factors
@@ -467,7 +468,7 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     """
     factor = F or T
     fill, spread = gather(factor, drop_same(X, factor)), scatter(T, drop_same(Y, T))
-    rows, depth_in_words = strip(target, T, 0, F), depth_of(F)
+    rows, depth_in_words = strip(target, T, 0, F, bends=1), depth_of(F)
     as_factors = Native("halves", (F,)) if F else same
     width = target.nv * target.lanes(ITEMSIZE[T])
 

@@ -6,6 +6,7 @@ the same wherever it is made.  A plan shows it by the names of its kernels, `win
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
@@ -13,7 +14,7 @@ from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import winograd as W
 from engine.kernels.ops.conv import winograd_weights as D
-from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored
+from engine.kernels.vocabulary.op import Dim, Lowering, Operand, find_each_stored
 from engine.system.config import switch
 
 LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
@@ -31,6 +32,11 @@ def fits(axes: Axes, groups: int) -> bool:
     d, h, w = axes
     windows = all((a.taps, a.stride, a.dilation) == (W.TAPS, 1, 1) for a in (h, w))
     return groups == 1 and windows and d.plain
+
+
+def may_fit(taps: Sequence[Dim], strides: Sequence[int], groups: int) -> bool:
+    """Return whether it can compute a convolution of these windows, whatever its dilation."""
+    return groups == 1 and set(taps[-2:]) == {W.TAPS} and set(strides) <= {1}
 
 
 def is_cheaper(
