@@ -123,7 +123,8 @@ def test_conventions_are_those_of_onnxruntime_training(case: str, tmp_path: Path
     assert forward <= {n.name for n in load(tmp_path, "training_model").graph.node}
     content = storage.read(tmp_path / "checkpoint")
     assert list(content.properties) == [artifact_set.PROPERTY]  # all that is ours
-    written, _ = storage.encode(replace(content, properties={}), artifact=True)
+    bare = replace(content, properties={})
+    written, _ = storage.encode(bare, artifact=True, checksum=False)
     assert written == (GOLDENS / case / "checkpoint").read_bytes()
 
 
