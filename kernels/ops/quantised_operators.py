@@ -67,7 +67,7 @@ def _infer_as(name: str, places: Callable[[Site], list[int]], zero: int) -> Any:
         nothing = (None,) * len(ins)
         floats = replace(
             site, op=name, domain="", opset=13, ins=ins, values=nothing, n_outs=1,
-            attrs={**_PLAIN[name].attrs, **_list_attributes(site)},
+            attrs={**_PLAIN[name].attrs, **_list_attributes(site)}, expr=_PLAIN[name].expr,
         )  # fmt: skip
         (out,) = _PLAIN[name].infer(floats)
         return (out.but(dtype=_find_type(site, zero)),)

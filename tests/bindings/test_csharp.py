@@ -17,7 +17,7 @@ from tests.support.shown import shows
 
 @needs_cc
 @needs_mono
-@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("C#", "Linux, x86-64", "run", "Mono")
 def test_csharp_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "csharp", "native")

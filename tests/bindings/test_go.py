@@ -19,7 +19,7 @@ from tests.support.shown import shows
 
 @needs_cc
 @needs_go
-@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("Go", "Linux, x86-64", "run")
 def test_go_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "go", "native")

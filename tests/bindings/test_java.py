@@ -16,7 +16,7 @@ from tests.support.shown import shows
 
 @needs_cc
 @needs_java
-@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("Java", "Linux, x86-64", "run", "OpenJDK 17")
 def test_java_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "java", "native")

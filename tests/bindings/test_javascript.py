@@ -28,7 +28,7 @@ def list_packed(folder: Path) -> set[str]:
 
 
 @needs_node
-@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("JavaScript", "WebAssembly, Node.js", "run")
 def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "js", "wasm32")

@@ -18,7 +18,7 @@ from tests.support.shown import shows
 
 @needs_cc
 @needs_cargo
-@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("Rust", "Linux, x86-64", "run")
 def test_rust_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     """And the type ends with its scope, so that no call can come later."""

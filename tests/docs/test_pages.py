@@ -33,7 +33,7 @@ NOT_RUN = {
     "docs/java.md": 3,
     "docs/javascript.md": 3,
     "docs/kotlin.md": 2,
-    "docs/microcontrollers.md": 1,
+    "docs/microcontrollers.md": 2,
     "docs/models.md": 1,
     "docs/performance.md": 2,
     "docs/quickstart.md": 2,
@@ -43,7 +43,7 @@ NOT_RUN = {
     "docs/small-clients.md": 4,
     "docs/starting.md": 2,
     "docs/swift.md": 2,
-    "docs/trimmed-builds.md": 2,
+    "docs/trimmed-builds.md": 4,
     "docs/what-leaves-a-device.md": 2,
     "docs/wheels.md": 2,
 }

@@ -201,3 +201,11 @@ def test_what_is_made_is_declared_and_what_is_declared_is_made() -> None:
     for key, made in recorded().becomes.items():
         op = list_ops()[key]
         assert_same(op, read_op_keys(op.becomes or ""), made)
+
+
+def test_an_op_that_stands_for_others_has_a_shape_rule() -> None:
+    """Passes replace it before they infer shapes; checks of a graph infer it as it is."""
+    rows = [case for case in list_cases() if list_ops()[case.domain, case.op].expand]
+    assert len(rows) > 400
+    for case in rows:
+        infer(OneNode(case).graph.copy())

@@ -50,6 +50,8 @@ SHOWN = (
     "cpp",
     "js",
     "java",
+    "kotlin",
+    "swift",
     "csharp",
     "rust",
     "go",
