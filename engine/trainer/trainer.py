@@ -29,7 +29,6 @@ from engine.base import arguments
 from engine.base.fields import expand_options, select_options
 from engine.base.signatures import check_arguments
 from engine.distributed.group import RankGroup
-from engine.kernels.binaries.source import begin_compiling
 from engine.trainer.batch_trainer import BatchTrainer
 from engine.trainer.metric import Given
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
@@ -147,7 +146,7 @@ class Trainer(BatchTrainer):
         from engine.trainer.recipe import Recipe
 
         asked = TrainerOptions(**options)
-        begin_compiling()
+        _begin_compiling()
         forward = Forward(model)
         if classes is not None:
             forward.replace_head(classes, asked.seed or 0)
@@ -210,7 +209,7 @@ class Trainer(BatchTrainer):
 
         seed = TrainerOptions(**options).seed or 0
         kind = find_architecture(name)
-        begin_compiling()
+        _begin_compiling()
         made = begin(
             kind, classes=classes, data=data, input_shape=input_shape,
             words=words, weights=weights, seed=seed,
@@ -412,3 +411,9 @@ class Trainer(BatchTrainer):
             progress=progress,
         )
         return Loop(self, asked).run()
+
+
+def _begin_compiling() -> None:
+    from engine.kernels.binaries.source import begin_compiling
+
+    begin_compiling()

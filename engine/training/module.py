@@ -22,7 +22,7 @@ from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
 from engine.training.session import ModuleSession
-from engine.training.state import CheckpointState
+from engine.training.state import CheckpointState, view_values
 
 if TYPE_CHECKING:
     from engine.profiling import Profile
@@ -302,7 +302,7 @@ class Module:
 
     def _get_values(self) -> dict[str, Array]:
         self._require_values()
-        return self.session.state.read_values(self.session.state.names)
+        return view_values(self.session.state, self.session.state.names)
 
     def profile(
         self, *user_inputs: Any, optimizer: ProfiledOptimizer | None = None, repeats: int = 20

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from engine.base.errors import NonFiniteError, StateError
-from engine.kernels.binaries.source import begin_compiling
 from engine.plan.collective import SHARE
 from engine.plan.plan import LOSS_SCALE
 from engine.runtime.program import Before, BoundProgram
@@ -44,6 +43,8 @@ class ModuleSession:
         seed: int | None,
         ranks: Membership | None,
     ) -> None:
+        from engine.kernels.binaries.source import begin_compiling
+
         self.state, self.seed, self.check_finite = state, seed, check_finite
         self.memory = Memory()
         begin_compiling()

@@ -507,7 +507,7 @@ class CheckpointState:
         def collect(names: Sequence[str]) -> dict[str, Array | NominalTensor]:
             if not self.loaded:
                 return {n: NominalTensor(np.dtype(NUMPY[self._dtypes[n]])) for n in names}
-            return {**self.read_values(names)}
+            return {**view_values(self, names)}
 
         self.settle()
         properties = dict(self._properties)
@@ -576,16 +576,6 @@ class CheckpointState:
         self.changes.note_loan((slot.offset, slot.end), lent)
         return lent.reshape(slot.shape)
 
-    def read_values(self, names: Iterable[str]) -> dict[str, Array]:
-        """Return parameters by name, as arrays that share their memory and cannot be written to."""
-        values: dict[str, Array] = {}
-        for name in names:
-            slot = self.slots[name]
-            array = make_view(self.regions["param"], slot.offset, slot.dtype, slot.shape)
-            array.flags.writeable = False
-            values[name] = array
-        return values
-
     # --- memory
 
     def layout(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
@@ -651,3 +641,14 @@ class CheckpointState:
             piece = self.regions["grad"][slots[0].offset : slots[-1].end]
             pieces.append(piece.view(NUMPY[kind]))
         return pieces
+
+
+def view_values(state: CheckpointState, names: Iterable[str]) -> dict[str, Array]:
+    """Return parameters by name, as arrays that share their memory and cannot be written to."""
+    values: dict[str, Array] = {}
+    for name in names:
+        slot = state.slots[name]
+        array = make_view(state.regions["param"], slot.offset, slot.dtype, slot.shape)
+        array.flags.writeable = False
+        values[name] = array
+    return values

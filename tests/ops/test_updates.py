@@ -145,7 +145,7 @@ def test_malformed_dense_messages_are_refused() -> None:
     ("values", "fraction", "text"),
     [
         ("fp16", 1.0, "supported: float32, float16, bfloat16"),
-        ("float32", 0.0, "supported: above 0, up to 1"),
+        ("float32", 0.0, "fraction=0.0: expected above 0 to 1"),
         ("float32", float("nan"), "not finite"),
         ("float32", 0.5, "below 0.500"),
         ("float16", 0.4, "below 0.333"),

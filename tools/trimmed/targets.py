@@ -216,8 +216,8 @@ def resolve(
     if triple and name != "native":
         raise EngineError(f"target {name} and triple {triple} are two targets: give one of them")
     if triple:
-        platform = _of_triple(triple, triple, cpu or "generic", features, "")
-    elif name == "native":
+        return _of_triple(triple, triple, cpu or "generic", features, "", is_checked=False)
+    if name == "native":
         platform = native()
     else:
         row = TARGETS.get(ALIASES.get(name, name))
@@ -279,14 +279,25 @@ def native() -> Platform:
     return replace(platform, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
 
 
-def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: str) -> Platform:
+def _of_triple(
+    name: str,
+    triple: str,
+    cpu: str,
+    features: str | None,
+    level: str,
+    *,
+    is_checked: bool = True,
+) -> Platform:
     arch = triple.split("-")[0]
     if arch not in _LEVELS:
         raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(_LEVELS)}")
     level = level or _LEVELS[arch]
     features = _FEATURES.get(level, "") if features is None else features
     made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
-    return _of_system(name, _fit(made), *_find_system(triple))
+    system = _find_system(triple)
+    if not is_checked:
+        _check_core(made)  # LLVM ends the process where it compiles for a core that it lacks
+    return _of_system(name, _fit(made), *system)
 
 
 def _find_system(triple: str) -> tuple[str, str]:

@@ -128,6 +128,8 @@ PRODUCTS = (
          name="integers-matmul", bench=True),
     Case("ConvInteger", (raw(2, 10, 9, 8, **I8), fixed(20, 10, 3, 3), one(9, "int8")),
          {"pads": [1] * 4}, opset=10, name="integers-conv", bench=True),
+    Case("ConvInteger", (raw(2, 10, 9, 8), fixed(20, 10, 1, 1), one(9, "uint8")), opset=10,
+         name="integers-pointwise"),
     Case("ConvInteger", (raw(2, 24, 9, 8), fixed(24, 1, 3, 3), one(9, "uint8")),
          {"group": 24, "strides": [2, 2]}, opset=10, name="integers-depthwise", bench=True),
     Case("QLinearMatMul", (raw(9, 33), one(0.02), one(120, "uint8"), fixed(33, 20), scales(20),

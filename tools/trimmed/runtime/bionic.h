@@ -83,10 +83,10 @@ extern unsigned long getauxval(unsigned long type);
 /* pthread.h */
 typedef long pthread_t;
 typedef struct pthread_mutex {
-    int32_t words[10];
+    int32_t opaque[10];
 } pthread_mutex_t;
 typedef struct pthread_cond {
-    int32_t words[12];
+    int32_t opaque[12];
 } pthread_cond_t;
 extern int pthread_create(pthread_t *out, const void *attributes, void *(*run)(void *), void *with);
 extern int pthread_join(pthread_t thread, void **out);
