@@ -18,6 +18,7 @@ from engine.plan.plan import ALIGN
 
 Bytes = npt.NDArray[np.uint8]
 
+HUGE_PAGE = 1 << 21
 HUGE_BYTES = 1 << 22  # from this size on memory asks for huge pages, as in trimmed builds
 
 
@@ -36,24 +37,28 @@ def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
     """
     size = nbytes + 2 * ALIGN
     try:
+        if nbytes >= HUGE_BYTES and _load_madvise() is not None:
+            return _map_huge_pages(nbytes)
         raw: Bytes = np.zeros(size, np.uint8) if zero else np.empty(size, np.uint8)
-    except (MemoryError, ValueError, OverflowError):  # ValueError: beyond the address space
+    except (MemoryError, OSError, ValueError, OverflowError):  # beyond the address space
         raise OutOfMemoryError(f"{what}: {nbytes} bytes cannot be allocated") from None
-    if size >= HUGE_BYTES:
-        _ask_for_huge_pages(raw.ctypes.data, size)
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + nbytes]
 
 
-def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Let Linux back memory with huge pages, where it has them.
+def _map_huge_pages(nbytes: int) -> Bytes:
+    """Return zeros that begin at a huge page, and let Linux back them with huge pages.
 
-    A step walks over all of its memory.  numpy asks too, but not every version does for zeros.
+    A step walks over all of its memory.  Where that began anywhere, answers of MobileNetV3 took 11
+    ms in one process and 17 or 27 in another, by chance.  After the last whole huge page there are
+    small ones, so that a region takes no more memory than it has bytes.
     """
-    advise = _load_madvise()
-    if advise is not None:
-        first = address + -address % mmap.PAGESIZE
-        advise(first, address + size - first, mmap.MADV_HUGEPAGE)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked process has its own
+    raw: Bytes = np.frombuffer(mmap.mmap(-1, nbytes + HUGE_PAGE + ALIGN, private), np.uint8)
+    start = -raw.ctypes.data % HUGE_PAGE
+    whole = nbytes // HUGE_PAGE * HUGE_PAGE
+    _load_madvise()(raw.ctypes.data + start, whole, mmap.MADV_HUGEPAGE)
+    return raw[start : start + nbytes]
 
 
 @functools.cache

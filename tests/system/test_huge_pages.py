@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runtime.arena import HUGE_BYTES, allocate
+from engine.runtime.arena import HUGE_BYTES, HUGE_PAGE, allocate
 from tests.support.builds import load, make_build, needs_cc
 from tests.support.places import GOLDENS
 
@@ -34,6 +34,7 @@ def flags(address: int) -> set[str]:
 @pytest.mark.parametrize("zero", [True, False])
 def test_large_memory_of_the_engine_asks_for_huge_pages(zero: bool) -> None:
     memory = allocate(4 * HUGE_BYTES, zero=zero)
+    assert memory.ctypes.data % HUGE_PAGE == 0, "otherwise chance decides how much of it is in them"
     assert "hg" in flags(memory.ctypes.data + 2 * HUGE_BYTES)
     assert not zero or not memory.any()
     small = allocate(HUGE_BYTES // 64, zero=zero)
