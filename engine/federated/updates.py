@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.element_types import round_to_bfloats, widen_bfloats
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -58,7 +59,6 @@ _ON_THE_WIRE: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
 }
 _INDEX = np.dtype("<u4")
-_BFLOAT16_OVERFLOW = 0x7F7F8000  # bits of the least float32 that rounds to infinity
 
 
 @check_arguments(fraction=Range(0, 1, above=True))
@@ -207,10 +207,8 @@ class Encoding:
                 sent = array.astype(wire)
             too_large = np.isinf(sent)
         else:
-            bits = np.asarray(array, order="C").view(np.uint32)
-            odd = (bits >> 16) & 1
-            sent = ((bits + (0x7FFF + odd)) >> 16).astype(wire)
-            too_large = (bits & 0x7FFFFFFF) >= _BFLOAT16_OVERFLOW
+            sent = round_to_bfloats(array).view(wire)
+            too_large = np.isinf(widen_bfloats(sent))
         if too_large.any():
             raise NonFiniteError(
                 f"update of {name!r} has {np.abs(array).max():g}, which {self.values} cannot hold"
@@ -221,11 +219,8 @@ class Encoding:
         """Return the float32 array for a sent one, checked."""
         _check_type(array, name, _ON_THE_WIRE[self.values])
         _check_shape(array, name, shape)
-        values: Vector
-        if self.values == "bfloat16":
-            values = (array.astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = array.astype(np.float32)
+        is_bfloat = self.values == "bfloat16"
+        values: Vector = widen_bfloats(array) if is_bfloat else array.astype(np.float32)
         if not np.isfinite(values).all():
             raise NonFiniteError(f"update of {name!r} has values that are not finite")
         return values.reshape(shape)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.element_types import widen_bfloats
 from engine.base.errors import EngineError, LabelError, StateError
 from engine.distributed.group import RankGroup
 from engine.plan import noise, plan_file
@@ -525,7 +526,7 @@ class BoundProgram:
         is_bfloat = buffer.dtype == "bf16"
         dtype = "u16" if is_bfloat else buffer.dtype
         values = make_view(self._memory[buffer.region], buffer.offset, dtype, buffer.shape)
-        return (values.astype(np.uint32) << 16).view(np.float32) if is_bfloat else values
+        return widen_bfloats(values) if is_bfloat else values
 
     def _run_steps(self, table: Array, first: int, count: int, runners: int = 0) -> None:
         """Run some steps of a table with all threads; with `runners` if that is not 0."""

@@ -111,6 +111,7 @@ class Planner:
             set which cannot compile has no kernels for are interpreted.  If None, plans are for
             kernels that are compiled for the target.
         without: names in `OPTIONAL` of passes to leave out, to compare with what they make.
+        options: may be replaced between plans.
         answers: whether plans answer again and again, so that what follows from constants is made
             once and kept; not with a budget.
         """
