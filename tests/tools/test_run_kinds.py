@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine import Trainer
+from engine.quantization import quantize
 from engine.tools import cli
 from engine.tools.actions import runs
 from tests.support.run_models import (
@@ -203,3 +205,19 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = ("--model", "cnn", "--data", tmp_path / "data", "-o", tmp_path / "other")
     refused = said(capsys, "train", *other, status=1)
     assert "as unet_small learns; expected a class for each sample" in refused
+
+
+def test_arrays_train_the_head_of_an_int8_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The classes are known from the loss alone, which decides the metric."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((64, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 64)
+    model, int8, data = (tmp_path / name for name in ("float.onnx", "int8.onnx", "data.npz"))
+    Trainer.from_model("ds_cnn", data=(x, labels), seed=1).export(model)
+    quantize(model, x).save(int8)
+    np.savez(data, x=x, labels=labels)
+    words = ("--train", "head", "--loss", "cross_entropy", "--epochs", 1)
+    told = said(capsys, "train", "--model", int8, "--data", data, "--out", tmp_path / "run", *words)
+    assert "val_accuracy" in told
+    assert (tmp_path / "run/inference.onnx").stat().st_size < model.stat().st_size / 2

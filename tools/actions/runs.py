@@ -48,7 +48,9 @@ def run_loss(config: RunConfig) -> Loss | Mapping[str, Any] | None:
 
 
 def choose_metrics(config: RunConfig) -> Sequence[str]:
-    """Return the metrics of a run; by default one that fits the data, and none without targets."""
+    """Return the metrics of a run; by default one that fits the data and the loss, and none without
+    targets.
+    """
     if config.fit.metrics is not None:
         return config.fit.metrics
     if config.has_several_losses:  # a metric would have to name an output and its target
@@ -57,7 +59,9 @@ def choose_metrics(config: RunConfig) -> Sequence[str]:
         return ()
     if config.data.classes:
         return ("iou",) if config.data.kind == "masks" else ("accuracy",)
-    return ("perplexity",) if config.data.kind == "text" else ("mae",)
+    if config.data.kind == "text":
+        return ("perplexity",)
+    return ("accuracy",) if config.model.loss == "cross_entropy" else ("mae",)
 
 
 # --- runs that are there
