@@ -14,7 +14,7 @@ from engine.base.element_types import ITEMSIZE
 from engine.base.errors import PlanError
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.levels import LEVELS
-from engine.kernels.machine.target import TILES
+from engine.kernels.machine.target import INSTRUCTION_SETS
 from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall, Machine, Reach, reach_into
 from engine.kernels.vocabulary.kernel import Template
@@ -183,8 +183,8 @@ def find_machine(name: str) -> Machine:
         if level.name in name.split():
             return Machine.of(level.make_target())
     arch, vector = name.split()[-1].split("/")[0], name.rpartition("/v")[2]
-    known = {"x86_64": ("avx512", "avx2", "sse"), "aarch64": ("neon",)}.get(arch, ())
-    for row in (TILES[tile] for tile in known):
-        if str(row[0]) == vector:
-            return Machine(*row[:3])
+    known = {level.arch for level in LEVELS} & {arch}
+    for row in INSTRUCTION_SETS.values():
+        if known.intersection(row.architectures) and str(row.vector) == vector:
+            return Machine(row.vector, row.mr, row.nv)
     raise PlanError(f"plans for {name!r}, which no process runs")

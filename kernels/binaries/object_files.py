@@ -28,11 +28,12 @@ def fits(code: bytes, symbol: str, target: Target) -> bool:
 
     code: any bytes.  The form is ELF, Mach-O, COFF or WebAssembly, as its first bytes say.
     """
-    arch = "arm" if target.arch.startswith("arm") else target.arch
+    arch = target.machine
     try:
         if code.startswith(b"\x7fELF"):
             parsed = read_elf(code)
-            return arch == _ELF_MACHINES[parsed.machine] and parsed.place(symbol) is not None
+            named = name_elf_machine(parsed.machine, parsed.bits)
+            return arch == named and parsed.place(symbol) is not None
         if code.startswith(_MACHO):
             return (arch, f"_{symbol}".encode()) in _read_macho(code)
         if code.startswith(_WASM):
@@ -44,7 +45,7 @@ def fits(code: bytes, symbol: str, target: Target) -> bool:
 
 
 def _require(condition: bool, what: str) -> None:
-    """Raises Damaged unless the condition holds."""
+    """Raise Damaged unless the condition holds."""
     if not condition:
         raise Damaged(what)
 
@@ -69,6 +70,23 @@ def _name(texts: bytes, at: int) -> bytes:
     end = texts.find(b"\0", at)
     _require(end >= 0, "a name beyond its table")
     return texts[at:end]
+
+
+# --- machines, by the numbers in headers
+
+_ELF_MACHINES = {40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
+COFF_MACHINES = {0x8664: "x86_64", 0xAA64: "aarch64"}
+
+
+def name_elf_machine(number: int, bits: int) -> str:
+    """Return the architecture of an ELF file, as in `Target.machine`.
+
+    Raises:
+        KeyError: the number is unknown.
+    """
+    name = _ELF_MACHINES[number]
+    return name if bits == 64 else name.replace("64", "32")
 
 
 # --- ELF
@@ -129,7 +147,6 @@ BITS, SYMBOLS, TEXTS, ADDENDS, ZEROS, RELOCATIONS = 1, 2, 3, 4, 8, 9  # kinds of
 WRITE, ALLOCATE, EXECUTE = 1, 2, 4  # flags of sections
 RESERVED = 0xFF00  # from here on numbers of sections mean something else
 X86_64 = 62
-_ELF_MACHINES = {40: "arm", X86_64: "x86_64", 183: "aarch64", 243: "riscv64"}
 _RELOCATABLE = 1
 _LARGEST_ALIGNMENT = 4096  # a page: no more is known of memory before it is there
 
@@ -232,7 +249,6 @@ def _read_elf_relocations(code: bytes, form: _Class, table: ObjectSection) -> li
 # --- Mach-O, of 64 bits
 
 _MACHO = b"\xcf\xfa\xed\xfe"
-_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 _MACHO_OBJECT = 1
 _MACHO_HEADER = struct.Struct("<8I")
 _COMMAND = struct.Struct("<2I")
@@ -255,7 +271,7 @@ def _read_macho(code: bytes) -> set[tuple[str, bytes]]:
         Damaged: it is not an object, or a part points at what is not there.
     """
     (header,) = _read_rows(_MACHO_HEADER, code, 0, 1, "the header")
-    machine = _MACHO_MACHINES.get(header[1])
+    machine = MACHO_MACHINES.get(header[1])
     _require(machine is not None and header[3] == _MACHO_OBJECT, "another kind of file")
     sections: list[Any] = []
     tables: list[Any] = []
@@ -302,7 +318,6 @@ def _read_macho(code: bytes) -> set[tuple[str, bytes]]:
 
 # --- COFF
 
-_COFF_MACHINES = {0x8664: "x86_64", 0xAA64: "aarch64"}
 _COFF_HEADER = struct.Struct("<2H3I2H")
 _COFF_SECTION = struct.Struct("<8s6I2HI")
 _COFF_SYMBOL = struct.Struct("<8sIhH2B")
@@ -316,7 +331,7 @@ def _read_coff(code: bytes) -> set[tuple[str, bytes]]:
     ((number, count, _, begin, symbols, optional, _),) = _read_rows(
         _COFF_HEADER, code, 0, 1, "the header"
     )
-    machine = _COFF_MACHINES.get(number)
+    machine = COFF_MACHINES.get(number)
     _require(machine is not None and not optional, "another kind of file")
     sections = _read_rows(_COFF_SECTION, code, _COFF_HEADER.size, count, "the table of sections")
     rows = _read_rows(_COFF_SYMBOL, code, begin, symbols, "symbols")
@@ -355,7 +370,7 @@ _WASM = b"\0asm\1\0\0\0"
 
 
 def _check_wasm(code: bytes) -> None:
-    """Raises Damaged unless sections, each with its size before it, fill the file to its end."""
+    """Raise Damaged unless sections, each with its size before it, fill the file to its end."""
     at = len(_WASM)
     while at < len(code):
         at, size, shift = at + 1, 0, 0

@@ -27,7 +27,7 @@ class Level:
     """An instruction-set level.
 
     arch: the architecture, as in `Target.arch`.
-    cpu, tile: LLVM's name of the CPU; the row of `TILES` of kernels/machine/target.py.
+    cpu, instructions: LLVM's name of the CPU; its row of `INSTRUCTION_SETS` (target.py).
     needs: the features, by NumPy's names, without which kernels of this level do not run.
     also: features that they need as well, which older versions of NumPy do not tell.  Every CPU
         that has `needs` has them.
@@ -37,7 +37,7 @@ class Level:
     name: str
     arch: str
     cpu: str
-    tile: str
+    instructions: str
     needs: frozenset[str]
     also: frozenset[str] = frozenset()
     systems: tuple[str, ...] = tuple(SYSTEMS)
@@ -45,14 +45,13 @@ class Level:
     def make_target(self, system: str = sys.platform) -> Target:
         """Return the target of kernels of this level on a system, a value of `sys.platform`."""
         arch = "arm64" if (self.arch, system) == ("aarch64", "darwin") else self.arch
-        features = "+neon" if self.tile == "neon" and self.cpu == "generic" else ""
-        return make(
-            f"{arch}-{SYSTEMS[system]}", self.cpu, features, self.tile, fma=self.tile != "sse"
-        )
+        features = "+neon" if self.instructions == "neon" and self.cpu == "generic" else ""
+        return make(f"{arch}-{SYSTEMS[system]}", self.cpu, features, self.instructions)
 
 
-def _make_x86(name: str, tile: str, needs: str, also: str = "") -> Level:
-    return Level(name, "x86_64", name, tile, frozenset(needs.split()), frozenset(also.split()))
+def _make_x86(name: str, instructions: str, needs: str, also: str = "") -> Level:
+    features = frozenset(needs.split()), frozenset(also.split())
+    return Level(name, "x86_64", name, instructions, *features)
 
 
 _V2, _V3 = "SSE3 SSSE3 SSE41 SSE42 POPCNT", "AVX AVX2 FMA3 F16C"

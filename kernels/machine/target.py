@@ -1,12 +1,12 @@
 """Facts about a CPU that kernels depend on: vector width, register tile, cache blocks.
 
-One row per instruction-set level; a `Target` is a row bound to a triple, CPU name and features.
+One row per instruction set; a `Target` is a row bound to a triple, CPU name and features.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import dataclass
 
 from engine.system.config import require_64_bit
@@ -53,6 +53,11 @@ class Target:
         return self.triple.split("-")[0].replace("arm64", "aarch64")
 
     @property
+    def machine(self) -> str:
+        """The architecture as its binaries name it: all 32-bit Arm cores are `arm`."""
+        return "arm" if self.arch.startswith(("armv", "thumb")) else self.arch
+
+    @property
     def name(self) -> str:
         """Short name that plans print."""
         return f"{self.arch}/{self.cpu}/v{self.vector}"
@@ -96,16 +101,57 @@ class Target:
         return self.vector // itemsize
 
 
-# level -> (vector bytes, mr, nv, kc).  Accumulators mr*nv, plus nv for B and 1 for A, fit the
-# register file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64, rv32 and
-# vfp have no vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the
-# engine's secret, 16 at least.  Where a row of the tile is four vectors of 64 bytes, a panel of B
-# comes from L2 anyhow, and deeper blocks spare passes over C.
-TILES = {
-    "avx512": (64, 6, 4, 384), "avx2": (32, 6, 2, 256), "sse": (16, 6, 2, 256),
-    "neon": (16, 8, 2, 256), "neon32": (16, 6, 2, 256), "vfp": (16, 4, 1, 256),
-    "rv64": (16, 6, 1, 256), "rv32": (16, 6, 1, 256), "wasm": (16, 4, 2, 256),
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """A family of instructions that many CPUs share, and the choices that kernels make for it.
+
+    architectures: the first parts of the triples that have these instructions.
+    needs: LLVM's features without which a CPU of these architectures has another set.
+    vector, mr, nv, kc, fma, masks, by_lane, prefetch, unroll, abi: as in `Target`.
+    features: LLVM's features of a target that names neither its own nor a CPU that has them.
+
+    The accumulators, mr * nv, plus nv vectors of B and one of A fit the registers: 32 on AVX-512
+    and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64, rv32 and vfp have no vectors: LLVM keeps each
+    lane in one of 32 scalar registers.  WebAssembly does not say how many an engine has, but it has
+    16 at least.  Where a row of the tile is four vectors of 64 bytes, a panel of B comes from L2
+    anyhow, and deeper blocks save passes over C.
+    """
+
+    architectures: tuple[str, ...]
+    vector: int
+    mr: int
+    nv: int
+    kc: int = 256
+    fma: bool = True
+    masks: bool = False
+    by_lane: bool = False
+    prefetch: bool = False
+    unroll: bool = False
+    abi: str = ""
+    features: str = ""
+    needs: tuple[str, ...] = ()
+
+
+_X86 = ("x86_64",)
+# The best of an architecture first; every CPU of it has the last.
+INSTRUCTION_SETS = {
+    "avx512": InstructionSet(
+        _X86, 64, 6, 4, 384, masks=True, prefetch=True, unroll=True,
+        needs=("avx512f", "avx512vl", "avx512dq"),
+    ),
+    "avx2": InstructionSet(
+        _X86, 32, 6, 2, masks=True, prefetch=True, unroll=True, needs=("avx2", "fma")
+    ),
+    "sse": InstructionSet(_X86, 16, 6, 2, fma=False, prefetch=True, unroll=True),
+    "neon": InstructionSet(("aarch64", "arm64"), 16, 8, 2, by_lane=True),
+    "neon32": InstructionSet(("armv7", "armv7a"), 16, 6, 2, features="+neon,+vfp4"),
+    "vfp": InstructionSet(("armv6", "thumbv7em", "thumbv8.1m.main"), 16, 4, 1, fma=False),
+    "rv64": InstructionSet(("riscv64",), 16, 6, 1, abi="lp64d", features="+m,+a,+f,+d,+c"),
+    "rv32": InstructionSet(("riscv32",), 16, 6, 1, abi="ilp32f", features="+m,+a,+f,+c"),
+    "wasm": InstructionSet(("wasm32",), 16, 4, 2, fma=False, features="+simd128"),
 }  # fmt: skip
+# The one that a triple alone stands for, by architecture.
+BASELINES = {a: name for name, row in INSTRUCTION_SETS.items() for a in row.architectures}
 # By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
 IN_ORDER = {"cortex-a53"}
 BF16_PRODUCTS = {"x86_64": "avx512bf16", "aarch64": "bf16"}  # LLVM's features, by architecture
@@ -122,30 +168,39 @@ PRODUCTS = {
 }
 # The features that decide a target, by architecture.
 TELLING = {
-    "x86_64": ("avx2", "fma", "avx512f", "avx512vl", "avx512dq", *PRODUCTS["x86_64"]),
-    "aarch64": PRODUCTS["aarch64"],
-}
-_ABI = {"rv64": "lp64d", "rv32": "ilp32f"}
+    arch: (
+        *(name for row in INSTRUCTION_SETS.values() if arch in row.architectures
+          for name in row.needs),
+        *products,
+    )
+    for arch, products in PRODUCTS.items()
+}  # fmt: skip
 
 
-def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
-    """Return a target of the given instruction-set level, a key of `TILES`."""
-    vector, mr, nv, kc = TILES[level]
+def make(
+    triple: str, cpu: str, features: str, instructions: str, *, fma: bool | None = None
+) -> Target:
+    """Return a target with instructions of a set.
+
+    instructions: a key of `INSTRUCTION_SETS`.
+    fma: whether the CPU multiplies and adds in one instruction; None: as CPUs of the set do.
+    """
+    row = INSTRUCTION_SETS[instructions]
     return Target(
         triple,
         cpu,
         features,
-        vector,
-        mr,
-        nv,
-        kc,
-        fma=fma,
-        abi=_ABI.get(level, ""),
-        masks=level in ("avx512", "avx2"),
-        by_lane=level == "neon",
+        row.vector,
+        row.mr,
+        row.nv,
+        row.kc,
+        fma=row.fma if fma is None else fma,
+        abi=row.abi,
+        masks=row.masks,
+        by_lane=row.by_lane,
         in_order=cpu in IN_ORDER,
-        prefetch=level in ("avx512", "avx2", "sse"),
-        unroll=level in ("avx512", "avx2", "sse"),
+        prefetch=row.prefetch,
+        unroll=row.unroll,
     )
 
 
@@ -166,11 +221,13 @@ def detect_host() -> Target:
     if not triple.startswith("x86_64"):
         return make(triple, cpu, flags, "neon")
     has = {name for name, present in features.items() if present}
-    return make(triple, cpu, flags, choose_x86_level(has), fma="fma" in has)
+    return make(triple, cpu, flags, choose_instructions("x86_64", has), fma="fma" in has)
 
 
-def choose_x86_level(has: Collection[str]) -> str:
-    """Return the key of `TILES` for an x86-64 CPU with these features, by LLVM's names."""
-    if {"avx512f", "avx512vl", "avx512dq"} <= set(has):
-        return "avx512"
-    return "avx2" if {"avx2", "fma"} <= set(has) else "sse"
+def choose_instructions(arch: str, has: Set[str]) -> str:
+    """Return the key of the best instruction set for a CPU with these features of LLVM."""
+    return next(
+        name
+        for name, row in INSTRUCTION_SETS.items()
+        if arch in row.architectures and has >= {*row.needs}
+    )

@@ -113,6 +113,8 @@ FORMS = (
     "macos-arm64",
     "windows-x86_64",
     "wasm32",
+    "cortex-m7",
+    "rv32imafc",
 )
 ODD = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
 
@@ -137,7 +139,7 @@ def test_any_bytes_are_an_object_or_none(name: str) -> None:
     cut = [n for n in range(len(code)) if object_files.fits(code[:n], SUM.symbol, target)]
     assert not cut or name == "wasm32"  # whose sections may end anywhere
     for other in FORMS:
-        same = resolve(other).target.arch == target.arch  # the form is what the bytes say
+        same = resolve(other).target.machine == target.machine  # the form is what the bytes say
         assert object_files.fits(code, SUM.symbol, resolve(other).target) == same
     answers = Counter(
         object_files.fits(changed(rng, code), SUM.symbol, target) for _ in range(2000)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.base.errors import EngineError, FileError
+from engine.kernels.binaries.object_files import COFF_MACHINES, MACHO_MACHINES, name_elf_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,6 @@ def _read_text(data: bytes, at: int) -> str:
 
 # --- ELF
 
-_ELF_MACHINES = {40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 # types of sections: SHT_SYMTAB, SHT_DYNAMIC, SHT_NOBITS, SHT_DYNSYM
 _ALL_SYMBOLS, _DYNAMIC, _NOBITS, _SYMBOLS = 2, 6, 8, 11
 _ALLOCATED = 2  # flag of a section: SHF_ALLOC
@@ -159,8 +159,7 @@ def _list_elf_sections(data: bytes) -> tuple[bool, list[_Section]]:
 def _read_elf(data: bytes) -> Binary:
     """Read an ELF file; all forms here are little-endian.  Names come from the dynamic symbols."""
     wide, sections = _list_elf_sections(data)
-    machine = _ELF_MACHINES[struct.unpack_from("<H", data, 18)[0]]
-    machine = machine if wide else machine.replace("64", "32")
+    machine = name_elf_machine(struct.unpack_from("<H", data, 18)[0], 64 if wide else 32)
     exports, needs, libraries = set(), set(), []
     for kind, _, begin, length, link in sections:
         if kind == _SYMBOLS:
@@ -188,7 +187,6 @@ def _read_elf(data: bytes) -> Binary:
 
 # --- Mach-O
 
-_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 _PLATFORMS = {1: "macos", 2: "ios", 3: "tvos", 4: "watchos", 6: "maccatalyst", 7: "ios-simulator"}
 _SYMTAB, _LOAD_DYLIB, _BUILD_VERSION = 0x2, 0xC, 0x32  # load commands
 _OF_LINKERS = {"_mh_dylib_header", "_mh_execute_header", "__dso_handle"}  # of every file
@@ -196,7 +194,7 @@ _OF_LINKERS = {"_mh_dylib_header", "_mh_execute_header", "__dso_handle"}  # of e
 
 def _read_macho(data: bytes) -> Binary:
     """Read a Mach-O file; symbols lose the leading underscore of C's names."""
-    machine = _MACHO_MACHINES[struct.unpack_from("<I", data, 4)[0]]
+    machine = MACHO_MACHINES[struct.unpack_from("<I", data, 4)[0]]
     system = oldest = ""
     exports, needs, libraries = set(), set(), []
     at = 32
@@ -229,12 +227,10 @@ def _read_macho(data: bytes) -> Binary:
 
 # --- PE
 
-_PE_MACHINES = {0x8664: "x86_64"}
-
 
 def _read_coff(data: bytes) -> Binary:
     """Return an object; its symbols are not read."""
-    return Binary("pe", _PE_MACHINES[struct.unpack_from("<H", data)[0]], "windows")
+    return Binary("pe", COFF_MACHINES[struct.unpack_from("<H", data)[0]], "windows")
 
 
 def _read_pe(data: bytes) -> Binary:
@@ -273,7 +269,7 @@ def _read_pe(data: bytes) -> Binary:
             lookup += 8
         at += 20
     return Binary(
-        "pe", _PE_MACHINES[machine], "windows", "", frozenset(exports), frozenset(needs),
+        "pe", COFF_MACHINES[machine], "windows", "", frozenset(exports), frozenset(needs),
         tuple(libraries),
     )  # fmt: skip
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from engine.base.errors import EngineError, suggest_nearest
 from engine.kernels.machine.features import find_features
 from engine.kernels.machine.target import (
+    BASELINES,
+    INSTRUCTION_SETS,
     PRODUCTS,
     TELLING,
-    TILES,
     Target,
-    choose_x86_level,
+    choose_instructions,
     detect_host,
     make,
 )
@@ -63,15 +64,12 @@ class Platform:
     @property
     def form(self) -> str:
         """The form of its binaries, as in `Binary.form`."""
-        forms = {"macos": "macho", "ios": "macho", "ios-simulator": "macho", "windows": "pe",
-                 "wasi": "wasm"}  # fmt: skip
-        return forms.get(self.system, "elf")
+        return _SYSTEMS[self.system].form
 
     @property
     def machine(self) -> str:
         """The architecture of its binaries, as in `Binary.machine`."""
-        arch = self.target.arch
-        return "arm" if arch.startswith(("armv", "thumb")) else arch
+        return self.target.machine
 
     @property
     def is_bionic(self) -> bool:
@@ -98,15 +96,20 @@ class _System:
 
     zig: ziglang's name of it, with {arch} and {version}, the oldest supported version.
     version: this version, if a triple has none.
-    cc, sdk: as in `Platform`; {triple} is the target's.
+    form: of binaries, as in `Binary.form`.
+    marks: the beginnings of words that stand for it in triples; empty if its name is the only one.
+    cc, sdk, pthread: as in `Platform`; {triple} is the target's.
     """
 
     zig: str
     version: str = ""
     shared: str = "lib{}.so"
     executable: str = "{}"
+    form: str = "elf"
+    marks: tuple[str, ...] = ()
     cc: tuple[str, ...] = ()
     sdk: str = ""
+    pthread: bool = True
 
 
 NDK = "the Android NDK, its bin folder on the PATH"
@@ -120,18 +123,20 @@ _SYSTEMS = {
         cc=("{arch}-linux-android{version}-clang",),
         sdk=NDK,
     ),
-    "macos": _System("{arch}-macos.{version}", "11.0", "lib{}.dylib"),
+    "macos": _System(
+        "{arch}-macos.{version}", "11.0", "lib{}.dylib", form="macho", marks=("macos", "darwin")
+    ),
     "ios": _System(
-        "{arch}-ios.{version}", "13.0", "lib{}.dylib",
+        "{arch}-ios.{version}", "13.0", "lib{}.dylib", form="macho",
         cc=("xcrun --sdk iphoneos clang -target {triple}",), sdk=_XCODE,
     ),
     "ios-simulator": _System(
-        "{arch}-ios.{version}-simulator", "13.0", "lib{}.dylib",
+        "{arch}-ios.{version}-simulator", "13.0", "lib{}.dylib", form="macho",
         cc=("xcrun --sdk iphonesimulator clang -target {triple}",), sdk=_XCODE,
     ),
-    "windows": _System("{arch}-windows-gnu", "", "{}.dll", "{}.exe"),
-    "wasi": _System("{arch}-wasi", "", "{}.wasm", "{}.wasm"),
-    "none": _System("{arch}-freestanding", executable="{}.elf"),
+    "windows": _System("{arch}-windows-gnu", "", "{}.dll", "{}.exe", form="pe"),
+    "wasi": _System("{arch}-wasi", "", "{}.wasm", "{}.wasm", form="wasm", pthread=False),
+    "none": _System("{arch}-freestanding", executable="{}.elf", pthread=False),
 }  # fmt: skip
 
 # ziglang's names of bare cores and of their units for floats, by LLVM's names.
@@ -147,12 +152,7 @@ _BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
 _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
-_FEATURES = {
-    "neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "rv32": "+m,+a,+f,+c",
-    "wasm": "+simd128",
-}  # fmt: skip
-
-# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of machine/target.py)
+# name -> (triple, LLVM CPU, LLVM features or None for its set's, instruction set)
 TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
     "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),
@@ -185,13 +185,6 @@ ALIASES = {
     "pi5": "raspberrypi5", "raspberrypizero": "raspberrypi1", "zero": "raspberrypi1",
     "zero2": "raspberrypizero2", "armv6": "raspberrypi1", "armv7": "raspberrypi2",
     "ios-aarch64": "ios-arm64", "macos-aarch64": "macos-arm64",
-}  # fmt: skip
-
-# architecture -> level where a triple alone is given
-_LEVELS = {
-    "aarch64": "neon", "arm64": "neon", "x86_64": "sse", "riscv64": "rv64", "armv6": "vfp",
-    "armv7": "neon32", "armv7a": "neon32", "wasm32": "wasm", "thumbv7em": "vfp",
-    "thumbv8.1m.main": "vfp", "riscv32": "rv32",
 }  # fmt: skip
 
 
@@ -284,16 +277,16 @@ def _of_triple(
     triple: str,
     cpu: str,
     features: str | None,
-    level: str,
+    instructions: str,
     *,
     is_checked: bool = True,
 ) -> Platform:
     arch = triple.split("-")[0]
-    if arch not in _LEVELS:
-        raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(_LEVELS)}")
-    level = level or _LEVELS[arch]
-    features = _FEATURES.get(level, "") if features is None else features
-    made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
+    if arch not in BASELINES:
+        raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(sorted(BASELINES))}")
+    instructions = instructions or BASELINES[arch]
+    features = INSTRUCTION_SETS[instructions].features if features is None else features
+    made = make(triple, cpu, features, instructions)
     system = _find_system(triple)
     if not is_checked:
         _check_core(made)  # LLVM ends the process where it compiles for a core that it lacks
@@ -308,23 +301,22 @@ def _find_system(triple: str) -> tuple[str, str]:
         EngineError: the system is not known.
     """
     words = triple.split("-")[1:]
-    marks = {"android": "android", "windows": "windows", "ios": "ios", "macos": "macos",
-             "darwin": "macos", "wasi": "wasi", "linux": "linux", "none": "none"}  # fmt: skip
-    for mark, system in marks.items():
-        for word in words if "macabi" not in words else ():
-            match = re.fullmatch(rf"{mark}[a-z]*(\d+(?:\.\d+)?)?[.\d]*", word)
-            if match:
-                version = match[1] or ""
-                if mark == "darwin":  # the kernel, whose version 20 belongs to macOS 11
-                    version = f"{int(float(version)) - 9}.0" if version else ""
-                return system + "-simulator" * ("simulator" in words), version
+    marks = {mark: name for name, row in _SYSTEMS.items() for mark in row.marks or (name,)}
+    pattern = re.compile(rf"({'|'.join(marks)})[a-z]*(\d+(?:\.\d+)?)?[.\d]*")
+    for word in reversed(words if "macabi" not in words else ()):  # android stands after linux
+        if match := pattern.fullmatch(word):
+            mark, version = match[1], match[2] or ""
+            if mark == "darwin":  # the kernel, whose version 20 belongs to macOS 11
+                version = f"{int(float(version)) - 9}.0" if version else ""
+            return marks[mark] + "-simulator" * ("simulator" in words), version
     raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
 
 
 def _fit(target: Target) -> Target:
     """Return a target for the instructions that its CPU and its features have.
 
-    On x86 these decide the level; products of 16 and 8 bits are taken where a target says so.
+    On x86 these decide the instruction set; products of 16 and 8 bits are used where a target
+    names them.
     """
     if target.arch not in TELLING:
         return target
@@ -335,8 +327,7 @@ def _fit(target: Target) -> Target:
     features = ",".join(told)
     if target.arch != "x86_64":
         return replace(target, features=features)
-    level = choose_x86_level(has)
-    return make(target.triple, target.cpu, features, level, fma=level != "sse")
+    return make(target.triple, target.cpu, features, choose_instructions(target.arch, has))
 
 
 def _of_system(name: str, target: Target, system: str, version: str = "") -> Platform:
@@ -364,8 +355,8 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
         "" if system == "android" and arch in _BIONIC else row.sdk,
         shared=row.shared,
         executable=row.executable,
-        pthread=system not in ("wasi", "none"),
+        pthread=row.pthread,
     )
 
 
-assert {row[3] for row in TARGETS.values()} <= set(TILES), "a row names an unknown level"
+assert {row[3] for row in TARGETS.values()} <= {*INSTRUCTION_SETS}, "an unknown instruction set"
