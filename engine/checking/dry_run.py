@@ -307,7 +307,7 @@ def _list_suggestions(
     told: _Teller,
     say: Callable[[str], object] = str,
 ) -> Iterator[Suggestion]:
-    """Variants of a training, at most `VARIANTS`, each with the figures of its own plans.
+    """List at most `VARIANTS` variants of a training, each with the figures of its own plans.
 
     Variants that cannot be planned are left out.
     """

@@ -56,21 +56,21 @@ class Kind:
     """A kind of data.  The methods here are for kinds that do not need them."""
 
     def list_suffixes(self) -> Sequence[str]:
-        """Those of its files, in lower case."""
+        """Return the suffixes of its files, in lower case."""
         raise NotImplementedError
 
     def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
-        """The dataset of the data in a path; see `places.open_data`."""
+        """Return the dataset of the data at a path; see `places.open_data`."""
         raise NotImplementedError
 
     def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        """Where each sample is from, and the samples; see `places.unlabelled`."""
+        """Return the origin of each sample, and the samples; see `places.unlabelled`."""
         raise NotImplementedError
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options that the type of the model's first input decides; `given` are those given."""
+        """Return options that the type of the model's first input decides; `given` are set."""
         return {}
 
     def list_decided(self, training: Dataset) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class _Decoded(Kind):
     """Files in folders, a sub-folder a class."""
 
     def make(self, asked: DataRequest, path: Path, **given: Any) -> DecodedFiles:
-        """The dataset, with further arguments."""
+        """Make the dataset, with further arguments."""
         raise NotImplementedError
 
     def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
@@ -144,7 +144,7 @@ class _Images(_Decoded):
         return dataset.list_options() if type(dataset) is Images else None
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Size, layout and colours, as an input of four axes declares them."""
+        """Return size, layout and colours, as an input of four axes declares them."""
         if len(feature.shape) != 4:
             raise InputError(
                 "pictures need a model whose first input has four axes, as [batch, 3, 224, 224]; "
@@ -204,7 +204,7 @@ class _Sounds(_Decoded):
         return dataset.list_options() if type(dataset) is Sounds else None
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Bands and length, as an input [batch, 1, bands, frames] or [batch, 1, samples] has it."""
+        """Return bands and length for an input [batch, 1, bands, frames] or [batch, 1, samples]."""
         from engine.data.features import LogMel
 
         rate = given.get("rate", 16000)
@@ -309,7 +309,7 @@ class _Texts(Kind):
         )
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The number of tokens, as an input [batch, tokens] declares it."""
+        """Return the number of tokens of an input [batch, tokens]."""
         if len(feature.shape) != 2:
             raise InputError(
                 "texts need a model whose first input is [batch, tokens]; this one is "
@@ -349,7 +349,7 @@ class _Tagged(Kind):
         return tables.make(TaggedTexts, options, _PLACE, source=path, classes=classes)
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The number of words, as an input [batch, words] declares it."""
+        """Return the number of words of an input [batch, words]."""
         if len(feature.shape) != 2:
             raise InputError(
                 "tagged texts need a model whose first input is [batch, words]; this one is "

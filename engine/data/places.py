@@ -50,7 +50,7 @@ def check_exists(path: Path) -> None:
 
 
 def _list_suffixes(path: Path) -> list[str]:
-    """Those of a file, or of the first files of a folder; hidden ones do not count."""
+    """List the suffix of a file, or those of the first files of a folder except hidden ones."""
     if path.is_file():
         return [path.suffix.lower()]
     suffixes: list[str] = []

@@ -122,7 +122,7 @@ class Category:
         return {value: place for place, value in enumerate(self.values)}
 
     def encode(self, codes: npt.NDArray[np.intp]) -> Features:
-        """Columns of the features, rows x values, of the texts' places; -1 is a missing one."""
+        """Return the features of texts by their places, rows x values; -1 means missing."""
         encoded: Features = np.equal(codes[:, np.newaxis], np.arange(self.width)).astype(np.float32)
         return encoded
 
@@ -232,7 +232,7 @@ def convert_to_float32(
 
 
 def _compute_moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and standard deviation; of numbers whose squares are not finite, too."""
+    """Return mean and standard deviation, also of numbers whose squares are not finite."""
     with np.errstate(over="ignore"):
         mean, spread = float(values.mean()), float(values.std())
     if math.isfinite(spread):

@@ -68,7 +68,7 @@ def name_field(names: Sequence[str] | None, index: int) -> str:
 
 
 def stack(samples: Sequence[Sample], names: Sequence[str] | None = None) -> tuple[Array, ...]:
-    """Samples as the arrays of a batch.
+    """Return samples as the arrays of a batch.
 
     Raises:
         ShapeError: the arrays of a field have several shapes.

@@ -42,7 +42,7 @@ def batches(
     classes: Sequence[str] | None = None,
     allow_nan: bool = False,
 ) -> Batches:
-    """Batches of data of any kind.
+    """Return batches of data of any kind.
 
     Args:
         source: one of

@@ -140,7 +140,7 @@ def _takes_number(function: Callable[..., Any]) -> bool:
 def group_samples(
     samples: Iterable[Any], batch_size: int, drop_last: bool, what: str
 ) -> Iterator[Batch]:
-    """Batches of an iterable of samples, the last one smaller unless it is dropped."""
+    """Yield batches of an iterable of samples, the last one smaller unless it is dropped."""
     iterator = iter(samples)
     for index in count():
         group = list(islice(iterator, batch_size))

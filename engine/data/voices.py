@@ -109,14 +109,14 @@ def speak(word: str, rng: np.random.Generator, voice: Voice | None = None) -> Fl
 
 
 def _list_harmonics(formants: Floats, pitch: Floats, loudness: Floats) -> Floats:
-    """Harmonics of a pitch (Hz), each as loud as the nearest formants let it be."""
+    """Return the harmonics of a pitch (Hz), each as loud as the nearest formants make it."""
     tones = HARMONICS * pitch
     peaks = (WIDTHS**2 / ((tones - formants[:, None]) ** 2 + WIDTHS**2)).sum(0) + 0.003
     return _sum_tones(tones, peaks * loudness / np.sqrt(HARMONICS))
 
 
 def _list_noise_tones(low: Floats, high: Floats, loudness: Floats) -> Floats:
-    """Many tones in a band (Hz), none in a simple ratio to another."""
+    """Return many tones in a band (Hz), no two in a simple ratio."""
     spread = np.random.default_rng(0).random((TONES, 1))
     return _sum_tones(low + spread * (high - low), np.repeat(loudness[None] / 8, TONES, 0))
 

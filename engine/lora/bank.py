@@ -75,7 +75,7 @@ class Adapters:
             self._set(before)
 
     def use(self, name: str) -> None:
-        """Continue with another adapter; gradients not yet used by an update are discarded.
+        """Switch to another adapter; gradients not yet used by an update are discarded.
 
         Raises:
             NameNotFoundError: there is no adapter of this name.

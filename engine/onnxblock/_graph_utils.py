@@ -15,7 +15,7 @@ _count = 0
 
 
 def generate_graph_name(token: str) -> str:
-    """A name for a value or node of the open model: `onnx::<token>::<number>`."""
+    """Return a name for a value or node of the open model: `onnx::<token>::<number>`."""
     global _count
     accessor = model_accessor._GLOBAL_ACCESSOR
     taken = set() if accessor is None else set(list_names(accessor.model))

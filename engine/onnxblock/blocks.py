@@ -53,7 +53,7 @@ class Block(ABC):
         return output
 
     def infer_shapes_on_base(self) -> ModelProto:
-        """The open model, with the types of all values as far as they can be inferred."""
+        """Return the open model with the types of all values, as far as they can be inferred."""
         from engine.graphs.offline import compose
 
         compose.infer_shapes(get_current().model)
@@ -78,7 +78,7 @@ class Block(ABC):
         return name
 
     def _find_dtype(self, name: str) -> str:
-        """The element type of a value, f32 where it is not known."""
+        """Return the element type of a value, or f32 if it is unknown."""
         from engine.graphs.offline import compose
 
         known = compose.find_type(self.base, name)

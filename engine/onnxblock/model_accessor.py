@@ -55,7 +55,7 @@ _GLOBAL_ACCESSOR: ModelAccessor | None = None  # the name is onnxruntime-trainin
 
 
 def get_current() -> ModelAccessor:
-    """The accessor that is open.
+    """Return the open accessor.
 
     Raises:
         StateError: no accessor is open.
@@ -113,7 +113,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @check_arguments
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> NoReturn:
-    """Native operators are not supported; this function exists to say so.
+    """Refuse native operators, which are not supported.
 
     Raises:
         UnsupportedOpError: always.

@@ -27,7 +27,7 @@ class ForwardBlock(Block):
     _model: ModelProto | None = None
 
     def to_model_proto(self) -> ModelProto:
-        """The model.
+        """Return the model.
 
         Raises:
             StateError: the block has not been called.
@@ -73,7 +73,7 @@ class TrainingBlock(Block):
         self._requires_grad[argument_name] = value
 
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
-        """The trainable and the frozen parameters, as lists of constants.
+        """Return the trainable and the frozen parameters, as lists of constants.
 
         Raises:
             StateError: the block has not been called.
@@ -85,7 +85,7 @@ class TrainingBlock(Block):
         return self._parameters
 
     def to_model_proto(self) -> tuple[ModelProto, ModelProto]:
-        """The training and the eval model.
+        """Return the training and the eval model.
 
         Raises:
             StateError: the block has not been called.

@@ -115,7 +115,7 @@ class Sums:
     """
 
     def __init__(self, plan: Plan, found: tuple[Collective, ...], group: RankGroup) -> None:
-        """Nothing is summed yet.
+        """Start with no sums.
 
         found: the collective steps of the plan, at least one.
         """

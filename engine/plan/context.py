@@ -97,7 +97,7 @@ TIMED = Words(
 
 
 def count_tile_words(pointers: int, numbers: int, threads: int) -> int:
-    """Words that a step of a group takes besides its `STEP` and the arguments of the plan.
+    """Return the words that a step of a group takes besides its `STEP` and its arguments.
 
     pointers, numbers: how many it passes.
     """

@@ -307,7 +307,7 @@ class PlanReader:
         )
 
     def _read_calls(self) -> list[tuple[str, int, tuple[int | float, ...]]]:
-        """Of every row of `call` the symbol, the number of arguments, the constants."""
+        """Return the symbol, the number of arguments and the constants of every row of `call`."""
         pooled = _choose(self.t.read_column("word", "pooled"), self.words, "constant")
         columns = [self.t.read_column("call", c) for c in ("kernel", "args", "first", "words")]
         symbols = [kernel.symbol for kernel in self.kernels]

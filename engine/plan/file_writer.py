@@ -322,7 +322,7 @@ class Writer:
         return bytes(out)
 
     def _pool(self) -> tuple[list[int], list[tuple[bool, int]], list[int]]:
-        """Small whole numbers, all other words, and the number of every word among both."""
+        """Return small whole numbers, all other words, and the number of every word among both."""
         words = set(self._words)
         naturals = sorted(bits for is_float, bits in words if not is_float and bits <= 0xFFFF)
         wide = sorted(w for w in words if w[0] or w[1] > 0xFFFF)

@@ -130,7 +130,7 @@ class PlanForm:
     # --- the plan and its memory
 
     def check_constancy(self) -> None:
-        """Nothing in the plan can change once it is checked: it is made of tuples and bytes."""
+        """Check that nothing in the plan can change afterwards: it is made of tuples and bytes."""
         plan = self.plan
         wholes = (
             plan.regions, plan.buffers, plan.steps, plan.kernels, plan.inputs, plan.outputs,
@@ -207,7 +207,7 @@ class PlanForm:
         return self.plan.buffers[i]
 
     def check_ports(self) -> None:
-        """Every port has a buffer of region io of its own, and every such buffer has a port."""
+        """Check that every port has its own buffer of region io, and every such buffer a port."""
         plan = self.plan
         for kind, ports in (("input", plan.inputs), ("output", plan.outputs)):
             names: set[str] = set()
@@ -238,7 +238,7 @@ class PlanForm:
             self.refuse(f"{what} of shape {list(p.shape)} is buffer {b.name} of {list(b.shape)}")
 
     def check_constants(self) -> None:
-        """Every buffer of region const has its contents, once and whole."""
+        """Check that every buffer of region const has its contents, once and in full."""
         filled: set[int] = set()
         for i, data in self.plan.constants:
             b = self.check_index(i, "constant")
@@ -272,7 +272,7 @@ class PlanForm:
         return signatures
 
     def check_groups(self) -> None:
-        """Groups are runs of steps of as many tiles, without a barrier inside."""
+        """Check that the steps of a group have equally many tiles and no barrier between them."""
         steps, n = self.plan.steps, 0
         while n <= self.end:
             count = steps[n].group

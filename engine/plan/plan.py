@@ -114,7 +114,7 @@ class Arg:
     thread: int = 0
 
     def move(self, numbered: int) -> int:
-        """Bytes by which the pointer moves from one tile to the next.
+        """Return the bytes by which the pointer moves from one tile to the next.
 
         numbered: of its step.  The kernel then finds the tile from the pointer to the whole.
         """
@@ -235,7 +235,7 @@ class Plan(_Sealed):
         return tuple(k.spec for k in self.kernels)
 
     def compute_region_bytes(self, region: str) -> int:
-        """Size of a region in bytes, 0 when the plan does not use it."""
+        """Return the size of a region in bytes, or 0 if the plan does not use it."""
         return dict(self.regions).get(region, 0)
 
     @property
@@ -309,7 +309,7 @@ class Plan(_Sealed):
         return place, sorted(held, key=lambda b: -b.nbytes)
 
     def describe_fullest(self) -> str:
-        """Where most work bytes live, and the values that take most of them, with their nodes."""
+        """Return the step at which most work bytes are live, and the largest values there."""
         place, held = self.find_fullest()
         if not held:
             return ""

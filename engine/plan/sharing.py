@@ -49,7 +49,7 @@ class PlanSharing:
             self.check_barriers()
 
     def check_overlaps(self) -> None:
-        """No two live buffers share bytes, except for pairs of the step where their lives meet.
+        """Check that live buffers share no bytes, except pairs of the step where their lives meet.
 
         For each region the steps are walked over, and the live buffers are kept sorted by offset.
         They are disjoint, so a new one can overlap only its two neighbours.  O(n log n).
@@ -123,7 +123,7 @@ class PlanSharing:
         return at if is_last and at >= 0 and (i, j) in self.shared[at] else -1
 
     def check_aliases(self, n: int, step: PlanStep) -> None:
-        """Arguments of one step share bytes only if it reads both, or if one of its pairs says so.
+        """Check that arguments of a step share bytes only if it reads both, or a pair allows it.
 
         A buffer that the kernel updates may be passed twice: an optimizer without a state passes
         the parameters in its place.  Different buffers that are alive at the same time share all
@@ -157,7 +157,7 @@ class PlanSharing:
                 )
 
     def check_cuts(self, first: int, last: int) -> None:
-        """The steps of a group see what one of them writes cut in the same way.
+        """Check that all steps of a group cut the values that one of them writes in the same way.
 
         A tile, or the part of a thread, is then all that any of them touches of it at a time.
         """
@@ -178,7 +178,7 @@ class PlanSharing:
                 self.fail(n, f"{self.label(a.buffer)} is cut otherwise than where it is written")
 
     def check_order(self) -> None:
-        """Every read is of bytes that were written, and every output is written."""
+        """Check that bytes are written before they are read, and that every output is written."""
         plan = self.plan
         written = {i for i, b in enumerate(plan.buffers) if b.region in PERSISTENT or not b.nbytes}
         written |= self.inputs.keys()
@@ -205,8 +205,8 @@ class PlanSharing:
                 self.refuse(f"output {p.name} is never written")
 
     def check_once(self, n: int, a: Arg, moving: Set[int]) -> None:
-        """A step that runs once touches constants, parameters that no step changes, what such steps
-        make, and work memory.
+        """Check that a step that runs once uses only constants, parameters that no step changes,
+        results of such steps, and work memory.
 
         moving: the buffers that later steps write to.
         """
@@ -217,7 +217,7 @@ class PlanSharing:
             self.fail(n, f"runs once, and touches {self.label(a.buffer)}, which a step changes")
 
     def check_collectives(self) -> None:
-        """Collective steps come in their order, and nobody touches bytes whose sum is under way."""
+        """Check the order of collective steps, and that no step uses bytes that are being added."""
         sums = {each.step: each for each in list_collectives(self.plan)}
         last = 0
         flying: dict[tuple[str, int], int] = {}  # place of bytes -> the step that began their sum
@@ -240,7 +240,7 @@ class PlanSharing:
             self.fail(first, "nobody awaits this sum")
 
     def check_barriers(self) -> None:
-        """A barrier stands between two steps if one writes bytes that the other touches.
+        """Check that there is a barrier between two steps if one writes bytes that the other uses.
 
         None need stand between two that one thread runs.
         """

@@ -141,7 +141,7 @@ def _draw_bars(label: str, totals: Sequence[Total]) -> str:
 
 
 def _draw_roofline(profile: Times) -> str:
-    """Operations a second over operations a byte, a point a kernel, below the machine's limits."""
+    """Draw operations a second over operations a byte, a point per kernel, and the limits."""
     totals = [t for t in profile.by_kernel if t.flops and t.nbytes and t.seconds]
     if not totals:
         return "<p>No step multiplies matrices.</p>"

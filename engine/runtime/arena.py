@@ -23,7 +23,7 @@ HUGE_BYTES = 1 << 22  # from this size on memory asks for huge pages, as in trim
 
 
 def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
-    """`nbytes` bytes at an address that is a multiple of `ALIGN`.
+    """Return `nbytes` bytes at an address that is a multiple of `ALIGN`.
 
     After them is room for one vector register, so that a kernel may load a whole register that
     begins at the last element.  It must not store there.  Pages that nothing touches cost no

@@ -127,7 +127,7 @@ def read(path: str, what: str) -> Content:
 
 
 def spill(pieces: Iterable[bytes | memoryview]) -> MappedFile:
-    """Bytes in a file without a name, which is mapped: the system may take them from memory.
+    """Put bytes into a mapped file without a name, so that the system may page them out.
 
     Raises:
         FileError: the temporary file cannot be written.
@@ -170,7 +170,7 @@ def make_room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 def open_array(
     path: str, dtype: np.dtype[Any], count: int, offset: int, what: str, model: str = ""
 ) -> Array:
-    """`count` elements of a binary file from byte `offset` on, which stay in the file; read-only.
+    """Map `count` elements of a binary file from byte `offset` on, read-only.
 
     what: what errors call them.  model: as `files.open_file` takes it.
 
@@ -308,7 +308,7 @@ def find_layable(array: Array) -> MappedPiece | None:
 
 
 def lay_out(pieces: Sequence[MappedPiece]) -> tuple[list[int], dict[int, MappedPiece], int]:
-    """Where pieces of files lie in a region, what is to be laid into it, and its size in bytes.
+    """Return the offsets of pieces of files in a region, the pieces to map there, and its size.
 
     Pieces that follow each other in one file are laid as one, with what is between them, if that is
     less than a page.

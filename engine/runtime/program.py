@@ -67,7 +67,7 @@ _BAD = {LABEL: "label", INDEX: "index", LENGTH: "length"}
 
 
 def _sleep_functions() -> dict[str, int]:
-    """Addresses of the platform's functions that the executor's context names."""
+    """Return the addresses of the platform's functions that the executor's context names."""
     if sys.platform == "win32":
         lib: Any = ctypes.WinDLL("kernel32")
         names = {
@@ -445,7 +445,7 @@ class BoundProgram:
         return before
 
     def _run(self, step: int, seed: int | None, table: Array) -> None:
-        """As `run`; if it raises, running statistics may have moved."""
+        """Do the same as `run`; if this raises, running statistics may have moved."""
         self._prepare(step, seed)
         if self._sums is None:
             if self._once:

@@ -53,7 +53,7 @@ class Roofline:
         return self.streams[-1][1]
 
     def find_bandwidth(self, nbytes: int) -> float:
-        """Bytes a second of a step that touches `nbytes` bytes, at most."""
+        """Return the most bytes a second for a step that touches `nbytes` bytes."""
         return next((speed for size, speed in self.streams if nbytes <= size), self.memory)
 
     def compute_seconds(self, flops: int, itemsize: int, moves: Iterable[tuple[int, int]]) -> float:

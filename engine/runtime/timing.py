@@ -54,7 +54,7 @@ class Stopwatch:
     """
 
     def __init__(self, table: Array, threads: int, timed: int) -> None:
-        """table: of `STEP` records; timed: the address of the kernel `timed`."""
+        """Start with a table of `STEP` records and the address of the kernel `timed`."""
         clock = Clock()
         steps = len(table)
         self.seconds = clock.seconds

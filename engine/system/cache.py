@@ -82,7 +82,7 @@ def is_trusted(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _told_once() -> Iterator[None]:
-    """Inside, a warning is given of what is not to be trusted, unless one has been."""
+    """Warn once if the cache folder is not trusted, and continue after the block."""
     try:
         yield
     except trust.Untrusted as found:
@@ -227,7 +227,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def _list_files(folder: Path) -> Iterator[tuple[float, int, str]]:
-    """When each file of a folder was used last, its bytes, its path."""
+    """List the files of a folder: the time of the last use, the bytes and the path of each."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

@@ -72,7 +72,7 @@ def plan_bytes() -> int:
 
 
 def count_cores() -> int:
-    """Number of cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -117,7 +117,7 @@ def _open_inside(folder: str, path: str, flags: int) -> int:
 def read_array(
     path: str, dtype: np.dtype[Any], count: int, offset: int, what: str, model: str = ""
 ) -> Array:
-    """`count` elements of a binary file, from byte `offset` on.
+    """Read `count` elements of a binary file, from byte `offset` on.
 
     model: as `open_file` takes it.
 
@@ -159,7 +159,7 @@ def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def replace(path: str, pieces: Iterable[bytes | memoryview], mode_of: str | None = None) -> None:
-    """As `write`, for a path of no symbolic link, with the errors of the system.
+    """Do the same as `write`, for a path without symbolic links, with the system's errors.
 
     mode_of: a file whose permissions the new one gets, if it exists.
 
@@ -204,7 +204,7 @@ def sync_folder(folder: str) -> None:
 
 
 def fsync_folder(folder: str) -> None:
-    """As `sync_folder`, with the errors of the system.
+    """Do the same as `sync_folder`, with the system's errors.
 
     Raises:
         OSError: as `sync_folder`.
@@ -251,7 +251,7 @@ def make_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def staging(folder: str) -> Iterator[str]:
-    """A new folder inside `folder`, for files that are to appear together; deleted at the end.
+    """Make a folder inside `folder` for files that are to appear together; delete it at the end.
 
     Those that killed processes have left there a day ago or earlier are deleted, too.
 

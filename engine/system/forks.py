@@ -21,7 +21,7 @@ _lost = ""  # what another thread was doing when this process was forked
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, this thread may compile kernels.
+    """Let this thread compile kernels within the block.
 
     Raises:
         StateError: as `require_whole`.
@@ -54,7 +54,7 @@ def require_whole() -> None:
 
 
 def _look() -> None:
-    """In a forked child: note what other threads were in the middle of."""
+    """Note, in a forked child, what other threads of the parent were doing."""
     global _lost
     mine = threading.get_ident()
     if any(thread != mine for thread in _compiling):

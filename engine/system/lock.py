@@ -18,7 +18,7 @@ class RunLock:
     """Held by one thread at a time; other threads wait for it, its holder gets an error."""
 
     def __init__(self, what: str) -> None:
-        """what: what the holder does, in messages."""
+        """Name what the holder does, for messages."""
         self._what = what
         self.renew()
 

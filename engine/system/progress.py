@@ -131,7 +131,7 @@ class WorkProgress:
 
 @contextlib.contextmanager
 def announced(text: str) -> Iterator[None]:
-    """On a terminal, print what goes on in this context once it lasts; it cannot be counted."""
+    """Print the text on a terminal if the block takes long; its work cannot be counted."""
     if not _is_terminal() or _is_silenced():
         yield
         return

@@ -94,7 +94,7 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _check(place: str, found: os.stat_result, owners: set[int], *, sticky: bool) -> None:
-    """Raises Untrusted where others can change what is in a folder."""
+    """Raise Untrusted if others can change the contents of a folder."""
     _check_owner(place, found, owners)
     writers = found.st_mode & _OTHERS
     if writers == stat.S_IWGRP and _has_own_group(place, found):

@@ -67,7 +67,7 @@ class Splitter:
         return samples
 
     def count_rows_of(self, shapes: Sequence[tuple[int, ...]], samples: int) -> dict[str, int]:
-        """Of each input that holds the samples, how many places of its first axis each has."""
+        """Return, for each input with samples, how many places of its first axis a sample takes."""
         return {name: size // samples for name, size in self._find_first(shapes).items()}
 
     def _find_first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:

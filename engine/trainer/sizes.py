@@ -31,7 +31,7 @@ def find_fixed_batch(model: Model) -> int | None:
 def make_batches(
     model: Model, source: Any, batch_size: int | None, what: str, **options: Any
 ) -> Batches:
-    """Batches of a size that a model takes; options: of `engine.data.batches`.
+    """Make batches of a size that a model takes; options: of `engine.data.batches`.
 
     batch_size: None is 32, or what the model fixes.  what: the data, in messages.
 

@@ -101,7 +101,7 @@ class StepPlan:
     __repr__ = __str__
 
     def summary(self) -> str:
-        """Lines of text: bytes by region, how good the placement is, what is recomputed and why."""
+        """Return lines of text: bytes by region, the quality of the placement, recomputations."""
         budget = "" if self.budget is None else f" of {format_bytes(self.budget)} allowed"
         lines = [
             self.plan.summary(),

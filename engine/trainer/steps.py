@@ -138,7 +138,7 @@ class Steps:
         return JoinedStep(self.learner.module, self.learner.require_optimizer())
 
     def count(self, shapes: Shapes) -> int:
-        """In how many parts a batch is trained on; the plan for that is made.
+        """Return the number of parts in which a batch is trained on, and make the plan for that.
 
         Raises:
             BudgetError: no number of parts keeps to the budget, or the batch cannot be parted.

@@ -334,7 +334,7 @@ class Optimizer:
         return replace(group, step=group.step + 1)
 
     def restore(self, saved: CheckpointState) -> None:
-        """Continue from the optimizer state of another checkpoint, which may have none.
+        """Restore the optimizer state of another checkpoint, which may have none.
 
         The parameters do not change.
 

@@ -227,7 +227,7 @@ def _view(model: ModelProto) -> Graph:
 
 
 def _make_blank(t: TensorProto) -> Array:
-    """Zeros of the type and shape of a constant, which take no memory."""
+    """Return zeros of a constant's type and shape, which take no memory."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(t.data_type)
     except KeyError:

@@ -192,7 +192,7 @@ def _add_delta(
 
 
 def _compute_delta(use: LinearLayer, down: Array, up: Array) -> Array:
-    """B A in the form of the operand that a layer reads."""
+    """Return B A in the form of the operand that a layer reads."""
     a, b = down.astype(np.float64), up.astype(np.float64)
     if use.side == "conv":
         rank = b.shape[1]

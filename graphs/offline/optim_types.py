@@ -36,7 +36,7 @@ class OptimizerSpec(ABC):
 
     @abstractmethod
     def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
-        """The optimizer's graph; kinds: the element types of the trained parameters, by name."""
+        """Build the optimizer's graph; kinds: the element types of trained parameters, by name."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Method(method.Method, OptimizerSpec):
                 )
 
     def learning_rate(self) -> float | None:
-        """The option `lr`, rounded to float32."""
+        """Return the option `lr`, rounded to float32."""
         return None if self.lr is None else arguments.check_number("lr", self.lr)
 
     def parts(self, kinds: Mapping[str, str]) -> tuple[OptimizerRule, list[NodeParameters]]:
-        """The op for parameters of these element types, and what each of its nodes updates."""
+        """Return the op for parameters of these element types, and what each node updates."""
         from engine.graphs.offline import optimizers
 
         is_divided = optimizers.is_divided(self.groups, kinds)

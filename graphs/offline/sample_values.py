@@ -28,7 +28,7 @@ class SampleRows:
     numbers: frozenset[int] = frozenset()
 
     def to(self, axis: int) -> SampleRows:
-        """Computed values that hold the samples in the same way on an axis."""
+        """Return the rows of computed values that hold the samples in the same way on an axis."""
         return SampleRows(axis, self.rows, None, self.turns)
 
     @property

@@ -198,7 +198,7 @@ class Ladder:
     """
 
     def __init__(self, draft: Draft, target: Target, threads: int) -> None:
-        """Nothing is looked for yet.
+        """Start without a search.
 
         draft: as it was lowered, in no particular order yet.
         """
@@ -295,7 +295,7 @@ class Ladder:
         return rungs
 
     def _list_sample_orders(self, base: int, lowest: int) -> Iterator[_Order]:
-        """Orders in which segments make large values of the order of that number.
+        """Yield orders in which segments make large values of the order of that number.
 
         First what is made about as quickly as it is moved, then all; first the largest, then more.
 

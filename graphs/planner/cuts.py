@@ -74,7 +74,7 @@ class Cuts:
     """Finds the cuts of the calls of a draft."""
 
     def __init__(self, calls: Sequence[DraftCall], sizes: Mapping[str, int]) -> None:
-        """Nothing is cut yet.
+        """Start without cuts.
 
         calls: in any order in which they can run.  sizes: as `count_work_bytes` says.
         """

@@ -249,7 +249,7 @@ class DraftSource:
         sizes: Sizes,
         precision: str = "f32",
     ) -> None:
-        """Nothing is lowered yet.
+        """Start with nothing lowered.
 
         types, constants: of all values of the graph; dimensions may be sizes.
         places: where graph inputs that live in persistent regions are.  All other inputs of the

@@ -41,7 +41,7 @@ class NodeMemo:
         used: Collection[str],
         titles: Mapping[Node, str],
     ) -> None:
-        """No node is known yet."""
+        """Start without nodes."""
         self._types, self._constants, self._roots = types, constants, roots
         self._accumulated, self._used, self._titles = accumulated, used, titles
         self._lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `make_key`

@@ -53,7 +53,7 @@ KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do 
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Inside, Python does not look for garbage in cycles.
+    """Suspend Python's search for garbage in cycles.
 
     A planner makes many objects that live on and few cycles; the searches among them took a third
     of the time of planning 10,000 nodes.
@@ -99,7 +99,7 @@ class Planner:
         options: PlanOptions = DEFAULTS,
         answers: bool = False,
     ) -> None:
-        """Nothing is planned yet.
+        """Start with nothing planned.
 
         places: where graph inputs that live in persistent regions are.
         region_bytes: the sizes of the persistent regions.

@@ -45,7 +45,7 @@ class Effort:
     """
 
     def __init__(self, calls: int) -> None:
-        """Nothing is done yet.
+        """Start with nothing searched.
 
         calls: of the draft.
         """

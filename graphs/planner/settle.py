@@ -51,7 +51,7 @@ class _Settling:
     def __init__(
         self, calls: Sequence[DraftCall], nbytes: Mapping[str, int], early: Mapping[str, int]
     ) -> None:
-        """The calls in their order.
+        """Start with the calls in their order.
 
         early: of what is made again the last call before the gap; after it is another value.
         """

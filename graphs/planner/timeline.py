@@ -85,7 +85,7 @@ class Timeline:
         whole: Mapping[str, int],
         seconds: list[float],
     ) -> None:
-        """Nothing runs again yet.
+        """Start with no call that runs again.
 
         nbytes: what each work value takes; a group may keep only a part of it.
         whole: what it takes where calls outside that group read it.
@@ -269,7 +269,7 @@ class MemoryProfile:
     )
 
     def __init__(self, timeline: Timeline) -> None:
-        """Nothing runs again."""
+        """Start with no call that runs again."""
         self.timeline = timeline
         self.needs: dict[int, int] = {}
         self.seconds = 0.0

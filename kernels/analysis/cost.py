@@ -73,7 +73,7 @@ _STREAMS = (  # bytes, bytes a second of one thread
 
 
 def predict_steps(plan: Plan, machine: Roofline | None = None) -> list[float]:
-    """The seconds of every step of a plan, which runs again and again.
+    """Predict the seconds of every step of a plan that runs again and again.
 
     machine: what it runs on; None for the nominal one.
     """
@@ -83,7 +83,7 @@ def predict_steps(plan: Plan, machine: Roofline | None = None) -> list[float]:
 def predict_seconds(
     calls: Sequence[Task], threads: int, machine: Roofline | None = None, again: bool = False
 ) -> list[float]:
-    """The seconds of each call of some that run one after another, each buffer at first uncached.
+    """Predict the seconds of calls that run one after another; no buffer is in a cache at first.
 
     machine: what they run on; None for the nominal one.
     again: whether all have run before, so that what they touched last is still in the caches.
@@ -99,14 +99,14 @@ def predict_seconds(
 
 
 def begin(task: Task, threads: int) -> float:
-    """The seconds that a call takes beside its work."""
+    """Return the seconds that a call takes in addition to its work."""
     return TILE * -(-task.tiles // threads) if task.tiles else BEGIN
 
 
 def predict_limits(
     calls: Sequence[Task], threads: int, machine: Roofline, again: bool = False
 ) -> Iterator[float]:
-    """The least seconds of each call: of its operations or its bytes, whichever takes longer.
+    """Predict the least seconds of each call: for its operations or its bytes, the longer one.
 
     again: as of `predict_seconds`.
     """
@@ -176,7 +176,7 @@ class _Clock:
 
 @functools.lru_cache(TASKS)
 def _time_arithmetic(task: Task, machine: Roofline) -> float:
-    """The seconds that the operations of a call take at the machine's peak."""
+    """Return the seconds that the operations of a call take at the machine's peak."""
     done = count_operations(task)
     instructions = _count_instructions(task.spec)
     if instructions:
@@ -193,7 +193,7 @@ def _count_elements(use: Use, tiles: int) -> int:
 
 @functools.lru_cache(1 << 12)
 def _count_instructions(spec: KernelSpec) -> int:
-    """The vector instructions that the formulas of a kernel take for each element."""
+    """Count the vector instructions per element of a kernel's formulas."""
     T = str(spec.params[0]) if spec.params and spec.params[0] in ITEMSIZE else ""
     texts = [p for p in spec.params if isinstance(p, str) and "->" in p]
     return sum(Program.of(text, T).formulas.estimate_cost() for text in texts)

@@ -78,7 +78,7 @@ class Task(NamedTuple):
 
 
 def list_tasks(plan: Plan) -> list[Task]:
-    """The steps of a plan as tasks; buffers are identified by their numbers."""
+    """List the steps of a plan as tasks, with buffers as their numbers."""
     specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
     sizes = [(buffer.nbytes, math.prod(buffer.shape)) for buffer in plan.buffers]
     return [
@@ -102,12 +102,12 @@ def list_tasks(plan: Plan) -> list[Task]:
 
 
 def measure_work(plan: Plan) -> list[Work]:
-    """The work of every step of a plan."""
+    """Measure the work of every step of a plan."""
     return list(measure_calls(list_tasks(plan), plan.threads))
 
 
 def measure_calls(calls: Sequence[Task], threads: int) -> Iterator[Work]:
-    """The work of calls that run one after another on so many threads."""
+    """Measure the work of calls that run one after another on so many threads."""
     for task, written in follow_groups(calls):
         used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
         moves = _count_moved(task, used, written, threads)
@@ -130,7 +130,7 @@ def count_factor_bytes(spec: KernelSpec) -> int:
 
 
 def follow_groups(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]:
-    """Every call, with the buffers that calls before it in its group have written."""
+    """Yield every call with the buffers that earlier calls of its group have written."""
     written, end = set[Hashable](), 0  # the end of the group
     for i, task in enumerate(calls):
         if i >= end:

@@ -89,7 +89,7 @@ def get_library(
     calls: Mapping[str, Calls] | None = None,
     has_threads: bool = True,
 ) -> bytes:
-    """One object of many kernels and constant data for a library, see `emit.emit_library`."""
+    """Return one object of many kernels and constant data; see `emit.emit_library`."""
     from engine.kernels.compiler import emit
 
     parts = get_codes(specs, target, SMALL_BITCODE if small else BITCODE)
@@ -99,7 +99,7 @@ def get_library(
 
 
 def get_codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
-    """The code of kernels by symbol, in their order; what the cache lacks is compiled side by side.
+    """Return the code of kernels by symbol, in order; those not cached are compiled in parallel.
 
     Raises:
         EngineError, InternalError: see `compile_kernel`.
@@ -289,7 +289,7 @@ _coming: dict[tuple[Target, KernelSpec], Future[workers.Code]] = {}  # objects, 
 
 
 def _renew_lock() -> None:
-    """In a forked child: whoever held the lock is gone.
+    """Renew the lock in a forked child, where the thread that held it is gone.
 
     Waiting for it before the fork would be worse: other packages' hooks hold locks meanwhile, such
     as logging's, which the import of numba needs.
@@ -325,7 +325,7 @@ class Linker:
         return linked | {s: self._link_by_llvm(s, codes[s]) for s in codes if s not in linked}
 
     def _link_by_llvm(self, symbol: str, code: bytes) -> int:
-        """The address of a symbol of an object; LLVM's linker does not check what it is given."""
+        """Return the address of a symbol; the object is checked first, since LLVM does not."""
         if not object_files.fits(code, symbol, self.target):
             raise EngineError(f"{symbol}: not found in its own object")
         import llvmlite.binding as llvm

@@ -133,7 +133,7 @@ class Elf:
     relocations: list[Relocation]
 
     def place(self, symbol: str) -> tuple[int, int] | None:
-        """The section of instructions that a symbol is in, and where; None if there is none."""
+        """Return a symbol's section of instructions and its place there; None if it has none."""
         name = symbol.encode()
         for each, number, value in self.symbols:
             if each == name and 0 < number < RESERVED:

@@ -229,13 +229,13 @@ class Pool:
             future.set_exception(Failed("stopped"))
 
     def forget(self) -> None:
-        """In a forked child: let go of the pipes, which are the parent's."""
+        """Close, in a forked child, the pipes, which belong to the parent."""
         for process in self._processes:
             process.close()
             process.program.returncode = 0  # it is not this process's to wait for
 
     def _pass_jobs(self, process: Process) -> None:
-        """Life of a thread: pass jobs to a process until there are no more."""
+        """Pass jobs to a process until there are no more; a thread runs this."""
         module = ""
         try:
             while taken := self._take(module):
@@ -348,7 +348,7 @@ def stop() -> None:
 
 
 def _forget() -> None:
-    """A forked child has no threads and no processes of its own."""
+    """Forget, in a forked child, the threads and processes of the parent."""
     global _pool
     if _pool is not None:
         _pool.forget()

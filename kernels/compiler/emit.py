@@ -44,7 +44,7 @@ def emit(texts: tuple[str, ...], symbol: str, target: Target) -> bytes:
 
 
 def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool = False) -> bytes:
-    """The first part of `emit`: bitcode optimised for the target, or, if `small`, for few bytes.
+    """Return bitcode optimised for the target or, if `small`, for few bytes.
 
     Raises:
         EngineError: see `emit`.
@@ -104,7 +104,7 @@ def emit_library(
     small: bool = False,
     has_threads: bool = True,
 ) -> bytes:
-    """One object of many kernels: bitcode by symbol in, and equal functions of them kept once.
+    """Return one object of many kernels, given as bitcode by symbol; equal functions are kept once.
 
     The object exports, to the library it is linked into, `table`, the addresses of the kernels in
     the order given, and blocks of constant data by name, aligned to 64 bytes; for example

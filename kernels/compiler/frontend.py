@@ -120,7 +120,7 @@ class CalleeType(types.Callable, types.Opaque):
         return signature
 
     def get_call_signatures(self) -> tuple[list[Any], bool]:
-        """No signatures are known before a call."""
+        """Return no signatures: none are known before a call."""
         return [], True
 
     def get_impl_key(self, sig: Any) -> Any:
@@ -360,7 +360,7 @@ def compile_function(
 
 
 def get_callee(fn: Callable[..., Any], *, inline: bool) -> Callee:
-    """A bound function as a callee: compiled once for each row of types it is called with."""
+    """Return a bound function as a callee: compiled once for each row of types in a call."""
     done: dict[tuple[Any, ...], Any] = {}
 
     def resolve(context: Any, *args: Any) -> tuple[Any, Emit]:
@@ -384,7 +384,7 @@ def get_callee(fn: Callable[..., Any], *, inline: bool) -> Callee:
 
 
 def make_key(value: Any) -> Hashable:
-    """Equal for functions of equal code that close over equal values, and for equal values."""
+    """Make a key, equal for equal values and for equal code that closes over equal values."""
     if isinstance(value, pytypes.FunctionType):
         cells = tuple(make_key(cell.cell_contents) for cell in value.__closure__ or ())
         return value.__module__, value.__code__, value.__defaults__, cells

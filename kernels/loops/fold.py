@@ -247,7 +247,7 @@ class Stage:
 
 
 def group_axes(dims: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
-    """The shape as (size, is reduced) of the fewest groups of axes; axes of size 1 vanish."""
+    """Group the axes: (size, is reduced) of the fewest groups; axes of size 1 vanish."""
     out: list[tuple[int, bool]] = []
     for i, d in enumerate(dims):
         if d == 1:

@@ -374,7 +374,7 @@ def split_threads(m: int, n: int, batch: int, threads: int, width: int) -> tuple
 
 
 def balance(size: int, most: int, unit: int) -> int:
-    """The length of blocks that are as few as can be and alike: a multiple of `unit`, or `size`."""
+    """Return the length of the fewest, nearly equal blocks: a multiple of `unit`, or `size`."""
     if size <= most:
         return size
     blocks = -(-size // most)

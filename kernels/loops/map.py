@@ -163,7 +163,7 @@ def lower_map(
 def lower_formulas(
     lowering: Lowering, formulas: Formulas, ins: Sequence[Operand], outs: Sequence[Operand]
 ) -> None:
-    """As `lower_map`, of formulas that may share values.
+    """Do the same as `lower_map`, for formulas that may share values.
 
     Formulas that only copy move half floats of one type as their bits.
     """

@@ -53,7 +53,7 @@ def count_parts(n: int, size: int) -> int:
 
 
 def round_up(n: int, step: int) -> int:
-    """n rounded up to a multiple of `step`."""
+    """Return n rounded up to a multiple of `step`."""
     return count_parts(n, step) * step
 
 
@@ -96,7 +96,7 @@ def infer_out_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Di
 
 
 def find_windows(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
-    """The windows along depth, height and width; axes that the tensor lacks are of size 1."""
+    """Return the windows along depth, height and width; axes that the tensor lacks have size 1."""
     _check(site, x, kernel)
     own = [resolve(site, i, n, k) for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))]
     d, h, w = [Axis()] * (3 - len(own)) + own
@@ -104,7 +104,7 @@ def find_windows(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
 
 
 def find_transposed(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
-    """The windows of the convolution whose transpose the node is: from its output to its input."""
+    """Return the windows of the convolution that the node transposes, output to input."""
     _check(site, x, kernel)
     own = [
         _transpose_axis(site, i, len(kernel), n, k)
@@ -126,7 +126,7 @@ def infer_transposed_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> t
 
 
 def _transpose_axis(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
-    """The window along spatial axis i, of whose `out` places each spreads over the output."""
+    """Return the window along spatial axis i; each of its `out` places spreads over the output."""
     stride, dilation = _read_axis(site, "strides", i), _read_axis(site, "dilations", i)
     extra, given = site.attrs.get("output_padding"), site.attrs.get("output_shape")
     mode = site.attrs.get("auto_pad") or "NOTSET"
@@ -165,7 +165,7 @@ def infer_in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim
 
 
 def pooled(site: Site, i: int) -> TensorType:
-    """Input i of a pool's gradient, the image; dY, and Indices, must have the shape of its pool."""
+    """Return input i of a pool's gradient, the image; dY and Indices must have the pool's shape."""
     x = site.type(i).but()
     site.shaped(0, (*x.shape[:2], *infer_out_dims(site, x, read_kernel_shape(site))))
     if site.op == "MaxPoolGrad":

@@ -70,7 +70,7 @@ def _fused_gemm_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _fused_gemm_expand(nodes: Nodes) -> tuple[str, ...]:
-    """Gemm and the activation; planning makes those with a Relu one kernel again."""
+    """Expand to Gemm and the activation; planning makes those with a Relu one kernel again."""
     site = nodes.site
     c = nodes.x(2) if site.has(2) else ""
     y = nodes.op("Gemm", nodes.x(0), nodes.x(1), c, **list_plain_attributes(site.attrs))
@@ -204,7 +204,7 @@ def _with_batch_first(site: Site, i: int) -> tuple[Dim, ...]:
 
 
 def _operand(nodes: Nodes, i: int) -> str:
-    """Operand i in the order of a product."""
+    """Return operand i in the order of a product."""
     perm = _find_order(nodes.site, i)
     x = nodes.x(i)
     return x if perm == sorted(perm) else str(nodes.op("Transpose", x, perm=perm))

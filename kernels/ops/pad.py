@@ -46,7 +46,7 @@ def _read_mode(site: Site) -> str:
 
 
 def _read_amounts(site: Site) -> dict[int, tuple[int, int]] | None:
-    """(before, after) of each padded axis, ascending; None when the pads are not known yet."""
+    """Return (before, after) of each padded axis, ascending; None if the pads are not known yet."""
     rank = site.type(0).rank
     given = site.attrs.get("pads")
     if given is None:

@@ -159,7 +159,7 @@ def _conv_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _product_lower(lowering: Lowering) -> None:
-    """Of channels-last images the channels are the last axis too."""
+    """Lower the product; the channels of channels-last images are the last axis, too."""
     lower_quantised_gemm(
         lowering,
         lowering.x(0),

@@ -64,7 +64,7 @@ def _shape(nodes: Nodes, sizes: Sequence[Size]) -> str:
 
 
 def _scale(site: Site, i: int, d: Dim, up: int = 1, down: int = 1) -> Dim:
-    """Dimension i of the output, d times `up` over `down`."""
+    """Return dimension i of the output, d times `up` over `down`."""
     if isinstance(d, str):
         return make_symbol(site, i)
     if d % down:

@@ -126,7 +126,7 @@ def _kept(grad: Grad, y: str) -> str:
 
 
 def _again(grad: Grad, op: str, x: str, since: int) -> str:
-    """Another reduction of x over the same axes, which stay as axes of size 1."""
+    """Return another reduction of x over the same axes, which stay as axes of size 1."""
     site = grad.site
     noop: dict[str, Any] = (
         {"noop_with_empty_axes": 1} if site.attrs.get("noop_with_empty_axes") else {}

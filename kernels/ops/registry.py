@@ -47,5 +47,5 @@ def list_templates() -> dict[str, Template]:
 
 @functools.cache
 def find_homes() -> dict[str, tuple[str, Template]]:
-    """The module that declares a kernel template of this package, and the template, by name."""
+    """Return the kernel templates of this package by name, with the modules that declare them."""
     return {t.name: (m.__name__, t) for m in list_families() for t in getattr(m, "KERNELS", ())}

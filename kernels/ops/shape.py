@@ -250,7 +250,7 @@ def _constant_fold(site: Site) -> tuple[Array, ...]:
 
 
 def _gradient_axes(site: Site) -> tuple[Array, ...]:
-    """For each of two shapes the axes along which it was broadcast, the last axis first."""
+    """Return, for each of two shapes, the axes along which it was broadcast, the last first."""
     shapes = [site.integers(i, "a shape") for i in (0, 1)]
     rank = max(map(len, shapes))
     a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)

@@ -295,7 +295,7 @@ def _call(
 
 
 def _walk(site: Site, since: bool) -> Walk:
-    """The shape as [outer, n, inner]: n is the axis, or before opset 13 all axes from it on."""
+    """Return [outer, n, inner]: n is the axis, or before opset 13 all axes from it on."""
     dims = site.type(0).dims
     axis = normalise_axis(site, site.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
     outer, rest = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])

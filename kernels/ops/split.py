@@ -76,7 +76,7 @@ def _concat_training_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _concat_training(nodes: Nodes) -> tuple[str, ...]:
-    """Concat, and the lengths of the parts along the axis, which SplitTraining reads."""
+    """Expand to Concat, and the lengths of the parts along the axis, which SplitTraining reads."""
     axis, parts = nodes.site.attrs["axis"], [nodes.x(i) for i in range(len(nodes.site.ins))]
     y = nodes.op("Concat", *parts, axis=axis)
     if not nodes.wants(1):
@@ -268,7 +268,7 @@ def _slice_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _place(window: Window, strides: Sequence[int]) -> tuple[list[int], int]:
-    """Strides and first element of a window into a tensor."""
+    """Return strides and first element of a window into a tensor."""
     first = sum(start * stride for (start, _, _), stride in zip(window, strides, strict=True))
     return [step * stride for (_, step, _), stride in zip(window, strides, strict=True)], first
 

@@ -109,7 +109,7 @@ def reduce_by_quarters(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _internal(module: Any, name: str, inlining: str, x: Lanes, r: Lanes, q: Lanes) -> Any:
-    """The internal function (x, r, q) -> {r, q} of this name, and whether it needs a body."""
+    """Return the function (x, r, q) -> {r, q} of this name, and whether it needs a body."""
     if name in module.globals:
         return module.globals[name], False
     kinds = [v.value.type for v in (x, r, q)]
@@ -126,7 +126,7 @@ def _is_large(x: Lanes) -> Lanes:
 
 
 def _write_branch(fn: Any, count: int) -> None:
-    """The body of the inlined function: where any lane is large, a call that sees to them."""
+    """Write the body of the inlined function, which calls another if any lane is large."""
     b = ir.IRBuilder(fn.append_basic_block("entry"))
     x, r, q = (Lanes(b, a) for a in fn.args)
     some = _is_large(x).value
@@ -145,7 +145,7 @@ def _write_branch(fn: Any, count: int) -> None:
 
 
 def _write_large(fn: Any, count: int) -> None:
-    """The body of a function that replaces r and q in the lanes that are large, one by one."""
+    """Write the body of a function that replaces r and q in the large lanes, one by one."""
     b = ir.IRBuilder(fn.append_basic_block("entry"))
     slots = [b.alloca(a.type) for a in fn.args]
     for slot, a in zip(slots, fn.args, strict=True):
@@ -178,7 +178,7 @@ def _high(digits: Lanes) -> Lanes:
 
 
 def _window(x: Lanes, exponent: Lanes) -> list[Lanes]:
-    """Digits of 2/pi that place m 2**exponent on the circle, the least first, each in 64 bits.
+    """Return digits of 2/pi that place m 2**exponent on the circle, the least first, 64 bits each.
 
     Higher bits of 2/pi times it give multiples of 4 quarters.  So the product of the window and m,
     cut to the window's length, is the argument in quarters: two bits of them, then the fraction.

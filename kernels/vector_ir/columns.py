@@ -71,7 +71,7 @@ class _Columns:
         return None
 
     def _sum_block(self, i: Any, lanes: int, width: int) -> None:
-        """The sums of `width` vectors of columns from column i on."""
+        """Sum `width` vectors of columns from column i on."""
         b, reductions = self.b, self.program.reductions
         slots = []
         for kind, _ in reductions:

@@ -324,7 +324,7 @@ class _DotWindow(_Sums):
         rest = b.alloca(ir.VectorType(I8, PANEL))
 
         def run(c: Any, count: int, *, ragged: bool) -> None:
-            """Some panels from channel c on, which share the addresses of taps."""
+            """Run some panels from channel c on, which share the addresses of taps."""
             first = b.gep(w, [b.mul(b.udiv(c, I64(PANEL)), size)])
 
             def group(g: Any, sums: list[Any]) -> list[Any]:

@@ -51,7 +51,7 @@ UNROLL = 4  # independent accumulators of a reduction: covers the latency of an 
 
 
 def count_lanes(program: Program, target: Target) -> int:
-    """Elements per iteration: one register full of the widest element type the program touches."""
+    """Return the elements per iteration: one register of the program's widest element type."""
     names = [i.dtype for i in program.ins if i.kind != "k"]
     names += [*program.outs, *(kind for kind, _ in program.reductions)]
     floats = [max(ITEMSIZE[n], 4) for n in names if is_real(n)]
@@ -189,7 +189,7 @@ class _Loop:
         return values
 
     def _combine(self, r: int, kind: str, op: str) -> Any:
-        """Accumulators of a reduction to one scalar, always in the same order."""
+        """Combine the accumulators of a reduction to one scalar, always in the same order."""
         b, shape = self.b, vector(element(kind), self.lanes)
         values = [b.load(s, typ=shape) for s in self.slots[r]]
         total = values[0]
@@ -257,7 +257,7 @@ def rows(target: Target, program: Program) -> Any:
 def start_row_loop(
     b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]
 ) -> _Loop:
-    """The loop of a program over a row of a map; args: its words, the row, the first element."""
+    """Start the loop of a program over a row; args: its words, the row, the first element."""
     words, r, j = args
     own = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind in program.outs]
     places = Words("rows", **list_fields(len(own), rank)).members

@@ -37,7 +37,7 @@ _OWN = {"bf16": BFloat(), "f16": ir.HalfType()}  # LLVM's types, of casts that h
 
 
 def element(name: str) -> Any:
-    """The LLVM type of one element in a register; booleans are i1 there and a byte in memory.
+    """Return the LLVM type of an element in a register; booleans are i1 there, a byte in memory.
 
     Half floats are f32 there.
     """

@@ -70,7 +70,7 @@ class Channels:
             self.mask = None
 
     def narrow(self, left: Any) -> None:
-        """From here on read and write the first `left` lanes, all if there are no more."""
+        """Read and write only the first `left` lanes from here on, or all if `left` is larger."""
         self.left = left
         self.mask = first_lanes(self.b, left, self.lanes)
 
@@ -124,7 +124,7 @@ class Channels:
         return ITEMSIZE[self._name(vt)]
 
     def slots(self, values: Sequence[Any]) -> list[Any]:
-        """Variables with first values; they become registers."""
+        """Make variables with first values; they become registers."""
         out = [cgutils.alloca_once(self.b, v.type) for v in values]
         for slot, v in zip(out, values, strict=True):
             self.b.store(v, slot)
@@ -136,7 +136,7 @@ class Channels:
         return self.b.call(intrinsic(self.b.module, name, self.vt, [self.vt] * 3), [x, y, z])
 
     def maximum(self, best: Any, x: Any) -> Any:
-        """Lanes where x beats the best so far: the first of equals stays, the first NaN stays."""
+        """Return the lanes where x beats the best: the first of equals and the first NaN stay."""
         b = self.b
         return b.and_(b.fcmp_unordered(">", x, best), b.fcmp_ordered("ord", best, best))
 
@@ -261,7 +261,7 @@ def window_max(target: Target, T: str, index_type: str, S: str) -> Any:
 
 
 def _indices(index_type: str) -> Any:
-    """The pointer to indices of a type; without a type the null pointer, which has one too."""
+    """Return the pointer to indices of a type; without a type, a typed null pointer."""
     return types.CPointer(NUMBA[index_type or "i64"])
 
 

@@ -163,7 +163,7 @@ class Tiles:
 
     @contextmanager
     def _among(self, i: Any, count: Any) -> Iterator[None]:
-        """Code that runs only if 0 <= i < count, in a tile that is checked."""
+        """Write code that runs only if 0 <= i < count, in a tile that is checked."""
         if self.checked:
             with self.b.if_then(self.b.icmp_unsigned("<", i, count)):
                 yield
@@ -442,7 +442,7 @@ def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Seque
 
 
 def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequence[Any]]) -> None:
-    """The sums of a line's taps, in memory, += the pixels of x that they meet, times tops."""
+    """Add the pixels of x that a line's taps meet, times tops, to the sums in memory."""
     v, b = tiles.v, tiles.b
 
     def row(lines: tuple[int, ...], at: Any, sums_at: Any) -> None:

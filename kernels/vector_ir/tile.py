@@ -224,7 +224,7 @@ class _Tile:
         ]
 
     def _together(self, loaded: Grid) -> Grid:
-        """The vectors, all of them loaded before the first is used: no load moves past this."""
+        """Return the vectors, all loaded before the first is used: no load moves past this."""
         values = [v for row in loaded for v in row if v.type == self.vt]
         opaque = iter(self._opaque(values, "w"))
         return [[next(opaque) if v.type == self.vt else v for v in row] for row in loaded]
@@ -402,7 +402,7 @@ class _PairTile(_Tile):
         rows = [b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
 
         def last(kk: Any, acc: Grid) -> Grid:
-            """The factor that is left, with 0: the row of A may end after it."""
+            """Return the last factor together with 0: the row of A may end after it."""
             left = []
             for row in rows:
                 low = load(b, b.gep(row, [self._place(kk)]), I16, 2)

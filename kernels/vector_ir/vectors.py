@@ -45,7 +45,7 @@ def settle(b: Any, value: Any) -> Any:
 
 
 def store(b: Any, value: Any, pointer: Any, align: int, *, far: Any = None) -> None:
-    """A vector store to an address of this alignment; `pointer` is to elements.
+    """Store a vector to an address of this alignment; `pointer` is to elements.
 
     far: metadata that it has as one past the caches.
     """
@@ -113,7 +113,7 @@ def call_internal(name: str, body: Callable[[Any], None], *, inline: bool) -> An
 def counted(
     b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None], *, rolled: bool = False
 ) -> Any:
-    """A loop `for i in range(begin, end - step + 1, step): body(i)`; returns i after the loop.
+    """Write a loop `for i in range(begin, end - step + 1, step): body(i)`; return i after it.
 
     rolled: LLVM writes its body once.
     """

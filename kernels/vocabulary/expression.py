@@ -78,7 +78,7 @@ def _erf(x: Any) -> Any:
 
 
 def _divide(x: Any, y: Any) -> Any:
-    """Floats divide; integers truncate towards zero, as ONNX says."""
+    """Divide floats, and integers with truncation towards zero, as ONNX says."""
     if np.issubdtype(np.result_type(x, y), np.integer):
         q = np.abs(x) // np.maximum(np.abs(y), 1)
         return (q * np.sign(x) * np.sign(y)).astype(np.result_type(x, y))
@@ -86,7 +86,7 @@ def _divide(x: Any, y: Any) -> Any:
 
 
 def _power(x: Any, y: Any) -> Any:
-    """Floats as numpy; of integers with a negative exponent the power cut to an integer."""
+    """Raise floats as NumPy does; an integer's negative power is cut to an integer."""
     if np.issubdtype(np.result_type(x, y), np.integer):
         unit = np.where(np.abs(x) == 1, np.where(y % 2 == 0, 1, x), 0)
         return np.where(y < 0, unit, np.power(x, np.maximum(y, 0)))
@@ -181,7 +181,7 @@ def parse(
 
 
 def _parse_tree(text: str) -> ast.expr:
-    """Python's syntax tree of a text.
+    """Return Python's syntax tree of a text.
 
     Raises:
         ValueError: it has none, or one that is nested too deeply for Python.
@@ -247,7 +247,7 @@ def find_element_type(name: str, T: str) -> str:
 
 
 def name_operands(count: int) -> tuple[str, ...]:
-    """Names for operands that have only places: a, b, ... z, a1, b1, ..."""
+    """Name operands that have only places: a, b, ... z, a1, b1, ..."""
     letters = string.ascii_lowercase
     return tuple(f"{letters[i % 26]}{i // 26 or ''}" for i in range(count))
 

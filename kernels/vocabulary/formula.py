@@ -38,7 +38,7 @@ def fold(site: Site) -> tuple[Array, ...]:
 
 
 def infer(site: Site) -> tuple[TensorType, ...]:
-    """Shape rule: the inputs broadcast, of the formula's element type."""
+    """Return a shape rule: the inputs broadcast, the formula decides the element type."""
     formula = site.formula()
     places = sorted({*formula.list_reads(), *(i for i in range(len(site.ins)) if site.has(i))})
     types = [site.type(i) for i in places]
@@ -47,7 +47,7 @@ def infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def one_dtype(site: Site) -> tuple[TensorType, ...]:
-    """Shape rule: the inputs broadcast, all of one element type."""
+    """Return a shape rule: the inputs broadcast, and have one element type."""
     types = {site.type(i).dtype for i in range(len(site.ins))}
     if len(types) > 1:
         raise DTypeError(f"{site.where()}: all inputs must have one element type")

@@ -75,7 +75,7 @@ class Primitive:
 
 @functools.cache
 def assign_codes(domain: str) -> dict[tuple[str, ...] | Primitive, int]:
-    """Numbers of a domain's instructions: moves by (move, type), constants by type, primitives."""
+    """Number a domain's instructions: moves by (move, type), constants by type, primitives."""
     kinds = DOMAINS[domain]
     rows: list[tuple[str, ...] | Primitive] = [*MOVES, *(("const", raw) for raw in RAW.values())]
     for name, f in FUNCTIONS.items():
@@ -101,7 +101,7 @@ def _is_computed(name: str, kind: str) -> bool:
 def encode(
     formulas: Formulas, ins: Sequence[tuple[str, int]], outs: Sequence[str]
 ) -> tuple[str, list[Packed], int] | None:
-    """The smallest domain that has all of the formulas, their instructions, and the registers used.
+    """Return the smallest domain for the formulas, their instructions, and the registers used.
 
     ins: element type and step along a row of each input; outs: element types of the results.
     None: no domain has them.
@@ -169,7 +169,7 @@ class Code:
     def _compute(
         self, step: TypedTerm, steps: Sequence[TypedTerm], made: Mapping[int, int], uses: list[int]
     ) -> int:
-        """The register of a function's value; arguments nobody reads again give theirs back."""
+        """Return the register of a function's value; arguments not read again free theirs."""
         kinds = tuple(steps[p].kind for p in step.arguments)
         # a wider result would overtake its argument
         widens = any(ITEMSIZE[k] < ITEMSIZE[step.kind] for k in kinds)

@@ -329,12 +329,12 @@ def name_pointer(dtype: str, *others: str) -> str:
 
 
 def list_same_size(dtype: str, *_: Any) -> tuple[str, ...]:
-    """The element types of the size of this one: `Template.stands_for` of what moves data."""
+    """List the element types of this size: `Template.stands_for` of kernels that move data."""
     return tuple(t for t, size in ITEMSIZE.items() if size == ITEMSIZE[dtype])
 
 
 def list_bools(dtype: str, op: str, *_: Any) -> tuple[str, ...]:
-    """b1 for what takes the larger or the smaller of two u8, which is "or" and "and" of bools."""
+    """Return b1 for kernels of max or min of u8, which are "or" and "and" of bools."""
     return ("b1",) if dtype == "u8" and op in ("max", "min") else ()
 
 

@@ -170,14 +170,14 @@ class Site:
         return array.reshape(()).item()  # type: ignore[no-any-return]  # of an integer array
 
     def number(self, i: int, what: str) -> Array:
-        """Value of input i, which must be one constant finite number, as an array of rank 0."""
+        """Return the value of input i, one constant finite number, as an array of rank 0."""
         array = self.known(i, what)
         if array.size != 1 or not np.isfinite(array).all():
             self.wrong(f"{what} (input {i}) is {array.tolist()}; expected one finite number")
         return array.reshape(())
 
     def where(self) -> str:
-        """`Conv '/layer3/conv1' (opset 17, f32[1,6,8,8], f32[9,2,3,3])`, for messages."""
+        """Name the node in messages: `Conv '/layer3/conv1' (opset 17, f32[1,6,8], f32[9,6,3])`."""
         domain = f"{self.domain}::" if self.domain else ""
         types = ", ".join(str(t) if t else "-" for t in self.ins)
         return f"{domain}{self.op} {self.name!r} (opset {self.opset}; {types})"
@@ -188,45 +188,45 @@ class Site:
         raise UnsupportedOpError(f"{self.where()}: {found}{tail}")
 
     def wrong(self, found: str) -> NoReturn:
-        """These shapes break ONNX's rule for the op."""
+        """Refuse shapes that break ONNX's rule for the op."""
         raise ShapeError(f"{self.where()}: {found}")
 
 
 class Nodes(Protocol):
-    """Emits the nodes that replace a node; used by `expand` and by gradient rules."""
+    """Writer of the nodes that replace a node, for `expand` and for gradient rules."""
 
     site: Site
 
     def x(self, i: int) -> str:
-        """Name of input i."""
+        """Return the name of input i."""
 
     def wants(self, i: int) -> bool:
-        """In an expansion whether output i is used, in a gradient whether input i needs one."""
+        """Return whether output i is used, in an expansion, or input i needs a gradient."""
 
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
-        """Emit a node; returns its output name, or a tuple of names when `outputs` > 1.
+        """Emit a node; return its output's name, or a tuple of names if `outputs` > 1.
 
-        An empty input name is an absent optional input.
+        An empty input name stands for an optional input that is absent.
         """
 
     def const(self, value: Any, dtype: str) -> str:
-        """Name of a constant tensor."""
+        """Return the name of a constant tensor."""
 
     def like(self, value: float, i: int) -> str:
-        """Name of a scalar constant of the element type of input i."""
+        """Return the name of a scalar constant of the element type of input i."""
 
     def sized(self, value: float, i: int) -> str:
-        """As `like`, for a value that sizes decide: no code is made for this value."""
+        """Do the same as `like`, for a value that sizes decide: no code is made for this value."""
 
 
 class Grad(Nodes, Protocol):
     """The argument of a gradient rule.  A tensor read by `x` or `y` is kept for the backward pass.
 
-    Un-broadcasting helpers, the sum over several uses and type checks are the caller's.
+    The caller sums the gradients of several uses, undoes broadcasts and checks types.
     """
 
     def y(self, i: int, suffix: str = "") -> str:
-        """Name of output i; an optional output that is absent is added as `<output 0><suffix>`."""
+        """Return the name of output i; one that is absent is added as `<output 0><suffix>`."""
 
     def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
         """Sum `dy` over the axes along which input i was broadcast to `shape`.
@@ -235,10 +235,10 @@ class Grad(Nodes, Protocol):
         """
 
     def replay(self, value: str, instead: Mapping[str, str]) -> str:
-        """Name of what the nodes that make `value` make of other values.
+        """Compute `value` again from other values, and return its new name.
 
-        instead: what takes the place of a value, by its name.  Nodes that need none of these are
-            not computed again; if none do, it is `value` itself.
+        instead: the values to use, by the names of those that they replace.  Nodes that depend on
+            none of these are not computed again; if no node does, the result is `value` itself.
         """
 
 
@@ -257,7 +257,7 @@ def find_stored(x: Operand) -> tuple[str, tuple[str, ...]]:
 
 
 def find_each_stored(*operands: Operand) -> tuple[str, tuple[str, ...]]:
-    """Return the type that a kernel computes operands with, and of each the type it is stored as.
+    """Return the type that a kernel computes operands with, and the types they are stored as.
 
     The second is empty if all are stored as the first.
     """
@@ -269,7 +269,7 @@ def find_each_stored(*operands: Operand) -> tuple[str, tuple[str, ...]]:
 class Lowering(Protocol):
     """The argument of a lowering: operands of the node, temporaries, and calls to append.
 
-    precision: the type that products round their factors to; "f32": they do not.
+    precision: the type that products round their factors to; "f32" for no rounding.
     """
 
     site: Site
@@ -296,18 +296,19 @@ class Lowering(Protocol):
         """Return a constant tensor."""
 
     def fault(self) -> Operand:
-        """Return the plan's words `STATUS`, which a kernel sets to report bad data, the kind last.
+        """Return the plan's words `STATUS`: a kernel sets them, the kind last, to report bad data.
 
         The runtime clears the kind before a run and raises after it.
         """
 
     def noise(self) -> Operand:
-        """Return the plan's words `RANDOM`: what random numbers are made of."""
+        """Return the plan's words `RANDOM`, from which random numbers are made."""
 
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
-        """Return the result of `make`, made once for all nodes of a model that give the same.
+        """Return the result of `make`, which runs once for all nodes with equal arguments.
 
-        key: what it is made of, except for `shapes`: sequences of numbers that sizes may decide.
+        key: all that the result depends on except `shapes`, sequences of numbers that may follow
+            from sizes.
         """
 
     def call(
@@ -321,13 +322,13 @@ class Lowering(Protocol):
     ) -> None:
         """Append a kernel call, with an argument for each name of the kernel's signature.
 
-        named: an operand of each pointer, None or left out for the null pointer; a number; or
+        named: an operand for each pointer, None or nothing for the null pointer; a number; or
             packed words.  Modes, and which operands may share bytes, follow from the signature.
         operands: the operands among the words, whose number the compile-time parameters decide,
-            each read, written, updated or scratch.
-        may_alias: pairs of positions (written, read) that may share bytes, where a call allows
-            other ones than the signature.
-        updates: operands, of those that the kernel writes, with parts that other calls write.
+            each with its mode: read, written, updated or scratch.
+        may_alias: pairs of positions (written, read) that may share bytes, if a call allows
+            others than the signature.
+        updates: the written operands of which other calls write a part.
 
         Raises:
             DTypeError: an operand has an element type that the kernel does not take.
@@ -375,61 +376,59 @@ class Update:
 class Op:
     """One ONNX operator.
 
-    name, domain, since: op type, domain, and first opset this declaration is right for.
-    inputs: the least and the most inputs of a node.  outputs: the most outputs; files may leave out
-        outputs that nobody reads.  Of ops of ONNX's domain its schema says so.
-    may_be_absent: the inputs among the least that may be empty names.
-    attrs: the attributes that have a default, with ONNX's.
-    takes, needs: the types (`Kind`) of the attributes a node may leave out although they have no
-        default, or one that does not tell their type, and of those it must have.  Of ops of ONNX's
-        domain its schema says so.
-    infer: types of the outputs; raises `ShapeError` or `UnsupportedOpError` through the site.
-    lower: kernel calls; None for a view (`is_view`), for an elementwise op (`expr`), which the
-        fuser turns into a Map, for an op that is several others (`expand`), and for ops that vanish
-        before lowering.
-    calls: the kernel templates that `lower` may call.  Planning refuses a call of any other, and
-        libraries for a set of ops hold these.  None says nothing, which only an op from outside
-        this package may do: it can be planned, but no library be made for it before its plans.
-    expand: the nodes an op is short for: names of its outputs, "" for one not wanted; None where
-        this node is lowered as it is.
-    expands_first: `expand` reads no types, and is asked before types are inferred: the rules of
-        other ops may need constants among what it makes.
+    name, domain, since: the op's type and domain, and the first opset for which this is right.
+    inputs: the least and the largest number of inputs of a node.  outputs: the largest number of
+        outputs; files may leave out those that nobody reads.  For ops in ONNX's domain the schema
+        decides both.
+    may_be_absent: the required inputs whose names may be empty.
+    attrs: the attributes with a default, which is ONNX's.
+    takes, needs: the types (`Kind`) of other attributes, by name.  `takes` has those that a node
+        may leave out without a default, or whose default does not determine the type; `needs` has
+        those that a node must have.  For ops in ONNX's domain the schema decides both.
+    infer: returns the types of the outputs; refuses a node through the site.
+    lower: appends kernel calls; None for a view (`is_view`), for an elementwise op (`expr`), which
+        the fuser turns into a Map, for an op that stands for others (`expand`), and for ops that
+        vanish before lowering.
+    calls: the kernel templates that `lower` may call.  Planning refuses any other call, and
+        libraries for a set of ops contain these.  None, which is for ops from outside this package,
+        states nothing: the op can be planned, but a library contains it only with its plans.
+    expand: emits the nodes that the op stands for and returns the names of its outputs, "" for an
+        unused one; returns None if this node is to be lowered as it is.
+    expands_first: `expand` reads no types and runs before types are inferred, because the rules of
+        other ops may need constants that it makes.
     becomes: the ops that `expand` may emit, as `read_op_keys` reads them; Identity, which stands
         where an output is an input, need not be named.  As with `calls`, planning refuses any
-        other, and None says nothing.
-    grad: gradient names, one or None an input, given one gradient name or None an output.  Without
-        it an op is differentiated through its expansion.
-    no_gradient: inputs through which no gradient flows.
-    tells_gradient: its gradient is one that a user has written: what the op computes says nothing
-        about it.
-    gradient_of: the op whose gradient it computes, as `title` names it; empty if none.
-    training_only: of onnxruntime's ops, one that its packages for inference lack; gradients and
-        optimizers need not say it.
-    fold: the outputs as numpy arrays when all inputs are constant (`values`).
-    by_reference: whether onnx's reference computes constants where there is no `fold`; only of ops
+        other op, and None states nothing.
+    grad: takes a gradient name or None for each output, and returns one for each input.  Without
+        it, an op is differentiated through its expansion.
+    no_gradient: the inputs through which no gradient flows.
+    tells_gradient: a user has written its gradient, which need not follow from what it computes.
+    gradient_of: the title of the op whose gradient it computes; empty for other ops.
+    training_only: onnxruntime has the op only in its packages for training; gradients and
+        optimizers need not declare this.
+    fold: returns the outputs as NumPy arrays when all inputs are constant (`values`).
+    by_reference: onnx's reference may compute constants where there is no `fold`; only for ops
         that it computes as the kernels do.
-    is_view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
+    is_view: output 0 has the bytes of input 0 in another shape; `lower` may then update them.
     expr: the scalar formula of an elementwise op over its inputs.
-    layout: how images that it reads and makes are stored: one rule for all, or those that must be
-        channels-last.
+    layout: the layout of images that it reads and makes: one rule for all, or the operands that
+        must be channels-last.
     movement: which elements of its inputs the outputs have.
-    samples: how the outputs hold the samples of a batch.  An op with a formula that does not say it
-        holds them as ELEMENTWISE.
-    storage: the operands that may be stored in 16 bits, which may depend on the node; None: none.
-        Of an op with a formula, all.
-    is_acting: it writes to its input 0, a gradient or a statistic, which outlives the run; so it
-        runs even if nobody reads its outputs, as an op with `optimizer` does.
+    samples: how the outputs hold the samples of a batch; with a formula, ELEMENTWISE by default.
+    storage: the operands that may be stored in 16 bits, which may depend on the node; None: none,
+        or all for an op with a formula.
+    is_acting: it writes to its input 0, a gradient or a statistic that outlives the run.  So it
+        runs even if nobody reads its outputs, like an op with `optimizer`.
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
-    roles: the inputs that are usually parameters of a model, and what they are.
-    type_only: inputs whose type alone is read, never their bytes.
-    accumulates: outputs that can be added into a gradient buffer by the kernel itself.
-    is_identity: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the
-        op as a function that says so, for runtimes that do not know it.
-    internal: only passes of the planner make it; a file that holds one is refused.
-    names_all_outputs: onnxruntime-training expects a name for every output, also for one that
-        nobody reads.
-    optimizer: how it changes parameters, if it does.
+    roles: the inputs that are usually parameters of a model, and their roles.
+    type_only: the inputs of which only the type is read, never the bytes.
+    accumulates: the outputs that the kernel itself can add into a gradient buffer.
+    is_identity: in the forward pass it only returns input 0.  Files contain the op as a function
+        that says so, for runtimes that do not have it.
+    internal: only passes of the planner make it; a file that contains it is refused.
+    names_all_outputs: onnxruntime-training expects a name for every output, read or not.
+    optimizer: the way it changes parameters, if it does.
     """
 
     name: str
@@ -503,7 +502,7 @@ class Op:
 
 
 def title_op(domain: str, name: str) -> str:
-    """`Add`, `com.microsoft::Gelu`."""
+    """Return a title such as `Add` or `com.microsoft::Gelu`."""
     return f"{domain}::{name}" if domain else name
 
 
@@ -539,7 +538,7 @@ def _find_kind(name: str, value: Any) -> Kind:
 
 
 def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
-    """Shape rule: one output of the type of input i."""
+    """Return a shape rule: one output of the type of input i."""
     return lambda site: (site.type(i).but(),)
 
 
@@ -559,7 +558,7 @@ def make_symbol(site: Site, i: int) -> str:
 
 
 def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
-    """ONNX multidirectional broadcasting of shapes.
+    """Broadcast shapes as ONNX does, in all directions.
 
     A symbolic dimension may be 1.  Where it meets a number other than 1, the size is this number.
     Where it meets another symbol, either may be 1, so the size is a new symbol.

@@ -133,7 +133,7 @@ class Program:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_once(source: str, T: str) -> Program:
-    """The program of a text that calls no functions; planning asks for the same many times."""
+    """Parse a text that calls no functions; planning asks for the same many times."""
     return _parse(source, T, {})
 
 
@@ -228,7 +228,7 @@ def _list_names(source: str) -> list[str]:
 
 
 def list_fields(count: int, rank: int) -> dict[str, Field]:
-    """Fields for the `count` operands of a row program that runs over `rank` outer dimensions."""
+    """List the fields for `count` operands of a row program over `rank` outer dimensions."""
     return {
         "operands": Field("the operands, inputs first", count=count, address=True),
         "dims": Field("the outer dimensions", count=rank),

@@ -5,20 +5,20 @@
 A parameter is one or more names, a colon, a type, and clauses:
 
     x: T[rows, n]               a pointer to rows * n elements of the type T that the kernel reads
-    y: out T[n]                 it writes them; `update`: reads and writes; `scratch`: work memory
+    y: out T[n]                 elements that it writes; `update`: reads and writes; `scratch`: uses
     q: u8|i8[n]                 elements of one of these types
-    x: S[n]                     of the type that the compile-time parameter S is; T without one
-    x: T[...]                   how many elements the kernel touches a function says (`reach=`)
-    fault: update i64[1 record] a pointer to so many records of the `words` declared for it
+    x: S[n]                     elements of the type in the compile-time parameter S, or T without S
+    x: T[...]                   a function (`reach=`) returns how many elements the kernel touches
+    fault: update i64[1 record] a pointer to that many records of the `words` declared for it
     n: i64    scale: f64        numbers; an i64 is at least 0 and below `MOST`
-    n: signed i64               it may be negative; `any i64`: it may be anything
+    n: signed i64               a number that may be negative; `any i64`: any number
     g: i64[]                    the last parameter: the numbers that follow, laid out by its `words`
 
-    ... if mean                 the operand is touched where this holds; otherwise it may be null
-    ... updates if adds         an `out` operand is read, too, in calls where this holds
-    ... may alias x, z          an `out` operand may have the bytes of these
-    ... within x.n              its elements choose elements of x; the kernel refuses any beyond n
-    ... where 1 <= k <= n       a call for which this does not hold is refused
+    ... if mean                 the operand is touched only if this holds; otherwise it may be null
+    ... updates if adds         an `out` operand is also read if this holds
+    ... may alias x, z          an `out` operand may share the bytes of these
+    ... within x.n              its elements choose elements of x; the kernel refuses any from n on
+    ... where 1 <= k <= n       calls for which this does not hold are refused
 
 Sizes and conditions are Python expressions of the numbers of the call, of the compile-time
 parameters of the kernel, and of `threads`, `lanes` (elements of a vector), `tile_columns` and the

@@ -70,7 +70,7 @@ class Sizes:
 
     @contextmanager
     def noting(self) -> Iterator[Noted]:
-        """Inside, all questions are noted with their answers in what this returns."""
+        """Note all questions within the block, with their answers, in the result."""
         before, self._noted = self._noted, {}
         try:
             yield self._noted
@@ -383,14 +383,14 @@ def _map_places(places: Any, items: Sequence[Any]) -> Any:
 
 
 def fill_array(items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array of these elements in order: one of numpy's unless there are sizes among them."""
+    """Make an array of these elements in order: one of NumPy's unless some are sizes."""
     if any(type(i) is Size for i in items):
         return SizedArray(items, shape, dtype)
     return np.array(items, dtype).reshape(shape)
 
 
 def make_array(value: Any, dtype: Any) -> Any:
-    """As `np.array`, of a number, a sequence of numbers or an array, with sizes among them."""
+    """Do the same as `np.array`, for numbers, sequences and arrays that may contain sizes."""
     if isinstance(value, SizedArray) and value.dtype == dtype:
         return value
     if type(value) is Size:

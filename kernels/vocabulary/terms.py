@@ -43,7 +43,7 @@ class Formulas:
 
     @classmethod
     def of(cls, *expressions: Expr) -> Formulas:
-        """The formulas of expressions, in time linear in their number of distinct objects."""
+        """Return the formulas of expressions, in time linear in the number of distinct objects."""
         writer = TermWriter()
         return writer.formulas([writer.append_expression(e) for e in expressions])
 
@@ -56,7 +56,7 @@ class Formulas:
         return tuple(t[1] for t in self.terms if t[0] == "in")
 
     def list_functions(self) -> set[str]:
-        """The names of the functions in the formulas; "in", "const" and "cast" are among them."""
+        """List the functions in the formulas; "in", "const" and "cast" are among them."""
         return {t[0] for t in self.terms}
 
     @property
@@ -65,11 +65,11 @@ class Formulas:
         return all(self.terms[r][0] == "in" for r in self.results)
 
     def estimate_cost(self) -> int:
-        """About how many vector instructions one computation takes; see `Function.cost`."""
+        """Estimate the vector instructions of one computation; see `Function.cost`."""
         return sum(_estimate_cost(t[0]) for t in self.terms)
 
     def write_texts(self, operands: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-        """Texts of the shared values, as `_0 = formula`, and of the results, which name them.
+        """Write the shared values, as `_0 = formula`, and the results, which name them.
 
         Only what is read more than once is given a name, and what is nested deeper than `DEPTH`.
         Parsed with the same operands the texts are the same formulas again.
@@ -124,7 +124,7 @@ class Formulas:
         return [dtypes[r] for r in self.results]
 
     def explain_misfit(self, inputs: Sequence[str]) -> str:
-        """Why no kernel can compute this over operands of these types; empty if one can."""
+        """Explain why no kernel can compute this over operands of these types; empty if one can."""
         dtypes = self.infer_dtypes(inputs)
         for term in self.terms:
             refused = _list_refused(term[0])
@@ -159,7 +159,7 @@ class Formulas:
         own = self.infer_dtypes(inputs)
 
         def find_value(place: int, want: str) -> tuple[int, str]:
-            """The term and the type that the value of a place comes to; it skips idle terms."""
+            """Return the term and the type of the value at a place; idle terms are skipped."""
             while True:
                 term, kind = self.terms[place], own[place]
                 if term[0] == "cast" and own[term[2]] in (None, term[1]):
@@ -263,7 +263,7 @@ class TermWriter:
         return places[id(e)]
 
     def copy(self, formulas: Formulas, inputs: Sequence[int]) -> list[int]:
-        """The places of the results of formulas whose operand i is the value at `inputs[i]`."""
+        """Copy formulas, with the value at `inputs[i]` as operand i; return the results' places."""
         places: list[int] = []
         for term in formulas.terms:
             if term[0] == "in":
@@ -273,7 +273,7 @@ class TermWriter:
         return [places[r] for r in formulas.results]
 
     def formulas(self, results: Sequence[int]) -> Formulas:
-        """The formulas whose values are at these places, without terms that they do not need."""
+        """Return the formulas whose values are at these places, without unused terms."""
         order: list[int] = []
         new: dict[int, int] = {}
         waiting = list(reversed(results))
@@ -292,7 +292,7 @@ class TermWriter:
 
 
 def _estimate_cost(function: str) -> int:
-    """About how many vector instructions a term takes; operands and constants are loaded anyway."""
+    """Estimate the vector instructions of a term; operands and constants are loaded anyway."""
     if function in ("in", "const"):
         return 0
     return 1 if function == "cast" else FUNCTIONS[function].cost

@@ -18,6 +18,9 @@ conversion or a copy with `to_`, `as_`, `from_`, `of`, `with_` or `without_`, an
 - functions within functions that are handed on as a value, such as the body of a loop;
 - functions that are called as the elementary function that they compute;
 - functions in the places of `REFERENCES`, which are called as an op, a loss or a network is.
+
+Their docstrings say what the functions do, in the imperative: none begins with an article, a
+preposition or a verb in the third person.
 """
 
 from __future__ import annotations
@@ -72,6 +75,11 @@ CODE = {"Body", "Callable", "Expr", "Formulas", "Inline", "Lanes", "Native", "Op
 IR = {"Any", "Emit", "Grid"}  # in files that import llvmlite, whose values have no types
 LIBRARIES = {"click", "torch"}  # whose classes share names with ours
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+# Openings of docstrings that do not say what a function does; `A x + b` is a formula.
+NOT_VERBS = re.compile(
+    r"(?:The|An?|As|Of|No|Nothing|Those|Inside|About|Every|Where|When|In|On|By|One|Each|All|Raises|"
+    r"Returns)\b(?! [=+*x-])"
+)
 
 
 def in_third_person(verb: str) -> str:
@@ -226,6 +234,30 @@ def verbless(path: Path) -> list[str]:
             or (("." not in qualified or owner) and is_documented(path, owner, function.name))
         )
     ]
+
+
+def list_nominal(path: Path) -> list[str]:
+    """List the functions of a file whose docstrings do not begin with a verb, with their lines."""
+    place = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    return [
+        f"{place or path.name}:{function.lineno}: {qualified}"
+        for function, qualified, _ in functions(ast.parse(path.read_text("utf-8")))
+        if not place.startswith(REFERENCES)
+        and not (is_declared(function) and "contextmanager" not in ast.dump(function))
+        and NOT_VERBS.match(ast.get_docstring(function) or "")
+    ]
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if not room.startswith("tests")])
+def test_docstrings_of_functions_begin_with_a_verb(room: str) -> None:
+    assert not [line for path in list_files(room) for line in list_nominal(path)]
+
+
+def test_a_docstring_that_begins_with_a_noun_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    texts = ("Return a row.", "The rows.", "A x + b.", "As `rows`.", "Raises InputError.")
+    path.write_text("".join(f'def f():\n    """{text}"""\n' for text in texts))
+    assert [int(line.split(":")[1]) for line in list_nominal(path)] == [3, 7, 9]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -336,12 +336,12 @@ def _choose(table: Mapping[str, Any], which: str, place: str) -> ChosenClass:
 
 
 def as_written(config: RunConfig) -> RunConfig:
-    """The configuration as it is read again from what `to_toml` writes: with lists for tuples."""
+    """Return the configuration as it is read back from `to_toml`: with lists for tuples."""
     return make_config(tomllib.loads(to_toml(config)), "configuration")
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML; `make_config` reads the same from it."""
+    """Return the configuration as TOML, from which `make_config` reads the same."""
     lines = []
     for name in TABLES:
         table = getattr(config, name)
@@ -367,7 +367,7 @@ def _format_text(value: str) -> str:
 
 
 def format_toml(value: Any) -> str:
-    """A value as TOML writes it.
+    """Return a value in TOML's form.
 
     Raises:
         InputError: it has no form in TOML.

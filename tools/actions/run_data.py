@@ -28,7 +28,7 @@ from engine.tools.actions.run_config import DataTable
 
 
 def settle(table: DataTable, feature: TensorType) -> DataTable:
-    """The table with its kind found out, and options that the model's input decides.
+    """Return the table with its kind, and with the options that follow from the model's input.
 
     feature: the type of the model's first input.
 
@@ -44,12 +44,12 @@ def settle(table: DataTable, feature: TensorType) -> DataTable:
 
 
 def open_training(table: DataTable) -> Dataset:
-    """The data to train on: the split `train` where there are splits."""
+    """Open the data to train on: the split `train` if there are splits."""
     return open_data(table, Path(split_of(table.path, TRAIN)))
 
 
 def open_rest(table: DataTable, training: Dataset, seed: int) -> tuple[Dataset, Dataset | None]:
-    """The data to train on, and those to validate with: set apart, of a split or another path."""
+    """Return the data to train on, and those to validate with: a share, a split, another path."""
     share = choose_validation(table.path) if table.validation is None else table.validation
     if isinstance(share, str):
         place = Path(split_of(share, VALIDATION, TEST))
@@ -60,7 +60,7 @@ def open_rest(table: DataTable, training: Dataset, seed: int) -> tuple[Dataset, 
 
 
 def open_test(table: DataTable, training: Dataset) -> Dataset | None:
-    """The data to test the best model on at the end; None: none are asked for."""
+    """Open the data on which the best model is tested at the end; None if there are none."""
     if not table.test:
         return None
     source = table.path if table.test == "split" else table.test
@@ -68,7 +68,7 @@ def open_test(table: DataTable, training: Dataset) -> Dataset | None:
 
 
 def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset of a settled table, of the data in a path.
+    """Open the data at a path with the options of a settled table.
 
     learned: what `get_learned` or `read_learned` has returned of the data that are trained on.
 

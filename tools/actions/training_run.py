@@ -120,7 +120,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> RunRe
 
 
 def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: Path) -> _Prepared:
-    """As `_prepare`, which rank 0 does; the others read the data alone.
+    """Do the same as `_prepare` on rank 0; the other ranks only read the data.
 
     place: a folder for the artifacts of this rank.
     """
@@ -521,7 +521,7 @@ def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say)
 
 
 def _choose_monitor(config: RunConfig, validates: bool) -> str:
-    """The column of the history that decides which checkpoint is the best."""
+    """Return the column of the history that decides which checkpoint is the best."""
     return config.fit.monitor or ("val_loss" if validates else "loss")
 
 

@@ -122,7 +122,7 @@ def find_batch(golden: Path) -> int:
 
 
 def of_ops(names: Collection[str]) -> Iterator[Plan]:
-    """The plans of the case rows of some ops, of optimizers too.
+    """Return the plans of the case rows of some ops, optimizers included.
 
     Raises:
         InputError: an op has no case row.

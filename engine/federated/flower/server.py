@@ -155,7 +155,7 @@ class Federation:
         )
 
     def _resume(self, strategy: Strategy) -> int:
-        """Continue from a checkpoint; return its round.
+        """Resume from a checkpoint; return its round.
 
         Raises:
             StateError: the run had another strategy or seed.

@@ -115,13 +115,13 @@ class _Context:
         self.saved_tensors = tensors
 
     def save_for_forward(self, *tensors: Any) -> None:
-        """Nothing: no derivative is taken forward."""
+        """Do nothing: no derivatives are taken in forward mode."""
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self._without_gradient.extend(tensors)
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """Nothing: what is changed in place is the output, which is made anew."""
+        """Do nothing: only the output is changed in place, and it is made anew."""
 
     def set_materialize_grads(self, value: bool) -> None:
         self._materializes = value

@@ -105,7 +105,7 @@ class ModuleCall:
         }
 
     def axis_names(self) -> list[dict[int, str]]:
-        """Of each tensor the names of its axes that may have any size, in the model's order."""
+        """Return the names of the axes of any size of each tensor, in the model's order."""
         return [names for _, names in self._list_named()]
 
     def sizes(self, rows: int | None = None) -> dict[str, int]:

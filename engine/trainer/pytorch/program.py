@@ -50,7 +50,7 @@ def in_mode(module: Any, trains: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silently(torch: Any) -> Iterator[None]:
-    """Without gradients, without what the exporter prints, and with torch's random numbers kept."""
+    """Suspend gradients and the exporter's output, and keep the state of torch's random numbers."""
     level = logging.root.manager.disable
     with (
         torch.no_grad(),

@@ -168,7 +168,7 @@ class HtmlReport(Callback):
         return {"trace": self._trace.make_state(), "shown": self._shown}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with these points."""
+        """Restore these points, and continue with them."""
         self._trace = Trace()
         self._trace.restore(state["trace"])
         self._shown = state.get("shown")

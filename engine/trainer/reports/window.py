@@ -50,7 +50,7 @@ class Window:
         self._counted, self._total = _sum_losses(fit)
 
     def postpone(self) -> None:
-        """Delay the next look until the usual time after the start has passed."""
+        """Postpone the next look until the usual time after the start has passed."""
         self._due = self._last + self.seconds
 
     def look(self, fit: Fit) -> View | None:

@@ -169,7 +169,7 @@ def scores_to_output(
 
 
 def _softmax(nodes: Nodes, x: str) -> str:
-    """Over the last axis, in f64 where softmax_precision wants more than the inputs have."""
+    """Normalise over the last axis, in f64 if softmax_precision wants more than the inputs have."""
     if nodes.site.attrs.get("softmax_precision") != _DOUBLE or nodes.site.type(0).dtype == "f64":
         return str(nodes.op("Softmax", x, axis=-1))
     # The node asks for a softmax in double; its input and output stay as they are.
@@ -187,7 +187,7 @@ def _cached(nodes: Nodes, past: int, new: str) -> str:
 
 
 def _group(nodes: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, str]:
-    """Grouped queries: heads as [kv heads, ratio], and K and V broadcast over the group."""
+    """Group the queries: heads as [kv heads, ratio], and K and V broadcast over the group."""
     # Q as [batch, kv heads, ratio, rows, width]: K and V broadcast over `ratio`.
     shape = nodes.const([0, -1, ratio, *_read_tail(nodes, 0)], "i64")
     one = nodes.const([2], "i64")
@@ -199,7 +199,7 @@ def _group(nodes: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, 
 
 
 def _read_tail(nodes: Nodes, i: int) -> list[int]:
-    """Length and width of Q; grouped queries can be reshaped only when both are known."""
+    """Return length and width of Q; grouped queries can be reshaped only if both are known."""
     _, _, rows, width = _split_heads(nodes.site, i, "q_num_heads")
     if isinstance(rows, str) or isinstance(width, str):
         nodes.site.fail(f"grouped queries of length {rows!r}", "lengths known when differentiating")

@@ -127,7 +127,7 @@ def _infer_fused(site: Site) -> tuple[TensorType, ...]:
 
 
 def _expand_fused(nodes: Nodes) -> tuple[str, ...]:
-    """Conv, the sum Z, the activation; planning makes those with a curve one kernel again."""
+    """Expand to Conv, the sum Z, the activation; planning makes those with a curve one again."""
     site = nodes.site
     bias = nodes.x(2) if site.has(2) else ""
     y = nodes.op("Conv", nodes.x(0), nodes.x(1), bias, **list_plain_attributes(site.attrs))

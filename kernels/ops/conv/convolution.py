@@ -575,7 +575,7 @@ def convolve_back(
     axes: Axes,
     groups: int,
 ) -> None:
-    """Calls for dx = the transpose of conv(., w) applied to dy, + bias; dy, w, dx and bias."""
+    """Add calls for dx = the transpose of conv(., w) applied to dy, plus a bias."""
     dy, w, dx, bias = operands
     images, ci = dx.type.dims[:2]
     co, volume = w.type.dims[0], math.prod(a.taps for a in axes)

@@ -74,7 +74,7 @@ def _coordinates(nodes: Nodes, offset: str, axis: int, window: tuple[int, int]) 
 
 
 def _expand(nodes: Nodes) -> tuple[str, ...]:
-    """Each offset group is an image of its own; taps lie side by side as rows of its samples.
+    """Expand to nodes in which each offset group is an image, and taps are rows of its samples.
 
     [n parts, c / parts, taps rows, columns] is then [n, c, taps, rows, columns], which a Conv of
     taps x 1 x 1 sums.

@@ -486,7 +486,7 @@ def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
 
 
 def find_row(width: Axis, back: bool) -> tuple[int, int]:
-    """Width and stride of the windows that are compiled, (0, 0) where these are not among them."""
+    """Return width and stride of the windows, or (0, 0) if no kernel is compiled for these."""
     fits = width.taps in ROWS and width.dilation == 1
     fits = fits and (width.stride == 2 or (width.stride == 1 and not back))
     return (width.taps, width.stride) if fits else (0, 0)

@@ -92,7 +92,7 @@ def make_grid(images: int, h: Axis, w: Axis, channels: int, T: str) -> dict[str,
 
 
 def choose_block(target: Target, T: str, channels: int, tiles: int, least: int) -> int:
-    """Tiles of a block, whole register tiles: their matrices fill most of a second-level cache.
+    """Return the tiles of a block, whole register tiles whose matrices fill most of an L2 cache.
 
     No fewer than `least` register tiles, which share reading the filters, or adding to their sums.
     """

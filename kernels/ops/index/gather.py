@@ -329,7 +329,7 @@ def _gather_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def shaped(at: int, like: int) -> Callable[[Site], tuple[TensorType, ...]]:
-    """Shape rule: the shape is the value of input `at`, the element type as of input `like`."""
+    """Return a shape rule: the value of input `at`, with the element type of input `like`."""
 
     def infer(site: Site) -> tuple[TensorType, ...]:
         dtype = site.type(like).dtype

@@ -225,7 +225,7 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
 
 
 def _of_their_types(grad: Grad, made: Sequence[str | None]) -> tuple[str | None, ...]:
-    """Gradients that are of the type of X, each in the type of its input."""
+    """Cast gradients from the type of X to the types of their inputs."""
     site = grad.site
     own = site.type(0).dtype
     return tuple(m and of_type(grad, m, own, site.type(i).dtype) for i, m in enumerate(made))

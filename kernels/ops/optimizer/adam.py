@@ -108,7 +108,7 @@ class AdamW(_Moments):
         }
 
     def rule(self, *, is_divided: bool = False) -> OptimizerRule:
-        """One node for all is of onnxruntime's op, which is not lazy."""
+        """Return the rule: onnxruntime's op for one node over all parameters, which is not lazy."""
         own = super().rule()
         return own if is_divided or self.lazy else replace(own, domain=MS)
 

@@ -194,7 +194,7 @@ def _read_max_norm(site: Site) -> float:
 
 
 def _append_sums(lowering: Lowering) -> tuple[Operand, int]:
-    """The sums of squares of all inputs in their order, and how many runs that is."""
+    """Add the sums of squares of all inputs in order, and return the number of runs."""
     attrs = lowering.site.attrs
     xs = [lowering.x(i) for i in range(len(lowering.site.ins))]
     known = zip(attrs.get("begins", ()), attrs.get("sizes", ()), strict=True)
@@ -259,12 +259,12 @@ def check_floats(site: Site, first: int = 0) -> None:
 
 
 def _find_element(t: TensorType) -> str:
-    """The element type of a tensor, or of the tensors of a sequence."""
+    """Return the element type of a tensor, or of the tensors of a sequence."""
     return t.dtype.removeprefix("seq(").removesuffix(")")
 
 
 def _find_widest(site: Site) -> str:
-    """The element type of the inputs that has the most bytes."""
+    """Return the largest element type of the inputs."""
     kinds = (_find_element(site.type(i)) for i in range(len(site.ins)))
     return max(kinds, key=ITEMSIZE.__getitem__)
 

@@ -62,7 +62,7 @@ class SGD(Method):
         return (State(FIRST),) if attrs.get("momentum") else ()
 
     def rule(self, *, is_divided: bool = False) -> OptimizerRule:
-        """The plain one is onnxruntime's, whose model and checkpoint have moments nobody reads."""
+        """Return the rule: plain SGD is onnxruntime's op, whose moments nothing reads."""
         own = super().rule()
         if is_divided or self.momentum or self.weight_decay:
             return own

@@ -329,7 +329,7 @@ def pool_mean_grad(target: Target, T: str, S: str = "") -> Body:
 
 @inline
 def _find_meeting(i, out, stride, pad, taps):
-    """The windows that see pixel i along an axis: the first, and the one after the last."""
+    """Return the windows that see pixel i along an axis: the first, and the one after the last."""
     first = udiv(imax(i + pad - taps + stride, 0), stride)
     return first, imin(udiv(imax(i + pad + stride, 0), stride), out)
 

@@ -395,7 +395,7 @@ _GRU, _LSTM = {**_ATTRS, "linear_before_reset": 0}, {**_ATTRS, "input_forget": 0
 
 
 def _never(site: Site) -> tuple[Array, ...]:
-    """Recurrent nodes are never folded: onnx.reference knows neither lengths nor activations."""
+    """Never fold recurrent nodes: onnx.reference supports neither lengths nor activations."""
     return ()
 
 

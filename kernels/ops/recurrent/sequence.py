@@ -72,14 +72,14 @@ class Shape:
         return (self.steps, d, self.batch, self.hidden)
 
     def list_dims(self, size: int) -> tuple[Dim, ...]:
-        """Shape of what is stored by rows."""
+        """Return the shape of values that are stored by rows."""
         lead = (self.batch, self.steps) if self.layout else (self.steps, self.batch)
         if self.site.domain == MS:
             return (lead[0], self.directions, lead[1], size)
         return (*lead, self.directions, size)
 
     def of(self, what: str) -> tuple[Dim, ...]:
-        """Shape of an input or output by its name in `INPUTS`."""
+        """Return the shape of an input or output by its name in `INPUTS`."""
         d, n = self.directions, self.gates * self.hidden
         lead = (self.batch, self.steps) if self.layout else (self.steps, self.batch)
         return {

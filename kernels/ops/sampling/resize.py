@@ -174,7 +174,7 @@ def _is_given(site: Site, i: int) -> bool:
 def _find_stretches(
     site: Site, x: TensorType, at: int
 ) -> dict[int, tuple[Dim, float | None]] | None:
-    """(size, scale) of the output along each axis; None when they are not constants yet.
+    """Return (size, scale) of the output along each axis; None if they are not constants yet.
 
     `at` is the place of `scales` among the inputs; `sizes` follow.
     """
@@ -204,7 +204,7 @@ def _scale(site: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
 def _stretch_to_sizes(
     site: Site, x: TensorType, sizes: dict[int, int]
 ) -> dict[int, tuple[Dim, float | None]] | None:
-    """As `_find_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
+    """Do the same as `_find_stretches`, for sizes, which keep_aspect_ratio_policy may change."""
     known = {a: (n, x.shape[a]) for a, n in sizes.items()}
     if any(d == 0 for _, d in known.values()):
         site.wrong(f"input 0 is {x}, which has no elements to resize")
