@@ -9,9 +9,10 @@ Precision = Literal["f32", "bf16", "f16", "auto"]  # factors of products, and va
 CHOICES: tuple[Precision, ...] = get_args(Precision)
 PRECISIONS: tuple[Precision, ...] = CHOICES[:-1]  # that a plan may have
 HELP = (
-    "The type that products round their factors to and in which values between nodes are kept: "
-    "f32, or for half the bytes bf16 or f16, or auto for what is predicted to be the fastest on "
-    "this CPU; parameters, states and sums stay float32, see docs/precision.md."
+    "The type to which products round their factors, and in which values between nodes are "
+    "stored: f32; bf16 or f16, which take half the bytes; or auto, the one that is predicted to be "
+    "fastest on this CPU.  Parameters, optimizer states and sums stay float32, see "
+    "docs/precision.md."
 )
 
 

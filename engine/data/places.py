@@ -50,7 +50,7 @@ def check_exists(path: Path) -> None:
 
 
 def _list_suffixes(path: Path) -> list[str]:
-    """List the suffix of a file, or those of the first files of a folder except hidden ones."""
+    """List the suffixes of a file, or of the first files in a folder; hidden ones do not count."""
     if path.is_file():
         return [path.suffix.lower()]
     suffixes: list[str] = []

@@ -22,9 +22,12 @@ _SCHEDULES = (
 
 
 def spell_name(name: str) -> str:
-    """Return a class's name for options: CrossEntropyLoss is cross_entropy, KLDivLoss kl_div."""
+    """Return a class's name for options: KLDivLoss is kl_div, and GIoULoss giou.
+
+    A word begins before a capital that two small letters follow, or that follows two.
+    """
     base = name.removesuffix("Loss") or name
-    return re.sub(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", base).lower()
+    return re.sub(r"(?<=\w)(?=[A-Z][a-z]{2})|(?<=[a-z]{2})(?=[A-Z])", "_", base).lower()
 
 
 def list_losses() -> dict[str, type[Loss]]:

@@ -67,11 +67,11 @@ class StepOptions:
     precision: Precision = declare_option("f32", HELP)
     loss_scale: float | str | None = declare_option(
         None,
-        "Factor of the loss in the backward pass, by which gradients are divided again, so that "
-        "float16 can hold what is between: a number from 1 to 16,777,216, or dynamic.  That begins "
-        "with 65,536, is halved when an update is skipped as gradients are not finite, and doubled "
-        "after growth_interval updates in a row.  By default dynamic with precision f16, "
-        "otherwise 1.",
+        "Multiply the loss by this factor in the backward pass, and divide the gradients by it, so "
+        "that float16 can represent the values between: a number from 1 to 16,777,216, or dynamic, "
+        "which starts at 65,536, is halved when an update is skipped because gradients are not "
+        "finite, and doubled after growth_interval updates in a row.  By default dynamic with "
+        "precision f16, otherwise 1.",
         check=check_loss_scale,
         metavar="dynamic|FACTOR",
     )
@@ -105,9 +105,10 @@ class ArtifactOptions:
 
     frozen_batch_norm: bool | Sequence[str] | None = declare_option(
         None,
-        "Batch normalisations that use and keep their running statistics: all (true), none "
-        "(false), or those with these names of nodes or parameters.  By default those whose scale "
-        "and bias exist and are both frozen; with a sparse update, those whose scale is frozen.",
+        "Use the running statistics of batch normalisations in training, and do not change them: "
+        "of all (true), of none (false), or of those with these names of nodes or parameters.  By "
+        "default of those whose scale and bias are both frozen; with a sparse update, of those "
+        "whose scale is frozen.",
         flag="--frozen-batch-norm/--training-batch-norm",
     )
     update: SparseUpdate | None = declare_option(
@@ -118,19 +119,19 @@ class ArtifactOptions:
     external_data: bool | None = declare_option(
         None,
         "Write large constants of the models to one file beside them, constants.<id>.data, from "
-        "which they are mapped.  By default if the model has such a file or LoRA adapters.",
+        "which they are mapped.  By default only if the model has such a file or LoRA adapters.",
         flag="--external-data/--internal-data",
     )
     proximal: bool = declare_option(
         False,
         "Also pull trained parameters to anchors in the checkpoint, as in FedProx "
-        "(edgegrad.proximal).  Gradients are then no longer those that the loss alone has.",
+        "(edgegrad.proximal).  Gradients then include this term.",
     )
     tie: Sequence[Sequence[str]] | str | bool | None = declare_option(
         None,
-        "Groups of parameters that an exporter has copied, equal or transposed, and that are "
-        'trained as one; true or "auto": all groups found; false: none.  By default none, with '
-        "a warning that lists the groups found.",
+        "Groups of parameters to train as one, because an exporter has copied them, equal or "
+        'transposed: true or "auto" for all that are found, false for none.  By default none, with '
+        "a warning that lists them.",
         flag="--tie",
         metavar="A=B",
         words=_parse_groups,
@@ -151,8 +152,8 @@ class RecipeOptions(ArtifactOptions):
 
     loss_inputs: Sequence[str] | None = declare_option(
         (),
-        "The output that the loss takes, then the name of the target, which may be a value of the "
-        "model; by default the first output, and a new input.",
+        "The output on which the loss is computed, then the name of the target, which may be a "
+        "value of the model; by default the first output and a new input.",
         flag="--loss-input",
         metavar="NAME",
     )
@@ -174,12 +175,12 @@ class FitOptions:
         1, "Batches whose mean gradient makes one optimizer step.", AT_LEAST_1
     )
     hours: float | None = declare_option(
-        None, "Stop after this time, at the end of a batch.", ABOVE_0, metavar="H"
+        None, "Stop after this many hours, at the end of a batch.", ABOVE_0, metavar="H"
     )
     seed: int = declare_option(
         0,
-        "Seed of the order of the samples, of augmentation and of the share set apart.  Random "
-        "numbers in the model have the trainer's seed.",
+        "Seed of the order of samples, of augmentation and of the choice of validation samples.  "
+        "Random numbers in the model follow from the trainer's seed.",
     )
     monitor: str | None = declare_option(
         None,
@@ -188,7 +189,7 @@ class FitOptions:
         metavar="COLUMN",
     )
     mode: Mode | None = declare_option(
-        None, "Direction of improvement of that column; by default as its name says."
+        None, "The direction in which that column improves; by default its name decides."
     )
     train_metrics: bool = declare_option(
         False,
@@ -197,7 +198,8 @@ class FitOptions:
     )
     keep: int | None = declare_option(
         2,
-        "The number of newest checkpoints to keep, in addition to the best one; None: all.",
+        "The number of newest checkpoints to keep, in addition to the best; in Python, None keeps "
+        "all.",
         AT_LEAST_1,
     )
     keep_best: int = declare_option(
@@ -224,8 +226,8 @@ class FitOptions:
     )
     averaged: bool = declare_option(
         True,
-        "Validate with averaged parameters, and end with them; otherwise they are in checkpoints "
-        "alone.",
+        "Validate with averaged parameters, and end with them; otherwise they are only saved in "
+        "checkpoints.",
         flag="--averaged/--not-averaged",
     )
     checkpoint_every: int | None = declare_option(
@@ -233,8 +235,8 @@ class FitOptions:
     )
     class_weight: str | Sequence[float] | Mapping[str, float] | None = declare_option(
         None,
-        "Factors of the classes in the loss: balanced, so that rare classes count as much as "
-        "frequent ones; a list of factors; or a table of them by class.  By default none.",
+        "Weights of the classes in the loss: balanced, so that rare classes count as much as "
+        "frequent ones; a list of numbers; or a table of numbers by class.  By default none.",
         metavar="balanced|FACTORS",
     )
     unfreeze: Mapping[str, int] | None = declare_option(

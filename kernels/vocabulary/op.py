@@ -328,7 +328,7 @@ class Lowering(Protocol):
             each with its mode: read, written, updated or scratch.
         may_alias: pairs of positions (written, read) that may share bytes, if a call allows
             others than the signature.
-        updates: the written operands of which other calls write a part.
+        updates: the written operands to which other calls write as well.
 
         Raises:
             DTypeError: an operand has an element type that the kernel does not take.
@@ -422,7 +422,7 @@ class Op:
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
     roles: the inputs that are usually parameters of a model, and their roles.
-    type_only: the inputs of which only the type is read, never the bytes.
+    type_only: the inputs whose type is read, but never their bytes.
     accumulates: the outputs that the kernel itself can add into a gradient buffer.
     is_identity: in the forward pass it only returns input 0.  Files contain the op as a function
         that says so, for runtimes that do not have it.

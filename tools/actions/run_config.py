@@ -50,17 +50,17 @@ class ModelTable(RecipeOptions):
     )
     weights: str = declare_option(
         "",
-        "The weights that an architecture begins with, a file of ONNX, safetensors or PyTorch; by "
-        "default random ones.",
+        "The initial weights of an architecture: a file of ONNX, safetensors or PyTorch; by "
+        "default they are random.",
         flag="--weights",
         metavar="PATH",
     )
     loss: str | Mapping[str, Any] = declare_option(
         "",
-        "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "
-        "minimise the first output of the model.  For several outputs a table of their losses, "
-        "each a name, a table with options, or a list of one of these and its weight: {scores = "
-        '"cross_entropy", box = [{name = "huber", delta = 2}, 0.5]}.',
+        "The loss to minimise; by default one that fits the data: cross_entropy or mse.  With "
+        "`none`, the first output of the model is the loss.  For several outputs, give a table "
+        "with the loss of each: its name, a table with options, or a list of one of these and a "
+        'weight, as in {scores = "cross_entropy", box = [{name = "huber", delta = 2}, 0.5]}.',
         metavar="NAME",
     )
     loss_options: Mapping[str, Any] = declare_option(
@@ -79,8 +79,8 @@ class ModelTable(RecipeOptions):
     )
     qat: bool = declare_option(
         False,
-        "Train with rounded weights and activations, so that inference.onnx is of 8-bit integers "
-        "(docs/quantization.md).",
+        "Train with rounded weights and activations, and write inference.onnx as a model of 8-bit "
+        "integers (docs/quantization.md).",
     )
     qat_options: Mapping[str, Any] = declare_option(
         {}, "Options of qat, such as {weight_bits = 4}; `edgegrad quantize` lists them."
@@ -101,15 +101,15 @@ class DataTable:
     kind: Kind = declare_option("auto", "The kind of data; by default according to the file names.")
     validation: float | str | None = declare_option(
         None,
-        "The share of the data to validate with, or a path of other data; 0: no validation.  By "
-        "default the folder val/ of data that are divided, otherwise 0.2.",
+        "The share of the data to validate with, or the path of other data; 0 for no validation.  "
+        "By default the folder val/ if the data have one, otherwise 0.2.",
         BELOW_1,
         metavar="SHARE|PATH",
     )
     test: str = declare_option(
         "",
-        "Data to test the best model on at the end: a path, or split for the folder test/ of the "
-        "data; by default none.",
+        "The data on which the best model is tested at the end: a path, or `split` for the folder "
+        "test/ of the data; by default none.",
         metavar="PATH|split",
     )
     batch_size: int | None = declare_option(
@@ -120,11 +120,11 @@ class DataTable:
     )
     shuffle: bool = declare_option(True, "Use a different order of samples in each epoch.")
     drop_last: bool = declare_option(False, "Leave out a last, smaller batch.")
-    balanced: bool = declare_option(False, "Let an epoch have all classes equally often.")
+    balanced: bool = declare_option(False, "Draw samples of all classes equally often.")
     augment: Sequence[str] = declare_option(
         (),
-        "Random changes: of pictures flip, crop, color, rotate, erase, cutmix; of sounds shift, "
-        "spec; of both and of arrays mixup.",
+        "Random changes.  Pictures: flip, crop, color, rotate, erase, cutmix; sounds: shift, spec; "
+        "both, and arrays: mixup.",
     )
     prefetch: int = declare_option(2, "Batches to prepare ahead.", AT_LEAST_0)
     classes: Sequence[str] = declare_option(
@@ -155,7 +155,7 @@ class FitTable(FitOptions, StepOptions):
         flag="--metric",
     )
     patience: int | None = declare_option(
-        None, "Stop after so many epochs without improvement.", AT_LEAST_0
+        None, "Stop after this many epochs without improvement.", AT_LEAST_0
     )
 
 
@@ -168,11 +168,11 @@ class OutputTable:
     tensorboard: bool = declare_option(False, "Also write event files for TensorBoard.")
     log: Sequence[str] = declare_option(
         (),
-        "Also log to wandb, mlflow, aim or tensorboard (docs/reports.md).",
+        f"Also log to {', '.join(trackers.list_known())} (docs/reports.md).",
         metavar="NAME",
     )
     log_options: Mapping[str, Mapping[str, Any]] = declare_option(
-        {}, 'Options of these by name, such as {wandb = {project = "flowers"}}.'
+        {}, 'Options of these logs by name, such as {wandb = {project = "flowers"}}.'
     )
 
 

@@ -46,7 +46,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "loss_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of the loss, such as label_smoothing=0.1; repeat.",
+    help="An option of the loss, such as label_smoothing=0.1.  Repeatable.",
 )
 @click.option(
     "--optimizer",
@@ -60,7 +60,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "optimizer_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of the optimizer, such as weight_decay=0.01; repeat.",
+    help="An option of the optimizer, such as weight_decay=0.01.  Repeatable.",
 )
 @click.option("--lr", type=float, metavar="RATE", help="The initial learning rate.")
 @click.option(
@@ -68,15 +68,15 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     multiple=True,
     default=("*",),
     metavar="PATTERN",
-    help="Parameters to train, such as 'classifier.*'; repeat; '!PATTERN' excludes.  "
-    "[default: all]",
+    help="Parameters to train, such as 'classifier.*'; '!PATTERN' excludes some.  "
+    "Repeatable.  [default: all]",
 )
 @click.option(
     "--layers",
     multiple=True,
     metavar="PATTERN",
-    help="Sparse update: of --train, train only layers or parameters with matching names, and "
-    "those that the next four options select; repeat.",
+    help="Sparse update: of the parameters of --train, train only those with matching names or "
+    "in matching layers, and those that the next four options select.  Repeatable.",
 )
 @click.option("--biases", is_flag=True, help="Sparse update: train all biases.")
 @click.option("--norms", is_flag=True, help="Sparse update: train scales and shifts of norms.")
@@ -92,7 +92,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     multiple=True,
     metavar="PATTERN=SHARE",
     help="Sparse update: train the first input channels of matching weights, such as "
-    "'*.conv2.*=0.25'; repeat.",
+    "'*.conv2.*=0.25'.  Repeatable.",
 )
 @options.take_output_names
 @options.of(RecipeOptions, "recipe")
@@ -100,7 +100,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "--classes",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Replace the last layer if its number of outputs is not N.",
+    help="Replace the last layer unless it has N outputs.",
 )
 @options.seed
 @click.option("--force", is_flag=True, help="Overwrite artifacts, and the checkpoint with them.")

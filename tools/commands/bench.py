@@ -20,7 +20,7 @@ from engine.tools.commands import options
 @click.option(
     "--threads", "threads", type=options.parse_counts, multiple=True,
     callback=options.require_unique, metavar="N,...",
-    help="Threads per step; repeat, or separate with commas.  [default: 1 and all cores]",
+    help="Threads per step, repeated or separated by commas.  [default: 1 and all cores]",
 )  # fmt: skip
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
@@ -49,8 +49,8 @@ def command(
 ) -> int:
     """Measure how fast this machine trains known models.
 
-    A row has the time of a training step (forward, backward, AdamW), its ratio to a forward pass,
-    operations per second and their share of this machine's peak, the memory of the process, and the
+    Each row has the time of a training step (forward, backward, AdamW), its ratio to a forward
+    pass, operations per second and their share of the peak, the memory of the process, and the
     time from the start of a process to its first finished step.  See docs/performance.md.
 
     Exit status: 1 if a workload could not run; the others are printed.

@@ -41,11 +41,11 @@ from engine.tools.trimmed.targets import resolve
     type=options.Existing(),
     multiple=True,
     metavar="FOLDER",
-    help="With --ops: artifacts whose kernels the library shall all have; repeat.",
+    help="With --ops: artifacts whose kernels the library must contain.  Repeatable.",
 )
 @click.option("--name", default="", help="Prefix of all names.  [default: the folder's name]")
 @click.option("--static", is_flag=True, help="Make an archive, not a shared library.")
-@click.option("--size", is_flag=True, help="Prefer small code to fast code.")
+@click.option("--size", is_flag=True, help="Prefer small code over fast code.")
 @click.option(
     "--freestanding",
     is_flag=True,
@@ -117,9 +117,9 @@ def command(
 ) -> None:
     """Make a small library that trains one model on a device.
 
-    It is called from C, C++ and Python (docs/trimmed-builds.md), and from the languages of
-    --bindings (docs/everywhere.md), whose packages have a library for each of several targets:
-    --target NAME,NAME.  Several batch sizes share all memory.
+    Call it from C, C++ and Python (docs/trimmed-builds.md), and from the languages of --bindings
+    (docs/everywhere.md).  Their packages can have a library for each of several targets:
+    --target NAME,NAME.  Several batch sizes share one memory.
     """
     if (artifacts is None) == (ops is None):
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")

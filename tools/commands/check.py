@@ -38,7 +38,7 @@ _CANNOT, _OVER = 3, 4  # exit status
 )  # fmt: skip
 @click.option(
     "--train", multiple=True, default=("*",), metavar="PATTERN",
-    help="For a forward model: parameters to train, such as 'classifier.*'; repeat.  "
+    help="For a forward model: parameters to train, such as 'classifier.*'.  Repeatable.  "
     "[default: all]",
 )  # fmt: skip
 @options.take_target
@@ -54,7 +54,7 @@ _CANNOT, _OVER = 3, 4  # exit status
     metavar="BYTES",
     help="Flash of the device of --target, for code, tables and the first checkpoint.",
 )
-@click.option("--brief", is_flag=True, help="Do not look for variants that take less.")
+@click.option("--brief", is_flag=True, help="Do not look for variants that need less.")
 @options.as_json
 @options.imports
 def command(
@@ -77,14 +77,14 @@ def command(
 ) -> int:
     """Predict the memory and time of a training, and list the obstacles to it.
 
-    Nothing is trained.  All nodes without a kernel or a gradient are listed at once.  Memory is
-    given for the plans, which a budget bounds, and for the whole process; time is estimated from
-    the speed of this machine, which is measured.  Variants that take less are planned, too, and
-    listed with their figures.
+    Nothing is trained.  All nodes without a kernel or a gradient are listed at once.  The report
+    has the memory of the plans, to which a budget applies, and of the whole process; the time is
+    estimated from the measured speed of this machine.  Variants that need less are planned, too,
+    and listed with their figures.
 
-    With --ram or --flash, the library for the device of --target is made, and the bytes of its code
-    and of a model's memory are compared with these limits.  If they are too many, changes are tried
-    until one fits: --size, --joined, single samples, a budget, fewer layers.
+    With --ram or --flash, the library for --target is made, and the bytes of its code and of a
+    model's memory are compared with these limits.  If they do not fit, the command tries changes
+    until one does: --size, --joined, single samples, a budget, fewer layers.
 
     Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget or the
     device.

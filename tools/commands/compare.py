@@ -22,7 +22,7 @@ from engine.trainer.reports.comparison import compare
 def command(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Compare runs: best values, time, memory, sizes and the settings that differ.
 
-    The page also has the curves of all runs, over each other.
+    The page also draws the curves of all runs together.
     """
     comparison = compare(*runs)
     if out is not None:

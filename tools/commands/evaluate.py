@@ -21,7 +21,9 @@ from engine.trainer.trainer import Trainer
 @click.argument("run", type=options.Existing(), metavar="RUN")
 @click.option("--data", metavar="PATH", required=True, help="A folder or a file of data.")
 @options.batch_size
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="To measure; repeat.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to measure.  Repeatable."
+)
 @options.checkpoint
 @options.take_threads("all cores")
 @options.as_json
@@ -37,7 +39,7 @@ def command(
 ) -> None:
     """Measure the loss and metrics of a trained model on other data.
 
-    The data are prepared like the training data.
+    The data are prepared in the same way as the training data.
     """
     config = runs.read_config(run)
     dataset = runs.open_data(config, run, Path(data))

@@ -25,21 +25,21 @@ from engine.tools.commands import options
     "patterns",
     multiple=True,
     metavar="REGEX",
-    help="Adapt layers where the name of layer, weight or node contains a match; repeat.",
+    help="Adapt layers whose own name, weight or node matches somewhere.  Repeatable.",
 )
 @click.option(
     "--rank", type=click.IntRange(min=1), default=8, show_default=True, metavar="N",
-    help="Rows of A.",
+    help="The rank of the adapters: the rows of A.",
 )  # fmt: skip
 @click.option(
     "--alpha", type=float, metavar="VALUE",
-    help="The scale is alpha / rank.  [default: twice the rank]",
+    help="Scale adapters by alpha / rank.  [default: twice the rank]",
 )  # fmt: skip
 @click.option(
     "--dropout", type=float, default=0.0, show_default=True, metavar="SHARE",
-    help="Share of a layer's input that training drops before A.",
+    help="The share of the adapter's input that training drops.",
 )  # fmt: skip
-@click.option("--rank-stabilised", is_flag=True, help="The scale is alpha / sqrt(rank).")
+@click.option("--rank-stabilised", is_flag=True, help="Scale adapters by alpha / sqrt(rank).")
 @options.seed
 @click.option(
     "--merge", is_flag=True, help="Merge the adapters of a trained model into its weights instead."

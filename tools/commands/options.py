@@ -88,7 +88,7 @@ batch = click.option(
     multiple=True,
     callback=require_unique,
     metavar="N,...",
-    help="Samples per step; repeat, or separate with commas.",
+    help="Samples per step, repeated or separated by commas.",
 )
 batch_size = click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
@@ -100,7 +100,7 @@ shape = click.option(
     type=parse_named_shape,
     multiple=True,
     metavar="NAME=D,D,...",
-    help="Shape of an input; repeat for each input whose shape the batch size does not determine.",
+    help="The shape of an input, for each input whose shape the batch size does not decide.",
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -119,7 +119,7 @@ imports = click.option(
     metavar="FILE",
     expose_value=False,
     callback=lambda ctx, param, value: extensions.load(value),
-    help="A Python file that registers operators of your own (docs/custom-ops.md); repeat.",
+    help="A Python file that registers operators of your own (docs/custom-ops.md).  Repeatable.",
 )
 
 
@@ -169,7 +169,7 @@ def _make_option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorat
     first = kinds[0]
     flags = declared.flag.split(", ") if declared.flag else [f"--{field.name.replace('_', '-')}"]
     is_list = declared.words is not None or typing.get_origin(first) is collections.abc.Sequence
-    text = f"{declared.text.rstrip('.')}; repeat." if is_list else declared.text
+    text = f"{declared.text}  Repeatable." if is_list else declared.text
     is_shown = type(field.default) in (int, float) or (field.default and first is not bool)
     if is_shown and "default" not in text and not is_list:
         text += f"  [default: {field.default}]"
@@ -273,7 +273,7 @@ def take_output_names(function: Command) -> Command:
         "outputs",
         multiple=True,
         metavar="NAME",
-        help="Tensor that inference computes; repeat.  [default: the inputs of the loss]",
+        help="A tensor that inference computes.  Repeatable.  [default: the inputs of the loss]",
     )(function)
 
 

@@ -38,9 +38,9 @@ def command(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict the classes of files, with their probabilities, or values, or masks of pictures.
+    """Predict classes with their probabilities, or values, or masks, for files.
 
-    In a folder, all files at any depth are read.
+    All files in a folder and its sub-folders are read.
     """
     config = runs.read_config(run)  # says what is wrong with it before anything is loaded
     is_table = out is not None and out.suffix in prediction.FORMATS

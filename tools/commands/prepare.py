@@ -30,7 +30,7 @@ from engine.tools.trimmed.progress import StagePrinter
     multiple=True,
     callback=options.require_unique,
     metavar="N,...",
-    help="Threads per step; repeat, or separate with commas.  [default: as a Module here]",
+    help="Threads per step, repeated or separated by commas.  [default: as a Module here]",
 )
 @click.option(
     "--target",
@@ -38,7 +38,7 @@ from engine.tools.trimmed.progress import StagePrinter
     multiple=True,
     metavar="TARGET",
     help="A device that uses only the kernels of its wheel: a level, such as x86-64-v3, or a name "
-    "from `edgegrad targets`; repeat.  [default: this machine]",
+    "from `edgegrad targets`.  Repeatable.  [default: this machine]",
 )
 @options.take_planning
 @options.as_json
@@ -54,8 +54,8 @@ def command(
 ) -> None:
     """Write plans beside artifacts, so that training starts at once.
 
-    Give --shape several times for several inputs or several plans.  Without --batch, the batch size
-    is the first dimension of the shapes.
+    Repeat --shape for several inputs or several plans.  Without --batch, the batch size is the
+    first dimension of the shapes.
     """
     if not batches and not shapes:
         raise click.UsageError("give the samples of a step, as --batch 8, or --shape")

@@ -29,7 +29,7 @@ from engine.tools.commands import options
 )  # fmt: skip
 @click.option(
     "--by", "by", type=click.Choice(["phase", "kernel", "node", "step"]), multiple=True,
-    help="How to sum the times; repeat.  [default: phase, kernel, node]",
+    help="How to sum the times.  Repeatable.  [default: phase, kernel, node]",
 )  # fmt: skip
 @click.option(
     "--lines", type=click.IntRange(min=0), default=15, show_default=True, metavar="N",

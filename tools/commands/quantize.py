@@ -28,28 +28,32 @@ from engine.tools.commands import options
     "data",
     metavar="PATH",
     required=True,
-    help="A folder or a file of data such as the model will get.",
+    help="A folder or a file of data like those that the model will get.",
 )
 @click.option(
     "--validate",
     "validation",
     metavar="PATH",
-    help="Other data to measure both models with.  [default: the calibration data]",
+    help="Other data, to measure both models with.  [default: the calibration data]",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Calibrate with so many samples, taken evenly.  [default: all]",
+    help="The number of samples to calibrate with, taken evenly.  [default: all]",
 )
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="To measure; repeat.")
-@click.option("--label", multiple=True, metavar="COLUMN", help="The target of a table; repeat.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to measure.  Repeatable."
+)
+@click.option(
+    "--label", multiple=True, metavar="COLUMN", help="The target of a table.  Repeatable."
+)
 @click.option(
     "--option",
     "given",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option of the data, such as scale=none (docs/data.md); repeat.",
+    help="An option of the data, such as scale=none (docs/data.md).  Repeatable.",
 )
 @options.of(Quantization, "quantization")
 @options.as_json
@@ -66,10 +70,10 @@ def command(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Write a trained float model as one of 8-bit integers, and measure what that loses.
+    """Quantise a trained float model to 8-bit integers, and measure the loss of accuracy.
 
     The file has QuantizeLinear and DequantizeLinear around its products, and runs wherever ONNX
-    does.  Of a run, inference.onnx is taken, and data are prepared as in its training.
+    does.  From a run, it takes inference.onnx, and prepares the data as in training.
     """
     asked = tables.parse_assignments(given, "--option")
     if label:

@@ -13,7 +13,7 @@ from engine.tools.commands import options
 def command(as_json: bool) -> None:
     """List the EDGEGRAD_* environment variables and their values.
 
-    Variables that are set are shown with their values.
+    They change defaults, limits and where files are kept; options of commands override them.
     """
     values = {name: switch(name) for name in SWITCHES}
     if as_json:

@@ -38,12 +38,12 @@ COMMANDS = {
                 _TRAINING),
     "compare": Row("compare", "Compare runs: best values, time, memory, sizes and the settings "
                    "that differ.", _TRAINING),
-    "predict": Row("predict", "Predict the classes of files, with their probabilities, or values, "
-                   "or masks of pictures.", _TRAINING),
+    "predict": Row("predict", "Predict classes with their probabilities, or values, or masks, for "
+                   "files.", _TRAINING),
     "export": Row("export", "Write a trained model as plain ONNX, for inference anywhere.",
                   _TRAINING),
-    "quantize": Row("quantize", "Write a trained float model as one of 8-bit integers, and measure "
-                    "what that loses.", _TRAINING),
+    "quantize": Row("quantize", "Quantise a trained float model to 8-bit integers, and measure the "
+                    "loss of accuracy.", _TRAINING),
     "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
     "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
                      _TRAINING),
@@ -58,7 +58,7 @@ COMMANDS = {
     "prepare": Row("prepare", "Write plans beside artifacts, so that training starts at once.",
                    _DEVICES),
     "build": Row("build", "Make a small library that trains one model on a device.", _DEVICES),
-    "targets": Row("targets", "List the devices that builds and plans are made for.", _DEVICES),
+    "targets": Row("targets", "List the devices for which builds and plans can be made.", _DEVICES),
     "bench": Row("bench", "Measure how fast this machine trains known models.", _ABOUT),
     "switches": Row("switches", "List the EDGEGRAD_* environment variables and their values.",
                     _ABOUT),

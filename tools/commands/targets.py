@@ -15,10 +15,10 @@ from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve
 @click.command(epilog=options.list_examples("edgegrad targets", "edgegrad targets --json"))
 @options.as_json
 def command(as_json: bool) -> None:
-    """List the devices that builds and plans are made for.
+    """List the devices for which builds and plans can be made.
 
-    Each is listed with its LLVM triple and CPU, the width of its vectors, and the linker that would
-    be used here.
+    Each row has the LLVM triple and CPU, the width of vectors, and the linker that this machine
+    would use.
     """
     rows: list[dict[str, Any]] = []
     for name in ("native", *TARGETS):

@@ -33,7 +33,10 @@ _INTERRUPTED = 130
 @options.of(run_config.ModelTable, "model")
 @options.of(run_config.DataTable, "data")
 @click.option(
-    "--label", multiple=True, metavar="COLUMN", help="The column of a table to predict; repeat."
+    "--label",
+    multiple=True,
+    metavar="COLUMN",
+    help="The column of a table to predict.  Repeatable.",
 )
 @click.option("--optimizer", metavar="NAME", help="The optimizer.  [default: adamw]")
 @click.option("--lr", type=float, metavar="RATE", help="The initial learning rate.")
@@ -44,14 +47,14 @@ _INTERRUPTED = 130
     "settings",
     multiple=True,
     metavar="TABLE.KEY=VALUE",
-    help="Any other key of the configuration, such as fit.accumulate=2; repeat.",
+    help="Any other key of the configuration, such as fit.accumulate=2.  Repeatable.",
 )
 @click.option(
     "--find-lr",
     "picture",
     type=click.Path(path_type=Path),
     metavar="FILE.svg",
-    help="Train nothing: search for a learning rate, and draw the losses over the rates.",
+    help="Only search for a learning rate, and draw the losses over the rates.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder.")
 @options.as_json
@@ -66,10 +69,10 @@ def command(
 ) -> int:
     """Train a model on a folder of data.
 
-    It makes the artifacts, splits the data, trains, and leaves the best parameters as
-    inference.onnx, with a report, in the folder of the run.  If a classifier's number of outputs
-    differs from the number of classes in the data, its last layer is replaced.  Under mpirun all
-    processes train one model together, see docs/cluster.md.
+    It makes the artifacts, splits the data, trains, and writes the best parameters as
+    inference.onnx, with a report, to the folder of the run.  If a classifier has more or fewer
+    outputs than the data have classes, its last layer is replaced.  Under mpirun, all processes
+    train one model together, see docs/cluster.md.
     """
     asked = _merge_configuration(config, settings, resume, given)
     if picture is not None:
