@@ -17,11 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine_code import CORES, Block, disassemble, estimate_cycles, find_loops, find_tool
+from bench.machine_code import (
+    CORES,
+    Block,
+    disassemble,
+    estimate_cycles,
+    find_loops,
+    find_pass,
+    find_tool,
+)
 from bench.rows import Bench, Cells, Option
 from bench.tables import make_markdown
 from engine.kernels.binaries.load import OBJECT, get_codes
 from engine.kernels.loops.gemm import gemm, gemm_mixed
+from engine.kernels.vector_ir.tile import RUN
 from engine.plan.plan import KernelSpec
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
@@ -33,10 +42,11 @@ BOARDS = {
 NAMES = ("mobilenet", "resnet18", "minilm", "lstm")
 VECTOR = 16  # bytes
 PRODUCT = 0.3  # share of multiply-adds in the instructions of a loop that is a product's
-MULTIPLY_ADDS = {"fmla": 4, "bfdot": 8, "bfmmla": 16}  # of a 128-bit instruction
+MULTIPLY_ADDS = {"fmla": 4, "bfdot": 8, "bfmmla": 16}  # of a 128-bit instruction, in 32 bits
 FACTORS = {
     "f32": KernelSpec(*gemm("f32", 0, 0)),
     "bf16": KernelSpec(*gemm_mixed("f32", "bf16", "f32", "f32", "bf16", 0, 0)),
+    "f16": KernelSpec(*gemm_mixed("f32", "f16", "f32", "f32", "f16", 0, 0)),
 }
 PAGE = """\
 # Inner loops on cores of ARM
@@ -165,18 +175,35 @@ def measure_loops(names: Sequence[str], options: Namespace) -> Iterator[Cells]:
 
 
 def measure_factors(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
-    """Yield a row for each type of factors on each core, the loop with most work of its product."""
+    """Yield a row for each type of factors on each core, the loop with most work of its product.
+
+    Of float16 it is a whole run: sums of f16, and what adds them to sums of float32.
+    """
     for core in names:
         target, least = resolve("aarch64", cpu=core).target, 0.0
-        for kind, spec in FACTORS.items():
+        for kind in ("f32", *target.products):
+            spec = FACTORS[kind]
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "kernel.o"
                 path.write_bytes(get_codes([spec], target, OBJECT)[spec.symbol])
-                blocks = [b for b in find_loops(disassemble(path)) if b.vectors >= PRODUCT]
-            counts = [sum(MULTIPLY_ADDS.get(i.text.split()[0], 0) for i in b.code) for b in blocks]
+                code = disassemble(path)
+            blocks = [b for b in find_loops(code) if b.vectors >= PRODUCT]
+            if kind == "f16":
+                inner = max(blocks, key=_count_products)
+                steps = _count_products(inner) // (target.mr * target.nv * target.lanes(4))
+                blocks = [find_pass(code, inner, RUN // steps)]
+            counts = map(_count_products, blocks)
             done, cycles = max(zip(counts, estimate_cycles(blocks, core), strict=True))
             least = least or done / cycles
             yield core, kind, done, cycles, done / cycles, done / cycles / least
+
+
+def _count_products(block: Block) -> int:
+    """Count the multiply-adds of elements in a block."""
+    halves = sum(i.is_multiply_add and ".8h" in i.text for i in block.code)
+    return MULTIPLY_ADDS["fmla"] * halves + sum(
+        MULTIPLY_ADDS.get(i.text.split()[0], 0) for i in block.code
+    )
 
 
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
@@ -211,8 +238,8 @@ BENCHES = (
     ),
     Bench(
         "cores.factors",
-        "products of float32 and of 16 bits on cores of ARM that multiply bfloat16",
-        {"usual": ("neoverse-n2", "neoverse-v1")},
+        "products of float32 and of 16 bits on cores of ARM that multiply these",
+        {"usual": ("neoverse-n1", "neoverse-n2", "neoverse-v1")},
         ("core", "factors", "multiply-adds", "cycles:.1f", "a cycle:.1f", "of float32's:.2f"),
         measure_factors,
         usual=("usual",),

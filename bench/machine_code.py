@@ -120,6 +120,31 @@ def find_loops(code: Sequence[Instruction]) -> Iterator[Block]:
                 yield Block(tuple(body))
 
 
+def find_pass(code: Sequence[Instruction], inner: Block, turns: int) -> Block:
+    """Return the instructions of a pass of the loop around an innermost one, which turns so often.
+
+    Jumps over products are taken: they are of what is left over where the inner loop does not fit.
+    """
+    at = {i.address: n for n, i in enumerate(code)}
+    first, last = at[inner.code[0].address], at[inner.code[-1].address]
+    jumps = [(at.get(i.find_target() or -1, len(code)), n) for n, i in enumerate(code)]
+    around = [(to, n) for to, n in jumps if to < first and last < n]
+    begin, end = min(around, key=lambda loop: loop[1] - loop[0])
+    body, n = list[Instruction](), begin
+    while n <= end:
+        to = jumps[n][0]
+        if n == first:
+            body += inner.code * turns
+            n = last
+        elif n < to <= end and not n < first < to:
+            if any(i.is_multiply_add for i in code[n + 1 : to]):
+                n = to - 1
+        else:
+            body.append(code[n])
+        n += 1
+    return Block(tuple(body))
+
+
 def estimate_cycles(blocks: Sequence[Block], core: str) -> list[float]:
     """Cycles of one turn of each block, over many, with all data in the first-level cache.
 

@@ -39,7 +39,7 @@ from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.binaries.source import KernelSet
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.sizes import Noted, Sizes
-from engine.plan.plan import Plan, align
+from engine.plan.plan import LOSS_SCALE, Plan, align
 from engine.system.config import switch
 
 Options = ParamSpec("Options")
@@ -152,16 +152,21 @@ class Planner:
 
         16 bits must be predicted to gain by `GAIN`, as predictions are not exact.
         On a CPU without products of 16 bits, these only take less memory: the plan is in float32 if
-        that keeps to the budget.
+        that keeps to the budget.  Gradients of float16 need a scaled loss: float16 is taken for
+        graphs that scale it, and for answers.
 
         Raises:
             BudgetError: no plan in any of them keeps to the budget; it names the least of both.
             LackingKernelError: all need a kernel that they may not use.
         """
         priced, refused = list[tuple[float, str, Plan]](), list[EngineError]()
-        for precision in ("f32", *(self.target.products or ("bf16",))):
-            if priced and not self.target.products:
+        may_be_f16 = self.answers or LOSS_SCALE in self.graph.inputs
+        halves = [P for P in self.target.products if P != "f16" or may_be_f16]
+        for precision in ("f32", *(halves or ("bf16",))):
+            if priced and not halves:
                 why = "f32, as the CPU has no products of 16 bits"
+                if self.target.products:
+                    why = "f32, as float16 is taken only where the loss is scaled"
                 return replace(priced[0][2], precision=why)
             try:
                 plan = self._make(shapes, precision)

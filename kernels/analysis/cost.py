@@ -28,6 +28,7 @@ from engine.kernels.analysis.flops import (
     count_factor_bytes,
     count_operations,
     count_touched,
+    find_factors,
     follow_groups,
     list_tasks,
 )
@@ -37,6 +38,9 @@ from engine.runtime.roofline import Roofline
 
 BEGIN = 1.0e-6  # seconds that a call takes beside its work
 TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its next tile
+# What products of f16 take with the sums of float32 that runs of them are added to, over what they
+# would take without: `python -m bench cores.factors`.
+RUNS = 1.1
 
 TASKS = 1 << 13  # whose arithmetic is cached; plans of one draft share most of theirs
 OTHERS = 0.5  # efficiency of kernels that efficiency.txt does not have
@@ -181,7 +185,8 @@ def _time_arithmetic(task: Task, machine: Roofline) -> float:
     instructions = _count_instructions(task.spec)
     if instructions:
         done += instructions * max((_count_elements(u, task.tiles) for u in task.uses), default=0)
-    return 2 * done * count_factor_bytes(task.spec) / 4 / machine.flops
+    sums = RUNS if find_factors(task.spec) == "f16" else 1
+    return 2 * done * sums * count_factor_bytes(task.spec) / 4 / machine.flops
 
 
 def _count_elements(use: Use, tiles: int) -> int:

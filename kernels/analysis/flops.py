@@ -120,13 +120,18 @@ def count_factor_bytes(spec: KernelSpec) -> int:
     All numbers below 4 bytes are widened to float32, except the factors of products in 16 bits and
     of products of integers.
     """
-    template = list_templates()[spec.template]
-    factors = template.bound(spec.params).get("P")
-    if template.multiply_adds and spec.params[:1] in (("u8",), ("i8",)):
-        factors = spec.params[0]
+    factors = find_factors(spec)
     if factors:
-        return ITEMSIZE[str(factors)]
+        return ITEMSIZE[factors]
     return max(ITEMSIZE.get(str(spec.params[0]), 4), 4) if spec.params else 4
+
+
+def find_factors(spec: KernelSpec) -> str:
+    """Return the type of 16 or 8 bits that a kernel multiplies; "" where it is none."""
+    template = list_templates()[spec.template]
+    if template.multiply_adds and spec.params[:1] in (("u8",), ("i8",)):
+        return str(spec.params[0])
+    return str(template.bound(spec.params).get("P") or "")
 
 
 def follow_groups(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]:

@@ -13,8 +13,10 @@ single building block", arXiv 1906.06440.
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.machine.target import Target
+from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -113,7 +115,7 @@ def block(
     B[k0:k0+kb, j0:j0+nb].  `work` holds kc x nc elements for B, then mc x kc for A.
     `mode`: the tile's, ACCUMULATE for the first K block, the rest for the last.
 
-    P: as of `tile`; kc counts words then.
+    P: as of `tile`; `work` holds words of two factors then (`words_of`).
     C: the type of 16 bits in which C is stored.  Sums are float32, after the `room` rows of kc for
         A in `work`: of a panel, or where K has several blocks of all rows and nc columns.  They
         are rounded once.  `mode` has no ACCUMULATE, and the rectangle at most nc columns if K has
@@ -122,7 +124,7 @@ def block(
     rows = strip(target, T, a_cols, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
     mc_ = mc or target.mc
-    depth = depth_of(P)
+    words = words_of(P)
 
     if C:
         narrow = Native("convert", (C, T))
@@ -131,7 +133,7 @@ def block(
         def panel_rows(
             left, lda, b, ldb, c, ldc, bias, work, i, j, k, kc, nc, kb, mb, w, step, end
         ):
-            sums, lds = off(work, depth(kc) * (nc + room)), width
+            sums, lds = off(work, words(kc) * (nc + room)), width
             if kc < k:
                 sums, lds = off(sums, i * nc + j), nc
             rows(left, lda, b, ldb, sums, lds, bias, kb, mb, w, step)
@@ -163,7 +165,7 @@ def block(
                 i0 = m0
                 while i0 < m1:
                     mb = imin(mc_, m1 - i0)
-                    left, lda = fill_a(a, off(work, depth(kc) * nc), g, i0, mb, k0, kb)
+                    left, lda = fill_a(a, off(work, words(kc) * nc), g, i0, mb, k0, kb)
                     j = 0
                     while j < nb:
                         w = imin(width, nb - j)
@@ -201,21 +203,43 @@ def same(x):
     return x
 
 
+def count_in_row(P: str) -> int:
+    """Return the steps of K that a row of a panel has: two of pairs.  P: as of `tile`."""
+    return FACTORS.get(P, 1)
+
+
 def depth_of(P: str) -> Inline:
     """Return an inline function: the rows of a panel of so many steps of K.
 
-    P: as of `tile`: a row is of words then.
+    P: as of `tile`.
     """
 
     @inline
     def one_each(k):
         return k
 
-    @inline
-    def one_a_pair(k):
-        return (k + 1) >> 1
+    return one_each if count_in_row(P) == 1 else _halve
 
-    return one_a_pair if P else one_each
+
+def words_of(P: str) -> Inline:
+    """Return an inline function: the elements of scratch memory that so many steps of K take.
+
+    P: as of `tile`: of one column of a panel, as float32 or as words of two factors of 16 bits.
+    """
+    return _halve if P else depth_of(P)
+
+
+@inline
+def _halve(k):
+    return (k + 1) >> 1
+
+
+def view_panel(P: str) -> Any:
+    """Return a function: where a panel is in scratch memory, as a pointer to its elements.
+
+    P: as of `tile`: to words of pairs, or to factors.
+    """
+    return Native("halves", (P,)) if P and count_in_row(P) == 1 else same
 
 
 def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
@@ -223,9 +247,10 @@ def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
 
     line(into, x, ldx, r, j, k, n)
 
-    They are columns j ... of rows r, or 2 r and 2 r + 1 of k, of x.  S: "" for T.  P: as of `tile`.
+    They are columns j ... of rows r, or for pairs 2 r and 2 r + 1 of k, of x.  S: "" for T.  P: as
+    of `tile`.
     """
-    if P:
+    if count_in_row(P) == 2:
         both, single = (Native("pair", (P, S or T, flag)) for flag in (1, 0))
 
         @inline
@@ -237,7 +262,8 @@ def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
                 single(into, at, at, n)
 
         return run
-    move = Native("convert", (T, S)) if S not in ("", T) else Native("copy", (T,))
+    is_same = not P and S in ("", T)
+    move = Native("copy", (T,)) if is_same else Native("convert", (P or T, S or T))
 
     @inline
     def moved(into, x, ldx, r, j, k, n):
@@ -278,7 +304,7 @@ def pack_cols(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     """
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    depth, each = depth_of(P), 2 if P else 1
+    depth, each = depth_of(P), count_in_row(P)
     element = line(target, T, S, P)
     if P or S not in ("", T):
         transpose = Native("turn", (P or T, S or T))

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.loops.contract import (
     block,
+    count_in_row,
     depth_of,
     line,
     pack_cols,
     pack_rows,
     same,
+    view_panel,
 )
 from engine.kernels.loops.few_rows import few_rows
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
@@ -134,7 +136,7 @@ class Stored:
         return gemm_mixed("f32", self.A, self.B, self.C, self.P, *trans)
 
     @property
-    def pairs(self) -> str:
+    def factors(self) -> str:
         """P as of `tile`."""
         return "" if self.P == "f32" else self.P
 
@@ -160,7 +162,7 @@ class Stored:
 
     def count_scratch(self, k: int, kc: int, nc: int, rows: int, width: int) -> int:
         """Return the scratch memory of a thread with so many rows: for B, A, and sums."""
-        depth = -(-kc // 2) if self.pairs else kc
+        depth = -(-kc // 2) if self.factors else kc
         sums = 0 if self.C == "f32" else rows * nc if kc < k else A_ROWS * width
         return depth * (nc + self.room) + sums
 
@@ -236,13 +238,13 @@ def gemm_mixed(
     """`gemm` of matrices stored as A, B and C, of factors rounded to P, with sums of float32.
 
     P: "f32", or one of `Target.products`.  C of 16 bits is rounded once; nothing is added to it.
-    Error: of rounding B, A and C to their types; the sum as of `gemm`, products are exact.
+    Error: of rounding B, A and C to their types; the sum as of `gemm`, or of `tile` for f16.
     """
     stored = Stored(A, B, C, P, bool(trans_a))
-    pairs = stored.pairs
-    row = line(target, T, A, pairs)
-    depth, each, move = depth_of(pairs), 2 if pairs else 1, Native("convert", (P, A))
-    as_factors = Native("halves", (P,)) if pairs else same
+    factor = stored.factors
+    row, panel = line(target, T, A, factor), view_panel(factor)
+    depth, each, move = depth_of(factor), count_in_row(factor), Native("convert", (P, A))
+    as_factors = Native("halves", (P,)) if factor else same
 
     @inline
     def take(a, into, g, i0, mb, k0, kb):
@@ -252,10 +254,10 @@ def gemm_mixed(
 
     @inline
     def pack_columns(a, into, g, i0, mb, k0, kb):
-        at = off(a, k0 * g.lda + i0)
+        at, rows = off(a, k0 * g.lda + i0), panel(into)
         for r in range(depth(kb)):
-            row(off(into, r * mb), at, g.lda, r, 0, kb, mb)
-        return into, mb
+            row(off(rows, r * mb), at, g.lda, r, 0, kb, mb)
+        return rows, mb
 
     @inline
     def pack_lines(a, into, g, i0, mb, k0, kb):
@@ -265,10 +267,10 @@ def gemm_mixed(
         return factors, step
 
     fill_a = take if not stored.packs_a else pack_columns if trans_a else pack_lines
-    pack_b = _pack_b(target, T, trans_b, B, pairs, stored.is_plain_b)
+    pack_b = _pack_b(target, T, trans_b, B, factor, stored.is_plain_b)
     run = block(
         target, T, trans_a, fill_a, pack_b,
-        mc=A_ROWS, P=pairs, C=stored.narrow_c, room=stored.room,
+        mc=A_ROWS, P=factor, C=stored.narrow_c, room=stored.room,
     )  # fmt: skip
     if C == "f32":
         return _by_threads(target, T, run)
@@ -287,19 +289,19 @@ def _pack_b(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool
     """Return the `pack_b` of `block` for B stored as B; is_plain: it may be read where it is."""
     pack = (pack_cols if trans_b else pack_rows)(target, T, B, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
-    depth = depth_of(P)
+    depth, panel = depth_of(P), view_panel(P)
 
     @inline
     def columns(b, into, g, k0, kb, j0, nb):
-        ldb = g.ldb
-        pack(off(b, j0 * ldb + k0), ldb, into, kb, nb)
-        return into, depth(kb) * width, width
+        ldb, panels = g.ldb, panel(into)
+        pack(off(b, j0 * ldb + k0), ldb, panels, kb, nb)
+        return panels, depth(kb) * width, width
 
     @inline
     def rows(b, into, g, k0, kb, j0, nb):
-        ldb = g.ldb
-        pack(off(b, k0 * ldb + j0), ldb, into, kb, nb)
-        return into, depth(kb) * width, width
+        ldb, panels = g.ldb, panel(into)
+        pack(off(b, k0 * ldb + j0), ldb, panels, kb, nb)
+        return panels, depth(kb) * width, width
 
     @inline
     def rows_or_none(b, into, g, k0, kb, j0, nb):
@@ -427,7 +429,7 @@ def lower_gemm(
     grid = split_threads(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)
     columns = -(-panels // grid[2]) * width
-    deepest = 2 * target.kc if stored and stored.pairs else target.kc
+    deepest = 2 * target.kc if stored and stored.factors else target.kc
     kc, nc = balance(k, deepest, lanes), balance(columns, target.nc, width)
     few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
     direct = not trans[1] and n % lanes == 0 and few and (not stored or stored.is_plain_b)

@@ -68,17 +68,19 @@ class Target:
         types = ("f32",) if self.arch == "riscv32" else ("f32", "f64")
         return types if self.fma else ()
 
-    @property
-    def has_pairs(self) -> bool:
-        """Return whether an instruction sums products of pairs of bf16 in float32."""
-        wanted = BF16_PRODUCTS.get(self.arch, "")
+    def multiplies(self, P: str) -> bool:
+        """Return whether it has an instruction for products of factors P, a key of `FACTORS`.
+
+        It sums products of pairs of bf16 in float32, or adds a product of f16 to a sum of f16.
+        """
+        wanted = HALF_PRODUCTS.get(self.arch, {}).get(P, "")
         whole = self.arch != "x86_64" or self.vector == 64
         return whole and f"+{wanted}" in self.features.split(",")
 
     @property
     def products(self) -> tuple[str, ...]:
         """The types of 16 bits that plans multiply in, and sum in float32."""
-        return ("bf16",) if self.has_pairs else ()
+        return tuple(P for P in FACTORS if self.multiplies(P))
 
     @property
     def dots(self) -> str:
@@ -93,7 +95,7 @@ class Target:
     def casts(self) -> tuple[str, ...]:
         """The types of 16 bits that it has instructions to convert to."""
         half = self.arch == "aarch64" or (self.arch == "x86_64" and self.vector >= 32)
-        own = ("bf16",) if self.has_pairs else ()
+        own = ("bf16",) if self.multiplies("bf16") else ()
         return (*own, "f16") if half else own
 
     def lanes(self, itemsize: int) -> int:
@@ -154,7 +156,13 @@ INSTRUCTION_SETS = {
 BASELINES = {a: name for name, row in INSTRUCTION_SETS.items() for a in row.architectures}
 # By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
 IN_ORDER = {"cortex-a53"}
-BF16_PRODUCTS = {"x86_64": "avx512bf16", "aarch64": "bf16"}  # LLVM's features, by architecture
+# The types of factors of 16 bits -> factors that lie together as one element of a panel.
+FACTORS = {"bf16": 2, "f16": 1}
+# LLVM's features of instructions that multiply them, by architecture.
+HALF_PRODUCTS = {
+    "x86_64": {"bf16": "avx512bf16"},
+    "aarch64": {"bf16": "bf16", "f16": "fullfp16"},
+}
 # Instructions that sum four products of 8-bit integers in a lane, and LLVM's features, by
 # architecture and bytes of a vector.
 DOTS = {
@@ -163,8 +171,8 @@ DOTS = {
 }  # fmt: skip
 # The features of products that kernels use where a target says that it has them, by architecture.
 PRODUCTS = {
-    arch: (bf16, *(feature for (of, _), (_, feature) in DOTS.items() if of == arch))
-    for arch, bf16 in BF16_PRODUCTS.items()
+    arch: (*own.values(), *(feature for (of, _), (_, feature) in DOTS.items() if of == arch))
+    for arch, own in HALF_PRODUCTS.items()
 }
 # The features that decide a target, by architecture.
 TELLING = {

@@ -1,7 +1,7 @@
 """Vector IR that packs the factors of products, and converts their elements on the way.
 
-Products of 16-bit factors are of pairs: a word of 32 bits holds the factors of two steps along the
-sum, the first one lower.  Words are moved as if they were float32.
+Products of bf16 are of pairs: a word of 32 bits holds the factors of two steps along the sum, the
+first one lower.  Words are moved as if they were float32.  Factors of f16 are moved one by one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from engine.base.element_types import HALVES, ITEMSIZE
-from engine.kernels.machine.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.vector_ir.scalars import memory, read, vector, written
 from engine.kernels.vector_ir.vectors import (
     I32,
@@ -89,16 +89,18 @@ def pair(target: Target, P: str, S: str, both: int) -> Any:
 
 
 def turn(target: Target, P: str, S: str) -> Any:
-    """turn(dst, ldd, src, lds): dst[j ldd + i] = the word or f32 j of row i, lanes x lanes of them.
+    """turn(dst, ldd, src, lds): dst[j ldd + i] = word or factor j of row i, lanes x lanes of them.
 
     Row i begins at src[i lds]; words are the pairs of its elements.  The ranges do not overlap.
     """
     lanes = target.lanes(4)
     vt = ir.VectorType(LLVM["f32"], lanes)
+    has_words = FACTORS.get(P, 1) == 2
+    to = "f32" if has_words else P
 
     def row(b: Any, p: Any) -> Any:
-        if P not in HALVES:
-            return loaded(b, target, p, lanes, S, P)
+        if not has_words:
+            return loaded(b, target, p, lanes, S, "f32")
         if S == P:
             return load(b, p, vt, ITEMSIZE[S])
         low, high = (loaded(b, target, b.gep(p, [I64(k)]), lanes, S, P) for k in (0, lanes))
@@ -110,13 +112,14 @@ def turn(target: Target, P: str, S: str) -> Any:
         dst, ldd, src, lds = fn.args
         rows = [row(b, b.gep(src, [b.mul(lds, I64(i))])) for i in range(lanes)]
         for j, column in enumerate(transposed(b, rows)):
-            store(b, column, b.gep(dst, [b.mul(ldd, I64(j))]), 4)
+            v = column if has_words else written(b, column, P, target)
+            store(b, v, b.gep(dst, [b.mul(ldd, I64(j))]), ITEMSIZE[to])
         b.ret_void()
 
     emit = call_internal(f"turn_{P}_{S}_{lanes}", body, inline=False)
 
     def op(typingctx, dst, ldd, src, lds):
-        W, Q = types.CPointer(types.float32), types.CPointer(NUMBA[S])
+        W, Q = types.CPointer(NUMBA[to]), types.CPointer(NUMBA[S])
         return types.void(W, types.int64, Q, types.int64), emit
 
     return op

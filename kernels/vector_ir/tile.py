@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.machine.target import Target
+from engine.kernels.machine.target import FACTORS, Target
+from engine.kernels.vector_ir import f16
 from engine.kernels.vector_ir.curves import at_least, at_most_six, hard_swish
 from engine.kernels.vector_ir.scalars import BFloat
 from engine.kernels.vector_ir.vectors import (
@@ -31,6 +33,7 @@ from engine.kernels.vector_ir.vectors import (
 )
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, HARD_SWISH, RELU, SIX
 
+RUN = 96  # products of f16 that are summed in f16, in two sums by turns
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
 CHAINS = 8  # sums that do not wait for each other: two multiply-adds a cycle of four cycles each
 # LLVM's intrinsics, by architecture: each lane of the sum gains the products of two pairs.
@@ -51,27 +54,37 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "", ben
     BIAS (one value a column) and RELU; if `bends` also SIX and HARD_SWISH.  C must not overlap A, B
     or bias.
 
-    P: the element type of the factors, if that is not T: one of `Target.products`.  B, and A where
-    `a_cols`, are words of pairs (packing.py), the last with 0 where k is odd; p counts the words.
-    Otherwise a points to the factors themselves, and lda counts them.
+    P: the element type of the factors, if that is not T: one of `Target.products`.  Of bf16, B, and
+    A where `a_cols`, are words of pairs (packing.py), the last with 0 where k is odd; p counts the
+    words.  Otherwise pointers are to the factors themselves, and lda and ldb count them.
+    Error: products are exact; of f16, runs of `RUN` of them are summed in f16, see `_RunTile`.
     Source: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
     """
     lanes = target.lanes(ITEMSIZE[T])
     name = f"tile_{P}{T}_{'t' if a_cols else 'n'}{'b' if bends else ''}_{mr}x{nv}x{lanes}"
-    writer = _Tile
-    if P:
-        has_squares = target.arch == "aarch64" and target.has_pairs and target.by_lane
-        writer = _SquareTile if has_squares and mr % 2 == 0 else _PairTile
+    writer = _choose_writer(target, P, mr)
     emit = call_internal(
         name, lambda fn: writer(fn, target, T, a_cols, mr, nv, bends).build(), inline=False
     )
 
     def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
-        left = NUMBA[P if P and not a_cols else T]
-        pointers = [types.CPointer(t) for t in (left, *[NUMBA[T]] * 3)]
+        right = NUMBA[P if FACTORS.get(P) == 1 else T]
+        left = NUMBA[P] if P and not a_cols else right
+        pointers = [types.CPointer(t) for t in (left, right, *[NUMBA[T]] * 2)]
         return types.void(*pointers, *[types.int64] * 6), emit
 
     return op
+
+
+def _choose_writer(target: Target, P: str, mr: int) -> type[_Tile]:
+    """Return the class that writes a tile of so many rows."""
+    own = target.multiplies(P)
+    if P == "f16":
+        return _HalfTile if own else _RunTile
+    if P == "bf16":
+        has_squares = own and target.arch == "aarch64" and target.by_lane
+        return _SquareTile if has_squares and mr % 2 == 0 else _PairTile
+    return _Tile
 
 
 class _Tile:
@@ -271,14 +284,14 @@ class _Tile:
         b.cbranch(b.icmp_signed("<", begin, end), loop, done)
         b.position_at_end(loop)
         kk = b.phi(I64)
-        live = [[b.phi(self.vt) for _ in row] for row in acc]
+        live = [[b.phi(v.type) for v in row] for row in acc]
         out = advance(kk, live)
         after, latch = b.add(kk, I64(step)), b.block
         kk.add_incoming(begin, entry)
         kk.add_incoming(after, latch)
         b.cbranch(b.icmp_signed("<", after, end), loop, done)
         b.position_at_end(done)
-        merged = [[b.phi(self.vt) for _ in row] for row in acc]
+        merged = [[b.phi(v.type) for v in row] for row in acc]
         for i, j in itertools.product(range(len(acc)), range(len(acc[0]))):
             live[i][j].add_incoming(acc[i][j], entry)
             live[i][j].add_incoming(out[i][j], latch)
@@ -388,7 +401,7 @@ class _PairTile(_Tile):
     ) -> None:
         super().__init__(fn, target, T, a_cols, mr, nv, bends)
         self.align = self.size if a_cols else self.size // 2
-        if target.has_pairs:
+        if target.multiplies("bf16"):
             pairs = ir.VectorType(BFloat(), 2 * self.lanes)
             name = _DOTS[target.arch].format(bits=8 * target.vector, lanes=self.lanes)
             self.dot = intrinsic(fn.module, name, self.vt, [self.vt, pairs, pairs])
@@ -419,7 +432,7 @@ class _PairTile(_Tile):
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
         b = self.b
-        if not self.target.has_pairs:
+        if not self.target.multiplies("bf16"):
             for part in (self._widen_second, self._widen_first):
                 acc = super()._multiply([*map(part, left)], [*map(part, right)], acc)
             return acc
@@ -508,3 +521,141 @@ class _SquareTile(_PairTile):
         """Return these elements of two vectors as one."""
         mask = ir.Constant(ir.VectorType(I32, len(elements)), list(elements))
         return self.b.shuffle_vector(x, y, mask)
+
+
+class _RunTile(_Tile):
+    """Writes the body of a tile of factors of f16, for CPUs that add products of f16 to f16.
+
+    Vectors of f16 have twice the lanes of float32.  So runs of `RUN` products are summed in f16,
+    and the sum of a run is added to a sum of float32.  A run has two sums that take products by
+    turns and are added at its end: short chains of roundings, that do not wait for each other.
+
+    Error: a product takes part in at most RUN / 2 roundings of its sum, 3 more where products are
+    left over, and one that adds the two sums.  Each is by 2^-11 at most: together they are
+    (RUN / 2 + 4) 2^-11 sum |a b| to first order, and 2^-25 for each product where sums are smaller
+    than a normal f16.  A sum of a run beyond 65504 is infinite.
+
+    This is the portable variant, for targets without such an instruction, which no plan multiplies
+    f16 for: it rounds sums of float64 that hold a product and a sum of f16 exactly enough to round
+    once, so that it has the bits of `_HalfTile`.
+    Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1; Blanchard,
+    Higham, Mary, "A class of fast and accurate summation algorithms", SIAM J. Sci. Comput. 2020.
+    """
+
+    def __init__(
+        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
+    ) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv, bends)
+        self.wide = self.vt  # of a vector of factors, or of sums of a run
+
+    def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
+        b = self.b
+        zeros, sums = (
+            [[ir.Constant(kind, [0.0] * kind.count)] * (self.nv * self.lanes // kind.count)] * rows
+            for kind, rows in ((self.wide, 2 * self.mr), (self.vt, self.mr))
+        )
+        step = 4 if self.a_cols else 8
+
+        def turn(step: int, kk: Any, acc: Grid) -> Grid:
+            """Return two sums of a run for each of C, by turns, after `step` more products."""
+            out = list(acc)
+            if self.a_cols:
+                columns = [b.gep(a, [b.mul(b.add(kk, I64(p)), lda)]) for p in range(step)]
+                left = [self._spread(p, self.mr) for p in columns]
+            else:
+                rows = [b.gep(a, [b.add(kk, b.mul(lda, I64(i)))]) for i in range(self.mr)]
+                left = [*map(list, zip(*(self._spread(p, step) for p in rows), strict=True))]
+            for p in range(step):
+                right = self._right(b.gep(bp, [b.mul(b.add(kk, I64(p)), ldb)]))
+                mine = slice(p % 2 * self.mr, (p % 2 + 1) * self.mr)
+                out[mine] = self._multiply(left[p], right, out[mine])
+            return out
+
+        def run(k0: Any, sums: Grid) -> Grid:
+            end = b.add(k0, I64(RUN))
+            end = b.select(b.icmp_signed("<", end, k), end, k)
+            whole = b.add(k0, b.and_(b.sub(end, k0), I64(-step)))
+            made = self._loop(k0, whole, step, zeros, partial(turn, step))
+            made = self._loop(whole, end, 1, made, partial(turn, 1))
+            halves = zip(made[: self.mr], made[self.mr :], strict=True)
+            joined = [[*map(self._join, *both)] for both in halves]
+            return [
+                [b.fadd(x, y) for x, y in zip(row, self._widen(more), strict=True)]
+                for row, more in zip(sums, joined, strict=True)
+            ]
+
+        return self._loop(I64(0), k, RUN, sums, run)
+
+    def _right(self, row: Any) -> list[Any]:
+        size = self.wide.count
+        return [
+            self._load_factors(self.b.gep(row, [I64(j)]), size)
+            for j in range(0, self.nv * self.lanes, size)
+        ]
+
+    def _spread(self, pointer: Any, n: int) -> list[Any]:
+        """Return each of n factors in all lanes of a vector."""
+        vector = self._load_factors(pointer, n)
+        undef = ir.Constant(vector.type, ir.Undefined)
+        kind = ir.VectorType(I32, self.wide.count)
+        return [
+            self.b.shuffle_vector(vector, undef, ir.Constant(kind, [i] * kind.count))
+            for i in range(n)
+        ]
+
+    def _load_factors(self, pointer: Any, n: int) -> Any:
+        """Return n factors as a vector of what is computed with."""
+        return f16.unpack(self.b, load(self.b, pointer, ir.VectorType(I16, n), self.align))
+
+    def _join(self, x: Any, y: Any) -> Any:
+        """Return the sum of two sums of a run."""
+        return self._round(self.b.fadd(x, y))
+
+    def _round(self, v: Any) -> Any:
+        """Return the nearest f16, as float32."""
+        return f16.unpack(self.b, f16.pack(self.b, v))
+
+    def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
+        b, double = self.b, ir.VectorType(ir.DoubleType(), self.lanes)
+
+        def add_product(x: Any, y: Any, z: Any) -> Any:
+            x, y, z = (b.fpext(v, double) for v in (x, y, z))
+            return self._round(f16.narrow(b, b.fadd(b.fmul(x, y), z)))
+
+        return [
+            [add_product(x, y, z) for y, z in zip(right, row, strict=True)]
+            for x, row in zip(left, acc, strict=True)
+        ]
+
+    def _widen(self, row: list[Any]) -> list[Any]:
+        """Return sums of a run, of a row of the tile, as vectors of float32."""
+        return row
+
+
+class _HalfTile(_RunTile):
+    """Writes the body of a tile of factors of f16 by multiply-adds of f16."""
+
+    def __init__(
+        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
+    ) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv, bends)
+        self.wide = ir.VectorType(ir.HalfType(), nv * self.lanes)
+        name = f"llvm.fma.v{self.wide.count}f16"
+        self.fma = intrinsic(fn.module, name, self.wide, [self.wide] * 3)
+
+    def _load_factors(self, pointer: Any, n: int) -> Any:
+        return load(self.b, pointer, ir.VectorType(ir.HalfType(), n), self.align)
+
+    def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
+        return _Tile._multiply(self, left, right, acc)
+
+    def _join(self, x: Any, y: Any) -> Any:
+        return self.b.fadd(x, y)
+
+    def _widen(self, row: list[Any]) -> list[Any]:
+        b, (halves,) = self.b, row
+        wide = b.fpext(halves, ir.VectorType(self.scalar, halves.type.count))
+        undef = ir.Constant(wide.type, ir.Undefined)
+        parts = (range(j * self.lanes, (j + 1) * self.lanes) for j in range(self.nv))
+        kind = ir.VectorType(I32, self.lanes)
+        return [b.shuffle_vector(wide, undef, ir.Constant(kind, list(part))) for part in parts]

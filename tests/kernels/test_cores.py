@@ -49,12 +49,12 @@ def test_a_tool_that_is_missing_is_named_with_its_package() -> None:
 
 
 @needs_llvm
-def test_products_of_bfloat16_do_more_in_a_cycle() -> None:
-    (single, _), (half, ratio) = (
-        (row[1], row[-1]) for row in cores.measure_factors(("neoverse-n2",), Namespace())
-    )
-    assert (single, half) == ("f32", "bf16")
-    assert float(str(ratio)) > 2.5  # `bfdot` alone does twice as many
+def test_products_of_16_bits_do_more_in_a_cycle() -> None:
+    rows = {(row[0], row[1]): float(str(row[-1])) for row in cores.measure_factors(
+        ("neoverse-n1", "neoverse-n2"), Namespace()
+    )}  # fmt: skip
+    assert rows["neoverse-n1", "f16"] > 1.8  # of a vector it does twice as many
+    assert rows["neoverse-n2", "bf16"] > 2.5  # `bfdot` alone does twice as many
 
 
 @needs_llvm

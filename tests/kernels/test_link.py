@@ -92,7 +92,7 @@ def test_raspberries_are_tuned_for_their_cores() -> None:
 
 def test_cpu_and_features_replace_the_rows() -> None:
     actual_target = resolve("raspberrypi4", cpu="cortex-a76", features="+dotprod").target
-    assert (actual_target.cpu, actual_target.features) == ("cortex-a76", "+dotprod")
+    assert (actual_target.cpu, actual_target.features) == ("cortex-a76", "+dotprod,+fullfp16")
     assert resolve(triple="x86_64-unknown-linux-gnu", features="+avx2,+fma").target.vector == 32
     assert resolve(triple="aarch64-unknown-linux-gnu").target.by_lane
     assert resolve(triple="armv7-unknown-linux-gnueabihf").target.features == "+neon,+vfp4"
@@ -112,9 +112,11 @@ def test_cpu_and_features_replace_the_rows() -> None:
         ({"name": "x86-64-v4", "features": "+avx512bf16"}, 64, ("bf16",)),
         ({"name": "x86-64-v4", "cpu": "haswell"}, 32, ()),
         ({"name": "x86-64-v2", "features": "+avx2,+fma"}, 32, ()),
-        ({"name": "aarch64", "cpu": "cortex-a76"}, 16, ()),
-        ({"name": "aarch64", "cpu": "neoverse-n2"}, 16, ("bf16",)),
-        ({"name": "raspberrypi5", "features": "+bf16"}, 16, ("bf16",)),
+        ({"name": "raspberrypi4"}, 16, ()),
+        ({"name": "raspberrypi5"}, 16, ("f16",)),
+        ({"name": "aarch64", "cpu": "neoverse-n2"}, 16, ("bf16", "f16")),
+        ({"name": "raspberrypi5", "features": "+bf16"}, 16, ("bf16", "f16")),
+        ({"name": "raspberrypi5", "features": "-fullfp16"}, 16, ()),
     ],
 )
 def test_a_core_and_features_decide_vectors_and_products(

@@ -15,9 +15,10 @@ from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import lower_gemm
 from engine.kernels.machine.levels import list_levels
 from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.vector_ir.tile import RUN
 from engine.kernels.vocabulary.op import Array, Site
 from engine.plan.plan import KernelSpec
-from tests.support.pairs import PAIRED, count_dots
+from tests.support.pairs import PAIRED, FactorTarget, count_dots, with_factors
 from tests.support.product_calls import Calls, load_as, store_as
 
 UNIT = 2.0**-24  # rounding unit of float32
@@ -33,12 +34,16 @@ SIZES = [(1, 1, 1), (3, 5, 2), (7, 70, 33), (14, 16, 18), (2, 129, 5), (100, 33,
 
 
 def targets() -> list[Target]:
-    """This CPU as it is, and as at the smallest level: float32 factors, narrower vectors."""
-    return [detect_host(), *(level.make_target() for level in list_levels()[1:2])]
+    """This CPU as it is, and as at the smallest level: float32 factors, narrower vectors.
+
+    The portable variants of factors of 16 bits run on the smallest.
+    """
+    small = list_levels()[-1].make_target()
+    return [detect_host(), small, with_factors(small)]
 
 
 def ids(target: Target) -> str:
-    return target.cpu
+    return target.cpu + "-factors" * isinstance(target, FactorTarget)
 
 
 class Product:
@@ -85,8 +90,8 @@ class Product:
         A, B, C = self.stored
         made = self.run()
         x, w = load_as(self.a, A), load_as(self.b, B)
-        if self.P == "bf16":
-            x, w = (load_as(store_as(v, "bf16"), "bf16") for v in (x, w))
+        if self.P != "f32":
+            x, w = (load_as(store_as(v, self.P), self.P) for v in (x, w))
         x = x.swapaxes(1, 2) if self.trans[0] else x
         w = w.swapaxes(1, 2) if self.trans[1] else w
         terms = [0.0 if self.bias is None else self.bias.astype("f8")]
@@ -98,6 +103,10 @@ class Product:
         # Each of k products and of the terms is added with an error of a unit of the sum so far,
         # where products of pairs are added one by one; C is rounded once.
         bound = (self.sizes[2] + len(terms) + 1) * UNIT * size
+        if self.P == "f16":
+            chain = min(RUN // 2 + 4, self.sizes[2] + 1)
+            bound = bound + chain * UNITS["f16"] * (np.abs(x) @ np.abs(w))
+            bound = bound + self.sizes[2] * SMALLEST["f16"]
         bound = bound + (np.abs(expected) + bound) * UNITS[C] + SMALLEST[C]
         error = np.abs(load_as(made, C) - expected)
         assert np.all(error <= bound), (error / bound).max()
@@ -203,6 +212,8 @@ def test_factors_follow_from_the_features() -> None:
     ]
     assert [t.products for t in (plain, arm)] == [(), ()]
     assert [t.products for t in with_bf16] == [("bf16",), ("bf16",)]
+    assert dataclasses.replace(arm, features="+fullfp16").products == ("f16",)
+    assert dataclasses.replace(arm, features="+bf16,+fullfp16").products == ("bf16", "f16")
     assert dataclasses.replace(with_bf16[0], vector=32).products == ()
 
 

@@ -13,6 +13,7 @@ from engine.base.plan_options import PlanOptions, Precision
 from engine.errors import BudgetError, EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.loss_scale import scale_loss
 from engine.graphs.passes.infer import bind
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.memo import NodeMemo
@@ -286,6 +287,24 @@ def test_what_auto_chooses_never_costs_more_than_float32(case: str, features: st
     else:
         assert chosen == single
         assert "precision f32, as the CPU has no products of 16 bits" in chosen.summary()
+
+
+def test_auto_takes_float16_where_its_loss_is_scaled() -> None:
+    graph, places = golden("transformer")
+    target = make("aarch64-unknown-linux-gnu", "cortex-a76", "+fullfp16", "neon")
+    shapes = batch(graph, 64)
+
+    def plan(graph: Graph) -> Plan:
+        options = PlanOptions(precision="auto")
+        return make_plan(graph, shapes, target=target, threads=1, options=options)
+
+    assert "precision f32, as float16 is taken only where the loss is scaled" in (
+        plan(graph).summary()
+    )
+    buffers = [name for name in places if name.endswith(BUFFER)]
+    chosen = plan(scale_loss(graph, graph.outputs[0], buffers))
+    assert chosen.count_halves()
+    assert "precision f16, predicted " in chosen.summary()
 
 
 @pytest.mark.parametrize("features", ["+avx512bf16", ""])

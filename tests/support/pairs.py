@@ -1,4 +1,4 @@
-"""Targets whose plans multiply pairs of bf16 by the portable variant, on any CPU."""
+"""Targets whose plans multiply factors of 16 bits by the portable variants, on any CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from engine.kernels.machine.target import Target
+from engine.kernels.machine.target import FACTORS, Target
 
 PAIRED = [  # targets with an instruction for products of pairs
     Target("x86_64-unknown-linux-gnu", "znver4", "+avx512bf16", 64, 6, 4),
@@ -17,20 +17,20 @@ PAIRED = [  # targets with an instruction for products of pairs
 ]
 
 
-class PairTarget(Target):
-    """A CPU as planners see it: its products are of pairs, whether or not it has an instruction.
+class FactorTarget(Target):
+    """A CPU as planners see it: it multiplies factors of 16 bits, with or without instructions.
 
     Kernels of such plans are compiled for the CPU itself.
     """
 
     @property
     def products(self) -> tuple[str, ...]:
-        return ("bf16",)
+        return tuple(FACTORS)
 
 
-def with_pairs(target: Target) -> PairTarget:
-    """Return a target whose plans multiply pairs."""
-    return PairTarget(**{f.name: getattr(target, f.name) for f in fields(target)})
+def with_factors(target: Target) -> FactorTarget:
+    """Return a target whose plans multiply factors of 16 bits."""
+    return FactorTarget(**{f.name: getattr(target, f.name) for f in fields(target)})
 
 
 def count_dots(code: bytes, arch: str) -> int:
@@ -47,3 +47,10 @@ def count_squares(code: bytes) -> int:
     """Count the instructions `bfmmla` of an object for 64-bit Arm."""
     words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
     return int((words & 0xFFE0FC00 == 0x6E40EC00).sum())
+
+
+def count_half_multiply_adds(code: bytes) -> int:
+    """Count the instructions `fmla` of vectors of f16 of an object for 64-bit Arm."""
+    words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
+    by_vector, by_lane = words & 0xBFE0FC00 == 0x0E400C00, words & 0xBFC0F400 == 0x0F001000
+    return int((by_vector | by_lane).sum())

@@ -9,7 +9,7 @@ installs them and passes --no-skips, without which a test that lacks one is coun
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS, gemm, gemm_mixed
+from engine.kernels.vector_ir.tile import RUN
 from engine.kernels.vocabulary.kernel import Template
 from engine.models.catalog import find_architecture
 from engine.models.named_model import make
@@ -39,7 +40,7 @@ from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import Platform, resolve
 from tests.support.builds import LIBC, make_build_for
 from tests.support.needs import needs_emulator
-from tests.support.pairs import count_squares
+from tests.support.pairs import count_half_multiply_adds, count_squares
 from tests.support.places import DRIVERS, GOLDENS
 from tests.support.shown import shows
 
@@ -102,8 +103,32 @@ def test_products_of_bfloat16_of_all_sizes(tmp_path: Path) -> None:
     """By squares of rows and columns, and by pairs where these do not fill one."""
     platform = resolve("raspberrypi5", features="+bf16")
     params = ("f32", "f32", "f32", "f32", "bf16")
-    squares = run_products(platform, "raspberrypi5", gemm_mixed, params, tmp_path, cpu="max")
-    assert squares > 100
+    ran = run_products(platform, "raspberrypi5", gemm_mixed, params, tmp_path, cpu="max")
+    assert sum(map(count_squares, ran.kernels)) > 100
+
+
+@needs_emulator("raspberrypi5")
+def test_products_of_float16_have_the_bits_of_the_portable_variant(tmp_path: Path) -> None:
+    """By multiply-adds of vectors of float16, and here by rounding sums of float64."""
+    params, made = ("f32", "f32", "f32", "f32", "f16"), []
+    for target in ("raspberrypi5", "x86-64-v2"):
+        (tmp_path / target).mkdir()
+        made.append(
+            run_products(
+                resolve(target), target, gemm_mixed, params, tmp_path / target,
+                cpu="cortex-a76" * (target == "raspberrypi5"), error=(RUN / 2 + 4) / 2**11,
+            )
+        )  # fmt: skip
+    assert made[0].printed == made[1].printed
+    assert sum(map(count_half_multiply_adds, made[0].kernels)) > 500
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The objects of kernels of small products, and what the program that ran them printed."""
+
+    kernels: list[bytes]
+    printed: str
 
 
 def run_products(
@@ -113,10 +138,12 @@ def run_products(
     params: tuple[str, ...],
     folder: Path,
     cpu: str = "",
-) -> int:
-    """Run small products by kernels of a template; count their instructions `bfmmla`.
+    error: float = 0,
+) -> Ran:
+    """Run small products by kernels of a template.
 
     emulated: the target whose emulator runs them.  cpu: as of qemu, or the emulator's own.
+    error: how wrong a sum may be, relative to the sum of its products' absolute values.
     """
     emulator = find_emulator(emulated)
     assert emulator is not None
@@ -126,6 +153,7 @@ def run_products(
     names = [
         f"#define PRODUCT_{a}_{b} {s.symbol}\n" for (a, b), s in zip(kinds, specs, strict=True)
     ]
+    names.append(f"#define ERROR {error}\n")
     (folder / "words.h").write_text("".join(names) + GEMM_WORDS.write_defines())
     program = link(
         kernels, [DRIVERS / "products.c"], platform, folder / "products",
@@ -133,8 +161,9 @@ def run_products(
     )  # fmt: skip
     if cpu:
         emulator = replace(emulator, command=(emulator.command[0], "-cpu", cpu))
-    assert re.fullmatch(r"\d+ products\n", emulator.run(program))
-    return sum(map(count_squares, kernels))
+    printed = emulator.run(program)
+    assert re.fullmatch(r"\d+ products, [0-9a-f]{8}\n", printed)
+    return Ran(kernels, printed)
 
 
 @needs_emulator("raspberrypi4")
@@ -227,6 +256,7 @@ def test_frozen_layers_compute_in_integers(
         ("transformer", "f16", "", "cortex-a76"),
         ("transformer", "bf16", "+bf16", "max"),
         ("cnn", "bf16", "+bf16", "max"),
+        ("cnn", "f16", "", "cortex-a76"),
     ],
 )
 def test_an_aarch64_build_trains_in_16_bits(
@@ -240,6 +270,7 @@ def test_an_aarch64_build_trains_in_16_bits(
     build(GOLDENS / case, tmp_path, options)
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
     assert (count_squares(program.read_bytes()) > 100) == bool(features)
+    assert (count_half_multiply_adds(program.read_bytes()) > 100) == (precision == "f16")
     if features:
         with pytest.raises(RuntimeError, match="this CPU lacks bf16"):
             emulator.run(program, checkpoint)

@@ -25,7 +25,7 @@ from typing import Any
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.fold import FOLDS, fold_axes, reduce_cols
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
-from engine.kernels.machine.target import Target
+from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
@@ -204,9 +204,13 @@ def _collect_inputs(lowering: Lowering) -> dict[str, Any]:
 
 
 def choose_factors(lowering: Lowering, T: str) -> str:
-    """Return the type of 16 bits that factors of products are rounded to; empty: they are T."""
+    """Return the type of 16 bits that factors of products are rounded to; empty: they are T.
+
+    Only pairs: sums of f16 would end at 65504, and scores may be larger before they are scaled.
+    """
     factor = lowering.precision
-    return factor if T == "f32" and factor in lowering.target.products else ""
+    takes = T == "f32" and factor in lowering.target.products and FACTORS[factor] == 2
+    return factor if takes else ""
 
 
 def list_given(*params: str) -> list[str]:

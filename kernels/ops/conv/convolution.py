@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from engine.base import limits
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import panels_reach
+from engine.kernels.loops.contract import count_in_row, panels_reach, view_panel
 from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches
@@ -43,6 +43,7 @@ from engine.kernels.vocabulary.kernel import (
     Numbers,
     Parameters,
     imin,
+    inline,
     kernel,
     off,
     share,
@@ -99,6 +100,12 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     return Tiling(q["rows"], steps, (at + patches.JOB.place("rows"),), patches.run_alone(at))
 
 
+def _panels_reach(c: KernelCall, P: str, n: int, depth: int, panel: int, unit: int = 0) -> int:
+    """Return the reach into panels of factors P, as `panels_reach`: in words if P is not empty."""
+    reach = panels_reach(c, n, depth // count_in_row(P), panel, unit)
+    return -(-reach // 2) if P and count_in_row(P) == 1 else reach
+
+
 def _reach(c: KernelCall) -> Reach:
     T, X, _, factors = map(str, (*c.params, *("",) * 4)[:4])
     takes_x = (X or T) == (factors or T)  # as it is stored
@@ -110,10 +117,10 @@ def _reach(c: KernelCall) -> Reach:
         if not rows * n * c.groups:
             continue
         if depth % each or q["kc"] % each:
-            c.refuse(f"pairs of factors in sums of {depth}, {q['kc']} at a time; expected even")
+            c.refuse(f"words of two factors in sums of {depth}, {q['kc']} at a time; expected even")
         last = c.groups * n
         if depth:
-            panels = panels_reach(c, n, depth // each, q["panel"])
+            panels = _panels_reach(c, factors, n, depth, q["panel"])
             b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
         if depth and q["direct"] and takes_x:
             x = max(x, c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (depth, 1)))
@@ -167,7 +174,7 @@ def conv(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> Body:
 
     x, y: channels-last; b: panels of `conv_pack`.  X, Y: how x and y are stored.  P: one of
     `Target.products` to which factors are rounded; the depth of every block is even then.
-    Error: of rounding x, w and y to their types; products are exact, sums are of float32.
+    Error: of rounding x, w and y to their types; sums as of `tile`.
     """
     run = sweep(target, T, X or T, Y or T, P)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
@@ -204,10 +211,10 @@ def _pack_reach(c: KernelCall) -> Reach:
         w = max(w, c.span(q["first"], *walks, (q["channels"], c.c_step), *steps))
         if c.j_step == depth and q["first"] == 0 and q["step"][2] == 1:
             w = max(w, c.span(0, *walks, (depth, 1)))
-        each = 2 if len(c.params) > 1 else 1
-        if q["channels"] % each:
-            c.refuse(f"pairs of factors of {q['channels']} channels; expected an even number")
-        panels = panels_reach(c, n, depth // each, c.panel, unit=1)
+        factors = str(c.params[1]) if len(c.params) > 1 else ""
+        if factors and q["channels"] % 2:
+            c.refuse(f"words of two of {q['channels']} channels; expected an even number")
+        panels = _panels_reach(c, factors, n, depth, c.panel, unit=1)
         b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
     return {"w": w, "b": b}
 
@@ -220,10 +227,11 @@ def _pack_reach(c: KernelCall) -> Reach:
 def conv_pack(target: Target, T: str, P: str = "") -> Body:
     """b[panel][tap, c][j] = w[...], the panels of every job and group.
 
-    w: T[Co, Ci/groups, taps...].  P: b is of words of two channels each, rounded to P.
+    w: T[Co, Ci/groups, taps...].  P: of the factors; a word of b holds two, of two channels if they
+    are pairs, otherwise of two filters.
     """
     if P:
-        return _pack_pairs(target, T, P)
+        return _pack_factors(target, T, P)
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
@@ -279,11 +287,22 @@ def conv_pack(target: Target, T: str, P: str = "") -> Body:
     return body
 
 
-def _pack_pairs(target: Target, T: str, P: str) -> Body:
-    """Return the body of `conv_pack` for words of two channels."""
+def _pack_factors(target: Target, T: str, P: str) -> Body:
+    """Return the body of `conv_pack` for factors of 16 bits."""
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    pair, turn = Native("pair", (P, T, 1)), Native("turn", (P, T))
+    each, panel_at, turn = count_in_row(P), view_panel(P), Native("turn", (P, T))
+    pair, convert = Native("pair", (P, T, 1)), Native("convert", (P, T))
+
+    @inline
+    def both(dst, x, y, n):
+        pair(dst, x, y, n)
+
+    @inline
+    def first_alone(dst, x, y, n):
+        convert(dst, x, n)
+
+    write = both if each == 2 else first_alone
 
     def body(w, b, work, g, tid, nthreads):
         n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
@@ -293,39 +312,42 @@ def _pack_pairs(target: Target, T: str, P: str) -> Body:
             panel = unit - udiv(unit, panels) * panels
             group = udiv(unit, panels) - udiv(unit, panels * g.groups) * g.groups
             q = off(g.panels, udiv(unit, panels * g.groups))
-            kd, kh, kw, words = q.taps_d, q.taps_h, q.taps_w, udiv(q.channels, 2)
-            into = off(b, q.b_at + group * q.b_group + panel * width * kd * kh * kw * words)
+            kd, kh, kw, depth = q.taps_d, q.taps_h, q.taps_w, udiv(q.channels, each)
+            into = off(
+                panel_at(off(b, q.b_at + group * q.b_group)), panel * width * kd * kh * kw * depth
+            )
             columns = imin(width, n - panel * width)
             src = off(w, group * g.group + panel * width * js + q.first)
-            begin, end = share_blocks(words, lanes, tid, nthreads)
+            begin, end = share_blocks(depth, lanes, tid, nthreads)
             for d in range(kd):
                 for h in range(kh):
                     for v in range(kw):
                         taps = off(src, d * q.step_d + h * q.step_h + v * q.step_w)
-                        rows = off(into, ((d * kh + h) * kw + v) * words * stored)
+                        rows = off(into, ((d * kh + h) * kw + v) * depth * stored)
                         c = begin
                         while c < end:
                             j = 0
-                            # A word is of two channels of one tap: neighbours in w only where a
-                            # filter has a single tap.
+                            # A row is of one tap and of a channel or two: neighbours in w only
+                            # where a filter has a single tap.
                             if cs == 1 and c + lanes <= end:
                                 while j + lanes <= columns:
-                                    at = off(taps, j * js + 2 * c)
+                                    at = off(taps, j * js + each * c)
                                     turn(off(rows, c * stored + j), stored, at, js)
                                     j += lanes
                             for r in range(c, imin(c + lanes, end)):
-                                at = off(taps, 2 * r * cs)
+                                at = off(taps, each * r * cs)
                                 dst = off(rows, r * stored)
                                 if js == 1:
-                                    pair(off(dst, j), off(at, j), off(at, cs + j), columns - j)
+                                    write(off(dst, j), off(at, j), off(at, cs + j), columns - j)
                                 else:
                                     # Filters apart in w: a vector of each channel is collected.
                                     for i in range(j, columns, lanes):
                                         many = imin(lanes, columns - i)
                                         for p in range(many):
                                             first[p] = at[(i + p) * js]
-                                            second[p] = at[(i + p) * js + cs]
-                                        pair(off(dst, i), first, second, many)
+                                            if each == 2:
+                                                second[p] = at[(i + p) * js + cs]
+                                        write(off(dst, i), first, second, many)
                             c += lanes
 
     return body
@@ -352,9 +374,9 @@ def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]
 def choose_factors(lowering: Lowering, x: Operand, channels: int = 0) -> str:
     """Return the type that factors are rounded to, as P of `conv` and `conv_dw`.
 
-    channels: of a group, where factors of two of them are a pair; an odd one would have no other.
+    channels: of a group, where a word holds factors of two of them; an odd one would have no other.
     """
-    # The factors of a pair lie side by side in a pixel, so images are read as they are stored.
+    # The factors of a word lie side by side in a pixel, so images are read as they are stored.
     P = lowering.precision
     takes = P in lowering.target.products and find_stored(x)[0] == "f32" and channels % 2 == 0
     return P if takes else ""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from engine.base.element_types import HALVES, ITEMSIZE
-from engine.kernels.loops.contract import depth_of, same, strip
+from engine.kernels.loops.contract import depth_of, same, strip, view_panel, words_of
 from engine.kernels.loops.window import Axes
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
@@ -462,13 +462,14 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and
     curves.
 
-    X, Y: how x and y are stored.  F: the type of the factors if they are pairs, as of `tile`; KC
-    and the depth are even then, and KC counts words in `work`.  If X is not the type of the factors
-    the job is of `gather_job`; if Y is not T, of `scatter_job`.
+    X, Y: how x and y are stored.  F: P of `tile`; if there is one, KC and the depth are even, and
+    `work` and B hold words of two factors.  If X is not the type of the factors the job is of
+    `gather_job`; if Y is not T, of `scatter_job`.
     """
     factor = F or T
     fill, spread = gather(factor, drop_same(X, factor)), scatter(T, drop_same(Y, T))
-    rows, depth_in_words = strip(target, T, 0, F, bends=1), depth_of(F)
+    rows, in_words = strip(target, T, 0, F, bends=1), words_of(F)
+    depth_of_panel, panel_at = depth_of(F), view_panel(F)
     as_factors = Native("halves", (F,)) if F else same
     width = target.nv * target.lanes(ITEMSIZE[T])
 
@@ -478,12 +479,12 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     def place_block(y, work, q, i0, n0, n1):
         into, ldc = off(y, i0 * q.ldy), q.ldy
         if q.scatter != 0:
-            into, ldc = off(work, q.mc * depth_in_words(q.kc) - n0), n1 - n0
+            into, ldc = off(work, q.mc * in_words(q.kc) - n0), n1 - n0
         return into, ldc
 
     @inline
     def place_in_work(y, work, q, i0, n0, n1):
-        return off(work, q.mc * depth_in_words(q.kc) - n0), n1 - n0
+        return off(work, q.mc * in_words(q.kc) - n0), n1 - n0
 
     # 1x1 windows of stride 1: rows of X are rows of P already.
     @inline
@@ -523,7 +524,8 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
                 left, lda = take(x, work, q, i0, mb, k0, kb)
                 j = n0
                 while j < n1:
-                    panel = off(b, j * depth_in_words(depth) + depth_in_words(k0) * q.panel)
+                    row = depth_of_panel(k0)
+                    panel = off(panel_at(b), j * depth_of_panel(depth) + row * q.panel)
                     w = imin(width, n1 - j)
                     rows(
                         left, lda, panel, q.panel, off(into, j), ldc, off(bias, j), kb, mb, w, step

@@ -3,9 +3,9 @@
     dW[co, k] = sum_m dY[m, co] P[m, k]        dB[co] = sum_m dY[m, co]
 
 dY is read as it is stored, columns of P are gathered into cache (`patches.py`).  Factors of 16 bits
-are both copied into cache, as words of two pixels each.  Threads share the columns when there are
-enough; otherwise each sums a part of the pixels, and the parts are added in order, so the result
-depends on the number of threads but never on their timing.
+are both copied into cache, where a word of 32 bits holds two of them.  Threads share the columns
+when there are enough; otherwise each sums a part of the pixels, and the parts are added in order,
+so the result depends on the number of threads but never on their timing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import depth_of, line, strip
+from engine.kernels.loops.contract import (
+    count_in_row,
+    depth_of,
+    line,
+    strip,
+    view_panel,
+    words_of,
+)
 from engine.kernels.loops.window import Axes, Axis, count_parts, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import depthwise as D
@@ -93,17 +100,18 @@ def _take(T: str, S: str) -> Any:
     return converted if S else in_place
 
 
-def _pair_rows(target: Target, T: str, S: str, P: str) -> Inline:
-    """Return `take` for words of pairs of rows, which are stored as S and rounded to P."""
-    row, depth = line(target, T, S, P), depth_of(P)
+def _round_rows(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return `take` for factors P of rows that are stored as S."""
+    row, depth, panel = line(target, T, S, P), depth_of(P), view_panel(P)
 
     @inline
-    def paired(dy, co, into, mb, n):
+    def rounded(dy, co, into, mb, n):
+        rows = panel(into)
         for r in range(depth(mb)):
-            row(off(into, r * n), dy, co, r, 0, mb, n)
-        return into, n
+            row(off(rows, r * n), dy, co, r, 0, mb, n)
+        return rows, n
 
-    return paired
+    return rounded
 
 
 def _take_columns(target: Target, T: str, S: str) -> Inline:
@@ -130,14 +138,25 @@ def _take_columns(target: Target, T: str, S: str) -> Inline:
     return gather if S else gather_or_point
 
 
-def _pair_columns(target: Target, T: str, S: str, P: str) -> Inline:
-    """Return `take` of `_take_columns` for words of pairs of rows, rounded to P.
+def _round_columns(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return `take` of `_take_columns` for factors P.
 
-    Patches are gathered as P first, after the words of dy.
+    Patches of pairs are gathered as P first, after the words of dy.
     """
     fill, lanes = patches.gather(P, drop_same(S, P)), target.lanes(ITEMSIZE[T])
     of_x, of_patches = line(target, T, S, P), line(target, T, P, P)
-    depth, halves = depth_of(P), Native("halves", (P,))
+    depth, words, halves = depth_of(P), words_of(P), Native("halves", (P,))
+
+    @inline
+    def one_by_one(x, into, q, m0, mb, j0, nb, g):
+        rows, ldb = halves(into), udiv(nb + lanes - 1, lanes) * lanes
+        if q.direct != 0:
+            at = off(x, m0 * q.ldx + j0)
+            for r in range(mb):
+                of_x(off(rows, r * ldb), at, q.ldx, r, 0, mb, nb)
+        else:
+            fill(x, rows, ldb, q, m0, mb, j0, nb)
+        return rows, ldb
 
     @inline
     def paired(x, into, q, m0, mb, j0, nb, g):
@@ -148,13 +167,13 @@ def _pair_columns(target: Target, T: str, S: str, P: str) -> Inline:
                 of_x(off(into, r * ldb), at, q.ldx, r, 0, mb, nb)
         else:
             # Rows of pixels become words only when both are there, so they are gathered elsewhere.
-            rows = halves(off(into, depth(q.mc) * (g.block + g.per_group)))
+            rows = halves(off(into, words(q.mc) * (g.block + g.per_group)))
             fill(x, rows, ldb, q, m0, mb, j0, nb)
             for r in range(depth(mb)):
                 of_patches(off(into, r * ldb), rows, ldb, r, 0, mb, nb)
         return into, ldb
 
-    return paired
+    return paired if count_in_row(P) == 2 else one_by_one
 
 
 _FLAGS: dict[str, str | Field] = {
@@ -232,14 +251,14 @@ def _reach(c: KernelCall) -> Reach:
     if c.has_w and n * per * c.groups:
         if c.block < 1 or c.block % c.lanes:
             c.refuse(f"blocks of {c.block} columns; expected a multiple of {c.lanes}")
-        pairs = len(c.params) > 3
+        has_words = len(c.params) > 3
         if q["direct"]:
             x = c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (n, 1))
-            x += round_to_unit(n, c.lanes) - n if x and not c.crossed and not pairs else 0
+            x += round_to_unit(n, c.lanes) - n if x and not c.crossed and not has_words else 0
         else:
             x = patches.images_reach(c, q, c.groups)
             work = min(q["mc"], rows) * round_to_unit(min(c.block, n), c.lanes)
-        if pairs:
+        if has_words:
             work = _count_words(q["mc"]) * (2 * c.block + per)
         elif len(c.params) > 1:
             work = q["mc"] * c.block + min(q["mc"], rows) * per
@@ -256,7 +275,7 @@ def _reach(c: KernelCall) -> Reach:
 
 
 def _count_words(pixels: int) -> int:
-    """Return the words of pairs of so many pixels, of one column."""
+    """Return the words of two factors of so many pixels, of one column."""
     return -(-pixels // 2)
 
 
@@ -284,16 +303,16 @@ def conv_dw(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> Bo
     when `adds_w` and not keep_w[0], or when `adds_w` is ALWAYS; to db when `adds_b` and not
     keep_b[0].  X, Y: how x and dy are stored; if x is not as T, the job is of `gather_job` unless
     there is P, one of `Target.products` to which factors are rounded.
-    Error: of rounding x and dy to their types and to P; products are exact, sums are of float32.
+    Error: of rounding x and dy to their types and to P; sums as of `tile`.
     """
     of_x, of_dy = drop_same(X, T), drop_same(Y, T)
     lanes = target.lanes(ITEMSIZE[T])
     width, sums, zero = target.nv * lanes, _row_sums(T, of_dy), Native("zero", (T,))
     if P:
-        take_x, take_dy = _pair_columns(target, T, X or T, P), _pair_rows(target, T, Y or T, P)
+        take_x, take_dy = _round_columns(target, T, X or T, P), _round_rows(target, T, Y or T, P)
     else:
         take_x, take_dy = _take_columns(target, T, of_x), _take(T, of_dy)
-    rows, first_dy = strip(target, T, 1, P), depth_of(P)
+    rows, first_dy = strip(target, T, 1, P), words_of(P)
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
         groups, co, cog, crossed, q = g.groups, g.co, g.per_group, g.crossed, g.job

@@ -52,7 +52,7 @@ def is_cheaper(
     """Return whether Winograd's algorithm is cheaper for a convolution, by a fifth at least.
 
     axes: from the images read, of `channels`, to the images written, of `columns`.  P: the type of
-    the factors that it would multiply in pairs otherwise, if any.  Never for f64: a user who asks
+    the factors of 16 bits that it would multiply otherwise, if any.  Never for f64: a user who asks
     for double precision gets it.
     """
     _, h, w = axes
@@ -65,7 +65,7 @@ def is_cheaper(
     products = channels * count_parts(columns, lanes)
     # After the last whole vector the transforms go by single elements.
     transforms = sum(n // lanes + n % lanes for n in (channels, columns))
-    # An instruction for pairs does two multiply-adds where one for float32 does one.
+    # An instruction for such factors does two multiply-adds where one for float32 does one.
     direct = images * h.out * w.out * W.TAPS**2 * products // (2 if P else 1)
     winograd = tiles * (W.PRODUCTS * products + TRANSFORM * transforms) + FILTER * products
     return 5 * winograd < 4 * direct
