@@ -1,7 +1,7 @@
 """Answers of workloads by `edgegrad.Session` beside onnxruntime's, in processes that take turns.
 
 A row is a batch size and a number of threads: the median time of an answer of each, and the median
-ratio, above 1 where ours is faster.
+ratio, above 1 where ours is faster.  A turn begins when the threads of the turn before are at rest.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from bench.measuring import compare_medians, time_in_turns
+from bench.measuring import compare_medians, time_call, time_in_turns
 from bench.processes import SCRIPTS, worker
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
@@ -25,7 +26,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
 INTEGERS = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm")
-ANSWERS = {"mlp": 500, "cnn": 100, "lstm": 10}  # of a turn
+SECONDS = 0.1  # that the answers of a turn take at least: the first ones wake the threads
 FLOAT, INT8 = "forward.onnx", "int8.onnx"
 SAMPLES = 8  # that ranges are measured on
 
@@ -35,7 +36,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     sides = {"session": ("session", FLOAT), "onnxruntime": ("onnxruntime", FLOAT)}
     for batch in options.batch:
         with written(name, batch) as folder:
-            yield from _compare(name, options, batch, folder, sides)
+            yield from _compare(options, batch, folder, sides)
 
 
 def measure_integers(name: str, options: Namespace) -> Iterator[Cells]:
@@ -49,28 +50,36 @@ def measure_integers(name: str, options: Namespace) -> Iterator[Cells]:
     for batch in options.batch:
         with written(name, batch) as folder:
             made.save(folder / INT8)
-            yield from _compare(name, options, batch, folder, sides)
+            yield from _compare(options, batch, folder, sides)
 
 
 def _compare(
-    name: str, options: Namespace, batch: int, folder: Path, sides: Mapping[str, tuple[str, str]]
+    options: Namespace, batch: int, folder: Path, sides: Mapping[str, tuple[str, str]]
 ) -> Iterator[Cells]:
     """Yield a row for each number of threads: the times, and the ratio of each to our session's.
 
     sides: of each its runtime and the file of its model.
     """
-    count, command = ANSWERS.get(name, 5), [sys.executable, SCRIPTS / "answers.py"]
+    command = [sys.executable, SCRIPTS / "answers.py"]
     for threads in options.threads:
         with ExitStack() as stack:
-            runs = {}
-            for side, (runtime, file) in sides.items():
-                made = worker([*command, runtime, folder / file, threads], side, folder)
-                runs[side] = partial(stack.enter_context(made).run, count)
-            times = time_in_turns(runs, options.turns, warm_up=2)
-        took = [1e3 * median(times[side]) / count for side in sides]
+            workers = {
+                side: stack.enter_context(
+                    worker([*command, runtime, folder / file, threads], side, folder)
+                )
+                for side, (runtime, file) in sides.items()
+            }
+            for made in workers.values():
+                made.run(2)  # plans, and wakes the threads
+            took = min(time_call(made.run) for made in workers.values())
+            count = max(5, ceil(SECONDS / took))
+            runs = {side: partial(made.run, count) for side, made in workers.items()}
+            rests = {side: made.rest for side, made in workers.items()}
+            times = time_in_turns(runs, options.turns, warm_up=2, rests=rests)
+        medians = [1e3 * median(times[side]) / count for side in sides]
         others = (side for side in sides if side != "session")
         ratios = [compare_medians(times[side], times["session"]) for side in others]
-        yield batch, threads, *took, *ratios
+        yield batch, threads, *medians, *ratios
 
 
 _OPTIONS = (

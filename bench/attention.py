@@ -66,9 +66,11 @@ def measure(shape: tuple[int, int, int, int, int], options: Namespace) -> Iterat
         program = load(make_training_graph(*shape), threads)
         with ExitStack() as stack:
             calls: dict[str, Any] = {"ours": program.run}
+            rests = {}
             if switch("BENCH_PEERS"):
-                calls["torch"] = stack.enter_context(peer("attention", threads, *shape)).run
-            times_by_name = time_in_turns(calls, TURNS)
+                made = stack.enter_context(peer("attention", threads, *shape))
+                calls["torch"], rests["torch"] = made.run, made.rest
+            times_by_name = time_in_turns(calls, TURNS, rests=rests)
         took = median(times_by_name["ours"])
         rate = count_operations(program) / took
         times = (

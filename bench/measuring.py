@@ -61,16 +61,23 @@ def repeat(call: Callable[[], object]) -> list[float]:
 
 
 def time_in_turns(
-    calls: Mapping[str, Callable[[], object]], turns: int, warm_up: int = 1
+    calls: Mapping[str, Callable[[], object]],
+    turns: int,
+    warm_up: int = 1,
+    rests: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
     """Return the seconds of calls that take turns: a machine whose speed drifts slows all alike.
 
     Every second turn has the other order.
+
+    rests: functions that wait, after the call of that name, until its process is at rest.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warm_up + turns):
         for name in list(calls)[:: -1 if turn % 2 else 1]:
             times[name].append(time_call(calls[name]))
+            if rests and name in rests:
+                rests[name]()
     return {name: values[warm_up:] for name, values in times.items()}
 
 

@@ -82,11 +82,13 @@ def time_steps(
     }
     commands.update(others)
     with ExitStack() as stack:
-        runs = {
-            side: partial(stack.enter_context(worker(command, side, folder)).run, steps)
+        workers = {
+            side: stack.enter_context(worker(command, side, folder))
             for side, command in commands.items()
         }
-        return time_in_turns(runs, turns, warm_up=3)
+        runs = {side: partial(made.run, steps) for side, made in workers.items()}
+        rests = {side: made.rest for side, made in workers.items()}
+        return time_in_turns(runs, turns, warm_up=3, rests=rests)
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:

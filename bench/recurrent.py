@@ -60,10 +60,12 @@ def measure(kind: str, options: Namespace) -> Iterator[Cells]:
     for threads in options.threads:
         calls: dict[str, Any] = {"ours": load(graph, threads, inputs).run}
         with ExitStack() as stack:
+            rests = {}
             for who in PEERS if switch("BENCH_PEERS") else ():
                 words = (kind, threads, int(who == "onednn"), STEPS, BATCH, WIDTH, HIDDEN)
-                calls[who] = stack.enter_context(peer("recurrent", *words)).run
-            timings = time_in_turns(calls, 20, warm_up=3)
+                made = stack.enter_context(peer("recurrent", *words))
+                calls[who], rests[who] = made.run, made.rest
+            timings = time_in_turns(calls, 20, warm_up=3, rests=rests)
         rate = count_work(kind) / median(timings["ours"])
         share = 100 * rate / measure_limits().flops / threads
         ratios = (

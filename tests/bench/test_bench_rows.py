@@ -8,8 +8,10 @@ import inspect
 import json
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,19 @@ from tests.support.places import ROOT
 BENCHES = rows.find_benches()
 # Of these the smallest form takes a fraction of a second, once other tests have made its kernels.
 QUICK = ("arenas", "budgets.constants", "growth", "kept", "passes", "planning", "scaling.boards")
+# A worker whose thread spins for 0.2 s after its work.
+SPINS = """
+import sys, threading, time
+
+def spin():
+    end = time.perf_counter() + 0.2
+    while time.perf_counter() < end:
+        pass
+
+for line in sys.stdin:
+    threading.Thread(target=spin).start()
+    print("done", flush=True)
+"""
 
 
 @pytest.mark.parametrize("each", BENCHES.values(), ids=lambda each: each.name)
@@ -184,6 +199,24 @@ def test_calls_take_turns_and_change_their_order() -> None:
     assert "".join(said) == "abbaabba"
     assert [len(times) for times in in_turns.values()] == [3, 3]
     assert measuring.compare_medians([2.0, 6.0, 9.0], [1.0, 2.0, 3.0]) == 3
+
+
+def test_a_call_rests_before_the_next_one_begins() -> None:
+    said: list[str] = []
+    calls = {name: partial(said.append, name) for name in "ab"}
+    measuring.time_in_turns(calls, 1, warm_up=1, rests={"a": lambda: said.append("-")})
+    assert "".join(said) == "a-bba-"
+
+
+def test_a_worker_rests_once_its_threads_have_stopped_spinning(tmp_path: Path) -> None:
+    script = tmp_path / "spins.py"
+    script.write_text(SPINS)
+    with processes.worker([sys.executable, script], "spins") as worker:
+        for _ in range(2):
+            worker.run()
+            begin = time.perf_counter()
+            worker.rest()
+            assert time.perf_counter() - begin > 0.1
 
 
 def test_memory_of_processes_is_told() -> None:
