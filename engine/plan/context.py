@@ -14,6 +14,7 @@ from engine.plan.words import OPEN, Field, Words
 LABEL, INDEX, LENGTH = 1, 2, 3  # kinds of bad data
 BUSY = -1  # the kind while a thread writes the other words of the status
 SPINS = 4000  # turns of a waiting loop before a thread sleeps: about 50 us on a 4 GHz core
+TURNS = 64  # of a waiting loop, after which it gives its core away; a power of two
 
 STATUS = Words(
     "status",
@@ -61,15 +62,18 @@ CONTEXT = Words(
     unlock=Field("function unlock(mutex)", address=True),
     wait=Field("function wait(condition, mutex)", address=True),
     wake=Field("function wake(condition), all who wait", address=True),
+    give=Field("function give(nothing), which lets others use the core", address=True),
     mutex=Field("mutex that guards sleeping", address=True),
     condition=Field("condition that sleepers wait on", address=True),
     spins="turns of a waiting loop before the thread sleeps",
     status=Field("status words of the plan", address=True, of=STATUS),
+    begin="step from which on all threads share the run; thread 0 did those before it",
     stopped="kind of the status at the last barrier; unless 0 the run ends there",
-    generation=Field("number of runs that were started", line=True),
+    generation=Field("number of runs that threads shared", line=True),
     arrivals=Field("threads that have reached the barrier", line=True),
     phase=Field("number of barriers that were passed", line=True),
     sleepers=Field("threads that sleep or are about to", line=True),
+    calls=Field("how often thread 0 woke them before it let them begin", shared=True),
 )
 
 SPAN = Words(

@@ -75,6 +75,7 @@ def _sleep_functions() -> dict[str, int]:
             "unlock": "ReleaseSRWLockExclusive",
             "wait": "SleepConditionVariableSRW",
             "wake": "WakeAllConditionVariable",
+            "give": "SwitchToThread",
         }
     else:
         lib = ctypes.CDLL(None)
@@ -83,6 +84,7 @@ def _sleep_functions() -> dict[str, int]:
             "unlock": "pthread_mutex_unlock",
             "wait": "pthread_cond_wait",
             "wake": "pthread_cond_broadcast",
+            "give": "sched_yield",
         }
     return {k: ctypes.cast(getattr(lib, n), ctypes.c_void_p).value or 0 for k, n in names.items()}
 

@@ -8,7 +8,13 @@ it to `stopped`, so all threads leave the table at the same step, before anythin
 
 Waiting spins, then sleeps on the condition.  A sleeper announces itself before it looks a last time
 and a publisher stores before it looks for sleepers, both sequentially consistent: one of them sees
-the other (Dekker's handshake), so no wake-up is lost.
+the other (Dekker's handshake), so no wake-up is lost.  A thread that spins gives its core away now
+and then: the system may have put the thread that it waits for on the same one.
+
+Thread 0 does not wait for threads that sleep when a run begins.  It wakes them, and does their
+shares as well, step by step, until all are awake; the run goes on with all of them from there.  So
+a plan for many threads is hardly slower than one for a single thread, however long they take to
+wake, and results are the same, since the shares are.
 
 The system has the function that sleeps.  POSIX's takes the condition and the mutex; Windows' takes
 two numbers more: how long to sleep, -1 for forever, and flags, here none.  Both get all four: a
@@ -19,8 +25,8 @@ from __future__ import annotations
 
 from engine.kernels.loops.tiles import run_tile
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share
-from engine.plan.context import CONTEXT
+from engine.kernels.vocabulary.kernel import Body, Native, imax, inline, kernel, off, share
+from engine.plan.context import CONTEXT, SPINS, TURNS
 
 load_acquire = Native("load_acquire")
 store_release = Native("store_release")
@@ -33,29 +39,44 @@ invoke4 = Native("invoke", (4,))
 
 @inline
 def _await_change(g, word, old):
-    """Return once the word of the context is not `old`."""
-    spins = 0
+    """Return once the word of the context is not `old`.
+
+    A thread that was woken before that spins for as long as it would with a core of its own.
+    """
+    spins, most = 0, g.spins
     while load_acquire(word) == old:
         spins += 1
-        if spins < g.spins:
+        if spins < most:
             pause()
+            if spins & (TURNS - 1) == 0:
+                invoke1(g.give, 0)
         else:
             invoke1(g.lock, g.mutex)
             fetch_add(g.sleepers, 1)
-            while load_acquire(word) == old:
+            calls = load_acquire(g.calls)
+            while load_acquire(word) == old and load_acquire(g.calls) == calls:
                 invoke4(g.wait, g.condition, g.mutex, -1, 0)
             fetch_add(g.sleepers, -1)
             invoke1(g.unlock, g.mutex)
+            spins, most = 0, imax(most, SPINS)
+
+
+@inline
+def _wake(g, is_call):
+    """Wake whoever sleeps; is_call: 1 to wake also those for whom nothing has changed, or 0."""
+    if load_acquire(g.sleepers) != 0:
+        invoke1(g.lock, g.mutex)
+        if is_call != 0:
+            fetch_add(g.calls, 1)
+        invoke1(g.wake, g.condition)
+        invoke1(g.unlock, g.mutex)
 
 
 @inline
 def _publish(g, word, value):
     """Set the word of the context and wake whoever sleeps."""
     store_release(word, value)
-    if load_acquire(g.sleepers) != 0:
-        invoke1(g.lock, g.mutex)
-        invoke1(g.wake, g.condition)
-        invoke1(g.unlock, g.mutex)
+    _wake(g, 0)
 
 
 @inline
@@ -74,39 +95,42 @@ def _meet(g, threads):
 
 
 @inline
-def _walk(g, tid, threads):
-    """Run the table of steps as thread `tid`, and meet at the end.
+def _walk(g, tid, threads, i, is_shared):
+    """Run the table from step i on as thread `tid`, and meet at the end.
 
     Steps of a group run one after another on a tile, then on the next one, so that what one writes
     is still in the cache when the next reads it.  A thread has a run of tiles for itself: what it
     reads of a tile in a group no other thread writes there, so nobody waits inside.
 
-    Thread 0 runs what is too small to share.  It calls the kernel once for each thread, so that a
-    kernel need not know, and results are the same.
+    Thread 0 runs what is too small to share, and everything until nobody sleeps.  It calls the
+    kernel once for each thread, so that a kernel need not know, and results are the same.
+
+    is_shared: 0 as long as thread 0 has not told the others to begin.
     """
     table = g.table
-    i = 0
     while i < g.steps:
+        if is_shared == 0 and load_acquire(g.sleepers) == 0:
+            g.begin = i
+            _publish(g, g.generation, load_acquire(g.generation) + 1)
+            is_shared = 1
         step = off(table, i)
         if step.barrier != 0:
-            _meet(g, threads)
+            _meet(g, threads if is_shared != 0 else 1)
             if g.stopped != 0:
                 break
-        if step.alone != 0:
-            if tid == 0:
-                for other in range(g.team):
-                    invoke3(step.kernel, step.arguments, other, g.team)
-            i += 1
-        elif step.group == 0:
-            invoke3(step.kernel, step.arguments, tid, threads)
-            i += 1
-        else:
-            first, last = share(step.tiles.count, tid, threads)
-            for tile in range(first, last):
-                for k in range(i, i + step.group):
-                    run_tile(off(table, k), tile, tid)
-            i += step.group
-    _meet(g, threads)
+        first, end = tid, tid + 1  # the threads whose shares this one does
+        if step.alone != 0 or is_shared == 0:
+            first, end = 0, g.team if tid == 0 else 0
+        for thread in range(first, end):
+            if step.group == 0:
+                invoke3(step.kernel, step.arguments, thread, g.team)
+            else:
+                low, high = share(step.tiles.count, thread, g.team)
+                for tile in range(low, high):
+                    for k in range(i, i + step.group):
+                        run_tile(off(table, k), tile, thread)
+        i += imax(step.group, 1)
+    _meet(g, threads if is_shared != 0 else 1)
 
 
 @kernel("g:i64[]", words={"g": CONTEXT}, is_internal=True)
@@ -118,9 +142,11 @@ def launch(target: Target, T: str) -> Body:
 
     def body(g, tid, nthreads):
         g.stopped = 0
+        is_shared = 1
         if nthreads > 1:
-            _publish(g, g.generation, load_acquire(g.generation) + 1)
-        _walk(g, 0, nthreads)
+            _wake(g, 1)
+            is_shared = 0
+        _walk(g, 0, nthreads, 0, is_shared)
 
     return body
 
@@ -136,7 +162,7 @@ def worker(target: Target, T: str) -> Body:
             seen = seen + 1
             if g.stop != 0:
                 break
-            _walk(g, tid, nthreads)
+            _walk(g, tid, nthreads, g.begin, 1)
 
     return body
 

@@ -23,10 +23,14 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.golden_plans import TARGET, make_golden_plan
 from tests.support.places import GOLDENS
+from tests.support.sleepers import asleep
 from tests.support.tied_words import IDS, TIED, WORDS, read_content
 from tests.support.tiny import LABELS, NORMED, X, make_trainer
 
 pytestmark = pytest.mark.alone
+
+PICTURES = np.random.default_rng(1).standard_normal((64, 1, 14, 14)).astype(np.float32)
+DIGITS = np.random.default_rng(1).integers(0, 10, 64)
 
 
 @pytest.fixture
@@ -122,6 +126,40 @@ def test_bad_data_change_nothing(bad: str) -> None:
     with pytest.raises(LabelError, match=f"{bad} 9 at position"):
         trainer.step(ids, words)
     assert read_content(trainer) == before
+
+
+@pytest.fixture
+def shared() -> Trainer:
+    """A trainer whose steps two threads share."""
+    trainer = Trainer(GOLDENS / "cnn", threads=2)
+    trainer.step(PICTURES, DIGITS)
+    assert not all(step.alone for step in find_program(trainer).plan.steps)
+    return trainer
+
+
+def test_a_run_does_not_wait_for_threads_that_sleep(shared: Trainer) -> None:
+    team = get_team(2, find_program(shared)._resolve)
+    with asleep(team):
+        losses = [shared.step(PICTURES, DIGITS) for _ in range(3)]
+    woken, other = int(team._words["generation"]), Trainer(GOLDENS / "cnn", threads=2)
+    other.step(PICTURES, DIGITS)
+    assert [other.step(PICTURES, DIGITS) for _ in range(3)] == losses
+    assert read_content(other) == read_content(shared)
+    for _ in range(1000):
+        if int(team._words["generation"]) > woken:
+            break
+        other.step(PICTURES, DIGITS)
+    else:
+        pytest.fail("the other thread never took part again")
+
+
+def test_bad_data_change_nothing_while_the_others_sleep(shared: Trainer) -> None:
+    before, digits = read_content(shared), DIGITS.copy()
+    digits[5] = 10
+    team = get_team(2, find_program(shared)._resolve)
+    with asleep(team), pytest.raises(LabelError, match="label 10 at position 5"):
+        shared.step(PICTURES, digits)
+    assert read_content(shared) == before
 
 
 def test_a_run_can_end_after_a_step_that_finds_bad_data() -> None:

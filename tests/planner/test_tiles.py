@@ -25,6 +25,7 @@ from engine.kernels.machine.target import Target, make
 from engine.plan import plan_file
 from engine.plan.plan import Arg, Plan
 from engine.plan.verify import verify
+from engine.runtime.program import get_team
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
@@ -32,6 +33,7 @@ from engine.training.memory import Memory
 from engine.training.model import Model
 from tests.support.blocks import list_groups, make_model
 from tests.support.builds import load, needs_cc
+from tests.support.sleepers import asleep
 
 Array = npt.NDArray[Any]
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
@@ -186,6 +188,18 @@ def test_groups_compute_what_steps_do(
     alone, expected = step(module(artifacts, threads, monkeypatch, grouped=False), batch)
     assert loss == pytest.approx(alone, rel=1e-6)
     assert np.linalg.norm(gradients - expected) < 2e-5 * np.linalg.norm(expected)
+
+
+def test_groups_compute_the_same_while_the_others_sleep(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = module(artifacts, 3, monkeypatch, grouped=True)
+    loss, gradients = step(made, BATCH)
+    (program,) = made[1].session.memory.programs.values()
+    with asleep(get_team(3, program._resolve)):
+        again, same = step(made, BATCH)
+    assert again == loss
+    assert np.array_equal(same, gradients)
 
 
 def test_a_module_takes_further_batches(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

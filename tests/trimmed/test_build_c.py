@@ -39,7 +39,7 @@ pytestmark = needs_cc
 THREADS = {
     "pthread_create", "pthread_join", "pthread_cond_broadcast", "pthread_cond_destroy",
     "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_destroy", "pthread_mutex_init",
-    "pthread_mutex_lock", "pthread_mutex_unlock",
+    "pthread_mutex_lock", "pthread_mutex_unlock", "sched_yield",
 }  # fmt: skip
 NM = "llvm-nm-19"
 DIVISION = {"__floatdisf", "__udivdi3"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _DECLARATIONS = Path(__file__).parent / "runtime" / "bionic.h"
 _HEADERS = (
-    "errno.h", "fcntl.h", "pthread.h", "stdio.h", "stdlib.h", "string.h", "unistd.h",
+    "errno.h", "fcntl.h", "pthread.h", "sched.h", "stdio.h", "stdlib.h", "string.h", "unistd.h",
     "sys/auxv.h", "sys/mman.h", "sys/stat.h",
 )  # fmt: skip
 

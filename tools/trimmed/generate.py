@@ -79,6 +79,7 @@ _HEAD = """\
 #else
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/mman.h>

@@ -80,6 +80,9 @@ enum { AT_HWCAP = 16, AT_HWCAP2 = 26 };
 extern int madvise(void *address, size_t bytes, int advice);
 extern unsigned long getauxval(unsigned long type);
 
+/* sched.h */
+extern int sched_yield(void);
+
 /* pthread.h */
 typedef long pthread_t;
 typedef struct pthread_mutex {

@@ -2,9 +2,9 @@
  * kernel `worker` until the model is destroyed.
  *
  * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
- * (kernels/loops/executor.py) calls four functions of the system, whose addresses are in its
- * words: POSIX's lock(mutex) and unlock(mutex), wait(condition, mutex, forever, no flags)
- * and wake(condition). */
+ * (kernels/loops/executor.py) calls functions of the system, whose addresses are in its words:
+ * POSIX's lock(mutex) and unlock(mutex), wait(condition, mutex, forever, no flags) and
+ * wake(condition); while it spins, give(nothing). */
 
 #if MODEL_THREADS > 1 && !defined(EDGEGRAD_FREESTANDING)
 
@@ -42,6 +42,7 @@ static void team_words(struct team *t, int64_t *words)
     words[CONTEXT_UNLOCK] = (int64_t)(uintptr_t)ReleaseSRWLockExclusive;
     words[CONTEXT_WAIT] = (int64_t)(uintptr_t)SleepConditionVariableSRW;
     words[CONTEXT_WAKE] = (int64_t)(uintptr_t)WakeAllConditionVariable;
+    words[CONTEXT_GIVE] = (int64_t)(uintptr_t)SwitchToThread;
     GetSystemInfo(&info);
     cores = (long)info.dwNumberOfProcessors;
 #else
@@ -51,6 +52,7 @@ static void team_words(struct team *t, int64_t *words)
     words[CONTEXT_UNLOCK] = (int64_t)(uintptr_t)pthread_mutex_unlock;
     words[CONTEXT_WAIT] = (int64_t)(uintptr_t)pthread_cond_wait;
     words[CONTEXT_WAKE] = (int64_t)(uintptr_t)pthread_cond_broadcast;
+    words[CONTEXT_GIVE] = (int64_t)(uintptr_t)sched_yield;
     cores = sysconf(_SC_NPROCESSORS_ONLN);
 #endif
     words[CONTEXT_MUTEX] = (int64_t)(uintptr_t)&t->lock;
@@ -124,10 +126,20 @@ struct team {
     int unused;
 };
 
+#if MODEL_THREADS > 1
+static int64_t keep(int64_t nothing)
+{
+    return nothing;
+}
+#endif
+
 static void team_words(struct team *t, int64_t *words)
 {
     (void)t;
     words[CONTEXT_SPINS] = INT64_MAX; /* the caller's threads never sleep */
+#if MODEL_THREADS > 1
+    words[CONTEXT_GIVE] = (int64_t)(uintptr_t)keep; /* nor give their cores away */
+#endif
 }
 
 static int start_team(struct team *t, int64_t *words)

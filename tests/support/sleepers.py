@@ -1,0 +1,26 @@
+"""Teams of threads whose others sleep, and stay asleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.runtime.program import Team
+
+
+@contextmanager
+def asleep(team: Team) -> Iterator[None]:
+    """Let no call wake the threads of a team, once all but thread 0 sleep."""
+    words, end = team._words, time.monotonic() + 10
+    while words["sleepers"] < team.threads - 1:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    wake, generation = int(words["wake"]), int(words["generation"])
+    words["wake"] = words["give"]
+    try:
+        yield
+        assert words["sleepers"] == team.threads - 1
+        assert words["generation"] == generation
+    finally:
+        words["wake"] = wake
