@@ -74,7 +74,7 @@ def _compare(
             took = min(time_call(made.run) for made in workers.values())
             count = max(5, ceil(SECONDS / took))
             runs = {side: partial(made.run, count) for side, made in workers.items()}
-            rests = {side: made.rest for side, made in workers.items()}
+            rests = {side: made.await_rest for side, made in workers.items()}
             times = time_in_turns(runs, options.turns, warm_up=2, rests=rests)
         medians = [1e3 * median(times[side]) / count for side in sides]
         others = (side for side in sides if side != "session")

@@ -69,7 +69,7 @@ def measure(shape: tuple[int, int, int, int, int], options: Namespace) -> Iterat
             rests = {}
             if switch("BENCH_PEERS"):
                 made = stack.enter_context(peer("attention", threads, *shape))
-                calls["torch"], rests["torch"] = made.run, made.rest
+                calls["torch"], rests["torch"] = made.run, made.await_rest
             times_by_name = time_in_turns(calls, TURNS, rests=rests)
         took = median(times_by_name["ours"])
         rate = count_operations(program) / took

@@ -87,7 +87,7 @@ def time_steps(
             for side, command in commands.items()
         }
         runs = {side: partial(made.run, steps) for side, made in workers.items()}
-        rests = {side: made.rest for side, made in workers.items()}
+        rests = {side: made.await_rest for side, made in workers.items()}
         return time_in_turns(runs, turns, warm_up=3, rests=rests)
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from bench.measuring import time_call
 from engine.errors import EngineError, InputError
 from engine.system.config import switch
+from engine.tools.benchmark.rest import await_rest
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-LOOK = 0.005  # seconds between two looks at the threads of a process
-# Seconds that threads of a peer spin after their work, at most: 2^20 pauses of 1000 cycles in
-# onnxruntime 1.32, 200 ms in LLVM's OpenMP, 300,000 turns in GCC's.
-SPIN = 0.5
 
 
 class Worker:
@@ -27,7 +23,7 @@ class Worker:
 
     def __init__(self, name: str, pid: int, ask: IO[str], answers: IO[str]) -> None:
         self._name, self._ask, self._answers = name, ask, answers
-        self._tasks = Path(f"/proc/{pid}/task")
+        self._pid = pid
 
     def run(self, steps: int = 1) -> None:
         """Take so many steps.
@@ -43,32 +39,14 @@ class Worker:
         if answer != "done\n":
             raise EngineError(f"the process of {self._name} ended before its steps did")
 
-    def rest(self) -> None:
-        """Wait, 2 `SPIN` at most, until two looks in a row find no thread that runs or wants to.
-
-        Threads of a pool spin for a while after their work.  The process whose turn is next would
-        share a core with them, and seem slow on as many threads as there are cores.
-        """
-        if not self._tasks.exists():  # the system does not tell
-            time.sleep(SPIN)
-            return
-        end, quiet = time.perf_counter() + 2 * SPIN, 0
-        while quiet < 2 and time.perf_counter() < end:
-            time.sleep(LOOK)
-            quiet = 0 if "R" in self._list_states() else quiet + 1
-
-    def _list_states(self) -> list[str]:
-        """Return the states of the threads of the process, of those that run or want to "R"."""
-        states = []
-        for task in self._tasks.iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                states.append((task / "stat").read_text("utf-8").rpartition(") ")[2][0])
-        return states
+    def await_rest(self) -> None:
+        """Wait until no thread of the process works or spins."""
+        await_rest(self._pid)
 
     def train(self, steps: int) -> list[float]:
         """Take so many steps, then rest; return the seconds of all steps divided among them."""
         took = time_call(lambda: self.run(steps))
-        self.rest()
+        self.await_rest()
         return [took / steps] * steps
 
 

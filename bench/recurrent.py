@@ -64,7 +64,7 @@ def measure(kind: str, options: Namespace) -> Iterator[Cells]:
             for who in PEERS if switch("BENCH_PEERS") else ():
                 words = (kind, threads, int(who == "onednn"), STEPS, BATCH, WIDTH, HIDDEN)
                 made = stack.enter_context(peer("recurrent", *words))
-                calls[who], rests[who] = made.run, made.rest
+                calls[who], rests[who] = made.run, made.await_rest
             timings = time_in_turns(calls, 20, warm_up=3, rests=rests)
         rate = count_work(kind) / median(timings["ours"])
         share = 100 * rate / measure_limits().flops / threads

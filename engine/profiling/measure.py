@@ -97,7 +97,7 @@ def _run(part: ProfiledProgram, watch: Stopwatch, number: int) -> Spans:
 
 
 def _list_steps(part: ProfiledProgram, times: _Times, roofline: Roofline) -> list[StepTime]:
-    """Return the steps of a part with their times."""
+    """Return the steps of a part with their times, without those that run only once."""
     from engine.kernels.analysis.flops import measure_work
 
     plan = part.program.plan
@@ -127,7 +127,7 @@ def _list_steps(part: ProfiledProgram, times: _Times, roofline: Roofline) -> lis
                 title=part.paths.label_node(forward_node(step.source)),
             )
         )
-    return rows
+    return rows[plan.once :]
 
 
 def lay_boxes(run: Spans) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from engine.base.errors import (
     UnknownValueError,
     suggest_nearest,
 )
-from engine.base.signatures import check_arguments
+from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.checkpoint.storage import Checkpoint
 from engine.runtime.program import BoundProgram
 from engine.system import config
@@ -26,6 +26,9 @@ from engine.training.model import Model
 from engine.training.model_file import ModelSource
 from engine.training.plan_cache import Records
 from engine.training.state import CheckpointState
+
+if TYPE_CHECKING:
+    from engine.profiling import Profile
 
 Array = npt.NDArray[Any]
 
@@ -147,7 +150,23 @@ class _Calls:
                 raise InputError(f"out {name!r} is read-only; expected an array to write to")
 
 
-@check_arguments
+def open_model(source: ModelSource | Any, threads: int | None = None) -> Model:
+    """Open a model for answers alone, with a state and a memory of its own.
+
+    source, threads: as of `Session`.
+
+    Raises:
+        FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
+    """
+    memory = Memory()
+    state = CheckpointState(Checkpoint(trainable={}, frozen={}))
+    number = config.choose_threads(threads)
+    model = Model(source, state, memory, number, "model", records=Records, answers=True)
+    freeze_constants([model], memory)
+    return model
+
+
+@check_arguments(repeats=AT_LEAST_1)
 class Session:
     """A model for inference, with the names of `onnxruntime.InferenceSession`.
 
@@ -170,11 +189,7 @@ class Session:
         Raises:
             FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
         """
-        memory = Memory()
-        state = CheckpointState(Checkpoint(trainable={}, frozen={}))
-        number = config.choose_threads(threads)
-        model = Model(path_or_bytes, state, memory, number, "model", records=Records, answers=True)
-        freeze_constants([model], memory)
+        model = open_model(path_or_bytes, threads)
         self._open(lambda: (model, None))
 
     def _open(self, find: Callable[[], tuple[Model, int | None]]) -> None:
@@ -237,6 +252,33 @@ class Session:
             for name in out:
                 out[name][...] = outputs[name]
             return [out[name] if name in out else outputs[name].copy() for name in names]
+
+    def profile(self, input_feed: Any, *, repeats: int = 20) -> Profile:
+        """Measure where the time of an answer goes; see `engine.profiling.Profile`.
+
+        The model answers a few times to warm up, then `repeats` times.
+
+        input_feed: as of `run`.
+
+        Raises:
+            InputError, DTypeError, ShapeError, UnsupportedOpError, LabelError: as of `run`.
+            EngineError: measuring kernels are not shipped and cannot be compiled.
+        """
+        from engine.profiling.measure import ProfiledProgram, measure_profile
+
+        self.run([], input_feed)  # checks the inputs, and plans
+        model, seed = self._find()
+        arrays = self._calls.check_inputs(input_feed)
+        with model.memory.lock.take():
+            program = self._calls.make_program(arrays)
+
+            def prepare(number: int) -> tuple[int, int | None]:
+                for name, place in program.inputs.items():
+                    place[...] = arrays[name]
+                return model.state.draws, seed
+
+            part = ProfiledProgram(model.what, program, prepare, model.paths)
+            return measure_profile("answer", [part], repeats, model.memory.kernels.resolve)
 
 
 def follow(find: Callable[[], tuple[Model, int | None]]) -> Session:

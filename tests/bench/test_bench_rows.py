@@ -215,7 +215,7 @@ def test_a_worker_rests_once_its_threads_have_stopped_spinning(tmp_path: Path) -
         for _ in range(2):
             worker.run()
             begin = time.perf_counter()
-            worker.rest()
+            worker.await_rest()
             assert time.perf_counter() - begin > 0.1
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
@@ -21,8 +22,10 @@ from engine.runtime.roofline import SIZES, Roofline, measure
 from engine.runtime.timing import Stopwatch
 from engine.tools import cli
 from engine.tools.dev.browser import browser
+from tests.support.blocks import make_model
 from tests.support.needs import needs_browser
 from tests.support.places import GOLDENS, ROOT
+from tests.support.tied_words import DEEP, TIED
 
 ROOFLINE = Roofline(2, 200e9, ((1 << 14, 400e9), (1 << 20, 200e9), (1 << 26, 50e9)))
 
@@ -365,10 +368,30 @@ def test_inputs_are_made_up_for_any_model(name: str) -> None:
     assert cli.main(words) == 0
 
 
+def test_the_command_profiles_answers_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(make_model(DEEP), path)
+    words = ["profile", str(path), "--inference", "--threads", "2", "--repeats", "2"]
+    assert cli.main([*words, "--batch", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("answer, 2 threads: ")
+    assert "by phase" in out
+    assert "backward" not in out
+
+
+def test_answers_take_words_in_range(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(make_model(TIED), path)
+    assert cli.main(["profile", str(path), "--inference", "--repeats", "1", "--json"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
         (["nowhere"], 1, "nowhere: no such file or folder"),
+        (["mlp", "--inference"], 1, "mlp"),
         (["."], 1, "no file 'training_model.onnx'"),
         (["mlp", "--batch", "0"], 2, "0 is not in the range"),
         (["mlp", "--by", "colour"], 2, "'colour' is not one of"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.errors import PlanError
+from engine.errors import InputError, PlanError
 from engine.graphs.planner.planner import make_plan
 from engine.inference import Session
 from engine.kernels.machine.target import detect_host
@@ -59,6 +59,20 @@ def test_weights_are_folded_and_packed_once(session: Session) -> None:
     assert all("pack" not in kind for kind in kinds[plan.once :])
     assert plan.compute_region_bytes("made") > 0
     assert f"steps 0..{plan.once - 1} once" in str(plan)
+
+
+def test_steps_that_run_once_are_not_profiled(session: Session) -> None:
+    (before,) = session.run(None, make_input())
+    profile = session.profile(make_input(), repeats=2)
+    plan = find_plan(session)
+    assert [step.number for step in profile.steps] == list(range(plan.once, len(plan.steps)))
+    assert {step.phase for step in profile.steps} == {"forward"}
+    assert all(sum(step.busy) > 0 for step in profile.steps)
+    assert np.array_equal(session.run(None, make_input())[0], before)
+    with pytest.raises(InputError, match="the model also takes the inputs"):
+        session.profile({})
+    with pytest.raises(InputError, match="repeats"):
+        session.profile(make_input(), repeats=0)
 
 
 def test_answers_are_those_of_a_plan_without(session: Session) -> None:

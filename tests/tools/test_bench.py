@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
 from bench import steps as beside
@@ -17,7 +18,9 @@ from engine.tools import cli
 from engine.tools.benchmark import machine, measure, result
 from engine.tools.benchmark.result import BenchmarkRow, Peer, Result, compare, read
 from engine.tools.benchmark.workloads import WORKLOADS
+from tests.support.blocks import make_model
 from tests.support.places import ROOT
+from tests.support.tied_words import DEEP, TIED
 
 ROW = BenchmarkRow("mlp", 64, 2, 2e-3, 100, 0.05, 1e-3, 400_000_000, 400e9, 100_000_000, 0.5)
 HERE = Result({"machine": "Raspberry Pi 5", "governor": "ondemand", "load": "0.1"}, (ROW,))
@@ -122,6 +125,41 @@ def test_a_workload_is_measured_by_a_process_of_its_own() -> None:
     assert measured.machine["kernels"]
 
 
+def test_answers_of_a_file_are_measured_beside_onnxruntimes(tmp_path: Path) -> None:
+    path = tmp_path / "deep.onnx"
+    onnx.save(make_model(DEEP), path)
+    measured = measure.measure_answers([str(path)], [2], 0.01, batch=3)
+    (row,) = measured.rows
+    assert row.key == ("deep", 3, 2)
+    assert not row.failed
+    assert row.flops == 2 * 3 * (6 * 32 + 2 * 32 * 32 + 32 * 3)
+    for value in (row.step, row.peak, row.memory, row.start, row.gflops):
+        assert value > 0
+    assert row.peers["onnxruntime"].ratio > 0
+    assert words(str(measured).splitlines()[-2]) == (
+        "model batch threads answer ms ± % GFLOP/s % of peak memory MB start s onnxruntime ms ratio"
+    )
+    measured.write(tmp_path / "a.json")
+    assert read(tmp_path / "a.json").what == "answer"
+    with pytest.raises(InputError, match="a has times of answers and b of steps"):
+        compare(measured, HERE, ["a", "b"])
+
+
+def test_answers_of_a_model_that_onnxruntime_refuses_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tied.onnx"
+    onnx.save(make_model(TIED), path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('built for another CPU')\n")
+    (row,) = measure.measure_answers([str(path)], [1], 0.01).rows
+    assert row.key == ("tied", 1, 1)  # whose numbers of words are in range
+    assert row.step > 0
+    assert row.failed.startswith("onnxruntime: the process that is measured ended")
+    assert "built for another CPU" in row.failed
+    assert not row.peers
+
+
 def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(row: BenchmarkRow, *_: object) -> BenchmarkRow:
         if row.threads == 1:
@@ -135,8 +173,8 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.Monk
 
 
 def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"the process that trains ended: .*checkpoint"):
-        measure.child(tmp_path, 1).__enter__()
+    with pytest.raises(EngineError, match=r"the process that is measured ended: .*checkpoint"):
+        measure.open_child(tmp_path, 1).__enter__()
 
 
 def test_an_unknown_workload_is_refused() -> None:
@@ -276,6 +314,9 @@ def test_the_command_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> 
     ("words", "status", "said"),
     [
         (["mobilnet"], 1, "no workload 'mobilnet'; nearest: 'mobilenet'"),
+        (["mobile.onnx", "--inference"], 1, "no workload or file 'mobile.onnx'"),
+        (["mlp", "--shape", "x=2,784"], 2, "--shape needs --inference"),
+        (["--inference", "--compare", __file__, __file__], 2, "and no other option"),
         (["--threads", "0"], 2, "expected numbers of at least 1"),
         (["--time", "0"], 2, "0"),
         (["--compare", "a.json"], 2, "--compare"),

@@ -1,27 +1,19 @@
-"""Profiles of artifacts: a step on invented inputs that fit the model's declarations."""
+"""Profiles of artifacts and models: invented inputs that fit a model's declarations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from engine.base.element_types import NUMPY
-from engine.base.errors import InputError, LabelError
+from engine.base.errors import InputError
 from engine.profiling import Profile
-from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
+from engine.tools.benchmark.invented import Array, Shapes, invent_values
+from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
-from engine.training.model import Model
+from engine.training.inference import follow, open_model
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
 from engine.training.state import CheckpointState
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-SAMPLES = 8  # of a step, where neither the model nor anybody says
-BELOW = (30_000, 1_000, 10, 2, 1)  # limits of numbers made up, until the model takes them
 
 
 def profile(
@@ -52,55 +44,45 @@ def profile(
     return module.profile(*inputs, optimizer=optimizer, repeats=repeats)
 
 
-def invent_inputs(
-    module: Module, batch: int | None, shapes: Shapes
-) -> list[npt.NDArray[np.generic]]:
-    """Return invented inputs of a step: normal floats, integers in range, masks of ones.
+def profile_answers(
+    path: Path,
+    batch: int | None = None,
+    shapes: Shapes | None = None,
+    threads: int | None = None,
+    repeats: int = 20,
+    progress: StagePrinter = SILENT,
+) -> Profile:
+    """Profile an answer of a model.
+
+    batch: samples of an answer; by default those that the model fixes, or 1.
+    shapes: as of `profile`.
 
     Raises:
-        InputError: the shape of an input is not known, or no numbers that are tried are in range.
+        EngineError: the model cannot be read, planned or run; the message names it.
+    """
+    progress.say(f"reading {path}")
+    model = open_model(path, threads)
+    session = follow(lambda: (model, None))
+    inputs = invent_values(
+        model, batch, shapes or {}, lambda feed: session.run([], feed), samples=1
+    )
+    progress.say(f"answering {repeats} times")
+    return session.profile(inputs, repeats=repeats)
+
+
+def invent_inputs(module: Module, batch: int | None, shapes: Shapes) -> list[Array]:
+    """Return the invented inputs of a step, in order.
+
+    Raises:
+        InputError, LabelError: as `invent_values`.
     """
     model = module.session.training
-    bound = find_batch_shapes(model, batch or _count_samples(model, shapes), shapes, several=False)
-    rng = np.random.default_rng(0)
-    inputs = {name: _invent_array(model, name, shape, rng, 1) for name, shape in bound.items()}
-    numbers = [name for name in inputs if inputs[name].dtype.kind in "iu" and "mask" not in name]
     with module.session.state.unchanged():
-        _try(module, inputs)
-        for name in numbers:
-            for below in BELOW:
-                tried = {**inputs, name: _invent_array(model, name, bound[name], rng, below)}
-                try:
-                    _try(module, tried)
-                except LabelError:
-                    continue
-                inputs = tried
-                break
+        inputs = invent_values(model, batch, shapes, lambda feed: _try(module, feed))
     return [inputs[name] for name in model.inputs]
 
 
-def _count_samples(model: Model, shapes: Shapes) -> int:
-    """Return the samples of a step: as in a given shape, as the model fixes it, or
-    `SAMPLES`.
-    """
-    declared = [model.interface.inputs[name].shape for name in model.inputs]
-    given: Sequence[int | str] = [s[0] for s in (*shapes.values(), *declared) if s]
-    return next((d for d in given if isinstance(d, int)), SAMPLES)
-
-
-def _invent_array(
-    model: Model, name: str, shape: tuple[int, ...], rng: np.random.Generator, below: int
-) -> npt.NDArray[np.generic]:
-    """Return values for an input: numbers below a limit, or 1 for a mask."""
-    kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
-    if kind.kind == "f":
-        return rng.standard_normal(shape).astype(kind)
-    if kind.kind == "b" or "mask" in name:
-        return np.ones(shape, kind)
-    return rng.integers(0, min(below, np.iinfo(kind).max), shape).astype(kind)
-
-
-def _try(module: Module, inputs: Mapping[str, npt.NDArray[np.generic]]) -> None:
+def _try(module: Module, inputs: Mapping[str, Array]) -> None:
     """Run a step on inputs, whose gradients the next one overwrites.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -10,18 +11,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Protocol
 
 import engine
 from engine.base.errors import EngineError, InputError, suggest_nearest
+from engine.graphs.io import onnx_io
 from engine.kernels.analysis.flops import measure_work
 from engine.kernels.binaries import source
 from engine.runtime import roofline
 from engine.tools.benchmark import machine
+from engine.tools.benchmark.rest import await_rest
 from engine.tools.benchmark.result import BenchmarkRow, Peer, Result
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 from engine.tools.trimmed.plans import list_artifacts
@@ -46,28 +50,29 @@ Peers = Sequence[tuple[str, Callable[[str, Path, int], AbstractContextManager[Ru
 
 
 class Child:
-    """Child process that trains; see child.py.
+    """Child process that trains or answers; see child.py and answering.py.
 
-    start: seconds from its start to the end of its first step.
+    start: seconds from its start to the end of its first step, or answer.
     memory: the most bytes that it has had resident; 0: unknown.
     """
 
-    def __init__(self, ask: IO[str], answers: IO[str], begin: float) -> None:
-        self._ask, self._answers = ask, answers
+    def __init__(self, pid: int, ask: IO[str], answers: IO[str], begin: float) -> None:
+        self._pid, self._ask, self._answers = pid, ask, answers
         self._answer()
         self.start, self.memory = time.perf_counter() - begin, 0
 
     def _answer(self) -> dict[str, object]:
         line = self._answers.readline()
         if not line:
-            raise EngineError("the process that trains ended before its steps did")
+            raise EngineError("the process that is measured ended before its steps did")
         message: dict[str, object] = json.loads(line)
         return message
 
     def _do(self, word: str, steps: int) -> list[float]:
         print(word, steps, file=self._ask, flush=True)
         reply = self._answer()
-        if word == "train":
+        await_rest(self._pid)
+        if word != "infer":
             self.memory = int(str(reply["memory"]))
         seconds = reply["seconds"]
         assert isinstance(seconds, list)
@@ -81,10 +86,21 @@ class Child:
         """Compute the loss so many times; the seconds of each."""
         return self._do("infer", steps)
 
+    def answer(self, count: int) -> list[float]:
+        """Answer so many times; the seconds of each."""
+        return self._do("answer", count)
+
+
+def open_child(folder: Path, threads: int) -> AbstractContextManager[Child]:
+    """Open a process that trains the artifacts in a folder with this installation."""
+    return _open_process(folder, "child", folder, threads)
+
 
 @contextlib.contextmanager
-def child(folder: Path, threads: int) -> Iterator[Child]:
-    """Yield a process that trains the artifacts in a folder with this installation.
+def _open_process(folder: Path, module: str, *arguments: object) -> Iterator[Child]:
+    """Yield a process of this installation that is measured.
+
+    module: of this package, which it runs.  folder: for its errors.
 
     Raises:
         EngineError: it ends early; the message has the last that it said.
@@ -92,7 +108,7 @@ def child(folder: Path, threads: int) -> Iterator[Child]:
     place = str(Path(engine.__file__).resolve().parents[1])
     paths = [place, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    words = [sys.executable, "-m", "engine.tools.benchmark.child", str(folder), str(threads)]
+    words = [sys.executable, "-m", f"engine.tools.benchmark.{module}", *map(str, arguments)]
     begin = time.perf_counter()
     with (
         open(folder / "errors.txt", "w+", encoding="utf-8") as errors,
@@ -104,13 +120,15 @@ def child(folder: Path, threads: int) -> Iterator[Child]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield Child(process.stdin, process.stdout, begin)
+            yield Child(process.pid, process.stdin, process.stdout, begin)
         except (EngineError, BrokenPipeError):
             process.kill()
             errors.seek(0)
             said = errors.read().strip().splitlines()
             status = f"status {process.wait()}"
-            raise EngineError(f"the process that trains ended: {(said or [status])[-1]}") from None
+            raise EngineError(
+                f"the process that is measured ended: {(said or [status])[-1]}"
+            ) from None
         finally:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -156,13 +174,126 @@ def measure(
     return Result(about, tuple(rows))
 
 
+def measure_answers(
+    names: Sequence[str],
+    threads: Sequence[int] = (1,),
+    seconds: float = SECONDS,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    progress: StagePrinter = SILENT,
+) -> Result:
+    """Measure answers of models on numbers of threads, in turns with onnxruntime's if it is here.
+
+    names: of workloads, or paths of ONNX files.
+    batch: the samples of an answer; None: the model's number, or 1.
+    shapes: of inputs that the batch size does not determine.
+
+    Raises:
+        InputError: there is no such workload or file.
+        EngineError: a model cannot be read; or nothing can compile or run here.
+    """
+    for name in names:
+        if name not in WORKLOADS and not Path(name).exists():
+            raise InputError(f"no workload or file {name!r}{suggest_nearest(name, WORKLOADS)}")
+    kernels = source.choose_current()
+    limits = {n: roofline.measure(n, kernels.resolve).flops for n in threads}
+    rows = []
+    for name in names:
+        with TemporaryDirectory(ignore_cleanup_errors=True) as place:
+            progress.say(f"{name}: making its inputs")
+            subject = _make_subject(name, Path(place), batch, shapes or {})
+            for count in threads:
+                progress.say(f"{name}: {count} thread{'s' if count > 1 else ''}")
+                empty = BenchmarkRow(Path(name).stem, subject.samples, count, peak=limits[count])
+                try:
+                    rows.append(_measure_answer(empty, subject, seconds))
+                except EngineError as error:
+                    rows.append(_note_failure(empty, error))
+    return Result(machine.describe(kernels.name), tuple(rows), "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Model whose answers are measured, and inputs for it.
+
+    folder: for files. samples: of an answer. flops: of its products.
+    """
+
+    folder: Path
+    model: Path
+    feed: Path
+    samples: int
+    flops: int
+
+    def open(self, side: str, threads: int) -> AbstractContextManager[Child]:
+        """Open a process that answers."""
+        return _open_process(self.folder, "answering", side, self.model, self.feed, threads)
+
+
+def _make_subject(
+    name: str, folder: Path, batch: int | None, shapes: Mapping[str, tuple[int, ...]]
+) -> _Subject:
+    """Return a workload or a file as a subject, with invented inputs."""
+    import numpy as np
+
+    from engine.tools.benchmark.invented import invent_values
+    from engine.training.inference import follow, open_model
+
+    path = Path(name).resolve()
+    if not path.exists():
+        path = folder / "forward.onnx"
+        onnx_io.save(WORKLOADS[name].build(), path)
+    model = open_model(path, 1)
+    session = follow(lambda: (model, None))
+    feed = invent_values(model, batch, shapes, lambda inputs: session.run([], inputs), samples=1)
+    np.savez(folder / "feed.npz", *(feed[name] for name in model.inputs))
+    plan = next(iter(model.memory.programs.values())).plan
+    flops = sum(step.flops for step in measure_work(plan)[plan.once :])
+    samples = next((len(array) for array in feed.values() if array.ndim), 1)
+    return _Subject(folder, path, folder / "feed.npz", samples, flops)
+
+
+def _measure_answer(row: BenchmarkRow, subject: _Subject, seconds: float) -> BenchmarkRow:
+    """Measure one row of answers; `row` says on how many threads."""
+    others: dict[str, Child] = {}
+    failed = ""
+    with subject.open("edgegrad", row.threads):  # makes and keeps plans and kernels
+        pass
+    with ExitStack() as stack:
+        if importlib.util.find_spec("onnxruntime"):
+            opened = subject.open("onnxruntime", row.threads)
+            try:
+                others["onnxruntime"] = stack.enter_context(opened)
+            except EngineError as error:
+                failed = f"onnxruntime: {error}"
+        mine = stack.enter_context(subject.open("edgegrad", row.threads))
+        turns = take_turns([_Answers(mine), *map(_Answers, others.values())], seconds)
+        memory = mine.memory
+    took = [each for turn in turns[0] for each in turn]
+    typical = _find_typical(turns[0])
+    return replace(
+        row,
+        step=statistics.median(took),
+        count=len(took),
+        spread=spread(took),
+        flops=subject.flops,
+        memory=memory,
+        start=mine.start,
+        peers={
+            name: Peer(_find_typical(theirs), _find_typical(theirs) / typical)
+            for name, theirs in zip(others, turns[1:], strict=True)
+        },
+        failed=failed,
+    )
+
+
 def _note_failure(row: BenchmarkRow, error: EngineError) -> BenchmarkRow:
     return BenchmarkRow(row.workload, row.batch, row.threads, peak=row.peak, failed=str(error))
 
 
 def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) -> BenchmarkRow:
     """Measure one row; `row` says what and on how many threads."""
-    with child(folder, row.threads):  # makes and keeps plans and kernels
+    with open_child(folder, row.threads):  # makes and keeps plans and kernels
         pass
     others: dict[str, Runner] = {}
     failed = []
@@ -174,7 +305,7 @@ def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) 
                 others[name] = runner
             except EngineError as error:
                 failed.append(f"{name}: {error}")
-        mine = stack.enter_context(child(folder, row.threads))
+        mine = stack.enter_context(open_child(folder, row.threads))
         turns = take_turns([mine, *others.values()], seconds)
         memory = mine.memory
         (passes,) = take_turns([_Inference(mine)], seconds / 4)
@@ -205,6 +336,13 @@ class _Inference:
 
     def __init__(self, of: Child) -> None:
         self.train = of.infer
+
+
+class _Answers:
+    """Answers of a child instead of its steps."""
+
+    def __init__(self, of: Child) -> None:
+        self.train = of.answer
 
 
 def take_turns(runners: Sequence[Runner], seconds: float) -> list[list[list[float]]]:

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from engine.base.errors import FileError
+from engine.base.errors import FileError, InputError
 from engine.drawing.text_table import align_cells
 from engine.system import files
 
+RATIO = 5  # the column that has the time of a step over a forward pass's
 KIND, VERSION = "edgegrad bench", 1  # what a file says of itself
 # Facts of a machine that change from hour to hour and make no other machine of it.
 PASSING = ("load", "date", "temperature", "frequency now")
@@ -78,18 +79,26 @@ class BenchmarkRow:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of a benchmark: the machine, and the rows."""
+    """Result of a benchmark: the machine, and the rows.
+
+    what: `step`, or `answer`: rows then have the times of an answer in the place of a step's.
+    """
 
     machine: Mapping[str, str]
     rows: tuple[BenchmarkRow, ...]
+    what: str = "step"
 
     def __str__(self) -> str:
         names = list(dict.fromkeys(name for row in self.rows for name in row.peers))
-        head = ["workload", "batch", "threads", "step ms", "± %", "train/infer", "GFLOP/s",
-                "% of peak", "memory MB", "start s"]  # fmt: skip
+        head = ["workload" if self.what == "step" else "model", "batch", "threads",
+                f"{self.what} ms", "± %", "train/infer", "GFLOP/s", "% of peak", "memory MB",
+                "start s"]  # fmt: skip
         for name in names:
             head += [f"{name} ms", "ratio"]
-        table = align_cells([head, *(_list_cells(row, names) for row in self.rows)])
+        cells = [head, *(_list_cells(row, names) for row in self.rows)]
+        if self.what != "step":  # no row has both
+            cells = [[*row[:RATIO], *row[RATIO + 1 :]] for row in cells]
+        table = align_cells(cells)
         failed = [f"{r.workload}, {r.threads} threads: {r.failed}\n" for r in self.rows if r.failed]
         return "".join([self.list_facts(), "\n", table, *failed])
 
@@ -103,6 +112,7 @@ class Result:
         return {
             "kind": KIND,
             "version": VERSION,
+            "what": self.what,
             "machine": dict(self.machine),
             "rows": [_convert(asdict(row)) for row in self.rows],
         }
@@ -137,9 +147,10 @@ def read(path: str | os.PathLike[str]) -> Result:
     try:
         rows = tuple(_parse_row(row) for row in content["rows"])
         machine = {str(name): str(value) for name, value in content["machine"].items()}
+        what = str(content.get("what", "step"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"benchmark {name!r}: damaged ({type(error).__name__}: {error})") from None
-    return Result(machine, rows)
+    return Result(machine, rows, what)
 
 
 def _parse_row(values: Mapping[str, Any]) -> BenchmarkRow:
@@ -171,7 +182,15 @@ def compare(first: Result, second: Result, names: Sequence[str]) -> str:
     differ.
 
     names: what the results are called.
+
+    Raises:
+        InputError: one has steps, and the other one answers.
     """
+    if first.what != second.what:
+        raise InputError(
+            f"{names[0]} has times of {first.what}s and {names[1]} of {second.what}s: expected two "
+            "files of the same kind"
+        )
     ours, theirs = ({row.key: row for row in result.rows} for result in (first, second))
     rows = [["workload", "batch", "threads", "A ms", "± %", "B ms", "± %", "B/A", "memory B/A",
              "start B/A"]]  # fmt: skip

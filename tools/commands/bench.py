@@ -1,4 +1,4 @@
-"""`edgegrad bench`: how fast this machine trains known models."""
+"""`edgegrad bench`: how fast this machine trains known models, or answers by any model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from engine.tools.commands import options
         "edgegrad bench",
         "edgegrad bench mlp mobilenet --threads 1,4 --json > here.json",
         "edgegrad bench --compare here.json there.json",
+        "edgegrad bench --inference model.onnx --batch 1",
     )
 )
-@click.argument("workloads", nargs=-1, metavar="[WORKLOAD...]")
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD|MODEL...]")
+@click.option(
+    "--inference", is_flag=True,
+    help="Measure answers instead of training steps, of ONNX files or workloads.",
+)  # fmt: skip
 @click.option(
     "--threads", "threads", type=options.parse_counts, multiple=True,
     callback=options.require_unique, metavar="N,...",
@@ -24,8 +29,9 @@ from engine.tools.commands import options
 )  # fmt: skip
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
-    help="Samples per step.  [default: the workload's]",
+    help="Samples per step or answer.  [default: the workload's, or 1 with --inference]",
 )  # fmt: skip
+@options.shape
 @click.option(
     "--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=6.0,
     show_default=True, metavar="S", help="Approximate seconds per row; at least three steps.",
@@ -39,8 +45,10 @@ from engine.tools.commands import options
 @options.as_json
 def command(
     workloads: tuple[str, ...],
+    inference: bool,
     threads: tuple[int, ...],
     batch_size: int | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
     seconds: float,
     compare: tuple[Path, Path] | None,
     listed: bool,
@@ -53,10 +61,13 @@ def command(
     pass, operations per second and their share of the peak, the memory of the process, and the
     time from the start of a process to its first finished step.  See docs/performance.md.
 
+    With --inference a row has the time of an answer of an ONNX model to generated inputs, and
+    beside it onnxruntime's, if that is installed.
+
     Exit status: 1 if a workload could not run; the others are printed.
     """
     if compare:
-        if workloads or threads or batch_size or listed or out or as_json:
+        if workloads or inference or threads or batch_size or shapes or listed or out or as_json:
             raise click.UsageError("--compare takes two files, and no other option")
         from engine.tools.benchmark import result
 
@@ -72,9 +83,16 @@ def command(
     from engine.tools.benchmark import measure
     from engine.tools.trimmed.progress import StagePrinter
 
+    if shapes and not inference:
+        raise click.UsageError("--shape needs --inference: workloads have their shapes")
     counts = threads or tuple(dict.fromkeys((1, config.choose_threads())))
-    names = workloads or USUAL
-    measured = measure.measure(names, counts, seconds, batch_size or 0, progress=StagePrinter())
+    names, progress = workloads or USUAL, StagePrinter()
+    if inference:
+        measured = measure.measure_answers(
+            names, counts, seconds, batch_size, dict(shapes), progress
+        )
+    else:
+        measured = measure.measure(names, counts, seconds, batch_size or 0, progress=progress)
     if out is not None:
         measured.write(out)
     if as_json:

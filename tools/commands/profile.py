@@ -1,4 +1,4 @@
-"""`edgegrad profile`: where the time of a training step goes."""
+"""`edgegrad profile`: where the time of a training step goes, or of an answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from engine.tools.commands import options
         "edgegrad profile artifacts/ --batch 8",
         "edgegrad profile artifacts/ --batch 8 --threads 1 --by node",
         "edgegrad profile artifacts/ --batch 8 --trace step.json --html step.html",
+        "edgegrad profile model.onnx --inference --batch 1",
     )
 )
-@click.argument("artifacts", type=options.Existing(), metavar="ARTIFACTS")
+@click.argument("path", type=options.Existing(), metavar="ARTIFACTS|MODEL")
+@click.option(
+    "--inference", is_flag=True, help="Profile an answer of a model instead of a training step."
+)
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
-    help="Samples per step.  [default: the model's fixed size, or 8]",
+    help="Samples per step.  [default: the model's fixed size, or 8, or 1 with --inference]",
 )  # fmt: skip
 @options.shape
 @options.take_threads("as a Module here")
@@ -46,7 +50,8 @@ from engine.tools.commands import options
 @options.as_json
 @options.imports
 def command(
-    artifacts: Path,
+    path: Path,
+    inference: bool,
     batch_size: int | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     threads: int | None,
@@ -61,13 +66,14 @@ def command(
 
     The step runs on generated inputs: normal floats, whole numbers that the model accepts, masks
     of ones.  The artifacts are not changed.  docs/performance.md explains the columns.
+
+    With --inference the argument is an ONNX model, and the time is of an answer.
     """
     from engine.tools.actions import profiles
     from engine.tools.trimmed.progress import StagePrinter
 
-    measured = profiles.profile(
-        artifacts, batch_size, dict(shapes), threads, repeats, StagePrinter()
-    )
+    take = profiles.profile_answers if inference else profiles.profile
+    measured = take(path, batch_size, dict(shapes), threads, repeats, StagePrinter())
     if trace is not None:
         measured.chrome_trace(trace)
     if page is not None:
