@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import signal
+from collections.abc import Mapping
 
 from engine.kernels.binaries.workers import Code, CompileJob, receive, send
 from engine.kernels.compiler import emit, lower
@@ -18,7 +19,8 @@ from engine.kernels.loops import executor
 from engine.kernels.machine.target import detect_host
 from engine.runtime.program import LAUNCH
 
-# The compiler gets ready with its first kernel.  Processes that are forked after it are so, too.
+# The compiler gets ready with its first kernel, which every plan needs.  Processes that are forked
+# after it are ready, too, and have its code.
 _FIRST = CompileJob(executor.__name__, LAUNCH, detect_host(), small=False, machine_code=True)
 
 
@@ -33,10 +35,8 @@ def compile_job(job: CompileJob) -> Code:
 
 def main(pipes: list[tuple[int, int]]) -> None:
     """Answer jobs from the standard streams, and in a process more from each pair of pipes."""
-    if pipes:
-        compile_job(_FIRST)
-    gc.freeze()  # what has been imported stays; looking through it again took a tenth of the time
-    gc.set_threshold(200_000)
+    ready = {_FIRST: compile_job(_FIRST)} if pipes else {}
+    gc.freeze()  # what has been imported stays
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process ends it
     streams = os.dup(0), os.dup(1)
     os.dup2(2, 0)
@@ -49,7 +49,7 @@ def main(pipes: list[tuple[int, int]]) -> None:
                 break
     for end in {end for pair in (streams, *pipes) if pair is not mine for end in pair}:
         os.close(end)
-    answer(*mine)
+    answer(*mine, ready)
     if mine is streams and pipes:
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -61,8 +61,8 @@ def _has_one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def answer(jobs: int, answers: int) -> None:
-    """Answer one job after the other until there are no more."""
+def answer(jobs: int, answers: int, ready: Mapping[CompileJob, Code]) -> None:
+    """Answer one job after the other until there are no more; some are done already."""
     with os.fdopen(jobs, "rb") as questions, os.fdopen(answers, "wb") as out:
         while True:
             try:
@@ -70,7 +70,7 @@ def answer(jobs: int, answers: int) -> None:
             except EOFError:
                 return
             try:
-                compiled = compile_job(job)
+                compiled = ready.get(job) or compile_job(job)
             except Exception:  # reported when it is compiled where it was asked for
                 compiled = None
             send(out, compiled)

@@ -255,7 +255,7 @@ from engine.kernels.binaries import serve
 
 ready = []
 os.fork = lambda: ready.append(frontend._make_contexts.cache_info().currsize) or 1
-serve.answer = lambda jobs, answers: None
+serve.answer = lambda jobs, answers, ready: None
 out = os.dup(1)
 serve.main([os.pipe(), os.pipe()])
 os.write(out, repr(ready).encode())
