@@ -13,9 +13,8 @@ from engine.base.element_types import NUMPY
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.contents import Checkpoint, NominalTensor
 from engine.plan.plan import Plan
-from engine.training.loss_scale import LossScale
 from engine.training.memory import Memory
-from engine.training.model import Model, open_models
+from engine.training.model import Model, open_models, open_optimizer
 from engine.training.model_file import BUFFER, UPDATED
 from engine.training.plan_cache import Records
 from engine.training.planning import GradientUse, NotJoinableError
@@ -81,15 +80,10 @@ class Subject:
             EngineError: see `open_models`.
         """
         state, memory = self.make_state(), Memory(planning=replace(self.planning, budget=None))
-        memory.scaling = LossScale.choose(self.planning.precision)
         train, _ = open_models(self.training, None, state, memory, self.threads, Records)
         update = None
         if self.optimizer is not None:
-            update = Model(
-                self.optimizer, state, memory, self.threads, "optimizer model", records=Records
-            )
-            if memory.scaling is not None:
-                update = update.make_skipping()
+            update = open_optimizer(self.optimizer, state, memory, self.threads, records=Records)
         return Opened(train, update)
 
     def count_values(self, *, trained: bool) -> tuple[int, int]:

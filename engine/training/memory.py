@@ -50,7 +50,8 @@ class Memory:
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
     planning: options of the plans; the budget does not count what is mapped.
-    scaling: of the loss in training steps; None: there is none.
+    scaling: of the loss in training steps, by default as the precision needs it; None: there is
+        none.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     lock: is held during a run, since runs share the memory.
     """
@@ -65,7 +66,7 @@ class Memory:
         self.programs: dict[tuple[Any, ...], BoundProgram] = {}
         self.others: list[BoundProgram] = []
         self.planning = planning
-        self.scaling: LossScale | None = None
+        self.scaling = LossScale.choose(planning.precision)
         self.prepared: set[str] = set()
         self._kernels = kernels
         self.lock = RunLock("a step of this model")

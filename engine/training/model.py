@@ -31,7 +31,7 @@ from engine.training.planning import GradientUse, Planners
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    pass
+    from engine.kernels.machine.target import Target
 
 Array = npt.NDArray[Any]
 
@@ -443,6 +443,25 @@ def open_models(
         checks.check_eval(second)
     state.slots = slots
     return first, second
+
+
+def open_optimizer(
+    source: ModelSource,
+    state: CheckpointState,
+    memory: Memory,
+    threads: int,
+    target: Target | None = None,
+    records: Callable[[str | None], Records] = Records,
+) -> Model:
+    """Return the optimizer model over a state, ready to be planned.
+
+    It skips updates that are not finite if the memory scales the loss.
+
+    Raises:
+        EngineError: the model is malformed, or does not fit the state; see `Model`.
+    """
+    model = Model(source, state, memory, threads, "optimizer model", target, records=records)
+    return model if memory.scaling is None else model.make_skipping()
 
 
 def _list_nominal_shapes(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.base.errors import ModelError, ShapeError
+from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
@@ -117,21 +118,16 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
 def _fold_dequantiser(graph: Graph, node: Node) -> str:
     """Add what a DequantizeLinear makes of constants as an initializer; return its name.
 
-    It is empty if the node is another one, or its values are computed or scaled by block.
+    It is empty if the node is another one, or its values are computed.
     """
-    if node.op != "DequantizeLinear" or node.attrs.get("block_size", 0):
+    known = graph.initializers
+    if node.op != "DequantizeLinear" or any(name and name not in known for name in node.inputs):
         return ""
-    values = [graph.initializers.get(name) for name in node.inputs if name]
-    if any(v is None for v in values):
+    made = reference.evaluate(node, graph.opsets, [known.get(name) for name in node.inputs])
+    if not made:
         return ""
-    q, scale, *zeros = (np.asarray(v) for v in values)
-    axis = node.attrs.get("axis", 1)
-    along = [-1 if k == axis % max(q.ndim, 1) else 1 for k in range(q.ndim)]
-    scale, *zeros = (v.reshape(along) if v.size > 1 else v.reshape(()) for v in (scale, *zeros))
-    levels = q.astype(np.int64) - (zeros[0].astype(np.int64) if zeros else 0)
-    stem = node.inputs[0].removesuffix("_quantized")
-    name = Names(graph).take_fresh(stem)
-    graph.initializers[name] = (levels * scale.astype(np.float64)).astype(scale.dtype)
+    name = Names(graph).take_fresh(node.inputs[0].removesuffix("_quantized"))
+    known[name] = np.asarray(made[0])
     return name
 
 

@@ -30,10 +30,9 @@ from engine.tools.trimmed.plans import bind_shapes, find_batch_shapes, list_arti
 from engine.tools.trimmed.progress import StagePrinter
 from engine.training import plan_cache
 from engine.training.large_constants import freeze_constants
-from engine.training.loss_scale import LossScale
 from engine.training.membership import Membership
 from engine.training.memory import Memory
-from engine.training.model import Model
+from engine.training.model import Model, open_optimizer
 from engine.training.planning import NotJoinableError
 from engine.training.state import CheckpointState
 
@@ -72,13 +71,8 @@ def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
         return None
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     memory = Memory(planning=asked.planning)
-    memory.scaling = LossScale.choose(asked.planning.precision)
-    train, update = (
-        Model(files[key], state, memory, asked.threads, what, asked.target)
-        for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
-    )
-    if memory.scaling is not None:
-        update = update.make_skipping()
+    train = Model(files["train"], state, memory, asked.threads, "training model", asked.target)
+    update = open_optimizer(files["optimizer"], state, memory, asked.threads, asked.target)
     freeze_constants([train], memory)
     train.ranks = None if asked.ranks is None else Membership(asked.ranks)
     return Opened(train, update)

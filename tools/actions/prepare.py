@@ -27,9 +27,8 @@ from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
-from engine.training.loss_scale import LossScale
 from engine.training.memory import Memory
-from engine.training.model import Model, open_models
+from engine.training.model import Model, open_models, open_optimizer
 from engine.training.planning import GradientUse, NotJoinableError
 from engine.training.state import CheckpointState
 
@@ -104,7 +103,8 @@ def _plan(
 
     Kernels of a set that this process can run are compiled now, unless they are shipped.
     """
-    state, memory = CheckpointState.load_checkpoint(paths["checkpoint"]), Memory(kernels)
+    state = CheckpointState.load_checkpoint(paths["checkpoint"])
+    memory = Memory(kernels, planning)
     evaluation = paths.get("eval")
     train, second = open_models(
         paths["train"], evaluation, state, memory, threads, lambda _: collected
@@ -115,17 +115,11 @@ def _plan(
         evaluated = second.select([second.outputs[0], *outputs], "evaluation")
         models += [second, evaluated]
         models += [second.select(outputs, "prediction", answers=each) for each in (False, True)]
-    memory.planning = planning
-    memory.scaling = LossScale.choose(planning.precision)
     bounds = [(b, given, len(shapes) > 1) for b, given in shapes]
     plans, joined = list[Plan](), False
     if "optimizer" in paths:
         optimizer = paths["optimizer"]
-        last = Model(
-            optimizer, state, memory, threads, "optimizer model", records=lambda _: collected
-        )
-        if memory.scaling is not None:
-            last = last.make_skipping()
+        last = open_optimizer(optimizer, state, memory, threads, records=lambda _: collected)
         progress.say(f"planning the {last.what}")
         layout = last.lay_out_states()
         last.skips_updates()  # which a device asks before its first step
