@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError
 from engine.base.signatures import check_arguments
+from engine.graphs.io.writable_model import WritableModel
 from engine.lora.adapter_options import Lora
 
 if TYPE_CHECKING:
@@ -27,31 +28,11 @@ Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 @check_arguments
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class Adapted(WritableModel):
     """Model with new adapters.  As text it is the summary of the adaptation."""
 
     graph: Graph
     summary: AdapterSummary
-
-    def save(self, path: Path) -> None:
-        """Write the model; large weights go to `<path>.data`.
-
-        Raises:
-            FileError: a file cannot be written.
-        """
-        from engine.graphs.io import onnx_io
-
-        onnx_io.save(self.graph, path)
-
-    def to_bytes(self) -> bytes:
-        """Return the model as bytes.
-
-        Raises:
-            ModelError: it is too large for them: save it.
-        """
-        from engine.graphs.io import onnx_io
-
-        return onnx_io.to_bytes(self.graph)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON can hold it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.base.signatures import check_arguments
+from engine.graphs.io.writable_model import WritableModel
 from engine.quantization.calibration import Calibrator
 from engine.quantization.options import Quantization
 
@@ -23,7 +24,7 @@ Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 @check_arguments
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class Quantized(WritableModel):
     """Quantised model.  As text it shows how much became integers and what stayed float.
 
     graph: the model.
@@ -37,26 +38,6 @@ class Quantized:
     ranges: Mapping[str, tuple[float, float]]
     float_bytes: int
     integer_bytes: int
-
-    def save(self, path: Path) -> None:
-        """Write the model; large weights go to `<path>.data`.
-
-        Raises:
-            FileError: a file cannot be written.
-        """
-        from engine.graphs.io import onnx_io
-
-        onnx_io.save(self.graph, path)
-
-    def to_bytes(self) -> bytes:
-        """Return the model as bytes.
-
-        Raises:
-            ModelError: the model is too large for this; use `save`.
-        """
-        from engine.graphs.io import onnx_io
-
-        return onnx_io.to_bytes(self.graph)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a summary of the quantisation as JSON types."""
