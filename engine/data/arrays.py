@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -54,6 +55,8 @@ class Arrays(Dataset):
         classes: Sequence[str] | None = None,
         allow_nan: bool = False,
     ) -> None:
+        if array_files.is_array_file(source):
+            self.origin = os.fspath(source)
         source = _read(source, arrays)
         if isinstance(source, Mapping):
             self.names = [str(name) for name in source]

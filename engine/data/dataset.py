@@ -29,6 +29,7 @@ class Dataset(ABC):
         ignore_index: the label of positions without a class; None: all have one.
         readers: how many threads may read samples side by side.
         cheap: whether reading costs so little that no thread should do it ahead.
+        origin: the file that holds all samples; empty: there is none, or there are several.
     """
 
     names: Sequence[str] | None = None
@@ -36,6 +37,7 @@ class Dataset(ABC):
     ignore_index: int | None = None
     readers: int = 1
     cheap: bool = False
+    origin: str = ""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -90,7 +92,8 @@ class Dataset(ABC):
         """
         if self.names is None:
             return self
-        return Columns(self, find_columns(names, self.names, type(self).__name__))
+        origin = self.origin or type(find_root(self)).__name__
+        return Columns(self, find_columns(names, self.names, origin))
 
     def map(self, function: Callable[[Sample], Sample]) -> Dataset:
         """Return a dataset of changed samples; `function` is called when a sample is read."""
@@ -171,7 +174,7 @@ class DatasetView(Dataset):
         self.source = source
         self.names, self.classes = source.names, source.classes
         self.ignore_index = source.ignore_index
-        self.readers, self.cheap = source.readers, source.cheap
+        self.readers, self.cheap, self.origin = source.readers, source.cheap, source.origin
 
     def __len__(self) -> int:
         return len(self.source)

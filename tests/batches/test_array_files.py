@@ -48,6 +48,13 @@ def test_the_order_of_axes(tmp_path: Path) -> None:
     assert np.array_equal(Arrays(str(tmp_path / "f.npz"))[1][0], X[1])
 
 
+def test_a_missing_array_is_reported_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=X, labels=Y)
+    with pytest.raises(NameNotFoundError, match=r"data\.npz: no column 'image' "):
+        Arrays(path).subset([0, 1]).select_columns(["image", "labels"])
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_archive(save: Any, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
