@@ -14,7 +14,7 @@ import java.nio.file.Paths;
 
 /**
  * A device in Java, for a server over HTTP: CHECKPOINT X LABELS ADDRESS. Or messages that must be
- * refused: CHECKPOINT FOLDER.
+ * refused: CHECKPOINT X LABELS FOLDER.
  */
 public final class Federated {
   private static ByteBuffer read(String path) throws IOException {
@@ -50,9 +50,15 @@ public final class Federated {
 
   public static void main(String[] arguments) throws IOException {
     byte[] checkpoint = Files.readAllBytes(Paths.get(arguments[0]));
-    if (arguments.length == 2) {
-      Device device = new Device(checkpoint, new float[0], new long[0]);
-      try (DirectoryStream<Path> files = Files.newDirectoryStream(Paths.get(arguments[1]))) {
+    ByteBuffer x = read(arguments[1]);
+    ByteBuffer labels = read(arguments[2]);
+    float[] samples = new float[x.capacity() / 4];
+    long[] classes = new long[labels.capacity() / 8];
+    x.asFloatBuffer().get(samples);
+    labels.asLongBuffer().get(classes);
+    Device device = new Device(checkpoint, samples, classes);
+    if (!arguments[3].startsWith("http:")) {
+      try (DirectoryStream<Path> files = Files.newDirectoryStream(Paths.get(arguments[3]))) {
         for (Path file : files) {
           String said = "taken";
           try {
@@ -65,13 +71,6 @@ public final class Federated {
       }
       return;
     }
-    ByteBuffer x = read(arguments[1]);
-    ByteBuffer labels = read(arguments[2]);
-    float[] samples = new float[x.capacity() / 4];
-    long[] classes = new long[labels.capacity() / 8];
-    x.asFloatBuffer().get(samples);
-    labels.asLongBuffer().get(classes);
-    Device device = new Device(checkpoint, samples, classes);
     URL address = new URL(arguments[3]);
     for (byte[] request = fetch(address); request != null; request = fetch(address)) {
       send(address, device.answer(request));

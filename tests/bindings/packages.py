@@ -15,6 +15,6 @@ from tests.support.places import GOLDENS
 def make_package(case: str, languages: str, target: str = "native") -> Path:
     """Return the folder of a build of a golden, called `mnist`, with packages for languages."""
     out = make_root() / f"{case}-{languages}-{target}"
-    options = Options("mnist", resolve(target), [4], bindings=languages.split(","))
+    options = Options("mnist", resolve(target), [4], federated=True, bindings=languages.split(","))
     build(GOLDENS / case, out, options)
     return out

@@ -1,10 +1,10 @@
 /* Reads a message, changes bytes of it at random, and looks at what is still accepted: everything
- * that edgegrad_find gives lies in the message.  Built with sanitizers, on memory of the very size.
+ * that message_find gives lies in the message.  Built with sanitizers, on memory of the very size.
  *
  *     messages FILE SEED ROUNDS
  */
 
-#include "message.h"
+#include "messages.h"
 
 static unsigned long long state;
 
@@ -19,19 +19,21 @@ int main(int argc, char **argv)
     static unsigned char whole[1 << 16];
     static const char words[][10] = {"[", "{", "\"", "99999999", "-1", "\\ud800", "\\u0041", "\\",
                                      ",", "0"};
-    char why[EDGEGRAD_WHY], text[32];
+    const char *wrong;
+    char text[32];
     unsigned long accepted = 0, refused = 0, sum = 0;
-    edgegrad_message m;
-    edgegrad_tensor t;
-    double number;
+    struct request m;
+    struct entry t;
+    float number;
     FILE *file = argc == 4 ? fopen(argv[1], "rb") : NULL;
     if (!file)
         return 2;
     size_t size = fread(whole, 1, sizeof whole, file);
     fclose(file);
     state = strtoull(argv[2], NULL, 10);
-    if (edgegrad_open(&m, whole, size, why)) {
-        puts(why);
+    wrong = message_open(&m, whole, size);
+    if (wrong) {
+        puts(wrong);
         return 1;
     }
     for (long round = strtol(argv[3], NULL, 10); round > 0; round--) {
@@ -41,20 +43,22 @@ int main(int argc, char **argv)
         for (unsigned n = 1 + next(3); left && n > 0; n--) {
             size_t at = next(4) ? 8 + next(400) : next((unsigned)left);
             const char *word = words[next(10)];
-            size_t length = next(2) ? 1 : strlen(word);
-            for (size_t i = 0; i < length && at + i < left; i++)
-                bytes[at + i] = length == 1 ? (unsigned char)next(256) : (unsigned char)word[i];
+            size_t count = next(2) ? 1 : strlen(word);
+            for (size_t i = 0; i < count && at + i < left; i++)
+                bytes[at + i] = count == 1 ? (unsigned char)next(256) : (unsigned char)word[i];
         }
-        if (edgegrad_open(&m, bytes, left, why)) {
+        if (message_open(&m, bytes, left)) {
             refused++;
         } else {
             accepted++;
             for (int k = 0; k < 2; k++)
-                if (edgegrad_find(&m, k ? "fc.weight" : "fc.bias", &t))
+                if (message_find(&m, k ? "fc.weight" : "fc.bias", &t))
                     for (size_t i = 0; i < t.bytes; i++)
                         sum += ((const unsigned char *)t.data)[i];
-            sum += edgegrad_text(&m, "kind", text, sizeof text) ? strlen(text) : 0;
-            sum += edgegrad_number(&m, "config.rate", &number) ? number > 1 : 0;
+            sum += message_text(&m, "kind", text, sizeof text) ? strlen(text) : 0;
+            sum += message_text(&m, "config.rate", text, sizeof text) && read_number(text, &number)
+                       ? number > 1 : 0;
+            sum += (unsigned)message_checks(&m);
         }
         free(bytes);
     }

@@ -189,7 +189,7 @@ class Devices:
         self.sets = [make_samples(n) for n in (8, 11, 7)]
         self.folders = [folder / name for name in ("python", "c", "engine")]
         self.learners = {0: learner_of(mine), 2: learner_of(engines)}
-        at = make_build("mlp", batches=SIZES)
+        at = make_build("mlp", batches=SIZES, federated=True)
         self.program = compile_c(
             folder / "device", "-std=c99", f"-I{at}", at / "src/device.c", at / "src/mnist.c",
             at / "src/kernels.o", "-pthread",

@@ -57,7 +57,7 @@ def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source
     symbols = [spec.symbol for spec in specs]
     numbers = {symbol: i for i, symbol in enumerate(symbols)}
     bundle = None if library else Bundle(planned, detect_host(), threads, "0" * 16, numbers)
-    return Source(name, detect_host(), threads, "0" * 16, symbols, bundle)
+    return Source(name, detect_host(), threads, "0" * 16, symbols, bundle, federated=not library)
 
 
 def write_source(made: Source, folder: Path) -> None:
@@ -65,7 +65,7 @@ def write_source(made: Source, folder: Path) -> None:
     (folder / f"{made.name}.h").write_text(made.write_header())
     (folder / f"{made.name}.hpp").write_text(made.write_cpp_header())
     (folder / "library.c").write_text(made.write_source())
-    for file in ("example.c", "example.cpp", "device.c", "message.h"):
+    for file in ("example.c", "example.cpp", *["device.c"] * made.federated):
         (folder / file).write_text(made.write_example(file))
     (folder / "selftest.c").write_text(
         made.write_selftest(
@@ -78,13 +78,25 @@ def write_source(made: Source, folder: Path) -> None:
 
 @functools.cache
 def make_build(
-    case: str, threads: int = 1, *, freestanding: bool = False, batches: tuple[int, ...] = (4,)
+    case: str,
+    threads: int = 1,
+    *,
+    freestanding: bool = False,
+    federated: bool = False,
+    batches: tuple[int, ...] = (4,),
 ) -> Path:
     """The folder of a native build of a golden, called `mnist`."""
     sizes = "x".join(map(str, batches))
-    out = make_root() / f"{case}-{threads}-{sizes}{'-free' if freestanding else ''}"
-    platform = resolve("native")
-    options = Options("mnist", platform, batches, threads, freestanding=freestanding)
+    kind = "-free" * freestanding + "-federated" * federated
+    out = make_root() / f"{case}-{threads}-{sizes}{kind}"
+    options = Options(
+        "mnist",
+        resolve("native"),
+        batches,
+        threads,
+        freestanding=freestanding,
+        federated=federated,
+    )
     build(GOLDENS / case, out, options)
     return out
 

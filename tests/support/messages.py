@@ -107,3 +107,4 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "a number": (pack({"t": 3}), "malformed"),
     "truncated": (request().to_bytes()[:-1], "'fc.weight': bytes 0 to 24|of 35"),
 }  # fmt: skip
+TAKEN = {"option huge", "no tensors"}  # by C: a float, and parameters that are missing

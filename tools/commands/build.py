@@ -130,8 +130,8 @@ def command(
             f"--precision {planning.precision}: a library of ops computes in f32; a library of "
             "artifacts also in bf16 and f16"
         )
-    if federated and (static or freestanding):
-        raise click.UsageError("--federated is for Python, which loads shared libraries alone")
+    if federated and ops is not None:
+        raise click.UsageError("--federated is for artifacts, and a library of ops has none")
     if bindings and ops is not None:
         raise click.UsageError("--bindings is for artifacts, and a library of ops has none")
     target, *others = target.split(",")

@@ -141,6 +141,11 @@ class ApiFunction:
         return self.makes and any(a.kind == "memory" for a in self.arguments)
 
     @property
+    def record(self) -> str:
+        """The name of its results, if it has several: its own without the verb."""
+        return self.name.partition("_")[2]
+
+    @property
     def answer(self) -> Answer:
         """The kind of its result.
 
@@ -187,10 +192,12 @@ class ApiFunction:
         """The values that a caller gets by addresses."""
         return tuple(a for a in self.arguments if a.returned)
 
-    def exists(self, *, freestanding: bool, threads: int, only: Only = "") -> bool:
+    def exists(
+        self, *, freestanding: bool, threads: int, only: Only = "", federated: bool = False
+    ) -> bool:
         """Return whether a library has it.
 
-        only: as in `Options` of a build.
+        only, federated: as in `Options` of a build.
 
         Raises:
             InternalError: it stands under a condition that no rule knows.
@@ -200,6 +207,7 @@ class ApiFunction:
             "#if @NAME@_TRAINS": trains,
             "#if @NAME@_ANSWERS": answers,
             "#if @NAME@_TRAINS && @NAME@_ANSWERS": trains and answers,
+            "#if @NAME@_FEDERATED": federated,
             "#ifndef EDGEGRAD_FREESTANDING": not freestanding,
             "#if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1": freestanding
             and threads > 1,
@@ -260,7 +268,9 @@ def list_functions(header: str) -> tuple[ApiFunction, ...]:
                     declared["result"].strip(),
                     tuple(p for p in given if p != "void"),
                     tuple(
-                        c for c in conditions if re.search("EDGEGRAD|@NAME@_(TRAINS|ANSWERS)", c)
+                        c
+                        for c in conditions
+                        if re.search("EDGEGRAD|@NAME@_(TRAINS|ANSWERS|FEDERATED)", c)
                     ),
                     comment,
                 )

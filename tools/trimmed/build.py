@@ -58,7 +58,7 @@ class Options:
     compiler: a command, or `zig`; empty: the first that fits the target.
     joined: let training steps update the parameters, so that no memory is taken for gradients.
     planning: options of the plans.
-    federated: write the package of a device of a federation beside the Python face.
+    federated: add the functions of a device of a federation, an example, and Python's package.
     bindings: languages, by their names in `LANGUAGES`, that get a package in a folder of that name.
     also: platforms for which these packages have the library, too.
     export: put the graph of the inference model into the library, which then writes ONNX files.
@@ -182,7 +182,9 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
     numbers = {symbol: i for i, symbol in enumerate(symbols)}
     bundle = Bundle(planned, target, options.threads, digest, numbers)
     graph = make_graph(planned) if options.export else None
-    source = Source(options.name, target, options.threads, digest, symbols, bundle, graph)
+    source = Source(
+        options.name, target, options.threads, digest, symbols, bundle, graph, options.federated
+    )
     code = _compile_kernels(source, specs, options, progress)
     return _Compiled(options, planned, specs, bundle, source, code)
 
@@ -199,7 +201,7 @@ def _build(
     name, planned, source, code = options.name, own.planned, own.source, own.code
     _write(out, source, code, options)
     examples = ("example.c", "example.cpp") if options.only != "inference" else ()
-    for file in (*examples, *(("device.c", "message.h") if not options.only else ())):
+    for file in (*examples, *["device.c"] * options.federated):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
         progress.say(_describe_linking(options))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from engine.base.errors import ModelError
+from engine.base.proximal import ANCHOR, MU
 from engine.kernels.machine.target import Target
 from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
@@ -44,7 +45,7 @@ from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "helpers.c", "cpu.c", "tables.c", "threads.c", "plan_read.c", "runtime.c",
          "parameters.c", "checkpoint_read.c", "pieces.c", "checkpoint_write.c", "export.c",
-         "files.c")  # fmt: skip
+         "message.c", "federated.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 LINKED = {
     "kernel_table": "kernels",
@@ -198,16 +199,19 @@ class Source:
         symbols: Sequence[str],
         bundle: Bundle | None = None,
         graph: GraphTemplate | None = None,
+        federated: bool = False,
     ) -> None:
         """Take symbols of all kernels in the order of the table, those that run plans last.
 
         graph: the inference model that the library exports; None if it exports none.
+        federated: whether it has the functions of federations.
 
         Raises:
             ModelError: the name would give a word of the source two meanings.
         """
         self.name, self.target, self.threads, self.build = name, target, threads, build
         self.symbols, self.bundle, self.graph = symbols, bundle, graph
+        self.federated = federated
         self.only: Only = bundle.planned.only if bundle else ""
         aliases = self._list_aliases()
         twice = sorted(made for made in aliases.values() if aliases.get(made, made) != made)
@@ -262,7 +266,12 @@ class Source:
         return [
             function
             for function in list_functions(self.read_header())
-            if function.exists(freestanding=freestanding, threads=self.threads, only=self.only)
+            if function.exists(
+                freestanding=freestanding,
+                threads=self.threads,
+                only=self.only,
+                federated=self.federated,
+            )
         ]
 
     def write_source(self) -> str:
@@ -334,6 +343,7 @@ class Source:
             yield from self._list_sizes(self.bundle)
         yield "TRAINS", int(self.only != "inference"), "whether there are training steps"
         yield "ANSWERS", int(self.only != "train"), "whether there are steps of inference"
+        yield "FEDERATED", int(self.federated), "whether there are functions of federations"
         yield "THREADS", self.threads, "threads of a step, the caller's included"
         yield "PROPERTY_BYTES", count_property_bytes(self.target), "user properties"
         yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
@@ -367,6 +377,8 @@ class Source:
         yield f"#define OWN_PROPERTY_ROOM {OWN_PROPERTY_ROOM}"
         for word, name in _PROPERTIES.items():
             yield f"#define {word} {quote(name)}"
+        yield f"#define PROXIMAL_WEIGHT {quote(MU)}"
+        yield f"#define ANCHOR {quote(ANCHOR)}"
         yield f"#define LAUNCH {self.symbols.index(LAUNCH.symbol)}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
         yield from write_needs(list_needs(self.target), self.target.cpu)

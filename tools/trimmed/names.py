@@ -76,7 +76,7 @@ def check_name(name: str) -> str:
         f"also the name of the system's header {name}.h": name in HEADERS,
         "also the name of a Python module": name in sys.stdlib_module_names or name == "numpy",
         "also the name of a field of the library's tensors": name in FIELDS,
-        "the prefix of what src/message.h declares": name == "edgegrad",
+        "the prefix of the library's own macros": name == "edgegrad",
     }
     for reason, holds in reasons.items():
         if holds:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Argument, find_description
+from engine.tools.trimmed.api import ApiFunction, find_description
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -98,14 +98,14 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         before, after = [f"Place({phase}, inputs);"], [f"return Outputs({phase});"]
         result = "Values[]"
     elif gotten:
-        result = join_pascal(function.name.removeprefix("get_"))
+        result = join_pascal(function.record)
         fields = [
             f"{join_pascal(a.name)} = {_GOTTEN.get(a.kind, '{0}').format(join_camel(a.name))}"
             for a in gotten
         ]
         after, rest = (
             [f"return new {result} {{ {', '.join(fields)} }};"],
-            _write_record(result, gotten),
+            _write_record(function),
         )
     static = "" if function.acts else "static "
     lines = [*before, made.format(call, info=info), *after]
@@ -113,13 +113,14 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     return f"{_write_contract(function)}{method}{rest}"
 
 
-def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+def _write_record(function: ApiFunction) -> str:
     """Return the class of the results of a method that has several."""
+    name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
         f"            public {_GIVEN[a.kind][0]} {join_pascal(a.name)} {{ get; internal set; }}\n"
         for a in gotten
     )
-    summary = f"        /// <summary>The result of Get{name}.</summary>"
+    summary = f"        /// <summary>The result of {join_pascal(function.name)}.</summary>"
     return f"\n{summary}\n        public sealed class {name}\n        {{\n{fields}        }}\n"
 
 

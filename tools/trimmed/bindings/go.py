@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.api import ApiFunction, Enumeration, find_description
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -117,11 +117,11 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         lines += [place, step, f"return m.outputs({phase}), nil"]
         result = "([]any, error)"
     elif gotten:
-        result = join_pascal(function.name.removeprefix("get_"))
+        result = join_pascal(function.record)
         lines += [f"var {join_camel(a.name)} {_GOTTEN[a.kind][1]}" for a in gotten]
         fields = ", ".join(_GOTTEN[a.kind][2].format(join_camel(a.name)) for a in gotten)
         lines += [f"err := m.check({call})", f"return {result}{{{fields}}}, err"]
-        rest, result = _write_record(result, gotten), f"({result}, error)"
+        rest, result = _write_record(function), f"({result}, error)"
     else:
         lines.append(made.format(call, info=info))
     contract = describe(function, join_pascal, "// ")
@@ -130,11 +130,13 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     return _write_function(contract, f"{name}({', '.join(declared)}) {result}".rstrip(), lines)
 
 
-def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
+    name, gotten = join_pascal(function.record), function.gotten
     wide = max(len(join_pascal(a.name)) for a in gotten)
     fields = "".join(f"\t{join_pascal(a.name):{wide}} {_GOTTEN[a.kind][0]}\n" for a in gotten)
-    return f"\n// {name} is the result of Get{name}.\ntype {name} struct {{\n{fields}}}\n"
+    head = f"\n// {name} is the result of {join_pascal(function.name)}."
+    return f"{head}\ntype {name} struct {{\n{fields}}}\n"
 
 
 def _write_maker(function: ApiFunction) -> str:

@@ -109,9 +109,9 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         before, after = [f"place({phase}, inputs);"], [f"return outputs({phase});"]
         result = "Values[]"
     elif gotten:
-        result = join_pascal(function.name.removeprefix("get_"))
+        result = join_pascal(function.record)
         before = [f"long[] gotten = new long[{len(gotten)}];"]
-        after, rest = [f"return new {result}(gotten);"], _write_record(result, gotten)
+        after, rest = [f"return new {result}(gotten);"], _write_record(function)
     call = f"Native.{name}({', '.join(passed)})"
     lines = [*before, made.format(call, info=info), *after]
     static = "" if function.acts else "static "
@@ -132,8 +132,9 @@ def _write_setter(function: ApiFunction, declared: list[str], passed: list[str],
     )
 
 
-def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+def _write_record(function: ApiFunction) -> str:
     """Return the class of what a method returns that has several results."""
+    name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
         f"    public final {_GOTTEN[a.kind][0]} {join_camel(a.name)};\n" for a in gotten
     )
@@ -142,8 +143,9 @@ def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
         for i, a in enumerate(gotten)
     )
     return (
-        f"\n  /** What {{@code get{name}}} returns. */\n  public static final class {name} {{\n"
-        f"{fields}\n    private {name}(long[] gotten) {{\n{lines}    }}\n  }}\n"
+        f"\n  /** The result of {{@link #{join_camel(function.name)}}}. */\n"
+        f"  public static final class {name} {{\n{fields}\n"
+        f"    private {name}(long[] gotten) {{\n{lines}    }}\n  }}\n"
     )
 
 

@@ -57,6 +57,9 @@ _ANSWERS = {
     "tensor": Way("Tensor | null", "return this.#tensor({0});"),
     "memory": Way("TypedArray | null", "return this.#view({0}, {described});"),
 }
+_DEVICE = """\
+    "./federated": { "types": "./federated.d.ts", "default": "./federated.js" },
+"""
 
 
 def _list_given(function: ApiFunction) -> list[Argument]:
@@ -131,7 +134,10 @@ def _fill(api: Api) -> Mapping[str, str]:
             for member, value, comment in enumeration.members
         )
         types.append(f"export enum {name} {{\n{fields}}}\n")
+    device = api.takes_requests
     return {
+        "federatedExport": _DEVICE if device else "",
+        "federatedFiles": ', "federated.js", "federated.d.ts"' if device else "",
         "enums": "".join(enums).rstrip(),
         "enumTypes": "\n".join(types).rstrip(),
         "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),

@@ -36,6 +36,11 @@ class Api:
     platforms: Sequence[Platform]
 
     @property
+    def takes_requests(self) -> bool:
+        """True if the library has the functions of federations."""
+        return any(f.name == "take_request" for f in self.functions)
+
+    @property
     def members(self) -> tuple[ApiFunction, ...]:
         """The functions that a class of a model has: all but those that begin and end its life."""
         return tuple(f for f in self.functions if not f.makes and f.name != "destroy")
@@ -77,7 +82,8 @@ class Language:
     sources: the templates of C that are compiled into the library.
     place: makes the library's folder in the package, of the build's name and the platform.
     list_templates: lists the templates of a package for a platform: folders of `templates`, and
-        files in them, each before those that may replace it; None: the folder of the name.
+        files in them, each before those that may replace it; None: the folder of the name.  The
+        folder `java-federated` belongs to `java` where the library has functions of federations.
     """
 
     name: str
@@ -108,9 +114,12 @@ class Language:
         return [name for name in TARGETS if self.fits(resolve(name))]
 
 
-def _find_templates(language: Language, platform: Platform) -> dict[str, Path]:
+def _find_templates(language: Language, api: Api) -> dict[str, Path]:
     """Return the templates of a package, by their names in it."""
-    listed = language.list_templates(platform) if language.list_templates else (language.name,)
+    make = language.list_templates
+    listed = list(make(api.platforms[0]) if make else (language.name,))
+    if api.takes_requests:
+        listed += dict.fromkeys(f"{word.split('/')[0]}-federated" for word in listed)
     files = {}
     for word in listed:
         start = TEMPLATES / word.split("/")[0]
@@ -126,7 +135,7 @@ def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
     own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
     own |= {"version": api.version, "library": api.library}
     marks = own | {key: str(value) for key, value in api.constants.items()} | {**language.fill(api)}
-    for inner, file in sorted(_find_templates(language, api.platforms[0]).items()):
+    for inner, file in sorted(_find_templates(language, api).items()):
         text = file.read_text("utf-8")
         for each in api.enumerations if "@Enumeration@" in inner else (None,):
             if each is not None:

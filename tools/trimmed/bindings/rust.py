@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.api import ApiFunction, Enumeration, find_description
 from engine.tools.trimmed.bindings.package import Api, Language, describe, indent, join_pascal
 
 _GIVEN = {  # type, what is passed to C, and C's types
@@ -91,7 +91,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     if any(a.kind == "inputs" for a in function.given):
         lines.append(f"self.place(Phase::{api.find_phase(function).capitalize()}, inputs)?;")
     elif gotten := function.gotten:
-        result = join_pascal(function.name.removeprefix("get_"))
+        result = join_pascal(function.record)
         lines += [f"let mut {a.name} = {_FIRST.get(a.kind, '0')};" for a in gotten]
         fields = ", ".join(
             f"{a.name}: read_text({a.name}).to_string()" if a.kind == "out_text" else a.name
@@ -108,12 +108,12 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     return _write_method(function, f"{function.name}({declared}){arrow}", [*lines, value])
 
 
-def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
-    fields = "".join(f"    pub {a.name}: {_GIVEN[a.kind][0]},\n" for a in gotten)
+    fields = "".join(f"    pub {a.name}: {_GIVEN[a.kind][0]},\n" for a in function.gotten)
     return (
-        f"/// The result of `get_{name.lower()}`.\n#[derive(Debug, Clone, PartialEq)]\n"
-        f"pub struct {name} {{\n{fields}}}\n"
+        f"/// The result of `{function.name}`.\n#[derive(Debug, Clone, PartialEq)]\n"
+        f"pub struct {join_pascal(function.record)} {{\n{fields}}}\n"
     )
 
 
@@ -159,11 +159,7 @@ def _write_enumeration(enumeration: Enumeration) -> str:
 
 def _fill(api: Api) -> Mapping[str, str]:
     functions = [f for f in api.functions if not f.places]
-    records = [
-        _write_record(join_pascal(f.name.removeprefix("get_")), f.gotten)
-        for f in functions
-        if f.gotten
-    ]
+    records = [_write_record(f) for f in functions if f.gotten]
     return {
         "enums": "\n".join([*map(_write_enumeration, api.enumerations), *records]).rstrip(),
         "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),

@@ -106,13 +106,13 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         lines += [f"try place({phase}, inputs)", f"try check({call})", f"return outputs({phase})"]
         result = "[Values]"
     elif gotten:
-        result = join_pascal(function.name.removeprefix("get_"))
+        result = join_pascal(function.record)
         lines += [f"var {join_camel(a.name)}: {_GOTTEN[a.kind][1]}" for a in gotten]
         fields = ", ".join(
             f"{join_camel(a.name)}: {_GOTTEN[a.kind][2].format(join_camel(a.name))}" for a in gotten
         )
         lines += [f"try check({call})", f"return {result}({fields})"]
-        rest = _write_record(result, gotten)
+        rest = _write_record(function)
     else:
         tries = throws and function.answer != "code"
         lines.append(made.format(f"{'try ' * tries}{call}", info=info))
@@ -137,8 +137,9 @@ def _write_setter(function: ApiFunction, declared: list[str], call: str, info: s
     )
 
 
-def _write_record(name: str, gotten: tuple[Argument, ...]) -> str:
+def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
+    name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
         f"        public let {join_camel(a.name)}: {_GOTTEN[a.kind][0]}\n" for a in gotten
     )

@@ -244,6 +244,31 @@ enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 
 
 /*@export@*/
 
+#if @NAME@_FEDERATED
+/* --- federations: messages are safetensors files, as docs/small-clients.md describes them
+ *
+ * For each request, make a model from the checkpoint.  Take the request, then make the steps of the
+ * phase that it asks for over all samples, `epochs` times, and write the answer. */
+
+/* Put the parameters of a request into the model, and set the batch size, learning rate and
+ * proximal term that it asks for.  If keeps_state is 1, save a checkpoint with the optimizer's
+ * state after the last step.  @NAME@_BAD_INPUT: it is not a request, and gets no answer.
+ * @NAME@_BAD_STATE: this model cannot carry it out; answer with the message as the reason. */
+@NAME@_API int @name@_take_request(@name@ *m, const void *request, size_t size, int *phase,
+                                 int *epochs, int *keeps_state);
+
+/* Return the size of an answer in bytes; on error 0, with a message.
+ * samples: how many an epoch had.  loss: their mean in the last epoch.
+ * reason: why the request could not be carried out; empty if it was. */
+@NAME@_API size_t @name@_answer_size(@name@ *m, const void *request, size_t size, int64_t samples,
+                                   float loss, const char *reason);
+
+/* Write the answer to a buffer of exactly @name@_answer_size bytes; the answer to a training
+ * contains the parameters. */
+@NAME@_API int @name@_write_answer(@name@ *m, const void *request, size_t size, int64_t samples,
+                                 float loss, const char *reason, void *answer, size_t answer_size);
+#endif
+
 #ifdef __cplusplus
 }
 #endif

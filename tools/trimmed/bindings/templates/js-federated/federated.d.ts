@@ -1,17 +1,5 @@
 import type { TypedArray } from "./@name@.js";
 
-/** A request of a server, as {@link readRequest} checks it. */
-export interface Request {
-  kind: "train" | "evaluate";
-  model: string;
-  round: string;
-  config: Record<string, number | boolean | string>;
-  tensors: Map<string, { dtype: string; shape: number[]; bytes: Uint8Array }>;
-}
-
-/** Read a request; throws a ModelError that says what is wrong with it. */
-export function readRequest(content: ArrayBuffer | Uint8Array): Request;
-
 /** A device of a federation: it answers requests by training on its samples. */
 export class Device {
   /**
