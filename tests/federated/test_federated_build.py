@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,13 @@ def test_messages_are_read_by_python_3_9(folder: Path) -> None:
         assert "from __future__ import annotations" in text
 
 
-def test_python_alone_has_such_a_package(tmp_path: Path) -> None:
-    words = ["build", str(GOLDENS / "mlp"), "--batch", "4", "--federated", "-o", str(tmp_path)]
-    assert cli.main([*words, "--static"]) == 2
+def test_an_archive_has_the_functions_alone(tmp_path: Path) -> None:
+    """Python loads shared libraries; and a library of ops has neither."""
+    words = ["build", str(GOLDENS / "mlp"), "--batch", "4", "--federated", "--name", "mnist"]
+    assert cli.main([*words, "--static", "-o", str(tmp_path / "out")]) == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert "mnist_take_request" in manifest["functions"]
+    assert not (tmp_path / "out/mnist_federated").exists()
+    (tmp_path / "ops.config").write_text("ai.onnx;13;Relu\n")
+    words = ["build", "--ops", str(tmp_path / "ops.config"), "--federated"]
+    assert cli.main([*words, "-o", str(tmp_path / "library")]) == 2

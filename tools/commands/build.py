@@ -61,7 +61,7 @@ from engine.tools.trimmed.targets import resolve
 @click.option(
     "--federated",
     is_flag=True,
-    help="Also write a Python package with which a device takes part in a federation.",
+    help="Add the functions of a device of a federation, an example in C, and a Python package.",
 )
 @click.option(
     "--bindings",
