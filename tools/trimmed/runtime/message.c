@@ -33,7 +33,7 @@ static int is_text(const char *a, size_t n, const char *text)
 
 /* --- numbers, without floating-point operations that a small CPU lacks */
 
-/* A positive number: bits, the highest of which is set, times 2 to the exponent. */
+/* A positive number: bits, times 2 to the exponent.  The highest bit is set. */
 struct scaled {
     uint64_t bits;
     int exponent;
@@ -58,8 +58,8 @@ static void over_ten(struct scaled *s)
     normalise(s);
 }
 
-/* Make a float of its sign, its bits and its exponent; return 0 if it would be infinite.  What is
- * too small for a normal number becomes 0. */
+/* Make a float of its sign, its bits and its exponent; return 0 if it would be infinite.  Numbers
+ * that are too small for a normal float become 0. */
 static int join_float(uint32_t sign, const struct scaled *s, float *out)
 {
     uint32_t fraction = (uint32_t)(s->bits >> 40), word;
