@@ -41,15 +41,8 @@ SLICES = {"macos-arm64": "macos", "ios-arm64": "ios", "ios-arm64-simulator": "io
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the package of one build for two systems."""
     out = tmp_path_factory.mktemp("swift")
-    words = [
-        "--target",
-        "macos-aarch64,ios-aarch64,ios-simulator",
-        "--bindings",
-        "swift",
-        "--batch",
-        "4",
-    ]
-    words += ["--threads", "2", "--name", "mnist", "-o", str(out)]
+    words = ["--target", "macos-aarch64,ios-aarch64,ios-simulator", "--bindings", "swift"]
+    words += ["--batch", "4", "--threads", "2", "--federated", "--name", "mnist", "-o", str(out)]
     assert cli.main(["build", str(GOLDENS / "mlp"), *words]) == 0
     return out / "swift"
 

@@ -250,7 +250,8 @@ def test_numbers_are_read_and_written_to_the_last_bit(tmp_path: Path) -> None:
     bits = rng.integers(0, 1 << 32, 20_000, np.uint32)
     floats = bits.view(np.float32)
     floats = floats[np.isfinite(floats) & (np.abs(floats) >= np.finfo(np.float32).tiny)]
-    floats = np.concatenate([floats, np.float32([0, -0.0, 1, 10, 0.1, 1e10, 9.9999999e9, 3.4e38])])
+    plain = np.array([0, -0.0, 1, 10, 0.1, 1e10, 9.9999999e9, 3.4e38], np.float32)
+    floats = np.concatenate([floats, plain])
     numbers = [repr(float(x)) for x in floats]
     refused = ["", "-", ".", "1e", "1e+", "nan", "Infinity", "1e39", "-4e38", "0x1", "1 ", "1.2.3"]
     small = ["1e-50", "-1e-46", "0e99999", "1e-99999"]
