@@ -21,6 +21,7 @@ from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import (
     columns,
+    curves,
     dots,
     elementary,
     integer_dots,
@@ -251,6 +252,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "invoke": _invoke,
     "update_rows": _update_rows,
     "tile": tile.tile,
+    "bend": curves.bend,
     "dots": dots.dots,
     "multiply_adds": registers.multiply_adds,
     "copy": vectors.copy,

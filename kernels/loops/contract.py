@@ -30,7 +30,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.signature import round_to_unit
 
 
-def column(target: Target, T: str, a_cols: int, nv: int, P: str = "", bends: int = 0) -> Inline:
+def column(target: Target, T: str, a_cols: int, nv: int, P: str = "") -> Inline:
     """Inline function: one column of tiles, `mb` rows by at most nv vectors, all of a K block.
 
     column(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail)
@@ -39,7 +39,7 @@ def column(target: Target, T: str, a_cols: int, nv: int, P: str = "", bends: int
     too many are taken together with the last six: two tiles of four, and one row.
     """
     mr = target.mr
-    whole, four, two, one = (Native("tile", (T, a_cols, n, nv, P, bends)) for n in (mr, 4, 2, 1))
+    whole, four, two, one = (Native("tile", (T, a_cols, n, nv, P)) for n in (mr, 4, 2, 1))
 
     @inline
     def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
@@ -64,17 +64,17 @@ def column(target: Target, T: str, a_cols: int, nv: int, P: str = "", bends: int
     return run
 
 
-def strip(target: Target, T: str, a_cols: int, P: str = "", bends: int = 0) -> Inline:
+def strip(target: Target, T: str, a_cols: int, P: str = "") -> Inline:
     """Inline function: `mb` rows by `w` <= nv vectors of columns, as columns of 4, 2 and 1 vectors.
 
     strip(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode)
 
-    P, bends: as of `tile`.
+    P: as of `tile`.
     """
     lanes, nv = target.lanes(ITEMSIZE[T]), target.nv
-    wide = column(target, T, a_cols, nv, P, bends)
-    half = column(target, T, a_cols, max(nv // 2, 1), P, bends)
-    single = column(target, T, a_cols, 1, P, bends)
+    wide = column(target, T, a_cols, nv, P)
+    half = column(target, T, a_cols, max(nv // 2, 1), P)
+    single = column(target, T, a_cols, 1, P)
     width = nv * lanes
 
     @inline

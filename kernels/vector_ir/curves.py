@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.vectors import (
+    I64,
+    LLVM,
+    NUMBA,
+    call_internal,
+    counted,
+    first_lanes,
+    load,
+    load_part,
+    store,
+    store_part,
+)
+from engine.kernels.vocabulary.kernel import HARD_SWISH, SIX
 
 
 def _fill(kind: Any, value: float) -> Any:
@@ -32,3 +51,52 @@ def hard_swish(b: Any, v: Any) -> Any:
     part = b.fadd(b.fmul(v, _fill(v.type, 1 / 6)), _fill(v.type, 0.5))
     part = at_most(b, at_least(b, part, _fill(v.type, 0.0)), _fill(v.type, 1.0))
     return b.fmul(v, part)
+
+
+def bend(target: Target, T: str) -> Any:
+    """bend(c, ldc, rows, columns, mode): C = curve(C), where C[i, j] is c[i ldc + j].
+
+    `mode` has SIX, of sums that are at least 0, or HARD_SWISH.
+    """
+    size = ITEMSIZE[T]
+    lanes = target.lanes(size)
+
+    def emit_row(
+        b: Any, c: Any, ldc: Any, columns: Any, curve: Callable[[Any, Any], Any], i: Any
+    ) -> None:
+        row, vector = b.gep(c, [b.mul(i, ldc)]), ir.VectorType(LLVM[T], lanes)
+
+        def change(j: Any, kind: Any, count: int = 1) -> None:
+            at = [b.gep(row, [b.add(j, I64(n * lanes))]) for n in range(count)]
+            for p, v in [(p, curve(b, load(b, p, kind, size))) for p in at]:
+                store(b, v, p, size)
+
+        # Most rows are as wide as a tile.
+        j = I64(0)
+        for count in (target.nv, 1):
+            j = counted(
+                b, j, columns, count * lanes, functools.partial(change, kind=vector, count=count),
+                rolled=True,
+            )  # fmt: skip
+        if target.masks:
+            left = b.sub(columns, j)
+            with b.if_then(b.icmp_signed(">", left, I64(0))):
+                at, mask = b.gep(row, [j]), first_lanes(b, left, lanes)
+                store_part(b, curve(b, load_part(b, at, vector, size, mask)), at, size, mask)
+        else:
+            counted(b, j, columns, 1, functools.partial(change, kind=LLVM[T]), rolled=True)
+
+    def build(fn: Any) -> None:
+        c, ldc, rows, columns, mode = fn.args
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        for bit, curve in ((SIX, at_most_six), (HARD_SWISH, hard_swish)):
+            with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0))):
+                change_row = functools.partial(emit_row, b, c, ldc, columns, curve)
+                counted(b, I64(0), rows, 1, change_row)
+        b.ret_void()
+
+    def op(typingctx: Any, c: Any, ldc: Any, rows: Any, columns: Any, mode: Any) -> Any:
+        emit = call_internal(f"bend_{T}_{lanes}", build, inline=False)
+        return types.void(types.CPointer(NUMBA[T]), *[types.int64] * 4), emit
+
+    return op

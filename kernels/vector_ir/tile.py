@@ -13,7 +13,7 @@ from numba import types
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.vector_ir import f16
-from engine.kernels.vector_ir.curves import at_least, at_most_six, hard_swish
+from engine.kernels.vector_ir.curves import at_least
 from engine.kernels.vector_ir.scalars import BFloat
 from engine.kernels.vector_ir.vectors import (
     I16,
@@ -31,7 +31,7 @@ from engine.kernels.vector_ir.vectors import (
     store,
     store_part,
 )
-from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, HARD_SWISH, RELU, SIX
+from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 RUN = 96  # products of f16 that are summed in f16, in two sums by turns
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
@@ -45,14 +45,13 @@ Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
 
-def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "", bends: int = 0) -> Any:
+def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> Any:
     """tile(a, b, c, bias, k, lda, ldb, ldc, mode, tail): C = act(A B (+ C) (+ bias)).
 
     C is mr rows by nv vectors, accumulators in registers across the K loop.  A[i, p] is
     a[i lda + p], or a[p lda + i] when `a_cols`; B[p, j] is b[p ldb + j]; C[i, j] is c[i ldc + j].
     `tail` columns (1..lanes) of the last vector are stored.  K >= 1.  `mode` adds up ACCUMULATE,
-    BIAS (one value a column) and RELU; if `bends` also SIX and HARD_SWISH.  C must not overlap A, B
-    or bias.
+    BIAS (one value a column) and RELU.  C must not overlap A, B or bias.
 
     P: the element type of the factors, if that is not T: one of `Target.products`.  Of bf16, B, and
     A where `a_cols`, are words of pairs (packing.py), the last with 0 where k is odd; p counts the
@@ -61,10 +60,10 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "", ben
     Source: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    name = f"tile_{P}{T}_{'t' if a_cols else 'n'}{'b' if bends else ''}_{mr}x{nv}x{lanes}"
+    name = f"tile_{P}{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
     writer = _choose_writer(target, P, mr)
     emit = call_internal(
-        name, lambda fn: writer(fn, target, T, a_cols, mr, nv, bends).build(), inline=False
+        name, lambda fn: writer(fn, target, T, a_cols, mr, nv).build(), inline=False
     )
 
     def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
@@ -90,10 +89,8 @@ def _choose_writer(target: Target, P: str, mr: int) -> type[_Tile]:
 class _Tile:
     """Writes the body of one register tile."""
 
-    def __init__(
-        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
-    ) -> None:
-        self.fn, self.target, self.T, self.bends = fn, target, T, bends
+    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
+        self.fn, self.target, self.T = fn, target, T
         self.a_cols, self.mr, self.nv = a_cols, mr, nv
         self.scalar, self.size = LLVM[T], ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
@@ -378,9 +375,6 @@ class _Tile:
 
         emit_if(BIAS, add_bias)
         emit_if(RELU, lambda v, i, j: at_least(b, v, zero))
-        if self.bends:
-            emit_if(SIX, lambda v, i, j: at_most_six(b, v))
-            emit_if(HARD_SWISH, lambda v, i, j: hard_swish(b, v))
         for i, row in enumerate(values):
             for j, v in enumerate(row):
                 if mask is None or j < end:
@@ -396,10 +390,8 @@ class _PairTile(_Tile):
     of them: the portable variant, in the same order.
     """
 
-    def __init__(
-        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
-    ) -> None:
-        super().__init__(fn, target, T, a_cols, mr, nv, bends)
+    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv)
         self.align = self.size if a_cols else self.size // 2
         if target.multiplies("bf16"):
             pairs = ir.VectorType(BFloat(), 2 * self.lanes)
@@ -542,10 +534,8 @@ class _RunTile(_Tile):
     Higham, Mary, "A class of fast and accurate summation algorithms", SIAM J. Sci. Comput. 2020.
     """
 
-    def __init__(
-        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
-    ) -> None:
-        super().__init__(fn, target, T, a_cols, mr, nv, bends)
+    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv)
         self.wide = self.vt  # of a vector of factors, or of sums of a run
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
@@ -635,10 +625,8 @@ class _RunTile(_Tile):
 class _HalfTile(_RunTile):
     """Writes the body of a tile of factors of f16 by multiply-adds of f16."""
 
-    def __init__(
-        self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int, bends: int
-    ) -> None:
-        super().__init__(fn, target, T, a_cols, mr, nv, bends)
+    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv)
         self.wide = ir.VectorType(ir.HalfType(), nv * self.lanes)
         name = f"llvm.fma.v{self.wide.count}f16"
         self.fma = intrinsic(fn.module, name, self.wide, [self.wide] * 3)

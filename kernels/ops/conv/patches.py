@@ -30,6 +30,8 @@ from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
+    HARD_SWISH,
+    SIX,
     Inline,
     Native,
     Samples,
@@ -459,8 +461,8 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
 
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
-    the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and
-    curves.
+    the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU,
+    and the curves of `bend`.
 
     X, Y: how x and y are stored.  F: P of `tile`; if there is one, KC and the depth are even, and
     `work` and B hold words of two factors.  If X is not the type of the factors the job is of
@@ -468,9 +470,9 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     """
     factor = F or T
     fill, spread = gather(factor, drop_same(X, factor)), scatter(T, drop_same(Y, T))
-    rows, in_words = strip(target, T, 0, F, bends=1), words_of(F)
+    rows, in_words = strip(target, T, 0, F), words_of(F)
     depth_of_panel, panel_at = depth_of(F), view_panel(F)
-    as_factors = Native("halves", (F,)) if F else same
+    bend, as_factors = Native("bend", (T,)), Native("halves", (F,)) if F else same
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     # A strided dX: rows of the block are pixels apart in Y, so the block is computed in `work` and
@@ -527,9 +529,12 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
                     row = depth_of_panel(k0)
                     panel = off(panel_at(b), j * depth_of_panel(depth) + row * q.panel)
                     w = imin(width, n1 - j)
-                    rows(
-                        left, lda, panel, q.panel, off(into, j), ldc, off(bias, j), kb, mb, w, step
-                    )
+                    c = off(into, j)
+                    rows(left, lda, panel, q.panel, c, ldc, off(bias, j), kb, mb, w, step)
+                    # Not in the tile, which products have, too: a second one would be twice the
+                    # code.  The columns are still in the first-level cache.
+                    if step & (SIX | HARD_SWISH) != 0:
+                        bend(c, ldc, mb, w, step)
                     j += width
                 k0 += kb
             if q.scatter != 0:
