@@ -98,6 +98,17 @@ def test_cpu_and_features_replace_the_rows() -> None:
     assert resolve(triple="armv7-unknown-linux-gnueabihf").target.features == "+neon,+vfp4"
 
 
+def test_a_target_can_have_several_cpus() -> None:
+    """The best first; what runs on all is the last."""
+    platform = resolve("x86-64")
+    assert [target.vector for target in platform.targets] == [64, 64, 32, 16]
+    assert platform.target == resolve("x86-64-v2").target
+    windows = resolve("windows-x86_64", cpu="x86-64-v3,x86-64-v2")
+    assert (windows.cpus, windows.target.vector) == ("x86-64-v3,x86-64-v2", 16)
+    with pytest.raises(EngineError, match="'cortex-a99' is not a recognized processor"):
+        resolve("aarch64", cpu="cortex-a76,cortex-a99")
+
+
 @pytest.mark.parametrize(
     ("words", "vector", "products"),
     [

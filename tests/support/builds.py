@@ -21,7 +21,7 @@ from engine.kernels.machine.target import detect_host
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.bundle import Bundle
-from engine.tools.trimmed.generate import Source
+from engine.tools.trimmed.generate import CpuLevel, Source
 from engine.tools.trimmed.opset import of_graphs
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
@@ -57,7 +57,8 @@ def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source
     symbols = [spec.symbol for spec in specs]
     numbers = {symbol: i for i, symbol in enumerate(symbols)}
     bundle = None if library else Bundle(planned, detect_host(), threads, "0" * 16, numbers)
-    return Source(name, detect_host(), threads, "0" * 16, symbols, bundle, federated=not library)
+    level = CpuLevel(detect_host(), symbols, bundle)
+    return Source(name, [level], threads, "0" * 16, federated=not library)
 
 
 def write_source(made: Source, folder: Path) -> None:

@@ -45,4 +45,5 @@ def test_large_memory_of_the_engine_asks_for_huge_pages(zero: bool) -> None:
 def test_large_memory_of_a_build_asks_for_huge_pages() -> None:
     trainer = load(make_build("cnn", batches=(1024,))).Trainer(GOLDENS / "cnn/checkpoint")
     address = trainer.state._handle.pointer.value
+    assert address % HUGE_PAGE == 0, "otherwise chance decides how much of it is in them"
     assert "hg" in flags(address + HUGE_BYTES // 2)

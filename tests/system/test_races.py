@@ -13,7 +13,7 @@ import pytest
 from engine.kernels.binaries import load
 from engine.kernels.compiler import emit
 from engine.tools.trimmed.bundle import Bundle
-from engine.tools.trimmed.generate import Source
+from engine.tools.trimmed.generate import CpuLevel, Source
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import WARNINGS, compile_c, needs_cc
@@ -36,10 +36,13 @@ def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     specs = planned.list_kernels()
     numbers = {spec.symbol: i for i, spec in enumerate(specs)}
     bundle = Bundle(planned, target, threads, "0" * 16, numbers)
-    source = Source("mnist", target, threads, "0" * 16, list(numbers), bundle)
+    level = CpuLevel(target, list(numbers), bundle)
+    source = Source("mnist", [level], threads, "0" * 16)
     codes = load.get_codes(specs, target, load.BITCODE)
     parts = {symbol: instrument(code, weak=weak) for symbol, code in codes.items()}
-    code = emit.emit_library(parts, source.link_name("kernels"), source.data(), target)
+    (data,) = source.list_data()
+    calls = planned.find_calls()
+    code = emit.emit_library(parts, source.name_table(0), data, target, calls=calls)
     (folder / "mnist.h").write_text(source.write_header())
     (folder / "mnist.c").write_text(source.write_source())
     (folder / "kernels.o").write_bytes(code)

@@ -482,5 +482,6 @@ def test_parameters_in_float64_are_one_buffer(tmp_path: Path) -> None:
     module.set_draws(3)
     trainer.optimizer.set_step(5)
     assert (module.get_draws(), trainer.steps) == (3, 5)
+    assert module.get_cpu() == detect_host().cpu
     with pytest.raises(face.Error, match="draws"):
         module.set_draws(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,19 +12,25 @@ import pytest
 
 from engine.kernels.machine.target import detect_host
 from engine.tools.trimmed.cpu import list_needs
+from engine.tools.trimmed.selftest import STEPS
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import make_build_for
 
 SYSROOT = ("-L", "/usr/aarch64-linux-gnu")
 
 
+LOSS = re.compile(r"loss (\S+),")
+LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+
+
 def run_selftest(target: str, machine: str, cpu: str) -> tuple[int, str]:
-    """Return the status and the output of a self-test on an emulated CPU."""
+    """Return the status and the output of a self-test on an emulated CPU, or "" for this one."""
     command = f"qemu-{machine}-static"
-    if not shutil.which(command) or (machine == "aarch64" and not Path(SYSROOT[1]).exists()):
+    has_library = machine != "aarch64" or Path(SYSROOT[1]).exists()
+    if cpu and not (shutil.which(command) and has_library):
         pytest.skip(f"needs {command} and a C library")
     folder = make_build_for(target, "mlp")
-    words = [command, "-cpu", cpu, *(SYSROOT if machine == "aarch64" else ())]
+    words = [command, "-cpu", cpu, *(SYSROOT if machine == "aarch64" else ())] if cpu else []
     done = subprocess.run(
         [*words, folder / "selftest", folder / "checkpoint"], capture_output=True, text=True
     )
@@ -37,6 +44,7 @@ def run_selftest(target: str, machine: str, cpu: str) -> tuple[int, str]:
         ("x86-64-v3", "x86_64", "Nehalem", ["avx", "f16c", "avx2", "saved ymm registers"]),
         ("x86-64-v3", "x86_64", "SandyBridge", ["fma", "f16c", "avx2"]),
         ("x86-64-v4", "x86_64", "Haswell", ["avx512f", "avx512vl", "saved zmm registers"]),
+        ("x86-64", "x86_64", "Conroe", ["sse4.1", "sse4.2", "popcnt"]),
         ("raspberrypi5", "aarch64", "cortex-a53", ["lse", "fullfp16", "rcpc", "dotprod"]),
         ("cortex-a55", "aarch64", "cortex-a72", ["lse", "fullfp16", "rdm"]),
     ],
@@ -63,6 +71,45 @@ def test_a_cpu_that_it_was_built_for_trains(target: str, machine: str, cpu: str)
     status, said = run_selftest(target, machine, cpu)
     assert status == 0, said
     assert "passed" in said
+
+
+@pytest.mark.parametrize(
+    ("cpu", "level"), [("", "x86-64-v4"), ("Haswell", "x86-64-v3"), ("Nehalem", "x86-64-v2")]
+)
+def test_one_library_runs_the_best_code_for_a_cpu(cpu: str, level: str) -> None:
+    """With the losses of a library of that level alone, to the last bit."""
+    if not cpu and detect_host().vector < 64:
+        pytest.skip("this CPU has no AVX-512")
+    said = [run_selftest(target, "x86_64", cpu)[1] for target in ("x86-64", level)]
+    assert f"with code for {level}\n" in said[0], said[0]
+    assert len(LOSS.findall(said[0])) == STEPS
+    assert LOSS.findall(said[0]) == LOSS.findall(said[1])
+
+
+def test_code_for_several_cpus_is_that_of_single_libraries(tmp_path: Path) -> None:
+    folder = make_build_for("x86-64", "mlp")
+    for level in LEVELS:
+        single = make_build_for(level, "mlp") / "src/kernels.o"
+        for file in (folder / f"src/kernels-{level}.o", single):
+            made = tmp_path / file.name
+            words: list[str | Path] = [
+                "objcopy",
+                "-O",
+                "binary",
+                "--only-section=.text",
+                file,
+                made,
+            ]
+            subprocess.run(words, check=True)
+        code = (tmp_path / "kernels.o").read_bytes()
+        assert code
+        assert code == (tmp_path / f"kernels-{level}.o").read_bytes()
+
+
+def test_a_cpu_that_gains_a_model_nothing_is_left_out() -> None:
+    """Products of integers, by which a newer core gains, are not in this model."""
+    manifest = json.loads((make_build_for("aarch64", "mlp") / "manifest.json").read_text("utf-8"))
+    assert manifest["cpus"] == ["generic"]
 
 
 def test_what_targets_need() -> None:

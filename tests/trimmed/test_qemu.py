@@ -248,6 +248,30 @@ def test_frozen_layers_compute_in_integers(
         assert ((by_vector | by_lane).sum() > 50) == (target == "raspberrypi5")  # sdot
 
 
+@needs_emulator("raspberrypi4")
+def test_one_library_computes_integers_as_each_cpu_does_best(
+    integer_backbone: Path, tmp_path: Path
+) -> None:
+    """With the losses of libraries for one core, to the last bit."""
+    emulator = find_emulator("raspberrypi4")
+    assert emulator is not None
+
+    def train(folder: Path, cpu: str) -> str:
+        chosen = replace(emulator, command=(emulator.command[0], "-cpu", cpu))
+        return chosen.run(folder / "selftest", folder / "checkpoint")
+
+    cores = ("cortex-a76", "cortex-a72")
+    for name, cpu in {"both": ",".join(cores), **{core: core for core in cores}}.items():
+        options = Options("mnist", resolve("raspberrypi4", cpu=cpu), [4], compiler="zig")
+        build(integer_backbone, tmp_path / name, options)
+    for here, core in (("cortex-a53", "cortex-a72"), ("neoverse-n1", "cortex-a76")):
+        said = [train(tmp_path / name, here) for name in ("both", core)]
+        assert said[0].endswith(f"with code for {core}\n")
+        losses = [[row[0] for row in LINE.findall(text)] for text in said]
+        assert len(losses[0]) == STEPS
+        assert losses[0] == losses[1]
+
+
 @needs_emulator("raspberrypi5")
 @pytest.mark.parametrize(
     ("case", "precision", "features", "cpu"),

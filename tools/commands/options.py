@@ -258,7 +258,12 @@ def take_target(function: Command) -> Command:
     rows = (
         ("--target", "native", "TARGET", "A name from `edgegrad targets`.  [default: native]"),
         ("--triple", "", "TRIPLE", "An LLVM triple, instead of a target's name."),
-        ("--cpu", "", "CPU", "LLVM's name of the CPU."),
+        (
+            "--cpu",
+            "",
+            "CPU",
+            "LLVM's name of the CPU; of a build several, the best first: it has code for each.",
+        ),
         ("--features", None, "LIST", "LLVM features, such as +dotprod,-sve."),
     )
     for name, default, metavar, text in reversed(rows):

@@ -31,14 +31,15 @@ def command(as_json: bool) -> None:
         t = resolved.target
         rows.append(
             {
-                "name": name, "triple": t.triple, "cpu": t.cpu, "vector_bytes": t.vector,
+                "name": name, "triple": t.triple, "cpu": resolved.cpus,
+                "vector_bytes": resolved.targets[0].vector,
                 "linker": linker, "missing": missing,
             }
         )  # fmt: skip
     if as_json:
         options.print_json({"targets": rows, "other_names": ALIASES})
         return
-    options.echo(f"{'name':18} {'triple':28} {'cpu':14} {'vectors':8} linked by")
+    options.echo(f"{'name':18} {'triple':28} {'cpu':29} {'vectors':8} linked by")
     for name, triple, cpu, vector, linker, missing in (row.values() for row in rows):
-        options.echo(f"{name:18} {triple:28} {cpu:14} {vector:2} bytes {linker or missing}")
+        options.echo(f"{name:18} {triple:28} {cpu:29} {vector:2} bytes {linker or missing}")
     options.echo("other names: " + ", ".join(f"{a} = {b}" for a, b in ALIASES.items()))

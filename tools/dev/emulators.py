@@ -119,5 +119,5 @@ def find_emulator(target: str) -> Emulator | None:
 
 def _has(level: str) -> bool:
     """Return whether this CPU runs a level of x86-64."""
-    bytes_of = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
+    bytes_of = {"x86-64": 16, "x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
     return detect_host().arch == "x86_64" and detect_host().vector >= bytes_of[level]

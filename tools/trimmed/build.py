@@ -20,6 +20,7 @@ from engine.base.errors import CheckpointError, InputError, UnsupportedOpError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.storage import has_external_data
 from engine.kernels.binaries import load
+from engine.kernels.machine.target import Target
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import files as files_io
@@ -28,8 +29,9 @@ from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
 from engine.tools.trimmed.bindings.package import Language, write_module, write_package
 from engine.tools.trimmed.bundle import Bundle, describe_inference
+from engine.tools.trimmed.cpu import can_choose
 from engine.tools.trimmed.export import make_graph
-from engine.tools.trimmed.generate import MESSAGE_BYTES, Source
+from engine.tools.trimmed.generate import MESSAGE_BYTES, CpuLevel, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
 from engine.tools.trimmed.names import check_name
@@ -149,44 +151,69 @@ def _read_first_values(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """All that a library of one platform is linked of: its source, and an object file of
-    kernels.
+    """All that a library of one platform is linked of: its source, and an object file of kernels
+    for each CPU that it has code for, the best first.
     """
 
     options: Options
-    planned: Planned
-    specs: Sequence[KernelSpec]
-    bundle: Bundle
     source: Source
-    code: bytes
+    bundles: Sequence[Bundle]
+    codes: Sequence[bytes]
 
 
 def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter) -> _Compiled:
-    """Plan a model for the platform of a build, and compile its kernels."""
-    target = options.platform.target
-    planned = make_plans(
-        files,
-        target,
-        options.threads,
-        options.batches,
-        options.shapes or {},
-        options.outputs,
-        progress=progress,
-        joined=options.joined,
-        planning=options.planning,
-        only=options.only,
-    )
-    specs = planned.list_kernels()
-    symbols = [spec.symbol for spec in specs]
-    digest = _digest(options, map(str, planned.list_plans()))
-    numbers = {symbol: i for i, symbol in enumerate(symbols)}
-    bundle = Bundle(planned, target, options.threads, digest, numbers)
-    graph = make_graph(planned) if options.export else None
-    source = Source(
-        options.name, target, options.threads, digest, symbols, bundle, graph, options.federated
-    )
-    code = _compile_kernels(source, specs, options, progress)
-    return _Compiled(options, planned, specs, bundle, source, code)
+    """Plan a model for the CPUs of a platform, and compile its kernels.
+
+    A CPU is left out if the next one has the same plans and kernels: its instructions gain nothing.
+    """
+    platform = options.platform
+    is_told = can_choose(platform, freestanding=options.freestanding)
+    targets = platform.targets if is_told else (platform.target,)
+    if len(targets) < len(platform.targets):
+        progress.say(
+            f"code for {platform.target.cpu} alone: this library could not ask which CPU runs it"
+        )
+    plans = []
+    for target in targets:
+        if len(targets) > 1:
+            progress.say(f"code for {target.cpu}")
+        plans.append(
+            make_plans(
+                files,
+                target,
+                options.threads,
+                options.batches,
+                options.shapes or {},
+                options.outputs,
+                progress=progress,
+                joined=options.joined,
+                planning=options.planning,
+                only=options.only,
+            )
+        )
+    digest = _digest(options, (str(plan) for planned in plans for plan in planned.list_plans()))
+    bundles, levels = list[Bundle](), list[CpuLevel]()
+    for target, planned in zip(reversed(targets), reversed(plans), strict=True):
+        if bundles and _is_like(target, planned, bundles[0]):
+            continue
+        symbols = [spec.symbol for spec in planned.list_kernels()]
+        numbers = {symbol: i for i, symbol in enumerate(symbols)}
+        bundle = Bundle(planned, target, options.threads, digest, numbers)
+        bundles.insert(0, bundle)
+        levels.insert(0, CpuLevel(target, symbols, bundle))
+    graph = make_graph(plans[-1]) if options.export else None
+    source = Source(options.name, levels, options.threads, digest, graph, options.federated)
+    codes = [
+        _compile_kernels(source, number, bundle.planned.list_kernels(), options, progress)
+        for number, bundle in enumerate(bundles)
+    ]
+    return _Compiled(options, source, bundles, codes)
+
+
+def _is_like(target: Target, planned: Planned, other: Bundle) -> bool:
+    """Return whether another CPU has the same plans and kernels, except for tuning."""
+    kernels = [replace(each, cpu="", features="") for each in (target, other.target)]
+    return kernels[0] == kernels[1] and planned.is_like(other.planned)
 
 
 def _build(
@@ -198,25 +225,25 @@ def _build(
 ) -> dict[str, Any]:
     """Build into a folder that has the checkpoint already; returns the manifest."""
     own = _compile(files, options, progress)
-    name, planned, source, code = options.name, own.planned, own.source, own.code
-    _write(out, source, code, options)
+    name, source, codes = options.name, own.source, own.codes
+    planned = own.bundles[-1].planned
+    _write(out, source, codes, options)
     examples = ("example.c", "example.cpp") if options.only != "inference" else ()
     for file in (*examples, *["device.c"] * options.federated):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
         progress.say(_describe_linking(options))
-        linked = linker.submit(_link, out, code, options)
+        linked = linker.submit(_link, out, codes, options)
         recorded = ""
         has_program = not options.freestanding and _find_compiler(options).programs
         if has_program and "train" in planned.plans:
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
-    bundle, library = own.bundle, linked.result()
+    library = linked.result()
     write_board_library(out, name, options.platform, library)
-    manifest = _make_manifest(source, own.specs, options, library) | _describe_contents(
-        bundle, name
-    )
+    manifest = _make_manifest(source, options, library)
+    manifest |= _describe_contents(own.bundles[-1], name)
     libraries = [own]
     for each in options.each[1:]:
         progress.say(f"the same for {each.platform.name}")
@@ -229,17 +256,17 @@ def _build(
     manifest["functions"] = [f"{name}_{function.name}" for function in api]
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
-    manifest["report"] = make_report(
-        manifest["sizes"]["library"], code, bundle, len(source.graph.content) if source.graph else 0
-    )
+    graph = len(source.graph.content) if source.graph else 0
+    report = make_report(manifest["sizes"]["library"], codes, own.bundles, graph)
+    manifest["report"] = report
     manifest["sizes"] |= {
-        "memory": bundle.count_memory(), "plans": len(bundle.tables),
-        "constants": len(bundle.constants),
+        "memory": report["memory"], "plans": report["parts"]["plans"],
+        "constants": report["parts"]["constants"],
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     if recorded:
         progress.say("linking the self-test")
-        _make_selftest(out, code, source, recorded, options)
+        _make_selftest(out, codes, source, recorded, options)
     return manifest
 
 
@@ -279,40 +306,50 @@ def build_library(
     runtime = list_runners(options.threads)
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
     symbols = [spec.symbol for spec in specs]
-    source = Source(name, platform.target, options.threads, _digest(options, symbols), symbols)
+    if platform.better:
+        progress.say(f"a library of ops has code for one CPU: {platform.target.cpu}")
+    level = CpuLevel(platform.target, symbols)
+    source = Source(name, [level], options.threads, _digest(options, symbols))
     with staged(out) as made:
-        code = _compile_kernels(source, specs, options, progress)
-        _write(made, source, code, options)
+        codes = [_compile_kernels(source, 0, specs, options, progress)]
+        _write(made, source, codes, options)
         (made / "src" / "example.c").write_text(source.write_example("example.c"), "utf-8")
         progress.say(_describe_linking(options))
-        library = _link(made, code, options)
+        library = _link(made, codes, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
-        manifest = _make_manifest(source, specs, options, library)
+        manifest = _make_manifest(source, options, library)
         (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return manifest
 
 
 def _compile_kernels(
-    source: Source, specs: Sequence[KernelSpec], options: Options, progress: StagePrinter
+    source: Source,
+    number: int,
+    specs: Sequence[KernelSpec],
+    options: Options,
+    progress: StagePrinter,
 ) -> bytes:
-    """Return the object file of the kernels of a library."""
+    """Return the object file of the kernels of a library for one of its CPUs."""
+    level = source.levels[number]
     return load.get_library(
         progress.count_each("compiling kernels, or reading them from the cache", specs),
-        options.platform.target,
-        table=source.link_name("kernels"),
-        data=source.data(),
+        level.target,
+        table=source.name_table(number),
+        data=source.list_data()[number],
         small=options.size,
-        calls=source.bundle.planned.find_calls() if source.bundle else None,
+        calls=level.bundle.planned.find_calls() if level.bundle else None,
         has_threads=options.threads > 1,
     )
 
 
-def _write(out: Path, source: Source, code: bytes, options: Options) -> None:
-    """Write all sources of a library, and the object file of its kernels."""
+def _write(out: Path, source: Source, codes: Sequence[bytes], options: Options) -> None:
+    """Write all sources of a library, and the object files of its kernels."""
     name, made = options.name, out / "src"
     made.mkdir(parents=True, exist_ok=True)
     (made / f"{name}.c").write_text(source.write_source(), "utf-8")
-    (made / "kernels.o").write_bytes(code)
+    for level, code in zip(source.levels, codes, strict=True):
+        more = f"-{level.target.cpu}" if len(codes) > 1 else ""
+        (made / f"kernels{more}.o").write_bytes(code)
     (out / f"{name}.h").write_text(source.write_header(), "utf-8")
     (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
     if not (options.static or options.freestanding or options.only):  # Python's is of all phases
@@ -360,7 +397,7 @@ def _find_compiler(options: Options, language: Language | None = None) -> Compil
     )
 
 
-def _link(out: Path, code: bytes, options: Options) -> Path:
+def _link(out: Path, codes: Sequence[bytes], options: Options) -> Path:
     """Link the library; returns its path."""
     kind: Kind = "static" if options.static or options.freestanding else "shared"
     library = options.platform.file_name(kind, options.name)
@@ -371,7 +408,7 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
             threads=threads, freestanding=options.freestanding,
         )  # fmt: skip
     return link(
-        [code],
+        codes,
         [out / "src" / f"{options.name}.c"],
         options.platform,
         out / library,
@@ -409,7 +446,7 @@ def _write_bindings(
             (made / f"{name}.h").write_text(header, "utf-8")
             (made / f"{name}.c").write_text(library.source.write_source(), "utf-8")
             link(
-                [library.code],
+                library.codes,
                 [made / f"{name}.c", *(package / source for source in language.sources)],
                 platform,
                 place / platform.file_name(language.kind, name),
@@ -423,7 +460,9 @@ def _write_bindings(
             )
 
 
-def _make_selftest(out: Path, code: bytes, source: Source, recorded: str, options: Options) -> None:
+def _make_selftest(
+    out: Path, codes: Sequence[bytes], source: Source, recorded: str, options: Options
+) -> None:
     """Make the self-test, a program that needs the checkpoint and nothing else of the build.
 
     recorded: C that declares what it compares with, see tools/trimmed/selftest.py.
@@ -431,7 +470,7 @@ def _make_selftest(out: Path, code: bytes, source: Source, recorded: str, option
     platform, made = options.platform, out / "src"
     (made / "selftest.c").write_text(source.write_selftest(recorded), "utf-8")
     link(
-        [code],
+        codes,
         [made / f"{options.name}.c", made / "selftest.c"],
         platform,
         out / platform.file_name("executable", "selftest"),
@@ -446,10 +485,8 @@ def _make_selftest(out: Path, code: bytes, source: Source, recorded: str, option
 # --- manifest
 
 
-def _make_manifest(
-    source: Source, specs: Sequence[KernelSpec], options: Options, library: Path
-) -> dict[str, Any]:
-    target = options.platform.target
+def _make_manifest(source: Source, options: Options, library: Path) -> dict[str, Any]:
+    target, symbols = source.target, (s for level in source.levels for s in level.symbols)
     return {
         "name": options.name,
         "build": source.build,
@@ -457,9 +494,10 @@ def _make_manifest(
         "target": options.platform.name,
         "triple": target.triple,
         "cpu": target.cpu,
+        "cpus": [level.target.cpu for level in source.levels],
         "threads": options.threads,
         "library": library.name,
-        "kernels": [spec.symbol for spec in specs],
+        "kernels": list(dict.fromkeys(symbols)),
         "sizes": {"message": MESSAGE_BYTES, "library": library.stat().st_size},
     }
 

@@ -2,7 +2,8 @@
 them.
 
 A library checks them when a model is made (`runtime/cpu.c`), because a CPU that meets an
-instruction that it does not have stops the program.  Listed are the features that LLVM makes
+instruction that it does not have stops the program; with code for several CPUs it takes the best
+that this one can run.  Listed are the features that LLVM makes
 arithmetic of; it never makes instructions of others, such as AES, from code like ours.
 
 Sources of the bits: Intel's and AMD's manuals for CPUID; Linux's hwcap.h.
@@ -10,12 +11,11 @@ Sources of the bits: Intel's and AMD's manuals for CPUID; Linux's hwcap.h.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from engine.kernels.machine.features import find_features
 from engine.kernels.machine.target import Target
+from engine.tools.trimmed.targets import Platform
 
-# LLVM's name of a feature -> the word of `read_cpu` and the bit in it
+# LLVM's name of a feature -> the word of `ask_features` and the bit in it
 _X86: dict[str, tuple[int, int]] = {
     "sse3": (0, 0), "ssse3": (0, 9), "fma": (0, 12), "sse4.1": (0, 19), "sse4.2": (0, 20),
     "movbe": (0, 22), "popcnt": (0, 23), "avx": (0, 28), "f16c": (0, 29), "bmi": (1, 3),
@@ -50,9 +50,13 @@ def list_needs(target: Target) -> dict[str, tuple[int, int]]:
     return needs
 
 
-def write_needs(needs: Mapping[str, tuple[int, int]], cpu: str) -> Iterator[str]:
-    """Yield the lines of C that `runtime/cpu.c` reads; none if there is nothing to check."""
-    if needs:
-        rows = ", ".join(f'{{{word}, {mask}u, "{name}"}}' for name, (word, mask) in needs.items())
-        yield f"#define NEEDS {rows}"
-        yield f'#define CPU_NAME "{cpu}"'
+def can_choose(platform: Platform, *, freestanding: bool) -> bool:
+    """Return whether a library can ask which features a CPU has: x86 itself, or Linux on ARM."""
+    is_told = platform.system in ("linux", "android") and not freestanding
+    return platform.target.arch == "x86_64" or is_told
+
+
+def write_needs(target: Target) -> str:
+    """Return the rows of `struct need` that `runtime/cpu.c` reads for the code of a target."""
+    needs = list_needs(target).items()
+    return ", ".join(f'{{{word}, {mask}u, "{name}"}}' for name, (word, mask) in needs)

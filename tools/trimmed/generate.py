@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -43,14 +44,12 @@ from engine.tools.trimmed.targets import Platform
 from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
 RUNTIME = Path(__file__).parent / "runtime"
-PARTS = ("bytes.c", "helpers.c", "cpu.c", "tables.c", "threads.c", "plan_read.c", "runtime.c",
+PARTS = ("bytes.c", "helpers.c", "tables.c", "cpu.c", "threads.c", "plan_read.c", "runtime.c",
          "parameters.c", "checkpoint_read.c", "pieces.c", "checkpoint_write.c", "export.c",
          "message.c", "federated.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 LINKED = {
-    "kernel_table": "kernels",
     "kernel_names": "names",
-    "own_plans": "plans",
     "own_graph": "graph",
 }  # words of the source for data of the object of kernels, and the ends of its symbols
 _PROPERTIES = {
@@ -183,25 +182,32 @@ def _clean_comment(text: str) -> str:
     return quote(text)[1:-1].replace("*/", "* /").replace("//", "/ /")[:60]
 
 
-class Source:
-    """Generated text of a build, or of a library of kernels.
+@dataclass(frozen=True, slots=True)
+class CpuLevel:
+    """The code of a library for a CPU, and for all that have its features.
 
-    A build has a bundle: its plans are part of it.  A library of kernels has none, because its
-    plans come as files.
+    symbols: of all kernels in the order of the table, those that run plans last.
+    bundle: the plans of a build; a library of kernels has none, because its plans come as files.
     """
+
+    target: Target
+    symbols: Sequence[str]
+    bundle: Bundle | None = None
+
+
+class Source:
+    """Generated text of a build, or of a library of kernels."""
 
     def __init__(
         self,
         name: str,
-        target: Target,
+        levels: Sequence[CpuLevel],
         threads: int,
         build: str,
-        symbols: Sequence[str],
-        bundle: Bundle | None = None,
         graph: GraphTemplate | None = None,
         federated: bool = False,
     ) -> None:
-        """Take symbols of all kernels in the order of the table, those that run plans last.
+        """Take the code for one CPU or for several, the best first; all can run the last.
 
         graph: the inference model that the library exports; None if it exports none.
         federated: whether it has the functions of federations.
@@ -209,10 +215,10 @@ class Source:
         Raises:
             ModelError: the name would give a word of the source two meanings.
         """
-        self.name, self.target, self.threads, self.build = name, target, threads, build
-        self.symbols, self.bundle, self.graph = symbols, bundle, graph
+        self.name, self.levels, self.threads, self.build = name, levels, threads, build
+        self.target, self.bundle, self.graph = levels[-1].target, levels[-1].bundle, graph
         self.federated = federated
-        self.only: Only = bundle.planned.only if bundle else ""
+        self.only: Only = self.bundle.planned.only if self.bundle else ""
         aliases = self._list_aliases()
         twice = sorted(made for made in aliases.values() if aliases.get(made, made) != made)
         if twice:
@@ -277,7 +283,9 @@ class Source:
     def write_source(self) -> str:
         """Return everything in the library except its kernels, as one C file."""
         rows = "\n".join(self._write_declarations()) + "\n"
-        return "\n".join([_HEAD, self._write_words(), rows, *map(_read_template, PARTS)])
+        parts = "\n".join(map(_read_template, PARTS))
+        levels = "\n".join(self._write_levels())
+        return "\n".join([_HEAD, self._write_words(), rows, parts.replace("/*@levels@*/", levels)])
 
     def write_example(self, file: str) -> str:
         """Return the text of an example program; `file` is its name in `runtime/`."""
@@ -339,8 +347,9 @@ class Source:
         return names
 
     def _list_constants(self) -> Iterator[tuple[str, int, str]]:
-        if self.bundle:
-            yield from self._list_sizes(self.bundle)
+        bundles = [level.bundle for level in self.levels if level.bundle]
+        if bundles:
+            yield from self._list_sizes(max(bundles, key=Bundle.count_memory))
         yield "TRAINS", int(self.only != "inference"), "whether there are training steps"
         yield "ANSWERS", int(self.only != "train"), "whether there are steps of inference"
         yield "FEDERATED", int(self.federated), "whether there are functions of federations"
@@ -379,30 +388,73 @@ class Source:
             yield f"#define {word} {quote(name)}"
         yield f"#define PROXIMAL_WEIGHT {quote(MU)}"
         yield f"#define ANCHOR {quote(ANCHOR)}"
-        yield f"#define LAUNCH {self.symbols.index(LAUNCH.symbol)}"
-        yield f"#define KERNEL_COUNT {len(self.symbols)}u"
-        yield from write_needs(list_needs(self.target), self.target.cpu)
+        yield f"#define LEVELS {len(self.levels)}"
+        yield f"#define NEEDS {sum(len(list_needs(level.target)) for level in self.levels)}"
         yield write_c_header()
         if self.bundle:
-            yield f"#define OWN_PLANS_BYTES {len(self.bundle.tables)}u"
-            yield f"#define OWN_CONSTANT_BYTES {len(self.bundle.constants)}u"
+            yield "#define OWN_PLANS"
+        else:
+            yield f"#define KERNEL_COUNT {len(self.levels[0].symbols)}u"
         if self.graph:
             yield f"#define GRAPH_BYTES {len(self.graph.content)}u"
             yield f"#define HOLES {self.graph.write_holes()}"
         yield from _format(rules=self.bundle is None)
 
-    def data(self) -> dict[str, bytes]:
-        """Return the constant data that goes into the object file of kernels, by symbol."""
-        if self.bundle:
-            blocks = {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
-            if self.graph:
-                blocks[self.link_name("graph")] = self.graph.content
-            return blocks
-        names = (
-            "".join(f"{symbol}\0" for symbol in self.symbols[: self.symbols.index(LAUNCH.symbol)])
-            + "\0"
-        )
-        return {self.link_name("names"): names.encode()}
+    def list_data(self) -> list[dict[str, bytes]]:
+        """Return the constant data in the object file of kernels of each level, by symbol.
+
+        Tables or constants that levels share are there once, for the first of these.
+        """
+        if not self.bundle:
+            (level,) = self.levels
+            names = level.symbols[: level.symbols.index(LAUNCH.symbol)]
+            text = "".join(f"{symbol}\0" for symbol in names) + "\0"
+            return [{self.link_name("names"): text.encode()}]
+        blocks: list[dict[str, bytes]] = [{} for _ in self.levels]
+        for content, number, name in self._place_plans():
+            blocks[number].setdefault(name, content)
+        if self.graph:
+            blocks[0][self.link_name("graph")] = self.graph.content
+        return blocks
+
+    def name_table(self, number: int) -> str:
+        """Return the symbol of the table of kernels of a level."""
+        return self.link_name(f"kernels_{number}")
+
+    def _place_plans(self) -> Iterator[tuple[bytes, int, str]]:
+        """Yield, for the tables and then the constants of each level in turn, the content, the
+        level whose object file has it, and its symbol there.
+        """
+        places: dict[bytes, tuple[int, str]] = {}
+        for number, level in enumerate(self.levels):
+            assert level.bundle is not None
+            contents = {"tables": level.bundle.tables, "constants": level.bundle.constants}
+            for word, content in contents.items():
+                own = number, self.link_name(f"{word}_{number}")
+                yield content, *places.setdefault(content, own)
+
+    def _write_levels(self) -> Iterator[str]:
+        """Yield C declarations of the levels and of all that they point to, for tables.c."""
+        plans = [name for _, _, name in self._place_plans()] if self.bundle else []
+        for name in dict.fromkeys(plans):
+            yield f"extern const uint8_t {name}[] HIDDEN;"
+        rows = []
+        for number, level in enumerate(self.levels):
+            table, needs = self.name_table(number), write_needs(level.target)
+            yield f"extern const kernel {table}[] HIDDEN;"
+            if needs:
+                yield f"static const struct need needs_{number}[] = {{{needs}}};"
+            count = len(list_needs(level.target))
+            row = [
+                quote(level.target.cpu), f"needs_{number}" if needs else "NULL", str(count), table,
+                f"{table} + {level.symbols.index(LAUNCH.symbol)}",
+            ]  # fmt: skip
+            if level.bundle:
+                b = level.bundle
+                row += plans[2 * number : 2 * number + 2]
+                row += map(str, (len(b.tables), len(b.constants), b.count_memory()))
+            rows.append(f"    {{{', '.join(row)}}},")
+        yield "\n".join(["static const struct level levels[] = {", *rows, "};"])
 
 
 def _read_template(file: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.base.errors import FileError, InputError, ModelError, StateError
@@ -76,6 +76,11 @@ class Planned:
         """Return every plan once: the plans of all batch sizes, then the optimizer's."""
         rest = [plan for plans in self.batches.values() for plan in plans.values()]
         return [*rest, *(p for p in self.plans.values() if p not in rest)]
+
+    def is_like(self, other: Planned) -> bool:
+        """Return whether the plans for another CPU are the same."""
+        plans = ([replace(p, target="") for p in each.list_plans()] for each in (self, other))
+        return next(plans) == next(plans) and self.frozen == other.frozen
 
     def list_kernels(self) -> list[KernelSpec]:
         """Return every kernel that the plans use, in the order of symbols, then those that run

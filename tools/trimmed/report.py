@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.tools.trimmed.binary import list_function_sizes
@@ -11,33 +11,39 @@ from engine.tools.trimmed.bundle import Bundle
 _SHARED = "shared by kernels"  # functions that several call
 
 
-def make_report(library: int, code: bytes, bundle: Bundle, graph: int) -> dict[str, Any]:
+def make_report(
+    library: int, codes: Sequence[bytes], bundles: Sequence[Bundle], graph: int
+) -> dict[str, Any]:
     """Return the bytes of a library and of a model's memory, by what takes them.
 
     library: the size of the library's file.
-    code: the object of kernels.  Only ELF has the sizes of its functions; kernels of other forms
-        are a part of the rest.
+    codes: the objects of kernels, one for each CPU that the library has code for.  Only ELF has the
+        sizes of its functions; kernels of other forms are a part of the rest.
+    bundles: the plans for these CPUs.
     graph: the bytes of the inference model in the library.
     """
     kernels: dict[str, int] = {}
-    symbols = {spec.symbol for spec in bundle.planned.list_kernels()}
-    for symbol, size in list_function_sizes(code).items():
-        name = symbol.removesuffix(".called")
-        name = name if name in symbols else _SHARED
-        kernels[name] = kernels.get(name, 0) + size
+    for code, bundle in zip(codes, bundles, strict=True):
+        symbols = {spec.symbol for spec in bundle.planned.list_kernels()}
+        more = f", {bundle.target.cpu}" if len(codes) > 1 else ""
+        for symbol, size in list_function_sizes(code).items():
+            name = symbol.removesuffix(".called")
+            name = (name if name in symbols else _SHARED) + more
+            kernels[name] = kernels.get(name, 0) + size
     parts = {
         "kernels": sum(kernels.values()),
-        "plans": len(bundle.tables),
-        "constants": len(bundle.constants),
+        "plans": sum(map(len, {b.tables for b in bundles})),
+        "constants": sum(map(len, {b.constants for b in bundles})),
         "inference model": graph,
     }
+    largest = max(bundles, key=Bundle.count_memory)
     rest = library - sum(parts.values())
     return {
         "library": library,
         "parts": parts | {"runtime, alignment and format": rest},
         "kernels": dict(sorted(kernels.items(), key=lambda pair: (-pair[1], pair[0]))),
-        "memory": bundle.count_memory(),
-        "areas": bundle.list_areas(),
+        "memory": largest.count_memory(),
+        "areas": largest.list_areas(),
     }
 
 

@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.base.errors import EngineError, suggest_nearest
@@ -31,7 +32,9 @@ from engine.kernels.machine.target import (
 class Platform:
     """Target of a trimmed build.
 
-    target: the CPU, for the kernels.
+    target: the CPU, for the kernels; of several, the one whose code runs on most.
+    better: CPUs with more instructions, the best first.  A library has the code of each that gains
+        by them, and chooses when a model is made.
     system: the operating system, a name of `_SYSTEMS`.
     zig: the value of ziglang's option `-target`, and options that follow it.
     cc: the commands of compilers that fit, the best first; words after the first are arguments.
@@ -50,6 +53,17 @@ class Platform:
     static: str = "lib{}.a"
     executable: str = "{}"
     pthread: bool = True
+    better: tuple[Target, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """All CPUs, the best first."""
+        return (*self.better, self.target)
+
+    @property
+    def cpus(self) -> str:
+        """LLVM's names of all CPUs, the best first."""
+        return ",".join(target.cpu for target in self.targets)
 
     @property
     def is_elf(self) -> bool:
@@ -152,7 +166,9 @@ _BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
 _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
-# name -> (triple, LLVM CPU, LLVM features or None for its set's, instruction set)
+_X86_64, _ARM64 = "cascadelake,x86-64-v4,x86-64-v3,x86-64-v2", "cortex-a76,generic"
+# name -> (triple, LLVM CPUs, LLVM features or None for its set's, instruction set)
+# Of several CPUs the best is first, and all run the code of the last.
 TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
     "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),
@@ -161,11 +177,12 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "raspberrypi5": (f"aarch64-{_LINUX}", "cortex-a76", "", "neon"),
     "raspberrypizero2": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
     "cortex-a55": (f"aarch64-{_LINUX}", "cortex-a55", "", "neon"),  # RK356x boards, phones
-    "aarch64": (f"aarch64-{_LINUX}", "generic", "+neon", "neon"),
+    "aarch64": (f"aarch64-{_LINUX}", _ARM64, "+neon", "neon"),
+    "x86-64": (f"x86_64-{_LINUX}", _X86_64, "", "sse"),
     "x86-64-v2": (f"x86_64-{_LINUX}", "x86-64-v2", "", "sse"),
     "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
     "x86-64-v4": (f"x86_64-{_LINUX}", "x86-64-v4", "", "avx512"),
-    "android-aarch64": ("aarch64-linux-android24", "generic", "+neon", "neon"),
+    "android-aarch64": ("aarch64-linux-android24", _ARM64, "+neon", "neon"),
     "android-x86_64": ("x86_64-linux-android24", "x86-64-v2", "", "sse"),
     "ios-arm64": ("arm64-apple-ios13.0", "apple-a9", "", "neon"),
     "ios-simulator": ("arm64-apple-ios14.0-simulator", "apple-m1", "", "neon"),
@@ -200,7 +217,9 @@ def resolve(
 
     name: a name of `names()`.
     triple: an LLVM triple, instead of a name other than `native`.
-    cpu, features: LLVM's name of the CPU and its features, instead of the name's.
+    cpu: LLVM's name of the CPU, or several names with commas, the best first, instead of the
+        target's own.
+    features: LLVM's features of all of them, instead of the target's own.
 
     Raises:
         EngineError: the name or the triple is not known, both are given, or the architecture has
@@ -210,23 +229,22 @@ def resolve(
         raise EngineError(f"target {name} and triple {triple} are two targets: give one of them")
     if triple:
         return _of_triple(triple, triple, cpu or "generic", features, "", is_checked=False)
+    is_known = not cpu and features is None
     if name == "native":
-        platform = native()
-    else:
-        row = TARGETS.get(ALIASES.get(name, name))
-        if row is None:
-            raise EngineError(
-                f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: "
-                f"{', '.join(names())}"
-            )
-        platform = _of_triple(name, *row)
-    target = platform.target
-    if cpu or features is not None:
-        new = target.features if features is None else features
-        target = replace(target, cpu=cpu or target.cpu, features=new)
-        _check_core(target)
-        target = _fit(target)
-    return replace(platform, target=target)
+        platform, target = native(), detect_host()
+        if is_known:
+            return platform
+        features = target.features if features is None else features
+        each = (cpu or target.cpu).split(",")
+        return _take_cpus(platform, [replace(target, cpu=name, features=features) for name in each])
+    row = TARGETS.get(ALIASES.get(name, name))
+    if row is None:
+        raise EngineError(
+            f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: "
+            f"{', '.join(names())}"
+        )
+    of_row = row[2] if features is None else features
+    return _of_triple(name, row[0], cpu or row[1], of_row, row[3], is_checked=is_known)
 
 
 # LLVM writes what it does not know to the standard error, and goes on without it.
@@ -286,11 +304,23 @@ def _of_triple(
         raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(sorted(BASELINES))}")
     instructions = instructions or BASELINES[arch]
     features = INSTRUCTION_SETS[instructions].features if features is None else features
-    made = make(triple, cpu, features, instructions)
-    system = _find_system(triple)
-    if not is_checked:
-        _check_core(made)  # LLVM ends the process where it compiles for a core that it lacks
-    return _of_system(name, _fit(made), *system)
+    made = [make(triple, each, features, instructions) for each in cpu.split(",")]
+    platform = _of_system(name, made[-1], *_find_system(triple))
+    return _take_cpus(platform, made, is_checked=is_checked)
+
+
+def _take_cpus(
+    platform: Platform, targets: Sequence[Target], *, is_checked: bool = False
+) -> Platform:
+    """Return a platform for these CPUs, the best first.
+
+    Raises:
+        EngineError: LLVM does not know a CPU or a feature; it is not asked if they `is_checked`.
+    """
+    for target in () if is_checked else targets:
+        _check_core(target)  # LLVM ends the process where it compiles for a core that it lacks
+    *better, last = map(_fit, targets)
+    return replace(platform, target=last, better=tuple(better))
 
 
 def _find_system(triple: str) -> tuple[str, str]:

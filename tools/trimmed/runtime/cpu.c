@@ -1,12 +1,12 @@
-/* The check that this CPU has the instructions that the kernels use, so that a library on another
- * CPU reports what is missing instead of crashing the program at its first step.  This source is
- * compiled for the oldest CPU of the architecture, so it runs on all of them.
+/* The choice of the best code that this CPU has the instructions for.  A library on a CPU that has
+ * them for none reports what is missing instead of crashing the program at its first step.  This
+ * source is compiled for the oldest CPU of the architecture, so it runs on all of them.
  *
- * NEEDS are rows of `struct need`, made by tools/trimmed/cpu.py; without rows there is no check.
- * On ARM, only Linux reports the instructions, so other systems and archives without a C library do
- * not check. */
+ * NEEDS is the number of features that tools/trimmed/cpu.py lists for all levels; without any there
+ * is no check.  On ARM, only Linux reports the instructions, so other systems and archives without
+ * a C library do not check, and have one level. */
 
-#if defined(NEEDS) \
+#if NEEDS \
     && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
 #define CHECKS_CPU 1
 #ifdef __x86_64__
@@ -15,18 +15,12 @@
 #include <sys/auxv.h>
 #endif
 
-struct need {
-    uint8_t word;
-    uint32_t mask; /* bits of the word that must all be set */
-    const char *name;
-};
-
 enum { CPU_WORDS = 7 };
 
 #ifdef __x86_64__
 /* Words: ECX of leaf 1; EBX, ECX, EDX of leaf 7; EAX of its subleaf 1; ECX of leaf 0x80000001; and
  * which registers the system saves. */
-static void read_cpu(uint32_t *answers)
+static void ask_features(uint32_t *answers)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (__get_cpuid(1, &a, &b, &c, &d))
@@ -45,39 +39,63 @@ static void read_cpu(uint32_t *answers)
 }
 #else
 /* Words: the two vectors in which the Linux kernel describes the CPU. */
-static void read_cpu(uint32_t *answers)
+static void ask_features(uint32_t *answers)
 {
     answers[0] = (uint32_t)getauxval(AT_HWCAP);
     answers[1] = (uint32_t)getauxval(AT_HWCAP2);
 }
 #endif
 
-/* Return an error code, and write to `message` what this CPU lacks. */
-static int check_cpu(char *message)
+/* Return 1 if this CPU, which gave the answers, lacks what a row asks for. */
+static int lacks(const uint32_t *answers, const struct need *need)
 {
-    static const struct need needs[] = {NEEDS};
+    return (answers[need->word] & need->mask) != need->mask;
+}
+
+/* Return the number of features of a level that this CPU lacks. */
+static size_t count_missing(const uint32_t *answers, const struct level *level)
+{
+    size_t missing = 0;
+    for (size_t i = 0; i < level->need_count; i++)
+        missing += lacks(answers, &level->needs[i]) != 0;
+    return missing;
+}
+
+/* Write the best level for this CPU to *chosen.  Return an error code, and write to `message` what
+ * this CPU lacks for the last one. */
+static int choose_level(const struct level **chosen, char *message)
+{
     uint32_t answers[CPU_WORDS];
     char why[MODEL_MESSAGE_BYTES];
     struct text t = {message ? message : why, MODEL_MESSAGE_BYTES, 0};
-    int missing = 0;
+    const struct level *level = levels;
+    const char *before = "this CPU lacks ";
     zero(answers, sizeof answers);
-    read_cpu(answers);
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        if ((answers[needs[i].word] & needs[i].mask) == needs[i].mask)
-            continue;
-        put_string(&t, missing++ ? ", " : "this CPU lacks ", 15);
-        put_string(&t, needs[i].name, 20);
-    }
-    if (!missing)
+    ask_features(answers);
+    while (level < levels + LEVELS - 1 && count_missing(answers, level))
+        level++;
+    *chosen = level;
+    if (!count_missing(answers, level))
         return MODEL_OK;
-    put_string(&t, ": the library was built for " CPU_NAME, 80);
+    for (size_t i = 0; i < level->need_count; i++) {
+        if (!lacks(answers, &level->needs[i]))
+            continue;
+        put_string(&t, before, 15);
+        put_string(&t, level->needs[i].name, 20);
+        before = ", ";
+    }
+    put_string(&t, ": the library was built for ", 28);
+    put_string(&t, level->cpu, 52);
     t.out[t.used] = 0;
     return MODEL_BAD_CPU;
 }
 #else
-static int check_cpu(char *message)
+_Static_assert(LEVELS == 1, "nothing tells which level this CPU can run");
+
+static int choose_level(const struct level **chosen, char *message)
 {
     (void)message;
+    *chosen = levels;
     return MODEL_OK;
 }
 #endif

@@ -205,6 +205,10 @@ class Module:
     def set_draws(self, draws: int) -> None:
         self._handle.call("set_draws", _L.convert_whole(draws, "draws"))
 
+    def get_cpu(self) -> str:
+        """Return the name of the CPU that the code which runs here was made for."""
+        return str(_C["cpu"](self._handle.pointer).decode())
+
     def input_names(self, side: int = 0) -> list[str]:
         phase = "train" if self.training else "eval"
         return [t["name"] for t in self._handle.phases[0][phase][side]]

@@ -8,26 +8,41 @@
 #define sync_file(file) fsync(fileno(file))
 #endif
 
-static void *aligned(void *block)
+enum { HUGE_PAGE = 1 << 21, HUGE_BYTES = 1 << 22 }; /* bytes; blocks that ask for huge pages */
+
+/* Return what the address of a block of memory is a multiple of. */
+static size_t alignment_of(size_t size)
 {
-    return (void *)(((uintptr_t)block + 63) / 64 * 64);
+#ifdef MADV_HUGEPAGE
+    return size < HUGE_BYTES ? 64 : HUGE_PAGE;
+#else
+    (void)size;
+    return 64;
+#endif
 }
 
-enum { HUGE_BYTES = 1 << 22 }; /* from this size on, as in numpy */
+/* Return where the `size` bytes begin in a block that `take` made for them. */
+static void *aligned(void *block, size_t size)
+{
+    uintptr_t to = alignment_of(size);
+    return (void *)(((uintptr_t)block + to - 1) / to * to);
+}
 
 /* Allocate a block with room for alignment; return NULL, with a message, if that fails.
  *
  * A large block requests huge pages where the system has them: a step walks over all of its memory,
- * and with small pages MobileNetV2 took a tenth longer. */
+ * and with small pages MobileNetV2 took a tenth longer.  It begins at a huge page, or chance would
+ * decide how much of it is in huge pages.  After the last whole one there are small pages, so that
+ * it takes no more memory than it has bytes. */
 static void *take(size_t size, char *message)
 {
-    void *block = size <= SIZE_MAX - 64 ? malloc(size + 64) : NULL;
+    size_t room = alignment_of(size);
+    void *block = size <= SIZE_MAX - room ? malloc(size + room) : NULL;
     if (!block)
         report(message, "the system has no memory of %d bytes", (int64_t)size);
 #ifdef MADV_HUGEPAGE
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = ((uintptr_t)block + page - 1) / page * page;
-    if (block && size >= HUGE_BYTES && madvise((void *)first, size + 64 - page, MADV_HUGEPAGE)) {
+    size_t whole = size / HUGE_PAGE * HUGE_PAGE;
+    if (block && room == HUGE_PAGE && madvise(aligned(block, size), whole, MADV_HUGEPAGE)) {
         /* this system has only small pages */
     }
 #endif
@@ -112,16 +127,18 @@ static void put_path(char *message, const char *path)
     t.out[t.used] = 0;
 }
 
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
 int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message)
 {
-    int code = begin(out, checkpoint, bytes, message);
+    const struct level *level;
+    int code = begin(out, &level, checkpoint, bytes, message);
     if (code)
         return code;
-    void *block = take(MODEL_MEMORY_BYTES, message);
+    void *block = take(level->memory, message);
     if (!block)
         return MODEL_NO_MEMORY;
-    code = model_create_in(out, aligned(block), MODEL_MEMORY_BYTES, checkpoint, bytes, message);
+    code = model_create_in(out, aligned(block, level->memory), level->memory, checkpoint, bytes,
+                           message);
     if (code)
         free(block);
     else
@@ -133,7 +150,8 @@ int model_create(model **out, const char *path, char *message)
 {
     uint8_t *data = NULL;
     size_t bytes;
-    int code = begin(out, NULL, 0, message);
+    const struct level *level;
+    int code = begin(out, &level, NULL, 0, message);
     if (!code)
         code = read_all(path, &data, &bytes, message);
     if (!code)
@@ -148,7 +166,8 @@ int model_create_from_plan(model **out, const void *plan, size_t plan_bytes, con
                            size_t bytes, char *message)
 {
     size_t size = 0;
-    int code = begin(out, checkpoint, bytes, message);
+    const struct level *level;
+    int code = begin(out, &level, checkpoint, bytes, message);
     if (!code)
         code = model_plan_memory(plan, plan_bytes, &size, message);
     if (code)
@@ -156,7 +175,8 @@ int model_create_from_plan(model **out, const void *plan, size_t plan_bytes, con
     void *block = take(size, message);
     if (!block)
         return MODEL_NO_MEMORY;
-    code = model_create_in(out, aligned(block), size, plan, plan_bytes, checkpoint, bytes, message);
+    code = model_create_in(out, aligned(block, size), size, plan, plan_bytes, checkpoint, bytes,
+                           message);
     if (code)
         free(block);
     else
@@ -168,7 +188,8 @@ int model_create(model **out, const char *plan, const char *path, char *message)
 {
     uint8_t *plan_data = NULL, *data = NULL;
     size_t plan_bytes, bytes;
-    int code = begin(out, NULL, 0, message);
+    const struct level *level;
+    int code = begin(out, &level, NULL, 0, message);
     if (!code && !plan) {
         report(message, "plan is NULL: it must be the path of a plan file");
         code = MODEL_BAD_INPUT;
@@ -317,7 +338,7 @@ int model_export_model(model *m, const char *path)
 void model_worker(model *m, int tid)
 {
     if (m && tid > 0 && tid < MODEL_THREADS)
-        kernel_table[LAUNCH + 1](m->words, tid, MODEL_THREADS);
+        level_of(m)->runners[1](m->words, tid, MODEL_THREADS);
 }
 
 #endif

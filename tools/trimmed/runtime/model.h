@@ -82,6 +82,10 @@ typedef struct @name@_tensor {
 /* Return the digest of this library; files that belong together have the same one. */
 @NAME@_API const char *@name@_build(void);
 
+/* Return the name of the CPU, or level of CPUs, for which the code that this model runs was made:
+ * the best in the library for this CPU. */
+@NAME@_API const char *@name@_cpu(const @name@ *m);
+
 #if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1
 /* Run thread `tid`, from 1 to @NAME@_THREADS - 1: after creation, call this in a thread of your
  * own for each `tid`.  It returns after @name@_destroy.  Without these threads no step ends. */

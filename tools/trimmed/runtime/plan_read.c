@@ -20,7 +20,7 @@ enum { MOST_ROWS = 1 << 24 };
 _Static_assert(sizeof(struct parameter) <= PARAMETER_ROOM, "PARAMETER_ROOM is too small");
 _Static_assert(sizeof(struct port) <= PORT_ROOM, "PORT_ROOM is too small");
 _Static_assert(sizeof(struct plan) <= PLAN_ROOM, "PLAN_ROOM is too small");
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
 _Static_assert(MODEL_MEMORY_BYTES <= LARGEST, "the model takes more memory than the target has");
 #endif
 
@@ -35,6 +35,7 @@ struct tables {
     struct column columns[COLUMNS];
     const uint8_t *constants;
     size_t constant_bytes;
+    const kernel *kernels; /* of the library */
     const char *bad; /* the problem, or NULL; if `op` is set, the symbol of a missing kernel */
     const char *op;  /* the op that the missing kernel was made for, or NULL */
 };
@@ -48,7 +49,7 @@ struct sizes {
  * and trusted together with its code, so a build has no code to check them. */
 static const char *problem(const struct tables *t)
 {
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
     (void)t;
     return NULL;
 #else
@@ -58,7 +59,7 @@ static const char *problem(const struct tables *t)
 
 static void reject(struct tables *t, const char *what)
 {
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
     (void)t;
     (void)what;
 #else
@@ -126,7 +127,7 @@ static void find_columns(struct tables *t, const uint8_t *data, size_t size)
     }
 }
 
-#ifndef OWN_PLANS_BYTES
+#ifndef OWN_PLANS
 /* Return 1 if the numbers of a column obey its rule, given the rows of the table they refer to. */
 static int is_good_column(const struct tables *t, int column)
 {
@@ -165,16 +166,18 @@ static void check_rows(struct tables *t)
 }
 #endif
 
-static void open_tables(struct tables *t, const uint8_t *data, size_t size, size_t constants)
+static void open_tables(struct tables *t, const struct level *level, const uint8_t *data,
+                        size_t size, const uint8_t *constants, size_t constant_bytes)
 {
     zero(t, sizeof *t);
     find_columns(t, data, size);
-#ifndef OWN_PLANS_BYTES
+#ifndef OWN_PLANS
     if (!problem(t))
         check_rows(t);
 #endif
-    t->constants = data + size;
-    t->constant_bytes = constants;
+    t->kernels = level->kernels;
+    t->constants = constants;
+    t->constant_bytes = constant_bytes;
 }
 
 static size_t item_bytes(int dtype)
@@ -289,6 +292,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     zero(&a, sizeof a);
     if (problem(t))
         return a;
+#ifndef OWN_PLANS
     const char *kernels = text(t, C_HEAD_KERNEL_SET, 0), *target = text(t, C_HEAD_TARGET, 0);
     if (compare(kernels, length(kernels), KERNELS, sizeof KERNELS - 1))
         reject(t, "it was made for other versions of the kernels");
@@ -296,6 +300,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
         reject(t, "it was made for another target than " TARGET);
     if (cell(t, C_HEAD_THREAD_COUNT, 0) != MODEL_THREADS)
         reject(t, "it was made for another number of threads");
+#endif
     d->build = text(t, C_MODEL_BUILD, 0);
     if (t->rows[T_STATE] > MOST_STATES)
         reject(t, "an optimizer has too many states");
@@ -361,7 +366,7 @@ static void read_shape(struct tables *t, model_tensor *out, const char *name, ui
 /* Find each kernel that the plans name in the table of this library. */
 static void read_kernels(struct tables *t, uint32_t *out)
 {
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
     (void)t;
     (void)out; /* the plans already contain these numbers */
 #else
@@ -487,7 +492,7 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
         size_t row = done->steps++, call = (size_t)cell(t, C_STEP_CALL, row);
         size_t number = (size_t)cell(t, C_CALL_KERNEL, call);
         number = t->rows[T_KERNEL] ? kernels[number] : number;
-        step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[number];
+        step[STEP_KERNEL] = (int64_t)(uintptr_t)t->kernels[number];
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
         step[STEP_BARRIER] = cell(t, C_STEP_BARRIER, row) != 0;
         step[STEP_ALONE] = cell(t, C_STEP_ALONE, row) != 0;

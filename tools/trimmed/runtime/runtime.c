@@ -10,6 +10,7 @@ struct property {
 };
 
 struct model {
+    const struct level *level; /* whose code it runs */
     uint8_t *memory;
     void *allocation; /* to free at the end; NULL: the memory is the caller's */
     int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
@@ -26,10 +27,16 @@ struct model {
     _Alignas(64) int64_t words[CONTEXT_WORDS];
 };
 
-enum { HANDLE_BYTES = 2048 + 64 * MODEL_THREADS };
+enum { HANDLE_BYTES = 1408 + 64 * MODEL_THREADS };
 _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small");
 
 static int read_checkpoint(model *m, const void *data, size_t size);
+
+/* Return the level whose code a model runs; of one level, compilers then know all about it. */
+static const struct level *level_of(const model *m)
+{
+    return LEVELS > 1 ? m->level : levels;
+}
 
 #define NO_RATE "is NaN, negative or infinite"
 
@@ -116,7 +123,7 @@ static int run(model *m, const struct plan *plan)
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
-    kernel_table[LAUNCH](m->words, 0, plan->runners);
+    level_of(m)->runners[0](m->words, 0, plan->runners);
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
     if (!kind) {
         m->draws += plan->noise != 0;
@@ -165,8 +172,10 @@ static int check_memory(const void *memory, size_t size, size_t needed, char *me
     return MODEL_NO_MEMORY;
 }
 
-/* Check the arguments that all functions to create a model share, and set *out to NULL. */
-static int begin(model **out, const void *checkpoint, size_t bytes, char *message)
+/* Check the arguments that all functions to create a model share, set *out to NULL, and choose the
+ * code that the model will run. */
+static int begin(model **out, const struct level **level, const void *checkpoint, size_t bytes,
+                 char *message)
 {
     report(message, "");
     if (!out) {
@@ -179,13 +188,14 @@ static int begin(model **out, const void *checkpoint, size_t bytes, char *messag
                (int64_t)bytes);
         return MODEL_BAD_INPUT;
     }
-    return check_cpu(message);
+    return choose_level(level, message);
 }
 
-/* Make a model in `memory` from the plans in the tables.  The first `used` bytes of the memory are
- * already taken. */
-static int make_model(model **out, uint8_t *memory, size_t size, size_t used, struct tables *t,
-                      const void *checkpoint, size_t checkpoint_bytes, char *message)
+/* Make a model that runs the code of a level, in `memory`, from the plans in the tables.  The first
+ * `used` bytes of the memory are already taken. */
+static int make_model(model **out, const struct level *level, uint8_t *memory, size_t size,
+                      size_t used, struct tables *t, const void *checkpoint,
+                      size_t checkpoint_bytes, char *message)
 {
     struct sizes n;
     struct design d;
@@ -202,6 +212,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     read_plans(t, &d, &n, &a, memory);
     if (problem(t))
         return bad_plan(t, message);
+    m->level = level;
     m->memory = memory;
     copy(&m->d, &d, sizeof d);
     m->rate = m->initial_rate = 0.001f;
@@ -210,7 +221,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     zero(d.seen, (size_t)d.parameter_count);
     fill_states(m);
     code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
-    if (!code && (code = start_team(&m->team, m->words)))
+    if (!code && (code = start_team(&m->team, m->words, level_of(m)->runners)))
         fail(m, code, "the system gave fewer than %d threads", (int64_t)MODEL_THREADS);
     if (code)
         report(message, "%s", m->message);
@@ -219,16 +230,18 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     return code;
 }
 
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
 int model_create_in(model **out, void *memory, size_t size, const void *checkpoint, size_t bytes,
                     char *message)
 {
-    int code = begin(out, checkpoint, bytes, message);
+    const struct level *level;
+    int code = begin(out, &level, checkpoint, bytes, message);
     if (code)
         return code;
     struct tables t;
-    open_tables(&t, own_plans, OWN_PLANS_BYTES, OWN_CONSTANT_BYTES);
-    return make_model(out, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
+    open_tables(&t, level, level->tables, level->table_bytes, level->constants,
+                level->constant_bytes);
+    return make_model(out, level, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
 }
 #else
 /* Check the head of a plan file.  On success *size is the size of the head and the tables, and
@@ -269,7 +282,7 @@ static int measure(const void *plan, size_t tables, size_t constants, size_t *si
     struct sizes n;
     struct design d;
     struct tables t;
-    open_tables(&t, plan, tables, constants);
+    open_tables(&t, levels, plan, tables, (const uint8_t *)plan + tables, constants);
     zero(&d, sizeof d);
     lay_out(&t, &d, &n, HANDLE_BYTES + ALIGNED(tables + constants));
     if (problem(&t))
@@ -294,7 +307,8 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
                     const void *checkpoint, size_t bytes, char *message)
 {
     size_t tables, constants, needed;
-    int code = begin(out, checkpoint, bytes, message);
+    const struct level *level;
+    int code = begin(out, &level, checkpoint, bytes, message);
     if (!code)
         code = check_head(plan, plan_bytes, &tables, &constants, message);
     if (!code)
@@ -307,9 +321,9 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
     uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* plans point to names and constants there */
     copy(mine, plan, kept);
     struct tables t;
-    open_tables(&t, mine, tables, constants);
-    return make_model(out, memory, size, HANDLE_BYTES + ALIGNED(kept), &t, checkpoint, bytes,
-                      message);
+    open_tables(&t, level, mine, tables, mine + tables, constants);
+    return make_model(out, level, memory, size, HANDLE_BYTES + ALIGNED(kept), &t, checkpoint,
+                      bytes, message);
 }
 #endif
 
@@ -331,6 +345,11 @@ const char *model_message(const model *m)
 const char *model_build(void)
 {
     return BUILD;
+}
+
+const char *model_cpu(const model *m)
+{
+    return m ? level_of(m)->cpu : "";
 }
 
 /* --- inputs and outputs */
@@ -461,7 +480,7 @@ static int count_update(model *m, const struct plan *plan)
 }
 
 /* A build whose model has no running statistics has no code to copy them. */
-#ifdef OWN_PLANS_BYTES
+#ifdef OWN_PLANS
 #define HAS_STATISTICS (MODEL_TRAINS && MODEL_KEPT_BYTES > 0)
 #else
 #define HAS_STATISTICS 1

@@ -164,7 +164,8 @@ int main(int argc, char **argv)
                recorded_square_sum);
         bad++;
     }
+    printf("%s: created in %.3f ms, with code for %s\n", bad ? "FAILED" : "passed", start,
+           model_cpu(m));
     model_destroy(m);
-    printf("%s: created in %.3f ms\n", bad ? "FAILED" : "passed", start);
     return bad != 0;
 }

@@ -3,9 +3,31 @@
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
 #define HIDDEN __attribute__((visibility("hidden")))
-extern const kernel kernel_table[] HIDDEN; /* kernels of all plans, then those that run plans */
-#ifdef OWN_PLANS_BYTES
-extern const uint8_t own_plans[] HIDDEN; /* the plans of this build */
+
+/* A feature of CPUs that code uses; cpu.c explains it. */
+struct need {
+    uint8_t word;
+    uint32_t mask; /* bits of the word that must all be set */
+    const char *name;
+};
+
+/* The code of this library for a CPU, and for every CPU that has the features in `needs`. */
+struct level {
+    const char *cpu;
+    const struct need *needs;
+    size_t need_count;
+    const kernel *kernels; /* of all plans */
+    const kernel *runners; /* the kernel that runs plans, then the one for other threads */
+#ifdef OWN_PLANS
+    const uint8_t *tables, *constants; /* the plans of this build */
+    size_t table_bytes, constant_bytes;
+    size_t memory; /* bytes of a model */
+#endif
+};
+
+/*@levels@*/
+
+#ifdef OWN_PLANS
 #ifdef GRAPH_BYTES
 extern const uint8_t own_graph[] HIDDEN; /* the inference model without the parameters */
 #endif

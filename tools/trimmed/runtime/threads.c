@@ -21,6 +21,7 @@ typedef pthread_cond_t condition;
 struct member {
     int64_t *words;
     int64_t tid;
+    kernel worker;
 };
 
 struct team {
@@ -67,7 +68,7 @@ static void *live(void *argument)
 #endif
 {
     struct member *me = argument;
-    kernel_table[LAUNCH + 1](me->words, me->tid, MODEL_THREADS);
+    me->worker(me->words, me->tid, MODEL_THREADS);
     return 0;
 }
 
@@ -100,11 +101,12 @@ static void stop_team(struct team *t, int64_t *words)
 #endif
 }
 
-static int start_team(struct team *t, int64_t *words)
+static int start_team(struct team *t, int64_t *words, const kernel *runners)
 {
     for (int i = 0; i < MODEL_THREADS - 1; i++) {
         t->members[i].words = words;
         t->members[i].tid = i + 1;
+        t->members[i].worker = runners[1];
 #ifdef _WIN32
         t->threads[i] = CreateThread(NULL, 0, live, &t->members[i], 0, NULL);
         int made = t->threads[i] != NULL;
@@ -142,10 +144,11 @@ static void team_words(struct team *t, int64_t *words)
 #endif
 }
 
-static int start_team(struct team *t, int64_t *words)
+static int start_team(struct team *t, int64_t *words, const kernel *runners)
 {
     (void)t;
     (void)words;
+    (void)runners;
     return MODEL_OK;
 }
 
