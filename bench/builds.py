@@ -249,12 +249,14 @@ def _digest(chosen: Sequence[str]) -> str:
 PAGE = """\
 # The matrix of builds
 
-Made by `make builds` of commit {commit}, on {arch} with vectors of
-{vector} bytes. Each cell is a library that ziglang linked: its size; the seconds for planning,
-compiling kernels that were not cached, linking and training, on a machine shared with others; and
-how the losses of {steps} steps of a program that uses the library differ from the engine's on this
-machine: `equal` to the last bit, or the largest relative difference; more than {tolerance:.0e} is
-an error.
+Made by `make builds` of commit {commit} ({date}), on {arch} with vectors of {vector} bytes. A run
+takes hours, so later versions may lack a row here, and their libraries are smaller;
+[Trimmed builds](trimmed-builds.md) has sizes of this version.
+
+Each cell is a library that ziglang linked: its size; the seconds for planning, compiling kernels
+that were not cached, linking and training, on a machine shared with others; and how the losses of
+{steps} steps of a program that uses the library differ from the engine's on this machine: `equal`
+to the last bit, or the largest relative difference; more than {tolerance:.0e} is an error.
 
 Linux on ARM and RISC-V runs under qemu's user mode, Windows under Wine, WebAssembly in Node.js;
 code for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
@@ -272,9 +274,12 @@ Models: {models}.
 def make_page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]) -> str:
     """Return the document for these cells, by their keys."""
     keys = [make_key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
-    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h %as"]
+    said = subprocess.run(git, check=True, capture_output=True, text=True).stdout
+    commit, date = said.split()
     head = PAGE.format(
-        commit=subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip(),
+        commit=commit,
+        date=date,
         arch=detect_host().arch,
         vector=detect_host().vector,
         steps=STEPS,
