@@ -7,9 +7,11 @@ and batch sizes, the file made here holds the sizes of memory, the parameters an
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,19 @@ from engine.base.errors import DTypeError
 from engine.kernels.binaries.fingerprint import digest_package
 from engine.kernels.machine.target import Target
 from engine.plan.context import STEP, count_tile_words
-from engine.plan.plan import ALIGN, COUNT, DONE, FAULT, NOISE, RATE, REGIONS, Plan, Port, align
+from engine.plan.plan import (
+    ALIGN,
+    COUNT,
+    DONE,
+    FAULT,
+    NOISE,
+    RATE,
+    REGIONS,
+    Plan,
+    PlanStep,
+    Port,
+    align,
+)
 from engine.plan.plan_file import Writer
 from engine.plan.states import FORMS
 from engine.runtime.program import list_moves
@@ -57,7 +71,7 @@ def handle_bytes(threads: int) -> int:
     """Return the bytes kept for `struct model`; an assertion in runtime.c checks that they
     suffice.
     """
-    return 2048 + 64 * threads
+    return 1408 + 64 * threads
 
 
 def count_property_bytes(target: Target) -> int:
@@ -86,7 +100,8 @@ class Bundle:
 
         build: the digest that identifies the build.
         numbers: for plans that are part of a library, the number of each kernel in the library's
-            table, by symbol.  None: the plans name their kernels, and a library looks them up.
+            table, by symbol; plans then lack the words that its code has as constants.  None: the
+            plans name their kernels, and a library looks them up.
         """
         self.planned, self.target, self.threads = planned, target, threads
         self.entries = [planned.plans.get("optimizer")]
@@ -96,6 +111,8 @@ class Bundle:
         self.moved = self._find_moved_parameters()
         self._out = Writer(digest_kernels(), describe_target(target), threads, stripped=True)
         self._numbers = self._write_kernels() if numbers is None else numbers
+        self._calls = planned.find_calls() if numbers is not None else {}
+        self._steps = list[PlanStep]()
         for index, plan in enumerate(self.entries):
             self._plan(index, plan)
         self._add_parameters()
@@ -187,7 +204,7 @@ class Bundle:
 
         file: whether the plans come from a file, which the model copies.
         """
-        rows, steps = self._out.count_rows, [s for p in self.entries if p for s in p.steps]
+        rows, steps = self._out.count_rows, self._steps
         n = len(self.planned.parameters)
         words = sum(STEP.size + len(s.args) + len(s.consts) for s in steps)
         words += sum(
@@ -239,7 +256,8 @@ class Bundle:
         out, columns = self._out, {"steps": 0}
         if plan is not None:
             rows = self._add_buffers(plan)
-            for step in plan.steps:
+            for step in map(self._drop_known, plan.steps):
+                self._steps.append(step)
                 buffers = [0 if a.buffer < 0 else 1 + rows[a.buffer] for a in step.args]
                 out.add_step(step, self._numbers[step.kernel], buffers)
             ports = self._list_ports(index, plan)
@@ -258,6 +276,16 @@ class Bundle:
                 columns["done"] = 1 + plan.buffers[flag.buffer].offset
             columns |= {"steps": len(plan.steps), "ports": len(ports), "inputs": inputs}
         out.add("plan", **columns)
+
+    def _drop_known(self, step: PlanStep) -> PlanStep:
+        """Return a step without the words that its kernel has as constants."""
+        if step.kernel not in self._calls:
+            return step
+        calls, first = self._calls[step.kernel], len(step.args)
+        passed = [calls.is_passed(i) for i in range(first + len(step.consts))]
+        args = tuple(itertools.compress(step.args, passed[:first]))
+        consts = tuple(itertools.compress(step.consts, passed[first:]))
+        return replace(step, args=args, consts=consts)
 
     def _add_buffers(self, plan: Plan) -> list[int]:
         """Append the buffers of a plan; returns the row of each in the file's table.
