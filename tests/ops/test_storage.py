@@ -23,6 +23,7 @@ from engine.kernels.ops.attention.backward import attention_grad
 from engine.kernels.ops.attention.forward import attention
 from engine.kernels.ops.conv import convolution, weight_gradient
 from engine.kernels.ops.conv.convolution import conv
+from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, wrap
@@ -39,7 +40,7 @@ def gradients(case: Case) -> Iterator[Alone]:
         op = list_ops()[node.domain, node.op]
         if op.gradient_of and op.storage and op.lower:
             given = graph.copy()
-            made = [o for n in given.nodes for o in n.outputs]
+            made = [o for n in given.nodes for o in n.outputs if o]
             given.outputs = [n for n in node.inputs if n in made]
             read = {**one.inputs, **run(given, one.inputs)}
             inputs = {n: a for n, a in read.items() if n in node.inputs}
@@ -151,7 +152,10 @@ def without_products() -> Target:
 def check_halves(
     one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch, half: Precision = "bf16"
 ) -> None:
-    """Check that inputs and outputs are rounded, and nothing between them."""
+    """Check that inputs and outputs are rounded, and nothing between them.
+
+    A walk over time also keeps in halves what other kernels make of the gates before and after it.
+    """
     graph = wrap(one.graph)
     monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
     halves = stored(graph)
@@ -162,11 +166,14 @@ def check_halves(
     seen = {n: -round_to_half(a, half) if n in cut else a for n, a in one.inputs.items()}
     seen = {n: a if n in cut or f"{n}_in" not in graph.inputs else -a for n, a in seen.items()}
     expected = run(one.graph, seen, threads=2)
+    calls = list_ops()[one.node.domain, one.node.op].calls or ()
+    keeps = lstm in calls or lstm_grad in calls
     for name in one.outputs:
         want = -expected[name]
         near = EPSILON[half] if name in halves else 2.0**-20
         most = np.abs(want[np.isfinite(want)]).max(initial=1)
-        np.testing.assert_allclose(made[f"{name}_out"], want, rtol=near, atol=4e-6 * most)
+        apart = 4 * EPSILON[half] if keeps else 4e-6
+        np.testing.assert_allclose(made[f"{name}_out"], want, rtol=near, atol=apart * most)
 
 
 @pytest.mark.parametrize("half", EPSILON)

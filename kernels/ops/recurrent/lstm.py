@@ -15,18 +15,23 @@ from engine.kernels.ops.recurrent.recurrence import (
     WALK,
     WALK_WORDS,
     WalkReach,
+    chooser,
     count_products,
     dy_at,
     fill,
     is_first,
     longest,
+    mover,
     padded,
     part,
+    place,
     product,
+    reader,
     row_at,
     state_at,
     time_at,
     time_before,
+    writer,
     y_at,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -45,19 +50,37 @@ from engine.kernels.vocabulary.kernel import (
 _PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"
 
 
+def count_scratch(kind: str, batch: int, hidden: int, *stored: str) -> int:
+    """Return the elements of scratch memory of a thread of a walk.
+
+    kind: "lstm" or "lstm_grad".  stored: the types of 16 bits of its operands; "" for T.
+    """
+    if not any(stored):
+        return 0
+    return (4 * batch + (7 if kind == "lstm_grad" else 0)) * hidden
+
+
+def _count_call_scratch(c: KernelCall, kind: str, first: int) -> int:
+    """Return the reach into the scratch memory of a walk; first: its first parameter of a type."""
+    each = count_scratch(kind, int(c.batch), int(c.hidden), *map(str, c.params[first:]))
+    return c.scratch(each, each) if c.first < c.last else 0
+
+
 def _lstm_reach(call: KernelCall) -> Reach:
     w = WalkReach(call)
     return {
         "gates": 4 * w.rows, "h0": w.states, "c0": w.states, "y": w.y if call.has_y else 0,
         "h": w.states, "c": w.states, "cells": w.rows if call.has_cells else 0,
+        "work": _count_call_scratch(call, "lstm", 6),
     }  # fmt: skip
 
 
 @kernel(
     f"""
-    gates: update T[...]   panels: T[last, hidden, up(4 * hidden, tile_columns)] if first < last
+    gates: update G[...]   panels: T[last, hidden, up(4 * hidden, tile_columns)] if first < last
     {LENS}   h0, c0: T[...]   {_PEEPHOLES}
-    y, h, c, cells: out T[...]   has_y, has_cells: i64   {WALK}
+    y: out Y[...]   h, c: out T[...]   cells: out C[...]   work: scratch T[...]
+    has_y, has_cells: i64   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_lstm_reach,
@@ -66,15 +89,30 @@ def _lstm_reach(call: KernelCall) -> Reach:
     g=(TANH,),
     h=(TANH,),
 )
-def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Body:
+def lstm(
+    target: Target,
+    T: str,
+    f: str,
+    g: str,
+    h: str,
+    peephole: int,
+    couple: int,
+    G: str = "",
+    C: str = "",
+    Y: str = "",
+) -> Body:
     """Run all time steps of an LSTM.
 
     gates: by rows, on entry the products of X, then i, o, f, c, and 0 after a row's length; panels:
-    R^T; h, c: the states, from h0, c0 to the last; y, cells: all h and c, or none.
+    R^T; h, c: the states, from h0, c0 to the last; y, cells: all h and c, or none.  G, C, Y: how
+    gates, cells and y are stored, T if empty; the states that steps pass on are of T.
     """
+    G, C, Y = G or T, C or T, Y or T
     run = cells_.lstm(T, f, g, h, peephole, couple)
     times, wide = product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    step, widen, write = place(T, G), reader(T, G), writer(T, G)
+    keep_y, keep_cells, start = mover(Y, T), mover(C, T), fill(T)
+    zero, zero_y, zero_cells = (Native("zero", (kind,)) for kind in (G, Y, C))
 
     @inline
     def cell(a, c, p, h, n):
@@ -83,8 +121,11 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
         po, pf = off(p, n), off(p, 2 * n)  # ignored where there are no peepholes
         run(i=a, o=o, f=f, c=u, s=c, pi=p, po=po, pf=pf, y=h, length=n)
 
-    def body(gates, panels, lens, h0, c0, p, y, h, c, cells, has_y, has_cells, g, tid, nthreads):
+    def body(
+        gates, panels, lens, h0, c0, p, y, h, c, cells, work, has_y, has_cells, g, tid, nthreads
+    ):
         n = g.hidden
+        mine = off(work, tid * g.batch * 4 * n)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             # h and c are walked in place: after the last step they are the outputs.
@@ -93,27 +134,30 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(4 * n) * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
+                now, ldc = step(gates, g, d, t, r0, 4 * n, mine)
                 # Beyond the longest row of this thread the product would be of padding.
                 if t < last:
-                    a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 4 * n)
-                    ldc = g.row_b * 4 * n
-                    times(a, g.state_b * n, b_at, to, ldc, b_at, r1 - r0, 4 * n, n, g, ACCUMULATE)
+                    for b in range(r0, r1):
+                        widen(gates, row_at(g, d, t, b) * 4 * n, off(now, (b - r0) * ldc), 4 * n)
+                    a = off(h, state_at(g, d, r0) * n)
+                    times(a, g.state_b * n, b_at, now, ldc, b_at, r1 - r0, 4 * n, n, g, ACCUMULATE)
                 # The products of all rows at once above; the cells row by row.
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
-                    gate, into = off(gates, i * 4 * n), off(y, y_at(g, d, t, b) * n)
+                    gate, into = off(now, (b - r0) * ldc), off(y, y_at(g, d, t, b) * n)
                     if t < lens[b]:
                         cell(gate, off(c, at), off(p, d * 3 * n), off(h, at), n)
+                        write(gates, i * 4 * n, gate, 4 * n)
                         if has_y != 0:
-                            copy(into, off(h, at), n)
+                            keep_y(into, off(h, at), n)
                         if has_cells != 0:
-                            copy(off(cells, i * n), off(c, at), n)
+                            keep_cells(off(cells, i * n), off(c, at), n)
                     else:
-                        zero(gate, 4 * n)
+                        zero(off(gates, i * 4 * n), 4 * n)
                         if has_y != 0:
-                            zero(into, n)
+                            zero_y(into, n)
                         if has_cells != 0:
-                            zero(off(cells, i * n), n)
+                            zero_cells(off(cells, i * n), n)
 
     return body
 
@@ -156,14 +200,17 @@ def _lstm_grad_reach(c: KernelCall) -> Reach:
         "gates": 4 * w.rows, "cells": w.rows, "y": w.y, "h0": w.states, "c0": w.states,
         "dy": w.dy, "dhn": w.states, "dcn": w.states, "dgates": 4 * w.rows, "past": w.rows,
         "dh": w.states, "dc": w.states, "dp": 3 * w.states if has_peepholes else 0,
+        "work": _count_call_scratch(c, "lstm_grad", 7),
     }  # fmt: skip
 
 
 @kernel(
     f"""
-    gates, cells, y: T[...]   panels: T[last, 4 * hidden, up(hidden, tile_columns)] if first < last
-    {LENS}   h0, c0: T[...]   {_PEEPHOLES}   dy, dhn, dcn: T[...]
-    dgates: out T[...] may alias gates   past, dh, dc, dp: out T[...]   {WALK}
+    gates: G[...]   cells: C[...]   y: Y[...]
+    panels: T[last, 4 * hidden, up(hidden, tile_columns)] if first < last
+    {LENS}   h0, c0: T[...]   {_PEEPHOLES}   dy: D[...]   dhn, dcn: T[...]
+    dgates: out G[...] may alias gates   past: out G[...]   dh, dc, dp: out T[...]
+    work: scratch T[...]   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_lstm_grad_reach,
@@ -182,15 +229,24 @@ def lstm_grad(
     slope_h: str,
     peephole: int,
     couple: int,
+    G: str = "",
+    C: str = "",
+    Y: str = "",
+    D: str = "",
 ) -> Body:
     """The adjoint of `lstm`, from dy, dhn and dcn.
 
     gates, cells, y: as it left them; panels: R; past: the h before every row; dh, dc: gradients of
-    h0, c0; dp: the gradient of p for each state.
+    h0, c0; dp: the gradient of p for each state.  G, C, Y, D: how gates, dgates and past, cells, y
+    and dy are stored, T if empty; gradients that steps pass on are of T.
     """
+    G, C, Y, D = G or T, C or T, Y or T, D or T
     cell = _adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
     times, wide = product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    step, write, start = place(T, G), writer(T, G), fill(T)
+    gates_of, cells_of, dy_of, before = reader(T, G), reader(T, C), reader(T, D), chooser(T, C)
+    from_state, from_y = mover(G, T), mover(G, Y)
+    zero, zero_kept = Native("zero", (T,)), Native("zero", (G,))
 
     def body(
         gates,
@@ -209,11 +265,19 @@ def lstm_grad(
         dh,
         dc,
         dp,
+        work,
         g,
         tid,
         nthreads,
     ):
         n = g.hidden
+        # Scratch of what is not stored as T: the gates' gradients of all rows of a step; of a row
+        # its gates, its cell state, the one before, and dy.
+        mine = off(work, tid * (4 * g.batch + 7) * n)
+        gate_row = off(mine, 4 * g.batch * n)
+        cell_row = off(gate_row, 4 * n)
+        old_row = off(cell_row, n)
+        dy_row = off(old_row, n)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             # Forward walked from the first step to the last; so backward starts with the gradients
@@ -226,40 +290,41 @@ def lstm_grad(
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * 4 * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
+                now, lda = step(dgates, g, d, t, r0, 4 * n, mine)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
+                    da = off(now, (b - r0) * lda)
                     if t < lens[b]:
                         # The states before the step: of the step before, or the given ones at a
                         # row's first step.
                         e, first = time_before(g, d, t), is_first(g, d, t, lens[b])
-                        old = pick(first, off(c0, at), off(cells, row_at(g, d, e, b) * n))
-                        copy(
-                            off(past, i * n),
-                            pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n)),
-                            n,
-                        )
+                        if first != 0:
+                            from_state(off(past, i * n), off(h0, at), n)
+                        else:
+                            from_y(off(past, i * n), off(y, y_at(g, d, e, b) * n), n)
                         cell(
-                            off(gates, i * 4 * n),
-                            off(cells, i * n),
-                            old,
-                            off(dy, dy_at(g, d, t, b) * n),
+                            gates_of(gates, i * 4 * n, gate_row, 4 * n),
+                            cells_of(cells, i * n, cell_row, n),
+                            before(first, c0, at, cells, row_at(g, d, e, b) * n, old_row, n),
+                            dy_of(dy, dy_at(g, d, t, b) * n, dy_row, n),
                             off(dh, at),
                             off(dc, at),
                             off(p, d * 3 * n),
-                            off(dgates, i * 4 * n),
+                            da,
                             off(dp, 3 * at),
                             n,
                         )
+                        write(dgates, i * 4 * n, da, 4 * n)
                     else:
-                        zero(off(past, i * n), n)
-                        zero(off(dgates, i * 4 * n), 4 * n)
+                        zero_kept(off(past, i * n), n)
+                        zero(da, 4 * n)
+                        write(dgates, i * 4 * n, da, 4 * n)
                 # Forward: a_t = W x_t + R h_(t-1) + b; so dh_(t-1) += R^T da_t, all gates in one
                 # product.  dW, dR and db are products over all steps, made afterwards from dgates
                 # and past.
                 if t < last:
-                    a, lda = off(dgates, row_at(g, d, t, r0) * 4 * n), g.row_b * 4 * n
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(a, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, 4 * n, g, ACCUMULATE)
+                    times(now, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, 4 * n, g, ACCUMULATE)
 
     return body
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.base.element_types import ITEMSIZE
+from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import pack_cols, pack_rows, strip
 from engine.kernels.machine.target import Target
@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
+    pick,
     share,
     udiv,
 )
@@ -203,6 +204,89 @@ def fill(T: str) -> Inline:
             copy(off(to, at), off(x, at), g.hidden)
 
     return run
+
+
+def mover(to: str, of: str) -> Native:
+    """Return a native: move(into, x, n) of elements of type `of`, as elements `to`."""
+    is_copy = to == of and to not in HALVES
+    return Native("copy", (to,)) if is_copy else Native("convert", (to, of))
+
+
+def reader(T: str, S: str) -> Inline:
+    """Return an inline function: a row of n elements of T, of x stored as S.
+
+    read(x, at, into, n): it begins at x[at], or in `into` if it has to be converted.
+    """
+    widen = mover(T, S)
+
+    @inline
+    def in_place(x, at, into, n):
+        return off(x, at)
+
+    @inline
+    def converted(x, at, into, n):
+        widen(into, off(x, at), n)
+        return into
+
+    return in_place if S == T else converted
+
+
+def chooser(T: str, S: str) -> Inline:
+    """Return an inline function: as `reader`, of a state of T if `first`, otherwise of x.
+
+    choose(first, state, at, x, x_at, into, n)
+    """
+    copy, widen = mover(T, T), mover(T, S)
+
+    @inline
+    def in_place(first, state, at, x, x_at, into, n):
+        return pick(first, off(state, at), off(x, x_at))
+
+    @inline
+    def converted(first, state, at, x, x_at, into, n):
+        if first != 0:
+            copy(into, off(state, at), n)
+        else:
+            widen(into, off(x, x_at), n)
+        return into
+
+    return in_place if S == T else converted
+
+
+def writer(T: str, S: str) -> Inline:
+    """Return an inline function: write(x, at, row, n) stores a row of T as S, unless it lies there.
+
+    row: as of `place`.
+    """
+    narrow = mover(S, T)
+
+    @inline
+    def nothing(x, at, row, n):
+        """Do nothing: the row is where it belongs."""
+
+    @inline
+    def converted(x, at, row, n):
+        narrow(off(x, at), row, n)
+
+    return nothing if S == T else converted
+
+
+def place(T: str, S: str) -> Inline:
+    """Return an inline function: where rows of a step are computed as T if they are stored as S.
+
+    place(x, g, d, t, r0, n, mine) returns the pointer to row r0 of what is stored by rows of n
+    elements, and the elements from row to row; mine: scratch of n elements for each.
+    """
+
+    @inline
+    def in_place(x, g, d, t, r0, n, mine):
+        return off(x, row_at(g, d, t, r0) * n), g.row_b * n
+
+    @inline
+    def in_scratch(x, g, d, t, r0, n, mine):
+        return mine, n
+
+    return in_place if S == T else in_scratch
 
 
 @kernel(

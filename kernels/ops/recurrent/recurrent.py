@@ -8,6 +8,8 @@ Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what pass
           passes (`give_gru_grads_inner_products`); otherwise that is computed again
 Padding   after a row's length gates and Y are 0 and states stay: no gradient passes there
 Error     as of the products; a step adds the rounding of its gates
+Halves    an LSTM reads X and keeps Y, cells and gates in 16 bits, and their gradients; its walks
+          compute in float32, on rows of one step, and pass states on in float32
 
 W x of all steps is one product, so are dX, dW and dR; the steps between are kernels of their own
 (recurrence.py).  `com.microsoft` has the training forms of onnxruntime-training, of one direction
@@ -22,7 +24,7 @@ from typing import Any
 
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
-from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
+from engine.kernels.ops.recurrent.lstm import count_scratch, lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.recurrent.recurrence import (
     recurrent_bias,
     recurrent_lengths,
@@ -48,6 +50,7 @@ from engine.kernels.vocabulary.op import (
     Nodes,
     Op,
     Site,
+    Storage,
     TensorType,
 )
 
@@ -142,9 +145,12 @@ def _lstm(lowering: Lowering) -> None:
     )
     cells = w.get_output(3, "cells") if training else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
+    stored = w.list_stored(gates, cells, y)
+    each = count_scratch("lstm", w.batch, w.n, *stored)
+    work = lowering.temp(w.T, (lowering.threads * each,))
     for i, ((f, g, out), words) in enumerate(w.group_directions()):
         lowering.call(
-            lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple),
+            lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple, *stored),
             gates=gates,
             panels=panels,
             lens=lens,
@@ -155,6 +161,7 @@ def _lstm(lowering: Lowering) -> None:
             h=h,
             c=c,
             cells=cells,
+            work=work,
             has_y=int(y is not None),
             has_cells=int(training),
             g=words,
@@ -166,7 +173,14 @@ def _lstm_grad(lowering: Lowering) -> None:
     w = Walk(lowering)
     panels, lens, p = w.pack_panels(0, 4, False), w.get_lengths(), w.get("p")
     h0, c0 = w.get_input("h0"), w.get_input("c0")
-    dgates, past = w.temp("gates"), lowering.temp(w.T, (w.rows, w.d * w.n))
+    gates, cells, y, dy = (w.get_input(name) for name in ("gates", "cells", "y", "dy"))
+    stored = w.list_stored(gates, cells, y, dy)
+    # Factors of products with all rows, which are stored as the gates are.
+    G = gates.type.dtype
+    dgates, past = w.temp("gates", G), lowering.temp(G, (w.rows, w.d * w.n))
+    work = lowering.temp(
+        w.T, (lowering.threads * count_scratch("lstm_grad", w.batch, w.n, *stored),)
+    )
     dh, dc = w.get_output(4, "h"), w.get_output(5, "c")
     # P's gradient row by row, as rows belong to threads; summed over the rows afterwards.
     dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
@@ -174,16 +188,18 @@ def _lstm_grad(lowering: Lowering) -> None:
     groups = w.group_directions()
     for i, ((f, g, out), words) in enumerate(groups):
         lowering.call(
-            lstm_grad(w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple),
-            gates=w.get_input("gates"),
-            cells=w.get_input("cells"),
-            y=w.get_input("y"),
+            lstm_grad(
+                w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple, *stored
+            ),
+            gates=gates,
+            cells=cells,
+            y=y,
             panels=panels,
             lens=lens,
             h0=h0,
             c0=c0,
             p=p,
-            dy=w.get_input("dy"),
+            dy=dy,
             dhn=w.get_input("dh"),
             dcn=w.get_input("dc"),
             dgates=dgates,
@@ -191,6 +207,7 @@ def _lstm_grad(lowering: Lowering) -> None:
             dh=dh,
             dc=dc,
             dp=dp,
+            work=work,
             g=words,
             updates=_list_shared(i, "dgates past dh dc dp"),
             may_alias=None if len(groups) == 1 else (),
@@ -399,6 +416,11 @@ def _never(site: Site) -> tuple[Array, ...]:
     return ()
 
 
+# X, Y, cells and gates, and the gradients of Y and of X; states stay, as steps add to them.
+_LSTM_STORAGES = (
+    Storage(frozenset({0}), frozenset({0, 3, 4})),
+    Storage(frozenset({0, 6, 7, 8, 9}), frozenset({0})),
+)
 _ROLES = {1: Role.WEIGHT, 2: Role.RECURRENT_WEIGHT, 3: Role.BIAS}
 
 
@@ -412,12 +434,14 @@ def _forms(
     rule: Any,
     inputs: int,
     outputs: dict[str, int],
+    storages: tuple[Storage | None, Storage | None] = (None, None),
 ) -> tuple[Op, ...]:
     """Return the op, its training forms and their gradients; `calls`: kernels with its cells.
 
     inputs: the most of the training forms.  Their gradients make one for each but the lengths, and
         read besides what the forward pass has kept: in the domain `engine` one value more.
     outputs: the most of the training form of each domain.
+    storages: of the training forms and of their gradients.
     """
     return (
         Op(
@@ -450,6 +474,7 @@ def _forms(
                     grad=rule,
                     no_gradient=frozenset({4}),
                     samples=Samples.RECURRENT,
+                    storage=storages[0],
                 ),
                 Op(
                     name=f"{kind}Grad",
@@ -463,6 +488,7 @@ def _forms(
                     lower=lower_grad,
                     calls=(*grad_calls, *WALK_BACK_KERNELS),
                     accumulates=(1, 2),
+                    storage=storages[1],
                 ),
             )
         ),
@@ -510,7 +536,16 @@ OPS = (
         {MS: 3, OURS: 4},
     ),
     *_forms(
-        "LSTM", _LSTM, _lstm, (lstm,), _lstm_grad, (lstm_grad,), _lstm_rule, 8, {MS: 5, OURS: 5}
+        "LSTM",
+        _LSTM,
+        _lstm,
+        (lstm,),
+        _lstm_grad,
+        (lstm_grad,),
+        _lstm_rule,
+        8,
+        {MS: 5, OURS: 5},
+        _LSTM_STORAGES,
     ),
 )
 KERNELS = (

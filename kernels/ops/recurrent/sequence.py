@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.base import limits
-from engine.base.element_types import ITEMSIZE
+from engine.base.element_types import HALVES, ITEMSIZE
 from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import COLUMN_WORDS, reduce_cols
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
@@ -19,7 +20,16 @@ from engine.kernels.ops.recurrent.recurrence import (
     recurrent_lengths,
     recurrent_pack,
 )
-from engine.kernels.vocabulary.op import MS, Dim, Lowering, Operand, Site, TensorType
+from engine.kernels.vocabulary.kernel import drop_same
+from engine.kernels.vocabulary.op import (
+    MS,
+    Dim,
+    Lowering,
+    Operand,
+    Site,
+    TensorType,
+    find_stored,
+)
 from engine.plan.words import Packed
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -97,10 +107,13 @@ class Shape:
         }.get(what, self.state)
 
 
-def read_shape(site: Site) -> Shape:
-    """Check the inputs of a node against each other; return its sizes and options."""
+def read_shape(site: Site, stored: Sequence[str] = ()) -> Shape:
+    """Check the inputs of a node against each other; return its sizes and options.
+
+    stored: types that inputs may have beside the one of X: as plans store what is float32.
+    """
     kind = next(k for k in GATES if site.op.startswith(k))
-    x = site.real(0)
+    x = site.type(0) if stored else site.real(0)
     if x.rank != 3:
         site.wrong(f"X is {x}; expected 3 axes")
     direction = site.attrs["direction"]
@@ -121,11 +134,11 @@ def read_shape(site: Site) -> Shape:
     for i, what in enumerate(shape.inputs):
         if site.has(i):
             given = site.shaped(i, shape.of(what))
-            if given.dtype != ("i32" if what == "lens" else x.dtype):
+            if given.dtype not in (("i32",) if what == "lens" else (x.dtype, *stored)):
                 raise DTypeError(f"{site.where()}: input {i} is {given}; X is {x}, lengths are i32")
         elif what in ("w", "r", "y", "cells", "gates"):
             site.type(i)
-    read_curves(site, DEFAULTS[kind], shape.directions, x.dtype)
+    read_curves(site, DEFAULTS[kind], shape.directions, stored[0] if stored else x.dtype)
     return shape
 
 
@@ -133,8 +146,9 @@ class Walk:
     """The lowering of one node: its operands, and the words of its walk over time."""
 
     def __init__(self, lowering: Lowering) -> None:
-        self.lowering, self.shape = lowering, read_shape(lowering.site)
-        self.T = lowering.x(0).type.dtype
+        self.T = find_stored(lowering.x(0))[0]
+        stored = ("f32", *HALVES) if self.T == "f32" else ()
+        self.lowering, self.shape = lowering, read_shape(lowering.site, stored)
         x = lowering.x(0).type.dims
         self.rows = x[0] * x[1]
         self.batch, self.steps = (x[0], x[1]) if self.shape.layout else (x[1], x[0])
@@ -161,9 +175,14 @@ class Walk:
     def _require_numbers(self, shape: tuple[Dim, ...]) -> tuple[int, ...]:
         return tuple(int(d) for d in shape)
 
-    def temp(self, what: str) -> Operand:
-        """Return a temporary of the shape of an input or output."""
-        return self.lowering.temp(self.T, self._require_numbers(self.shape.of(what)))
+    def temp(self, what: str, dtype: str = "") -> Operand:
+        """Return a temporary of the shape of an input or output; dtype: if it is not T."""
+        return self.lowering.temp(dtype or self.T, self._require_numbers(self.shape.of(what)))
+
+    def list_stored(self, *operands: Operand | None) -> list[str]:
+        """Return the types of 16 bits that operands are stored in, "" for T; none if all are T."""
+        kinds = [drop_same(x.type.dtype, self.T) if x else "" for x in operands]
+        return kinds if any(kinds) else []
 
     def get_output(self, i: int, what: str) -> Operand:
         """Return output i, or a temporary if nobody reads it."""
@@ -248,7 +267,7 @@ class Walk:
                 recurrent_bias(self.T), b=b, y=bias, directions=self.d, n=each, both=both
             )
         # Forward: W x_t of all steps is one product, as no step needs another's.
-        flat = Operand(gates.name, TensorType(self.T, (self.rows, self.all)))
+        flat = Operand(gates.name, TensorType(gates.type.dtype, (self.rows, self.all)))
         mnk = (self.rows, self.all, self.width)
         lower_gemm(
             self.lowering,
@@ -326,7 +345,7 @@ class Walk:
         block = min(max(-(-cols * outer // self.lowering.threads) // 16 * 16, 16), 1024)
         work = self.lowering.temp(self.T, (self.lowering.threads, block))
         self.lowering.call(
-            reduce_cols(self.T, "sum", "x", "total", "-"),
+            reduce_cols(self.T, "sum", "x", "total", "-", *find_stored(x)[1]),
             x=x,
             y=out,
             work=work,
