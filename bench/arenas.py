@@ -127,7 +127,7 @@ def plan_of(
     shapes: Sequence[tuple[int, ...]] | int,
     budget: int | None,
 ) -> Plan:
-    """Return a plan of artifacts as of `make_plan_row`, within a budget of bytes for all."""
+    """Return a plan of artifacts as for `make_plan_row`, within a budget of bytes for all."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     memory = Memory(planning=PlanOptions(budget=budget))
 

@@ -185,7 +185,9 @@ def check_nbytes(what: str, value: Any) -> int:
         amount = _AMOUNT.fullmatch(value.strip())
         if amount is None:
             units = ", ".join(_UNITS)
-            raise InputError(f"{what}={value!r}: expected bytes, as '48 MB'; units: {units}")
+            raise InputError(
+                f"{what}={value!r}: expected a number of bytes, such as '48 MB'; units: {units}"
+            )
         factor = next(n for unit, n in _UNITS.items() if unit.lower() == amount[2].lower())
         whole, _, decimals = amount[1].partition(".")
         value = int(whole + decimals) * factor // 10 ** len(decimals)

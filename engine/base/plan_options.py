@@ -20,7 +20,7 @@ HELP = (
 class PlanOptions:
     """Options of the plans of a model.
 
-    budget: the bytes that all regions of a plan may have together; None: the fastest plan.
+    budget: the bytes that all regions of a plan may have together; None for the fastest plan.
     precision: see `HELP`; the planner rounds by `choose_storage`, and chooses for each shape with
         "auto".
     """

@@ -174,7 +174,7 @@ def describe_annotation(annotation: Any) -> str:
 class _Checks(NamedTuple):
     """The checks of a function's arguments: by position, of all further ones, by name.
 
-    known: the names of all arguments; None: keywords may have any.
+    known: the names of all arguments; None if keywords may have any.
     """
 
     positions: tuple[tuple[str, Check | None], ...]

@@ -203,7 +203,7 @@ def advise(subject: Subject, shapes: Shapes) -> str:
     ]
     if not shown:
         return ""
-    return f"{'what would fit' if fits else 'what takes less'}: {', '.join(shown[:SHOWN])}"
+    return f"{'these would fit' if fits else 'these take less'}: {', '.join(shown[:SHOWN])}"
 
 
 def list_faults(model: Source) -> Iterator[Fault]:

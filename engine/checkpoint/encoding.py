@@ -106,7 +106,7 @@ class _CheckpointWriter:
 
     out: FlatbufferWriter
     artifact: bool
-    smallest: int | None  # least bytes of a parameter that goes external; None: none does
+    smallest: int | None  # least bytes of a parameter that goes external; None if none does
     checksum: bool
     entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)
 

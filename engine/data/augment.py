@@ -130,7 +130,7 @@ class PictureMove(PictureAugmentation):
         return tuple(moved)
 
     def _find_axes(self, other: Picture, size: tuple[int, int]) -> tuple[int, int] | None:
-        """Return the axes of an array that are height and width; None: it has no places.
+        """Return the axes of an array that are height and width; None if it has no places.
 
         Raises:
             ShapeError: it has two axes or more, and others, so that it would not move along.

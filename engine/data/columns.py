@@ -97,7 +97,7 @@ class Rows(ABC):
 
     @abstractmethod
     def read_numbers(self, name: str) -> npt.NDArray[np.float64] | None:
-        """Return a column of numbers, NaN where one is missing; None: it has no number.
+        """Return a column of numbers, NaN where one is missing; None if it is not numeric.
 
         Raises:
             InputError: some cells are numbers and some are not, or one is infinite.

@@ -150,7 +150,7 @@ class LogMel:
         return self.rate / 2 if self.f_max is None else self.f_max
 
     def frames(self, samples: int) -> int:
-        """Return the number of frames of a sound with so many samples."""
+        """Return the number of frames of a sound with this many samples."""
         return max(0, 1 + (samples - self.window) // self.hop)
 
     @cached_property

@@ -84,7 +84,7 @@ class DecodedFiles(Dataset):
     def list_options(self) -> dict[str, Any] | None:
         """Return the arguments that decide what a file becomes, in types of JSON.
 
-        None: they cannot be written, as a function of one's own.
+        None if they cannot be written, like a user's own function.
         """
         return None
 

@@ -80,7 +80,7 @@ class Kind:
     def describe(self, dataset: Dataset) -> dict[str, Any] | None:
         """Return the options with which `open` makes another dataset like this one.
 
-        None: it is of another kind, or of a class of one's own.
+        None for another kind, and for a user's own class.
         """
         return None
 
@@ -548,7 +548,7 @@ KINDS: dict[Name, Kind] = {
 
 
 def describe(dataset: Dataset) -> tuple[Name, dict[str, Any]] | None:
-    """Return the kind of a dataset of files, and the options with which it is opened; None: it is
+    """Return the kind of a dataset of files, and the options with which it is opened; None if it is
     of no kind.
     """
     for name, kind in KINDS.items():

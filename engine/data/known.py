@@ -25,11 +25,11 @@ FILE, PREPARATION = "data.json", "preparation.json"
 class Known:
     """The kind, options, classes and preparation of the data of a training.
 
-    kind: of files; None: the data are not files, or are read by a class of one's own.
-    options: of the dataset that reads them.
-    classes: names of the labels; empty: unknown.
-    preparation: of a table; None: it was none.
-    reader: the dataset of a class of one's own that reads files.
+    kind: the kind of files; None for other data, and for files that a user's own class reads.
+    options: the options of the dataset that reads them.
+    classes: the names of the labels; empty if unknown.
+    preparation: the preparation of a table; None for other data.
+    reader: the dataset of a user's own class that reads files.
     """
 
     kind: Name | None = None

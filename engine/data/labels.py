@@ -33,7 +33,7 @@ def encode_texts(
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return the number of each label's class, and the names of the classes.
 
-    classes: the names in the order of their numbers; None: the labels themselves, sorted.
+    classes: the names in the order of their numbers; None for the sorted labels themselves.
     what: the name of the labels in messages.
 
     Raises:
@@ -128,7 +128,7 @@ def class_weights(
         labels: of the training samples; needed for "balanced".
         classes: how many there are.
         names: of the classes, in the order of their numbers.
-        ignore_index: the label of positions that do not count; None: all do.
+        ignore_index: the label of positions that do not count; None if all do.
 
     Raises:
         InputError: a factor is missing, negative or not finite, or a class has no samples.

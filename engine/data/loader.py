@@ -25,9 +25,9 @@ class Batches(ABC):
     """The batches of every epoch.
 
     Attributes:
-        batch_size: samples of a batch, the last one of an epoch excepted; None: unknown.
-        samples: samples of an epoch; None: unknown.
-        classes: the names of the labels 0, 1, ...; None: unknown, or targets that are not classes.
+        batch_size: the samples of a batch, except the last of an epoch; None if unknown.
+        samples: the samples of an epoch; None if unknown.
+        classes: the names of the labels 0, 1, ...; None if unknown, or if targets are not classes.
     """
 
     batch_size: int | None = None

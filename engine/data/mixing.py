@@ -89,7 +89,7 @@ class Mixup(Mixing):
 @check_arguments(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class CutMix(Mixing):
-    """Replaces a rectangle of each picture of a batch by another one's; options as of `Mixing`.
+    """Replaces a rectangle of each picture of a batch by another one's; options as for `Mixing`.
 
     Pictures have four axes, [batch, channels, height, width] or [batch, height, width, channels].
     """

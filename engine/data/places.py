@@ -34,7 +34,7 @@ def find_kind(path: Path) -> Name:
             for name, kind in KINDS.items()
             if kind.list_suffixes()
         )
-        raise FileError(f"{path}: no data that are known by their names ({known})")
+        raise FileError(f"{path}: no data of a known kind; names of files decide it ({known})")
     return counts.most_common(1)[0][0]
 
 

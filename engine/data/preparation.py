@@ -30,9 +30,9 @@ FORMAT = 1  # of the file that `save` writes
 class NumberColumn:
     """A column of numbers: (value - mean) / scale.
 
-    fill: stands where a value is missing; None: none may be missing; NaN: it stays missing.
-    fills: whether a value may be missing.
-    part: of a column of dates, as "year"; empty: the numbers are the column itself.
+    fill: the value for missing ones; NaN leaves them missing, None allows none.
+    fills: whether values may be missing.
+    part: the part of a date, such as "year"; empty if the column has numbers.
     flag: whether a second feature is 1 where a value is missing, and 0 elsewhere.
     """
 
@@ -133,9 +133,9 @@ class Preparation:
     """The conversion of the columns of a table into features.
 
     Attributes:
-        columns: of the features, in their order.
+        columns: the columns of the features, in order.
         targets: names of the columns that a model learns to predict.
-        classes: the texts of the target that the labels 0, 1, ... stand for; None: it is numbers.
+        classes: the texts of the labels 0, 1, ...; None if the target is a number.
     """
 
     columns: tuple[NumberColumn | Category, ...]

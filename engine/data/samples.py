@@ -210,8 +210,8 @@ def refuse_nan(
             at = f"column {column!r}" if column else _name_position(where)
             at = f", {at}" if at else ""
             raise InputError(
-                f"{name} is not a number (NaN) in {place(index)}{at}; "
-                "mend the data, or allow it: batches(..., allow_nan=True)"
+                f"{name} has NaN in {place(index)}{at}; "
+                "clean the data, or allow it with batches(..., allow_nan=True)"
             )
 
 

@@ -36,9 +36,9 @@ class Sounds(DecodedFiles):
         folder: holds a sub-folder for each class; files are found at any depth in it.
         rate: samples per second of the sound that the features are computed from.
         seconds: of every sound.
-        features: computes an array from a sound; by default `LogMel(rate=rate)`; None: the samples
-            themselves, 1 x samples.
-        classes, labelled, unreadable, cache: as of `Images`.
+        features: the function that computes an array from a sound; by default
+            `LogMel(rate=rate)`; None for the samples themselves, 1 x samples.
+        classes, labelled, unreadable, cache: as for `Images`.
 
     Attributes:
         paths: of the files.

@@ -199,7 +199,7 @@ class Table(Dataset):
 
 @check_arguments
 class Csv(Table):
-    """A file of comma-separated values; `target` and the options as of `Table`."""
+    """A file of comma-separated values; `target` and the options as for `Table`."""
 
     def __init__(
         self, path: str | os.PathLike[str], target: str | Sequence[str] | None, **options: Any

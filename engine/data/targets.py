@@ -77,7 +77,7 @@ def find_classes(
     """Return the label of every row (int64), and the names of the classes, in order.
 
     Args:
-        values: the numbers of the column; None: it is of texts.
+        values: the numbers of the column; None for a column of texts.
         known: the classes to keep to.
 
     Raises:

@@ -114,7 +114,7 @@ class LabelledTexts(Dataset):
 
     Attributes:
         pad: the token that fills up.
-        words: the size of the tokenizer's vocabulary; None: it does not say.
+        words: the size of the tokenizer's vocabulary; None if it does not say.
 
     Raises:
         FileError: there is no such file or folder, or it cannot be read.

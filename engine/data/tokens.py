@@ -85,7 +85,7 @@ class Tokens:
 
     @property
     def words(self) -> int | None:
-        """The size of the vocabulary; None: the tokenizer does not say."""
+        """The size of the vocabulary; None if the tokenizer does not have one."""
         size = getattr(self.tokenizer, "size", None)
         if size is None:
             count = getattr(self.tokenizer, "get_vocab_size", None)

@@ -38,7 +38,7 @@ class LocalOptions:
     """Options of a device's training in one round.
 
     epochs: the number of passes over its samples.
-    batch_size: the batch size for data without batches; None: 32, or the size that the model fixes.
+    batch_size: the batch size for data without batches; None for 32, or the model's fixed size.
     learning_rate: the learning rate, or None for the trainer's.
     keep_optimizer: whether moments, the count of steps and of random draws continue from round to
         round; otherwise each round starts them afresh.

@@ -103,7 +103,7 @@ class Output:
         """Add the checkpoint of a round.
 
         memory: the state of the strategy.  position: further facts for a resumed run. keep: how
-            many checkpoints to keep; None: all.
+            many checkpoints to keep; None for all.
 
         Raises:
             FileError: it cannot be written; earlier checkpoints are not changed.

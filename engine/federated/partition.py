@@ -104,7 +104,7 @@ def by_user(
 
     Args:
         users: the user of each sample, one axis of numbers or texts.
-        clients: how many share the users; None: one for each of them.
+        clients: how many share the users; None for one per user.
         seed: of the order of the users.
         minimum: samples that each client holds at least.
 

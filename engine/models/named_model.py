@@ -27,7 +27,7 @@ class NamedModel:
 
     kind: its architecture.
     graph: the forward model.
-    classes: the names of the labels 0, 1, ...; None: unknown, or it predicts values.
+    classes: the names of the labels 0, 1, ...; None if unknown, or it predicts values.
     loss: the loss that fits it, or its name.
     loss_inputs: the output and the target of the loss, where these are not the usual ones.
     random: the parameters that a file of weights does not have in this shape.

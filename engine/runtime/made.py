@@ -86,7 +86,7 @@ class MadeValues:
         self._made = clock
 
     def _list_steps(self, changed: list[Span] | None) -> list[int]:
-        """Return the steps that read changed bytes, with their chains; None: all may be changed."""
+        """Return the steps that read changed bytes, with their chains; None: any may be changed."""
         return sorted(
             n
             for chain in self._chains

@@ -228,7 +228,7 @@ class Before:
         """Copy them.
 
         param: region param, where they are.  places: the bytes that hold them.  changes: of the
-            region; None: nobody notes them.
+            region; None if nobody notes them.
         """
         self._param, self._places, self._changes = param, places, changes
         self._copies = [] if param is None else [(a, b, param[a:b].copy()) for a, b in places]
@@ -290,7 +290,7 @@ class BoundProgram:
         constants: contents of the region `const` by their digest, which programs share.
         file: the plan as a file for its target, if that is at hand.
         group: the ranks among which collective steps sum (collective.py).
-        changes: of region param, which runs note; None: nobody notes them.
+        changes: of region param, which runs note; None if nobody notes them.
 
         Raises:
             StateError: the plan has collective steps, and there is no group.

@@ -106,7 +106,7 @@ class Averages:
         return {"count": self._count, "epoch": self._epoch, "is_used": self.is_used}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Go on with what `make_state` and `write` have kept.
+        """Continue with the values that `make_state` and `write` have kept.
 
         Raises:
             FileError, CheckpointError: the averages are missing or damaged.

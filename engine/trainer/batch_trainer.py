@@ -44,7 +44,7 @@ class BatchTrainer:
 
     Attributes:
         training_steps: the steps on a whole batch, or on the share of this rank.
-        ranks: of the group; None: this process trains alone.
+        ranks: the ranks of the group; None if this process trains alone.
         kept: facts of the loss, by name, of a trainer that was made of a run.
     """
 
@@ -83,7 +83,7 @@ class BatchTrainer:
 
     @property
     def recipe(self) -> Recipe | None:
-        """The arguments that the artifacts were made with, beside the model; None: not known.
+        """The arguments that the artifacts were made with, besides the model; None if unknown.
 
         Raises:
             CheckpointError: the trainer was made of a run whose recipe is damaged.
@@ -144,7 +144,7 @@ class BatchTrainer:
 
     @property
     def memory_budget(self) -> int | None:
-        """The memory limit for the plan of a step, in bytes; None: no limit."""
+        """The memory limit for the plan of a step, in bytes; None for no limit."""
         return self.learner.memory_budget
 
     @property
@@ -177,11 +177,11 @@ class BatchTrainer:
 
     @property
     def loss_scale(self) -> float | None:
-        """The factor of the loss in the next step; None: it is not scaled."""
+        """The factor of the loss in the next step; None if it is not scaled."""
         return None if self.optimizer is None else self.optimizer.loss_scale
 
     def take_over(self, folder: Path) -> None:
-        """Go on with other artifacts of the same model, as where more of it is to be trained.
+        """Continue with other artifacts of the same model, as where more of it is to be trained.
 
         Everything comes from the artifacts and the checkpoint among them; the names of the outputs,
         the threads and the seed stay.
@@ -431,7 +431,7 @@ class BatchTrainer:
 
     @property
     def known(self) -> Known | None:
-        """Facts of the data of the last training, such as their classes; None: there was none."""
+        """Facts of the data of the last training, such as their classes; None if there was none."""
         return self.learner.known
 
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:

@@ -33,7 +33,7 @@ class EarlyStopping(Callback):
         monitor: the column, as "val_loss" or "val_accuracy".
         patience: how many epochs in a row may bring nothing better; 0 stops at the first of them.
         min_delta: what a value must be better by to count as better.
-        mode: "min" or "max"; None: as the name of the column says, see `history.direction`.
+        mode: "min" or "max"; by default the column decides, see `history.direction`.
         restore_best: give the parameters the values they had after the best epoch when the run
             ends by this callback.
 
@@ -116,7 +116,7 @@ class EarlyStopping(Callback):
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` has told."""
+        """Continue from the result of `state`."""
         self.best, self.best_epoch = state["best"], state["best_epoch"]
         self.waited = state["waited"]
 

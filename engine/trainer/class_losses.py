@@ -19,7 +19,7 @@ def adapt(loss: Any, weight: npt.NDArray[np.float32] | None, mixes: Sequence[str
 
     Args:
         loss: as `Trainer.from_onnx` takes it.
-        weight: one factor for each class; None: the loss stays as it is.
+        weight: one factor for each class; None to leave the loss as it is.
         mixes: the changes of data that mix labels, by name; none: labels are numbers of classes.
 
     Raises:

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 class EvaluationBatch:
     """A batch of an evaluation that is done.
 
-    index, batches: its number from 0 on, and how many there are; None: unknown.
+    index, batches: its number from 0 on, and how many there are; None if unknown.
     inputs, outputs: arrays by the names that the models have for them.
     loss: the mean over the batch.
     """

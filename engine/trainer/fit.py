@@ -31,19 +31,19 @@ class Fit:
     """The state of a running training; callbacks get it, read it, and may stop the run.
 
     trainer: the trainer of the run.
-    epochs: number of epochs that the run is to have.
-    batches: number of batches in an epoch; None: unknown until the first epoch is over.
-    batch_size: batch size of the data; None: unknown.
-    classes: the names of the labels 0, 1, ...; None: unknown, or the targets are not classes.
-    folder: the folder of the run; None: nothing is written.
+    epochs: the number of epochs of the run.
+    batches: the number of batches in an epoch; None as long as it is unknown.
+    batch_size: the batch size of the data; None if unknown.
+    classes: the names of the labels 0, 1, ...; None if unknown, or the targets are not classes.
+    folder: the folder of the run; None if nothing is written.
     callbacks: the callbacks, in the order in which they are called.
     monitor: the column of the history whose best value decides which checkpoint is the best.
     validates: whether epochs end with a validation.
-    validation: the batches of the validation; None: there is none, or they are unknown.
-    best_epoch: the epoch with the best value of `monitor` so far; None: there is none yet.
+    validation: the batches of the validation; None if there is none, or they are unknown.
+    best_epoch: the epoch with the best value of `monitor` so far; None if there is none yet.
     keeps_best: whether the parameters after that epoch are kept, as the best checkpoint in `folder`
         or by a callback that returns them to the trainer.
-    resumed_from: the checkpoint from which the run continued; None: it is a new run.
+    resumed_from: the checkpoint from which the run continued; None if it is a new run.
     epoch: the current epoch, counted from 0.
     batch: number of batches done in this epoch.
     step: number of steps that the optimizer has done in total.
@@ -55,7 +55,7 @@ class Fit:
         may be skipped.
     history: a row for each epoch.
     evaluation: the current batch of the validation; None outside a validation.
-    stop_reason: why the run ends before its last epoch; None: it does not.
+    stop_reason: the reason why the run ends before its last epoch, or None.
     error: the exception that ends the run, for `on_fit_end`.
     constants: values of parameters that `fit.trainer.state` lacks while `unfreeze=` keeps them
         frozen, as may happen to running statistics of normalisations.

@@ -64,7 +64,7 @@ class Forward:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes that the first output has scores for; None: not known."""
+        """The number of classes that the first output has scores for; None if not known."""
         from engine.graphs.offline.head import count_output_classes
 
         return count_output_classes(self.graph, self.graph.outputs[0])

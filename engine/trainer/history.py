@@ -122,7 +122,7 @@ class History:
     def best(self, monitor: str, mode: Mode | None = None) -> dict[str, float]:
         """Return the row with the best value of a column, the first of equal ones.
 
-        mode: "min" or "max"; None: as the name says, see `direction`.
+        mode: "min" or "max"; by default the name decides, see `direction`.
 
         Raises:
             NameNotFoundError: no row has the column.

@@ -1,4 +1,4 @@
-"""Identity of a run: what must be the same in a process that goes on with it."""
+"""Identity of a run: what must be the same in a process that continues it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from engine.base.errors import CheckpointError, StateError
 from engine.base.package import VERSION
@@ -52,14 +54,19 @@ def identify(learner: TrainingModels, **options: object) -> dict[str, Any]:
         },
         "model": model,
         "optimizer": optimizer,
-        "learning_rate": learner.learning_rate,
+        "learning_rate": shorten(learner.learning_rate),
         "model_seed": noise.get_seed() if seed is None else seed,
         **options,
     }
 
 
+def shorten(rate: float) -> float:
+    """Return the shortest number that is this learning rate in float32, as steps use it."""
+    return float(str(np.float32(rate)))
+
+
 def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
-    """Refuse to go on with a run that is tied to something else.
+    """Refuse to continue a run that is tied to something else.
 
     Raises:
         CheckpointError: the checkpoint holds no identity.
@@ -71,7 +78,7 @@ def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
 
     def refuse(what: str) -> StateError:
         return StateError(
-            f"resume: {what}; give what the run in {place!r} had, or another folder for a new run"
+            f"resume: {what}; use the values of the run {place!r}, or another folder for a new one"
         )
 
     if mine["inputs"] != saved["inputs"]:
@@ -95,6 +102,8 @@ def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
         )
     if mine["optimizer"] != saved["optimizer"]:
         raise refuse(f"another optimizer, or other options of it{versions}")
+    rate = saved.get("learning_rate")
+    saved = {**saved, "learning_rate": shorten(rate)} if isinstance(rate, float) else saved
     for key, words in WORDS.items():
         if mine.get(key) != saved.get(key):
             raise refuse(f"{words} is {mine.get(key)!r} here and {saved.get(key)!r} in the run")

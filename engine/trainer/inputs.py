@@ -47,7 +47,7 @@ def make_arrays(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> lis
         pairs = [(name, known[name]) for name in model.inputs]
     else:
         raise InputError(
-            f"the {model.what} takes {len(model.inputs)} inputs {model.inputs}, the batch has "
+            f"the {model.what} takes {len(model.inputs)} inputs, {model.inputs}, but the batch has "
             f"{len(batch)}"
         )
     return [_cast(model, name, value) for name, value in pairs]

@@ -52,8 +52,8 @@ class TrainingModels:
         part_names: of the losses of several outputs, whose sum is the loss; empty: there is one.
         parts: their values for the last batch; of the share of this rank.
         pending: how many batches have gradients that the next update takes.
-        sum_gradients: adds the gradients of other ranks before an update; None: there are none.
-        known: of the data of the last training; None: there was none.
+        sum_gradients: adds the gradients of other ranks before an update; None if there are none.
+        known: facts of the data of the last training; None before the first.
         opened: the dataset of the path that the training was given.
 
     Raises:
@@ -108,7 +108,7 @@ class TrainingModels:
         self.module.lazy_reset_grad()
 
     def reopen(self, folder: Path) -> None:
-        """Go on with other artifacts of the same model; threads, seed and outputs stay.
+        """Continue with other artifacts of the same model; threads, seed and outputs stay.
 
         Raises:
             EngineError: as the constructor.  Nothing has changed.
@@ -130,7 +130,7 @@ class TrainingModels:
 
     @property
     def memory_budget(self) -> int | None:
-        """The memory limit for the plan of a step, in bytes; None: no limit."""
+        """The memory limit for the plan of a step, in bytes; None for no limit."""
         return self.options.planning.budget
 
     def require_optimizer(self) -> Optimizer:

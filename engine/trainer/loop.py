@@ -282,7 +282,7 @@ class Loop:
     def _is_done(self, batch: Any) -> bool:
         """Return whether an update was done; count and report it if it was skipped.
 
-        batch: the last one that it was made of, or this rank's share; None: it is gone.
+        batch: the last one that it was made of, or this rank's share; None if it is gone.
 
         Raises:
             NonFiniteError: more updates in a row were skipped than may be.
@@ -310,7 +310,7 @@ class Loop:
         raise nonfinite.make_error(steps, words_of, None, place)
 
     def _add_parts(self, learner: TrainingModels, count: int) -> None:
-        """Count the parts of the loss of a batch of so many samples."""
+        """Count the parts of the loss of a batch of this many samples."""
         sums = self.standing.part_sums
         samples = self.fit.samples - self.fit.lossless
         for name, value in zip(learner.part_names, learner.parts, strict=True):

@@ -114,7 +114,7 @@ class TrainingMetrics:
         return [list(each) for each in zip(*told, strict=True)]
 
     def restore(self, state: Sequence[list[Any]]) -> None:
-        """Go on with the counts of all ranks, which rank 0 takes over."""
+        """Continue with the counts of all ranks, which rank 0 takes over."""
         self.start()
         if self._group is None or self._group.rank == 0:
             for metric, partials in zip(self._metrics, state, strict=True):

@@ -50,12 +50,12 @@ class Declaration:
 class Metric(ABC):
     """Base of metrics.
 
-    name: the column of the history, after "val_"; None: the name that is declared.
-    mode: whether less ("min") or more ("max") of it is better; None: as its name says.
-    output, target: the names of the output and of the input that it takes; None: the first output
+    name: its column in the history, after "val_"; by default the declared name.
+    mode: whether a lower ("min") or a higher ("max") value is better; by default its name decides.
+    output, target: the names of the output and of the input to compare; by default the first output
         and the last input.
-    takes: which of these two it takes.
-    declared: of the metrics of this package.
+    takes: which of these two it reads.
+    declared: the declaration of a metric of this package.
     """
 
     mode: Mode | None = "max"
@@ -115,7 +115,7 @@ class Metric(ABC):
     def partial(self) -> list[Any] | None:
         """Return the counts since the last `reset`, as numbers and texts that `merge` takes.
 
-        None, which is what a class of one's own returns unless it says otherwise: it cannot be
+        None, which is what a user's own class returns unless it says otherwise: it cannot be
         counted in parts, so that each rank of a group evaluates all of the data.
         """
         return None
@@ -195,8 +195,8 @@ class MeanMetric(Metric):
 class AveragedMetric(Metric):
     """Base of metrics that have a value for each class, and an average of these values.
 
-    average: how the values are averaged; None: each class has a column of its own.
-    column: what the columns of the classes begin with.
+    average: the kind of average; None for a column for each class.
+    column: the beginning of the columns of the classes.
     """
 
     average: str | None
@@ -205,8 +205,8 @@ class AveragedMetric(Metric):
     def settle(self, average: str | None, name: str | None, column: str = "") -> str:
         """Set the average and the columns; return the name of the metric.
 
-        name: as given; None: `column`, and the ending that the average has in names.
-        column: without an average; empty: the name that is declared.
+        name: the given name; by default `column`, followed by the average's ending.
+        column: the name without an average; if it is empty, the declared name.
         """
         assert self.declared is not None
         self.average, self.column = average, name or column or self.declared.name

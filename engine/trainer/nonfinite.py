@@ -42,7 +42,7 @@ def make_error(
     """Return the error that tells where a batch, which was just computed, got its bad values from.
 
     batch: as `Trainer.accumulate` took it.
-    loss: what its loss was; None: its update was skipped, as others before it.
+    loss: its loss; None if its update was one of too many that were skipped.
     place: which batch it is, in the message.
     """
     try:

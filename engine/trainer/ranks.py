@@ -414,7 +414,7 @@ class Ranks(Agreement):
     def stop(self, own: str | None) -> str | None:
         """Return why the run is to end, on all ranks: the reason of the first one that has any.
 
-        own: the reason of this rank; None: it has none.
+        own: the reason of this rank; None if it has none.
         """
         told = np.zeros(self.group.size, np.int64)
         told[self.group.rank] = own is not None

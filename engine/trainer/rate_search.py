@@ -41,7 +41,7 @@ class RateSearch:
     rates: of the steps that were done.
     losses: of these steps, before their updates.
     smoothed: the losses without most of the differences between batches.
-    suggestion: the rate at which the smoothed loss falls fastest; None: it falls nowhere.
+    suggestion: the rate at which the smoothed loss falls fastest; None if it falls nowhere.
     """
 
     rates: Sequence[float]
@@ -108,7 +108,7 @@ def search(
 
 
 def _find_steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
-    """Return the rate at which the smoothed loss falls fastest; None: it falls nowhere."""
+    """Return the rate at which the smoothed loss falls fastest; None if it falls nowhere."""
     first = min(_SKIPPED, len(rates) // 4)
     if len(rates) - first < 3:
         return None

@@ -41,7 +41,7 @@ class Request(FitOptions):
     """The arguments of `Trainer.fit`, checked, with defaults decided.
 
     callbacks: those given, then the reports.
-    weights: factors of the classes in the loss; None: the loss has its own, or none.
+    weights: factors of the classes in the loss; None if the loss has its own, or none.
     """
 
     train: Batches
@@ -59,7 +59,7 @@ class Request(FitOptions):
 
     @property
     def batches(self) -> int | None:
-        """The number of batches in an epoch of the training; None: unknown."""
+        """The number of batches in an epoch of the training; None if unknown."""
         try:
             return len(self.train)
         except TypeError:
@@ -218,7 +218,7 @@ def _weigh_classes(
 def _make_unfreezing(
     trainer: BatchTrainer, given: Mapping[str, int] | None, loss: Any, is_weighted: bool
 ) -> Unfreezing | None:
-    """Return what makes artifacts anew while the run goes on; None: nothing does."""
+    """Return what makes artifacts anew while the run goes on; None if nothing does."""
     if given is None and loss is None:
         return None
     what = "unfreeze=" if given is not None else ""
@@ -228,11 +228,13 @@ def _make_unfreezing(
 
 def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """Set a share of the samples apart for the validation."""
+    if not 0 < share < 1:
+        raise InputError(f"validation={share}: expected data, or a share between 0 and 1")
     dataset = dataset_of(train)
     if dataset is None:
         raise InputError(
-            f"validation={share}: a share can be set apart of arrays and of a Dataset; give the "
-            f"validation data beside {type(train).__name__}"
+            f"validation={share}: a share can be set apart from arrays and from a Dataset; give "
+            f"validation data of its own beside {type(train).__name__}"
         )
     return dataset.split(share, seed=seed)
 
@@ -262,7 +264,7 @@ def _choose_mode(
         known |= {f"val_{name}": m.mode for m in metrics for name in m.columns(classes)}
     if monitor not in known:
         raise NameNotFoundError(
-            f"monitor: the history will have no column {monitor!r}, but {list(known)}"
+            f"monitor={monitor!r}: the history will have no such column; it will have {list(known)}"
             f"{suggest_nearest(monitor, known)}"
         )
     return direction(monitor, known[monitor] if options.mode is None else options.mode)

@@ -135,7 +135,7 @@ class RunCheckpoints:
         self.lead(lambda: self._describe(resumed=last.name))
 
     def _find_checkpoint(self) -> tuple[str, Mapping[str, Any]] | None:
-        """Return the last checkpoint of the folder and its position; None: a new run begins."""
+        """Return the last checkpoint of the folder and its position; None if a new run begins."""
         folder = self.run_folder
         assert folder is not None
         last = folder.last
@@ -145,7 +145,7 @@ class RunCheckpoints:
             return None
         if not self.asked.resume:
             raise StateError(
-                f"{os.fspath(folder.path)!r} has a run already: resume=True goes on with it; or "
+                f"{os.fspath(folder.path)!r} has a run already: resume=True continues it; or "
                 "give another folder"
             )
         position = folder.position(last)

@@ -194,7 +194,7 @@ class RunFolder:
             added.
         names: of the files in it, each with the name that it gets; those that are missing are left
             out.
-        forward: the model that they were made of; None: not known.
+        forward: the model that they were made of; None if not known.
 
         Raises:
             FileError: they cannot be read or written.
@@ -230,7 +230,7 @@ class RunFolder:
         position: the content of position.json.
         write: writes all other files into the folder it is given.
         is_best: whether it is then the best one, too.
-        keep: how many of the newest checkpoints are kept, besides the best ones; None: all.
+        keep: how many of the newest checkpoints are kept, besides the best ones; None for all.
         keep_best, mode: how many of the best are kept, by `value` of their positions, and whether
             less or more is better.
 

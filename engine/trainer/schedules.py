@@ -47,7 +47,7 @@ class Schedule(ABC):
     __repr__ = represent
 
     def rate(self, step: int, total: int | None, base: float) -> float:
-        """Return the learning rate after `step` steps, of `total` in all; None: unknown.
+        """Return the learning rate after `step` steps, of `total` in all; None if unknown.
 
         The same arguments give the same rate, unless `observe` has changed the schedule.
 
@@ -97,7 +97,7 @@ class Function(Schedule):
 
 
 def schedule_of(given: Any) -> Schedule:
-    """Return a schedule, made of a function if that is given; None: a constant rate.
+    """Return a schedule, made of a function if that is given; None for a constant rate.
 
     Raises:
         DTypeError: it is none of these.
@@ -126,7 +126,7 @@ class Constant(Schedule):
 class _Spanning(Schedule):
     """Base of schedules that need to know how many steps there are.
 
-    steps: how many there are, the warm-up included; None: all of the run.  Later steps have the
+    steps: how many there are, the warm-up included; None for the whole run.  Later steps have the
         rate of the last one.
     """
 

@@ -44,7 +44,7 @@ class Steps:
 
     @property
     def parts(self) -> list[Any] | None:
-        """The settings micro_batches and own_statistics; None: only a budget parts batches."""
+        """The settings micro_batches and own_statistics; None if only a budget parts batches."""
         own = self.splitter.own_statistics
         return [self._micro_batches, own] if self._micro_batches or own else None
 

@@ -40,7 +40,7 @@ class ModelPart:
     parameters, trained: the number of values, and how many of them are trained.
     nbytes: of the parameters.
     flops, step_flops: floating-point operations of its products in the forward pass, and in a whole
-        step; None: no step is planned.
+        step; None if no step is planned.
     """
 
     name: str
@@ -75,12 +75,12 @@ class Summary:
 
     @property
     def flops(self) -> int | None:
-        """Floating-point operations of the products of a forward pass; None: not planned."""
+        """Floating-point operations of the products of a forward pass; None if not planned."""
         return _sum(layer.flops for layer in self.layers) if self.is_planned else None
 
     @property
     def step_flops(self) -> int | None:
-        """Floating-point operations of the products of a step; None: not planned."""
+        """Floating-point operations of the products of a step; None if not planned."""
         return _sum(layer.step_flops for layer in self.layers) if self.is_planned else None
 
     @property

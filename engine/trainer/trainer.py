@@ -375,7 +375,7 @@ class Trainer(BatchTrainer):
                 {"name": "cosine", "warmup": 0.1}; or a function of (step, total, base).  None: the
                 rate stays as it is.  After the run, the trainer has its previous rate again.
             callbacks: objects of `engine.trainer.callbacks.Callback`.
-            folder: folder for checkpoints and logs; None: nothing is written.
+            folder: folder for checkpoints and logs; None if nothing is written.
             resume: continue the run in `folder` exactly as if it had not ended.  If the folder has
                 no checkpoint, a new run begins.
             progress: whether to show the progress of the training.

@@ -12,7 +12,7 @@ An id is a digest of content, so that the same inputs give the same files.  Valu
 not in it: models of one id with any checkpoint of it are what some call has written.
 
 Files are compared where they have the names of one set in one folder.  A program may take files
-from elsewhere, or under another name; these only have to fit: a checkpoint may go on with new
+from elsewhere, or under another name; these only have to fit: a checkpoint may continue with new
 artifacts.  Files without an id, such as the artifacts of onnxruntime-training, are not compared.
 """
 

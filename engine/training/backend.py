@@ -80,7 +80,7 @@ class Backend:
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Session:
         """Return a session that runs a model: a `ModelProto`, a path or bytes.
 
-        threads: as of `engine.api.Module`.
+        threads: as for `engine.api.Module`.
 
         Raises:
             ModelError, DTypeError, UnsupportedOpError: as when a model is loaded.

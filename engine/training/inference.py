@@ -216,7 +216,7 @@ class Session:
     def run(self, output_names: Any, input_feed: Any, *, out: Any = None) -> list[Array]:
         """Return outputs for these inputs.
 
-        output_names: names of the outputs to return, in this order; None: all of them.
+        output_names: names of the outputs to return, in this order; None for all of them.
         input_feed: all inputs by name.
         out: arrays by names of outputs, to write to and return instead of new arrays.
 
@@ -284,8 +284,8 @@ class Session:
 def follow(find: Callable[[], tuple[Model, int | None]]) -> Session:
     """Return a session for a model that may be replaced, with its state and its memory.
 
-    find: returns the current model, and the seed of the random numbers that it draws; None: the
-        process's seed.
+    find: returns the current model, and the seed of the random numbers that it draws; None for
+        the process's seed.
     """
     session = Session.__new__(Session)
     session._open(find)

@@ -89,8 +89,8 @@ class Model(BoundModel):
         """Return the program for these shapes of inputs, planned and compiled on first use.
 
         values: of inputs that are constants in the plan.
-        update: what the plan of a training model does with the gradients; None: it accumulates
-            them, in region grad.
+        update: the use of the gradients in the plan of a training model; None if they are
+            accumulated in region grad.
         is_part: whether the plan is for a part of a batch.  It then has the input `SHARE` of
             engine/plan/collective.py: what the loss of the part counts.
 

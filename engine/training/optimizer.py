@@ -268,7 +268,7 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> float | None:
-        """The factor of the loss in the next step; None: the loss is not scaled."""
+        """The factor of the loss in the next step; None if the loss is not scaled."""
         scaling = self.session.memory.scaling
         return None if scaling is None else scaling.find_factor(self._state.loss_scale)
 

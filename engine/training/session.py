@@ -21,12 +21,12 @@ from engine.training.state import CheckpointState
 class ModuleSession:
     """The training model and the eval model of a module, and the traces of their steps.
 
-    state, memory: shared by both models.
-    training, evaluation: the models; the latter is None if there is none.
-    seed: of the random numbers that steps draw; None: the process's seed.
+    state, memory: the state and the memory that both models share.
+    training, evaluation: the two models; `evaluation` may be None.
+    seed: the seed of the random numbers in steps; None for the process's seed.
     check_finite: whether a loss that is not finite is an error.
     overwrite: whether the next training step overwrites the gradients instead of adding to them.
-    watch: is given the inputs and outputs of every training step; None: nobody looks at them.
+    watch: a function that gets the inputs and outputs of every training step, or None.
 
     Raises:
         ModelError, FileError: as `Module`.

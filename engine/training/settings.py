@@ -139,7 +139,7 @@ class ArtifactOptions:
 
     @property
     def ties(self) -> Sequence[Sequence[str]] | str | None:
-        """The groups of parameters to train as one; "auto": all found; None: not decided."""
+        """The groups of parameters to train as one; "auto": all found; None if not decided."""
         if isinstance(self.tie, bool):
             return "auto" if self.tie else ()
         return self.tie

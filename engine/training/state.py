@@ -365,8 +365,8 @@ class CheckpointState:
     changes: of region param, which all note that write to it.
     draws: how many steps have drawn random numbers; the next one draws those that follow.
     skipped: how many updates were skipped, as gradients or losses were not finite.
-    loss_scale, good_steps: a dynamic loss scale, and how many updates in a row were done since it
-        changed; None: there was no step with one.
+    loss_scale, good_steps: a dynamic loss scale, and the number of updates in a row since it
+        changed; None before the first step with one.
     loaded: whether the parameters have values; after a nominal checkpoint they have none at first.
     moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
         state; until an optimizer takes them over.

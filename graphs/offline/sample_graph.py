@@ -169,7 +169,7 @@ class SampleGraph:
         )
 
     def _count(self, rank: int) -> Array:
-        """Return the numbers of the samples, along the first of so many axes."""
+        """Return the numbers of the samples, along the first of this many axes."""
         return np.arange(self.samples).reshape(-1, *[1] * (rank - 1))
 
     def find_joined_numbers(self, node: Node, axis: int) -> frozenset[int]:

@@ -42,7 +42,7 @@ class LossValue:
     """A value over all samples.
 
     is_mean: the mean of the samples; otherwise their sum.
-    labels: the input whose labels weigh the samples; None: all weigh the same.
+    labels: the input whose labels weigh the samples; None if all weigh the same.
     ignore: the label of those that weigh nothing.
     weights: the weights of the classes.
     is_told: whether a user's rule makes gradients of the gradients of the whole batch: the backward

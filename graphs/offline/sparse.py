@@ -93,7 +93,7 @@ def choose(
 ) -> ChosenParameters:
     """Choose the parameters that an update trains in a forward model with unique names of nodes.
 
-    candidates: the initializers that it may choose; None: all parameters of the model.
+    candidates: the initializers that it may choose; None for all parameters of the model.
 
     Raises:
         NameNotFoundError: a pattern matches no candidate, or there is no such layer.

@@ -172,7 +172,7 @@ class _Integers:
     # --- the kinds of layers
 
     def replace_dequantised(self, node: Node) -> list[Node] | None:
-        """Replace a layer between DequantizeLinear and QuantizeLinear; None: it stays."""
+        """Replace a layer between DequantizeLinear and QuantizeLinear; None if it stays."""
         x = self.find_activation(node.inputs[0])
         w = None if x is None else self.find_weights(node.inputs[1])
         if x is None or w is None:
@@ -198,7 +198,7 @@ class _Integers:
         return [self.make_layer(node, x.name, x.zero, matrix, result, unit, integers)]
 
     def replace_linear(self, node: Node) -> list[Node] | None:
-        """Replace QLinearMatMul or QLinearConv; None: it stays."""
+        """Replace QLinearMatMul or QLinearConv; None if it stays."""
         values = [self.get_value(name) for name in node.inputs]
         x_scale, y_scale, y_zero = (_take_single(values[i]) for i in (1, 6, 7))
         w = self.join_weights(*node.inputs[3:6], axis=0 if node.op == "QLinearConv" else 1)
@@ -221,7 +221,7 @@ class _Integers:
         return [self.make_layer(node, node.inputs[0], node.inputs[2], matrix, result, unit, bias)]
 
     def replace_bare(self, node: Node) -> list[Node] | None:
-        """Replace MatMulInteger or ConvInteger, whose result is a sum; None: it stays."""
+        """Replace MatMulInteger or ConvInteger, whose result is a sum; None if it stays."""
         inputs = [*node.inputs, "", ""][:4]
         if inputs[2] and self.types[inputs[2]].size != 1:
             return None

@@ -38,7 +38,7 @@ def assemble(
     """Give every value of an ordered draft its place in memory; return the verified plan.
 
     kernel_set: the name of the kernels that the plan is for.
-    searched, once: as of `Plan`.
+    searched, once: as for `Plan`.
     """
     lives = find_lifetimes(draft, draft.calls)
     nbytes = {n: v.nbytes for n, v in draft.values.items()}

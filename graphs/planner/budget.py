@@ -97,7 +97,7 @@ class Rung:
 class _Tiled:
     """Facts about the draft of a rung.
 
-    peak, seconds: as of `Rung`.
+    peak, seconds: as for `Rung`.
     groups: the bytes that live during each group that can be taken apart, and the places that its
         calls had.
     """
@@ -175,7 +175,7 @@ class _Order:
 class _Level:
     """A rung that was not made yet.
 
-    order, chosen: as of `Rung`.
+    order, chosen: as for `Rung`.
     limit: the bytes that were to live at most.
     seconds: that the search expects a step to take.
     """
@@ -432,7 +432,7 @@ def explain_too_little(plan: Plan, least: int, budget: int) -> BudgetError:
     """Return the error that no plan keeps to a budget: what takes the memory of the least."""
     regions = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
-        f"{plan.name}: a budget of {budget} bytes is too small; the least that is enough is "
+        f"{plan.name}: a budget of {budget} bytes is too small; the smallest that is enough is "
         f"{least} bytes: {regions}{plan.describe_fullest()}",
         least,
     )

@@ -39,7 +39,6 @@ from engine.plan.plan import DONE, FAULT, NOISE, UNWRITTEN, KernelSpec, Mode, Ph
 from engine.plan.words import Packed, Words
 
 SIGNAL = (OURS, "UpdateSignal")  # of joined graphs
-OVER_ALL = {(OURS, "ClipFactor"), (OURS, "GradientSignal")}  # read all gradients of them
 
 
 Made = TypeVar("Made")
@@ -408,10 +407,8 @@ class DraftSource:
     def _find_phase(self, node: Node) -> Phase:
         """Return the phase of the calls of a node."""
         if self.is_update:
-            is_own = (
-                get_declaration(self.graph, node).optimizer or (node.domain, node.op) in OVER_ALL
-            )
-            if is_own or not self.is_joined or DONE in node.inputs:
+            op = get_declaration(self.graph, node)
+            if op.optimizer or op.reads_all_gradients or not self.is_joined or DONE in node.inputs:
                 return "opt"
         return "fwd" if node in self.forward else "bwd"
 

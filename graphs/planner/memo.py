@@ -19,7 +19,7 @@ from engine.plan.plan import FAULT, NOISE, Phase
 
 ALTERNATIVES = 8  # pieces kept of one node: as many sets of answers about sizes as were met at once
 
-_DOMAINS = ("", MS, OURS)  # operators of one's own may ask for the name
+_DOMAINS = ("", MS, OURS)  # users' own operators may ask for the name
 
 
 class NodeMemo:

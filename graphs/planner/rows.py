@@ -195,7 +195,7 @@ def _find_blocks(call: DraftCall) -> Blocks | None:
 
 
 def _cut(call: DraftCall, dx: Value, length: int, cut: TileCut) -> DraftCall:
-    """Return a call as it is for a tile of so many elements of a gradient.
+    """Return a call as it is for a tile of this many elements of a gradient.
 
     cut: all of it except for its pointers.
     """

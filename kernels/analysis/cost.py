@@ -60,7 +60,7 @@ def read_efficiencies() -> Mapping[str, float]:
 
 
 def get_nominal(threads: int) -> Roofline:
-    """Return the machine that plans assume for so many threads: the one that benchmarks run on.
+    """Return the machine that plans assume for this many threads: the one that benchmarks run on.
 
     All of its limits scale with the threads, so their number changes no ratio of two times.
     """

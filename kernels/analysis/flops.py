@@ -107,7 +107,7 @@ def measure_work(plan: Plan) -> list[Work]:
 
 
 def measure_calls(calls: Sequence[Task], threads: int) -> Iterator[Work]:
-    """Measure the work of calls that run one after another on so many threads."""
+    """Measure the work of calls that run one after another on this many threads."""
     for task, written in follow_groups(calls):
         used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
         moves = _count_moved(task, used, written, threads)

@@ -415,8 +415,8 @@ class Op:
         must be channels-last.
     movement: which elements of its inputs the outputs have.
     samples: how the outputs hold the samples of a batch; with a formula, ELEMENTWISE by default.
-    storage: the operands that may be stored in 16 bits, which may depend on the node; None: none,
-        or all for an op with a formula.
+    storage: the operands that may be stored in 16 bits, which may depend on the node; none by
+        default, and all for an op with a formula.
     is_acting: it writes to its input 0, a gradient or a statistic that outlives the run.  So it
         runs even if nobody reads its outputs, like an op with `optimizer`.
     is_random: it draws random numbers.
@@ -429,6 +429,8 @@ class Op:
     internal: only passes of the planner make it; a file that contains it is refused.
     names_all_outputs: onnxruntime-training expects a name for every output, read or not.
     optimizer: the way it changes parameters, if it does.
+    reads_all_gradients: it belongs to the update of a joined graph and reads all its gradients.
+    joined: the ops that a joined graph may have because of it, as `read_op_keys` reads them.
     """
 
     name: str
@@ -469,6 +471,8 @@ class Op:
     internal: bool = False
     names_all_outputs: bool = False
     optimizer: Update | None = None
+    reads_all_gradients: bool = False
+    joined: str = ""
 
     def attributes(self) -> dict[str, Kind]:
         """Return the type of every attribute that a node may have.

@@ -44,7 +44,11 @@ def test_the_page_of_limits_is_their_table() -> None:
         ("NODES", "1_0", "EDGEGRAD_MAX_NODES='1_0': expected a whole number of nodes"),
         ("NODES", "0", "EDGEGRAD_MAX_NODES='0': expected 1 to"),
         ("NODES", "9" * 5000, "EDGEGRAD_MAX_NODES='999"),
-        ("PLAN_BYTES", "4 XB", "EDGEGRAD_MAX_PLAN_BYTES='4 XB': expected bytes, as '48 MB'"),
+        (
+            "PLAN_BYTES",
+            "4 XB",
+            "EDGEGRAD_MAX_PLAN_BYTES='4 XB': expected a number of bytes, such as '48 MB'",
+        ),
         ("NODE", "4", "unknown switch EDGEGRAD_MAX_NODE; .*nearest: 'EDGEGRAD_MAX_NODES'"),
     ],
 )

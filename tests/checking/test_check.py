@@ -180,7 +180,7 @@ def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     assert small.status == "does not fit"
     assert small.figures is not None
     assert small.least == small.figures.nbytes <= most
-    assert f"the least that is enough is {small.least} bytes" in small.why
+    assert f"the smallest that is enough is {small.least} bytes" in small.why
     assert f"{format_bytes(small.least)} is the least that would do" in str(small)
     trainer = Trainer(artifacts, threads=2, memory_budget=2_500_000)
     batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)

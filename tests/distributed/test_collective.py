@@ -226,7 +226,7 @@ def test_a_loss_that_is_not_finite_holds_back_all_updates() -> None:
 
 
 def test_an_overflow_on_one_rank_lowers_the_loss_scale_of_all() -> None:
-    """All ranks skip the step, and go on with the factor of one process."""
+    """All ranks skip the step, and continue with the factor of one process."""
     bad = X.copy()
     bad[15, 2] = np.inf
     options: dict[str, Any] = {"precision": "f16", "growth_interval": 2, "threads": 1}

@@ -25,7 +25,7 @@ PROGRAM = SUPPORT / "mpi_training.py"
 
 
 def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
-    """All of tests/support/mpi_training.py; then one process goes on with what two have begun."""
+    """All of tests/support/mpi_training.py; then one process continues what two have begun."""
     done = ranks.run(tmp_path, 2, PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"equal (\d)", done.stdout)) == ["0", "1"]

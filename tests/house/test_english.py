@@ -44,6 +44,12 @@ BANS = {
     ),
     "but for": (r"(?i)\bbut for\b", "except for"),
     "told": (r"(?i)\b(?:is|are|was|were) told\b|\btold by\b|\btells? no\b", "gets, is reported"),
+    "go on with": (r"(?i)\bgo(?:es|ing)? on with\b", "continue"),
+    "of one's own": (r"\bof one's own\b", "a user's own"),
+    "None: it is": (
+        r"\bNone: (?:there|it|they|nobody|nothing|none|one is|all (?:do|have))\b",
+        "None if it is",
+    ),
     "in the making": (r"(?i)\bin the making\b|\bfor want of\b", "that is being made; without"),
     "who": (
         r"(?i)(?:\b(?:to|for|by|from|as|than|with)|[.;:]) who\b(?!ever)(?![^.;]*\?)",
@@ -54,6 +60,7 @@ BANS = {
 _ANY = re.compile(
     r"(?i)of which|\b(?:no|else|begin|behind|told|who)\b|\b(?:tell|that of|those of)|in place of"
     r"|reckon|foretell|foretold|\b(?:has|have) (?:it|them)\b|but for|in the making|for want of"
+    r"|on with|one's own|none: "
 )
 # A sentence whose subject is a clause; questions, and "What to do:", are none.
 _CLAUSE = re.compile(
@@ -62,6 +69,7 @@ _CLAUSE = re.compile(
 )
 # Code of other languages in a string, or a list of their keywords: no prose.
 _CODE = re.compile(r"[;{]\n|#include|:\n    |\A\s*(?:[a-z_\d]+\s+){12}")
+_FOUND = re.compile(r"\s*(?:>>> )?\(?found\b[^=]*=[^=]")  # assigned on a page
 _PARTS = re.compile(r"(\n\s*\n|\n(?=\s*\w+(?:, \w+)*: ))")  # of a docstring
 _C_COMMENT, _STAR, NEWLINE = re.compile(r"/\*(.*?)\*/", re.DOTALL), r"(?m)^ *\*", "\n"
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -118,11 +126,16 @@ def nameless(path: Path) -> list[str]:
 
 
 def on_page(path: Path) -> list[str]:
-    """List the offences on a page of Markdown, each with its line."""
+    """List the offences on a page of Markdown, each with its line; in its code, only `found`."""
+    page = path.read_text("utf-8")
     return [
         f"{_name(path)}:{line}: {offence}"
-        for line, text in paragraphs(path.read_text("utf-8"))
+        for line, text in paragraphs(page)
         for offence in offences(text)
+    ] + [
+        f"{_name(path)}:{line}: 'found' does not say what was found"
+        for line, text in enumerate(page.splitlines(), 1)
+        if _FOUND.match(text)
     ]
 
 
@@ -252,6 +265,9 @@ def test_an_assignment_of_found_is_found(tmp_path: Path) -> None:
         ("All of it but for the bias.", "but for"),
         ("The sampler is told the epoch.", "told"),
         ("A file in the making.", "in the making"),
+        ("A process goes on with a run.", "go on with"),
+        ("A class of one's own.", "of one's own"),
+        ("scale: of the loss; None: there is none.", "None: it is"),
         ("It ends. What is left is kept.", "a clause as subject"),
         ("| a key | Whether it is kept. |", "a clause as subject"),
         ("- Who has the turn may step.", "a clause as subject"),
@@ -280,10 +296,12 @@ def test_prose_of_a_page_is_found_with_its_line(tmp_path: Path) -> None:
     page.write_text(
         "# What is kept\n\nA `that of` and\n[of which](behind.md) more.\n\n"
         "```sh\n# that of\n```\n\n<!-- behind -->\n- a\n- One behind\n  another.\n"
+        "```pycon\n>>> (found,) = f()\n>>> found == 1\n```\n"
     )
     assert [offence.split(" (")[0] for offence in on_page(page)] == [
         "page.md:3: 'of which'",
         "page.md:12: 'behind'",
+        "page.md:15: 'found' does not say what was found",
     ]
 
 

@@ -231,7 +231,7 @@ def test_a_triple_names_its_system() -> None:
 
 
 def test_what_is_made_for_another_platform_is_refused(tmp_path: Path) -> None:
-    """A compiler of one's own that makes other code than the target's."""
+    """A user's own compiler that makes other code than the target's."""
     if not shutil.which("cc"):
         pytest.skip("needs cc")
     for kind in ("static", "shared"):

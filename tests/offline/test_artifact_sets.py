@@ -103,7 +103,7 @@ def test_the_same_inputs_give_the_same_files(tmp_path: Path) -> None:
 
 
 def test_saves_keep_the_id_and_other_names_are_free(tmp_path: Path) -> None:
-    """A checkpoint goes on with other artifacts of the same model, under a name of its own."""
+    """A checkpoint continues with other artifacts of the same model, under a name of its own."""
     mine = make(tmp_path / "mine")
     state, first = train(mine)
     assert not list(state.properties)

@@ -11,8 +11,8 @@ from engine.errors import EngineError
 
 GOOD = {"48 MB": 48 * 10**6, "48mib": 48 << 20, " 1.5 GB ": 1_500_000_000, "7B": 7, 12: 12}
 BAD = {
-    "12": "units: B, kB, MB", "-1 MB": "expected bytes, as '48 MB'", "0.1 B": "at least 1 byte",
-    0: "at least 1 byte", 1.5: "expected a whole number",
+    "12": "units: B, kB, MB", "-1 MB": "expected a number of bytes, such as '48 MB'",
+    "0.1 B": "at least 1 byte", 0: "at least 1 byte", 1.5: "expected a whole number",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Patterns: runs of nodes as exporters write them, which passes look for, on values of any shape.
 
-Each takes a value of real numbers, and leaves new values for others to go on with.
+Each takes a value of real numbers, and leaves new values for others to use.
 """
 
 from __future__ import annotations

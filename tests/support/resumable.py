@@ -47,7 +47,7 @@ class Kill(Callback):
 
 
 def train(folder: Path, *more: Callback, **options: Any) -> tuple[Trainer, History, EarlyStopping]:
-    """Train, or go on with the run in the folder."""
+    """Train, or continue the run in the folder."""
     trainer = make_trainer(DROPPING)
     data = batches((X, LABELS), batch_size=BATCH, shuffle=True, seed=5, augment=add_noise)
     stopping = EarlyStopping("val_loss", patience=3, min_delta=0.4, restore_best=True)

@@ -209,7 +209,7 @@ def test_a_folder_has_one_run(home: Path, run: Path, capsys: pytest.CaptureFixtu
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", run)
     before = (run / "inference.onnx").read_bytes()
     told = said(capsys, "train", *words, status=1)
-    assert f"{run} holds a run already: give another folder by -o, or --resume" in told
+    assert f"{run} holds a run already: continue it with --resume, or choose another" in told
     assert (run / "inference.onnx").read_bytes() == before
 
 
@@ -373,7 +373,11 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
             1,
             "photo: no such file or folder; nearest: 'photos'",
         ),
-        (["--model", "model.onnx", "--data", "run/artifacts"], 1, "known by their names (images:"),
+        (
+            ["--model", "model.onnx", "--data", "run/artifacts"],
+            1,
+            "names of files decide it (images:",
+        ),
         (["--model", "photos", "--data", "photos"], 1, "photos: no such file"),
         (["--model", "resnet", "--data", "photos"], 1, "no model 'resnet'; nearest: 'resnet18'"),
         (["--model", "run/run.toml", "--data", "photos"], 1, "run.toml"),

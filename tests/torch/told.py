@@ -181,7 +181,7 @@ def checkpointed(s: Any, x: Any) -> Any:
     return checkpoint(lambda v: s.c(v).tanh(), h, use_reentrant=True)
 
 
-# --- functions of one's own
+# --- functions that users write
 
 
 class Reverse(torch.autograd.Function):

@@ -358,7 +358,7 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_is_well() -> None:
         ({"metrics": ["acuracy"]}, InputError, "no metric 'acuracy'"),
         ({"monitor": "val_loss"}, NameNotFoundError, r"no column 'val_loss', but \['loss'\]"),
         ({"mode": "least"}, InputError, "mode='least'"),
-        ({"validation": 1.5}, InputError, r"share=1\.5"),
+        ({"validation": 1.5}, InputError, r"validation=1\.5: expected data, or a share"),
         ({"batch_size": 0}, InputError, "batch_size=0"),
         ({"seed": "a"}, DTypeError, "seed: expected a whole number"),
         ({"unfreeze": "head.*"}, DTypeError, "unfreeze: expected a mapping"),
@@ -375,7 +375,7 @@ def test_options_that_mean_nothing(
 
 
 def test_a_share_of_an_iterable_cannot_be_set_apart() -> None:
-    with pytest.raises(InputError, match=r"validation=0\.2: a share can be set apart of arrays"):
+    with pytest.raises(InputError, match=r"validation=0\.2: a share can be set apart from arrays"):
         make_trainer().fit(iter([DATA]), validation=0.2, progress=False)
 
 

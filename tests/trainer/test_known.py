@@ -230,7 +230,7 @@ def test_texts_are_read_as_in_the_training(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Words(ByteTokenizer):
-    """A tokenizer of one's own, which no file can name."""
+    """A user's own tokenizer, which no file can name."""
 
 
 def test_runs_of_other_doors_predict_files(tmp_path: Path) -> None:

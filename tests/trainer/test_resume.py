@@ -438,7 +438,9 @@ def test_a_run_of_something_else_is_not_gone_on_with(
     make_trainer().fit(DATA, folder=tmp_path, **RUN)
     trainer = make()
     before = read_values(trainer)
-    with pytest.raises(StateError, match=f"resume: .*({text}).*the run in '.*' had, or another"):
+    with pytest.raises(
+        StateError, match=f"resume: .*({text}).*the values of the run '.*', or another"
+    ):
         trainer.fit(data, folder=tmp_path, resume=True, **{**RUN, "epochs": 2, **options})
     assert read_values(trainer) == before
     make_trainer().fit(
@@ -446,10 +448,20 @@ def test_a_run_of_something_else_is_not_gone_on_with(
     )  # nothing is lost
 
 
+def test_a_trainer_goes_on_with_its_own_run_at_the_default_rate(tmp_path: Path) -> None:
+    """It is 0.001 until the first step makes it a float32."""
+    trainer = make_trainer(optimizer=AdamW())
+    assert trainer.learning_rate == 0.001
+    trainer.fit(DATA, folder=tmp_path, **RUN)
+    history = trainer.fit(DATA, folder=tmp_path, resume=True, **{**RUN, "epochs": 2})
+    assert trainer.learning_rate != 0.001
+    assert len(history.rows) == 2
+
+
 def test_a_folder_with_a_run_is_not_trained_over(tmp_path: Path) -> None:
     make_trainer().fit(DATA, folder=tmp_path, **RUN)
     kept = (tmp_path / "last").read_text()
-    with pytest.raises(StateError, match="has a run already: resume=True goes on with it; or give"):
+    with pytest.raises(StateError, match="has a run already: resume=True continues it; or give"):
         make_trainer().fit(DATA, folder=tmp_path, **RUN)
     assert (tmp_path / "last").read_text() == kept
 

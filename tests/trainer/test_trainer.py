@@ -356,7 +356,7 @@ def test_batches_are_cast_where_no_kind_is_lost() -> None:
     assert loss == same.step({"labels": LABELS.tolist(), "x": X.tolist()})
     for batch, error, text in (
         ((X, LABELS.astype(np.float32)), DTypeError, "input 'labels': expected values of type int"),
-        ((X,), InputError, "takes 2 inputs ['x', 'labels'], the batch has 1"),
+        ((X,), InputError, "takes 2 inputs, ['x', 'labels'], but the batch has 1"),
         (({"x": X, "label": LABELS},), InputError, "lacks the input 'labels'"),
         ((X[0], LABELS), ShapeError, "input 'x': expected 2 dimensions"),
         ((X, LABELS + 1), IndexError, "label 3 at position 2"),

@@ -49,7 +49,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory of a device in bytes; None: any amount."""
+    """Memory of a device in bytes; None for any amount."""
 
     ram: int | None = None
     flash: int | None = None

@@ -68,8 +68,8 @@ def quantise_file(
 
     source: an ONNX file, or the folder of a run, whose data are prepared as in its training.
     table: the data that calibrate.
-    validation: the data to measure with; None: those that calibrate.
-    samples: calibrate with so many, taken evenly; None: all.
+    validation: the data to measure with; None for those that calibrate.
+    samples: the number of samples to calibrate with, taken evenly; None for all.
     metrics: to measure; by default as in the run, or accuracy where samples have classes.
 
     Raises:

@@ -194,7 +194,7 @@ class RunConfig:
 
     def loss(self, default: str, place: str = "[model] loss") -> Loss | Mapping[str, Any] | None:
         """Return the loss, `default` unless one is named, or a pair of a loss and its weight for
-        each of several outputs; None: the model computes it.
+        each of several outputs; None if the model computes it.
 
         place: the beginning of messages.
 

@@ -65,7 +65,7 @@ class RunResult:
 
     config: as it was written.
     wrote: the files of the folder that are for people and for programs.
-    test: what the best model measures on the test data; None: none were asked for.
+    test: what the best model measures on the test data; None if none were requested.
     """
 
     folder: Path
@@ -96,7 +96,7 @@ class _Prepared:
 def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> RunResult | None:
     """Train as a configuration says; together with others, if a launcher has started this process.
 
-    resume: go on with the run in the output folder.
+    resume: continue the run in the output folder.
     say: is called with a line for each thing that was found or decided, before training begins.
 
     Returns:
@@ -323,7 +323,7 @@ def _check_folder(folder: Path, resume: bool) -> None:
     has_run = (folder / RUN).exists() or (folder / "last").exists()
     if has_run and not resume:
         raise StateError(
-            f"{folder} holds a run already: give another folder by -o, or --resume to go on with it"
+            f"{folder} holds a run already: continue it with --resume, or choose another with -o"
         )
     if resume and not (folder / CONFIG).exists():
         raise StateError(f"{folder} holds no run to resume: leave out --resume to begin one")
@@ -374,7 +374,7 @@ def _check_apart(folder: Path, config: RunConfig) -> None:
 
 
 def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
-    """Refuse to go on with a run on another model, other data or with another optimizer.
+    """Refuse to continue a run on another model, other data or with another optimizer.
 
     Raises:
         StateError: something differs, by name.

@@ -161,7 +161,7 @@ def select_given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str,
 
 
 def _make_option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
-    """Return the option of a command for a field; None: its values are tables."""
+    """Return the option of a command for a field; None if its values are tables."""
     from engine.base.fields import read_declaration
 
     declared = read_declaration(field)

@@ -70,7 +70,7 @@ def plan_of_table() -> Plan:
 
 
 def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
-    """Return a plan of one step over so many parameters for a single thread."""
+    """Return a plan of one step over this many parameters for a single thread."""
     kinds = dict.fromkeys(NAMES, "f32")
     graph, each = method.build(17, kinds), (size // TENSORS // ROW, ROW)
     layout = lay_out(method.rule().states, dict.fromkeys(NAMES, ("f32", each)))

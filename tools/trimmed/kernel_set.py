@@ -23,7 +23,7 @@ from engine.kernels.ops.movement import find_bits
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.instructions import DOMAINS
 from engine.kernels.vocabulary.kernel import ANY, MOVED, NUMBER, OPEN, REAL, Template
-from engine.kernels.vocabulary.op import MS, OURS, Op
+from engine.kernels.vocabulary.op import MS, OURS, Op, read_op_keys
 from engine.plan.plan import KernelSpec, Plan
 from engine.tools.trimmed.opset import OpSet, of_graphs
 
@@ -128,10 +128,8 @@ def _add_joining(held: Keys) -> Keys:
 
     Op sets are of graphs that people have, which do not name these.
     """
-    updates = any(key in list_ops() and list_ops()[key].optimizer for key in held)
-    clips = (MS, "InplaceClipGradNorm") in held
-    more = {(OURS, "UpdateSignal"), (OURS, "GradientSignal")} if updates else set()
-    return held | more | ({(OURS, "ClipFactor")} if clips else set())
+    declared = [list_ops()[key] for key in held if key in list_ops()]
+    return held.union(*(read_op_keys(op.joined) for op in declared))
 
 
 def _list_held(config: OpSet) -> Keys:

@@ -47,7 +47,7 @@ class Planned:
     states: the states that the optimizer keeps.
     skips: whether updates are skipped if gradients are not finite.
     is_joined: whether the training plans update the parameters; there is no optimizer's plan then.
-    only: as of `make_plans`.
+    only: as for `make_plans`.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
     joined: for each partly trained weight of the inference model, the names of its two parameters,

@@ -76,7 +76,7 @@ class Rounds(Strategy):
             them.
         before: the number of rounds of the resumed run.
         done: called with the arrays after each aggregation.
-        encoding: the encoding of updates; None: devices send parameters without encoding.
+        encoding: the encoding of updates; None if devices send parameters without encoding.
         limits: limits for replies.
     """
 

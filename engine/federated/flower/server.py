@@ -51,7 +51,7 @@ def server_app(
     Args:
         make: makes the trainer from the configuration of the run; training starts from its values.
         data: returns the data on which the server evaluates after each round, given the
-            configuration; None: only devices evaluate.
+            configuration; None if only devices evaluate.
         wrap: wraps a strategy around the one that the configuration names.
 
     The configuration of the run is `[tool.flwr.app.config]`, see server_options.py.

@@ -56,9 +56,9 @@ class MeanAveragePrecision(AveragedMetric):
     form: the four numbers of a box: two corners, a corner with width and height, or the centre with
         width and height.
     area: of the objects that count, in pixels: all, below 32², up to 96², above.
-    average: "macro": the mean over the classes that occur; None: a column for each class.
+    average: "macro": the mean over the classes that occur; None for a column for each class.
     detections: how many count in a class of an image, from the highest score on.
-    decode: makes the rows (n, d, 6) of the outputs by name; None: the output has them.
+    decode: makes the rows (n, d, 6) of the outputs by name; None if the output has them.
     limit: bytes that are kept of all detections.
     """
 

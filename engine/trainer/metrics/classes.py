@@ -30,8 +30,8 @@ NOTHING = "NaN if no position counts"
 class ClassMetric(Metric):
     """Base of metrics of class scores and integer targets.
 
-    axis: of the scores, that has the classes; None: as the top of this file says.
-    ignore_index: the target of positions that do not count; None: all do.
+    axis: the axis of the scores that has the classes; None: as the top of this file says.
+    ignore_index: the target of positions that do not count; None if all of them count.
     """
 
     @check_arguments

@@ -86,7 +86,7 @@ def metrics_of(
 def check_named(metrics: Sequence[Metric], parts: Sequence[str]) -> None:
     """Refuse a metric of a model with several losses that does not name what it takes.
 
-    parts: the losses of several outputs, by name.  A metric of one's own class takes what it will.
+    parts: the losses of several outputs, by name.  A user's own class may read any of them.
 
     Raises:
         InputError: a metric would compare the first output with the last input.
@@ -141,7 +141,7 @@ def _make_named(name: str) -> Metric:
 def list_results(metrics: Sequence[Metric], classes: Sequence[str] | None) -> dict[str, float]:
     """Return the results of metrics by column.
 
-    classes: the names of the classes; None: unknown.
+    classes: the names of the classes; None if unknown.
 
     Raises:
         InputError: two metrics have the same column.
@@ -161,8 +161,8 @@ def list_results(metrics: Sequence[Metric], classes: Sequence[str] | None) -> di
 def find_declaration(column: str) -> Declaration | None:
     """Return the declaration of the metric whose name a column of the history has.
 
-    The name of the metric stands at the end, or is followed by `_` and a variant or a class.  None:
-    it has the name of no metric.
+    The name of the metric ends the column, or is followed by `_` and a variant or a class.  None if
+    the column has the name of no metric.
     """
     matches: list[tuple[int, Declaration]] = []
     for kind in METRICS:

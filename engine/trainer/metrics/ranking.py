@@ -53,9 +53,9 @@ class _KeptScores(NamedTuple):
 class Ranking(AveragedMetric, ClassMetric):
     """Base of metrics that keep scores.
 
-    average: "macro": the mean over the classes; "weighted": weighted by how often each is the
-        target; "micro": all questions as one; None: a column for each class.  With two classes, or
-        one score a position, it is class 1 alone, unless average is None.
+    average: "macro" for the mean over the classes; "weighted" to weight classes by how often they
+        are the target; "micro" to treat all questions as one; None for a column for each class.
+        With two classes, or one score per position, only class 1 counts, unless average is None.
     limit: bytes that scores and targets may take.
     """
 

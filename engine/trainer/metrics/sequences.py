@@ -32,12 +32,12 @@ _TOKENS = "tokens, or their scores", "tokens"
 class SequenceMetric(Metric):
     """Base of metrics of sequences of tokens.
 
-    ignore_index: the target of places that do not count; None: all do.
-    end: the token that ends a sequence and does not belong to it; None: it goes to its last place.
-    blank: the token of CTC that stands for none; None: the model has none.
+    ignore_index: the target at places that do not count; None if all places count.
+    end: the token that ends a sequence without belonging to it; None if sequences fill all places.
+    blank: the blank token of CTC; None for models without CTC.
     steps_first: whether scores of CTC are (steps, n, c).
-    lengths: the input with the number of steps of each sample; None: all of them.
-    target_lengths: the input with the number of targets of each sample; None: all of them.
+    lengths: the input with the number of steps of each sample; None to use all steps.
+    target_lengths: the input with the number of targets of each sample; None to use all targets.
     """
 
     @check_arguments

@@ -96,7 +96,7 @@ class R2(AveragedMetric, ValueMetric):
     """1 - Σ (y - t)² / Σ (t - mean t)², the coefficient of determination, of each of the values.
 
     average: "macro": the mean over the values of a sample; "weighted": weighted by the variance of
-        their targets; "micro": all of them as one value; None: a column for each.
+        their targets; "micro": all of them as one value; None for a column for each.
     """
 
     declared = Declaration(

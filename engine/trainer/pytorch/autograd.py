@@ -60,7 +60,7 @@ def _make_library(torch: Any) -> Any:
 def _run_batched(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
     """Return what an operator of ours makes of tensors that `vmap` has joined, and their axis.
 
-    dims: of each tensor the axis along which it is joined; None: it is one for all.
+    dims: of each tensor the axis along which it is joined; None if it is one for all.
     """
     first = [t.movedim(d, 0) if d else t for t, d in zip(given, dims, strict=True)]
     if len(first) == 4:  # redirect of y, dy, x, dx
@@ -153,7 +153,7 @@ class Notes:
     def is_float(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor) and value.is_floating_point()
 
-    # --- functions of one's own
+    # --- functions that users write
 
     def apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an `autograd.Function`, forward and backward."""

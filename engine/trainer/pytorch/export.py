@@ -207,7 +207,7 @@ def train_reached(make: Callable[[Sequence[str]], Made], train: Sequence[str]) -
 def to_torch(state: CheckpointState, module: Any) -> list[str]:
     """Write the parameters of a checkpoint into a module, running statistics included.
 
-    state: as of `Trainer.state`, whose parameters have the names that they have in the module.
+    state: as for `Trainer.state`, whose parameters have the names that they have in the module.
 
     Returns the names of the module's parameters and buffers that the state does not have; they stay
     as they are.

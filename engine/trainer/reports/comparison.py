@@ -49,7 +49,7 @@ class RunRecord:
     folder: of the run.
     history: a row an epoch.
     monitor: the column that decides which checkpoint is the best.
-    steps, seconds: of the whole run; None: no checkpoint says it.
+    steps, seconds: of the whole run; None if no checkpoint records them.
     settings: names and values, from run.toml and run.json.
     sizes: bytes of the best checkpoint and of the exported model, by "checkpoint" and "model".
 
@@ -98,7 +98,7 @@ class RunRecord:
 
     @property
     def memory(self) -> float | None:
-        """The largest resident size of the process, in bytes; None: not recorded."""
+        """The largest resident size of the process, in bytes; None if not recorded."""
         return max((row["memory"] for row in self.history.rows if "memory" in row), default=None)
 
     def __repr__(self) -> str:

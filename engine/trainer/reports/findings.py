@@ -35,10 +35,10 @@ class Sample:
     """A sample of the validation, and the model's prediction for it.
 
     expected, predicted: the number of a class, or the first `SHOWN` values.
-    confidence: the share of the predicted class, from 0 to 1; None: no classification.
+    confidence: the share of the predicted class, from 0 to 1; None without classification.
     error: the score of the predicted class minus the score of the expected one, or the mean
         absolute difference of the values.
-    picture: u8[height, width, channels] of the sample; None: it does not look like one.
+    picture: u8[height, width, channels] of the sample; None if it does not look like one.
     values: the first `SHOWN` of its numbers or texts, out of `size`.
     name: of its file; empty if it is not known.
     """
@@ -63,9 +63,9 @@ class Findings:
 
     features, target, output: the names of the input that is shown, of the labels, and of the
         output that is compared with them.
-    classes: their names; None: unknown.
-    threshold: the output above which a sample has a label, as the loss declares it; None: a sample
-        has one class, or values.
+    classes: their names; None if unknown.
+    threshold: the output above which a sample has a label, as the loss declares it; None if each
+        sample has one class, or values.
     limit: how many samples of each kind are kept.
     step, epoch: the optimizer step and the epoch of this validation.
     counts: i64[classes, classes], how often the row's class was taken for the column's class;

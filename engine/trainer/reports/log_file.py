@@ -76,7 +76,7 @@ class LogFile:
     Args:
         path: the file; its folder is created.
         what: the file, in errors.
-        kept: its initial content; None: its present content.
+        kept: its initial content; None for its present content.
 
     Raises:
         FileError: it cannot be written.

@@ -36,7 +36,7 @@ class Progress(Callback):
     per second and memory, drawn by the package tqdm.  Everywhere, at the end of an epoch, one line
     that stays.  A stream that can no longer be written to is left alone.
 
-    file: the output; None: standard error at the start of the training, in a notebook standard
+    file: the output; None for standard error at the start of the training, in a notebook standard
         output.
     """
 

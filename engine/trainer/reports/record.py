@@ -26,11 +26,11 @@ class Record:
     step, samples: the numbers of steps made and of samples trained on.
     seconds: the running time.
     monitor: the column of the history that decides which checkpoint is the best.
-    rows: of the history, one per epoch.
-    points: of the training, step by step.
-    findings: of the validation of the best epoch if `keeps_best`, otherwise of the last one; None:
-        there was none.
-    best: the best epoch by the monitored column, from 0 on; None: there is none yet.
+    rows: the rows of the history, one per epoch.
+    points: the values of the training, step by step.
+    findings: the findings of the last validation, or if `keeps_best` of the best epoch's; None
+        without validation.
+    best: the best epoch by the monitored column, from 0 on; None if there is none yet.
     keeps_best: whether the parameters after that epoch are the ones that are left: in the folder of
         the run as its best checkpoint, or in the trainer, which a callback gave them back.
     plans: the plans that the training runs on, the last used first.

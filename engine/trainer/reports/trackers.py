@@ -26,7 +26,7 @@ _FOREIGN = re.compile(r"[^\w\-. /]", re.ASCII)  # characters that MLflow's names
 class _Service(Tracker):
     """Base of trackers of a package's runs.
 
-    A resumed training goes on with its run, whose name every checkpoint keeps.
+    A resumed training continues its run, whose name every checkpoint contains.
     """
 
     package: ClassVar[str]
@@ -75,7 +75,7 @@ class _Service(Tracker):
         return {} if self._known is None else {"run": self._known}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run."""
+        """Continue the run."""
         self._known = state.get("run")
 
 
@@ -84,15 +84,15 @@ class WandbLog(_Service):
     """A run of Weights & Biases; needs the extra `wandb`.
 
     Args:
-        run: the run, or another object with a method `log`, which stays open; None: one begins and
-            ends with the training.
-        project, name: of a new run; None: as W&B is set up, and a name that it finds.
-        mode: of a new run; "offline": it is written to files, for `wandb sync`; None: as W&B is set
-            up, for example by WANDB_MODE.
-        seconds: between values of steps; 0: every step.
+        run: an open run, or another object with a method `log`; it stays open.  By default a new
+            run begins and ends with the training.
+        project, name: the project and the name of a new run; by default W&B chooses them.
+        mode: the mode of a new run; "offline" writes it to files for `wandb sync`.  By default W&B
+            decides, for example by WANDB_MODE.
+        seconds: the time between values of steps; 0 logs every step.
         options: more options of `wandb.init`.
 
-    Every call of `log` has the step as "trainer/step", the axis of all values.
+    Every call of `log` contains the step as "trainer/step", the axis of all values.
 
     Raises:
         MissingPackageError: wandb is not installed, and no run is given.
@@ -135,15 +135,15 @@ class MlflowLog(_Service):
     """A run of MLflow; needs the extra `mlflow`.
 
     Args:
-        run: the identifier of a run that stays open, in the tracking store; None: one is made, and
-            ends with the training.
-        experiment: the name of the experiment of a new run, made if it is not there.
-        name: of a new run; None: MLflow finds one.
-        uri: the tracking store, as "http://localhost:5000"; None: as MLflow is set up, for example
-            by MLFLOW_TRACKING_URI.
-        seconds: between values of steps; 0: every step.
+        run: the identifier of an open run in the tracking store; it stays open.  By default a new
+            run begins and ends with the training.
+        experiment: the name of the experiment of a new run; it is created if it does not exist.
+        name: the name of a new run; by default MLflow chooses one.
+        uri: the tracking store, such as "http://localhost:5000"; by default MLflow decides, for
+            example by MLFLOW_TRACKING_URI.
+        seconds: the time between values of steps; 0 logs every step.
 
-    Characters that MLflow's names cannot have become "_".
+    Characters that MLflow does not allow in names become "_".
 
     Raises:
         MissingPackageError: mlflow is not installed.
@@ -201,11 +201,11 @@ class AimLog(_Service):
     """A run of Aim; needs the extra `aim`.
 
     Args:
-        run: an `aim.Run`, or another object with a method `track`, which stays open; None: one is
-            made, and is closed with the training.
-        repo: of a new run, a folder; None: as Aim is set up.
-        experiment: of a new run; None: Aim's default.
-        seconds: between values of steps; 0: every step.
+        run: an open `aim.Run`, or another object with a method `track`; it stays open.  By default
+            a new run begins and ends with the training.
+        repo: the folder of a new run; by default Aim decides.
+        experiment: the experiment of a new run; by default Aim's.
+        seconds: the time between values of steps; 0 logs every step.
         options: more options of `aim.Run`.
 
     Raises:

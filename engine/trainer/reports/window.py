@@ -28,7 +28,7 @@ class View:
 
 
 class Window:
-    """A timer that looks at a training every so many seconds, for the cost of reading a clock.
+    """A timer that looks at a training every few seconds, for the cost of reading a clock.
 
     The mean loss of a window follows from the running means of its epoch at both ends.
 
@@ -59,7 +59,7 @@ class Window:
         return self._view(fit, now) if now >= self._due else None
 
     def take_rest(self, fit: Fit) -> View | None:
-        """Return the work since the last look, however recent; None: nothing."""
+        """Return the work since the last look, however recent; None if nothing."""
         return self._view(fit, time.perf_counter())
 
     def _view(self, fit: Fit, now: float) -> View | None:

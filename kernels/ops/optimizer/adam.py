@@ -27,6 +27,7 @@ from engine.kernels.ops.optimizer.clipping import square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
     SECOND,
+    SIGNALS,
     Group,
     Method,
     OptimizerRule,
@@ -204,6 +205,7 @@ OPS = (
         lower=_lower,
         calls=(adam.template, *MAP_KERNELS),
         optimizer=Update(AdamW.states),
+        joined=SIGNALS,
     ),
     optimizer(AdamW, adam, lower=_lower, lazy=0),
     optimizer(Adam, adam, lower=_lower),

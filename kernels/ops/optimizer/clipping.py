@@ -297,6 +297,7 @@ OPS = (
         lower=_lower_clip,
         calls=(square_sums, clip),
         is_view=True,
+        joined=f"{OURS}::ClipFactor",
     ),
     Op(
         name="ClipFactor",
@@ -308,6 +309,7 @@ OPS = (
         infer=_factor_infer,
         lower=_lower_factor,
         calls=(square_sums, clip_factor, norm),
+        reads_all_gradients=True,
     ),
     Op(
         name="ReduceAllL2",

@@ -15,6 +15,7 @@ from engine.base.signatures import AT_LEAST_0, Range, check_arguments
 from engine.kernels.vocabulary.op import OURS
 from engine.plan.states import State
 
+SIGNALS = f"{OURS}::UpdateSignal {OURS}::GradientSignal"  # by which updates may be left out
 FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-training's names
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
-from engine.kernels.ops.optimizer.method import Method
+from engine.kernels.ops.optimizer.method import SIGNALS, Method
 from engine.kernels.ops.optimizer.ranges import pack_ranges
 from engine.kernels.ops.optimizer.update import UpdateKernel
 from engine.kernels.vocabulary.kernel import Template
@@ -265,4 +265,5 @@ def optimizer(
         lower=lower or update_alone,
         calls=(*templates, *MAP_KERNELS),
         optimizer=update,
+        joined=SIGNALS,
     )

@@ -18,7 +18,7 @@ from engine.base.errors import InputError
 from engine.base.signatures import AT_LEAST_0
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.method import FIRST, Group, Method, OptimizerRule
+from engine.kernels.ops.optimizer.method import FIRST, SIGNALS, Group, Method, OptimizerRule
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
 from engine.kernels.vocabulary.kernel import inline
@@ -122,6 +122,7 @@ OPS = (
         lower=_lower,
         calls=(sgd.template, *MAP_KERNELS),
         optimizer=STATELESS,
+        joined=SIGNALS,
     ),
     optimizer(SGD, sgd, momentum, lower=_lower),
 )

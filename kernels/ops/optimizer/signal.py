@@ -167,6 +167,7 @@ OPS = (
         infer=_gradient_infer,
         lower=_lower_gradient,
         calls=(nonfinite_counts, gradient_signal),
+        reads_all_gradients=True,
     ),
 )
 KERNELS = (update_signal, nonfinite_counts, gradient_signal)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.tools.trimmed.api import ApiFunction, Argument, find_description
-from engine.tools.trimmed.bindings.package import Api, Language, Way, describe, join_camel
+from engine.tools.trimmed.bindings.package import (
+    Api,
+    Language,
+    Way,
+    describe,
+    join_camel,
+    join_parts,
+)
 
 # `kind` of an argument -> how it is passed; `this.` methods are in the template.
 _GIVEN = {
@@ -69,8 +76,7 @@ def _list_given(function: ApiFunction) -> list[Argument]:
 def _write_member(function: ApiFunction, api: Api) -> str:
     """Return a method: what it passes on, and what it makes of the result."""
     given = _list_given(function)
-    takes_inputs = any(a.kind == "inputs" for a in given)
-    phase = api.find_phase(function) if takes_inputs else ""
+    phase = api.find_phase(function) if function.takes_inputs else ""
     names = [join_camel(a.name) for a in given]
     before, passed, after = [], [], []
     for argument in function.arguments:
@@ -92,7 +98,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         info = find_description(function, api.functions)
         described = f"this.{join_camel(info.name)}({', '.join(names)})"
     answer = _ANSWERS[function.answer].passed.format(call, described=described)
-    if takes_inputs:
+    if function.takes_inputs:
         after.append(f"return this.#outputs(Phase.{phase});")
     elif gotten := function.gotten:
         fields = ", ".join(
@@ -101,19 +107,18 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         )
         after.append(f"return {{ {fields} }};")
     lines = "".join(f"    {line}\n" for line in [*before, answer, *after])
-    default = " = null" if takes_inputs else ""
+    default = " = null" if function.takes_inputs else ""
     return f"  {join_camel(function.name)}({', '.join(names)}{default}) {{\n{lines}  }}\n"
 
 
 def _declare_member(function: ApiFunction) -> str:
     """Return the declaration of a method, with its contract."""
     given = _list_given(function)
-    takes_inputs = any(a.kind == "inputs" for a in given)
     taken = ", ".join(
         f"{join_camel(a.name)}{'?' * (a.kind == 'inputs')}: {_GIVEN[a.kind].type}" for a in given
     )
     result = _ANSWERS[function.answer].type
-    if takes_inputs:
+    if function.takes_inputs:
         result = "TypedArray[]"
     elif gotten := function.gotten:
         result = "; ".join(f"{join_camel(a.name)}: {_GOTTEN[a.kind].type}" for a in gotten)
@@ -140,8 +145,8 @@ def _fill(api: Api) -> Mapping[str, str]:
         "federatedFiles": ', "federated.js", "federated.d.ts"' if device else "",
         "enums": "".join(enums).rstrip(),
         "enumTypes": "\n".join(types).rstrip(),
-        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
-        "memberTypes": "\n".join(_declare_member(f) for f in api.members).rstrip(),
+        "members": join_parts(_write_member(f, api) for f in api.members),
+        "memberTypes": join_parts(map(_declare_member, api.members)),
     }
 
 

@@ -332,7 +332,7 @@ class Trainer:
         self.batches = list(handle.batches)
 
     def load(self, checkpoint: File | bytes) -> None:
-        """Go on with a checkpoint; `state`, `module` and `optimizer` are new ones then."""
+        """Continue from a checkpoint; `state`, `module` and `optimizer` are new ones then."""
         self.state = CheckpointState.load_checkpoint(checkpoint, self._plan)
         self.module = Module(None, self.state)
         self.optimizer = Optimizer(None, self.module)
