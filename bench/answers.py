@@ -58,7 +58,7 @@ def _compare(
 ) -> Iterator[Cells]:
     """Yield a row for each number of threads: the times, and the ratio of each to our session's.
 
-    sides: of each its runtime and the file of its model.
+    sides: for each side, its runtime and the file of its model.
     """
     command = [sys.executable, SCRIPTS / "answers.py"]
     for threads in options.threads:

@@ -150,7 +150,7 @@ def list_budget_rows(
 ) -> Iterator[Cells]:
     """Yield rows of training steps within budgets: the columns `groups`, `arena` and `over`.
 
-    percents: of the work memory without a budget, what each budget leaves; 0 is the least one.
+    percents: the budgets, in percent of the work memory without one; 0 is the smallest possible.
     """
     free = plan_of(folder, "joined", threads, shapes, None)
     work = free.compute_region_bytes("work")

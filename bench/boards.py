@@ -72,7 +72,7 @@ class Found:
 
     bend: how far the third count is from the line through the first two, by itself; None if it was
         not counted.
-    seconds, memory_seconds: of a step, and of the kernels in it that wait for memory.
+    seconds: the seconds of a step.  memory_seconds: the part in kernels that wait for memory.
     """
 
     workload: str

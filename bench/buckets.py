@@ -39,7 +39,7 @@ SIZES = {"one bucket": 1 << 40, "4 MB": 4 << 20, "1 MB": 1 << 20, "256 kB": 1 <<
 class Link:
     """Group whose sums change nothing and take the time of a ring.
 
-    seconds: of all sums so far.  waited: of it, what this rank has waited for.
+    seconds: the seconds of all sums so far.  waited: the part of it that this rank has waited.
     """
 
     rank = 0

@@ -119,7 +119,7 @@ def judge(found: Sequence[float], expected: Sequence[float]) -> str:
 class Matrix:
     """Maker of cells, which keeps each as soon as it is made.
 
-    folder: of the sources as they are, within the one that is given.
+    folder: the folder of the original sources, within the given one.
     chosen: the models, whose ops the libraries of `--ops` are made for.
     """
 

@@ -45,8 +45,10 @@ PRODUCT = 0.3  # share of multiply-adds in the instructions of a loop that is a 
 MULTIPLY_ADDS = {"fmla": 4, "bfdot": 8, "bfmmla": 16}  # of a 128-bit instruction, in 32 bits
 FACTORS = {
     "f32": KernelSpec(*gemm("f32", 0, 0)),
-    "bf16": KernelSpec(*gemm_mixed("f32", "bf16", "f32", "f32", "bf16", 0, 0)),
-    "f16": KernelSpec(*gemm_mixed("f32", "f16", "f32", "f32", "f16", 0, 0)),
+    **{
+        half: KernelSpec(*gemm_mixed("f32", half, "f32", "f32", half, 0, 0))
+        for half in ("bf16", "f16")
+    },
 }
 PAGE = """\
 # Inner loops on cores of ARM

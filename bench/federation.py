@@ -126,7 +126,7 @@ class Outcome:
 
     accuracies: after each round.  sent, received: bytes of the last round.  seconds: time of a
         round.
-    failures: of clients, in all rounds.
+    failures: the failures of clients, in all rounds.
     """
 
     accuracies: list[float]

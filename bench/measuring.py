@@ -166,8 +166,8 @@ def environment(**values: str) -> Iterator[None]:
 def read_memory(field: str) -> int:
     """Return a number of bytes that Linux reports for this process.
 
-    field: of /proc/self/status: VmHWM, the peak; VmRSS; RssAnon, pages outside files; RssFile,
-        pages of files.
+    field: a field of /proc/self/status: VmHWM, the peak; VmRSS; RssAnon, pages outside files;
+        RssFile, pages of files.
     """
     text = Path("/proc/self/status").read_text("utf-8")
     return int(text.partition(f"\n{field}:")[2].split()[0]) * 1024

@@ -25,7 +25,7 @@ def describe_machine() -> str:
 class Table:
     """Table of a bench, printed row by row.
 
-    titles: of the columns, each with the format of its cells after a colon.
+    titles: the titles of the columns, each with the format of its cells after a colon.
     """
 
     def __init__(self, title: str, titles: Sequence[str], names: Sequence[str], kind: str) -> None:

@@ -48,7 +48,7 @@ Result = dict[str, Any]  # what train_steps.py prints
 class Cpu:
     """CPU to run on.
 
-    name: of the model that qemu emulates; empty: this CPU.
+    name: the name of the model that qemu emulates; empty: this CPU.
     level: the level that must be chosen on it.
     """
 

@@ -25,7 +25,7 @@ class Limit:
 
     default: the limit without a switch.
     unit: what it counts; "bytes" are given with a unit, as "48 MB".
-    meaning: of what it is the most.
+    meaning: the thing that it limits.
     """
 
     default: int

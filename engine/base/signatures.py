@@ -222,7 +222,7 @@ def _wrap_function(
 def _refuse_positions(function: Callable[..., Any], names: Sequence[str], count: int) -> TypeError:
     """Return the error of more arguments than a function takes by position.
 
-    names: of those that it takes.
+    names: the names of those that it takes.
     """
     title = function.__qualname__.removesuffix(".__init__")
     first = next((name for name in names if name != "self"), "")
@@ -300,7 +300,7 @@ def _list_known(
 ) -> tuple[str, ...] | None:
     """Return the names of a function's arguments, the expanded ones included; None: any.
 
-    names: of the arguments that its code has.
+    names: the names of the arguments that its code has.
     """
     if not has_options:
         return tuple(names)
@@ -599,7 +599,7 @@ def _make_mapping(key: _Kind | None = None, item: _Kind | None = None) -> _Kind:
 def _make_array(numbers: Range, kinds: str = "") -> _Kind:
     """Return the kind of value that NumPy can make an array of.
 
-    kinds: of its elements, as NumPy names them; "": any.
+    kinds: the kinds of its elements, as NumPy names them; "" for any.
     """
 
     def check(what: str, value: Any) -> Any:

@@ -40,7 +40,7 @@ def is_array_file(value: Any) -> bool:
 def read(path: Any, names: Sequence[str] | None = None) -> Array | dict[str, Array]:
     """Return the array of a `*.npy` as a memory-map, or the arrays of a `*.npz` by their names.
 
-    names: of the arrays of a `*.npz` that are read, in this order; by default all.
+    names: the names of the arrays of a `*.npz` that are read, in this order; by default all.
 
     Raises:
         FileError: the file is missing or cannot be read.

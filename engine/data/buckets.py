@@ -132,7 +132,7 @@ class Bucketed:
 
     If shuffled, an epoch has the samples of a bucket, and its batches, in a new order.
 
-    names: of the arrays of a batch, the mask included; None if the dataset has no names.
+    names: the names of the arrays of a batch, the mask included; None if the dataset has no names.
     """
 
     def __init__(

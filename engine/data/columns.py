@@ -22,7 +22,7 @@ CATEGORIES = 1000  # different texts of a column; each becomes a feature
 class Numbers:
     """The values of a column of numbers; NaN where one is missing.
 
-    part: of a date, if the numbers are such parts.
+    part: the part of a date that the numbers are; empty for other numbers.
     """
 
     def __init__(self, name: str, values: npt.NDArray[np.float64], part: str = "") -> None:
@@ -63,8 +63,8 @@ class Rows(ABC):
     """The rows of a table, whose columns are looked at one by one.
 
     Attributes:
-        title: of the table in messages.
-        names: of the columns.
+        title: the title of the table in messages.
+        names: the names of the columns.
     """
 
     def __init__(self, title: str, names: Sequence[str]) -> None:

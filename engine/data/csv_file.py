@@ -20,8 +20,8 @@ class Sheet:
     """The cells of a file.
 
     Attributes:
-        path: of the file.
-        names: of the columns.
+        path: the path of the file.
+        names: the names of the columns.
         rows: the texts of each row, as many as there are names, without blanks around them.
         lines: the line of the file that each row ends on, counted from 1.
     """
@@ -37,7 +37,7 @@ def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
 
     Args:
         delimiter: one character between fields.
-        encoding: of the file's texts; UTF-8 is read with and without a byte order mark.
+        encoding: the encoding of the file; UTF-8 may begin with a byte order mark.
         header: whether the first row names the columns; otherwise they are "0", "1", ...
 
     Raises:

@@ -113,7 +113,7 @@ class Dataset(ABC):
         """Return two datasets: the larger one to train on, `share` of the samples to validate.
 
         Args:
-            share: of the second part, between 0 and 1.
+            share: the share of the second part, between 0 and 1.
             seed: decides which samples go where.
             stratify: whether each class is divided by itself, so that both parts hold all of them.
                 None: if the dataset has `classes`.

@@ -31,7 +31,7 @@ class DecodedFiles(Dataset):
     each epoch.  Augmentations get decoded arrays, before they are prepared.
 
     Attributes:
-        paths: of the files.
+        paths: the paths of the files.
         dropped: path and reason of each file that `unreadable="drop"` has left out.
     """
 

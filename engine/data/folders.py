@@ -30,7 +30,7 @@ class Listing:
     """Files and their classes.
 
     Attributes:
-        paths: of the files, class by class, in order of their names.
+        paths: the paths of the files, class by class, in order of their names.
         labels: the class of each file, as its index into `classes` (int64).
         classes: names of the sub-folders.
     """
@@ -47,8 +47,8 @@ def list_classes(
 
     Args:
         folder: a path.
-        suffixes: of the files to list, in lower case, as ".jpg"; others are passed over.
-        what: what the files are called in messages, as "pictures".
+        suffixes: the suffixes of the files to list, in lower case, such as ".jpg".
+        what: the word for the files in messages, such as "pictures".
         classes: names of the classes in the order of their labels; by default the sub-folders in
             the order of their names.
 

@@ -34,8 +34,8 @@ class Images(DecodedFiles):
     Args:
         folder: holds a sub-folder for each class; files are found at any depth in it.
         size: height and width, or one number for both.
-        mean, std: of the channels, as fractions of 255; by default the numbers of ImageNet, which
-            most pre-trained models were trained with; 0.5 for shades of grey.
+        mean, std: means and deviations of the channels, as fractions of 255; by default
+            ImageNet's, with which most models were pre-trained; 0.5 for shades of grey.
         layout: "NCHW" for channels x height x width, "NHWC" for height x width x channels.
         color_mode: "rgb" for three channels, "grayscale" for one.
         resize: length of the shorter side before the middle is cut out; by default it fits `size`.
@@ -48,7 +48,7 @@ class Images(DecodedFiles):
         cache: bytes of decoded pictures to keep; 0: none.
 
     Attributes:
-        paths: of the files.
+        paths: the paths of the files.
         dropped: path and reason of each file that was left out.
 
     Raises:

@@ -41,7 +41,7 @@ class Shaped(Protocol):
 class DataRequest(Protocol):
     """Options of data at a path, as in a run or a trainer.
 
-    options: of the dataset.
+    options: the options of the dataset.
     classes: their names in the order of their labels; empty: as in the data.
     """
 

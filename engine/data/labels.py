@@ -125,9 +125,9 @@ def class_weights(
         given: "balanced": samples / (classes * samples of the class), as in scikit-learn; a
             list of one factor for each class; or factors by name or number, where the other
             classes have 1.
-        labels: of the training samples; needed for "balanced".
+        labels: the labels of the training samples; needed for "balanced".
         classes: how many there are.
-        names: of the classes, in the order of their numbers.
+        names: the names of the classes, in the order of their numbers.
         ignore_index: the label of positions that do not count; None if all do.
 
     Raises:

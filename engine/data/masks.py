@@ -60,7 +60,7 @@ class Masks(Images):
         unreadable: "drop" leaves out pictures without a mask as well.
 
     Attributes:
-        paths, mask_paths: of the files.
+        paths, mask_paths: the paths of the pictures and of their masks.
         values: as the argument.
         dropped: path and reason of each file that was left out.
 

@@ -74,7 +74,7 @@ def fit_options(kind: Name, feature: Shaped, given: Mapping[str, Any]) -> dict[s
 def check_sample(dataset: Dataset, name: str, feature: Shaped) -> None:
     """Check that samples fit the model, by the first one.
 
-    name, feature: of the model's first input.
+    name, feature: the name and the type of the model's first input.
 
     Raises:
         ShapeError: they do not.

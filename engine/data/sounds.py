@@ -35,13 +35,13 @@ class Sounds(DecodedFiles):
     Args:
         folder: holds a sub-folder for each class; files are found at any depth in it.
         rate: samples per second of the sound that the features are computed from.
-        seconds: of every sound.
+        seconds: the length of every sound.
         features: the function that computes an array from a sound; by default
             `LogMel(rate=rate)`; None for the samples themselves, 1 x samples.
         classes, labelled, unreadable, cache: as for `Images`.
 
     Attributes:
-        paths: of the files.
+        paths: the paths of the files.
         dropped: path and reason of each file that was left out.
 
     Raises:

@@ -59,7 +59,7 @@ def batches(
         batch_size: samples of a batch.
         shuffle: whether each epoch has the samples in another order, which the seed and the number
             of the epoch decide.
-        seed: of shuffling and augmentation.
+        seed: the seed of shuffling and augmentation.
         drop_last: whether the last samples are left out if they do not fill a batch.
         balanced: whether an epoch has all classes equally often, in a new order in each epoch;
             samples of rare classes then come several times.

@@ -57,8 +57,8 @@ class Table(Dataset):
             the column's features is 1.
         missing_values: texts of a file that stand for a missing value.
         normalize: whether numbers are normalised.
-        preparation: of other rows, to be used instead of these rows' own.
-        delimiter, encoding, header: of a file, see `engine.data.csv_file.read`.
+        preparation: the preparation of other rows, to use instead of one for these rows.
+        delimiter, encoding, header: options for a file, see `engine.data.csv_file.read`.
 
     Attributes:
         preparation: how columns became features.

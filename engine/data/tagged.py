@@ -80,7 +80,7 @@ class TaggedTexts(Dataset):
         lower: whether capitals do not count.
         word, tag: the columns of words and tags, from 0 on; from the end, if below 0.
         classes: the tags in the order of their numbers; by default in the order of the alphabet.
-        encoding: of the files.
+        encoding: the encoding of the files.
 
     Attributes:
         vocabulary: as the argument.
@@ -273,7 +273,7 @@ def _read_json(path: str, text: str) -> Iterator[Sentence]:
 def read_sentences(path: str, encoding: str, column: int) -> list[list[str]]:
     """Read the words of sentences to predict for; a file *.txt has one a line.
 
-    column: of the words in files of columns.
+    column: the column of the words in files of columns.
 
     Raises:
         FileError, InputError: it cannot be read, or a line lacks the column.

@@ -34,7 +34,7 @@ class Texts(Dataset):
         tokenizer: see `Tokens`; `ByteTokenizer()` needs no file.
         length: tokens of a window.
         stride: tokens from one window to the next, by default `length`.
-        encoding: of the files.
+        encoding: the encoding of the files.
 
     Raises:
         FileError: there is no such file or folder, or it cannot be read.
@@ -110,7 +110,7 @@ class LabelledTexts(Dataset):
         pad: the token that fills up, by default the tokenizer's.
         classes: names of the classes in the order of their labels.
         text, label: names of the columns of a CSV file.
-        encoding, delimiter: of the files.
+        encoding, delimiter: the encoding and the delimiter of the files.
 
     Attributes:
         pad: the token that fills up.

@@ -23,7 +23,7 @@ PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 class ByteTokenizer:
     """The bytes of a text's UTF-8 form, 0 to 255.  It needs no file and knows every text.
 
-    size: of the vocabulary.
+    size: the size of the vocabulary.
     pad: the token that fills up.
     """
 
@@ -137,7 +137,7 @@ def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
 
     Args:
         texts: to learn from.
-        size: of the vocabulary, at most.
+        size: the size of the vocabulary, at most.
 
     Raises:
         MissingPackageError: tokenizers is not installed.

@@ -43,7 +43,7 @@ class Chart:
 
     legend: the class and the label of each entry.
     inside: the SVG of all but the title and the legend.
-    x_title: of the axis across. label: what the chart shows, in words.
+    x_title: the title of the axis across.  label: a description of the chart.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Chart:
 def draw_line_chart(title: str, x_title: str, lines: Sequence[Line], **options: Any) -> str:
     """Return a line chart as HTML; empty if there is no finite value.
 
-    options: of `draw_lines`.
+    options: the options of `draw_lines`.
     """
     chart = draw_lines(title, x_title, lines, **options)
     return "" if chart is None else wrap_chart(chart)
@@ -135,7 +135,8 @@ def scatter(
 ) -> str:
     """Return a chart of points as HTML, with a line to compare them with.
 
-    kind: of the numbers on both axes; shares have axes from 0 to 1, and a line through the points.
+    kind: the kind of numbers on both axes; for shares, axes from 0 to 1 and a line through the
+        points.
     reference: the line on which both numbers are equal, or on which the second one is 0.
     notes: more about each point, which browsers show.
     """

@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"var\(--([\w-]+)\)")
 class Plot:
     """Charts, which notebooks show and `save` writes.
 
-    titles: of the charts.
+    titles: the titles of the charts.
     svg: the picture as text.
     """
 

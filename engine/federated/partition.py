@@ -35,7 +35,7 @@ def iid(samples: int, clients: int, seed: int = 0, *, minimum: int = 1) -> list[
     Args:
         samples: how many there are.
         clients: how many share them.
-        seed: of the order.
+        seed: the seed of the order.
         minimum: samples that each client holds at least.
 
     Raises:
@@ -105,7 +105,7 @@ def by_user(
     Args:
         users: the user of each sample, one axis of numbers or texts.
         clients: how many share the users; None for one per user.
-        seed: of the order of the users.
+        seed: the seed of the order of the users.
         minimum: samples that each client holds at least.
 
     Raises:

@@ -191,7 +191,7 @@ class FocalLoss(NamedLoss):
 class _Classes:
     """The inputs and attributes of ONNX's loss ops.
 
-    type: of the scores [batch, classes, ...].
+    type: the type of the scores [batch, classes, ...].
     inputs: scores, labels [batch, ...] and, if given, class weights.
     attrs: the reduction, and the label that does not count.
     weight: one factor for each class, or None.

@@ -24,7 +24,7 @@ class OutputLoss:
 
     output: the name of the output.
     loss: it takes one output.
-    weight: of the loss in the sum.
+    weight: the weight of the loss in the sum.
     """
 
     output: str

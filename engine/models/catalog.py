@@ -33,7 +33,7 @@ class Architecture:
 
     build: makes its forward graph, of the shape of a sample, the number of outputs and `options`;
         it also takes a `seed`.
-    shape: of a sample; a word where only the data decide.
+    shape: the shape of a sample, with a word for each size that the data decide.
     answers: each sample, position or pixel has scores of its own, or the input itself is answered.
     head: the last layers, whose shapes depend on the number of outputs: how their names begin.
     purpose, data: what it is for, and what it learns from, for people.

@@ -61,7 +61,7 @@ def build_autoencoder(
 ) -> Graph:
     """Return an autoencoder of rows (Hinton, Salakhutdinov 2006): it guesses its own input.
 
-    shape: of a row, (n,); n values become `hidden`, `narrow`, `hidden` and n again, with ReLU.
+    shape: (n,), a row; its values become `hidden`, `narrow`, `hidden` and n again, with ReLU.
     """
     (width,) = shape
     to = Layers(seed)

@@ -16,7 +16,7 @@ CLASSES = 10  # of networks that nobody gives another number
 class Layers:
     """Nodes of a forward graph in order, and the initializers that they read.
 
-    seed: of the random weights.
+    seed: the seed of the random weights.
     transposed: weights of linear layers are [outputs, inputs], as in PyTorch, and not [inputs,
         outputs].
     """
@@ -71,7 +71,7 @@ class Layers:
     ) -> str:  # fmt: skip
         """Return a convolution over `rank` dimensions, the same stride in each.
 
-        taps, pad: of every dimension, or one number for all.
+        taps, pad: a number for every dimension, or one for all.
         """
         sizes = (taps,) * rank if isinstance(taps, int) else taps
         pads = (pad,) * rank if isinstance(pad, int) else pad

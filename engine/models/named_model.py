@@ -77,7 +77,7 @@ def make(
 
     classes: how many, or their names.
     data: samples whose last array is the target, unless the model answers with its input.
-    input_shape: of a sample.
+    input_shape: the shape of a sample.
     words: how many numbers of words there are.
     weights: a file, see `weights.read`.
 

@@ -111,7 +111,7 @@ def find_in_place(plan: Plan) -> frozenset[int]:
 class Sums:
     """The sums at the collective steps of a program.
 
-    stages: of every run of steps between them, the first step and the number of steps.
+    stages: for every run of steps between them, the first step and the number of steps.
     """
 
     def __init__(self, plan: Plan, found: tuple[Collective, ...], group: RankGroup) -> None:

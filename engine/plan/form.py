@@ -83,8 +83,8 @@ class PlanForm:
 
     needs: bytes of each buffer's tensor.
     inputs: the names of input ports, by their buffers.
-    shared: of each step the pairs of buffers, written and read, that may share bytes in it.
-    spans: of each step the first and the last step of its group, or itself twice.
+    shared: for each step, the pairs of buffers, written and read, that may share bytes in it.
+    spans: for each step, the first and the last step of its group, or itself twice.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -116,7 +116,7 @@ class Arg:
     def move(self, numbered: int) -> int:
         """Return the bytes by which the pointer moves from one tile to the next.
 
-        numbered: of its step.  The kernel then finds the tile from the pointer to the whole.
+        numbered: as in its step: the kernel finds the tile from the pointer to the whole.
         """
         if numbered:
             return -self.tile if self.thread else 0
@@ -136,8 +136,8 @@ class PlanStep:
     A run of steps may be a group, which runs tile by tile: a thread takes a tile, and calls the
     kernels of all steps on it one after another, before it takes its next one.  So a tile that
     one step writes is in the cache when the next one reads it.  The tiles are shared evenly.
-    group: of the first step of a group, how many steps it has; otherwise 0.
-    tiles: of every step of a group, into how many tiles its rows are cut; otherwise 0.  The
+    group: for the first step of a group, its number of steps; otherwise 0.
+    tiles: for every step of a group, the number of tiles of its rows; otherwise 0.  The
         pointers are moved to the tile, tid is 0 and nthreads 1.
     numbered: the pointers stay, and the kernel finds the tile as if it were a thread: tid is the
         number of the tile, nthreads how many there are.  The last tile may be shorter.
@@ -209,9 +209,9 @@ class Plan(_Sealed):
     lower_bound: the most work bytes that live at one step; no placement needs less.
     once: how many steps, the first ones, run when the plan is bound, and again only where
         parameters that they read have changed: what they make lies in region made.
-    searched: of a plan that a budget made, the ways to save memory that were evaluated for its
+    searched: for a plan within a budget, the ways to save memory that were evaluated for its
         ladder, and how many there may be at most.  It is not kept in files.
-    precision: of a plan whose precision was chosen for it, which one and why; not kept in files.
+    precision: for a plan with a chosen precision, which one and why; not kept in files.
     """
 
     name: str

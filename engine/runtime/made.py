@@ -51,7 +51,7 @@ def _list_reads(plan: Plan, steps: Iterable[int]) -> tuple[Span, ...]:
 class MadeValues:
     """Values in region made, and which steps have to run before they are valid.
 
-    changes: of region param; None if nobody notes them, so that they may change at any time.
+    changes: the changes of region param; None if nobody notes them, as if all may have changed.
     """
 
     def __init__(self, plan: Plan, changes: ChangeClock | None) -> None:

@@ -270,7 +270,7 @@ class BoundProgram:
 
     inputs, outputs: the plan's, as views of region io.  `bind` replaces them.
     draws: whether the plan draws random numbers.
-    nbytes: of the memory that this program alone holds.
+    nbytes: the bytes of the memory that belongs to this program alone.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class BoundProgram:
         constants: contents of the region `const` by their digest, which programs share.
         file: the plan as a file for its target, if that is at hand.
         group: the ranks among which collective steps sum (collective.py).
-        changes: of region param, which runs note; None if nobody notes them.
+        changes: the changes of region param, which runs note; None if nobody notes them.
 
         Raises:
             StateError: the plan has collective steps, and there is no group.
@@ -381,7 +381,7 @@ class BoundProgram:
     def _write_tiles(self, plan: Plan, places: Sequence[int]) -> None:
         """Write how the steps of groups move from tile to tile, and arguments for each thread.
 
-        places: of every step the byte at which its arguments begin.
+        places: for every step, the byte at which its arguments begin.
         """
         tiled = [(n, step) for n, step in enumerate(plan.steps) if step.tiles]
         rooms = [count_tile_words(len(s.args), len(s.consts), plan.threads) for _, s in tiled]
@@ -429,7 +429,7 @@ class BoundProgram:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
 
         step, seed: decide which random numbers are drawn; the default seed is the process's.
-        watch: of this program, which notes when each step runs.
+        watch: a watch that records when each step of this program runs.
 
         Returns what running statistics were before, for those who refuse what the run has found.
 

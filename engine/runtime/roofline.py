@@ -129,7 +129,7 @@ def _compute_limits(
 ) -> Roofline:
     """Return the limits by all measurements.
 
-    operations: of one round.  streams: bytes, how many a second, and whether that is unsure.
+    operations: the number in a round.  streams: bytes, bytes a second, and whether that is unsure.
     """
     fastest = min(peak.each for peak in peaks)
     sure = [peak for peak in peaks if not peak.unsure and peak.each <= CLOSE * fastest]

@@ -27,7 +27,7 @@ _NANOSECONDS = 10**9
 class Clock:
     """The monotonic clock of the system, as native code calls it.
 
-    address: of the function.
+    address: the address of the function.
     number: its first argument, or -1 where it takes the place to write to alone.
     scale, seconds: units in a second of the first word that it writes, and how long a unit is.
     """

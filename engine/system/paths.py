@@ -29,9 +29,9 @@ LISTED = 12  # names that a message lists
 class Paths:
     """Paths of a model's tensors and nodes.
 
-    values: of initializers that have another name in the module, that name.  Two of them may have
+    values: the names in the module of initializers that are called otherwise.  Two of them may have
         one, as the copies of a weight that is used twice.
-    nodes: of nodes the submodule that they are of, by name.
+    nodes: the submodules of nodes, by the names of the nodes.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)

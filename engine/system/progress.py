@@ -75,7 +75,7 @@ class WorkProgress:
     def count(self, done: int = 0, share: float | None = None) -> None:
         """Count `done` more, and say so if it is time to.
 
-        share: of the time that all of the work takes.  Default: as of parts that take equally long.
+        share: this part's share of the total time; by default all parts take equally long.
         """
         self._done += done
         self._share += done / self._total if share is None else share

@@ -127,7 +127,7 @@ def _has_own_group(place: str, found: os.stat_result) -> bool:
 def open_file(path: str, flags: int = 0) -> IO[bytes]:
     """Return a regular file, opened to be read; nothing else is waited for.
 
-    flags: of the system's call, in addition to those that this function sets.
+    flags: the flags of the system's call, in addition to those that this function sets.
 
     Raises:
         Untrusted: it is not a regular file.

@@ -278,10 +278,10 @@ class BatchTrainer:
 
         Args:
             data: what `engine.data.batches` takes, or a path, as in `fit`.
-            batch_size: of data that are not batches yet; None as in `fit`.
+            batch_size: the batch size for data without batches; by default as in `fit`.
             lowest, highest: the rates of the first and the last step.
             steps: how many, at most: a loss far above the lowest one ends the search.
-            seed: of the order of the samples.
+            seed: the seed of the order of the samples.
 
         Returns:
             RateSearch: rates and losses, `suggestion`, and `plot()`; notebooks show the picture.
@@ -465,7 +465,7 @@ class BatchTrainer:
             data: what `engine.data.batches` takes; the path of a folder, or its split
                 `test` if it is divided; or a DataFrame, if the trainer has learned from
                 one.  Both are prepared as the training data.
-            batch_size: of data that are not batches yet; None as in `fit`.
+            batch_size: the batch size for data without batches; by default as in `fit`.
             metrics: see `engine.trainer.metrics`.
             each: is called after every batch.
 
@@ -503,8 +503,8 @@ class BatchTrainer:
                 `file`, and `class`, `probability` and `probabilities`; `mask` and `shares`; or
                 `values`.  After a training on labelled texts, a list of texts has such rows as
                 well.
-            batch_size: of data that are not batches yet; None as in `fit`.  A smaller last batch
-                is filled up where the file of the model fixes the number of samples.
+            batch_size: the batch size for data without batches; by default as in `fit`.
+                A smaller last batch is filled up if the model's file fixes the number of samples.
 
         Raises:
             InputError: there are no samples.
@@ -545,7 +545,7 @@ class BatchTrainer:
     def load(self, path: Path) -> None:
         """Go on from a checkpoint that a trainer of these artifacts has saved.
 
-        path: of its file; or the folder of a run, whose best checkpoint is taken, or of one of its
+        path: its file; or the folder of a run, whose best checkpoint is taken, or of one of its
             checkpoints.  From a folder come the averaged parameters, if the run has used them.
 
         Raises:

@@ -76,7 +76,7 @@ RESERVED = ("epoch", "seconds", "samples_per_second", "memory", "kind", "time", 
 class History:
     """The rows of a training, one an epoch.
 
-    rows: of each epoch its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
+    rows: for each epoch, its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
         epoch; of those whose loss was finite, where updates are skipped), "skipped" (the updates
         that were, where they may be), "loss_scale" (of the next step, where there is one), the
         results of the validation as "val_loss", "val_accuracy" and so on, "lr" (the learning rate

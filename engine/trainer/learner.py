@@ -40,16 +40,16 @@ class TrainingModels:
     """The models of a folder of artifacts, over one state.
 
     Args:
-        folder: of the artifacts.
-        prefix: of their names.
-        options: of the steps.
+        folder: the folder of the artifacts.
+        prefix: the prefix of their names.
+        options: the options of the steps.
 
     Attributes:
         module, optimizer, state: see `engine.api`; the optimizer is None if there is no optimizer
             model.
         inputs: names of the inputs of a training step.
-        digests: of the training model and the optimizer model.
-        part_names: of the losses of several outputs, whose sum is the loss; empty: there is one.
+        digests: the digests of the training model and the optimizer model.
+        part_names: the names of the losses of several outputs; empty for a single loss.
         parts: their values for the last batch; of the share of this rank.
         pending: how many batches have gradients that the next update takes.
         sum_gradients: adds the gradients of other ranks before an update; None if there are none.

@@ -134,7 +134,7 @@ class Metric(ABC):
     def tensor(self, kind: str, tensors: Tensors, name: str | None, index: int) -> Array:
         """Return the tensor of a name; for None the one at an index.
 
-        kind: of the tensors, in errors.
+        kind: the kind of the tensors, in errors.
 
         Raises:
             InputError: there are none.

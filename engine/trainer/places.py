@@ -61,7 +61,7 @@ def open_training(
 ) -> tuple[Any, Any]:
     """Return training and validation data, opened where they are paths.
 
-    classes: of the model, in the order of its scores; empty: as in the data.
+    classes: the classes of the model, in the order of its scores; empty: as in the data.
 
     Raises:
         EngineError: they cannot be read, or do not fit the model.

@@ -59,7 +59,7 @@ class _RankShare:
 class Ranks(Agreement):
     """The ranks of a trainer's group.
 
-    seed: of the random numbers in the model at rank 0.
+    seed: the seed of the random numbers in the model at rank 0.
     """
 
     def __init__(self, learner: TrainingModels, group: RankGroup, steps: Steps) -> None:

@@ -38,8 +38,8 @@ _SKIPPED = 10  # steps at the beginning whose smoothed losses are of too few
 class RateSearch:
     """The losses of steps at rising learning rates.
 
-    rates: of the steps that were done.
-    losses: of these steps, before their updates.
+    rates: the rates of the steps that were done.
+    losses: the losses of these steps, before their updates.
     smoothed: the losses without most of the differences between batches.
     suggestion: the rate at which the smoothed loss falls fastest; None if it falls nowhere.
     """

@@ -38,8 +38,9 @@ class Standing:
     """Where a run stands, next to what its `Fit` says.
 
     first_step: the steps of earlier runs do not count for the schedule.
-    loss_sum: of the samples of this epoch; part_sums: of each of several outputs.
-    epoch_seconds: of this epoch, before the run was resumed in the middle of it.
+    loss_sum: the sum of the losses of this epoch's samples.
+    part_sums: the same sum for each of several outputs.
+    epoch_seconds: the seconds of this epoch before the run was resumed in the middle of it.
     training_seconds: as that, of the training alone.
     best: the monitored column at the best checkpoint.
     is_saved: whether the last checkpoint is of what is trained by now.

@@ -190,9 +190,9 @@ class RunFolder:
     ) -> None:
         """Keep a set of artifacts in the folder of the run, as links where the system can.
 
-        folder: of the artifacts; if they are in the run's own already, only the forward model is
+        folder: the folder of the artifacts; if they are in the run's own, only the forward model is
             added.
-        names: of the files in it, each with the name that it gets; those that are missing are left
+        names: the names of the files in it, each with its new name; those that are missing are left
             out.
         forward: the model that they were made of; None if not known.
 
@@ -297,8 +297,8 @@ def _save_forward(
 ) -> dict[str, str]:
     """Write the forward model of artifacts to a path.
 
-    folder: of the artifacts.  Where the model is in it, nothing is written; the files that make it
-        up are returned, each with the name to keep.
+    folder: the folder of the artifacts.  If the model is in it, nothing is written, and its files
+        are returned, each with the name to keep.
     """
     from engine.graphs.io import onnx_io
 

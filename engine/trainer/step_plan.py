@@ -26,12 +26,12 @@ def list_batch_ports(plan: Plan) -> list[Port]:
 class StepPlan:
     """The plan of a training step.
 
-    plan: of forward, backward and update; of forward and backward alone if there is `update`.
+    plan: the plan of forward, backward and update; without the update if `update` is its plan.
     update: the plan of the optimizer model, if it runs as a plan of its own.
     obstacle: why it does.
     budget: in bytes, None if there is none.
     micro_batches: the number of parts in which a batch is trained on; the plan is for one part.
-    paths: of the nodes of the training model.
+    paths: the paths of the nodes of the training model.
 
     `print` shows three lines, `summary` more.
     """

@@ -29,8 +29,8 @@ Shapes = Sequence[tuple[int, ...]]
 class Steps:
     """The steps of a trainer, and their plans by the shapes of a batch.
 
-    shapes: of the inputs of the last batch; before the first, what the model fixes.  None if it
-        leaves a size open.
+    shapes: the shapes of the last batch's inputs; before the first, those that the model fixes, or
+        None if it leaves a size open.
     splitter: trains on batches in parts.
     obstacle: why steps are two plans and not one; empty if they are one, or none was planned yet.
     """

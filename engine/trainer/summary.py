@@ -35,10 +35,10 @@ class ModelPart:
     """A part of a model.
 
     name: the path of its module, if the model records it; otherwise the name of its first node.
-    operators: of its nodes, each once.
+    operators: the operators of its nodes, each once.
     output: the shape of the last value that it computes; texts are sizes that batches decide.
     parameters, trained: the number of values, and how many of them are trained.
-    nbytes: of the parameters.
+    nbytes: the bytes of the parameters.
     flops, step_flops: floating-point operations of its products in the forward pass, and in a whole
         step; None if no step is planned.
     """
@@ -60,7 +60,7 @@ class Summary:
     inputs: the shapes of the inputs of a step, by name.
     layers: in the order of the model; empty where the packages that read models are missing.
     parameters, trained: the number of values, and how many of them are trained.
-    nbytes: of the parameters.
+    nbytes: the bytes of the parameters.
     regions: bytes that a step takes, by region; those that are known, if no step is planned.
     is_planned: whether a step is planned, for the shapes in `inputs`.
     """

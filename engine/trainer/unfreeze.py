@@ -45,7 +45,7 @@ class Unfreezing:
         given: patterns of names, with `*` and `?`, and the epoch from which the parameters that
             they match are trained.  The first pattern that matches a name counts; parameters that
             none matches are not trained.
-        loss: of the artifacts while the run goes on; None for the trainer's own.
+        loss: the loss of the artifacts during the run; None for the trainer's own.
         what: the argument that asks for it, in messages.
 
     Raises:

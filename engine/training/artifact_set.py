@@ -37,7 +37,7 @@ _DIGITS = 32  # of an id: 128 bits
 class SetId:
     """The ids of a set; one that is not known is empty.
 
-    models: of the training and the eval model.  optimizer: of the optimizer model.
+    models: the id of the training and the eval model.  optimizer: the id of the optimizer model.
     """
 
     models: str = ""

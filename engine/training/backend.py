@@ -109,7 +109,7 @@ class Backend:
         """Run one node on the values of its present inputs.
 
         outputs_info: ignored.
-        opset_version: of the domain of the node, by default the newest that is supported.
+        opset_version: the opset of the node's domain, by default the newest that is supported.
         """
         from engine.graphs.io.convert import make_node_model
 

@@ -37,7 +37,7 @@ class BoundModel(ModelFile):
     target: the CPU that plans are for; None means the CPU of the memory's set of kernels, which are
         then the only ones that plans use.
     closed, answers: as `Planner` says.
-    ranks: of a training model, those that train it together; None for this process alone.
+    ranks: the ranks that train a model together; None if this process trains it alone.
     threads, what, records, selected: as `ModelFile` says.
     """
 

@@ -61,7 +61,7 @@ class Large:
     """A large constant of a model after constant folding; plans find it in region frozen.
 
     at: where its bytes begin in the file of the model; None if they are not there.
-    file: of external data that it is in, by its path from the folder of the model; otherwise "".
+    file: its file of external data, by the path from the model's folder; otherwise "".
     """
 
     name: str
@@ -136,7 +136,7 @@ class Interface:
     ) -> Interface:
         """Return the same with the large constants found in the files of the model, or added to it.
 
-        values: of the large constants.  data: the file of the model.
+        values: the values of the large constants.  data: the file of the model.
         external, model: as `Graph.external`, and the path of the model.
         decide: bytes up to which external data may decide what is planned.
 
@@ -207,7 +207,7 @@ class Interface:
     def from_bytes(cls, raw: bytes, nbytes: int) -> Interface:
         """Read the interface that `to_bytes` wrote; it names no file that is not beside the model.
 
-        nbytes: of the file of the model.
+        nbytes: the size of the model's file.
 
         Raises:
             ValueError, LookupError, TypeError: the bytes are something else.

@@ -52,7 +52,7 @@ class Model(BoundModel):
 
         It is a model of its own over the same state and memory, the large constants included.
 
-        names: of any values of the model.  what: what messages call it.  answers: as `BoundModel`.
+        names: values of the model.  what: its name in messages.  answers: as in `BoundModel`.
 
         Raises:
             NameNotFoundError: the model has no value of such a name.
@@ -88,7 +88,7 @@ class Model(BoundModel):
     ) -> BoundProgram:
         """Return the program for these shapes of inputs, planned and compiled on first use.
 
-        values: of inputs that are constants in the plan.
+        values: the values of inputs that are constants in the plan.
         update: the use of the gradients in the plan of a training model; None if they are
             accumulated in region grad.
         is_part: whether the plan is for a part of a batch.  It then has the input `SHARE` of

@@ -41,7 +41,7 @@ class ModelFile:
     interface, which is kept with its plans if there are records (see plan_cache.py).
 
     what: what messages call the model.
-    digest: of all in the file that decides plans, and of what is selected of it.
+    digest: the digest of everything in the file that decides plans, and of the selection.
     interface: see `Interface`.
     frozen: the offsets of its large constants in region frozen.
     records: where what planning finds out is kept; None if it is not.  The constructor takes what

@@ -46,9 +46,9 @@ class NonFinite:
         "backward" or "update"; or "elsewhere": a sum over ranks, to which another rank added such
         values.
     nodes: the ONNX nodes that have computed it of finite values, all that one kernel computes.
-    forward_nodes: of a tensor of the backward pass the nodes whose gradients these are.
+    forward_nodes: for a tensor of the backward pass, the forward nodes that it belongs to.
     nans, infinities, size: how many of its values are NaN, are infinite, and are there in all.
-    index: of the first such value, where the tensor is as the caller passed it.
+    index: the index of the first such value, if the tensor is as the caller passed it.
     inputs: name, least and greatest value of the tensors that the kernel has read.
     paths: the submodules that nodes are of, where they are known.
     """

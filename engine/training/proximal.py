@@ -45,7 +45,7 @@ def _has_term(state: CheckpointState) -> bool:
 def set_anchors(state: CheckpointState, mu: float) -> None:
     """Begin a round: every anchor becomes its parameter as it is now, and mu a new number.
 
-    state: of a Trainer, or the `CheckpointState` of a trimmed build.
+    state: the state of a Trainer, or the `CheckpointState` of a trimmed build.
     mu: the weight of the term, 0 or more; 0 trains without it.
 
     Raises:

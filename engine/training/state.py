@@ -362,7 +362,7 @@ class CheckpointState:
 
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.
-    changes: of region param, which all note that write to it.
+    changes: the changes of region param; whoever writes to it notes them.
     draws: how many steps have drawn random numbers; the next one draws those that follow.
     skipped: how many updates were skipped, as gradients or losses were not finite.
     loss_scale, good_steps: a dynamic loss scale, and the number of updates in a row since it
@@ -373,7 +373,7 @@ class CheckpointState:
     pending: what an optimizer step that may not have been counted yet leaves.
     has_module: whether a Module trains this state, so that there are gradients.
     gradients_gone: whether the gradients of the last step were not kept.
-    path: of the file that it was read from; None if it was none.
+    path: the path of the file that it was read from; None for other states.
     artifacts: the set of artifacts that the checkpoint was of.
     trained_by: the set of the models that train it, which it belongs to from now on.
     """

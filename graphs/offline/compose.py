@@ -43,7 +43,7 @@ _SMALL = 1024  # elements of the largest constant that a skeleton keeps: it may 
 def make_empty(opset: int | None) -> ModelProto:
     """Return a model without nodes.
 
-    opset: of ONNX's operators, by default the newest.  The domain com.microsoft is imported, too.
+    opset: the opset of ONNX, by default the newest.  The domain com.microsoft is imported, too.
     """
     model = ModelProto(ir_version=OPTIMIZER_IR, producer_name="edgegrad")
     model.graph.name = "graph"

@@ -16,8 +16,8 @@ def quantise_weights(
 ) -> tuple[Array, Array]:
     """Return the int8 integers of weights, symmetric about 0, and their scales.
 
-    axis: of the channels, which have a scale each; None for a single scale.
-    bits: of an integer; fewer than 8 use the middle of int8.
+    axis: the axis of the channels, which have a scale each; None for a single scale.
+    bits: the bits of an integer; fewer than 8 use the middle of int8.
     floor: least scales.
     """
     top = 2 ** (bits - 1) - 1

@@ -56,7 +56,7 @@ def divide_in_updates(graph: Graph, gradients: dict[str, str]) -> str:
     Before   own = Mul(dw, inverse); AdamWOptimizer(.., own, ..)
     After    factor = ...; for AdamWOptimizer(.., dw, .., factor)
 
-    gradients: of the parameters, as `scale_loss` has made them; become those before the division.
+    gradients: the gradients of the parameters, which `scale_loss` has made; they become undivided.
 
     Returns the factor of updates; empty if the loss of the graph is not scaled, or if other nodes
     follow the divisions: ranks add up what is divided.

@@ -70,7 +70,7 @@ def build(
 ) -> Graph:
     """Return the optimizer model of a rule.
 
-    opset: of ONNX's operators.  kinds: the element types of the parameters, f32 or f64, by name.
+    opset: the opset of ONNX.  kinds: the element types of the parameters, f32 or f64, by name.
     clip_grad: the norm to which gradients are scaled down; None leaves them as they are.
     parts: the parameters that each node updates, see `split`.
     skip_nonfinite: whether to update nothing if a gradient is NaN or infinite, see `guard`.

@@ -52,7 +52,7 @@ def find_loss(
 ) -> LossValue:
     """Return how the loss of a training graph, its first output, is made of the samples.
 
-    shapes: of the inputs.  rows: of each input that holds samples on its first axis, how many
+    shapes: the shapes of the inputs.  rows: for each input with samples on its first axis, how many
         places of it a sample has.
     own_statistics: whether batch normalisations may take their statistics over a part of a batch.
 

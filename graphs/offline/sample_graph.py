@@ -25,7 +25,7 @@ LINEAR = frozenset(
 class SampleGraph:
     """A graph for a batch of one size: its types, constants, and the values that hold samples.
 
-    flows: of values that are not constant.
+    flows: the flows of the values that are not constant.
     samples: how many the batch has.
     """
 

@@ -22,7 +22,7 @@ class SampleRules(SampleGraph):
     """The rules by which samples are followed through the nodes of a graph.
 
     own_statistics: whether batch normalisations may take their statistics over a part of a batch.
-    owners: of nodes of told gradients, the node that tells.
+    owners: for nodes of gradients that a user wrote, the node that has them.
     """
 
     def __init__(

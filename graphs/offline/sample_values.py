@@ -17,7 +17,7 @@ class SampleRows:
     source: the input of the model that it is, in another shape or type; None if it is computed.
     turns: how often the axis goes through all samples: for each place of a sequence once, after
         `x.transpose(0, 1).flatten(0, 1)`.
-    numbers: of indices, the places of the last axis that hold the number of each sample in the
+    numbers: for indices, the places on the last axis that hold the number of each sample in the
         batch, as in `x[arange(len(x)), i]`.
     """
 

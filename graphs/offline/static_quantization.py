@@ -48,7 +48,7 @@ class IntegerProduct:
     """A product that becomes one of integers.
 
     activation, weight, bias: names of the values that it reads; the bias is empty if there is none.
-    axis: of the output channels in the weights.
+    axis: the axis of the output channels in the weights.
     """
 
     node: Node
@@ -325,8 +325,8 @@ def insert_quantizers(
 ) -> Graph:
     """Quantise what a scheme has chosen, in place; return the graph.
 
-    scales: of the values `scheme.ranged`.
-    bits: of the weights' integers, which are stored as int8.
+    scales: the scales of the values `scheme.ranged`.
+    bits: the bits of the weights' integers, which are stored as int8.
     is_trained: weights and biases stay float; weights are rounded when they are read.
 
     Before   h = Conv(x, w, b); y = Relu(h)                            x and y are quantised

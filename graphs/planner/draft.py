@@ -69,10 +69,10 @@ def resize_type(t: TensorType, sizes: Sizes) -> TensorType:
 class TileCut:
     """The tiles in which a call of a group runs; see `Step`.
 
-    group: of the first call of a group, how many calls it has; otherwise 0.
+    group: for the first call of a group, its number of calls; otherwise 0.
     tiles: how many there are.
     numbered: whether the kernel finds a tile by its number.
-    args: of each pointer, as `Arg`, the bytes that belong to one tile and to one thread.
+    args: for each pointer, as in `Arg`, the bytes that belong to one tile and to one thread.
     """
 
     group: int

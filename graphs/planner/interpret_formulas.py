@@ -127,7 +127,7 @@ class _Closing:
         formulas: one for each output; their operands are the inputs.
         head: the words rows, n and by_columns of the kernel.
         dims: the outer dimensions, around rows of n elements.
-        args, dtypes, steps, strides: of all inputs, then all outputs: what is passed, the element
+        args, dtypes, steps, strides: for all inputs, then all outputs: what is passed, the element
             type, the stride inside a row, and the strides of the outer dimensions.
         inplace: as in `DraftCall`, by positions in `args`.
         """

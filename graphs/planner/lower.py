@@ -250,7 +250,7 @@ class DraftSource:
     ) -> None:
         """Start with nothing lowered.
 
-        types, constants: of all values of the graph; dimensions may be sizes.
+        types, constants: the types and constants of the graph's values; dimensions may be sizes.
         places: where graph inputs that live in persistent regions are.  All other inputs of the
             graph become inputs of the plan.
         target: the CPU whose vectors and caches decide block sizes.

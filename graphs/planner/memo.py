@@ -25,9 +25,9 @@ _DOMAINS = ("", MS, OURS)  # users' own operators may ask for the name
 class NodeMemo:
     """The lowered nodes of a graph, by what their lowerings see of them.
 
-    types, constants: of the values of the graph.
-    roots: of each view the value whose bytes it shares.
-    accumulated: of each gradient that a kernel adds to a buffer, the buffer and the reset flag.
+    types, constants: the types and the constant values of the graph.
+    roots: for each view, the value whose bytes it shares.
+    accumulated: for each gradient that a kernel adds to a buffer, the buffer and the reset flag.
     used: the values that are read, or are outputs of the graph.
     titles: what the temporaries of each node are named after.
     """

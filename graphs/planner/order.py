@@ -71,8 +71,8 @@ def order(draft: Draft) -> Lifetimes:
 def find_least_peak(cuts: Cuts, order: Sequence[int], live: Sequence[int], limit: int) -> int:
     """Return bytes that live at once in every order: the largest cut at a call.
 
-    order: of the calls; live: the bytes that live at each of them.  Only cuts at `limit` calls are
-    looked at, those where most live.
+    order: the order of the calls; live: the live bytes at each of them.  Only the cuts at the
+    `limit` calls with the most live bytes are tried.
     """
     least = 0
     places = sorted(range(len(order)), key=lambda place: -live[place])
@@ -87,7 +87,7 @@ class _Search:
     """Lowers the peak of an order.
 
     order: positions of calls in the draft.
-    live: of each call of the order, the bytes that live.
+    live: the live bytes at each call of the order.
     is_best: whether no order has a lower peak.
     """
 

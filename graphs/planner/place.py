@@ -66,7 +66,7 @@ class _Placement:
     """Places blocks in one order after another; blocks are identified by their numbers.
 
     large: the blocks that orders place; the others fill gaps.
-    near: of each large block the large ones that live when it does.
+    near: for each large block, the large ones that are live at the same time.
     """
 
     def __init__(self, blocks: Sequence[MemoryBlock]) -> None:

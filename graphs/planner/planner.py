@@ -104,7 +104,7 @@ class Planner:
         places: where graph inputs that live in persistent regions are.
         region_bytes: the sizes of the persistent regions.
         outputs: the names of the outputs to keep, by default the graph's outputs.
-        name: of the plans, by default the graph's name.
+        name: the name of the plans, by default the graph's name.
         closed: use only kernels that a library for the ops of the graph has, whatever formulas the
             graph has.
         kernels: the set of kernels that plans are for, whose target is `target`.  Formulas that a
@@ -129,7 +129,7 @@ class Planner:
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """Return the plan for these input shapes.
 
-        shapes: of the graph inputs that have symbolic dimensions, and of others as you like.
+        shapes: the shapes of the inputs with symbolic dimensions, and optionally of others.
 
         If two inputs give one symbolic dimension different sizes, a plan is made nevertheless as
         long as the nodes fit, because onnxruntime-training accepts such inputs.

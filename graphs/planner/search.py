@@ -47,7 +47,7 @@ class Effort:
     def __init__(self, calls: int) -> None:
         """Start with nothing searched.
 
-        calls: of the draft.
+        calls: the calls of the draft.
         """
         self.ways, self.most = 0, WAYS * calls
 

@@ -31,7 +31,7 @@ def settle(
     Each call in turn moves up to where the sum of the bytes that live at the calls it passes falls
     most, and their maximum does not rise.
 
-    nbytes: of each work value.
+    nbytes: the bytes of each work value.
     known: what may run again.
     """
     early = {name: repeat.early for repeat in known for name in repeat.makes}
@@ -53,7 +53,7 @@ class _Settling:
     ) -> None:
         """Start with the calls in their order.
 
-        early: of what is made again the last call before the gap; after it is another value.
+        early: for recomputed values, the last call before the gap; after it, it is another value.
         """
         self.order = list(range(len(calls)))
         self.nbytes = nbytes

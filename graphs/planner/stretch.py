@@ -37,8 +37,8 @@ def lower(
 class _Stretch:
     """Facts about some calls; a set of calls is a number whose bit k stands for call k of them.
 
-    needs: of each call, the set of those that must have run.
-    users: of each value that they touch, the set of those that do.
+    needs: for each call, the set of calls that must have run before.
+    users: for each value, the set of calls that touch it.
     begun, awaited: the values that a call before the stretch, and after it, touches.
     """
 

@@ -125,7 +125,7 @@ class _Member:
     place: that it has in the draft.
     reads, writes: the values that it touches.
     cuts: the bytes of the values that are cut with its rows.
-    nbytes: of all values that it touches.
+    nbytes: the bytes of all values that it touches.
     """
 
     place: int
@@ -171,7 +171,7 @@ def _is_early(m: _Member, first: _Member) -> bool:
 class _Tiles:
     """Finds and cuts the groups of one draft.
 
-    parts: of values that have a part a tile or a thread how many there are, after tiles were made.
+    parts: the number of parts of values that have one per tile or thread, after tiles were made.
     """
 
     def __init__(

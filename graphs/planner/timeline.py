@@ -38,9 +38,9 @@ SMALL = 1 << 13
 class Unit:
     """Calls that may run again, as a timeline sees them.
 
-    makes: of each value that they make its index, its last use before the gap, and its last use
+    makes: for each value that they make, its index, its last use before the gap, and its last use
         after it; -1 if there is none.
-    reads: of each value that they read its index, and the unit that makes it; -1 if there is none.
+    reads: for each value that they read, its index and the unit that makes it, or -1.
     makers: the units that make what they read.
     readers: the units that read what they make.
     pairs: values that are written over values that are read, if these are not read later.
@@ -71,7 +71,7 @@ class Timeline:
 
     units: what may run again, by the places of the last calls.
     calls: how many there are.
-    keys: of the calls.
+    keys: the keys of the calls.
     sizes, whole: the bytes of each value, and those where calls outside its group read it.
     first, last: the first and the last call that touch it.
     maker: the unit that makes it; -1 if there is none.
@@ -89,7 +89,7 @@ class Timeline:
 
         nbytes: what each work value takes; a group may keep only a part of it.
         whole: what it takes where calls outside that group read it.
-        seconds: of each call.
+        seconds: the seconds of each call.
         """
         self.calls = len(draft.calls)
         self._row = 2 * (self.calls + 1)  # keys of all units before a call, and its own key
@@ -233,7 +233,7 @@ class Change:
     """A change of what runs again.
 
     needs: before which calls units run again with it.
-    spans: of each value that lives otherwise, when it does then.
+    spans: the lifetimes of the values whose lifetimes differ.
     came, went: the keys of the calls that run again then, and of those that no longer do.
     events: bytes that begin or cease to live, as spans; of those that cease the number is negative.
     seconds: by which the step takes longer.
@@ -251,7 +251,7 @@ class MemoryProfile:
     """The bytes that live at each call where some units run again.
 
     needs: before which call each chosen unit runs again; `NEVER` for those that nobody needs.
-    keys: of all calls that run, in order.
+    keys: the keys of all calls that run, in order.
     live: the bytes that live at each of them.
     seconds: that all take that run again.
     """

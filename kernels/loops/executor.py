@@ -12,8 +12,8 @@ the other (Dekker's handshake), so no wake-up is lost.  A thread that spins give
 and then: the system may have put the thread that it waits for on the same one.
 
 Thread 0 does not wait for threads that sleep when a run begins.  It wakes them, and does their
-shares as well, step by step, until all are awake; the run goes on with all of them from there.  So
-a plan for many threads is hardly slower than one for a single thread, however long they take to
+shares as well, step by step, until all are awake; from there, all of them share the run.  So a plan
+for many threads is hardly slower than one for a single thread, however long they take to
 wake, and results are the same, since the shares are.
 
 The system has the function that sleeps.  POSIX's takes the condition and the mutex; Windows' takes

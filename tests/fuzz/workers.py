@@ -1,7 +1,7 @@
 """Processes that run mutations, within bounds of time and memory.
 
-A mutation that ends its process, or does not end, costs that process alone: another one goes on
-with what is left.  The process says which mutation it begins with before it does.
+A mutation that ends its process, or does not end, costs that process alone: another one takes
+what is left.  The process says which mutation it begins with before it does.
 """
 
 from __future__ import annotations

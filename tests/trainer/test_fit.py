@@ -356,7 +356,7 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_is_well() -> None:
         ({"schedule": 3}, DTypeError, "schedule: expected a Schedule"),
         ({"metrics": "accuracy"}, InputError, "metrics are measured on validation data"),
         ({"metrics": ["acuracy"]}, InputError, "no metric 'acuracy'"),
-        ({"monitor": "val_loss"}, NameNotFoundError, r"no column 'val_loss', but \['loss'\]"),
+        ({"monitor": "val_loss"}, NameNotFoundError, r"no such column; it will have \['loss'\]"),
         ({"mode": "least"}, InputError, "mode='least'"),
         ({"validation": 1.5}, InputError, r"validation=1\.5: expected data, or a share"),
         ({"batch_size": 0}, InputError, "batch_size=0"),

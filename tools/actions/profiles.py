@@ -27,7 +27,7 @@ def profile(
     """Profile a training step of artifacts: forward, backward, and the update if there is one.
 
     batch: samples of a step; by default those that the model fixes, or 8.
-    shapes: of inputs that the batch size does not determine.
+    shapes: the shapes of inputs that the batch size does not determine.
 
     Raises:
         EngineError: a model cannot be read, planned or run; the message names it.

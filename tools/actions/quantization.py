@@ -35,8 +35,8 @@ class Outcome:
 
     measured: the data of the measurements, in words.
     samples: how many they are.
-    metrics: of each, the value of the float and of the quantised model; empty without targets.
-    decibels: by how much the first output is stronger than what quantisation changed of it.
+    metrics: the values of each metric for the float and the quantised model; empty without targets.
+    decibels: the strength of the first output over its change by quantisation.
     """
 
     made: Quantized

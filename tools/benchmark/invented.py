@@ -30,7 +30,7 @@ def invent_values(
     """Return invented inputs of a model: normal floats, integers in range, masks of ones.
 
     run: runs the model on inputs.
-    samples: of a batch, where neither the model nor `batch` says.
+    samples: the samples of a batch, where neither the model nor `batch` says.
 
     Raises:
         InputError: the shape of an input is not known.

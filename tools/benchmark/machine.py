@@ -29,7 +29,7 @@ def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
     left out.
 
     kernels: the name of the set of kernels that runs.
-    root: of the file system that is read.
+    root: the root of the file system to read.
     """
     facts = {
         "machine": _find_model(root),

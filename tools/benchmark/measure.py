@@ -100,7 +100,7 @@ def open_child(folder: Path, threads: int) -> AbstractContextManager[Child]:
 def _open_process(folder: Path, module: str, *arguments: object) -> Iterator[Child]:
     """Yield a process of this installation that is measured.
 
-    module: of this package, which it runs.  folder: for its errors.
+    module: the module of this package to run.  folder: the folder for its errors.
 
     Raises:
         EngineError: it ends early; the message has the last that it said.
@@ -184,9 +184,9 @@ def measure_answers(
 ) -> Result:
     """Measure answers of models on numbers of threads, in turns with onnxruntime's if it is here.
 
-    names: of workloads, or paths of ONNX files.
+    names: the names of workloads, or paths of ONNX files.
     batch: the samples of an answer; None: the model's number, or 1.
-    shapes: of inputs that the batch size does not determine.
+    shapes: the shapes of inputs that the batch size does not determine.
 
     Raises:
         InputError: there is no such workload or file.

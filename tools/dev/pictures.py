@@ -31,7 +31,7 @@ class Shot:
     name: in docs/pictures.
     file: what the commands of the gallery write.
     section: the section at the top of the window; "": the start of the page.
-    height: of the window.
+    height: the height of the window.
     """
 
     name: str

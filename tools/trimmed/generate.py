@@ -258,7 +258,7 @@ class Source:
         """Return what the bindings of a library are written from.
 
         library: its file name.
-        version: of packages.
+        version: the version of packages.
         platforms: those that packages have a library for.
         """
         header = self.read_header()

@@ -110,7 +110,7 @@ class _System:
 
     zig: ziglang's name of it, with {arch} and {version}, the oldest supported version.
     version: this version, if a triple has none.
-    form: of binaries, as in `Binary.form`.
+    form: the form of binaries, as in `Binary.form`.
     marks: the beginnings of words that stand for it in triples; empty if its name is the only one.
     cc, sdk, pthread: as in `Platform`; {triple} is the target's.
     """

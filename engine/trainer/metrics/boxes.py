@@ -55,7 +55,7 @@ class MeanAveragePrecision(AveragedMetric):
     overlaps: the least intersection over union of a match; the mean is over all of them.
     form: the four numbers of a box: two corners, a corner with width and height, or the centre with
         width and height.
-    area: of the objects that count, in pixels: all, below 32², up to 96², above.
+    area: the area of the objects that count, in pixels: all, below 32², up to 96², above.
     average: "macro": the mean over the classes that occur; None for a column for each class.
     detections: how many count in a class of an image, from the highest score on.
     decode: makes the rows (n, d, 6) of the outputs by name; None if the output has them.

@@ -60,7 +60,7 @@ def _make_library(torch: Any) -> Any:
 def _run_batched(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
     """Return what an operator of ours makes of tensors that `vmap` has joined, and their axis.
 
-    dims: of each tensor the axis along which it is joined; None if it is one for all.
+    dims: for each tensor, the axis along which it is joined; None if it is one for all.
     """
     first = [t.movedim(d, 0) if d else t for t, d in zip(given, dims, strict=True)]
     if len(first) == 4:  # redirect of y, dy, x, dx
@@ -413,7 +413,7 @@ class _Stops:
     """The walk over one graph of a program.
 
     flows: the nodes on which parameters have gradients.
-    families: of each node the nodes that may share its memory, one set for all of them.
+    families: for each node, the nodes that may share its memory, one set for all of them.
     renamed: old and new names of nodes that outputs of the graph read.
     """
 

@@ -73,7 +73,7 @@ class Exported:
     frozen_batch_norm: running means of batch normalisations that the module keeps in evaluation
         mode while it trains, as `frozen_batch_norm` of `generate_artifacts` takes them; None if
         there are none.
-    difference: of the outputs from torch's, relative to the largest of them if that is above 1.
+    difference: by how much outputs differ from torch's, relative to the largest if above 1.
     """
 
     model: str
@@ -111,9 +111,9 @@ def export(
         module: on the CPU, of float32 or float64.
         example: what the module is called with: a tensor, a tuple of arguments, or a mapping of
             keyword arguments; arrays are as good as tensors.
-        path: of the file that is written, in a folder that is made if it is missing.
+        path: the path of the file to write; its folder is made if it is missing.
         axes: further axes of any length: names by axis, by input, `{"tokens": {1: "length"}}`.
-        opset: of ONNX's operators.
+        opset: the opset of ONNX.
         tolerance: how far the outputs, in evaluation mode and of a batch of another size, may be
             from torch's, relative to the largest of them if that is above 1.
         check_gradients: whether the gradients of the example, in training mode, are compared with
@@ -330,7 +330,7 @@ def _measure_size(module: Any) -> int:
 def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on.
 
-    sizes: of the axes that may have any size, as in the example.
+    sizes: the sizes of the axes that may have any size, as in the example.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename

@@ -51,7 +51,7 @@ def compare(
 
     path: the exported model.  outputs: the names of its outputs.  train: names of parameters.
     left: the parameters that would not be trained, though they require a gradient.
-    norms: of batch normalisations that keep their statistics.
+    norms: the batch normalisations that keep their statistics.
 
     Raises:
         ModelError: one differs, or one that would not be trained has a gradient in torch; it is

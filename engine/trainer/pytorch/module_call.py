@@ -20,7 +20,7 @@ BATCH = "batch"  # the name of the axis
 class ModuleCall:
     """The arguments of a module.
 
-    signature: of its `forward`.
+    signature: the signature of its `forward`.
     arguments: by the names of the parameters, as `inspect.signature` binds them.
     rows: the size of the batch, axis 0 of the first tensor and of all that are as long.
     axes: further axes of any length: names by axis, by argument.

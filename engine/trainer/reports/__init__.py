@@ -45,7 +45,7 @@ def default(progress: bool, folder: Path | None) -> list[Callback]:
     """Return the default reports of a training.
 
     progress: whether to show progress, and in a notebook a live curve.
-    folder: of the run, where history.csv, log.jsonl and report.html are kept; None to write no
+    folder: the folder of the run, with history.csv, log.jsonl and report.html; None to write no
         files.
     """
     callbacks: list[Callback] = [Progress()] if progress else []

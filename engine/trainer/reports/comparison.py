@@ -46,10 +46,10 @@ class BestEpoch:
 class RunRecord:
     """A run as its folder records it.
 
-    folder: of the run.
+    folder: the folder of the run.
     history: a row an epoch.
     monitor: the column that decides which checkpoint is the best.
-    steps, seconds: of the whole run; None if no checkpoint records them.
+    steps, seconds: the steps and the seconds of the whole run; None if no checkpoint records them.
     settings: names and values, from run.toml and run.json.
     sizes: bytes of the best checkpoint and of the exported model, by "checkpoint" and "model".
 
@@ -249,7 +249,7 @@ SIZES = ("checkpoint", "model")
 def compare(*folders: str | os.PathLike[str]) -> Comparison:
     """Compare runs: their curves, best values, time, memory, sizes, and settings that differ.
 
-    folders: of the runs, two or more.
+    folders: the folders of the runs, two or more.
 
     Raises:
         InputError: there are fewer than two, or one is given twice.

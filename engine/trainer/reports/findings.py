@@ -40,7 +40,7 @@ class Sample:
         absolute difference of the values.
     picture: u8[height, width, channels] of the sample; None if it does not look like one.
     values: the first `SHOWN` of its numbers or texts, out of `size`.
-    name: of its file; empty if it is not known.
+    name: the name of its file; empty if unknown.
     """
 
     expected: tuple[float, ...]

@@ -45,8 +45,8 @@ class HtmlReport(Callback):
 
     Args:
         path: the file.
-        title: of the page; by default the name of the folder that contains the file.
-        sections: of the page, in their order.
+        title: the title of the page; by default the name of the folder that contains the file.
+        sections: the sections of the page, in their order.
         samples: the number of predictions of each kind to show, wrong ones and correct ones.
 
     Raises:
@@ -194,7 +194,7 @@ class HtmlReport(Callback):
     def write(self, fit: Fit, status: Status, reason: str = "") -> None:
         """Write the page as the training is now; a file that cannot be written is a warning.
 
-        reason: of the status, in words.
+        reason: the reason for the status, in words.
         """
         began = time.perf_counter()
         record = self._make_record(fit, status, reason)
@@ -262,8 +262,8 @@ def _request(folder: Path | None) -> dict[str, Any]:
 def _read_sections(path: Path, epoch: int | None) -> dict[str, str]:
     """Return the contents of the sections of a report by their names.
 
-    epoch: of the findings to take over; others are of a validation that the resumed run has not
-        made, or of a worse epoch.
+    epoch: the epoch of the findings to keep; others come from a validation that the resumed run
+        has not made, or from a worse epoch.
     """
     try:
         written = path.read_text("utf-8")

@@ -19,8 +19,8 @@ Status: TypeAlias = Literal["running", "finished", "stopped", "failed"]
 class Record:
     """The facts that a report describes.
 
-    title: of the page.
-    status: of the training; `reason` says why it was stopped or has failed.
+    title: the title of the page.
+    status: the status of the training; `reason` says why it was stopped or has failed.
     updated: the time of writing, in UTC.
     epochs: the planned number of epochs.
     step, samples: the numbers of steps made and of samples trained on.

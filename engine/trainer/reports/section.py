@@ -12,7 +12,7 @@ from engine.trainer.reports.record import Record
 class Section:
     """A part of a report.
 
-    name: of its place in the page, such as `curves`; letters, digits and dashes.
+    name: the name of its place in the page, such as `curves`; letters, digits and dashes.
     title: the heading above it.
     render: returns the HTML below the heading; empty text: this report does not have it.
     """

@@ -27,7 +27,7 @@ class TensorBoard(Tracker):
     and tells TensorBoard to forget everything after the point where it continues.
 
     Args:
-        folder: of the event files; `tensorboard --logdir` takes it or a parent folder.
+        folder: the folder of the event files; `tensorboard --logdir` takes it or a parent folder.
         seconds: between events of steps; 0: an event for every step.
     """
 

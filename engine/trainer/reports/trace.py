@@ -15,7 +15,7 @@ SECONDS = 0.1  # from one point to the next, at first
 class Point:
     """Some consecutive steps.
 
-    step: of the optimizer, the last of them.
+    step: the optimizer's step, the last of them.
     seconds: since the start of the training, at their end.
     samples: that they trained on.
     loss: the mean over these samples.

@@ -251,7 +251,7 @@ def _drop_none(options: Mapping[str, Any]) -> dict[str, Any]:
 def make_tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> Tracker:
     """Return the tracker of a name, with its options.
 
-    folder: of the run; a tracker that writes files into a folder of its own has one in it.
+    folder: the folder of the run; trackers that write files get a folder in it.
     place: the beginning of messages.
 
     Raises:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class View:
     """The training done in a window.
 
-    step: of the optimizer, the last one.
+    step: the optimizer's step, the last one.
     samples: trained on.
     loss: the mean over them.
     rate: samples per second.

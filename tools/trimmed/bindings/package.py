@@ -18,10 +18,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 class Api:
     """The API of one build, from which its bindings are written.
 
-    name: of the build.
-    version: of the package.
+    name: the name of the build.
+    version: the version of the package.
     functions: those that the library has, in the order of the header.
-    enumerations: of the header.
+    enumerations: the enumerations of the header.
     constants: the numbers of the header, by their names without the build's.
     library: the file name of the library.
     platforms: the build's, and then the others that the package has a library for.
@@ -71,11 +71,11 @@ class Way:
 class Language:
     """A language that builds have bindings for.
 
-    name: of the option `--bindings`, and of the folder in the build.
+    name: its name in the option `--bindings`, and of the folder in the build.
     title: its name.
     fill: makes the text for each mark of the templates.
     systems: those that it is for; none: all that load shared libraries of C.
-    kind: of the library.
+    kind: the kind of the library.
     module: the name of a module of C, with marks, whose header and map lie beside each library.
     row, separator: how a member of an enumeration is written, of name and value, where each has a
         file, whose template is called `@Enumeration@`.

@@ -28,7 +28,7 @@ class ClassScores:
     precision: the share of right ones among the predictions of the class.
     recall: the share of its samples that were found.
     f1: the harmonic mean of both.
-    area, average_precision: of the class against all others; see `Ranking`.
+    area, average_precision: values of the class against all others; see `Ranking`.
     """
 
     there: Array
