@@ -24,12 +24,12 @@ class Dataset(ABC):
     """Samples by index.  Your own class needs `__len__` and `__getitem__`.
 
     Attributes:
-        names: the names of a sample's arrays; None: they are in the order of the model's inputs.
-        classes: the names of the labels 0, 1, ...; None: unknown, or targets that are not classes.
-        ignore_index: the label of positions without a class; None: all have one.
-        readers: how many threads may read samples side by side.
-        cheap: whether reading costs so little that no thread should do it ahead.
-        origin: the file that holds all samples; empty: there is none, or there are several.
+        names: the names of a sample's arrays; None if their order is the model's.
+        classes: the names of the labels 0, 1, ...; None if unknown, or if targets are not classes.
+        ignore_index: the label of positions without a class; None if all positions have one.
+        readers: how many threads may read samples in parallel.
+        cheap: whether samples are read so quickly that reading them ahead is not worth a thread.
+        origin: the file that holds all samples; empty if there is none, or several.
     """
 
     names: Sequence[str] | None = None
@@ -49,7 +49,7 @@ class Dataset(ABC):
 
     def __repr__(self) -> str:
         parts = []
-        with contextlib.suppress(Exception):  # of a class of one's own, or not made yet
+        with contextlib.suppress(Exception):  # of a user's own class, or not made yet
             parts.append(f"{len(self):,} samples")
         if self.classes is not None:
             shown = ", ".join(map(str, self.classes[:SHOWN]))

@@ -42,18 +42,19 @@ if hasattr(os, "register_at_fork"):
 class Memory:
     """The memory that all plans of a module share: work memory, inputs and outputs, constants.
 
-    work, io: as large as the largest plan has needed.
-    frozen: large constants.  laid: the sizes in bytes of those that stay in their file, by offset.
-    files: which they are in.
-    constants: contents of region const by their digest.
-    programs: of the models' plans, by all that decides them, the least recently used first.
-    others: programs that are kept as long as the memory, and have inputs and outputs of their own.
-    kernels: the set of kernels that all programs run on.
-    planning: options of the plans; the budget does not count what is mapped.
-    scaling: of the loss in training steps, by default as the precision needs it; None: there is
-        none.
-    prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
-    lock: is held during a run, since runs share the memory.
+    work, io: these regions, as large as the largest plan so far has needed.
+    frozen: the large constants.  laid: by offset, the bytes of those that stay in their file.
+    files: the files of these constants.
+    constants: the contents of region const by their digests.
+    programs: the programs of the models' plans, the least recently used first; a key has all that
+        decides a plan.
+    others: programs that live as long as the memory and have their own inputs and outputs.
+    kernels: the kernel set of all programs.
+    planning: the options of the plans; the budget does not count mapped bytes.
+    scaling: the scaling of the loss in training steps, by default as the precision needs it; None
+        if the loss is not scaled.
+    prepared: the names of kernel sets with plans beside the artifacts, which are preferred.
+    lock: the lock that a run holds, because runs share the memory.
     """
 
     def __init__(self, kernels: KernelSet | None = None, planning: PlanOptions = DEFAULTS) -> None:

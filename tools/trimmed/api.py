@@ -192,6 +192,16 @@ class ApiFunction:
         """The values that a caller gets by addresses."""
         return tuple(a for a in self.arguments if a.returned)
 
+    @property
+    def takes_inputs(self) -> bool:
+        """True if it is a step, which takes the inputs of a phase and has its outputs."""
+        return any(a.kind == "inputs" for a in self.arguments)
+
+    @property
+    def lends(self) -> bool:
+        """True if it returns the address of memory that a caller may write to."""
+        return self.answer == "memory" and not self.result.startswith("const")
+
     def exists(
         self, *, freestanding: bool, threads: int, only: Only = "", federated: bool = False
     ) -> bool:

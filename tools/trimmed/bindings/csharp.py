@@ -13,6 +13,7 @@ from engine.tools.trimmed.bindings.package import (
     Language,
     describe,
     join_camel,
+    join_parts,
     join_pascal,
 )
 from engine.tools.trimmed.targets import Platform
@@ -88,12 +89,12 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     if function.answer == "memory":
         arguments = ", ".join(join_camel(a.name) for a in function.given)
         info = f"{join_pascal(find_description(function, api.functions).name)}({arguments})"
-        if not function.result.startswith("const"):
+        if function.lends:
             head = f"void Set{name}({', '.join([*declared, 'Array values'])})"
             summary = f"/// <summary>Write the values that {name} returns.</summary>"
             write = _write_method(head, [f'Write({call}, {info}, "{name}", values);'])
             rest = f"\n        {summary}\n{write}"
-    if any(a.kind == "inputs" for a in function.given):
+    if function.takes_inputs:
         phase = f"Phase.{api.find_phase(function)}"
         before, after = [f"Place({phase}, inputs);"], [f"return Outputs({phase});"]
         result = "Values[]"
@@ -147,11 +148,10 @@ def _write_native(function: ApiFunction) -> str:
 
 
 def _fill(api: Api) -> Mapping[str, str]:
-    functions = [f for f in api.functions if not f.places]
     return {
-        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
-        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
-        "natives": "\n".join(map(_write_native, functions)).rstrip(),
+        "makers": join_parts(map(_write_maker, api.makers)),
+        "members": join_parts(_write_member(f, api) for f in api.members),
+        "natives": join_parts(map(_write_native, api.bound)),
     }
 
 

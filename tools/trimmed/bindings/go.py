@@ -10,6 +10,7 @@ from engine.tools.trimmed.bindings.package import (
     Language,
     describe,
     join_camel,
+    join_parts,
     join_pascal,
 )
 
@@ -104,13 +105,13 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     if function.answer == "memory":
         arguments = ", ".join(join_camel(a.name) for a in function.given)
         info = f"m.{join_camel(find_description(function, api.functions).name)}({arguments})"
-        if not function.result.startswith("const"):
+        if function.lends:
             write = f'return writeValues(unsafe.Pointer({call}), {info}, "{name}", values)'
             rest = "\n" + _write_method(
                 f"// Set{name} writes the values that {name} returns.\n", f"Set{name}",
                 [*declared, "values any"], "error", ["defer runtime.KeepAlive(m)", write],
             )  # fmt: skip
-    if any(a.kind == "inputs" for a in function.given):
+    if function.takes_inputs:
         phase = f"Phase{join_pascal(api.find_phase(function).lower())}"
         place = f"if err := m.place({phase}, inputs); err != nil {{\n\t\treturn nil, err\n\t}}"
         step = f"if err := m.check({call}); err != nil {{\n\t\treturn nil, err\n\t}}"
@@ -170,11 +171,10 @@ def _write_enumeration(enumeration: Enumeration) -> str:
 
 
 def _fill(api: Api) -> Mapping[str, str]:
-    functions = [f for f in api.functions if not f.places]
     return {
-        "enums": "\n".join(map(_write_enumeration, api.enumerations)).rstrip(),
-        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
-        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
+        "enums": join_parts(map(_write_enumeration, api.enumerations)),
+        "makers": join_parts(map(_write_maker, api.makers)),
+        "members": join_parts(_write_member(f, api) for f in api.members),
     }
 
 

@@ -14,6 +14,7 @@ from engine.tools.trimmed.bindings.package import (
     Language,
     describe,
     join_camel,
+    join_parts,
     join_pascal,
 )
 from engine.tools.trimmed.targets import Platform
@@ -102,9 +103,9 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         described = find_description(function, api.functions)
         arguments = ", ".join(join_camel(a.name) for a in given)
         info = f"{join_camel(described.name)}({arguments})"
-        if not function.result.startswith("const"):
+        if function.lends:
             rest = _write_setter(function, declared, passed, info)
-    if any(a.kind == "inputs" for a in given):
+    if function.takes_inputs:
         phase = f"Phase.{api.find_phase(function)}"
         before, after = [f"place({phase}, inputs);"], [f"return outputs({phase});"]
         result = "Values[]"
@@ -223,15 +224,14 @@ def _write_glue(function: ApiFunction) -> str:
 
 
 def _fill(api: Api) -> Mapping[str, str]:
-    functions = [f for f in api.functions if not f.places]
     return {
         "kotlinPlugin": "",
         "kotlinOptions": "",
         "mangled": api.name.replace("_", "_1"),
-        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
-        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
-        "natives": "\n".join(map(_write_native, functions)).rstrip(),
-        "glue": "\n".join(map(_write_glue, functions)).rstrip(),
+        "makers": join_parts(map(_write_maker, api.makers)),
+        "members": join_parts(_write_member(f, api) for f in api.members),
+        "natives": join_parts(map(_write_native, api.bound)),
+        "glue": join_parts(map(_write_glue, api.bound)),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,16 @@ class Api:
     def takes_requests(self) -> bool:
         """True if the library has the functions of federations."""
         return any(f.name == "take_request" for f in self.functions)
+
+    @property
+    def bound(self) -> tuple[ApiFunction, ...]:
+        """The functions that other languages call: all but those that take the caller's memory."""
+        return tuple(f for f in self.functions if not f.places)
+
+    @property
+    def makers(self) -> tuple[ApiFunction, ...]:
+        """The functions that make a model, of those that other languages call."""
+        return tuple(f for f in self.bound if f.makes)
 
     @property
     def members(self) -> tuple[ApiFunction, ...]:
@@ -82,8 +92,8 @@ class Language:
     sources: the templates of C that are compiled into the library.
     place: makes the library's folder in the package, of the build's name and the platform.
     list_templates: lists the templates of a package for a platform: folders of `templates`, and
-        files in them, each before those that may replace it; None: the folder of the name.  The
-        folder `java-federated` belongs to `java` where the library has functions of federations.
+        files in them, each before those that may replace it; None for the folder of the name.
+        The folder `java-federated` belongs to `java` if the library has functions of federations.
     """
 
     name: str
@@ -166,6 +176,11 @@ def replace_marks(text: str, marks: Mapping[str, str]) -> str:
     while pattern.search(text):
         text = pattern.sub(lambda m: marks[m[1] or m[2]], text)
     return text
+
+
+def join_parts(parts: Iterable[str]) -> str:
+    """Return texts that end with a line each as the text for one mark, with empty lines between."""
+    return "\n".join(parts).rstrip()
 
 
 def join_camel(name: str) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.tools.trimmed.api import ApiFunction, Enumeration, find_description
-from engine.tools.trimmed.bindings.package import Api, Language, describe, indent, join_pascal
+from engine.tools.trimmed.bindings.package import (
+    Api,
+    Language,
+    describe,
+    indent,
+    join_parts,
+    join_pascal,
+)
 
 _GIVEN = {  # type, what is passed to C, and C's types
     "text": ("&str", "{0}_.as_ptr()", "*const u8"),
@@ -88,7 +95,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         value = f"(!address.is_null()).then(|| unsafe {{ slice::{take}(address, bytes) }})"
     else:
         value = made.format(call)
-    if any(a.kind == "inputs" for a in function.given):
+    if function.takes_inputs:
         lines.append(f"self.place(Phase::{api.find_phase(function).capitalize()}, inputs)?;")
     elif gotten := function.gotten:
         result = join_pascal(function.record)
@@ -158,13 +165,12 @@ def _write_enumeration(enumeration: Enumeration) -> str:
 
 
 def _fill(api: Api) -> Mapping[str, str]:
-    functions = [f for f in api.functions if not f.places]
-    records = [_write_record(f) for f in functions if f.gotten]
+    records = [_write_record(f) for f in api.bound if f.gotten]
     return {
-        "enums": "\n".join([*map(_write_enumeration, api.enumerations), *records]).rstrip(),
-        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
-        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
-        "natives": "".join(map(_write_native, functions)).rstrip(),
+        "enums": join_parts([*map(_write_enumeration, api.enumerations), *records]),
+        "makers": join_parts(map(_write_maker, api.makers)),
+        "members": join_parts(_write_member(f, api) for f in api.members),
+        "natives": "".join(map(_write_native, api.bound)).rstrip(),
     }
 
 

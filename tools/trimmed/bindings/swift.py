@@ -15,6 +15,7 @@ from engine.tools.trimmed.bindings.package import (
     describe,
     indent,
     join_camel,
+    join_parts,
     join_pascal,
 )
 from engine.tools.trimmed.targets import Platform
@@ -99,9 +100,9 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     if function.answer == "memory":
         described = find_description(function, api.functions)
         info = f"{join_camel(described.name)}({_pass_on(given)})"
-        if not function.result.startswith("const"):
+        if function.lends:
             rest = _write_setter(function, declared, call, info)
-    if any(a.kind == "inputs" for a in given):
+    if function.takes_inputs:
         phase = f".{api.find_phase(function).lower()}"
         lines += [f"try place({phase}, inputs)", f"try check({call})", f"return outputs({phase})"]
         result = "[Values]"
@@ -201,12 +202,11 @@ def _name_slice(platform: Platform) -> str:
 
 
 def _fill(api: Api) -> Mapping[str, str]:
-    functions = [f for f in api.functions if not f.places]
     return {
         "framework": _describe_framework(api),
-        "enums": "\n".join(map(_write_enumeration, api.enumerations)).rstrip(),
-        "makers": "\n".join(_write_maker(f) for f in functions if f.makes).rstrip(),
-        "members": "\n".join(_write_member(f, api) for f in api.members).rstrip(),
+        "enums": join_parts(map(_write_enumeration, api.enumerations)),
+        "makers": join_parts(map(_write_maker, api.makers)),
+        "members": join_parts(_write_member(f, api) for f in api.members),
     }
 
 
