@@ -32,8 +32,8 @@ RANGES = {"alpha": Range(0, 1e6, above=True), "classes": AT_LEAST_1}
 class Mixing(ABC):
     """A random change of a batch that mixes pairs of samples and their labels.
 
-    alpha: parameter of the shares' distribution Beta(alpha, alpha): small values keep most nearly
-        as they are, 1 makes all shares equally likely.
+    alpha: parameter of the shares' distribution Beta(alpha, alpha): small values leave most
+        samples nearly as they are, 1 makes all shares equally likely.
     classes: how many there are; None: as in the data.
     """
 
