@@ -73,7 +73,7 @@ CONTEXT = Words(
     arrivals=Field("threads that have reached the barrier", line=True),
     phase=Field("number of barriers that were passed", line=True),
     sleepers=Field("threads that sleep or are about to", line=True),
-    calls=Field("how often thread 0 woke them before it let them begin", shared=True),
+    calling=Field("whether thread 0 has begun a run and awaits that nobody sleeps", shared=True),
 )
 
 SPAN = Words(

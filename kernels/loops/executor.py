@@ -11,10 +11,11 @@ and a publisher stores before it looks for sleepers, both sequentially consisten
 the other (Dekker's handshake), so no wake-up is lost.  A thread that spins gives its core away now
 and then: the system may have put the thread that it waits for on the same one.
 
-Thread 0 does not wait for threads that sleep when a run begins.  It wakes them, and does their
-shares as well, step by step, until all are awake; from there, all of them share the run.  So a plan
-for many threads is hardly slower than one for a single thread, however long they take to
-wake, and results are the same, since the shares are.
+Thread 0 does not wait for threads that sleep when a run begins.  It calls them, and does their
+shares as well, step by step, until all are awake; from there, all of them share the run.  Nobody
+sleeps during a call, since a step may take longer than a thread spins.  So a plan for many threads
+is hardly slower than one for a single thread, however long they take to wake, and results are the
+same, since the shares are.
 
 The system has the function that sleeps.  POSIX's takes the condition and the mutex; Windows' takes
 two numbers more: how long to sleep, -1 for forever, and flags, here none.  Both get all four: a
@@ -26,7 +27,7 @@ from __future__ import annotations
 from engine.kernels.loops.tiles import run_tile
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imax, inline, kernel, off, share
-from engine.plan.context import CONTEXT, SPINS, TURNS
+from engine.plan.context import CONTEXT, TURNS
 
 load_acquire = Native("load_acquire")
 store_release = Native("store_release")
@@ -39,44 +40,32 @@ invoke4 = Native("invoke", (4,))
 
 @inline
 def _await_change(g, word, old):
-    """Return once the word of the context is not `old`.
-
-    A thread that was woken before that spins for as long as it would with a core of its own.
-    """
-    spins, most = 0, g.spins
+    """Return once the word of the context is not `old`."""
+    spins = 0
     while load_acquire(word) == old:
         spins += 1
-        if spins < most:
+        if spins < g.spins or load_acquire(g.calling) != 0:
             pause()
             if spins & (TURNS - 1) == 0:
                 invoke1(g.give, 0)
         else:
             invoke1(g.lock, g.mutex)
             fetch_add(g.sleepers, 1)
-            calls = load_acquire(g.calls)
-            while load_acquire(word) == old and load_acquire(g.calls) == calls:
+            while load_acquire(word) == old and load_acquire(g.calling) == 0:
                 invoke4(g.wait, g.condition, g.mutex, -1, 0)
             fetch_add(g.sleepers, -1)
             invoke1(g.unlock, g.mutex)
-            spins, most = 0, imax(most, SPINS)
-
-
-@inline
-def _wake(g, is_call):
-    """Wake whoever sleeps; is_call: 1 to wake also those for whom nothing has changed, or 0."""
-    if load_acquire(g.sleepers) != 0:
-        invoke1(g.lock, g.mutex)
-        if is_call != 0:
-            fetch_add(g.calls, 1)
-        invoke1(g.wake, g.condition)
-        invoke1(g.unlock, g.mutex)
+            spins = 0
 
 
 @inline
 def _publish(g, word, value):
     """Set the word of the context and wake whoever sleeps."""
     store_release(word, value)
-    _wake(g, 0)
+    if load_acquire(g.sleepers) != 0:
+        invoke1(g.lock, g.mutex)
+        invoke1(g.wake, g.condition)
+        invoke1(g.unlock, g.mutex)
 
 
 @inline
@@ -112,6 +101,7 @@ def _walk(g, tid, threads, i, is_shared):
         if is_shared == 0 and load_acquire(g.sleepers) == 0:
             g.begin = i
             _publish(g, g.generation, load_acquire(g.generation) + 1)
+            store_release(g.calling, 0)
             is_shared = 1
         step = off(table, i)
         if step.barrier != 0:
@@ -130,6 +120,8 @@ def _walk(g, tid, threads, i, is_shared):
                     for k in range(i, i + step.group):
                         run_tile(off(table, k), tile, thread)
         i += imax(step.group, 1)
+    if is_shared == 0:
+        store_release(g.calling, 0)
     _meet(g, threads if is_shared != 0 else 1)
 
 
@@ -144,7 +136,7 @@ def launch(target: Target, T: str) -> Body:
         g.stopped = 0
         is_shared = 1
         if nthreads > 1:
-            _wake(g, 1)
+            _publish(g, g.calling, 1)
             is_shared = 0
         _walk(g, 0, nthreads, 0, is_shared)
 

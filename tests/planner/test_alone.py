@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,6 +152,22 @@ def test_a_run_does_not_wait_for_threads_that_sleep(shared: Trainer) -> None:
         other.step(PICTURES, DIGITS)
     else:
         pytest.fail("the other thread never took part again")
+
+
+def test_a_thread_that_is_called_does_not_sleep_before_it_takes_part(shared: Trainer) -> None:
+    """Even if it sleeps as soon as it may, as during a step that takes longer than it spins."""
+    team = get_team(2, find_program(shared)._resolve)
+    words, spins = team._words, int(team._words["spins"])
+    words["spins"] = 1
+    try:
+        begun = int(words["generation"])
+        for _ in range(200):
+            time.sleep(0.001)
+            shared.step(PICTURES, DIGITS)
+        assert int(words["generation"]) >= begun + 20
+        assert words["calling"] == 0
+    finally:
+        words["spins"] = spins
 
 
 def test_bad_data_change_nothing_while_the_others_sleep(shared: Trainer) -> None:
