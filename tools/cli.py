@@ -21,6 +21,8 @@ _TOGETHER = "train"  # the command that several processes do together
 _COMPLETE = "_EDGEGRAD_COMPLETE"  # set by the scripts of `edgegrad completion`
 # Packages that small devices do without, by the modules that are theirs.
 _PACKAGES = {name: name for name in ("onnx", "numba", "llvmlite", "tqdm")} | {"google": "onnx"}
+# Errors of a path that a user has named.
+_BAD_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # what an output ends with
 _INTERRUPTED, _NO_READER = 130, 141  # 128 + the number of the signal, as in shells
 
@@ -80,6 +82,9 @@ def _run(words: Sequence[str], title: str) -> int:
         _drop_output()
         return _NO_READER
     except OSError as error:
+        if error.errno in _BAD_PATH and error.filename is not None:
+            print(escape(f"{title}: {error.filename}: {error.strerror}"), file=sys.stderr)
+            return 1
         if error.errno not in _FULL or error.filename is not None:
             raise
         _drop_output()

@@ -66,7 +66,7 @@ class Known:
             FileError, InputError: it cannot be read, or is damaged.
         """
         path = folder / FILE
-        if not path.is_file():
+        if not os.path.isfile(path):
             return None
         try:
             content = json.loads(files.read(os.fspath(path), "data of the run"))

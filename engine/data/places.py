@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.base.errors import FileError, ShapeError, suggest_nearest
+from engine.base.errors import FileError, ShapeError
 from engine.data.dataset import Dataset
 from engine.data.folders import find_pair
 from engine.data.kinds import KINDS, Name, Shaped
+from engine.system import files
 
 _LOOKED_AT = 1000  # files of a folder
 
@@ -22,7 +23,7 @@ def find_kind(path: Path) -> Name:
     Raises:
         FileError: there is nothing of a kind that is known, or nothing at all.
     """
-    check_exists(path)
+    files.check_exists(path)
     if find_pair(path) is not None:
         return "masks"
     counts = Counter[Name]()
@@ -36,17 +37,6 @@ def find_kind(path: Path) -> Name:
         )
         raise FileError(f"{path}: no data of a known kind; names of files decide it ({known})")
     return counts.most_common(1)[0][0]
-
-
-def check_exists(path: Path) -> None:
-    """Refuse a path where nothing is.
-
-    Raises:
-        FileError: so it is; the message has the nearest name.
-    """
-    if not path.exists():
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise FileError(f"{path}: no such file or folder{suggest_nearest(path.name, names)}")
 
 
 def _list_suffixes(path: Path) -> list[str]:

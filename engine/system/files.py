@@ -9,13 +9,13 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from engine.base import limits
-from engine.base.errors import EngineError, FileError
+from engine.base.errors import EngineError, FileError, suggest_nearest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,6 +47,24 @@ def read(path: str, what: str) -> bytes:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise FileError(f"cannot read {what} {path!r}: {describe_error(error)}") from error
+
+
+def check_exists(path: Path) -> None:
+    """Refuse a path where there is neither a file nor a folder.
+
+    Raises:
+        FileError: so it is; the message has the nearest name of its folder.
+    """
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise FileError(f"{path}: {describe_error(error)}") from error
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(path.parent)
+        near = suggest_nearest(path.name, names)
+        raise FileError(f"{path}: no such file or folder{near}") from None
 
 
 def open_file(path: str, model: str = "") -> BinaryIO:

@@ -26,8 +26,9 @@ from engine.data.known import Known
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.masks import MOST, restore_mask
 from engine.data.pictures import measure
-from engine.data.places import check_exists, check_sample, find_kind, fit_options
+from engine.data.places import check_sample, find_kind, fit_options
 from engine.data.tables import Table
+from engine.system import files
 
 if TYPE_CHECKING:
     from engine.trainer.learner import TrainingModels
@@ -68,7 +69,7 @@ def open_training(
     """
     if is_path(data):
         root = Path(data)
-        check_exists(root)
+        files.check_exists(root)
         place = Path(split_of(root, TRAIN))
         known = replace(_settle_kind(learner, place), classes=classes)
         assert known.kind is not None
@@ -136,7 +137,7 @@ def open_labelled(
         return Table(data, list(targets) or None, preparation=known.preparation)
     if not is_path(data):
         return data
-    check_exists(Path(data))
+    files.check_exists(Path(data))
     place = Path(split_of(data, *splits))
     known = _find_known(learner, place)
     if known.reader is not None:
@@ -164,12 +165,12 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
     if not paths:
         return data, None
     for path in paths:
-        check_exists(path)
+        files.check_exists(path)
     known = _find_known(learner, paths[0])
     if known.reader is not None:
         loose = [known.reader.like(path, labelled=False) for path in paths]
-        files = [file for each in loose for file in each.paths]
-        return Loose(files, loose[0].read), [{"file": file} for file in files]
+        listed = [file for each in loose for file in each.paths]
+        return Loose(listed, loose[0].read), [{"file": file} for file in listed]
     assert known.kind is not None
     places, samples = KINDS[known.kind].open_unlabelled(known, paths, known.learned)
     return samples, places

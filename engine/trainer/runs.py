@@ -162,7 +162,7 @@ class RunFolder:
             FileError: there is none.
             CheckpointError: the file that names it names none.
         """
-        if (self.path / CHECKPOINT).is_file():
+        if os.path.isfile(self.path / CHECKPOINT):
             return self.path
         place = self.best or self.last
         if place is None:

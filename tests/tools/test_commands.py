@@ -342,3 +342,22 @@ def test_bash_completes_by_the_script(tmp_path: Path) -> None:
 def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "tcsh"]) == 2
     assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+LONG = "x" * 300  # a name that no file system takes: a text pasted where a path belongs
+WITH_PATHS = {
+    "ops": [LONG], "check": [LONG], "plan": [LONG], "profile": [LONG], "export": [LONG],
+    "predict": [LONG, "x"], "build": [LONG], "artifacts": [LONG], "prepare": [LONG],
+    "compare": [LONG, LONG], "new": ["image-classifier", LONG],
+    "quantize": [LONG, "--calibrate", LONG], "train": ["--model", "mlp", "--data", LONG],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_PATHS)
+def test_a_path_that_is_too_long_is_an_error_of_one_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, *WITH_PATHS[name]]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"edgegrad {name}: {LONG}: File name too long"), said
+    assert said.count("\n") == 1

@@ -24,6 +24,7 @@ from engine.data.folders import (
 )
 from engine.data.kinds import KINDS
 from engine.kernels.vocabulary.op import TensorType
+from engine.system import files
 from engine.tools.actions.run_config import DataTable
 
 
@@ -76,7 +77,7 @@ def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = 
         EngineError: an option is not known or does not fit, or the data are not what they should
             be.
     """
-    places.check_exists(path)
+    files.check_exists(path)
     assert table.kind != "auto"
     return KINDS[table.kind].open(table, path, learned or {})
 

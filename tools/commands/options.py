@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 import click
 
 from engine.base import foreign_text
-from engine.base.errors import FileError, suggest_nearest
 from engine.base.plan_options import CHOICES, DEFAULTS, HELP, PlanOptions, Precision
 from engine.tools.actions import extensions
 
@@ -38,12 +37,12 @@ class Existing(click.Path):
         Raises:
             FileError: it does not exist; the message has the nearest names of that folder.
         """
+        from engine.system import files
+
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if path.exists() or (ctx is not None and ctx.resilient_parsing):
-            return path
-        folder = path.parent
-        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        raise FileError(f"{path}: no such file or folder{suggest_nearest(path.name, names)}")
+        if ctx is None or not ctx.resilient_parsing:
+            files.check_exists(path)
+        return path
 
 
 def parse_counts(value: str) -> tuple[int, ...]:
