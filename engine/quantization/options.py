@@ -22,7 +22,7 @@ class Quantization:
     )
     percentile: float = declare_option(
         99.99,
-        "Of the method percentile: the share of the values, in percent, that the range contains.",
+        "With the method percentile: the share of values inside the range, in percent.",
         Range(50, 100, above=True),
     )
     activations: Literal["uint8", "int8"] = declare_option(

@@ -61,7 +61,7 @@ _EXIT = "; ".join(f"{status} {meaning}" for status, meaning in STATUSES.items())
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=f"`edgegrad COMMAND --help` tells more. Exit status: {_EXIT}.",
+    epilog=f"Run `edgegrad COMMAND --help` for options and examples. Exit statuses: {_EXIT}.",
 )
 @click.version_option(__version__, prog_name="edgegrad", message="%(prog)s %(version)s")
 def root() -> None:

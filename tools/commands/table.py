@@ -68,9 +68,9 @@ COMMANDS = {
 }  # fmt: skip
 
 STATUSES = {  # exit statuses that all commands share
-    0: "done",
+    0: "success",
     1: "an error, described in one line",
     2: "wrong usage",
     130: "interrupted by Ctrl-C",
-    141: "the reader of the output has closed it",
+    141: "the program that reads the output has closed it",
 }
