@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import llvmlite.binding as llvm
 
@@ -13,6 +13,7 @@ from engine.base.errors import EngineError, InternalError
 from engine.kernels.compiler.calls import Calls, write_caller
 from engine.kernels.compiler.results import fix_results
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.vectors import SHARED
 
 
 @functools.cache
@@ -49,16 +50,42 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
     Raises:
         EngineError: see `emit`.
     """
-    tm = make_machine(target)
     context = llvm.create_context()
-    module = None
+    own = [text for text in texts if not _is_shared(text)]
+    module = _optimize([_drop_host(text, small) for text in own], symbol, target, context)
     for text in texts:
-        part = llvm.parse_assembly(_drop_host(text, small), context)
-        if module is None:
-            module = part
-        else:
-            module.link_in(part)
-    assert module is not None
+        if text not in own:
+            module.link_in(llvm.parse_bitcode(_optimize_shared(text, target, small), context))
+    outside = [f.name for f in module.functions if f.is_declaration]
+    outside = [name for name in outside if not name.startswith("llvm.")]
+    if outside:
+        raise EngineError(f"kernel {symbol} for {target.name} needs outside symbols {outside}")
+    return bytes(module.as_bitcode())
+
+
+def _is_shared(text: str) -> bool:
+    """Return whether a module has a function that means the same in all kernels."""
+    return f"\ndefine {SHARED} " in text
+
+
+@functools.lru_cache(maxsize=256)
+def _optimize_shared(text: str, target: Target, small: bool) -> bytes:
+    """Return the optimised bitcode of a module whose function kernels share."""
+    text = _drop_host(text, small).replace(f"\ndefine {SHARED} ", "\ndefine weak_odr ", 1)
+    (symbol,) = re.findall(r"^define weak_odr .*?@\"?([^\"(]+)", text, re.MULTILINE)
+    module = _optimize([text], symbol, target, llvm.create_context())
+    module.get_function(symbol).linkage = SHARED
+    return bytes(module.as_bitcode())
+
+
+def _optimize(
+    texts: Sequence[str], symbol: str, target: Target, context: llvm.ContextRef
+) -> llvm.ModuleRef:
+    """Return IR modules as one, optimised; only `symbol` is seen from outside."""
+    tm = make_machine(target)
+    module = llvm.parse_assembly(texts[0], context)
+    for text in texts[1:]:
+        module.link_in(llvm.parse_assembly(text, context))
     module.verify()
     module.triple, module.data_layout = target.triple, str(tm.target_data)
     names = 0
@@ -68,7 +95,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
         # A native operation has one meaning by its name.  Seen from outside it is not specialised
         # for this kernel, so that a library of many kernels holds it once.
         shared = value.linkage == llvm.Linkage.internal and value.is_function
-        value.linkage = "linkonce_odr" if shared else "internal"
+        value.linkage = SHARED if shared else "internal"
         if not shared:
             names += 1
             value.name = f"{symbol}.{names}"  # numba's own counts what the process has compiled
@@ -77,12 +104,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
     options.loop_unrolling = target.unroll
     builder = llvm.create_pass_builder(tm, options)
     builder.getModulePassManager().run(module, builder)
-    module = llvm.parse_assembly(fix_results(str(module), target.fused), context)
-    outside = [f.name for f in module.functions if f.is_declaration]
-    outside = [name for name in outside if not name.startswith("llvm.")]
-    if outside:
-        raise EngineError(f"kernel {symbol} for {target.name} needs outside symbols {outside}")
-    return bytes(module.as_bitcode())
+    return llvm.parse_assembly(fix_results(str(module), target.fused), context)
 
 
 def emit_object(bitcode: bytes, target: Target) -> bytes:

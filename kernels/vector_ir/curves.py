@@ -15,7 +15,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
-    call_internal,
+    call_outlined,
     counted,
     first_lanes,
     load,
@@ -95,8 +95,9 @@ def bend(target: Target, T: str) -> Any:
                 counted(b, I64(0), rows, 1, change_row)
         b.ret_void()
 
+    emit = call_outlined(f"bend_{T}_{lanes}", build)
+
     def op(typingctx: Any, c: Any, ldc: Any, rows: Any, columns: Any, mode: Any) -> Any:
-        emit = call_internal(f"bend_{T}_{lanes}", build, inline=False)
         return types.void(types.CPointer(NUMBA[T]), *[types.int64] * 4), emit
 
     return op

@@ -10,7 +10,7 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vector_ir.vectors import I32, I64, LLVM, NUMBA, call_internal, intrinsic, load
+from engine.kernels.vector_ir.vectors import I32, I64, LLVM, NUMBA, call_outlined, intrinsic, load
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 Grid = list[list[Any]]  # a value for each sum: rows of columns
@@ -27,7 +27,7 @@ def dots(target: Target, T: str, mr: int, nr: int) -> Any:
     """
     lanes = target.lanes(ITEMSIZE[T])
     name = f"dots_{T}_{mr}x{nr}x{lanes}"
-    emit = call_internal(name, lambda fn: _Dots(fn, target, T, mr, nr).build(), inline=False)
+    emit = call_outlined(name, lambda fn: _Dots(fn, target, T, mr, nr).build())
 
     def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode):
         return types.void(*[types.CPointer(NUMBA[T])] * 4, *[types.int64] * 5), emit

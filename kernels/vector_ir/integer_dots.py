@@ -27,7 +27,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
-    call_internal,
+    call_outlined,
     counted,
     intrinsic,
     load,
@@ -58,9 +58,7 @@ def integer_tile(target: Target, X: str, Y: str, rows: int, panels: int) -> Any:
     rounded to the nearest integer, ties to even, plus `zero`, from `low` to `high`, if 8 bits.
     """
     name = f"integer_tile_{X}{Y}_{rows}x{panels}x{target.lanes(4)}{target.dots}"
-    emit = call_internal(
-        name, lambda fn: _DotTile(fn, target, X, Y).build(rows, panels), inline=False
-    )
+    emit = call_outlined(name, lambda fn: _DotTile(fn, target, X, Y).build(rows, panels))
 
     def op(typingctx, a, b, y, start, factor, k, lda, ldb, ldy, low, high, zero, tail):
         kinds = (NUMBA[X], types.int8, NUMBA[Y], types.int32, types.float32)
@@ -77,10 +75,9 @@ def integer_window(target: Target, X: str, Y: str) -> Any:
     X_t begins at x[at[t]], or at `edge` if at[t] < 0; there are as many as `groups` groups have
     steps.  W is packed, all groups of a panel one after another.  The rest as of `integer_tile`.
     """
-    emit = call_internal(
+    emit = call_outlined(
         f"integer_window_{X}{Y}_{target.lanes(4)}{target.dots}",
         lambda fn: _DotWindow(fn, target, X, Y).build(),
-        inline=False,
     )
 
     def op(typingctx, x, edge, at, w, y, start, factor, groups, channels, low, high, zero):

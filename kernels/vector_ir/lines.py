@@ -11,7 +11,7 @@ from numba import types
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import emit_loop
-from engine.kernels.vector_ir.vectors import I64, NUMBA, call_internal
+from engine.kernels.vector_ir.vectors import I64, NUMBA, call_outlined
 from engine.kernels.vocabulary.row_program import Program
 
 
@@ -52,9 +52,7 @@ def lines(target: Target, program: Program, count: int) -> Any:
         b.ret_void()
 
     text = f"{count} {program.text()}"
-    emit = call_internal(
-        f"lines_{hashlib.sha256(text.encode()).hexdigest()[:12]}", body, inline=False
-    )
+    emit = call_outlined(f"lines_{hashlib.sha256(text.encode()).hexdigest()[:12]}", body)
 
     def op(typingctx: Any, *args: Any) -> Any:
         i = types.int64

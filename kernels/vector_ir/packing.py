@@ -19,7 +19,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
-    call_internal,
+    call_outlined,
     counted,
     load,
     store,
@@ -49,7 +49,7 @@ def convert(target: Target, T: str, S: str) -> Any:
         counted(b, done, n, 1, lambda i: move(i, 1))
         b.ret_void()
 
-    emit = call_internal(f"convert_{T}_{S}_{target.lanes(4)}", body, inline=False)
+    emit = call_outlined(f"convert_{T}_{S}_{target.lanes(4)}", body)
 
     def op(typingctx, dst, src, n):
         return types.void(types.CPointer(NUMBA[T]), types.CPointer(NUMBA[S]), types.int64), emit
@@ -79,7 +79,7 @@ def pair(target: Target, P: str, S: str, both: int) -> Any:
         b.ret_void()
 
     name = f"pair_{P}_{S}_{'xy' if both else 'x'}_{target.lanes(4)}"
-    emit = call_internal(name, body, inline=False)
+    emit = call_outlined(name, body)
 
     def op(typingctx, dst, x, y, n):
         W, Q = types.CPointer(types.float32), types.CPointer(NUMBA[S])
@@ -116,7 +116,7 @@ def turn(target: Target, P: str, S: str) -> Any:
             store(b, v, b.gep(dst, [b.mul(ldd, I64(j))]), ITEMSIZE[to])
         b.ret_void()
 
-    emit = call_internal(f"turn_{P}_{S}_{lanes}", body, inline=False)
+    emit = call_outlined(f"turn_{P}_{S}_{lanes}", body)
 
     def op(typingctx, dst, ldd, src, lds):
         W, Q = types.CPointer(NUMBA[to]), types.CPointer(NUMBA[S])

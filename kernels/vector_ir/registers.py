@@ -13,7 +13,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
-    call_internal,
+    call_outlined,
     intrinsic,
     load,
     store,
@@ -67,7 +67,7 @@ def multiply_adds(target: Target, T: str) -> Any:
         store(b, total, p, size)
         b.ret_void()
 
-    run = call_internal(f"multiply_adds_{T}_{lanes}", body, inline=False)
+    run = call_outlined(f"multiply_adds_{T}_{lanes}", body)
 
     def op(typingctx, p, n):
         def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:

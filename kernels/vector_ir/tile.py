@@ -22,7 +22,7 @@ from engine.kernels.vector_ir.vectors import (
     LINE,
     LLVM,
     NUMBA,
-    call_internal,
+    call_outlined,
     edge_copy,
     intrinsic,
     load,
@@ -62,9 +62,7 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> 
     lanes = target.lanes(ITEMSIZE[T])
     name = f"tile_{P}{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
     writer = _choose_writer(target, P, mr)
-    emit = call_internal(
-        name, lambda fn: writer(fn, target, T, a_cols, mr, nv).build(), inline=False
-    )
+    emit = call_outlined(name, lambda fn: writer(fn, target, T, a_cols, mr, nv).build())
 
     def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
         right = NUMBA[P if FACTORS.get(P) == 1 else T]

@@ -14,7 +14,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
-    call_internal,
+    call_outlined,
     counted,
     splat,
     store,
@@ -32,9 +32,7 @@ def unpack(target: Target, T: str, bits: int) -> Any:
     the value of that bit; so do zero points that are flipped too.
     """
     P, B = types.CPointer(NUMBA[T]), types.CPointer(types.uint8)
-    emit = call_internal(
-        f"unpack_{T}_{bits}", lambda fn: _Unpack(fn, T, bits).build(), inline=False
-    )
+    emit = call_outlined(f"unpack_{T}_{bits}", lambda fn: _Unpack(fn, T, bits).build())
 
     def op(typingctx, q, first, into, n, flip, zero, scale):
         i64, real = types.int64, NUMBA[T]

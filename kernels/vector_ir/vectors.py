@@ -12,6 +12,7 @@ from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE
 from engine.kernels.machine.target import Target
 
 LINE = 64  # bytes of a cache line
+SHARED = "linkonce_odr"  # linkage of functions that mean the same in all kernels
 I1, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
 
 # numba's types of what is in memory: a boolean is a byte, and half floats are their bits.
@@ -96,15 +97,44 @@ def get_internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
     return fn, True
 
 
-def call_internal(name: str, body: Callable[[Any], None], *, inline: bool) -> Any:
-    """Emit a call of an internal function of all arguments, building it on first use."""
+def call_inlined(name: str, body: Callable[[Any], None]) -> Any:
+    """Emit what an internal function does with all arguments, building it on first use."""
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         fn, fresh = get_internal(b.module, name, [a.type for a in args])
         if fresh:
-            fn.attributes.add("alwaysinline" if inline else "noinline")
+            fn.attributes.add("alwaysinline")
             body(fn)
         b.call(fn, args)
+        return context.get_dummy_value()
+
+    return emit
+
+
+def call_outlined(name: str, body: Callable[[Any], None]) -> Any:
+    """Emit a call of a function of all arguments, which has a module of its own.
+
+    A process builds it once, and LLVM optimises it once, for all kernels that call it.
+    """
+    built = list[Any]()
+
+    def build(context: Any, kind: Any) -> Any:
+        module = ir.Module(name)
+        fn = ir.Function(module, kind, name)
+        fn.linkage = SHARED
+        fn.attributes.add("noinline")
+        body(fn)
+        library = context.codegen().create_library(name)
+        context.post_lowering(module, library)
+        library.add_ir_module(module)
+        return library
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [a.type for a in args])
+        if not built:
+            built.append(build(context, kind))
+        context.active_code_library.add_linking_library(built[0])
+        b.call(b.module.globals.get(name) or ir.Function(b.module, kind, name), args)
         return context.get_dummy_value()
 
     return emit
@@ -160,7 +190,7 @@ def copy(target: Target, T: str) -> Any:
         counted(b, counted(b, I64(0), n, lanes, vector), n, 1, scalar)
         b.ret_void()
 
-    emit = call_internal(f"copy_{T}_{lanes}", body, inline=True)
+    emit = call_inlined(f"copy_{T}_{lanes}", body)
 
     def op(typingctx, dst, src, n):
         return types.void(P, P, types.int64), emit
@@ -181,7 +211,7 @@ def zero(target: Target, T: str) -> Any:
         counted(b, done, n, 1, lambda i: b.store(one, b.gep(dst, [i])) and None)
         b.ret_void()
 
-    emit = call_internal(f"zero_{T}_{lanes}", body, inline=True)
+    emit = call_inlined(f"zero_{T}_{lanes}", body)
 
     def op(typingctx, dst, n):
         return types.void(P, types.int64), emit
@@ -221,7 +251,7 @@ def zero_far(target: Target, T: str) -> Any:
         counted(b, done, n, 1, single)
         b.ret_void()
 
-    emit = call_internal(f"zero_far_{T}_{lanes}", body, inline=True)
+    emit = call_inlined(f"zero_far_{T}_{lanes}", body)
 
     def op(typingctx, dst, n):
         return types.void(P, types.int64), emit
@@ -245,7 +275,7 @@ def transpose(target: Target, T: str) -> Any:
             store(b, row, b.gep(dst, [b.mul(ldd, I64(j))]), ITEMSIZE[T])
         b.ret_void()
 
-    emit = call_internal(f"transpose_{T}_{lanes}", body, inline=False)
+    emit = call_outlined(f"transpose_{T}_{lanes}", body)
 
     def op(typingctx, dst, ldd, src, lds):
         return types.void(P, types.int64, P, types.int64), emit

@@ -316,3 +316,25 @@ def optimized(template: Template) -> bytes:
     lower._INLINE.clear()
     texts = lower.lower(template, ("i64",), template.name, detect_host())
     return emit.optimize(texts, template.name, detect_host())
+
+
+def test_what_kernels_share_is_written_and_optimised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register tiles are most of the code of a product, and products of one model have the same."""
+    target, ran = detect_host(), []
+    optimize = emit._optimize
+
+    def counting(texts, symbol, *rest):
+        ran.append(symbol)
+        return optimize(texts, symbol, *rest)
+
+    monkeypatch.setattr(emit, "_optimize", counting)
+    emit._optimize_shared.cache_clear()
+    texts = []
+    for symbol, transposed in (("product", 0), ("product_of_transposed", 1)):
+        template = list_templates()["gemm"]
+        texts.append(set(lower.lower(template, ("f32", 0, transposed), symbol, target)))
+        emit.optimize(tuple(texts[-1]), symbol, target)
+    shared = [text for text in texts[0] & texts[1] if emit._is_shared(text)]
+    assert len(shared) > 1
+    assert len(ran) == len(set(ran))
+    assert {"product", "product_of_transposed"} < set(ran)
