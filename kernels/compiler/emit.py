@@ -174,7 +174,11 @@ def emit_library(
 
 
 def _reduce_to_calls(passes: llvm.ModulePassManager) -> None:
-    """Add passes that carry known words through kernels; `fix_results` settled all sums."""
+    """Add passes that carry known words through kernels; `fix_results` settled all sums.
+
+    LLVM's new value numbering is not among them: on some kernels it ends the process, and it saves
+    no bytes.
+    """
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_ipsccp_pass()
@@ -182,7 +186,6 @@ def _reduce_to_calls(passes: llvm.ModulePassManager) -> None:
         passes.add_instruction_combine_pass()
         passes.add_simplify_cfg_pass()
         passes.add_jump_threading_pass()
-        passes.add_new_gvn_pass()
         passes.add_sccp_pass()
         passes.add_loop_deletion_pass()
         passes.add_aggressive_dce_pass()
