@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.base.errors import BudgetError, EngineError, InternalError
@@ -34,6 +36,9 @@ from engine.checking.subject import (
 )
 from engine.plan.plan import Plan, format_bytes
 from engine.runtime.roofline import Roofline
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Node
 
 SHOWN = 4  # suggestions of an error
 VARIANTS = 6  # planned variants of a training at most, besides budgets
@@ -136,6 +141,7 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
     uses = Counter(node.name for node in graph.nodes)
     nodes = {node.name: node for node in graph.nodes if node.name and uses[node.name] == 1}
     touched: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}  # elements of the largest value of a node, parameters apart
     for plan in plans:
         rounding = {k.symbol for k in plan.kernels if count_factor_bytes(k.spec) < ITEMSIZE["f32"]}
         for step in plan.steps:
@@ -145,21 +151,40 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
             if step.phase == "opt" or name not in nodes:
                 continue
             types = touched.setdefault(name, set())
-            types.update(plan.buffers[arg.buffer].dtype for arg in step.args if arg.buffer >= 0)
+            used = [plan.buffers[arg.buffer] for arg in step.args if arg.buffer >= 0]
+            types.update(buffer.dtype for buffer in used)
+            kept = [math.prod(b.shape) for b in used if b.region == "work" and b.dtype == "f32"]
+            sizes[name] = max([sizes.get(name, 0), *kept])
             if step.kernel in rounding:
                 types.update(HALVES)
-    wide = Counter(
-        title_op(nodes[name].domain, nodes[name].op)
-        for name, types in touched.items()
-        if "f32" in types and types.isdisjoint(HALVES)
-    )
+    wide, reasons = Counter[str](), dict[str, set[str]]()
+    for name, types in touched.items():
+        if "f32" in types and types.isdisjoint(HALVES):
+            title = title_op(nodes[name].domain, nodes[name].op)
+            wide[title] += 1
+            reasons.setdefault(_explain_float32(nodes[name], sizes[name]), set()).add(title)
     return Halves(
         precision=subject.planning.precision,
         reason=plans[0].precision,
         values=sum(plan.count_halves() for plan in plans),
         in_float32=dict(wide.most_common()),
+        reasons={why: sorted(titles) for why, titles in sorted(reasons.items())},
         unnamed=len(graph.nodes) - len(nodes),
     )
+
+
+def _explain_float32(node: Node, size: int) -> str:
+    """Return why a node computes on float32 values, the largest of them with so many elements."""
+    from engine.graphs.passes.storage import SMALL
+    from engine.kernels.ops.registry import list_ops
+
+    # A pass may replace an op by one of our domain that has its name.
+    forms = [op for op in list_ops().values() if op.name == node.op]
+    if not any(op.storage or op.expr or op.lower is None for op in forms):
+        return "no kernels for 16 bits"
+    if size <= SMALL:
+        return f"values of at most {SMALL} elements stay as they are"
+    return "between inputs, outputs, parameters and nodes in float32"
 
 
 @dataclass(frozen=True)

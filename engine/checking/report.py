@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -76,6 +76,7 @@ class Halves:
     values: the number of those stored in 16 bits.
     in_float32: the numbers of nodes by operator, the most first, that touch float32 numbers, but no
         value in 16 bits, and round no factors to them.
+    reasons: why, with the operators of the nodes that it holds for.
     unnamed: the nodes without a name of their own, which are not counted.
     """
 
@@ -83,6 +84,7 @@ class Halves:
     reason: str
     values: int
     in_float32: Mapping[str, int]
+    reasons: Mapping[str, Sequence[str]]
     unnamed: int
 
     def list_lines(self) -> Iterator[str]:
@@ -92,6 +94,8 @@ class Halves:
         ops = ", ".join(f"{op} {count}" for op, count in self.in_float32.items())
         unnamed = f"; not counted, as they have no name of their own: {self.unnamed}"
         yield f"  nodes in float32: {ops or 'none'}{unnamed if self.unnamed else ''}"
+        for why, titles in self.reasons.items():
+            yield f"    {why}: {', '.join(titles)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
 from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Node
+from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.analysis.cost import get_nominal
 from engine.kernels.vocabulary.op import TensorType, title_op
 from engine.models.images import build_cnn, build_mlp
@@ -139,10 +139,32 @@ def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
     assert checked.halves is not None
     assert checked.halves.in_float32 == {loss: 1, f"com.microsoft::{loss}Grad": 1, "ReduceSum": 1}
     told = f"nodes in float32: {loss} 1, com.microsoft::{loss}Grad 1, ReduceSum 1"
+    few = "values of at most 256 elements stay as they are"
     assert told in str(checked)
+    assert checked.halves.reasons == {few: ["ReduceSum", loss, f"com.microsoft::{loss}Grad"]}
+    assert f"    {few}: ReduceSum, {loss}, com.microsoft::{loss}Grad\n" in str(checked)
     assert f"precision bf16  values in 16 bits {checked.halves.values}\n" in str(checked)
     assert "not counted" not in str(checked)
     assert json.loads(json.dumps(checked.as_dict()))["halves"]["in_float32"]["ReduceSum"] == 1
+
+
+def test_an_operator_without_kernels_for_16_bits_is_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    w = {name: rng.standard_normal((32, 32)).astype(np.float32) for name in ("w0", "w1")}
+    nodes = [
+        Node("MatMul", ("x", "w0"), ("a",), name="first"),
+        Node("CumSum", ("a", "axis"), ("b",), name="sum"),
+        Node("MatMul", ("b", "w1"), ("y",), name="last"),
+    ]
+    graph = Graph("g", {"x": TensorType("f32", ("n", 32))}, ["y"],
+                  {**w, "axis": np.array(1)}, nodes, {"": 17})  # fmt: skip
+    graph.types["y"] = TensorType("f32", ("n", 32))
+    write_artifacts(graph, tmp_path)
+    subject = replace(subject_of(tmp_path), planning=HALF)
+    shapes = {"x": (64, 32), "labels": (64,)}
+    halves = check(subject, shapes, source="g", machine=get_nominal(2), variants=False).halves
+    assert halves is not None
+    assert "CumSum" in halves.reasons["no kernels for 16 bits"]
 
 
 def test_a_node_that_passes_replace_counts_as_it_was(tmp_path: Path) -> None:
