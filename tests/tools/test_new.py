@@ -46,6 +46,7 @@ def test_a_template_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     made = sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
     assert made == ["README.md", "run.toml", "tests/test_it.py", "train.py"]
     assert (out / "train.py").read_text() == "print('trained')\n"
+    assert told.startswith("wrote:\n")
     assert told.endswith(f"next:\n  cd {out}\n  python data.py\n  edgegrad train\n")
     (tmp_path / "empty").mkdir()
     data = json.loads(said(capsys, "sorter", tmp_path / "empty", "--json"))

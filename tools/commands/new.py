@@ -40,6 +40,7 @@ def command(template: str | None, folder: Path | None, as_json: bool) -> None:
     if as_json:
         options.print_json({"folder": folder, "wrote": made, "next": steps})
         return
+    options.echo("wrote:")
     for path in made:
         options.echo(f"  {path}")
     options.echo("next:")
