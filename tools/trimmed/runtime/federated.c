@@ -130,6 +130,15 @@ static int check_proximal(model *m, float mu, int *weight)
     return MODEL_OK;
 }
 
+/* Return the bits of a double with the value of a float that is not negative: small CPUs have no
+ * double.  What is too small for a normal float becomes 0. */
+static uint64_t widen_float(float value)
+{
+    uint32_t word;
+    copy(&word, &value, sizeof word);
+    return word >> 23 ? ((uint64_t)word << 29) + ((uint64_t)(1023 - 127) << 52) : 0;
+}
+
 /* Let the anchors be the parameters as they are now. */
 static void set_anchors(model *m, float mu, int weight)
 {
@@ -143,7 +152,7 @@ static void set_anchors(model *m, float mu, int weight)
     if (m->d.parameters[weight].tensor.dtype == MODEL_F32) {
         copy(model_parameter(m, weight), &mu, sizeof mu);
     } else {
-        double wide = (double)mu;
+        uint64_t wide = widen_float(mu);
         copy(model_parameter(m, weight), &wide, sizeof wide);
     }
 }
