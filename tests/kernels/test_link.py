@@ -150,6 +150,10 @@ def test_a_core_and_features_decide_vectors_and_products(
         ({"triple": "mips-unknown-linux-gnu"}, "'mips' is none of aarch64"),
         ({"triple": "aarch64-unknown-freebsd"}, "the system is none of linux"),
         ({"name": "pi4", "triple": "x86_64-unknown-linux-gnu"}, "are two targets"),
+        (
+            {"name": "cortex-m7", "cpu": "cortex-m33"},
+            "core cortex-m33: bare metal is for",
+        ),
         ({"name": "pi4", "cpu": "haswell"}, "'haswell' is not a recognized processor"),
         ({"triple": "x86_64-linux-gnu", "cpu": "cortex-a72"}, "'cortex-a72' is not a recog"),
         ({"name": "pi4", "features": "+avx2"}, "'\\+avx2' is not a recognized feature"),

@@ -370,7 +370,11 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
         zig = f"arm-linux-gnueabihf.2.28 -mcpu={cpu.replace('-', '_')}"
         cc = ("arm-linux-gnueabihf-gcc",) if arch != "armv6" else ()
     elif system == "none":
-        zig = f"{arch if arch == 'riscv32' else 'thumb'}-{_BARE_CORES.get(target.cpu, '')}"
+        if target.cpu not in _BARE_CORES:
+            raise EngineError(
+                f"core {target.cpu}: bare metal is for the cores {', '.join(_BARE_CORES)}"
+            )
+        zig = f"{arch if arch == 'riscv32' else 'thumb'}-{_BARE_CORES[target.cpu]}"
     elif system == "linux":
         same = sys.platform == "linux" and platform.machine() == arch
         cc = (f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))
