@@ -98,7 +98,11 @@ def test_all_values_survive_writing(text: str, number: float, whole: int) -> Non
         ("[fit]\nepochs = 2.5\n", DTypeError, "epochs: expected a whole number, got 2.5"),
         ("[fit]\nepochs = true\n", DTypeError, "epochs: expected a whole number, got True"),
         ("[fit]\nepochs = 0\n", InputError, r"run.toml \[fit\]: epochs=0: expected 1 or more"),
-        ('[fit]\nmemory_budget = "much"\n', InputError, "memory_budget='much': expected bytes"),
+        (
+            '[fit]\nmemory_budget = "much"\n',
+            InputError,
+            "memory_budget='much': expected a number of bytes",
+        ),
         ("[fit]\nhours = 0\n", InputError, "hours=0.0: expected above 0"),
         ("[fit]\nmode = 'least'\n", InputError, "mode='least'; expected one of 'min', 'max'"),
         ("[data]\nkind = 'image'\n", InputError, "expected one of .*nearest: 'images'"),

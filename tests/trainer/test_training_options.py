@@ -55,7 +55,7 @@ def test_options_are_handed_down_whole() -> None:
 def test_an_option_is_checked_where_it_is_declared() -> None:
     with pytest.raises(InputError, match="micro_batches=0: expected 1 or more"):
         StepOptions(micro_batches=0)
-    with pytest.raises(InputError, match="memory_budget='much': expected bytes"):
+    with pytest.raises(InputError, match="memory_budget='much': expected a number of bytes"):
         StepOptions(memory_budget="much")
     with pytest.raises(TypeError, match="unexpected keyword argument 'treads'"):
         tiny.make_trainer(treads=1)
