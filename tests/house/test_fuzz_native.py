@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.tools.dev.emulators import find_emulator
+from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 from tests.fuzz import native
@@ -100,7 +101,7 @@ def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -
         [(folder / "src" / "kernels.o").read_bytes()] if is_model else [],
         [*drivers, *([folder / "src" / "mnist.c"] if is_model else [])],
         platform, tmp_path / "there", kind="executable", threads=False, compiler="zig",
-        include=[folder, folder / "src", DRIVERS], defines={"_POSIX_C_SOURCE": "200809L"},
+        include=[folder, DRIVERS, RUNTIME], defines={"_POSIX_C_SOURCE": "200809L"},
     )  # fmt: skip
     there = emulator.run(program, *words)
     assert there.splitlines()[0] == here.stdout.splitlines()[0]

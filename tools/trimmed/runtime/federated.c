@@ -131,7 +131,7 @@ static int check_proximal(model *m, float mu, int *weight)
 }
 
 /* Return the bits of a double with the value of a float that is not negative: small CPUs have no
- * double.  What is too small for a normal float becomes 0. */
+ * double.  Numbers that are too small for a normal float become 0. */
 static uint64_t widen_float(float value)
 {
     uint32_t word;
