@@ -57,6 +57,7 @@ CONTEXT = Words(
     team="number of threads, the caller's included",
     table=Field("the steps", address=True, of=STEP),
     steps="number of steps",
+    waits="whether all threads share the run from its first step, even if some sleep",
     stop="whether workers end at the next generation",
     lock=Field("function lock(mutex)", address=True),
     unlock=Field("function unlock(mutex)", address=True),

@@ -133,12 +133,14 @@ class Team:
         """Run a worker thread; `self` keeps the words that it works on alive."""
         self._worker(self._address, tid, self.threads)
 
-    def run(self, table: int, steps: int, status: int, runners: int) -> None:
+    def run(self, table: int, steps: int, status: int, runners: int, *, waits: bool) -> None:
         """Run a table of steps and return when every thread is done.
 
         table, status: addresses of the steps and of the status words; a first status word other
         than 0 ends the run at the next barrier.
         runners: 1 if all steps are thread 0's alone, or all threads.
+        waits: whether the run waits for threads that sleep; otherwise thread 0 does their shares
+            until they are awake.
 
         Raises:
             StateError: the team was stopped, or this thread is inside a run of it.
@@ -147,7 +149,7 @@ class Team:
             if self._words["stop"]:
                 raise StateError("the worker threads were stopped: the interpreter is exiting")
             self._words["table"], self._words["steps"] = table, steps
-            self._words["status"] = status
+            self._words["status"], self._words["waits"] = status, waits
             self._launch(self._address, 0, runners)
 
     def stop(self) -> None:
@@ -321,6 +323,9 @@ class BoundProgram:
         self._write(plan, code)
         self._moved, self._changes = list_moves(plan), changes
         self._written = list_written(plan, ("fwd", "bwd", "opt"))
+        self._is_training = bool(self._written) or any(
+            buffer.region in ("grad", "state") for buffer in plan.buffers
+        )
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)
@@ -534,7 +539,9 @@ class BoundProgram:
         """Run some steps of a table with all threads; with `runners` if that is not 0."""
         base = self._table_at if table is self._table else table.ctypes.data
         at = base + first * table.dtype.itemsize
-        self._get_team().run(at, count, self._status_at, runners or self._runners)
+        self._get_team().run(
+            at, count, self._status_at, runners or self._runners, waits=self._is_training
+        )
 
     def _run_once(self, first: int, count: int) -> None:
         """Run some of the steps that run once."""

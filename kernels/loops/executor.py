@@ -11,11 +11,12 @@ and a publisher stores before it looks for sleepers, both sequentially consisten
 the other (Dekker's handshake), so no wake-up is lost.  A thread that spins gives its core away now
 and then: the system may have put the thread that it waits for on the same one.
 
-Thread 0 does not wait for threads that sleep when a run begins.  It calls them, and does their
+Answers do not wait for threads that sleep when the run begins.  Thread 0 calls them, and does their
 shares as well, step by step, until all are awake; from there, all of them share the run.  Nobody
 sleeps during a call, since a step may take longer than a thread spins.  So a plan for many threads
 is hardly slower than one for a single thread, however long they take to wake, and results are the
-same, since the shares are.
+same, since the shares are.  Runs that train wait: they follow one another, and a first step that
+thread 0 does alone may be long, as an update is (MLP, 2 threads: 0.74 ms, and 0.80 by calling).
 
 The system has the function that sleeps.  POSIX's takes the condition and the mutex; Windows' takes
 two numbers more: how long to sleep, -1 for forever, and flags, here none.  Both get all four: a
@@ -136,8 +137,12 @@ def launch(target: Target, T: str) -> Body:
         g.stopped = 0
         is_shared = 1
         if nthreads > 1:
-            _publish(g, g.calling, 1)
-            is_shared = 0
+            if g.waits != 0:
+                g.begin = 0
+                _publish(g, g.generation, load_acquire(g.generation) + 1)
+            else:
+                _publish(g, g.calling, 1)
+                is_shared = 0
         _walk(g, 0, nthreads, 0, is_shared)
 
     return body

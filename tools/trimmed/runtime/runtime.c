@@ -110,7 +110,10 @@ static void fill_states(model *m)
 
 /* --- plans */
 
-static int run(model *m, const struct plan *plan)
+/* Run a plan.
+ *
+ * waits: whether for threads that sleep; else thread 0 does their shares until they are awake. */
+static int run(model *m, const struct plan *plan, int waits)
 {
     int64_t none[STATUS_WORDS]; /* for a plan that reports nothing */
     int64_t *status = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
@@ -122,6 +125,7 @@ static int run(model *m, const struct plan *plan)
     }
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
+    m->words[CONTEXT_WAITS] = waits;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
     level_of(m)->runners[0](m->words, 0, plan->runners);
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
@@ -524,7 +528,7 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
         return code;
     if (phase == MODEL_TRAIN)
         copy_statistics(m, 0, 0);
-    code = run(m, plan);
+    code = run(m, plan, phase == MODEL_TRAIN);
     if (phase == MODEL_TRAIN && (code || count_update(m, plan)))
         copy_statistics(m, 0, 1);
     if (code)
@@ -578,7 +582,7 @@ int model_optimizer_step(model *m)
         return fail(m, MODEL_BAD_STATE, "there are no gradients yet: train a step first");
     int code = begin_update(m, plan);
     if (!code)
-        code = run(m, plan);
+        code = run(m, plan, 1);
     if (!code) {
         if (count_update(m, plan) && m->is_waiting && m->d.copies > 1)
             copy_statistics(m, 1, 1);
