@@ -20,10 +20,12 @@ from engine.training import plan_cache
 from tests.support.places import PLANS
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _plans_are_made_anew() -> Generator[None]:
     """Keep no plans: what earlier runs have left on disk must not decide what a test sees."""
-    monkeypatch.setattr(plan_cache, "find_folder", lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_cache, "find_folder", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

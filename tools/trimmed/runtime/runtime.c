@@ -112,7 +112,8 @@ static void fill_states(model *m)
 
 /* Run a plan.
  *
- * waits: whether for threads that sleep; else thread 0 does their shares until they are awake. */
+ * waits: whether for threads that sleep; otherwise thread 0 does their shares until they are
+ * awake. */
 static int run(model *m, const struct plan *plan, int waits)
 {
     int64_t none[STATUS_WORDS]; /* for a plan that reports nothing */
