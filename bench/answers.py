@@ -35,7 +35,7 @@ SAMPLES = 8  # that ranges are measured on
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each batch size and number of threads."""
-    sides = {"session": ("session", FLOAT), "onnxruntime": ("onnxruntime", FLOAT)}
+    sides = {"session": ("edgegrad", FLOAT), "onnxruntime": ("onnxruntime", FLOAT)}
     for batch in options.batch:
         with written(name, batch) as folder:
             yield from _compare(options, batch, folder, sides)
@@ -44,8 +44,8 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
 def measure_integers(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each batch size and number of threads, of the model in int8."""
     sides = {
-        "session": ("session", INT8), "onnxruntime": ("onnxruntime", INT8),
-        "float": ("session", FLOAT),
+        "session": ("edgegrad", INT8), "onnxruntime": ("onnxruntime", INT8),
+        "float": ("edgegrad", FLOAT),
     }  # fmt: skip
     with written(name, SAMPLES) as folder, np.load(folder / "batch.npz") as content:
         made = quantize(folder / FLOAT, content["x"])

@@ -1,6 +1,6 @@
 """Answers of a model to one batch, by our session or by onnxruntime's.
 
-    python answers.py (session|onnxruntime) MODEL THREADS
+    python answers.py (edgegrad|onnxruntime) MODEL THREADS
 
 batch.npz is in the folder of the model.  Every line on standard input is a number of answers, and
 is answered by `done`.
@@ -11,29 +11,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-
-def open_session(side: str, model: Path, threads: int) -> Any:
-    """Return a session of one side."""
-    if side == "session":
-        from engine.inference import Session
-
-        return Session(model, threads=threads)
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+from engine.tools.benchmark.answering import open_session
 
 
 def main(side: str, model: Path, threads: int) -> None:
     """Serve answers until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print must not look like an answer
-    session = open_session(side, model, threads)
+    session = open_session(side, str(model), threads)
     with np.load(model.with_name("batch.npz")) as batch:
         feed = {session.get_inputs()[0].name: batch["x"]}
     for line in sys.stdin:

@@ -6,8 +6,9 @@
 
 #if MODEL_FEDERATED
 
+#define MESSAGE_HEADER 65536 /* bytes at most; the time of checking grows with its square */
+
 enum {
-    MESSAGE_HEADER = 65536, /* bytes at most; the time of checking grows with its square */
     MESSAGE_RANK = 32,
     MESSAGE_START = 8 /* bytes before the header */
 };
@@ -535,7 +536,7 @@ static const char *message_open(struct request *m, const void *bytes, size_t siz
     if (n > size - MESSAGE_START)
         return "the header is longer than the message: no message, or a part of one";
     if (n > MESSAGE_HEADER)
-        return "the header is longer than 65,536 bytes";
+        return "the header is longer than " TEXT_OF(MESSAGE_HEADER) " bytes";
     m->header = (const char *)at + MESSAGE_START;
     m->end = m->header + n;
     m->data = at + MESSAGE_START + n;
