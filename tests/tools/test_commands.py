@@ -361,3 +361,16 @@ def test_a_path_that_is_too_long_is_an_error_of_one_line(
     said = capsys.readouterr().err
     assert said.startswith(f"edgegrad {name}: {LONG}: File name too long"), said
     assert said.count("\n") == 1
+
+
+def test_the_folder_of_a_run_is_refused_with_its_artifacts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run/artifacts").mkdir(parents=True)
+    shutil.copy(MLP / "training_model.onnx", tmp_path / "run/artifacts")
+    assert cli.main(["build", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        f"edgegrad build: {tmp_path / 'run'}: no file 'training_model.onnx'; "
+        f"nearest: {str(tmp_path / 'run/artifacts')!r}\n"
+    )

@@ -132,7 +132,9 @@ def list_artifacts(folder: Path) -> dict[str, Path]:
     paths = {key: folder / name for key, name in names.items() if (folder / name).exists()}
     for key in ("train", "checkpoint"):
         if key not in paths:
-            raise FileError(f"{os.fspath(folder)}: no file {names[key]!r}")
+            inner = folder / "artifacts"  # of a run
+            near = f"; nearest: {os.fspath(inner)!r}" if (inner / names["train"]).exists() else ""
+            raise FileError(f"{os.fspath(folder)}: no file {names[key]!r}{near}")
     return paths
 
 
