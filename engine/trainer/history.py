@@ -81,8 +81,8 @@ class History:
         that were, where they may be), "loss_scale" (of the next step, where there is one), the
         results of the validation as "val_loss", "val_accuracy" and so on, "lr" (the learning rate
         of the last step), "seconds" (of the epoch, its validation included), "samples_per_second"
-        (of the training alone), "memory" (the largest resident size of the
-        process so far, in bytes; where the system tells it).
+        (of the training alone, without planning and compiling), "memory" (the largest resident size
+        of the process so far, in bytes; where the system tells it).
     stop_reason: why the training has ended before its last epoch; None if it has not.
 
     `repr` is a table, which notebooks show, too; `plot` draws curves.

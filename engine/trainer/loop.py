@@ -18,6 +18,7 @@ from engine.base.errors import (
 from engine.data.samples import Batch, count_samples
 from engine.data.shares import Share
 from engine.distributed.agreement import is_agreed
+from engine.system.preparation import read_clock
 from engine.trainer import nonfinite
 from engine.trainer.averages import Averages, set_values
 from engine.trainer.evaluation import EvaluationBatch, EvaluationInterrupted
@@ -213,7 +214,7 @@ class Loop:
         averages = self.averages
         parts = trainer.learner if trainer.learner.part_names and self.ranks is None else None
         logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
-        begin = clock() - standing.training_seconds
+        begin = read_clock() - standing.training_seconds
         source: Iterator[Any] = self.asked.train.epoch(fit.epoch, fit.batch)
         learn: Callable[[Any], tuple[float, int]] = self._learn
         if self.ranks is not None:
@@ -253,7 +254,7 @@ class Loop:
                     for hook in on_step_end:
                         hook(fit)
                     if every and not fit.step % every:
-                        standing.training_seconds = clock() - begin
+                        standing.training_seconds = read_clock() - begin
                         self.checkpoints.save(self.checkpoints.make_position())
                 if interrupts.requested:
                     fit.stop(INTERRUPTED)
@@ -274,7 +275,7 @@ class Loop:
                     for hook in on_step_end:
                         hook(fit)
         finally:
-            standing.training_seconds = clock() - begin
+            standing.training_seconds = read_clock() - begin
             close = getattr(source, "close", None)
             if close is not None:
                 close()

@@ -41,7 +41,7 @@ class Standing:
     loss_sum: the sum of the losses of this epoch's samples.
     part_sums: the same sum for each of several outputs.
     epoch_seconds: the seconds of this epoch before the run was resumed in the middle of it.
-    training_seconds: as that, of the training alone.
+    training_seconds: as that, of the training alone, without planning and compiling.
     best: the monitored column at the best checkpoint.
     is_saved: whether the last checkpoint is of what is trained by now.
     """

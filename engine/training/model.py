@@ -20,6 +20,7 @@ from engine.plan.plan import Plan
 from engine.plan.states import State, StateLayout, lay_out
 from engine.runtime.program import BoundProgram
 from engine.system.config import switch
+from engine.system.preparation import preparing
 from engine.system.progress import announced
 from engine.training import artifact_set, checks, plan_cache
 from engine.training.bound_model import BoundModel
@@ -103,18 +104,29 @@ class Model(BoundModel):
         key = self.make_key(shapes, values, update, is_part)
         program = self.find_program(key)
         if program is None:
-            what = self.what if update is None else update.what
-            with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
-                named = dict(zip(self.inputs, shapes, strict=True))
-                plan, file = self._make_plan(named, values, update, is_part)
-            self.memory.grow(plan, self.state)
-            shared = {**self.memory.get_regions(self.state), "io": self.memory.io}
-            resolve, constants = self.memory.kernels.resolve, self.memory.constants
-            group = None if self.ranks is None else self.ranks.group
-            changes = self.state.changes
-            program = BoundProgram(plan, resolve, shared, constants, file, group, changes)
+            program = self._make_program(shapes, values, update, is_part)
             self.memory.keep(key, program)
         return program
+
+    @preparing()
+    def _make_program(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        values: Mapping[str, Array] | None,
+        update: GradientUse | None,
+        is_part: bool,
+    ) -> BoundProgram:
+        """Plan and compile a program; the arguments of `get_program`."""
+        what = self.what if update is None else update.what
+        with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
+            named = dict(zip(self.inputs, shapes, strict=True))
+            plan, file = self._make_plan(named, values, update, is_part)
+        self.memory.grow(plan, self.state)
+        shared = {**self.memory.get_regions(self.state), "io": self.memory.io}
+        resolve, constants = self.memory.kernels.resolve, self.memory.constants
+        group = None if self.ranks is None else self.ranks.group
+        changes = self.state.changes
+        return BoundProgram(plan, resolve, shared, constants, file, group, changes)
 
     def make_key(
         self,
@@ -255,6 +267,7 @@ class Model(BoundModel):
             lambda: self.plan(shapes, values, update, is_part),
         )
 
+    @preparing()
     def plan_update(self, layout: StateLayout) -> Plan:
         """Return the plan of this optimizer model for these states.
 
@@ -352,6 +365,7 @@ class Model(BoundModel):
             source, self.state, self.memory, self.threads, self.what, self.target, records=records
         )
 
+    @preparing()
     def load(self, plan: Plan) -> BoundProgram:
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)

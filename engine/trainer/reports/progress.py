@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from engine.base.signatures import check_arguments
 from engine.drawing import amounts
+from engine.system.preparation import read_clock
 from engine.trainer.fit import Callback
 from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.notebook import is_notebook
@@ -69,14 +70,14 @@ class Progress(Callback):
         now = time.perf_counter()
         if now >= self._due:
             self._due = now + PATIENCE
-            self._move(fit, now)
+            self._move(fit)
 
     def on_evaluate_begin(self, fit: Fit) -> None:
         """Move the bar to its end; a long validation gets its own bar."""
         now = time.perf_counter()
         self._due = now + PATIENCE
         if self._bar is not None:
-            self._move(fit, now)
+            self._move(fit)
 
     def on_evaluate_batch_end(self, fit: Fit) -> None:
         """Move the bar of the validation."""
@@ -110,17 +111,17 @@ class Progress(Callback):
         """Remove all bars, whatever has happened."""
         self._close()
 
-    def _move(self, fit: Fit, now: float) -> None:
+    def _move(self, fit: Fit) -> None:
         parts = [_measure(name, value) for name, value in fit.logs.items() if name != "lr"]
         if self._bar is not None:
-            seconds = max(now - self._began, 1e-9)
+            seconds = max(read_clock() - self._began, 1e-9)
             parts.append(amounts.format_rate((fit.samples - self._samples) / seconds))
         memory = measure_resident()
         if memory:
             parts.append(amounts.format_size(memory))
         told = ", ".join(parts)
         if self._bar is None:
-            self._began, self._samples = now, fit.samples
+            self._began, self._samples = read_clock(), fit.samples
             text = f"epoch {fit.epoch + 1}/{fit.epochs}"
             self._bar = self._make(text, fit.batches, fit.batch, told)
         else:

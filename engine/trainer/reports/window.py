@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from engine.system.preparation import read_clock
 
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit
@@ -18,7 +19,7 @@ class View:
     step: the optimizer's step, the last one.
     samples: trained on.
     loss: the mean over them.
-    rate: samples per second.
+    rate: samples per second, without planning and compiling.
     """
 
     step: int
@@ -45,7 +46,7 @@ class Window:
 
     def begin(self, fit: Fit) -> None:
         """Start with the batches of an epoch, or restart after something else."""
-        self._last = time.perf_counter()
+        self._last = read_clock()
         self._samples = fit.samples
         self._counted, self._total = _sum_losses(fit)
 
@@ -55,12 +56,12 @@ class Window:
 
     def look(self, fit: Fit) -> View | None:
         """Return the work since the last look, if that is long enough ago."""
-        now = time.perf_counter()
+        now = read_clock()
         return self._view(fit, now) if now >= self._due else None
 
     def take_rest(self, fit: Fit) -> View | None:
         """Return the work since the last look, however recent; None if nothing."""
-        return self._view(fit, time.perf_counter())
+        return self._view(fit, read_clock())
 
     def _view(self, fit: Fit, now: float) -> View | None:
         samples = fit.samples - self._samples
