@@ -14,7 +14,15 @@ from engine.base.signatures import check_arguments
 from engine.data import array_files
 from engine.data.dataset import Dataset, Indices
 from engine.data.labels import encode_texts, is_text
-from engine.data.samples import SYNONYMS, Array, Sample, name_field, read_only, refuse_nan, to_array
+from engine.data.samples import (
+    Array,
+    Sample,
+    find_target,
+    name_field,
+    read_only,
+    refuse_nan,
+    to_array,
+)
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
 
@@ -28,8 +36,8 @@ class Arrays(Dataset):
 
     A memory-map is read batch by batch, in the thread that makes batches ahead.
 
-    Labels may be texts: the last of several arrays, or the one called `label` or `labels`.  They
-    become numbers, and `classes` has their names.
+    Labels may be texts: the last of several arrays, or the one with a name of `samples.TARGETS`.
+    They become numbers, and `classes` has their names.
 
     Args:
         source: an array, a tuple or list of arrays in the order of the model's inputs, or a
@@ -105,23 +113,26 @@ class Arrays(Dataset):
         for i in self._unchecked:
             refuse_nan(arrays[i], name_field(self.names, i), lambda row: f"sample {indices[row]}")
 
+    def _find_target(self) -> int | None:
+        """Return the place of the target: by its name, or the last of several arrays without."""
+        if self.names is None:
+            return len(self.columns) - 1 or None
+        target = find_target(self.names)
+        return None if target is None else self.names.index(target)
+
     def _encode_labels(self) -> None:
         """Turn labels that are texts into numbers of classes."""
-        place = len(self.columns) - 1
-        if self.names is not None:
-            place = next((i for i, n in enumerate(self.names) if n in SYNONYMS), -1)
-        elif not place:
+        place = self._find_target()
+        if place is None:
             return
         column = self.columns[place]
-        if place >= 0 and not isinstance(column, list) and is_text(column):
+        if not isinstance(column, list) and is_text(column):
             what = name_field(self.names, place)
             self.columns[place], self.classes = encode_texts(column, self.classes, what)
 
     def labels(self) -> Array:
-        place = len(self.columns) - 1
-        if self.names is not None:
-            place = next((i for i, n in enumerate(self.names) if n in SYNONYMS), place)
-        last = self.columns[place]
+        place = self._find_target()
+        last = self.columns[-1 if place is None else place]
         return super().labels() if isinstance(last, list) else last
 
     def lengths(self, field: int) -> Indices:

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.base.errors import InputError
 from engine.data.dataset import Dataset, Indices
-from engine.data.samples import Array, Sample, as_sample, find_columns, stack, to_array
+from engine.data.samples import Array, Sample, as_sample, find_columns, find_target, stack, to_array
 from engine.data.streams import Stream, group_samples, set_epoch
 
 READ = 1024  # rows of a table that are read together where only their lengths are wanted
@@ -155,7 +155,7 @@ class ForeignTable(Dataset):
         return stack([self[int(i)] for i in indices], self.names)  # reports unequal lengths
 
     def labels(self) -> Array:
-        name = next((n for n in ("labels", "label") if n in self.names), self.names[-1])
+        name = find_target(self.names) or self.names[-1]
         return to_array(f"column {name!r}", self.rows[:][name])
 
     def lengths(self, field: int) -> Indices:

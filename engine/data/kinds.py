@@ -77,6 +77,10 @@ class Kind:
         """Return options that the training data decide, and that other data need as well."""
         return {}
 
+    def holds_classes(self, training: Dataset) -> bool:
+        """Return whether targets are classes: of a sample, or of each of its parts."""
+        return bool(training.classes)
+
     def describe(self, dataset: Dataset) -> dict[str, Any] | None:
         """Return the options with which `open` makes another dataset like this one.
 
@@ -321,6 +325,9 @@ class _Texts(Kind):
             raise InputError(f"{_PLACE}: length is missing: the tokens of a sample, as 128")
         return {}
 
+    def holds_classes(self, training: Dataset) -> bool:
+        return True  # without labels, the next token is the class
+
     def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
@@ -513,6 +520,9 @@ class _Arrays(Kind):
         return Arrays(
             source, arrays=names and arguments.check_names("arrays", names), classes=classes
         )
+
+    def holds_classes(self, training: Dataset) -> bool:
+        return len(training[0]) > 1 and training.labels().dtype.kind in "iub"
 
     def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned

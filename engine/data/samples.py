@@ -25,7 +25,8 @@ DECODED: Stage = "decoded"
 PREPARED: Stage = "prepared"
 BATCH: Stage = "batch"
 
-SYNONYMS = {"labels": "label", "label": "labels"}
+TARGETS = ("labels", "label", "target", "targets", "y")
+"""Usual names of the array that a model learns; an input of such a name takes any of them."""
 
 
 def to_array(what: str, value: Any) -> Array:
@@ -151,27 +152,40 @@ def count_samples(batch: Batch) -> int:
     return len(first)
 
 
+def find_target(names: Sequence[str]) -> str | None:
+    """Return the name in a list that usually means the target; None if there is none."""
+    return next((name for name in TARGETS if name in names), None)
+
+
 def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list[str]:
     """Return the columns that hold the inputs of a model, in the order of these.
 
-    A column `label` serves an input `labels`, and the other way about, as collators of Hugging
-    Face's have it.
+    A column serves the input of its name.  Without one, an input called as in `TARGETS` takes a
+    column called so; and if the columns have one array besides targets, an input of another name
+    takes this array.
 
     Raises:
         NameNotFoundError: there is no column for an input.
     """
     selected = []
     for name in wanted:
-        if name not in known and SYNONYMS.get(name) in known:
-            name = SYNONYMS[name]
-        if name not in known:
+        column = name if name in known else _find_substitute(name, wanted, known)
+        if column is None:
             columns = ", ".join(map(repr, known))
             raise NameNotFoundError(
                 f"{what}: no column {name!r} for the model's input of that name; "
                 f"there are {columns}{suggest_nearest(name, known)}"
             )
-        selected.append(name)
+        selected.append(column)
     return selected
+
+
+def _find_substitute(name: str, wanted: Sequence[str], known: Sequence[str]) -> str | None:
+    """Return the one column of another name that an input can mean; None if it is not certain."""
+    is_target = name in TARGETS
+    alike = [other for other in wanted if (other in TARGETS) is is_target]
+    columns = [column for column in known if (column in TARGETS) is is_target]
+    return columns[0] if len(alike) == len(columns) == 1 else None
 
 
 def order_batch(batch: Batch, names: Sequence[str] | None, what: str) -> Batch:

@@ -40,7 +40,7 @@ class Architecture:
     paper: where it is described.
     names: whose names of parameters it has, for files of weights.
     options: further arguments of `build`.
-    reads: options of the data that it needs, where they are read from files.
+    reads: options that it needs of data read from files, by the kind of the data.
     needs_shape: the words in `shape` must become numbers when it is built.
     """
 
@@ -53,7 +53,7 @@ class Architecture:
     answers: Answer = "sample"
     names: str = "its own"
     options: Mapping[str, Any] = field(default_factory=dict)
-    reads: Mapping[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs_shape: bool = False
 
     @property
@@ -106,12 +106,13 @@ ARCHITECTURES = {
         ),
         Architecture(
             texts.build_textcnn, (128,), "short texts: topics, intents, sentiment", _TEXTS,
-            "1408.5882", ("classifier.",), options={"dropout": 0.5}, reads={"labelled": True},
+            "1408.5882", ("classifier.",), options={"dropout": 0.5},
+            reads={"text": {"labelled": True}},
         ),
         Architecture(
             pre_norm.build_text_transformer, (128,), "texts whose words depend on one "
                                                      "another", _TEXTS,
-            "1706.03762", ("head.",), reads={"labelled": True},
+            "1706.03762", ("head.",), reads={"text": {"labelled": True}},
         ),
         Architecture(
             recurrent.build_gru_tagger, ("tokens",), "a tag for each word, such as names of places",
@@ -125,7 +126,7 @@ ARCHITECTURES = {
         Architecture(
             images.build_autoencoder, ("features",), "faults: what it cannot guess is unusual",
             "rows of numbers without labels: a CSV, an array", "", (),
-            answers="input", needs_shape=True, reads={"target": ""},
+            answers="input", needs_shape=True, reads={"csv": {"target": ""}},
         ),
         Architecture(
             unet.build_unet_small, (3, 128, 128), "a class for each pixel, such as road and sky",

@@ -50,7 +50,7 @@ def test_the_order_of_axes(tmp_path: Path) -> None:
 
 def test_a_missing_array_is_reported_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
-    np.savez(path, x=X, labels=Y)
+    np.savez(path, x=X, more=X, labels=Y)
     with pytest.raises(NameNotFoundError, match=r"data\.npz: no column 'image' "):
         Arrays(path).subset([0, 1]).select_columns(["image", "labels"])
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.data import Arrays, Batches, Buckets, Dataset, batches
-from engine.data.samples import Batch, Sample
+from engine.data.samples import Batch, Sample, find_columns
 from engine.errors import DTypeError, InputError, NameNotFoundError, ShapeError
 
 Array = npt.NDArray[Any]
@@ -188,8 +188,38 @@ def test_names_give_dicts_and_the_model_gives_their_order() -> None:
 
 
 def test_a_missing_column_is_named_with_the_nearest() -> None:
-    with pytest.raises(NameNotFoundError, match=r"no column 'image' .* 'images', 'labels'; near"):
-        batches({"images": X, "labels": Y}, names=["image", "labels"])
+    with pytest.raises(NameNotFoundError, match=r"no column 'image' .* 'images', 'id', .*; near"):
+        batches({"images": X, "id": X, "labels": Y}, names=["image", "labels"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "selected"),
+    [
+        (["x", "labels"], ["x", "y"], ["x", "y"]),
+        (["x", "labels"], ["label", "image"], ["image", "label"]),
+        (["x", "target"], ["image", "labels"], ["image", "labels"]),
+        (["a", "b", "labels"], ["b", "y", "a"], ["a", "b", "y"]),
+        (["x"], ["y", "image"], ["image"]),
+    ],
+)
+def test_columns_of_other_names_serve_where_only_one_can(
+    wanted: list[str], known: list[str], selected: list[str]
+) -> None:
+    assert find_columns(wanted, known, "data") == selected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known"),
+    [
+        (["x", "labels"], ["image", "id", "labels"]),
+        (["a", "b", "labels"], ["image", "labels"]),
+        (["x", "labels"], ["x", "y", "target"]),
+        (["x", "labels"], ["x", "image"]),
+    ],
+)
+def test_columns_of_other_names_are_not_guessed(wanted: list[str], known: list[str]) -> None:
+    with pytest.raises(NameNotFoundError, match="no column"):
+        find_columns(wanted, known, "data")
 
 
 def test_arrays_are_not_copied() -> None:

@@ -198,7 +198,7 @@ def test_columns_of_a_table_are_the_models_inputs() -> None:
     assert np.array_equal(x, X[8:])
     assert np.array_equal(y, Y[8:])
     with pytest.raises(NameNotFoundError, match="no column 'image' for the model's input"):
-        batches(table, names=["image", "labels"])
+        batches(table, names=["image", "labels"])  # id or x
     with pytest.raises(InputError, match="the dataset has no rows"):
         batches(Table({"x": []}))
 

@@ -144,7 +144,8 @@ class Configs(Kind):
         if not isinstance(tables, dict):
             return "no table"
         config = run_config.make_config(tables, "run.toml")
-        config.loss("cross_entropy")
+        if config.model.loss:
+            config.make_loss()
         config.make_optimizer()
         config.make_schedule()
         return "read"

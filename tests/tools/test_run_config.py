@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.artifacts import SGD, CrossEntropyLoss, MSELoss
+from engine.artifacts import SGD, CrossEntropyLoss
 from engine.base import option_tables as tables
 from engine.base.fields import read_declaration
 from engine.errors import DTypeError, EngineError, FileError, InputError
@@ -57,13 +57,12 @@ def test_a_file_becomes_what_it_names() -> None:
     assert made.data.augment == ("flip",)
     assert made.data.kind == "auto"
     assert made.fit.unfreeze == {"features.*": 2}
-    loss = made.loss("mse")
+    loss = made.make_loss()
     assert isinstance(loss, CrossEntropyLoss)
     assert loss.label_smoothing == 0.1
     assert made.make_optimizer() == SGD(1.0, momentum=0.9)
     assert isinstance(made.make_schedule(), Cosine)
     assert made.make_schedule().warmup == 0.1
-    assert isinstance(RunConfig().loss("mse"), MSELoss)
 
 
 def test_what_is_written_is_read_again() -> None:

@@ -221,3 +221,43 @@ def test_arrays_train_the_head_of_an_int8_model(
     told = said(capsys, "train", "--model", int8, "--data", data, "--out", tmp_path / "run", *words)
     assert "val_accuracy" in told
     assert (tmp_path / "run/inference.onnx").stat().st_size < model.stat().st_size / 2
+
+
+# Names of the arrays of a file: of features, and of their labels.
+ARRAY_NAMES = [("x", "labels"), ("x", "y"), ("image", "label"), ("X", "target")]
+
+
+@pytest.mark.parametrize(("features", "target"), ARRAY_NAMES)
+def test_arrays_of_whole_numbers_are_classes(
+    features: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((32, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 32)
+    model, data = tmp_path / "model.onnx", tmp_path / "data.npz"
+    Trainer.from_model("cnn", data=(x, labels), seed=1).export(model)
+    arrays: dict[str, Any] = {features: x, target: labels}
+    np.savez(data, **arrays)
+    told = said(capsys, "train", "--model", model, "--data", data, "--out", tmp_path / "run")
+    assert "val_accuracy" in told
+    (config,) = (tmp_path / "run").glob("run.toml")
+    assert 'loss = "cross_entropy"' in config.read_text()
+    assert "row 31  " in (told := said(capsys, "predict", tmp_path / "run", data))
+    assert " %" in told, "predictions are classes with their probabilities"
+
+
+def test_arrays_of_real_numbers_are_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((32, 4)), y=rng.standard_normal((32, 2)))
+    words = ("--model", "mlp", "--data", tmp_path / "data.npz", "--out", tmp_path / "run")
+    assert "val_mae" in said(capsys, "train", *words)
+
+
+def test_an_autoencoder_learns_from_arrays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    words = ("--model", "autoencoder", "--data", tmp_path / "x.npy", "--out", tmp_path / "run")
+    assert "val_loss" in said(capsys, "train", *words)

@@ -46,7 +46,10 @@ def predict(
     outputs = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
     if isinstance(outputs, tuple):
         raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
-    return make_rows(places, outputs, config.data.classes)
+    classes = config.data.classes
+    if not classes and config.model.loss == "cross_entropy" and outputs.ndim == 2:
+        classes = list(map(str, range(outputs.shape[1])))  # labels of arrays have no names
+    return make_rows(places, outputs, classes)
 
 
 def format_row(row: Mapping[str, Any]) -> str:

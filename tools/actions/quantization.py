@@ -16,6 +16,7 @@ from engine.data import batches
 from engine.data.dataset import Dataset
 from engine.data.folders import TEST, TRAIN, VALIDATION, split_of
 from engine.data.places import check_sample
+from engine.data.samples import find_columns
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.quantization import Quantization, Quantized, quantize
@@ -87,7 +88,7 @@ def quantise_file(
         metrics = metrics or runs.choose_metrics(config)
     else:
         graph = onnx_io.load(model)
-        settled = run_data.settle(table, next(iter(graph.inputs.values())))
+        settled = run_data.settle(table, next(iter(graph.inputs.values())), {})
         learned = {}
     data = run_data.open_data(settled, Path(split_of(settled.path, TRAIN)), learned)
     graph = onnx_io.load(model)
@@ -155,7 +156,8 @@ def _read_batches(data: Dataset, inputs: Sequence[str], size: int) -> Iterator[l
     """Yield the arrays of each batch: the model's inputs, then what else a sample has."""
     names = None
     if data.names is not None:
-        names = [*inputs, *(name for name in data.names if name not in inputs)]
+        columns = find_columns(inputs, data.names, "the data")
+        names = [*columns, *(name for name in data.names if name not in columns)]
     for batch in batches(data, batch_size=size, names=names).epoch():
         yield list(batch.values()) if isinstance(batch, dict) else list(batch)
 

@@ -192,9 +192,9 @@ class RunConfig:
         """True if several outputs have a loss each."""
         return isinstance(self.model.loss, Mapping)
 
-    def loss(self, default: str, place: str = "[model] loss") -> Loss | Mapping[str, Any] | None:
-        """Return the loss, `default` unless one is named, or a pair of a loss and its weight for
-        each of several outputs; None if the model computes it.
+    def make_loss(self, place: str = "[model] loss") -> Loss | Mapping[str, Any] | None:
+        """Return the loss, or a pair of a loss and its weight for each of several outputs; None if
+        the model computes it.
 
         place: the beginning of messages.
 
@@ -211,7 +211,7 @@ class RunConfig:
             return names.make_losses(given, place)
         if given == "none":
             return None
-        return names.make_loss(given or default, options, place)
+        return names.make_loss(given, options, place)
 
     def make_optimizer(self) -> OptimizerSpec:
         """Return the optimizer."""
@@ -313,7 +313,7 @@ def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
             made[name] = tables.make(TABLES[name], table, place)
     config = RunConfig(**made)
     if config.model.loss != "":
-        config.loss("", f"{source} [model] loss")  # refuses what does not fit, before any work
+        config.make_loss(f"{source} [model] loss")  # refuses what does not fit, before any work
     return config
 
 

@@ -28,10 +28,13 @@ from engine.system import files
 from engine.tools.actions.run_config import DataTable
 
 
-def settle(table: DataTable, feature: TensorType) -> DataTable:
+def settle(
+    table: DataTable, feature: TensorType, reads: Mapping[str, Mapping[str, Any]]
+) -> DataTable:
     """Return the table with its kind, and with the options that follow from the model's input.
 
     feature: the type of the model's first input.
+    reads: options that the model needs, by the kind of the data.
 
     Raises:
         FileError: as `places.find_kind`.
@@ -39,9 +42,8 @@ def settle(table: DataTable, feature: TensorType) -> DataTable:
     """
     path = Path(split_of(table.path, TRAIN))
     kind = places.find_kind(path) if table.kind == "auto" else table.kind
-    return dataclasses.replace(
-        table, kind=kind, options=places.fit_options(kind, feature, table.options)
-    )
+    given = {**reads.get(kind, {}), **table.options}
+    return dataclasses.replace(table, kind=kind, options=places.fit_options(kind, feature, given))
 
 
 def open_training(table: DataTable) -> Dataset:
@@ -86,6 +88,12 @@ def list_decided(table: DataTable, training: Dataset) -> dict[str, Any]:
     """Return options that the training data decide, for the configuration."""
     assert table.kind != "auto"
     return KINDS[table.kind].list_decided(training)
+
+
+def holds_classes(table: DataTable, training: Dataset) -> bool:
+    """Return whether targets are classes, so that cross-entropy is the default loss."""
+    assert table.kind != "auto"
+    return KINDS[table.kind].holds_classes(training)
 
 
 def get_learned(table: DataTable, training: Dataset) -> dict[str, Any]:

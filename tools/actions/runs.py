@@ -15,15 +15,13 @@ and what `fit` writes: best, last, checkpoints/, run.json, history.csv, log.json
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from engine.base.errors import FileError, StateError
 from engine.checkpoint import storage
 from engine.data.dataset import Dataset
 from engine.data.folders import TEST, VALIDATION, split_of
-from engine.loss_types import Loss
 from engine.system import files
 from engine.tools.actions import run_config, run_data
 from engine.tools.actions.run_config import RunConfig
@@ -35,16 +33,6 @@ CONFIG, ARTIFACTS = "run.toml", "artifacts"
 
 
 # --- what configurations leave open
-
-
-def run_loss(config: RunConfig) -> Loss | Mapping[str, Any] | None:
-    """Return the loss of a run, or the losses of several outputs; by default cross-entropy of
-    classes, or the mean squared error of values.
-
-    None: the model computes it, as its first output.
-    """
-    has_classes = config.data.classes or config.data.kind == "text"
-    return config.loss("cross_entropy" if has_classes else "mse")
 
 
 def choose_metrics(config: RunConfig) -> Sequence[str]:

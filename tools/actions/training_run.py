@@ -177,8 +177,10 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     else:
         graph = onnx_io.load(source, widens=True)
         name, feature = next(iter(graph.inputs.items()))
-        config, dataset = _settle(config, feature)
+        config, dataset = _settle(config, feature, {})
         check_sample(dataset, name, feature)
+        has_classes = run_data.holds_classes(config.data, dataset)
+        config = _settle_loss(config, "cross_entropy" if has_classes else "mse")
         forward = Forward(source, graph)
     training, validation = _split_data(config, dataset)
     find_changes(config.data.augment, training)  # refuses what is not known, before any work
@@ -401,21 +403,25 @@ def _build_model(
     Raises:
         EngineError: as `models.made.make`.
     """
-    table = config.data
-    config = config.change("data", options={**kind.reads, **table.options})
-    config, dataset = _settle(config, kind.feature)
+    config, dataset = _settle(config, kind.feature, kind.reads)
     made = make(kind, data=dataset, weights=config.model.weights or None, seed=config.fit.seed)
     if made.loss_inputs and not config.model.loss_inputs:
         config = config.change("model", loss_inputs=made.loss_inputs)
+    config = _settle_loss(config, made.loss if isinstance(made.loss, str) else "cross_entropy")
     say(f"model: {made.summary}")
     if made.random:
         say(f"model: {', '.join(made.random)} stay random, for another number of classes")
     return config, dataset, Forward.of(made.graph)
 
 
-def _settle(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset]:
-    """Return the configuration with what the model's input and the data decide, and the data."""
-    data = run_data.settle(config.data, feature)
+def _settle(
+    config: RunConfig, feature: TensorType, reads: Mapping[str, Mapping[str, Any]]
+) -> tuple[RunConfig, Dataset]:
+    """Return the configuration with what the model's input and the data decide, and the data.
+
+    reads: options that the model needs, by the kind of the data.
+    """
+    data = run_data.settle(config.data, feature, reads)
     dataset = run_data.open_training(data)
     classes = tuple(dataset.classes or ())
     options = {**data.options, **run_data.list_decided(data, dataset)}
@@ -426,6 +432,11 @@ def _settle(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset]
             "model", loss_options={**given, "ignore_index": dataset.ignore_index}
         )
     return config, dataset
+
+
+def _settle_loss(config: RunConfig, default: str) -> RunConfig:
+    """Return the configuration with a loss: `default` unless it names one."""
+    return config if config.model.loss else config.change("model", loss=default)
 
 
 def _split_data(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
@@ -478,7 +489,7 @@ def _begin(
 def _make_recipe(config: RunConfig, training: Dataset) -> Recipe:
     """Return how the artifacts are made: with the loss that the data and the options ask for."""
     mixes = [name for name in config.data.augment if name in MIXING]
-    loss, given = runs.run_loss(config), config.fit.class_weight
+    loss, given = config.make_loss(), config.fit.class_weight
     outputs = list(loss) if isinstance(loss, Mapping) else []
     check_single(outputs, has_weight=given is not None, mixes=mixes)
     weight = None
