@@ -368,6 +368,12 @@ def test_inputs_are_made_up_for_any_model(name: str) -> None:
     assert cli.main(words) == 0
 
 
+def test_the_command_makes_a_model_trainable(capsys: pytest.CaptureFixture[str]) -> None:
+    model = GOLDENS / "mlp" / "forward.onnx"
+    assert cli.main(["profile", str(model), "--repeats", "1"]) == 0
+    assert "backward" in capsys.readouterr().out
+
+
 def test_the_command_profiles_answers_of_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

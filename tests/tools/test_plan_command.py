@@ -153,9 +153,7 @@ def test_checking_prints_a_line_a_plan(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        ([FORWARD], 1, "input 'input' of the model forward.onnx has shape"),
         ([FORWARD, "--shape", "inptu=8,64"], 1, "no input 'inptu'; nearest: 'input'"),
-        ([str(MLP)], 1, "give the samples of a step, as --batch 8"),
         ([FORWARD, "--batch", "8", "-o", "x"], 2, "-o writes the plans of a folder of artifacts"),
         ([str(MLP), "-o", "x"], 1, "does not fix its number of samples"),
         ([str(MLP), "--batch", "8", "-o", "x", "--arena"], 2, "-o writes plans and prints none"),
@@ -182,3 +180,10 @@ def test_a_size_that_follows_from_the_batch_is_not_asked_for() -> None:
     assert bind_shapes(declared, 4, {}, "model") == expected
     given = {"x": (4, 16), "weights": (4, 2)}
     assert bind_shapes(declared, None, given, "model") == expected
+
+
+@pytest.mark.parametrize("source", [FORWARD, str(MLP)])
+def test_a_step_has_8_samples_where_nobody_says(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, source) == said(capsys, source, "--batch", 8)

@@ -19,7 +19,7 @@ from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.runtime.roofline import Roofline
 from engine.system import config
-from engine.tools.trimmed.plans import bind_shapes, list_artifacts
+from engine.tools.trimmed.plans import bind_shapes, count_samples, list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.trainer import names
 from engine.trainer.forward import Forward
@@ -36,7 +36,8 @@ RANK, LAST = 8, 2  # of LoRA, and of the last layers of a sparse update, as they
 class CheckRequest:
     """Request for a dry run.
 
-    batch: samples of a step.  shapes: of inputs that it does not determine.
+    batch: samples of a step; None: as `count_samples`.  shapes: of inputs that it does not
+        determine.
     machine: the one whose time is predicted; None for this one.
     variants: whether to look for what takes less.
     planning: options of the plans.
@@ -84,7 +85,7 @@ def check_path(
     with tempfile.TemporaryDirectory() as folder:
         try:
             progress.say(f"making {path} trainable")
-            make_recipe(graph, made).write(Forward(path, graph), made.train, folder)
+            make_trainable(path, graph, made, Path(folder))
         except InternalError:
             raise
         except EngineError as error:
@@ -159,7 +160,9 @@ def _of_artifacts(
     opened = opened or subject.open()
     model = opened.train
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
-    shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)
+    given = asked.shapes or {}
+    batch = asked.batch or count_samples(declared, given)
+    shapes = bind_shapes(declared, batch, given, model.what)
     progress.say("planning")
     return check(
         subject,
@@ -170,6 +173,15 @@ def _of_artifacts(
         opened=opened,
         say=progress.say,
     )
+
+
+def make_trainable(path: Path, graph: Graph, made: TrainingChoices, folder: Path) -> None:
+    """Write the artifacts of a forward model, whose graph has been read, into a folder.
+
+    Raises:
+        EngineError: it cannot be trained.
+    """
+    make_recipe(graph, made).write(Forward(path, graph), made.train, folder)
 
 
 def make_recipe(graph: Graph, made: TrainingChoices) -> Recipe:

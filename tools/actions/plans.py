@@ -26,7 +26,13 @@ from engine.plan.plan_file import MAGIC, PlanReader, Tables
 from engine.plan.verify import verify
 from engine.system import files
 from engine.system.paths import Paths
-from engine.tools.trimmed.plans import bind_shapes, find_batch_shapes, list_artifacts, make_plans
+from engine.tools.trimmed.plans import (
+    bind_shapes,
+    count_samples,
+    find_batch_shapes,
+    list_artifacts,
+    make_plans,
+)
 from engine.tools.trimmed.progress import StagePrinter
 from engine.training import plan_cache
 from engine.training.large_constants import freeze_constants
@@ -43,7 +49,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class PlanRequest:
     """Request for plans.
 
-    batches: the batch sizes; empty if the shapes are complete.
+    batches: the batch sizes; empty: one, see `count_samples`.
     shapes: the shapes of inputs by name that the batch size does not determine.
     outputs: for artifacts, the tensors that inference computes; empty: the operands of the loss.
     ranks: the number of ranks that share a training step, each with one of the batches; None: a
@@ -69,13 +75,19 @@ def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
     """
     if "optimizer" not in files:
         return None
-    state = CheckpointState.load_checkpoint(files["checkpoint"])
-    memory = Memory(planning=asked.planning)
-    train = Model(files["train"], state, memory, asked.threads, "training model", asked.target)
-    update = open_optimizer(files["optimizer"], state, memory, asked.threads, asked.target)
-    freeze_constants([train], memory)
+    train = _open_training(files, asked)
+    update = open_optimizer(
+        files["optimizer"], train.state, train.memory, asked.threads, asked.target
+    )
+    freeze_constants([train], train.memory)
     train.ranks = None if asked.ranks is None else Membership(asked.ranks)
     return Opened(train, update)
+
+
+def _open_training(files: Mapping[str, Path], asked: PlanRequest) -> Model:
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    memory = Memory(planning=asked.planning)
+    return Model(files["train"], state, memory, asked.threads, "training model", asked.target)
 
 
 def plan_models(
@@ -121,7 +133,9 @@ def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
         if name not in declared:
             raise NameNotFoundError(f"{path}: no input {name!r}{suggest_nearest(name, declared)}")
     by_title = {}
-    for batch in asked.batches or (None,):
+    is_open = any(isinstance(d, str) for shape in declared.values() for d in shape[:1])
+    unsaid = count_samples(declared, given) if is_open else None
+    for batch in asked.batches or (unsaid,):
         shapes = bind_shapes(declared, batch, given, f"model {path.name}")
         title = path.name if batch is None else f"{path.name}, batch {batch}"
         by_title[title] = make_plan(
@@ -134,10 +148,8 @@ def _of_artifacts(
     folder: Path, asked: PlanRequest, progress: StagePrinter, models: Opened | None
 ) -> dict[str, Plan]:
     given = dict(asked.shapes or {})
-    batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
-    if not batches:
-        raise InputError(f"{folder}: give the samples of a step, as --batch 8")
     files = list_artifacts(folder)
+    batches = asked.batches or [_count_samples(files, asked, models)]
     steps = {
         f"step, batch {batch}": plan
         for batch, plan in plan_training_steps(
@@ -163,6 +175,13 @@ def _of_artifacts(
     if "optimizer" in planned.plans:
         by_title["optimizer"] = planned.plans["optimizer"]
     return by_title
+
+
+def _count_samples(files: Mapping[str, Path], asked: PlanRequest, models: Opened | None) -> int:
+    """Return the samples of a step where no batch size is asked for."""
+    train = models.train if models else _open_training(files, asked)
+    declared = {name: train.interface.inputs[name].shape for name in train.inputs}
+    return count_samples(declared, asked.shapes or {})
 
 
 def plan_training_steps(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from engine.base.errors import InputError
+from engine.graphs.io import onnx_io
 from engine.profiling import Profile
+from engine.tools.actions.checks import TrainingChoices, make_trainable
 from engine.tools.benchmark.invented import Array, Shapes, invent_values
 from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
@@ -17,29 +20,47 @@ from engine.training.state import CheckpointState
 
 
 def profile(
-    folder: Path,
+    path: Path,
     batch: int | None = None,
     shapes: Shapes | None = None,
     threads: int | None = None,
     repeats: int = 20,
     progress: StagePrinter = SILENT,
 ) -> Profile:
-    """Profile a training step of artifacts: forward, backward, and the update if there is one.
+    """Profile a training step: forward, backward, and the update if there is one.
 
+    path: a folder of artifacts; or a forward model, which gets the loss that fits its first output,
+        and AdamW.
     batch: samples of a step; by default those that the model fixes, or 8.
     shapes: the shapes of inputs that the batch size does not determine.
 
     Raises:
         EngineError: a model cannot be read, planned or run; the message names it.
     """
+    if path.is_dir():
+        progress.say(f"reading {path}")
+        return _profile_artifacts(path, batch, shapes or {}, threads, repeats, progress)
+    with tempfile.TemporaryDirectory() as made:
+        progress.say(f"making {path} trainable")
+        make_trainable(path, onnx_io.load(path, widens=True), TrainingChoices(), Path(made))
+        return _profile_artifacts(Path(made), batch, shapes or {}, threads, repeats, progress)
+
+
+def _profile_artifacts(
+    folder: Path,
+    batch: int | None,
+    shapes: Shapes,
+    threads: int | None,
+    repeats: int,
+    progress: StagePrinter,
+) -> Profile:
     paths = list_artifacts(folder)
-    progress.say(f"reading {folder}")
     state = CheckpointState.load_checkpoint(paths["checkpoint"])
     if not state.loaded:
         raise InputError(f"{folder}: the checkpoint is nominal; a step needs parameters' values")
     module = Module(paths["train"], state, threads=threads)
     optimizer = Optimizer(paths["optimizer"], module) if "optimizer" in paths else None
-    inputs = invent_inputs(module, batch, shapes or {})
+    inputs = invent_inputs(module, batch, shapes)
     progress.say(f"running {repeats} steps")
     return module.profile(*inputs, optimizer=optimizer, repeats=repeats)
 

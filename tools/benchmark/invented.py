@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from engine.base.element_types import NUMPY
 from engine.base.errors import LabelError
-from engine.tools.trimmed.plans import find_batch_shapes
+from engine.tools.trimmed.plans import SAMPLES, count_samples, find_batch_shapes
 from engine.training.model import Model
 
 Shapes = Mapping[str, tuple[int, ...]]
 Array = npt.NDArray[Any]
 
-SAMPLES = 8  # of a step, where neither the model nor anybody says
 BELOW = (30_000, 1_000, 10, 2, 1)  # limits of numbers made up, until the model takes them
 
 
@@ -36,9 +35,9 @@ def invent_values(
         InputError: the shape of an input is not known.
         LabelError: no numbers that are tried are in range.
     """
-    bound = find_batch_shapes(
-        model, batch or _count_samples(model, shapes, samples), shapes, several=False
-    )
+    declared = {name: model.interface.inputs[name].shape for name in model.inputs}
+    size = batch or count_samples(declared, shapes, samples)
+    bound = find_batch_shapes(model, size, shapes, several=False)
     rng = np.random.default_rng(0)
     inputs = {name: _invent_array(model, name, shape, rng, 1) for name, shape in bound.items()}
     numbers = [name for name in inputs if inputs[name].dtype.kind in "iu" and "mask" not in name]
@@ -53,13 +52,6 @@ def invent_values(
             inputs = tried
             break
     return inputs
-
-
-def _count_samples(model: Model, shapes: Shapes, samples: int) -> int:
-    """Return the samples of a batch: as in a given shape, as the model fixes it, or `samples`."""
-    declared = [model.interface.inputs[name].shape for name in model.inputs]
-    given: Sequence[int | str] = [s[0] for s in (*shapes.values(), *declared) if s]
-    return next((d for d in given if isinstance(d, int)), samples)
 
 
 def _invent_array(

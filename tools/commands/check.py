@@ -14,6 +14,7 @@ _CANNOT, _OVER = 3, 4  # exit status
 
 @click.command(
     epilog=options.list_examples(
+        "edgegrad check model.onnx",
         "edgegrad check artifacts/ --batch 16",
         "edgegrad check artifacts/ --batch 16 --budget 48MB",
         "edgegrad check forward.onnx --batch 8 --train 'classifier.*'",
@@ -22,8 +23,9 @@ _CANNOT, _OVER = 3, 4  # exit status
 )
 @click.argument("source", type=options.Existing(), metavar="ARTIFACTS|MODEL")
 @click.option(
-    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N", help="Samples per step."
-)
+    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    help="Samples per step.  [default: the model's fixed size, or 8]",
+)  # fmt: skip
 @options.shape
 @options.take_planning
 @options.take_threads("as a Module here")

@@ -120,7 +120,8 @@ def command(
 
     For artifacts, these are the plan of a whole training step, and the plans of training,
     evaluation, inference and the optimizer as separate calls, for every batch size; with --budget
-    only the plan of the step.  A file of plans is checked and summarised.
+    only the plan of the step.  A file of plans is checked and summarised.  Without --batch, a step
+    has as many samples as the model or a --shape fixes, or 8.
 
     Exit status: 3 if plans differ, with --diff.
     """

@@ -11,6 +11,7 @@ from engine.tools.commands import options
 
 @click.command(
     epilog=options.list_examples(
+        "edgegrad profile model.onnx",
         "edgegrad profile artifacts/ --batch 8",
         "edgegrad profile artifacts/ --batch 8 --threads 1 --by node",
         "edgegrad profile artifacts/ --batch 8 --trace step.json --html step.html",
@@ -65,7 +66,8 @@ def command(
     """Show where the time of a training step goes: by kernel, by node, by phase.
 
     The step runs on generated inputs: normal floats, whole numbers that the model accepts, masks
-    of ones.  The artifacts are not changed.  docs/performance.md explains the columns.
+    of ones.  The artifacts are not changed; an ONNX model is made trainable as by `edgegrad check`.
+    docs/performance.md explains the columns.
 
     With --inference the argument is an ONNX model, and the time is of an answer.
     """

@@ -30,6 +30,7 @@ from engine.training.model import Model
 from engine.training.planning import GradientUse
 from engine.training.state import CheckpointState
 
+SAMPLES = 8  # of a step, where neither the model nor anybody says
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
 _ONLY: dict[str, tuple[str, ...]] = {"inference": ("infer",), "train": ("train",)}
 Shapes = Mapping[str, tuple[int, ...]]
@@ -352,6 +353,14 @@ def find_input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tupl
     """Return the shapes of a model's inputs, in numbers; see `bind_shapes`."""
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     return bind_shapes(declared, batch, given, model.what)
+
+
+def count_samples(
+    declared: Mapping[str, Sequence[int | str]], given: Shapes, samples: int = SAMPLES
+) -> int:
+    """Return the samples of a batch: as in a given shape, as the model fixes it, or `samples`."""
+    first: list[int | str] = [s[0] for s in (*given.values(), *declared.values()) if s]
+    return next((d for d in first if isinstance(d, int)), samples)
 
 
 def bind_shapes(
