@@ -121,7 +121,7 @@ def generate_artifacts(
         _list_names("frozen_params", frozen_params),
     )
     spec, method = _choose_loss(loss), _choose_optimizer(optimizer)
-    forward = control.unroll(separate_equal(onnx_io.load(model)))
+    forward = control.unroll(separate_equal(precision.widen_weights(onnx_io.load(model))))
     for note in forward.notes:
         warnings.warn(note, ModelWarning, stacklevel=find_caller_level())
     paths = Paths.of(forward.metadata)

@@ -68,9 +68,10 @@ def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
         InputError, DTypeError: an option is not allowed.
     """
     from engine.graphs.offline.lora import adapt as adapt_graph
+    from engine.graphs.offline.precision import widen_weights
 
     options = lora if isinstance(lora, Lora) else Lora(lora)
-    graph = _load(model)
+    graph = widen_weights(_load(model))
     summary = adapt_graph(
         graph,
         options.patterns,
@@ -111,11 +112,12 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.offline.lora_merge import merge as merge_graph
+    from engine.graphs.offline.precision import narrow_graph, widen_graph
 
-    graph = _load(model)
+    graph = widen_graph(_load(model))
     _read_note(graph)
     kept = merge_graph(graph, dequantise)
-    onnx_io.save(graph, path)
+    onnx_io.save(narrow_graph(graph, graph), path)
     return kept
 
 
@@ -133,10 +135,11 @@ def open_inputs(model: Model, path: Path) -> list[str]:
         FileError, ModelError: the model cannot be read or written.
     """
     from engine.graphs.io import onnx_io
+    from engine.graphs.offline.precision import narrow_graph, widen_graph
 
-    graph = _load(model)
+    graph = widen_graph(_load(model))
     names = _read_note(graph).list_parameters()
-    onnx_io.save(graph, path, defaults=names)
+    onnx_io.save(narrow_graph(graph, graph), path, defaults=names)
     return names
 
 

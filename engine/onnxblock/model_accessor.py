@@ -84,6 +84,8 @@ def base(
 ) -> Iterator[ModelAccessor]:
     """Let blocks append to a copy of a model, which is `accessor.model`.
 
+    A copy of a model whose weights are 16-bit floats is float32, and a warning says so.
+
     model_path: the path of the model, beside which its external data lies.
 
     Raises:
@@ -93,7 +95,8 @@ def base(
     from engine.graphs.offline import compose
 
     path = None if model_path is None else os.fspath(model_path)
-    with _opened(ModelAccessor(compose.open_model(model, path), path)) as accessor:
+    own = compose.widen_model(compose.open_model(model, path))
+    with _opened(ModelAccessor(own, path)) as accessor:
         yield accessor
 
 

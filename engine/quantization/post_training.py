@@ -118,8 +118,9 @@ def _quantise(
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import static_quantization as static
+    from engine.graphs.offline.precision import keep_inside, narrow_graph, widen_graph
 
-    source = model if isinstance(model, Graph) else onnx_io.load(model)
+    source = widen_graph(model.copy() if isinstance(model, Graph) else onnx_io.load(model))
     chosen = Quantization() if options is None else options
     graph = static.prepare_forward(source)
     scheme = static.choose_scheme(graph, chosen.keep_float)
@@ -134,4 +135,6 @@ def _quantise(
         graph, scheme, scales, bits=chosen.weight_bits, per_channel=chosen.per_channel,
         is_trained=is_trained,
     )  # fmt: skip
+    keep_inside(graph)
+    graph = graph if is_trained else narrow_graph(graph, graph)
     return Quantized(graph, scheme, ranges, 4 * weights, weights)

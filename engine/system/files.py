@@ -26,6 +26,7 @@ _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # of Windows
 _STAGE = ".edgegrad-"  # how names of folders begin that `staging` makes
 _ABANDONED = 86400.0  # seconds after which the process that made one is taken for dead
 NOTE = "edgegrad."  # prefix of this package's own keys in a model's metadata
+BFLOATS = NOTE + "bfloats"  # the key of the names, as JSON, of values that a file has as bfloat16
 SHARES = "shares"  # the key of the name of a target of shares of classes
 
 

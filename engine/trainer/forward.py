@@ -7,13 +7,12 @@ half precision.  The file that a model comes from stays as it is.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.artifacts.generate import save_forward
-from engine.base.errors import InputError, ModelWarning, defects, find_caller_level
+from engine.base.errors import InputError, defects
 from engine.lora import adapt
 from engine.quantization import prepare_qat
 from engine.runtime import mapping
@@ -43,15 +42,14 @@ class Forward:
         graph: Graph | None = None,
     ) -> None:
         from engine.graphs.io import onnx_io
-        from engine.graphs.offline.precision import describe_halves, find_half_weights, widen_graph
+        from engine.graphs.offline.precision import find_half_weights, widen_weights
 
         self.source = source
-        self.graph = onnx_io.load(source, widens=True) if graph is None else graph
+        self.graph = onnx_io.load(source) if graph is None else graph
         self._is_changed = self._has_adapters = False
         self._head: list[str] = []  # the parameters of a new last layer
-        if half := find_half_weights(self.graph):
-            warnings.warn(describe_halves(half), ModelWarning, stacklevel=find_caller_level())
-            self.graph, self._is_changed = widen_graph(self.graph), True
+        if find_half_weights(self.graph):
+            self.graph, self._is_changed = widen_weights(self.graph), True
 
     @classmethod
     def of(cls, graph: Graph) -> Forward:

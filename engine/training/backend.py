@@ -39,6 +39,7 @@ class Session:
     def __init__(self, model: ModelSource | Any, threads: int | None = None) -> None:
         self._session = inference.Session(model, threads=threads)
         self._names = [each.name for each in self._session.get_inputs()]
+        self._bfloats = self._session.list_bfloats()
 
     def __repr__(self) -> str:
         return repr(self._session)
@@ -46,6 +47,8 @@ class Session:
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Array, ...]:
         """Return the outputs for these inputs, which are given in the order of the model or by
         name.
+
+        Outputs of bfloat16 are arrays as `onnx.numpy_helper` makes them.
 
         Raises:
             InputError, DTypeError, ShapeError: naming the input.
@@ -56,7 +59,16 @@ class Session:
             if len(inputs) != len(names):
                 raise InputError(f"the model takes {len(names)} inputs {names}, got {len(inputs)}")
             inputs = dict(zip(names, inputs, strict=True))
-        return tuple(self._session.run(None, inputs))
+        outputs = self._session.run(None, inputs)
+        if self._bfloats:
+            from engine.graphs.io.messages import make_bfloats
+
+            kinds = self._session.get_outputs()
+            outputs = [
+                make_bfloats(array) if kind.name in self._bfloats else array
+                for kind, array in zip(kinds, outputs, strict=True)
+            ]
+        return tuple(outputs)
 
 
 @check_arguments

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.element_types import NUMPY, SUPPORTED
+from engine.base.element_types import NUMPY, SUPPORTED, widen_bfloats
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.plan.plan import align
 from engine.system.config import require_64_bit
@@ -131,6 +131,8 @@ class BoundModel(ModelFile):
             array = arguments.make_array(f"input {name!r}", value)
         else:
             array = arguments.cast(f"input {name!r}", value, kind)
+        if kind == np.float32 and array.dtype.name == "bfloat16":  # of the package ml_dtypes
+            array = widen_bfloats(array.view(np.uint16))
         if array.dtype != kind:
             raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
         if array.ndim != len(t.shape):

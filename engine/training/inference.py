@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -212,6 +212,10 @@ class Session:
         graph = self._calls.model.graph
         known = {**graph.inputs, **graph.types}
         return [_describe(name, known.get(name)) for name in self._calls.model.outputs]
+
+    def list_bfloats(self) -> Sequence[str]:
+        """Return the names of values that are bfloat16 in the file; their arrays are float32."""
+        return self._calls.model.interface.bfloats
 
     def run(self, output_names: Any, input_feed: Any, *, out: Any = None) -> list[Array]:
         """Return outputs for these inputs.

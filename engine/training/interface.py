@@ -23,7 +23,7 @@ from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.base.errors import ShapeError
 from engine.runtime import mapping
 from engine.system import files
-from engine.system.files import NOTE
+from engine.system.files import BFLOATS, NOTE
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -125,6 +125,12 @@ class Interface:
                 if key.startswith(NOTE)
             },
         )
+
+    @property
+    def bfloats(self) -> Sequence[str]:
+        """The names of values that are bfloat16 in the file of the model, and float32 here."""
+        names: list[str] = json.loads(self.notes.get(BFLOATS.removeprefix(NOTE), "[]"))
+        return names
 
     def locate_constants(
         self,
@@ -238,7 +244,7 @@ class Interface:
         notes = dict(known["notes"])
         _require(_are(str, *names, *(d.dtype for d in inputs.values()), *notes, *notes.values()))
         _require(all(type(n) in (int, str) for d in inputs.values() for n in d.shape))
-        return cls(
+        read = cls(
             inputs,
             tuple(known["outputs"]),
             tuple(known["texts"]),
@@ -249,6 +255,8 @@ class Interface:
             tuple(external),
             known["stamp"],
         )
+        _require(_are(str, *read.bfloats))
+        return read
 
 
 def _require(condition: bool) -> None:

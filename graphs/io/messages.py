@@ -12,6 +12,7 @@ from engine.base.element_types import (
     NUMPY,
     OF_ONNX,
     ONNX_CODE,
+    round_to_bfloats,
     widen_bfloats,
 )
 from engine.base.errors import DTypeError, InputError, ModelError
@@ -33,7 +34,9 @@ _FIELDS = {
 }  # the field with the numbers of a constant that is not stored as bytes, if not int32_data
 
 
-BFLOAT = ONNX_CODE["bf16"]  # read only where it is asked for, as float32
+BFLOAT = ONNX_CODE["bf16"]
+# The types of values in graphs, by the numbers of their types in files.
+IN_GRAPHS: dict[int, str] = {**OF_ONNX, BFLOAT: "f32"}
 
 
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
@@ -43,11 +46,11 @@ def read_type(v: ValueInfoProto) -> TensorType | None:
     """Return the type of a value; None if its rank is unknown or the type is not supported."""
     if v.type.HasField("sequence_type"):
         element = v.type.sequence_type.elem_type.tensor_type.elem_type
-        return TensorType(f"seq({OF_ONNX[element]})", ()) if element in OF_ONNX else None
+        return TensorType(f"seq({IN_GRAPHS[element]})", ()) if element in IN_GRAPHS else None
     t = v.type.tensor_type
-    if not t.HasField("shape") or t.elem_type not in OF_ONNX:
+    if not t.HasField("shape") or t.elem_type not in IN_GRAPHS:
         return None
-    return TensorType(OF_ONNX[t.elem_type], tuple(_list_dims(v.name, t)))
+    return TensorType(IN_GRAPHS[t.elem_type], tuple(_list_dims(v.name, t)))
 
 
 def _list_dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
@@ -81,39 +84,46 @@ def make_value_info(name: str, t: TensorType, is_text: bool = False) -> ValueInf
     return helper.make_value_info(name, kind)
 
 
+def make_default_info(name: str, array: Array) -> ValueInfoProto:
+    """Return the message of the name and type of an input that has this value by default."""
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, find_code(array), array.shape)
+
+
 def read_values(t: TensorProto) -> Array:
     """Return the values of a constant, with ONNX's helper for types that tensors here do not have.
+
+    Those of bfloat16 are float32.
 
     Raises:
         ValueError, TypeError, OverflowError: the message is malformed.
     """
     kind = OF_ONNX.get(t.data_type)
-    if kind is None or t.HasField("segment"):
+    is_bfloat = t.data_type == BFLOAT
+    if (kind is None and not is_bfloat) or t.HasField("segment"):
         from onnx import numpy_helper
 
-        return numpy_helper.to_array(t)
-    dtype = np.dtype(NUMPY[kind])
+        values = numpy_helper.to_array(t)
+        return values.astype(np.float32) if is_bfloat else values
+    dtype = np.dtype(np.uint16 if kind is None else NUMPY[kind])
     if t.HasField("raw_data"):
         values = np.frombuffer(t.raw_data, dtype.newbyteorder("<"))
-    elif kind == "f16":  # their bits
+    elif kind in ("f16", None):  # their bits
         values = np.array(t.int32_data, np.int32).astype(np.uint16).view(dtype)
     else:
         values = np.array(getattr(t, _FIELDS.get(kind, "int32_data")))
-    return values.astype(dtype, copy=False).reshape(tuple(t.dims))
-
-
-def read_bfloats(t: TensorProto) -> Array:
-    """Return the float32 of a constant of bf16 whose values are in the message.
-
-    Raises:
-        ValueError, TypeError, OverflowError: the message is malformed.
-    """
-    if t.HasField("raw_data"):
-        bits = np.frombuffer(t.raw_data, "<u2")
-    else:
-        bits = np.array(t.int32_data, np.int32).astype(np.uint16)
-    values = widen_bfloats(bits.astype(np.uint16, copy=False))
+    values = values.astype(dtype, copy=False)
+    values = widen_bfloats(values) if is_bfloat else values
     return np.asarray(values.reshape(tuple(t.dims)))
+
+
+def make_bfloats(array: Array) -> Array:
+    """Return float32 rounded to bfloat16, in the array that the onnx package has for them."""
+    from onnx import numpy_helper
+
+    bits = round_to_bfloats(np.ascontiguousarray(array)).tobytes()
+    return numpy_helper.to_array(TensorProto(data_type=BFLOAT, dims=array.shape, raw_data=bits))
 
 
 def unpack(t: TensorProto) -> Array:

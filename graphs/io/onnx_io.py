@@ -19,13 +19,14 @@ from engine.base.errors import DTypeError, EngineError, InputError, ModelError, 
 from engine.graphs.io import amounts, opsets, schemas, scopes, weights
 from engine.graphs.io.messages import (
     BFLOAT,
+    IN_GRAPHS,
     PACKED,
     check_packed,
     find_code,
     fold_strings,
+    make_default_info,
     make_tensor,
     make_value_info,
-    read_bfloats,
     read_text_type,
     read_texts,
     read_type,
@@ -49,7 +50,6 @@ from engine.graphs.ir.graph import (
     Node,
     Subgraph,
     check_rank,
-    find_type,
 )
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime import mapping
@@ -65,24 +65,22 @@ _MOST = (1 << 63) - 1  # of an offset or length
 _EXTERNAL_MIN = 1024  # least bytes of a tensor in that file
 _ALIGN = 64  # bytes: alignment of tensors in it
 
-BFLOATS = files.NOTE + "bfloats"  # metadata: the names of what is bfloat16 in the file
-
 _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 
 
 # --- reading
 
 
-def load(model: Model, data: mapping.Content | None = None, *, widens: bool = False) -> Graph:
+def load(model: Model, data: mapping.Content | None = None) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which is not changed.
 
     Functions are inlined, and unsupported opsets converted (`convert`).  Initializers in external
     files are read from the folder of the model's path.  Initializers in a file of at least
     `mapping.LARGE` bytes stay in the file, which is mapped, so it must not be overwritten in place
-    while the graph is used.
+    while the graph is used.  NumPy has no bfloat16: values of this type become float32 and are
+    listed in the metadata `files.BFLOATS`.
 
     data: the content of the file at the path, if the caller has read it.
-    widens: what is bfloat16 in the model becomes float32, and is listed in the metadata `BFLOATS`.
 
     Raises:
         FileError: the file, or an external data file, is missing, unreadable or too short.
@@ -103,10 +101,10 @@ def load(model: Model, data: mapping.Content | None = None, *, widens: bool = Fa
 
             convert.find_opset(proto, source)
             # A malformed model can crash the onnx package.
-            _MessageReader(source, path, whole, widens).read_graph(proto)
+            _MessageReader(source, path, whole).read_graph(proto)
             proto = convert.convert_opset(convert.inline_functions(proto, source), source)
             proto = convert.inline_undeclared(proto)
-        reader = _MessageReader(source, path, whole, widens)
+        reader = _MessageReader(source, path, whole)
         graph = reader.read_graph(proto)
         graph.external = tuple(reader.places)
         if path is not None and mapping.STAMPS in graph.metadata:
@@ -179,16 +177,14 @@ class _MessageReader:
     """Conversion of the messages of one model into a graph.
 
     source: the name of the model in errors.  path: the path of the model, beside which its external
-        data are, or None. data: its file with the large weights, or None. widens: as in `load`.
-        places: the places of external data read so far, as in `Graph.external`.  bfloats: the names
-        of values of bfloat16 read so far: constants, inputs, outputs, and the first outputs of
-        nodes with an attribute of this type.
+        data are, or None. data: its file with the large weights, or None. places: the places of
+        external data read so far, as in `Graph.external`.  bfloats: the names of values of bfloat16
+        read so far: constants, inputs, outputs, and the first outputs of nodes with an attribute of
+        this type.
     """
 
-    def __init__(
-        self, source: str, path: str | None, data: mapping.Content | None, widens: bool
-    ) -> None:
-        self.source, self.path, self.data, self.widens = source, path, data, widens
+    def __init__(self, source: str, path: str | None, data: mapping.Content | None) -> None:
+        self.source, self.path, self.data = source, path, data
         self.bfloats: set[str] = set()
         self.opsets: dict[str, int] = {}
         self.places: list[tuple[str, int, int]] = []
@@ -205,9 +201,9 @@ class _MessageReader:
         out.ir_version, out.doc = model.ir_version, model.doc_string
         out.producer, out.producer_version = model.producer_name, model.producer_version
         out.metadata = {p.key: p.value for p in model.metadata_props}
-        out.metadata.pop(BFLOATS, None)  # a file may say anything
+        out.metadata.pop(files.BFLOATS, None)  # a file may say anything
         if self.bfloats:
-            out.metadata[BFLOATS] = json.dumps(sorted(self.bfloats))
+            out.metadata[files.BFLOATS] = json.dumps(sorted(self.bfloats))
         for text in out.list_texts():
             if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
                 raise ModelError(f"{self.source}: {text!r} is not UTF-8")
@@ -260,12 +256,8 @@ class _MessageReader:
 
     def read_type(self, v: ValueInfoProto) -> TensorType | None:
         """Return the type of a value; None if its rank is unknown or the type not supported."""
-        if self.widens and v.type.tensor_type.elem_type == BFLOAT:
+        if v.type.tensor_type.elem_type == BFLOAT:
             self.bfloats.add(v.name)
-            wide = ValueInfoProto()
-            wide.CopyFrom(v)
-            wide.type.tensor_type.elem_type = ONNX_CODE["f32"]
-            return read_type(wide)
         return read_type(v)
 
     def read_inner_type(self, v: ValueInfoProto) -> TensorType:
@@ -279,7 +271,7 @@ class _MessageReader:
         kind = v.type.WhichOneof("value")
         if kind != "tensor_type":
             raise DTypeError(f"{where}: {kind or 'no type'}; supported: tensors")
-        if v.type.tensor_type.elem_type not in OF_ONNX:
+        if v.type.tensor_type.elem_type not in IN_GRAPHS:
             raise DTypeError(f"{where}: {_name_element(v.type.tensor_type.elem_type)}")
         raise ModelError(
             f"{where} has no shape: export the model with one, its dimensions may be symbolic"
@@ -296,9 +288,9 @@ class _MessageReader:
         for a in n.attribute:
             out.attrs[a.name] = self.read_attribute(a, where)
             is_type = a.name in TYPE_ATTRIBUTES and a.i == BFLOAT
-            if self.widens and is_type:
+            if is_type:
                 out.attrs[a.name] = ONNX_CODE["f32"]
-            if self.widens and (is_type or a.t.data_type == BFLOAT):
+            if is_type or a.t.data_type == BFLOAT:
                 self.bfloats.update(out.outputs[:1])
         return out
 
@@ -332,8 +324,7 @@ class _MessageReader:
 
     def read_tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
-        is_bfloat = self.widens and t.data_type == BFLOAT
-        if t.data_type not in (*OF_ONNX, *PACKED, TensorProto.STRING) and not is_bfloat:
+        if t.data_type not in (*IN_GRAPHS, *PACKED, TensorProto.STRING):
             raise DTypeError(f"{where}: {_name_element(t.data_type)}")
         check_rank(len(t.dims), where)
         if any(d < 0 for d in t.dims):
@@ -344,7 +335,7 @@ class _MessageReader:
                 return self.read_inside(t, *inside)
             if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
                 return self.read_external(t, where)
-            read = unpack if t.data_type in PACKED else read_bfloats if is_bfloat else read_values
+            read = unpack if t.data_type in PACKED else read_values
             return np.asarray(read(t))
         except (ValueError, TypeError, OverflowError) as error:
             raise ModelError(
@@ -418,8 +409,7 @@ def _widen(t: TensorProto, array: Array) -> Array:
 def _name_element(code: int) -> str:
     """Return the text of an error for an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
-    more = "; Trainer.from_onnx trains it as float32" if code == BFLOAT else ""
-    return f"element type {str(name).lower()}; supported: {SUPPORTED}{more}"
+    return f"element type {str(name).lower()}; supported: {SUPPORTED}, bf16"
 
 
 # --- writing
@@ -610,7 +600,7 @@ def _make_model(
     proto.input.extend(
         make_value_info(n, t, n in graph.text_inputs) for n, t in graph.inputs.items()
     )
-    proto.input.extend(make_value_info(n, find_type(graph.initializers[n])) for n in defaults)
+    proto.input.extend(make_default_info(n, graph.initializers[n]) for n in defaults)
     proto.output.extend(
         make_value_info(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
     )

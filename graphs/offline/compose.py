@@ -29,6 +29,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.io.messages import make_tensor, make_value_info, read_type
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optimizers import OPTIMIZER_IR
+from engine.graphs.offline.precision import widen_weights
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 
@@ -73,6 +74,14 @@ def open_model(model: ModelProto, path: str | None) -> ModelProto:
         except (OSError, onnx.checker.ValidationError) as error:
             raise FileError(f"cannot read external data of {path!r}: {error}") from error
     return out
+
+
+def widen_model(model: ModelProto) -> ModelProto:
+    """Return a model with float32 for 16-bit floats, and warn, if it has weights of these types."""
+    halves = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    if not any(t.data_type in halves for t in model.graph.initializer):
+        return model
+    return onnx_io.to_proto(widen_weights(onnx_io.load(model)))
 
 
 def copy_of(model: ModelProto) -> ModelProto:

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from engine.base.errors import DTypeError, ModelWarning, find_caller_level
-from engine.graphs.io.onnx_io import BFLOATS
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.half import convert_array, convert_attribute, has_halves, widen_halves
+from engine.graphs.passes.half import (
+    cast_ends,
+    convert_array,
+    convert_attribute,
+    has_halves,
+    widen_halves,
+)
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
-from engine.system.files import NOTE
+from engine.system.files import BFLOATS, NOTE
 
 FLOAT_PRODUCTS = {
     "MatMul",
@@ -38,6 +43,8 @@ STATIC = {"QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "QLinearAdd"}
 PACKED = {"MatMulNBits", "MatMulBnb4"}
 # Metadata of a model that has weights of 16-bit floats: what is float32 in it, and their type.
 _SINGLE, _HALF = NOTE + "single", NOTE + "half"
+_INSIDE = NOTE + "inside"  # only its inputs and outputs become 16-bit floats again
+_OWN = {_SINGLE, _HALF, _INSIDE}
 _NAMES = {"f16": "float16", "bf16": "bfloat16"}
 _LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127}
 _FLOAT = "train the float model that it was made from, and quantise that again"
@@ -90,6 +97,17 @@ def describe_halves(half: str) -> str:
     )
 
 
+def widen_weights(graph: Graph) -> Graph:
+    """Convert a graph whose weights are 16-bit floats to float32, in place, and warn that it is
+    trained so.
+    """
+    half = find_half_weights(graph)
+    if not half:
+        return graph
+    warnings.warn(describe_halves(half), ModelWarning, stacklevel=find_caller_level())
+    return widen_graph(graph)
+
+
 def widen_graph(graph: Graph) -> Graph:
     """Convert a graph from float16 to float32, inputs and outputs included, in place.
 
@@ -115,11 +133,20 @@ def widen_graph(graph: Graph) -> Graph:
     return widen_halves(graph)
 
 
+def keep_inside(graph: Graph) -> None:
+    """Let `narrow_graph` change only inputs and outputs, since float16 would lose small scales of
+    quantised values.
+    """
+    if _SINGLE in graph.metadata:
+        graph.metadata[_INSIDE] = "float32"
+
+
 def narrow_graph(graph: Graph, source: Graph) -> Graph:
     """Convert an inference graph back to 16-bit floats where the file had them that it comes from,
     in place.
 
-    A graph stays float32, and a warning says so, if their type cannot hold a parameter.
+    A graph stays float32, and a warning says so, if their type cannot hold a parameter.  After
+    `keep_inside` only inputs and outputs change.
 
     source: the evaluation graph, which knows what `widen_graph` has found.
 
@@ -129,6 +156,13 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
     if _SINGLE not in source.metadata:
         return graph
     single, half = set(json.loads(source.metadata[_SINGLE])), source.metadata.get(_HALF, "f16")
+    only_ends = _INSIDE in source.metadata
+    graph.metadata = {k: t for k, t in graph.metadata.items() if k not in _OWN}
+    if only_ends:
+        inputs = [n for n, t in graph.inputs.items() if t.dtype == "f32" and n not in single]
+        made = [n for n in graph.outputs if graph.types[n].dtype == "f32" and n not in single]
+        _narrow_ends(graph, single, half)
+        return cast_ends(graph, half, inputs, made)
     chosen = {n for n, a in graph.initializers.items() if a.dtype == np.float32} - single
     for name in sorted(chosen):
         most = np.abs(graph.initializers[name]).max(initial=0)
@@ -145,10 +179,15 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
     for node in graph.nodes:
         if node.outputs[0] not in single:
             node.attrs = {k: convert_attribute(k, v, "f32", half) for k, v in node.attrs.items()}
+    _narrow_ends(graph, single, half)
+    return graph
+
+
+def _narrow_ends(graph: Graph, single: Collection[str], half: str) -> None:
+    """Let inputs and outputs be 16-bit floats, except for these names; forget all other types."""
     graph.inputs = {n: t if n in single else _narrow(t, half) for n, t in graph.inputs.items()}
     kinds = {n: graph.types[n] for n in graph.outputs}
     graph.types = {n: t if n in single else _narrow(t, half) for n, t in kinds.items()}
-    return graph
 
 
 def _narrow(t: TensorType, half: str) -> TensorType:

@@ -18,7 +18,7 @@ from engine.graphs.ir.symbols import Inferred, list_symbols, rename
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.offline.parameters import list_parameters
-from engine.graphs.offline.precision import describe_halves, find_half_weights, tell
+from engine.graphs.offline.precision import describe_halves, find_half_weights, tell, widen_graph
 from engine.graphs.offline.untrained import advise
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
@@ -98,13 +98,14 @@ def check_support(model: onnx_io.Model) -> SupportTable:
     Raises:
         FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
     """
-    graph = name_nodes(onnx_io.load(model, widens=True))
+    graph = name_nodes(onnx_io.load(model))
+    half = find_half_weights(graph)
+    graph = widen_graph(graph) if half else graph
     paths = Paths.of(graph.metadata)
     table = SupportTable(
         replace(row, module=paths.find_module(row.node)) for row in _check_graph(graph)
     )
     told = tell(graph, list_parameters(graph))
-    half = find_half_weights(graph)
     more = (describe_halves(half),) if half else ()
     table.notes = (*graph.notes, *([told] if told else ()), *more)
     return table

@@ -136,8 +136,7 @@ def make_artifacts(
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
         if t.dtype not in FLOATS:
-            advice = "; Trainer.from_onnx trains it as f32" if t.dtype == "f16" else ""
-            raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64{advice}")
+            raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64")
     infer(forward)
     before, outputs = set(forward.list_values()), [*forward.outputs]
     made = outputs if build_loss is None else [build_loss(forward)]

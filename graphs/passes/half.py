@@ -15,7 +15,6 @@ from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 
-_HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
 MAY_ADD = add_by_table({"": "Cast"})  # for any ops in the graph
 
 
@@ -31,25 +30,30 @@ def replace_halves(graph: Graph) -> Graph:
     """
     if not has_halves(graph) or all(map(_takes_halves, graph.nodes)):
         return graph
-    names = Names(graph)
-    before: list[Node] = []
-    inner: dict[str, str] = {}
-    for name, t in graph.inputs.items():
-        if t.dtype == "f16":
-            inner[name] = names.take_fresh(f"{name}/single")
-            title = names.take_fresh(f"{name}/Cast")
-            before.append(Node("Cast", (name,), (inner[name],), {"to": _SINGLE}, "", title))
-    after: list[Node] = []
     makers = graph.find_producers()
-    for name in _list_half_outputs(graph):
-        if name in makers:
-            inner[name] = names.take_fresh(f"{name}/single")
-            title = names.take_fresh(f"{name}/Cast")
-            after.append(Node("Cast", (inner[name],), (name,), {"to": _HALF}, "", title))
+    inputs = [name for name, t in graph.inputs.items() if t.dtype == "f16"]
+    outputs = [name for name in _list_half_outputs(graph) if name in makers]
+    return cast_ends(widen_halves(graph, outputs), "f16", inputs, outputs)
+
+
+def cast_ends(graph: Graph, half: str, inputs: Collection[str], outputs: Collection[str]) -> Graph:
+    """Let nodes read and make float32 where inputs and outputs are 16-bit floats, in place.
+
+    Before   y = Exp(x)
+    After    x' = Cast(x) f32; y' = Exp(x'); y = Cast(y') f16
+    """
+    names = Names(graph)
+    inner = {name: names.take_fresh(f"{name}/single") for name in (*inputs, *outputs)}
+
+    def cast(source: str, made: str, title: str, to: str) -> Node:
+        fresh = names.take_fresh(f"{title}/Cast")
+        return Node("Cast", (source,), (made,), {"to": ONNX_CODE[to]}, "", fresh)
+
+    before = [cast(name, inner[name], name, "f32") for name in inputs]
+    after = [cast(inner[name], name, name, half) for name in outputs]
     for node in graph.nodes:
         node.inputs = tuple(inner.get(i, i) for i in node.inputs)
         node.outputs = tuple(inner.get(o, o) for o in node.outputs)
-    widen_halves(graph, {o for n in after for o in n.outputs})
     graph.nodes = [*before, *graph.nodes, *after]
     return graph
 

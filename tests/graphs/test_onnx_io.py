@@ -392,8 +392,8 @@ def string_input(m: ModelProto) -> None:
     m.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
 
 
-def bfloat16(m: ModelProto) -> None:
-    m.graph.initializer[0].data_type = TensorProto.BFLOAT16
+def complex64(m: ModelProto) -> None:
+    m.graph.initializer[0].data_type = TensorProto.COMPLEX64
 
 
 def unknown_rank(m: ModelProto) -> None:
@@ -467,7 +467,7 @@ def no_operator(m: ModelProto) -> None:
             DTypeError,
             "input 'x': element type string, read by MatMul 'mm'; supported: Cast",
         ),
-        (bfloat16, DTypeError, "initializer 'w': element type bfloat16; supported: f32"),
+        (complex64, DTypeError, "initializer 'w': element type complex64; supported: f32"),
         (unknown_rank, ModelError, "input 'x' has no shape: export the model with one"),
         (sequence_of_strings, DTypeError, "input 'x': sequence_type; supported: tensors"),
         (short_tensor, ModelError, r"initializer 'w': malformed tensor of shape \[3, 400\]"),

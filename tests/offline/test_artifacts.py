@@ -596,13 +596,10 @@ def test_names_of_the_artifacts_are_reserved(tmp_path: Path) -> None:
         generate_artifacts(proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
 
 
-@pytest.mark.parametrize(("dtype", "text"), [(np.float16, "f16"), (np.int64, "i64")])
-def test_parameters_that_cannot_be_trained(dtype: Any, text: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        DTypeError, match=rf"requires_grad: 'w' is {text}\[2\]; supported: f32, f64"
-    ):
+def test_parameters_that_cannot_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(DTypeError, match=r"requires_grad: 'w' is i64\[2\]; supported: f32, f64"):
         generate_artifacts(
-            bias([2], [1, 2], dtype), ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path
+            bias([2], [1, 2], np.int64), ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path
         )
 
 

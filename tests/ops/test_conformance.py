@@ -19,7 +19,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
 from engine import backend
-from engine.base.element_types import ELEMENT_TYPES, OF_ONNX
+from engine.base.element_types import ELEMENT_TYPES
 from engine.errors import EngineError
 from engine.graphs.io import reference
 from engine.tools.dev import cases as case_files
@@ -35,7 +35,7 @@ from tests.support.node_tests import (
 from tests.support.places import DOCS
 
 REPORT = DOCS / "conformance.md"
-NUMERIC = {ELEMENT_TYPES[name].onnx_name for name in OF_ONNX.values()}
+NUMERIC = {kind.onnx_name for kind in ELEMENT_TYPES.values()}
 
 
 def kinds(case: TestCase) -> set[str]:
@@ -120,7 +120,7 @@ def report(passed: list[str], refused: dict[str, str]) -> str:
         f"{onnx.__version__}.",
         "",
         f"Of {len(list_cases())} node tests of the default domain {len(passed)} pass; on numeric "
-        f"tensors (bool, integers, float16, float32, float64) "
+        f"tensors (bool, integers, bfloat16, float16, float32, float64) "
         f"{len(numeric.intersection(passed))} of "
         f"{len(numeric)}, which is {share:.1%}. The last column says where the gradient is checked "
         "against finite differences.",

@@ -13,44 +13,17 @@ from onnx import TensorProto, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from engine import Trainer
-from engine.artifacts import generate_artifacts
 from engine.base.element_types import round_to_bfloats, widen_bfloats
 from engine.errors import DTypeError, ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.precision import tell
 from engine.graphs.offline.support import check_support
 from engine.tools import cli
-from tests.support.halves import round_to_half
+from tests.support.halves import make_bfloats, make_halved, round_to_half
 from tests.support.product_calls import store_as
 from tests.support.tiny import LABELS, X, forward, read_values
 
 TENTH = np.array(0.1, np.float32)
-
-
-def halved() -> onnx.ModelProto:
-    """The tiny model in float16, inputs and outputs included."""
-    proto = forward()
-    for t in proto.graph.initializer:
-        t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float16), t.name))
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    return proto
-
-
-def bfloats(*, as_bytes: bool = True) -> onnx.ModelProto:
-    """The tiny model in bfloat16, inputs and outputs included; as_bytes: how its weights are."""
-    proto = forward()
-    for t in proto.graph.initializer:
-        bits = store_as(numpy_helper.to_array(t), "bf16")
-        made = TensorProto(name=t.name, data_type=TensorProto.BFLOAT16, dims=t.dims)
-        if as_bytes:
-            made.raw_data = bits.tobytes()
-        else:
-            made.int32_data.extend(bits.reshape(-1).tolist())
-        t.CopyFrom(made)
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.BFLOAT16
-    return proto
 
 
 def rounded(half: str = "f16") -> onnx.ModelProto:
@@ -106,7 +79,7 @@ def static() -> onnx.ModelProto:
 
 def test_a_model_of_half_floats_trains_as_one_of_float32() -> None:
     with pytest.warns(ModelWarning, match="are float16: they are trained as float32"):
-        trainer = Trainer.from_onnx(halved(), "cross_entropy", threads=1)
+        trainer = Trainer.from_onnx(make_halved(), "cross_entropy", threads=1)
     other = Trainer.from_onnx(rounded(), "cross_entropy", threads=1)
     assert trainer.step(X, LABELS) == other.step(X, LABELS)
     assert read_values(trainer) == read_values(other)
@@ -115,7 +88,7 @@ def test_a_model_of_half_floats_trains_as_one_of_float32() -> None:
 
 @pytest.mark.parametrize("as_bytes", [True, False])
 def test_a_model_of_bfloats_trains_as_one_of_float32(as_bytes: bool) -> None:
-    proto = bfloats(as_bytes=as_bytes)
+    proto = make_bfloats(as_bytes=as_bytes)
     before = proto.SerializeToString()
     with pytest.warns(ModelWarning, match="are bfloat16: they are trained as float32"):
         trainer = Trainer.from_onnx(proto, "cross_entropy", threads=1)
@@ -128,7 +101,7 @@ def test_a_model_of_bfloats_trains_as_one_of_float32(as_bytes: bool) -> None:
 
 def test_an_export_of_bfloats_is_of_bfloats(tmp_path: Path) -> None:
     """Except for the parts that were float32: `wide` and the value that is cast to it."""
-    proto = bfloats()
+    proto = make_bfloats()
     for name, source, to in (("up", "scores", "FLOAT"), ("y", "bent", "BFLOAT16")):
         proto.graph.node.add(op_type="Cast", input=[source], output=[name], name=name)
         code = TensorProto.DataType.Value(to)
@@ -177,13 +150,8 @@ def test_bfloats_are_rounded_to_nearest_and_widened_exactly() -> None:
     assert np.isnan(widen_bfloats(round_to_bfloats(odd))).all()
 
 
-def test_bfloats_are_refused_with_a_way_to_train_them(tmp_path: Path) -> None:
-    text = "element type bfloat16; supported: .*; Trainer.from_onnx trains it as float32"
-    with pytest.raises(DTypeError, match=text):
-        generate_artifacts(bfloats(), ["head.bias"], artifact_directory=tmp_path)
-    onnx.save(bfloats(), tmp_path / "model.onnx")
-    assert any("are bfloat16" in note for note in check_support(tmp_path / "model.onnx").notes)
-    proto = bfloats()
+def test_a_model_of_both_types_is_refused() -> None:
+    proto = make_bfloats()
     half = numpy_helper.from_array(np.ones(3, np.float16), "half")
     proto.graph.initializer.append(half)
     with pytest.raises(DTypeError, match="both float16 and bfloat16"), pytest.warns(ModelWarning):
@@ -192,7 +160,7 @@ def test_bfloats_are_refused_with_a_way_to_train_them(tmp_path: Path) -> None:
 
 def test_an_export_is_of_the_type_of_the_file(tmp_path: Path) -> None:
     """Also where a part of the model is float32: `wide` and what is cast to it."""
-    proto = halved()
+    proto = make_halved()
     proto.graph.node.add(op_type="Cast", input=["scores"], output=["up"], name="up").attribute.add(
         name="to", type=onnx.AttributeProto.INT, i=TensorProto.FLOAT
     )
@@ -227,17 +195,12 @@ def test_an_export_is_of_the_type_of_the_file(tmp_path: Path) -> None:
 
 
 def test_the_command_trains_half_floats_too(tmp_path: Path) -> None:
-    onnx.save(halved(), tmp_path / "half.onnx")
+    onnx.save(make_halved(), tmp_path / "half.onnx")
     words = ["artifacts", str(tmp_path / "half.onnx"), "--out", str(tmp_path / "made")]
     with pytest.warns(ModelWarning, match="are float16"):
         assert cli.invoke([*words, "--loss", "cross_entropy"]) == 0
     assert Trainer(tmp_path / "made", threads=1).step(X, LABELS) > 0
     assert any("are float16" in note for note in check_support(tmp_path / "half.onnx").notes)
-
-
-def test_parameters_of_half_floats_by_name_tell_who_trains_them(tmp_path: Path) -> None:
-    with pytest.raises(DTypeError, match=r"is f16\[3\].*; Trainer.from_onnx trains it as f32"):
-        generate_artifacts(halved(), ["head.bias"], artifact_directory=tmp_path)
 
 
 def test_a_dynamically_quantised_model_says_what_trains() -> None:

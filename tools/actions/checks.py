@@ -81,7 +81,7 @@ def check_path(
     """
     if path.is_dir():
         return _of_artifacts(path, asked, str(path), progress, opened)
-    graph = onnx_io.load(path, widens=True)
+    graph = onnx_io.load(path)
     with tempfile.TemporaryDirectory() as folder:
         try:
             progress.say(f"making {path} trainable")

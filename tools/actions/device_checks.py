@@ -156,7 +156,7 @@ def _write_artifacts(
     source: Path, made: TrainingChoices, folder: Path, update: SparseUpdate | None
 ) -> None:
     """Write the artifacts of a forward model."""
-    recipe = make_recipe(onnx_io.load(source, widens=True), made)
+    recipe = make_recipe(onnx_io.load(source), made)
     if update is not None:
         recipe = replace(recipe, options=RecipeOptions(update=update))
     folder.mkdir()

@@ -126,11 +126,14 @@ def _measure(
     sessions: Sequence[Session], data: Dataset, batch_size: int, names: Sequence[str]
 ) -> tuple[dict[str, tuple[float, float]], float]:
     """Return the metrics of both models, and the strength of the output over their difference."""
-    (inputs, output) = ([each.name for each in sessions[0].get_inputs()], sessions[0].get_outputs())
+    inputs = [each.name for each in sessions[0].get_inputs()]
+    halves = {each.name for each in sessions[0].get_inputs() if each.type == "tensor(float16)"}
+    output = sessions[0].get_outputs()
     metrics: list[list[Any]] = []
     strength = change = 0.0
     for arrays in _read_batches(data, inputs, batch_size):
         feed = dict(zip(inputs, arrays, strict=False))
+        feed |= {name: feed[name].astype(np.float16) for name in halves}
         results = [session.run(None, feed) for session in sessions]
         first, second = (result[0].astype(np.float64) for result in results)
         strength += float(np.square(first).sum())

@@ -175,7 +175,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     if isinstance(source, Architecture):
         config, dataset, forward = _build_model(config, source, lines.append)
     else:
-        graph = onnx_io.load(source, widens=True)
+        graph = onnx_io.load(source)
         name, feature = next(iter(graph.inputs.items()))
         config, dataset = _settle(config, feature, {})
         check_sample(dataset, name, feature)
