@@ -207,7 +207,9 @@ def run_ops(path: Path, folder: Path) -> Files:
 
 
 def run_profile(path: Path, folder: Path) -> Files:
-    call("profile", "--inference", path, "--batch", 8, "--threads", 1)
+    words = ("--batch", 8, "--threads", 1, "--repeats", 1)
+    call("profile", "--inference", path, *words)
+    call("profile", path, *words)
     return []
 
 

@@ -42,7 +42,7 @@ def profile(
         return _profile_artifacts(path, batch, shapes or {}, threads, repeats, progress)
     with tempfile.TemporaryDirectory() as made:
         progress.say(f"making {path} trainable")
-        make_trainable(path, onnx_io.load(path, widens=True), TrainingChoices(), Path(made))
+        make_trainable(path, onnx_io.load(path), TrainingChoices(), Path(made))
         return _profile_artifacts(Path(made), batch, shapes or {}, threads, repeats, progress)
 
 
