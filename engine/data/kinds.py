@@ -241,11 +241,13 @@ class _Tables(Kind):
     def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         from engine.data.tables import Table
 
-        if "target" not in asked.options:
-            raise InputError(
-                f'{_PLACE}: target is missing: the column to predict, several, or "" for none'
-            )
         options = dict(asked.options)
+        if "target" not in options:
+            names = _list_columns(path, options)
+            raise InputError(
+                f"{path}: which column is to be predicted?  Give --label NAME, or target in "
+                f'{_PLACE}: a name, several, or "" for none; the columns are {names}'
+            )
         given = options.pop("target")
         given = arguments.check_names(
             f"{_PLACE}: target", [given] if isinstance(given, str) else given
@@ -284,6 +286,15 @@ class _Tables(Kind):
         from engine.data.preparation import Preparation
 
         return {"preparation": Preparation.load(folder / "preparation.json")}
+
+
+def _list_columns(path: Path, options: Mapping[str, Any]) -> str:
+    """Return the names of the columns of a file, for a message."""
+    from engine.data.csv_file import read
+
+    form = options.get("delimiter", ","), options.get("encoding", "utf-8")
+    names = read(path, *form, header=options.get("header", True)).names
+    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
 
 
 def _find_preparation(training: Dataset) -> Preparation:

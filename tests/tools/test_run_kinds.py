@@ -152,7 +152,8 @@ def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "[data.options]: target is missing: the column to predict"),
+        ([], "which column is to be predicted?  Give --label NAME"),
+        ([], "the columns are 'width', 'height', 'color', 'area'"),
         (["--label", "aera"], "'aera'"),
         (["--label", "area", "--set", "data.options.missing=skip"], "expected one of"),
         (

@@ -155,7 +155,10 @@ def measure(
     """
     for name in names:
         if name not in WORKLOADS:
-            raise InputError(f"no workload {name!r}{suggest_nearest(name, WORKLOADS)}")
+            raise InputError(
+                f"no workload {name!r}{suggest_nearest(name, WORKLOADS)}; `edgegrad bench --list` "
+                "names them, and `edgegrad profile MODEL` measures a training step of any model"
+            )
     kernels = source.choose_current()
     limits = {n: roofline.measure(n, kernels.resolve).flops for n in threads}
     about = machine.describe(kernels.name)
