@@ -81,7 +81,11 @@ class Arrays(Dataset):
             lengths_text = ", ".join(
                 f"{name_field(self.names, i)} has {length}" for i, length in enumerate(lengths)
             )
-            raise ShapeError(f"arrays of different lengths: {lengths_text}")
+            is_whole_file = self.origin and self.names and arrays is None
+            hint = "; data.options.arrays (in Python arrays=) names those to read"
+            raise ShapeError(
+                f"arrays of different lengths: {lengths_text}{hint if is_whole_file else ''}"
+            )
         if not lengths[0]:
             raise InputError("no samples: the arrays have length 0")
         self._encode_labels()

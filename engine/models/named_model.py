@@ -141,9 +141,11 @@ def _find_shape(
             )
     is_rows = kind.takes("hidden") and kind.answers != "input"  # any shape becomes a row
     if not shape or (len(shape) != len(kind.shape) and not is_rows):
+        is_grey = len(kind.shape) == 3 and len(shape) == 2
+        hint = "; x[:, None] gives pictures an axis of one channel" if is_grey else ""
         raise ShapeError(
             f"{kind.name}: a sample is {list(shape)}; expected {len(kind.shape)} axes, as "
-            f"{list(kind.shape)}"
+            f"{list(kind.shape)}{hint}"
         )
     if any(isinstance(size, int) and size < 1 for size in shape):
         raise ShapeError(f"{kind.name}: a sample is {list(shape)}; expected sizes of 1 or more")
@@ -161,7 +163,11 @@ def _find_shape(
             )
         is_words = kind.takes("words")
         if (sample.dtype.kind in "iu") != is_words:
-            wanted = "whole numbers, one for each word" if is_words else "numbers of floating point"
+            wanted = (
+                "whole numbers, one for each word"
+                if is_words
+                else "numbers of floating point, such as x.astype(np.float32) / 255 of pictures"
+            )
             raise DTypeError(f"{kind.name}: samples are {sample.dtype}; expected {wanted}")
     return shape
 
