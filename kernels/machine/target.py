@@ -147,7 +147,9 @@ INSTRUCTION_SETS = {
     "sse": InstructionSet(_X86, 16, 6, 2, fma=False, prefetch=True, unroll=True),
     "neon": InstructionSet(("aarch64", "arm64"), 16, 8, 2, by_lane=True),
     "neon32": InstructionSet(("armv7", "armv7a"), 16, 6, 2, features="+neon,+vfp4"),
-    "vfp": InstructionSet(("armv6", "thumbv7em", "thumbv8.1m.main"), 16, 4, 1, fma=False),
+    "vfp": InstructionSet(
+        ("armv6", "thumbv7em", "thumbv8m.main", "thumbv8.1m.main"), 16, 4, 1, fma=False
+    ),
     "rv64": InstructionSet(("riscv64",), 16, 6, 1, abi="lp64d", features="+m,+a,+f,+d,+c"),
     "rv32": InstructionSet(("riscv32",), 16, 6, 1, abi="ilp32f", features="+m,+a,+f,+c"),
     "wasm": InstructionSet(("wasm32",), 16, 4, 2, fma=False, features="+simd128"),

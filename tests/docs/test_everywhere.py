@@ -21,7 +21,8 @@ MACHINES = {"x86_64": "x86-64", "aarch64": "AArch64", "arm": "ARMv6 and ARMv7",
             "riscv64": "RISC-V 64"}  # fmt: skip
 MODULES = ("WebAssembly, WASI", "WebAssembly, Node.js", "WebAssembly, browsers")
 BARE = {
-    "cortex-m4": "Cortex-M4F and M7", "cortex-m7": "Cortex-M4F and M7",
+    "cortex-m4": "Cortex-M4F, M7 and M33", "cortex-m7": "Cortex-M4F, M7 and M33",
+    "cortex-m33": "Cortex-M4F, M7 and M33",
     "cortex-m55": "Cortex-M55 and M85", "cortex-m85": "Cortex-M55 and M85",
     "generic-rv32": "RV32IMAFC",
 }  # fmt: skip

@@ -151,9 +151,12 @@ def test_a_core_and_features_decide_vectors_and_products(
         ({"triple": "aarch64-unknown-freebsd"}, "the system is none of linux"),
         ({"name": "pi4", "triple": "x86_64-unknown-linux-gnu"}, "are two targets"),
         (
-            {"name": "cortex-m7", "cpu": "cortex-m33"},
-            "core cortex-m33: bare metal is for",
+            {"name": "cortex-m7", "cpu": "cortex-m23"},
+            "core cortex-m23: bare metal is for",
         ),
+        ({"name": "generic"}, "unknown target 'generic'"),
+        ({"name": "ESP32-S3"}, "this chip has Xtensa cores"),
+        ({"name": "rp2040"}, "no instructions for floating point; the smallest cores .* cortex-m4"),
         ({"name": "pi4", "cpu": "haswell"}, "'haswell' is not a recognized processor"),
         ({"triple": "x86_64-linux-gnu", "cpu": "cortex-a72"}, "'cortex-a72' is not a recog"),
         ({"name": "pi4", "features": "+avx2"}, "'\\+avx2' is not a recognized feature"),
@@ -162,6 +165,29 @@ def test_a_core_and_features_decide_vectors_and_products(
 def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         resolve(**words)
+
+
+@pytest.mark.parametrize(
+    ("name", "triple", "cpu"),
+    [
+        ("rpi5", "aarch64-unknown-linux-gnu", "cortex-a76"),
+        ("Raspberry Pi 5", "aarch64-unknown-linux-gnu", "cortex-a76"),
+        ("x86_64", "x86_64-unknown-linux-gnu", "cascadelake,x86-64-v4,x86-64-v3,x86-64-v2"),
+        ("pico2", "thumbv8m.main-none-unknown-eabihf", "cortex-m33"),
+        ("neoverse-n1", "aarch64-unknown-linux-gnu", "neoverse-n1"),
+        ("znver4", "x86_64-unknown-linux-gnu", "znver4"),
+        ("apple-m2", "arm64-apple-macosx11.0.0", "apple-m2"),
+    ],
+)
+def test_boards_and_processors_are_targets(name: str, triple: str, cpu: str) -> None:
+    platform = resolve(name)
+    assert (platform.target.triple, platform.cpus) == (triple, cpu)
+
+
+def test_names_of_targets_differ_in_letters_and_digits() -> None:
+    folded = ["".join(filter(str.isalnum, name.lower())) for name in (*TARGETS, *ALIASES)]
+    assert len({*folded}) == len(folded)
+    assert {*ALIASES.values()} <= {*TARGETS}
 
 
 @pytest.mark.parametrize("name", ["native", *LINKED])

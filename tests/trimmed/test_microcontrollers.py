@@ -26,16 +26,24 @@ from tests.support.places import DRIVERS, GOLDENS
 from tests.support.shown import shows
 
 QEMU = "qemu-system-arm"
-BOARDS = {"cortex-m7": "mps2-an500", "cortex-m4": "mps2-an386"}
+# qemu's boards, and the addresses of their flash and RAM.
+BOARDS = {
+    "cortex-m7": ("mps2-an500", "0", "0x20000000"),
+    "cortex-m4": ("mps2-an386", "0", "0x20000000"),
+    "cortex-m33": ("mps2-an505", "0x10000000", "0x38000000"),
+    "cortex-m55": ("mps3-an547", "0", "0x20000000"),
+}
 BARE = [name for name in TARGETS if resolve(name).is_bare]
 STEPS = 4
 # Functions of a compiler's own library that archives need: double precision and divisions,
 # for which these CPUs have no instructions.
+DOUBLES = {
+    "__aeabi_d2f", "__aeabi_dadd", "__aeabi_dcmpeq", "__aeabi_ddiv", "__aeabi_dmul",
+    "__aeabi_dsub", "__aeabi_f2d",
+}  # fmt: skip
 COMPILER = {
-    "cortex-m4": {
-        "__aeabi_d2f", "__aeabi_dadd", "__aeabi_dcmpeq", "__aeabi_ddiv", "__aeabi_dmul",
-        "__aeabi_dsub", "__aeabi_f2d",
-    },
+    "cortex-m4": DOUBLES,
+    "cortex-m33": DOUBLES,
     "rv32imafc": {
         "__adddf3", "__divdf3", "__extendsfdf2", "__floatdisf", "__muldf3", "__nedf2", "__subdf3",
         "__truncdfsf2", "__udivdi3",
@@ -84,10 +92,13 @@ def make_firmware(case: str, target: str, batch: int, folder: Path) -> Path:
     numbers = ",".join(map(str, (folder / "checkpoint").read_bytes()))
     text = f"static const unsigned char checkpoint[] = {{{numbers}}};\n"
     (folder / "checkpoint.h").write_text(text)
+    _, flash, ram = BOARDS[target]
+    memory = (DRIVERS / "firmware.ld").read_text().replace("FLASH_BEGIN", flash)
+    (folder / "firmware.ld").write_text(memory.replace("RAM_BEGIN", ram))
     return link(
         [], [DRIVERS / "firmware.c"], options.platform, folder / "firmware.elf",
         kind="executable", include=[folder], size=True, threads=False, freestanding=True,
-        flags=["-T", str(DRIVERS / "firmware.ld"), str(folder / "libmnist.a")],
+        flags=["-T", str(folder / "firmware.ld"), str(folder / "libmnist.a")],
     )  # fmt: skip
 
 
@@ -98,17 +109,20 @@ def make_firmware(case: str, target: str, batch: int, folder: Path) -> Path:
     [
         ("mlp", "cortex-m7", 8),
         ("mlp", "cortex-m4", 8),
+        ("mlp", "cortex-m33", 8),
+        ("mlp", "cortex-m55", 8),
         ("autoencoder", "cortex-m7", 1),
         ("ds_cnn", "cortex-m7", 1),
     ],
 )
-@shows("C", "Cortex-M4F and M7", "emulated")
+@shows("C", "Cortex-M4F, M7 and M33", "emulated")
+@shows("C", "Cortex-M55 and M85", "emulated")
 def test_a_board_trains_as_this_machine_does(
     case: str, target: str, batch: int, tmp_path: Path
 ) -> None:
     """With no system and no library, in static memory: losses equal this machine's to rounding."""
     program = make_firmware(case, target, batch, tmp_path / "board")
-    words = [QEMU, "-M", BOARDS[target], "-nographic", "-semihosting", "-kernel", str(program)]
+    words = [QEMU, "-M", BOARDS[target][0], "-nographic", "-semihosting", "-kernel", str(program)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -122,7 +136,6 @@ def test_a_board_trains_as_this_machine_does(
 
 @pytest.mark.skipif(not shutil.which(NM), reason=f"needs {NM}")
 @pytest.mark.parametrize("target", BARE)
-@shows("C", "Cortex-M55 and M85", "made")
 @shows("C", "RV32IMAFC", "made")
 def test_an_archive_needs_at_most_its_compilers_arithmetic(target: str, tmp_path: Path) -> None:
     build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve(target), [8]))

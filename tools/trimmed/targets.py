@@ -157,6 +157,7 @@ _SYSTEMS = {
 _BARE_CORES = {
     "cortex-m4": "freestanding-eabihf -mcpu=cortex_m4+vfp4d16sp",
     "cortex-m7": "freestanding-eabihf -mcpu=cortex_m7+fp_armv8d16",
+    "cortex-m33": "freestanding-eabihf -mcpu=cortex_m33+fp_armv8d16sp",
     "cortex-m55": "freestanding-eabihf -mcpu=cortex_m55+fp_armv8d16",
     "cortex-m85": "freestanding-eabihf -mcpu=cortex_m85+fp_armv8d16",
     "generic-rv32": "freestanding -mcpu=generic_rv32+m+a+f+c -mabi=ilp32f",
@@ -165,6 +166,7 @@ _BARE_CORES = {
 _BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
 _BARE = "thumbv7em-none-unknown-eabihf"
+_BARE_8 = "thumbv8m.main-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
 _X86_64, _ARM64 = "cascadelake,x86-64-v4,x86-64-v3,x86-64-v2", "cortex-a76,generic"
 # name -> (triple, LLVM CPUs, LLVM features or None for its set's, instruction set)
@@ -193,20 +195,48 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "wasm32": ("wasm32-unknown-wasi", "generic", None, "wasm"),
     "cortex-m4": (_BARE, "cortex-m4", "", "vfp"),
     "cortex-m7": (_BARE, "cortex-m7", "", "vfp"),
+    "cortex-m33": (_BARE_8, "cortex-m33", "", "vfp"),
     "cortex-m55": (_BARE_8_1, "cortex-m55", "", "vfp"),
     "cortex-m85": (_BARE_8_1, "cortex-m85", "", "vfp"),
     "rv32imafc": ("riscv32-unknown-none-elf", "generic-rv32", None, "rv32"),
 }
-ALIASES = {
-    "pi1": "raspberrypi1", "pi2": "raspberrypi2", "pi3": "raspberrypi3", "pi4": "raspberrypi4",
-    "pi5": "raspberrypi5", "raspberrypizero": "raspberrypi1", "zero": "raspberrypi1",
-    "zero2": "raspberrypizero2", "armv6": "raspberrypi1", "armv7": "raspberrypi2",
-    "ios-aarch64": "ios-arm64", "macos-aarch64": "macos-arm64",
+# Other names of targets: of boards, chips and systems.
+_OTHER_NAMES = {
+    "raspberrypi1": "pi1 rpi1 zero raspberrypizero armv6",
+    "raspberrypi2": "pi2 rpi2 armv7",
+    "raspberrypi3": "pi3 rpi3",
+    "raspberrypi4": "pi4 rpi4",
+    "raspberrypi5": "pi5 rpi5",
+    "raspberrypizero2": "zero2 zero2w",
+    "aarch64": "arm64 armv8 jetson graviton",
+    "x86-64": "x64 amd64",
+    "android-aarch64": "android android-arm64",
+    "ios-arm64": "ios ios-aarch64",
+    "macos-arm64": "macos macos-aarch64",
+    "windows-x86_64": "windows windows-x64",
+    "riscv64": "riscv",
+    "wasm32": "wasm",
+    "cortex-m4": "stm32f4 nrf52840 nano33ble",
+    "cortex-m7": "stm32f7 stm32h7 teensy4 portenta",
+    "cortex-m33": "rp2350 pico2 nrf5340 stm32u5",
+    "rv32imafc": "esp32-p4",
+}
+ALIASES = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
+_XTENSA = "has Xtensa cores, for which LLVM here cannot compile"
+_NO_FLOATS = (
+    "has no instructions for floating point; the smallest cores that train are cortex-m4 and "
+    "rv32imafc"
+)
+# Chips that people ask for, and why nothing can be built for them.
+_REFUSED = {
+    "esp32": _XTENSA, "esp32-s2": _XTENSA, "esp32-s3": _XTENSA,
+    "esp32-c3": _NO_FLOATS, "esp32-c6": _NO_FLOATS, "rp2040": _NO_FLOATS, "pico": _NO_FLOATS,
+    "cortex-m0": _NO_FLOATS, "cortex-m0+": _NO_FLOATS, "cortex-m3": _NO_FLOATS,
 }  # fmt: skip
 
 
 def names() -> list[str]:
-    """Return every name that `resolve` accepts."""
+    """Return the names of targets that `resolve` accepts, besides those of processors."""
     return ["native", *TARGETS, *ALIASES]
 
 
@@ -215,7 +245,8 @@ def resolve(
 ) -> Platform:
     """Return the platform of a target.
 
-    name: a name of `names()`.
+    name: a name of `names()`, with or without blanks, hyphens and capitals; or LLVM's name of a
+        processor, which runs Linux, or macOS if it is Apple's.
     triple: an LLVM triple, instead of a name other than `native`.
     cpu: LLVM's name of the CPU, or several names with commas, the best first, instead of the
         target's own.
@@ -237,14 +268,42 @@ def resolve(
         features = target.features if features is None else features
         each = (cpu or target.cpu).split(",")
         return _take_cpus(platform, [replace(target, cpu=name, features=features) for name in each])
-    row = TARGETS.get(ALIASES.get(name, name))
+    known = {_fold(each): each for each in (*TARGETS, *ALIASES)}.get(_fold(name), name)
+    row = TARGETS.get(ALIASES.get(known, known)) or _find_processor(name)
     if row is None:
-        raise EngineError(
-            f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: "
-            f"{', '.join(names())}"
-        )
+        raise EngineError(_refuse(name))
     of_row = row[2] if features is None else features
-    return _of_triple(name, row[0], cpu or row[1], of_row, row[3], is_checked=is_known)
+    return _of_triple(known, row[0], cpu or row[1], of_row, row[3], is_checked=is_known)
+
+
+def _fold(name: str) -> str:
+    """Return the letters and digits of a name, in lower case."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _find_processor(name: str) -> tuple[str, str, str, str] | None:
+    """Return the row of a processor that LLVM knows by a name, as in `TARGETS`; otherwise None."""
+    if name == "generic":  # of any architecture
+        return None
+    systems = ("macos-arm64",) if name.startswith("apple-") else ("aarch64", "x86-64")
+    for triple, _, _, instructions in map(TARGETS.__getitem__, systems):
+        try:
+            _check_core(make(triple, name, "", instructions))
+        except EngineError:
+            continue
+        return triple, name, "", instructions
+    return None
+
+
+def _refuse(name: str) -> str:
+    """Return the reason why there is no target of a name."""
+    chips = {_fold(chip): why for chip, why in _REFUSED.items()}
+    if why := chips.get(_fold(name)):
+        return f"target {name!r}: this chip {why}"
+    return (
+        f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: {', '.join(TARGETS)}; "
+        "`edgegrad targets` lists their other names; processors have LLVM's names, as cortex-a76"
+    )
 
 
 # LLVM writes what it does not know to the standard error, and goes on without it.
