@@ -6,6 +6,7 @@ session = edgegrad.Session("trained.onnx")
 
 from __future__ import annotations
 
+from engine.training.decoder import Decoder
 from engine.training.inference import NodeArg, Session
 
-__all__ = ["NodeArg", "Session"]
+__all__ = ["Decoder", "NodeArg", "Session"]

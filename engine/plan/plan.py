@@ -29,6 +29,9 @@ RATE, COUNT, CHECK, DONE = "#learning_rate", "#step", "#check_finite", "#updated
 # The factor of the loss in the backward pass, an input of plans that scale it.
 LOSS_SCALE = "#loss_scale"
 
+# The rows of each sample's caches that earlier runs have filled, an input of steps of decoders.
+FILLED = "#filled"
+
 # How a step uses an argument: it reads, writes, updates (reads and writes) it, or has it as scratch
 # memory; "-" means no argument.
 Mode = Literal["r", "w", "u", "s", "-"]

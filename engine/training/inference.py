@@ -20,6 +20,7 @@ from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.checkpoint.storage import Checkpoint
 from engine.runtime.program import BoundProgram
 from engine.system import config
+from engine.training.decoder import Decoder
 from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -166,7 +167,7 @@ def open_model(source: ModelSource | Any, threads: int | None = None) -> Model:
     return model
 
 
-@check_arguments(repeats=AT_LEAST_1)
+@check_arguments(repeats=AT_LEAST_1, max_new_tokens=AT_LEAST_1)
 class Session:
     """A model for inference, with the names of `onnxruntime.InferenceSession`.
 
@@ -196,6 +197,7 @@ class Session:
         """Run the model that `find` returns at each call, with its state and its memory."""
         self._find = find
         self._calls = _Calls(find()[0])
+        self._idle: dict[int, Decoder] = {}  # of earlier calls of `generate`, by their batches
 
     def __repr__(self) -> str:
         declared = self._calls.model.interface.inputs
@@ -256,6 +258,66 @@ class Session:
             for name in out:
                 out[name][...] = outputs[name]
             return [out[name] if name in out else outputs[name].copy() for name in names]
+
+    def decoder(self, *, batch: int = 1, capacity: int | None = None) -> Decoder:
+        """Return a decoder, which continues texts token by token with their keys and values.
+
+        The model takes caches as exporters write them: inputs `past_key_values.0.key` [batch,
+        heads, past, width], ..., outputs `present.0.key`, ...
+
+        batch: the number of texts.
+        capacity: the largest number of tokens of a text; None if only memory limits it.
+
+        Raises:
+            InputError: the model has no such caches, or other inputs; the message names them.
+        """
+        return Decoder(self._find, batch=batch, capacity=capacity)
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        choose: Callable[[Array], Any] | None = None,
+    ) -> Array:
+        """Return the tokens by which a decoder continues texts, without the prompt.
+
+        The session keeps the caches for the next call with as many texts.
+
+        prompt: integers [tokens], or [batch, tokens] for texts of one length.
+        max_new_tokens: how many tokens are added at most.
+        stop: tokens that end a text.  Texts of a batch go on until each has had one.
+        choose: takes scores [batch, tokens] and returns a token for each text; by default the one
+            with the highest score.
+
+        Raises:
+            InputError, ShapeError, DTypeError, LabelError, UnsupportedOpError: as `decoder` and
+                `Decoder.append`.
+        """
+        ids = np.asarray(prompt)
+        batch = len(ids) if ids.ndim == 2 else 1
+        decoder = self._idle.pop(batch, None)
+        if decoder is None or decoder.is_stale:
+            decoder = self.decoder(batch=batch)
+        decoder.truncate(0)
+        scores = decoder.append(ids)
+        made, ended = list[Array](), np.zeros(batch, bool)
+        while True:
+            chosen = scores.argmax(-1) if choose is None else np.asarray(choose(scores))
+            if chosen.shape != (batch,):
+                raise ShapeError(
+                    f"choose returned the shape {list(chosen.shape)}; expected [{batch}], a token "
+                    "for each text"
+                )
+            made.append(chosen)
+            ended |= np.isin(chosen, list(stop))
+            if len(made) == max_new_tokens or ended.all():
+                break
+            scores = decoder.append(chosen)
+        self._idle[batch] = decoder
+        tokens: Array = np.stack(made, -1)
+        return tokens if ids.ndim == 2 else tokens[0]
 
     def profile(self, input_feed: Any, *, repeats: int = 20) -> Profile:
         """Measure where the time of an answer goes; see `engine.profiling.Profile`.

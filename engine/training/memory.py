@@ -48,7 +48,7 @@ class Memory:
     constants: the contents of region const by their digests.
     programs: the programs of the models' plans, the least recently used first; a key has all that
         decides a plan.
-    others: programs that live as long as the memory and have their own inputs and outputs.
+    others: programs with inputs and outputs of their own, which their owners keep.
     kernels: the kernel set of all programs.
     planning: the options of the plans; the budget does not count mapped bytes.
     scaling: the scaling of the loss in training steps, by default as the precision needs it; None
@@ -65,7 +65,7 @@ class Memory:
         self.files: tuple[MappedFile, ...] = ()
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], BoundProgram] = {}
-        self.others: list[BoundProgram] = []
+        self.others: weakref.WeakSet[BoundProgram] = weakref.WeakSet()
         self.planning = planning
         self.scaling = LossScale.choose(planning.precision)
         self.prepared: set[str] = set()

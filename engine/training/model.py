@@ -18,6 +18,7 @@ from engine.base.errors import ModelError, PlanError, StateError, UnknownValueEr
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.states import State, StateLayout, lay_out
+from engine.runtime.arena import Bytes
 from engine.runtime.program import BoundProgram
 from engine.system.config import switch
 from engine.system.preparation import preparing
@@ -28,7 +29,7 @@ from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model_file import ModelSource
 from engine.training.plan_cache import Records
-from engine.training.planning import GradientUse, Planners
+from engine.training.planning import Decoding, GradientUse, Planners
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -121,12 +122,23 @@ class Model(BoundModel):
         with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
             named = dict(zip(self.inputs, shapes, strict=True))
             plan, file = self._make_plan(named, values, update, is_part)
+        return self._bind_shared(plan, file)
+
+    @preparing()
+    def _bind_shared(self, plan: Plan, file: bytes | None) -> BoundProgram:
+        """Bind a plan with the inputs and outputs that all programs of the memory share."""
         self.memory.grow(plan, self.state)
-        shared = {**self.memory.get_regions(self.state), "io": self.memory.io}
+        return self._bind(plan, file, {"io": self.memory.io})
+
+    def _bind(self, plan: Plan, file: bytes | None, regions: Mapping[str, Bytes]) -> BoundProgram:
+        """Bind a plan to the memory, which it fits, and to more regions.
+
+        file: as of `BoundProgram`.
+        """
+        shared = {**self.memory.get_regions(self.state), **regions}
         resolve, constants = self.memory.kernels.resolve, self.memory.constants
         group = None if self.ranks is None else self.ranks.group
-        changes = self.state.changes
-        return BoundProgram(plan, resolve, shared, constants, file, group, changes)
+        return BoundProgram(plan, resolve, shared, constants, file, group, self.state.changes)
 
     def make_key(
         self,
@@ -152,6 +164,15 @@ class Model(BoundModel):
         """Return the program that is kept by a key of `make_key`; None if there is none.
 
         Raises:
+            StateError, FileError: as `require_values`.
+        """
+        self.require_values()
+        return self.memory.use_program(key)
+
+    def require_values(self) -> None:
+        """Check that all parameters and constants have the values that they should have.
+
+        Raises:
             StateError: a nominal state has no values yet.
             FileError: a file that holds constants has been changed.
         """
@@ -162,7 +183,6 @@ class Model(BoundModel):
                 "the state was made from a nominal checkpoint. "
                 "Please load the model parameters first."
             )
-        return self.memory.use_program(key)
 
     # --- plans
 
@@ -267,6 +287,37 @@ class Model(BoundModel):
             lambda: self.plan(shapes, values, update, is_part),
         )
 
+    def get_prompt_program(self, decoding: Decoding) -> BoundProgram:
+        """Return the program of a decoder for prompts; it is kept as `get_program` keeps it.
+
+        Raises:
+            EngineError: as `Planners.decode` and `require_values`.
+        """
+        key = (self.what, Decoding.what, self.selected, self.memory.planning, decoding)
+        program = self.find_program(key)
+        if program is None:
+            plan, file = self._plan_decoding(decoding)
+            program = self._bind_shared(plan, file)
+            self.memory.keep(key, program)
+        return program
+
+    def make_step_program(self, decoding: Decoding) -> BoundProgram:
+        """Return a new program of a decoder for steps; its inputs hold caches of its own.
+
+        Raises:
+            EngineError: as `Planners.decode`.
+        """
+        plan, _ = self._plan_decoding(decoding)
+        return self.load(plan)
+
+    @preparing()
+    def _plan_decoding(self, decoding: Decoding) -> tuple[Plan, bytes | None]:
+        """Return the plan for a prompt or a step of this decoder, and its file if it is kept."""
+        make = partial(self._planners.decode, decoding)
+        shapes = [list(shape) for _, shape in decoding.shapes]
+        with announced(f"planning the {self.what} for shapes {shapes}"):
+            return self._find_or_make("decoding", "planned", astuple(decoding), make)
+
     @preparing()
     def plan_update(self, layout: StateLayout) -> Plan:
         """Return the plan of this optimizer model for these states.
@@ -367,13 +418,10 @@ class Model(BoundModel):
 
     @preparing()
     def load(self, plan: Plan) -> BoundProgram:
-        """Compile and bind a plan that is kept, with inputs and outputs of its own."""
+        """Compile and bind a plan, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)
-        regions = self.memory.get_regions(self.state)
-        resolve, constants = self.memory.kernels.resolve, self.memory.constants
-        changes = self.state.changes
-        program = BoundProgram(plan, resolve, regions, constants, changes=changes)
-        self.memory.others.append(program)
+        program = self._bind(plan, None, {})
+        self.memory.others.add(program)
         return program
 
     def list_model_outputs(self) -> list[str]:

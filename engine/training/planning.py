@@ -50,6 +50,21 @@ class GradientUse:
         return self.what, self.optimizer.digest, self.layout.key
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """The use that a plan of a decoder makes of its caches; see graphs/offline/decoding.py.
+
+    presents: pairs of an input that holds a cache and the output that adds rows to it.
+    shapes: the names and the shapes of all other inputs.
+    capacity: the rows of the caches for a step, which adds one token; 0 for a prompt.
+    """
+
+    presents: tuple[tuple[str, str], ...]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    capacity: int
+    what: ClassVar[str] = "decoder"
+
+
 class Planners:
     """The planners of a model, the last few that were used.
 
@@ -123,6 +138,33 @@ class Planners:
             del self.made[next(iter(self.made))]
         with self._counting():
             return planner.plan(bound)
+
+    def decode(self, decoding: Decoding) -> Plan:
+        """Plan the model, which is a decoder, for a prompt or for a step.
+
+        Raises:
+            UnsupportedOpError: a node reads a cache in a way that is not supported; naming it.
+            EngineError: as `Planner.plan`.
+        """
+        from engine.graphs.ir.graph import find_type
+        from engine.graphs.offline.decoding import place_caches
+        from engine.graphs.planner.draft import Place
+
+        model, given = self._model, dict(decoding.shapes)
+        graph = self._copy_graph(is_part=False)
+        graph = place_caches(graph, dict(decoding.presents), given, decoding.capacity)
+        slots = model.state.slots
+        places = {n: Place("param", slots[n].offset) for n in model.parameters}
+        for name, offset in model.frozen.items():
+            if name in graph.initializers and name not in model.deciding:
+                places[name] = Place("frozen", offset)
+                graph.inputs[name] = find_type(graph.initializers.pop(name))
+        shapes = {n: slots[n].shape for n in model.parameters}
+        planner = self._make_planner(
+            graph, places, model.list_regions(), graph.outputs, Decoding.what
+        )
+        with self._counting():
+            return planner.plan(shapes)
 
     def _copy_graph(self, is_part: bool) -> Graph:
         """Copy the model's graph after constant folding, as steps scale their loss; with ranks, the

@@ -11,7 +11,9 @@ import soundfile
 from onnx import helper, numpy_helper
 from PIL import Image
 
+from bench.decoders import DecoderSizes, build_gpt2_decoder
 from engine import artifacts
+from engine.graphs.io import onnx_io
 
 FLOWERS = """length,colour,width,kind
 1.0,red,10,rose
@@ -52,6 +54,11 @@ def forward(path: str = "forward.onnx", features: int = 20, classes: int = 3) ->
     )
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def decoder(path: str = "decoder.onnx") -> None:
+    """Write a small GPT-2 of 100 tokens with caches."""
+    onnx_io.save(build_gpt2_decoder(DecoderSizes(2, 64, 4, 4, 128, 100, 64)), path)
 
 
 def pictures(path: str, channels: int, side: int, classes: int) -> None:
