@@ -2,7 +2,8 @@
 
 meeting   what a shared step takes more than the same work of one thread alone
 wake      what a run takes more, by the first thread's own time, because the others have to be woken
-awake     until all others are awake and take part; the first thread works alone until then
+awake     until the others take part, by the time that a run after a pause takes more than one while
+          they are awake; the first thread works alone until then
 
 `WAKE` of graphs/planner/alone.py follows from these.
 """
@@ -22,7 +23,7 @@ from bench.rows import Bench, Cells, Option
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner import planner
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.program import BoundProgram, get_team
+from engine.runtime.program import BoundProgram
 
 STEPS = 400
 SMALL, LARGE = 16, 2048  # columns of a step's rows: one takes some 50 ns, the other some us
@@ -51,17 +52,15 @@ def measure(pause: float, options: Namespace) -> Iterator[Cells]:
         rows = 2 * threads
         one, shared = make_program(1, SMALL, rows), make_program(threads, SMALL, rows)
         alone, others = make_program(1, LARGE, rows), make_program(threads, LARGE, rows)
-        words = get_team(threads, others._resolve)._words
         times = time_in_turns({"one": one.run, "shared": shared.run}, options.turns)
         meetings = [(b - a) / STEPS for a, b in zip(times["one"], times["shared"], strict=True)]
         wakes, awake = [], []
         for _ in range(options.turns):
             first, second = time_after(one, pause), time_after(shared, pause)
             wakes.append(second - first)
-            first, runs = time_after(alone, pause), int(words["generation"])
-            time_after(others, pause)
-            slept = int(words["begin"]) if int(words["generation"]) > runs else STEPS
-            awake.append(first * slept / STEPS)
+            first, late = time_after(alone, pause), time_after(others, pause)
+            every = time_call(others.run)  # the others are still awake
+            awake.append((late - every) / (1 - every / first) if every < first else 0.0)
         yield threads, *(1e6 * median(seconds) for seconds in (meetings, wakes, awake))
 
 

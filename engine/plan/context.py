@@ -14,6 +14,7 @@ from engine.plan.words import OPEN, Field, Words
 LABEL, INDEX, LENGTH = 1, 2, 3  # kinds of bad data
 BUSY = -1  # the kind while a thread writes the other words of the status
 SPINS = 4000  # turns of a waiting loop before a thread sleeps: about 50 us on a 4 GHz core
+STOP = -2  # the phase that ends the threads; even, as outside a run
 TURNS = 64  # of a waiting loop, after which it gives its core away; a power of two
 
 STATUS = Words(
@@ -52,13 +53,16 @@ STEP = Words(
     tiles=Field("the tiles of a step that is in a group", address=True, of=TILES),
 )
 
+CLAIM = Words(
+    "claim",
+    taken=Field("the phase before the stretch whose share can be claimed, a line each", line=True),
+)
+
 CONTEXT = Words(
     "context",
     team="number of threads, the caller's included",
     table=Field("the steps", address=True, of=STEP),
     steps="number of steps",
-    waits="whether all threads share the run from its first step, even if some sleep",
-    stop="whether workers end at the next generation",
     lock=Field("function lock(mutex)", address=True),
     unlock=Field("function unlock(mutex)", address=True),
     wait=Field("function wait(condition, mutex)", address=True),
@@ -68,13 +72,11 @@ CONTEXT = Words(
     condition=Field("condition that sleepers wait on", address=True),
     spins="turns of a waiting loop before the thread sleeps",
     status=Field("status words of the plan", address=True, of=STATUS),
-    begin="step from which on all threads share the run; thread 0 did those before it",
-    stopped="kind of the status at the last barrier; unless 0 the run ends there",
-    generation=Field("number of runs that threads shared", line=True),
-    arrivals=Field("threads that have reached the barrier", line=True),
-    phase=Field("number of barriers that were passed", line=True),
+    arrivals=Field("shares of the stretch that are done", line=True),
+    phase=Field("stretches that have begun and runs that have ended; odd during a run", line=True),
+    begin=Field("first step of the stretch", shared=True),
     sleepers=Field("threads that sleep or are about to", line=True),
-    calling=Field("whether thread 0 has begun a run and awaits that nobody sleeps", shared=True),
+    claims=Field("the claim of each thread's share", line=True, count=OPEN, of=CLAIM),
 )
 
 SPAN = Words(
@@ -111,10 +113,13 @@ def count_tile_words(pointers: int, numbers: int, threads: int) -> int:
 
 def write_c_header() -> str:
     """Return all of this as lines of a C header."""
-    numbers = {"LABEL": LABEL, "INDEX": INDEX, "LENGTH": LENGTH, "SPINS": SPINS}
+    numbers = {"LABEL": LABEL, "INDEX": INDEX, "LENGTH": LENGTH, "SPINS": SPINS, "STOP": STOP}
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in numbers.items()),
-            *(words.write_defines() for words in (STATUS, RANDOM, MOVE, TILES, STEP, CONTEXT)),
+            *(
+                words.write_defines()
+                for words in (STATUS, RANDOM, MOVE, TILES, STEP, CLAIM, CONTEXT)
+            ),
         ]
     )

@@ -34,6 +34,7 @@ from engine.distributed.group import RankGroup
 from engine.plan import noise, plan_file
 from engine.plan.collective import RankError, Sums, find_in_place, list_collectives
 from engine.plan.context import (
+    CLAIM,
     CONTEXT,
     INDEX,
     LABEL,
@@ -43,6 +44,7 @@ from engine.plan.context import (
     SPINS,
     STATUS,
     STEP,
+    STOP,
     TILES,
     count_tile_words,
 )
@@ -89,9 +91,9 @@ def _sleep_functions() -> dict[str, int]:
     return {k: ctypes.cast(getattr(lib, n), ctypes.c_void_p).value or 0 for k, n in names.items()}
 
 
-def _make_context() -> Array:
-    """Return one `CONTEXT` record, all 0, at the start of a cache line."""
-    memory = np.zeros(CONTEXT.size + LINE, np.int64)
+def _make_context(threads: int) -> Array:
+    """Return one `CONTEXT` record with its claims, all 0, at the start of a cache line."""
+    memory = np.zeros(CONTEXT.size + threads * CLAIM.size + LINE, np.int64)
     start = -(memory.ctypes.data // 8) % LINE
     return memory[start : start + CONTEXT.size].view(CONTEXT.dtype)
 
@@ -106,7 +108,7 @@ class Team:
         self._worker = _ENTRY(code[WORKER.symbol])
         self._run_lock = RunLock("a run of these threads")
         self._sync = np.zeros(2 * _HALF, np.uint8)  # zero bytes are a valid mutex and condition
-        context = _make_context()
+        context = _make_context(threads)
         self._address = context.ctypes.data
         self._words = context[0]
         self._words["team"] = threads
@@ -133,32 +135,28 @@ class Team:
         """Run a worker thread; `self` keeps the words that it works on alive."""
         self._worker(self._address, tid, self.threads)
 
-    def run(self, table: int, steps: int, status: int, runners: int, *, waits: bool) -> None:
-        """Run a table of steps and return when every thread is done.
+    def run(self, table: int, steps: int, status: int, runners: int) -> None:
+        """Run a table of steps and return when every thread's share is done.
 
         table, status: addresses of the steps and of the status words; a first status word other
         than 0 ends the run at the next barrier.
         runners: 1 if all steps are thread 0's alone, or all threads.
-        waits: whether the run waits for threads that sleep; otherwise thread 0 does their shares
-            until they are awake.
 
         Raises:
             StateError: the team was stopped, or this thread is inside a run of it.
         """
         with self._run_lock.take():
-            if self._words["stop"]:
+            if self._words["phase"] == STOP:
                 raise StateError("the worker threads were stopped: the interpreter is exiting")
             self._words["table"], self._words["steps"] = table, steps
-            self._words["status"], self._words["waits"] = status, waits
+            self._words["status"] = status
             self._launch(self._address, 0, runners)
 
     def stop(self) -> None:
         """End the threads; the team cannot run afterwards."""
         with self._run_lock.take():
-            self._words["stop"], self._words["steps"] = 1, 0
+            self._words["phase"] = STOP
             if self._workers:
-                # thread 0 must not enter the final barrier: wake the others without running
-                self._words["generation"] += 1
                 _wake(self._words)
             for thread in self._workers:
                 thread.join()
@@ -323,9 +321,6 @@ class BoundProgram:
         self._write(plan, code)
         self._moved, self._changes = list_moves(plan), changes
         self._written = list_written(plan, ("fwd", "bwd", "opt"))
-        self._is_training = bool(self._written) or any(
-            buffer.region in ("grad", "state") for buffer in plan.buffers
-        )
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)
@@ -539,9 +534,7 @@ class BoundProgram:
         """Run some steps of a table with all threads; with `runners` if that is not 0."""
         base = self._table_at if table is self._table else table.ctypes.data
         at = base + first * table.dtype.itemsize
-        self._get_team().run(
-            at, count, self._status_at, runners or self._runners, waits=self._is_training
-        )
+        self._get_team().run(at, count, self._status_at, runners or self._runners)
 
     def _run_once(self, first: int, count: int) -> None:
         """Run some of the steps that run once."""

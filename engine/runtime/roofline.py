@@ -176,5 +176,5 @@ def _run(kernel: int, words: tuple[int, ...], threads: int, resolve: Resolver) -
     table, status = np.zeros(1, STEP.dtype), np.zeros(STATUS.size, np.int64)
     table["kernel"], table["arguments"] = kernel, arguments.ctypes.data
     start = time.perf_counter()
-    get_team(threads, resolve).run(table.ctypes.data, 1, status.ctypes.data, threads, waits=True)
+    get_team(threads, resolve).run(table.ctypes.data, 1, status.ctypes.data, threads)
     return time.perf_counter() - start

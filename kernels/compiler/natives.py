@@ -204,6 +204,19 @@ def _exchange(target: Target) -> Any:
     return op
 
 
+def _replace(target: Target) -> Any:
+    """replace(p, old, new): whether p[0] was old and is new now, sequentially consistent."""
+
+    def op(typingctx, p, old, new):
+        def emit(context, b, sig, a):
+            both = b.cmpxchg(a[0], a[1], a[2], ordering="seq_cst")
+            return b.zext(b.extract_value(both, 1), I64)
+
+        return types.int64(types.CPointer(types.int64), types.int64, types.int64), emit
+
+    return op
+
+
 def _invoke(target: Target, arity: int) -> Any:
     """invoke(f, a...): call the function at address f, with words as given.
 
@@ -249,6 +262,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "store_release": _store_release,
     "fetch_add": _fetch_add,
     "exchange": _exchange,
+    "replace": _replace,
     "invoke": _invoke,
     "update_rows": _update_rows,
     "tile": tile.tile,

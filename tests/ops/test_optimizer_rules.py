@@ -273,11 +273,11 @@ def test_an_interrupted_step_is_counted_if_it_was_done(
     whole.step(1)
     broken.step(1)
 
-    def late(self: Team, *args: Any, waits: bool) -> None:
-        run(self, *args, waits=waits)
+    def late(self: Team, *args: Any) -> None:
+        run(self, *args)
         raise KeyboardInterrupt
 
-    def early(self: Team, *args: Any, waits: bool) -> None:
+    def early(self: Team, *args: Any) -> None:
         raise KeyboardInterrupt
 
     for how in (early, late):

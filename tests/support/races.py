@@ -32,6 +32,9 @@ _ATOMIC_ADD = re.compile(
 _ATOMIC_EXCHANGE = re.compile(
     rf"(?P<to>%\S+) = atomicrmw xchg {_POINTER}, i64 (?P<value>\S+) (?P<order>\w+)"
 )
+_ATOMIC_REPLACE = re.compile(
+    rf"(?P<to>%\S+) = cmpxchg {_POINTER}, i64 (?P<old>\S+), i64 (?P<value>\S+) (?P<order>\w+)"
+)
 _ACCESS = re.compile(r"\b(load|store|atomicrmw|cmpxchg|fence)\b")
 _DECLARATIONS = """
 declare void @__tsan_read_range(ptr, i64)
@@ -40,6 +43,7 @@ declare i64 @__tsan_atomic64_load(ptr, i32)
 declare void @__tsan_atomic64_store(ptr, i64, i32)
 declare i64 @__tsan_atomic64_fetch_add(ptr, i64, i32)
 declare i64 @__tsan_atomic64_exchange(ptr, i64, i32)
+declare i64 @__tsan_atomic64_compare_exchange_val(ptr, i64, i64, i32, i32)
 """
 
 
@@ -71,6 +75,15 @@ def _instrument_line(line: str, weak: bool) -> str:
         if match := pattern.match(code):
             arguments = f"ptr {match['at']}, i64 {match['value']}, i32 {_ORDERS[match['order']]}"
             return f"  {match['to']} = call i64 @__tsan_atomic64_{what}({arguments})"
+    if match := _ATOMIC_REPLACE.match(code):
+        to, old, order = match["to"], match["old"], _ORDERS[match["order"]]
+        arguments = f"ptr {match['at']}, i64 {old}, i64 {match['value']}, i32 {order}, i32 {order}"
+        before, is_old, pair = (f'%"{name} {to[1:]}"' for name in ("before", "is", "pair"))
+        return f"""
+  {before} = call i64 @__tsan_atomic64_compare_exchange_val({arguments})
+  {is_old} = icmp eq i64 {before}, {old}
+  {pair} = insertvalue {{i64, i1}} undef, i64 {before}, 0
+  {to} = insertvalue {{i64, i1}} {pair}, i1 {is_old}, 1"""
     for pattern, what in ((_LOAD, "read"), (_STORE, "write")):
         if match := pattern.match(code):
             size = _count_bytes(match["type"])

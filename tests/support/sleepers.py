@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 from engine.runtime.program import Team
 
 
 @contextmanager
 def asleep(team: Team) -> Iterator[None]:
-    """Let no call wake the threads of a team, once all but thread 0 sleep.
+    """Let all threads of a team but thread 0 sleep, and no run wake them.
 
-    No run waits for them, not even one that trains.
+    They announce themselves while they hold the mutex, and need it to wake: all of them sleep while
+    this thread holds it.
     """
     words, end = team._words, time.monotonic() + 10
+    lock, unlock = (
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(int(words[name]))
+        for name in ("lock", "unlock")
+    )
+    mutex = int(words["mutex"])
+    lock(mutex)
     while words["sleepers"] < team.threads - 1:
+        unlock(mutex)
         assert time.monotonic() < end
         time.sleep(0.001)
-    wake, generation = int(words["wake"]), int(words["generation"])
-    words["wake"] = words["give"]
-    run = team.run
+        lock(mutex)
+    functions = {name: int(words[name]) for name in ("lock", "wake", "unlock")}
+    for name in functions:
+        words[name] = words["give"]
     try:
-        with mock.patch.object(team, "run", lambda *given, waits: run(*given, waits=False)):
-            yield
+        yield
         assert words["sleepers"] == team.threads - 1
-        assert words["generation"] == generation
     finally:
-        words["wake"] = wake
+        for name, address in functions.items():
+            words[name] = address
+        unlock(mutex)

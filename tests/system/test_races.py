@@ -100,7 +100,7 @@ def test_threads_of_a_step_are_seen(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_refused() -> None:
     """An access that would not be seen."""
-    for line in ("fence seq_cst", "%a = cmpxchg ptr %p, i64 0, i64 1 seq_cst seq_cst"):
+    for line in ("fence seq_cst", "%a = cmpxchg ptr %p, i32 0, i32 1 seq_cst seq_cst"):
         text = f"define void @f(ptr %p) {{\n  {line}\n  ret void\n}}\n"
         with pytest.raises(ValueError, match="not known"):
             instrument(llvm.parse_assembly(text).as_bitcode())

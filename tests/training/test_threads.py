@@ -67,8 +67,8 @@ def test_errors_in_one_thread_do_not_reach_another() -> None:
 def test_an_interrupt_leaves_a_module_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     training, run = Training(), Team.run
 
-    def interrupted(self: Team, *args: Any, waits: bool) -> None:
-        run(self, *args, waits=waits)
+    def interrupted(self: Team, *args: Any) -> None:
+        run(self, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -102,7 +102,7 @@ def test_a_stopped_team_does_not_hang() -> None:
     team = Team(2, load.get_addresses)
     team.stop()
     with pytest.raises(StateError, match="the worker threads were stopped"):
-        team.run(0, 0, 0, 2, waits=True)
+        team.run(0, 0, 0, 2)
 
 
 IN_CHILD = """

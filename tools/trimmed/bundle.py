@@ -71,7 +71,7 @@ def handle_bytes(threads: int) -> int:
     """Return the bytes kept for `struct model`; an assertion in runtime.c checks that they
     suffice.
     """
-    return 1408 + 64 * threads
+    return 1344 + 128 * threads
 
 
 def count_property_bytes(target: Target) -> int:

@@ -24,10 +24,10 @@ struct model {
     struct design d;
     char message[MODEL_MESSAGE_BYTES];
     struct team team;
-    _Alignas(64) int64_t words[CONTEXT_WORDS];
+    _Alignas(64) int64_t words[CONTEXT_WORDS + CLAIM_WORDS * MODEL_THREADS];
 };
 
-enum { HANDLE_BYTES = 1408 + 64 * MODEL_THREADS };
+enum { HANDLE_BYTES = 1344 + 128 * MODEL_THREADS };
 _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small");
 
 static int read_checkpoint(model *m, const void *data, size_t size);
@@ -110,11 +110,7 @@ static void fill_states(model *m)
 
 /* --- plans */
 
-/* Run a plan.
- *
- * waits: whether for threads that sleep; otherwise thread 0 does their shares until they are
- * awake. */
-static int run(model *m, const struct plan *plan, int waits)
+static int run(model *m, const struct plan *plan)
 {
     int64_t none[STATUS_WORDS]; /* for a plan that reports nothing */
     int64_t *status = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
@@ -126,7 +122,6 @@ static int run(model *m, const struct plan *plan, int waits)
     }
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
-    m->words[CONTEXT_WAITS] = waits;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
     level_of(m)->runners[0](m->words, 0, plan->runners);
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
@@ -529,7 +524,7 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
         return code;
     if (phase == MODEL_TRAIN)
         copy_statistics(m, 0, 0);
-    code = run(m, plan, phase == MODEL_TRAIN);
+    code = run(m, plan);
     if (phase == MODEL_TRAIN && (code || count_update(m, plan)))
         copy_statistics(m, 0, 1);
     if (code)
@@ -583,7 +578,7 @@ int model_optimizer_step(model *m)
         return fail(m, MODEL_BAD_STATE, "there are no gradients yet: train a step first");
     int code = begin_update(m, plan);
     if (!code)
-        code = run(m, plan, 1);
+        code = run(m, plan);
     if (!code) {
         if (count_update(m, plan) && m->is_waiting && m->d.copies > 1)
             copy_statistics(m, 1, 1);

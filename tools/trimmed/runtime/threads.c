@@ -74,9 +74,7 @@ static void *live(void *argument)
 
 static void stop_team(struct team *t, int64_t *words)
 {
-    words[CONTEXT_STOP] = 1;
-    words[CONTEXT_STEPS] = 0;
-    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all wake and return */
+    __atomic_store_n(&words[CONTEXT_PHASE], STOP, __ATOMIC_SEQ_CST); /* all wake and return */
 #ifdef _WIN32
     AcquireSRWLockExclusive(&t->lock);
     WakeAllConditionVariable(&t->change);
@@ -155,12 +153,10 @@ static int start_team(struct team *t, int64_t *words, const kernel *runners)
 static void stop_team(struct team *t, int64_t *words)
 {
     (void)t;
-    words[CONTEXT_STOP] = 1;
-    words[CONTEXT_STEPS] = 0;
 #if MODEL_THREADS > 1
-    /* All threads return.  No other thread writes this word, so this needs no atomic addition,
-     * which on some targets would call a function of the system. */
-    __atomic_store_n(&words[CONTEXT_GENERATION], words[CONTEXT_GENERATION] + 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&words[CONTEXT_PHASE], STOP, __ATOMIC_SEQ_CST); /* all threads return */
+#else
+    (void)words;
 #endif
 }
 
