@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engine.errors import EngineError as EngineError
     from engine.inference import Session as Session
     from engine.lora import Lora as Lora
+    from engine.quantization import Qat as Qat
     from engine.quantization import Quantization as Quantization
     from engine.quantization import Quantized as Quantized
     from engine.quantization import prepare_qat as prepare_qat

@@ -87,6 +87,7 @@ HOMES = {
     "Preparation": "engine.data",
     "Progress": "engine.reports",
     "Properties": "engine.api",
+    "Qat": "engine.quantization",
     "Quantization": "engine.quantization",
     "Quantized": "engine.quantization",
     "R2": "engine.trainer.metrics.families",

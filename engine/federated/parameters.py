@@ -34,7 +34,12 @@ Arrays = dict[str, Array]
 
 # Ops that move running statistics in a training step, and the indices of these inputs: `Op.roles`
 # has them, too, but a device reads no declarations.
-_NORMS, _MEAN, _VARIANCE = ("BatchNormInternal", "BatchNormalization"), 3, 4
+_MEAN, _VARIANCE, _RANGE = 3, 4, 0
+_MOVING = {
+    "BatchNormInternal": (_MEAN, _VARIANCE),
+    "BatchNormalization": (_MEAN, _VARIANCE),
+    "MoveStatistic": (_RANGE,),
+}
 VARIANCES = (_VARIANCE,)
 
 
@@ -61,13 +66,13 @@ def trainable(source: Any) -> list[str]:
     return trained if order is None else [name for name in order if name in set(trained)]
 
 
-def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> list[str]:
-    """Return the names of the running means and variances that a training step moves.
+def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE, _RANGE)) -> list[str]:
+    """Return the names of the running means, variances and ranges that a training step moves.
 
-    places: the indices of inputs of a normalisation; `VARIANCES` has only the variances.
+    places: the indices of inputs of the nodes that move them; `VARIANCES` has only the variances.
 
     They are parameters that are not trained by a gradient.  A model without batch normalisation, or
-    with a frozen one, has none.
+    with a frozen one, has none, unless it is trained with moving ranges of rounded values.
 
     Raises:
         MissingPackageError: the model has to be read for it, and the package onnx is missing.
@@ -83,8 +88,8 @@ def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -
     names = {
         node.inputs[k]
         for node in model.graph.nodes
-        if node.op in _NORMS and node.attrs.get("training_mode")
-        for k in places
+        for k in _MOVING.get(node.op, ())
+        if k in places and (k == _RANGE or node.attrs.get("training_mode"))
         if node.inputs[k] in known
     }
     return [name for name in known if name in names]

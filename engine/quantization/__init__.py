@@ -9,7 +9,7 @@ The result has QuantizeLinear and DequantizeLinear nodes around its products, wh
 other runtimes compute in integers.  Importing this module needs only numpy.
 """
 
-from engine.quantization.options import Quantization
+from engine.quantization.options import Qat, Quantization
 from engine.quantization.post_training import Quantized, prepare_qat, quantize
 
-__all__ = ["Quantization", "Quantized", "prepare_qat", "quantize"]
+__all__ = ["Qat", "Quantization", "Quantized", "prepare_qat", "quantize"]

@@ -1,4 +1,4 @@
-"""Options of post-training quantisation."""
+"""Options of post-training quantisation, and of training with roundings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.base.fields import declare_option
-from engine.base.signatures import AT_LEAST_1, Range, check_arguments
+from engine.base.signatures import AT_LEAST_1, BELOW_1, Range, check_arguments
 
 
 @check_arguments
@@ -51,4 +51,24 @@ class Quantization:
     )
     threads: int | None = declare_option(
         None, "Threads; by default EDGEGRAD_THREADS, or all cores.", AT_LEAST_1
+    )
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class Qat(Quantization):
+    """Kind of integers, and how training with roundings moves ranges and normalisations."""
+
+    ranges: Literal["moving", "fixed"] = declare_option(
+        "moving",
+        "The ranges of activations in training: they move towards the ranges of each batch, or "
+        "stay as the method has measured them.",
+    )
+    momentum: float = declare_option(
+        0.99, "The share of a range that stays at each step; the rest is the batch's.", BELOW_1
+    )
+    norms: Literal["folded", "trained"] = declare_option(
+        "folded",
+        "Batch normalisations after convolutions: folded at the start; or with the statistics of "
+        "the batch in training, while weights are rounded as if folded, for long trainings.",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from engine.base.signatures import check_arguments
 from engine.graphs.io.writable_model import WritableModel
 from engine.quantization.calibration import Calibrator
-from engine.quantization.options import Quantization
+from engine.quantization.options import Qat, Quantization
 
 if TYPE_CHECKING:
     import onnx
@@ -85,55 +85,67 @@ def quantize(model: Model, data: Any, options: Quantization | None = None) -> Qu
         UnsupportedOpError: no product can use integers, or the model has an op that cannot be run.
         EngineError: the data do not fit the model.
     """
-    return _quantise(model, data, options, is_trained=False)
+    return _quantise(model, data, Quantization() if options is None else options)
 
 
 @check_arguments
-def prepare_qat(model: Model, data: Any, options: Quantization | None = None) -> Quantized:
+def prepare_qat(model: Model, data: Any, options: Qat | Quantization | None = None) -> Quantized:
     """Prepare a float model for training with rounded weights and activations.
 
     The result computes like the model of `quantize`, but its weights and biases are float
     parameters that can be trained.  Weights are rounded when they are read, with scales that follow
-    the largest weight of each channel; activations are rounded within the ranges measured on data.
-    Gradients pass straight through roundings, except where an activation is outside its range.
-    Batch normalisations are folded into convolutions first.
+    the largest weight of each channel.  Activations are rounded within ranges that begin as
+    measured on data and move towards the range of each batch.  Gradients pass straight through
+    roundings, except where an activation is outside its range.  Batch normalisations are folded
+    into convolutions first, or by choice wherever weights are rounded.
 
         made = edgegrad.prepare_qat("trained.onnx", samples)
         trainer = edgegrad.Trainer.from_onnx(made.to_bytes(), "cross_entropy", edgegrad.AdamW(1e-4))
         trainer.fit(samples)
         trainer.export("int8.onnx")         # weights of int8, as in `quantize`
 
+    `Trainer.from_onnx(..., qat=edgegrad.Qat(), data=samples)` does the same.
+
     Args:
-        model, data, options: See `quantize`.
+        model, data: See `quantize`.
+        options: See `Qat`; a `Quantization` stands for a `Qat` with these options.
 
     Raises:
         EngineError: as for `quantize`.
     """
-    return _quantise(model, data, options, is_trained=True)
+    given = Qat() if options is None else options
+    chosen = given if isinstance(given, Qat) else Qat(**vars(given))
+    return _quantise(model, data, chosen)
 
 
-def _quantise(
-    model: Model, data: Any, options: Quantization | None, *, is_trained: bool
-) -> Quantized:
+def _quantise(model: Model, data: Any, chosen: Quantization) -> Quantized:
+    """Quantise a model; with options of the class `Qat`, for training."""
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import static_quantization as static
     from engine.graphs.offline.precision import keep_inside, narrow_graph, widen_graph
+    from engine.graphs.offline.scales import find_scale
 
     source = widen_graph(model.copy() if isinstance(model, Graph) else onnx_io.load(model))
-    chosen = Quantization() if options is None else options
     graph = static.prepare_forward(source)
     scheme = static.choose_scheme(graph, chosen.keep_float)
     ranges = Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
     weights = static.count_weights(graph, scheme.products)
-    signed = chosen.activations == "int8"
+    signed, tracking = chosen.activations == "int8", None
     scales = {
-        name: static.find_scale(low, high, signed=signed, symmetric=chosen.symmetric)
+        name: find_scale(low, high, signed=signed, symmetric=chosen.symmetric)
         for name, (low, high) in ranges.items()
     }
+    is_trained = isinstance(chosen, Qat)
+    if isinstance(chosen, Qat):
+        if chosen.ranges == "moving":
+            tracking = static.Tracking(ranges, chosen.momentum, chosen.symmetric)
+        if chosen.norms == "trained":
+            graph = static.prepare_forward(source, {p.node.name for p in scheme.products})
+            scheme = scheme.move_to(graph)
     static.insert_quantizers(
         graph, scheme, scales, bits=chosen.weight_bits, per_channel=chosen.per_channel,
-        is_trained=is_trained,
+        is_trained=is_trained, tracking=tracking,
     )  # fmt: skip
     keep_inside(graph)
     graph = graph if is_trained else narrow_graph(graph, graph)

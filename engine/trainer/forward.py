@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from engine.artifacts.generate import save_forward
 from engine.base.errors import InputError, defects
 from engine.lora import adapt
-from engine.quantization import prepare_qat
+from engine.quantization import Qat, prepare_qat
 from engine.runtime import mapping
 from engine.system import files
 
@@ -23,10 +23,27 @@ if TYPE_CHECKING:
 
     from engine.graphs.ir.graph import Graph
     from engine.lora import Adapted, Lora
-    from engine.quantization import Quantization, Quantized
+    from engine.quantization import Quantized
 
 HEAD = "head"  # the last layer, among patterns of parameters to train
 _MOST_CLASSES = (1 << 31) - 1
+
+
+def make_rounding(qat: Qat | bool | None, data: Any) -> Qat | None:
+    """Return the options of training with roundings; None for training without them.
+
+    Raises:
+        InputError: there are no data for its ranges, or data without it.
+    """
+    if not qat:
+        if data is not None:
+            raise InputError("data: read only to measure the ranges of qat; give qat=True as well")
+        return None
+    if data is None:
+        raise InputError(
+            "qat: give data=, samples with which the ranges of activations are measured"
+        )
+    return Qat() if qat is True else qat
 
 
 class Forward:
@@ -109,12 +126,15 @@ class Forward:
         self._is_changed = self._has_adapters = True
         return adapted
 
-    def prepare_qat(self, data: Any, options: Quantization) -> Quantized:
+    def prepare_qat(self, data: Any, options: Qat) -> Quantized:
         """Round weights and activations when they are read, with ranges measured on data.
 
         Raises:
+            InputError: the model has adapters.
             EngineError: as `engine.quantization.prepare_qat`.
         """
+        if self._has_adapters:
+            raise InputError("qat and lora: give one of them; adapters are not rounded")
         made = prepare_qat(self.graph, data, options)
         self.graph, self._is_changed = made.graph, True
         return made

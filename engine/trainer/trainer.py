@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.errors import InputError
 from engine.base.fields import expand_options, select_options
 from engine.base.signatures import check_arguments
 from engine.distributed.group import RankGroup
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from engine.lora import Lora
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
+    from engine.quantization import Qat
     from engine.trainer.fit import Callback
     from engine.trainer.history import History
     from engine.trainer.schedules import Schedule
@@ -113,6 +115,8 @@ class Trainer(BatchTrainer):
         train: str | Sequence[str] = "*",
         lora: Lora | str | None = None,
         classes: int | None = None,
+        qat: Qat | bool | None = None,
+        data: Any = None,
         folder: Path | None = None,
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
@@ -133,16 +137,20 @@ class Trainer(BatchTrainer):
                 `engine.lora.adapt`.  A last layer that `classes` replaces is trained in full, too.
             classes: number of classes of a classifier.  If its first output has another number of
                 scores, its last layer is replaced by one of this size, with random weights.
+            qat: round weights and activations in training, so that `export` writes a model of 8-bit
+                integers: True, or the options; see `engine.quantization.prepare_qat`.
+            data: with `qat`, samples with which the ranges of activations are measured first.
             folder: folder for the artifacts.  Default: a temporary one, removed with the trainer.
             group: see the class.
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
             ModelError: `classes` cannot replace the layer that computes the scores.
-            EngineError: as for `generate_artifacts`.
+            InputError: `qat` without data, or with adapters.
+            EngineError: as for `generate_artifacts`, and with `qat` for `prepare_qat`.
         """
         from engine.trainer.artifact_folder import provide_folder, remove_with
-        from engine.trainer.forward import Forward
+        from engine.trainer.forward import Forward, make_rounding
         from engine.trainer.recipe import Recipe
 
         asked = TrainerOptions(**options)
@@ -152,9 +160,12 @@ class Trainer(BatchTrainer):
             forward.replace_head(classes, asked.seed or 0)
         chosen = "adamw" if optimizer is None else optimizer
         recipe = Recipe(loss, chosen, select_options(asked, RecipeOptions))
+        rounding = make_rounding(qat, data)
         with provide_folder(folder) as place:
             if lora is not None:
                 forward.adapt(lora)
+            if rounding is not None:
+                forward.prepare_qat(data, rounding)
             recipe.write(forward, [train] if isinstance(train, str) else train, place)
             made = cls(place, group=group, **vars(select_options(asked, StepOptions)))
         if folder is None:
@@ -177,6 +188,7 @@ class Trainer(BatchTrainer):
         weights: Path | None = None,
         train: str | Sequence[str] = "*",
         lora: Lora | str | None = None,
+        qat: Qat | bool | None = None,
         folder: Path | None = None,
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
@@ -195,6 +207,7 @@ class Trainer(BatchTrainer):
             weights: file of initial parameters: ONNX, safetensors or PyTorch, with the names of
                 torchvision or timm.  A last layer for another number of classes stays random, with
                 a `ModelWarning`.  Default: all parameters are random, drawn with the seed.
+            qat: as in `from_onnx`; needs `weights` and `data`.
             optimizer, train, lora, folder, group: see `from_onnx`.
 
         Raises:
@@ -209,6 +222,11 @@ class Trainer(BatchTrainer):
 
         seed = TrainerOptions(**options).seed or 0
         kind = find_architecture(name)
+        if qat and weights is None:
+            raise InputError(
+                "qat: ranges are measured on the model as it begins, and without weights it begins "
+                "with random ones: train it first, then give its exported model to from_onnx"
+            )
         _begin_compiling()
         made = begin(
             kind, classes=classes, data=data, input_shape=input_shape,
@@ -218,7 +236,7 @@ class Trainer(BatchTrainer):
             options["loss_inputs"] = made.loss_inputs
         trainer = cls.from_onnx(
             made.content, made.loss if loss is None else loss, optimizer, train=train, lora=lora,
-            folder=folder, group=group, **options,
+            qat=qat, data=data if qat else None, folder=folder, group=group, **options,
         )  # fmt: skip
         trainer.classes = made.classes
         return trainer
@@ -237,6 +255,8 @@ class Trainer(BatchTrainer):
         classes: int | None = None,
         axes: Mapping[str, Mapping[int, str]] | None = None,
         check_gradients: bool | None = None,
+        qat: Qat | bool | None = None,
+        data: Any = None,
         folder: Path | None = None,
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
@@ -245,7 +265,7 @@ class Trainer(BatchTrainer):
 
         Args:
             module, example, axes, check_gradients: see `engine.trainer.pytorch.export.export`.
-            loss, optimizer, lora, classes, folder, group: see `from_onnx`.
+            loss, optimizer, lora, classes, qat, data, folder, group: see `from_onnx`.
             train: as in `from_onnx`.  Default: the parameters that require a gradient, or with
                 `lora` all adapters.  Parameters that the loss does not depend on stay as they are,
                 and a `ModelWarning` names them.
@@ -274,7 +294,7 @@ class Trainer(BatchTrainer):
             def make(patterns: Sequence[str]) -> Trainer:
                 return cls.from_onnx(
                     exported.model, loss, optimizer, train=patterns, lora=lora, classes=classes,
-                    folder=place, group=group, **vars(asked),
+                    qat=qat, data=data, folder=place, group=group, **vars(asked),
                 )  # fmt: skip
 
             wanted = train

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.quantize import TRACKED
+from engine.graphs.offline.scales import find_scale
+from engine.graphs.passes.batchnorm import FOLDED
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import OURS, Array
 
@@ -82,12 +85,14 @@ class IntegerWeights:
 def store_weights(graph: Graph) -> Graph:
     """Store weights and biases that a training has rounded as integers, in place.
 
-    A bias that does not fit in int32 stays float.
+    Scales that follow ranges become constants, and normalisations part of their convolution.  A
+    bias that does not fit in int32 stays float.
 
     Before   r = RoundWeights(w) axis=0; c = RoundBias(b, w, s) axis=0; y = Conv(d, r, c)
     After    r = DequantizeLinear(w8, t, 0) axis=0; c = DequantizeLinear(b32, s t, 0);
              y = Conv(d, r, c)
     """
+    _compute_scales(graph)
     rounded = [n for n in graph.nodes if n.domain == OURS and n.op in ("RoundWeights", "RoundBias")]
     if not all(name in graph.initializers for node in rounded for name in node.inputs):
         return graph
@@ -109,3 +114,38 @@ def store_weights(graph: Graph) -> Graph:
         node.inputs = tuple(values.get(name, name) for name in node.inputs)
     graph.nodes = [*work.made, *graph.nodes]
     return prune(graph)
+
+
+def _compute_scales(graph: Graph) -> None:
+    """Compute scales of known ranges, and weights that include a normalisation, in place."""
+    kept: list[Node] = []
+    for node in graph.nodes:
+        key, values = (node.domain, node.op), [graph.initializers.get(n) for n in node.inputs]
+        made: tuple[Array, ...] = ()
+        if key == TRACKED and values[1] is not None:
+            low, high = map(float, values[1])
+            signed, symmetric = (bool(node.attrs.get(name)) for name in ("signed", "symmetric"))
+            scale = find_scale(low, high, signed=signed, symmetric=symmetric)
+            made = np.asarray(scale.scale), np.asarray(scale.zero, scale.dtype)
+        elif key == FOLDED and len(known := [v for v in values if v is not None]) == len(values):
+            made = _fold_norm(*known, epsilon=node.attrs.get("epsilon", 1e-5))
+        graph.initializers.update(zip(node.outputs, made, strict=False))
+        if not made:
+            kept.append(node)
+    graph.nodes = kept
+
+
+def _fold_norm(
+    weight: Array,
+    scale: Array,
+    shift: Array,
+    mean: Array,
+    variance: Array,
+    bias: Array | None = None,
+    *,
+    epsilon: float,
+) -> tuple[Array, Array]:
+    """Return the weights and the bias of a convolution that includes its normalisation."""
+    factor = scale * (1 / np.sqrt(variance + weight.dtype.type(epsilon)))
+    centre = -mean if bias is None else bias - mean
+    return weight * factor.reshape(-1, *[1] * (weight.ndim - 1)), shift + centre * factor

@@ -29,6 +29,8 @@ statistics of batch normalisations also move after the signal:
     Before   y, m', v', mean, inv = BatchNormInternal(x, s, b, m, v), which also moves m and v
     After    y, mean, var, mean, inv = BatchNormHeld(x, s, b, m, v); ...;
              MoveStatistic(m, mean, go); MoveStatistic(v, var, go)
+
+and so do statistics that the training graph moves by such nodes without a signal.
 """
 
 from __future__ import annotations
@@ -197,6 +199,10 @@ def _hold_statistics(graph: Graph, names: Names) -> None:
     """
     moving: list[Node] = []
     read = {*graph.outputs, *(name for node in graph.nodes for name in node.list_reads())}
+    for node in graph.nodes:
+        if (node.domain, node.op) == (OURS, "MoveStatistic"):
+            moving.append(replace(node, inputs=(*node.inputs[:2], DONE)))
+    graph.nodes = [n for n in graph.nodes if (n.domain, n.op) != (OURS, "MoveStatistic")]
     for at, node in enumerate(graph.nodes):
         held = HELD.get((node.domain, node.op))
         if held is None or read & set(filter(None, node.outputs[1:3])):

@@ -1,15 +1,20 @@
-"""Quantisation in training graphs: pairs of ops that round values become ops with a gradient."""
+"""Quantisation in training graphs: pairs of ops that round values become ops with a gradient.
+
+Ranges of values that decide scales move towards the ranges of batches, as running statistics do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
 from engine.base.element_types import FLOATS
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.ops.quantization import QUANTISED, find_limits
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
+
+TRACKED = (OURS, "TrackedScale")
 
 
 def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
@@ -36,6 +41,35 @@ def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, Te
             node.attrs = {**kept, "quant_min": bounds[0], "quant_max": bounds[1]}
             node.op, node.domain = "QuantizeDequantize", OURS
             node.inputs = (maker.inputs[0], *node.inputs[1:])
+
+
+def list_tracked(graph: Graph) -> list[Node]:
+    """Return the nodes whose scales follow a range."""
+    return [n for n in graph.nodes if (n.domain, n.op) == TRACKED]
+
+
+def track_ranges(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    """Let ranges move towards the ranges of each batch in training, in place.
+
+    Before   s, z = TrackedScale(x, range)
+    After    s, z, batch = TrackedScale(x, range) training_mode=1;
+             MoveStatistic(range, batch, true)
+    """
+    names = Names(graph)
+    always = names.take_fresh("ranges_move")
+    for node in nodes:
+        moment = names.take_fresh(f"{node.inputs[1]}_batch")
+        node.outputs = (*node.outputs[:2], moment)
+        node.attrs = {**node.attrs, "training_mode": 1}
+        attrs = {"momentum": node.attrs.get("momentum", 0.99)}
+        title = names.take_fresh(f"{node.name}/MoveStatistic")
+        flag = names.take_fresh(f"{moment}_flag")
+        graph.nodes.append(
+            Node("MoveStatistic", (node.inputs[1], moment, always), (flag,), attrs, OURS, title)
+        )
+    if nodes:
+        graph.initializers[always] = np.ones(1, np.bool_)
+    return graph
 
 
 def _find_quantizer(

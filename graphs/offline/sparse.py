@@ -47,6 +47,7 @@ from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
+from engine.graphs.passes.batchnorm import list_batch_norms, list_folded_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.ops.registry import list_ops
@@ -123,7 +124,7 @@ def choose(
     trained = tuple(n for n in graph.initializers if n in names or n in parts)
     if not trained:
         raise InputError(f"{update}: it chooses none of {len(known)} parameters of the model")
-    norms = [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
+    norms = [*list_batch_norms(graph), *list_folded_norms(graph)]
     still = tuple(n.name for n in norms if n.inputs[1] not in names)
     return ChosenParameters(trained, parts, still)
 

@@ -23,6 +23,7 @@ from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.ir.sites import get_declaration, make_site
 from engine.graphs.offline.integer_weights import IntegerWeights, find_floor
 from engine.graphs.offline.normalize import name_nodes, set_inference_mode
+from engine.graphs.offline.scales import Scale
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import drop_identities, prune
@@ -71,30 +72,42 @@ class Scheme:
     sources: Mapping[str, str]
     left: Sequence[FloatProduct]
 
+    def move_to(self, graph: Graph) -> Scheme:
+        """Return the same choice for a graph with the same products, by their names."""
+        nodes = {node.name: node for node in graph.nodes}
+        products = [_make_product(nodes[each.node.name]) for each in self.products]
+        return Scheme(products, self.sources, self.left)
+
     @property
     def ranged(self) -> list[str]:
         """The values whose ranges are needed, in the order of the graph."""
         return list(dict.fromkeys(self.sources.values()))
 
 
-class Scale(NamedTuple):
-    """Scale and zero point of an activation: real = (integer - zero) scale.
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """Ranges of activations that follow the ranges of batches in training.
 
-    dtype: the integers' type, uint8 or int8.
+    ranges: the ranges to begin with, by the names of values.
+    momentum: the share of a range that stays at each step.
+    symmetric: 0 is in the middle of the integers.
     """
 
-    scale: np.float32
-    zero: int
-    dtype: np.dtype[np.uint8] | np.dtype[np.int8]
+    ranges: Mapping[str, tuple[float, float]]
+    momentum: float
+    symmetric: bool
 
 
 # --- before
 
 
-def prepare_forward(graph: Graph) -> Graph:
+def prepare_forward(graph: Graph, trained: Collection[str] = ()) -> Graph:
     """Return a copy in inference form whose convolutions have absorbed their batch normalisations.
 
     Weights that depend only on constants are constants.
+
+    trained: names of convolutions whose normalisation stays one that can be trained, see
+        `absorb_norms`.
 
     Before   a = Conv(x, w); y = BatchNormalization(a, s, b, m, v); k = Transpose(j); MatMul(y, k)
     After    y = Conv(x, w', b'); MatMul(y, k)                      w', b', k are initializers
@@ -111,7 +124,7 @@ def prepare_forward(graph: Graph) -> Graph:
             )
     made = drop_identities(set_inference_mode(name_nodes(graph.copy())))
     before = {node.name: node.inputs for node in made.nodes}
-    _fold_constants(absorb_norms(made))
+    _fold_constants(absorb_norms(made, trained))
     made = prune(made)
     _keep_names(made, before)
     made.parameters = made.buffers = made.gone = ()  # of a module without its normalisations
@@ -125,7 +138,13 @@ def _fold_constants(graph: Graph) -> None:
     for node in graph.nodes:
         op = get_declaration(graph, node)
         is_known = all(not name or name in graph.initializers for name in node.inputs)
-        if op.fold is None or not node.inputs or not is_known or "Dequantize" in node.op:
+        if (
+            op.fold is None
+            or not node.inputs
+            or not is_known
+            or "Dequantize" in node.op
+            or (node.domain == OURS)
+        ):
             kept.append(node)
             continue
         site = make_site(graph, node, inferred.types, graph.initializers)
@@ -182,7 +201,7 @@ def choose_scheme(graph: Graph, keep: Sequence[str] = ()) -> Scheme:
         if reason:
             left.append(FloatProduct(node.name, node.op, reason))
         else:
-            products.append(_make_product(graph, node))
+            products.append(_make_product(node))
     if not products:
         told = "; ".join(f"{each.op} {each.name!r}: {each.reason}" for each in left[:3])
         raise UnsupportedOpError(
@@ -245,7 +264,7 @@ def _find_axis(node: Node) -> int:
     return 0 if is_first else 1
 
 
-def _make_product(graph: Graph, node: Node) -> IntegerProduct:
+def _make_product(node: Node) -> IntegerProduct:
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     return IntegerProduct(node, node.inputs[0], node.inputs[1], _find_axis(node), bias)
 
@@ -293,24 +312,6 @@ def _moves(node: Node) -> bool:
     return op is not None and (op.movement in _MOVING or is_pool)
 
 
-# --- scales
-
-
-def find_scale(low: float, high: float, *, signed: bool, symmetric: bool) -> Scale:
-    """Return the scale of values from `low` to `high`; 0 is exactly an integer.
-
-    signed: the integers are int8 and not uint8.  symmetric: the zero point is the middle.
-    """
-    low, high = min(low, 0.0), max(high, 0.0)
-    least = -128 if signed else 0
-    dtype = np.dtype(np.int8) if signed else np.dtype(np.uint8)
-    if symmetric:
-        bound = max(-low, high)
-        return Scale(np.float32(bound / 127), least + 128, dtype)
-    scale = np.float32((high - low) / 255)
-    return Scale(scale, int(np.clip(np.rint(least - low / scale), least, least + 255)), dtype)
-
-
 # --- the nodes
 
 
@@ -322,19 +323,22 @@ def insert_quantizers(
     bits: int = 8,
     per_channel: bool = True,
     is_trained: bool = False,
+    tracking: Tracking | None = None,
 ) -> Graph:
     """Quantise what a scheme has chosen, in place; return the graph.
 
     scales: the scales of the values `scheme.ranged`.
     bits: the bits of the weights' integers, which are stored as int8.
     is_trained: weights and biases stay float; weights are rounded when they are read.
+    tracking: ranges that the scales of activations follow; None if these stay as they are.
 
     Before   h = Conv(x, w, b); y = Relu(h)                            x and y are quantised
     After    d = DequantizeLinear(QuantizeLinear(x, s, z), s, z)
              h = Conv(d, DequantizeLinear(w8, t, 0), DequantizeLinear(b32, s t, 0)); y = Relu(h)
              e = DequantizeLinear(QuantizeLinear(y, u, v), u, v)       all readers of y read e
+             with tracking, u, v = TrackedScale(y, range)
     """
-    work = _Insertion(graph, scheme, scales, bits, per_channel)
+    work = _Insertion(graph, scheme, scales, bits, per_channel, tracking)
     if is_trained:
         work.round_weights()
     else:
@@ -353,16 +357,38 @@ class _Insertion:
         scales: Mapping[str, Scale],
         bits: int,
         per_channel: bool,
+        tracking: Tracking | None,
     ) -> None:
         self.graph, self.scheme, self.bits, self.per_channel = graph, scheme, bits, per_channel
-        self.names = Names(graph)
+        self.names, self.tracking = Names(graph), tracking
         self.scales = {name: scales[source] for name, source in scheme.sources.items()}
+        self.points = {  # the names of the scale and the zero point of each range
+            name: tuple(self.names.take_fresh(f"{name}_{end}") for end in ("scale", "zero_point"))
+            for name in scheme.ranged
+        }
 
     def add(self, name: str, value: Array) -> str:
         """Add a constant; return its name."""
         name = self.names.take_fresh(name)
         self.graph.initializers[name] = value
         return name
+
+    def add_point(self, name: str, value: str, scale: Scale) -> None:
+        """Add the scale and the zero point of a range.
+
+        name: the name of the range.  value: the value that it is one of, before it is rounded.
+        """
+        point, tracking = self.points[name], self.tracking
+        if tracking is None:
+            constants = np.asarray(scale.scale), np.asarray(scale.zero, scale.dtype)
+            self.graph.initializers.update(zip(point, constants, strict=True))
+            return
+        bounds = self.add(f"{name}_range", np.array(tracking.ranges[name], np.float32))
+        attrs = {"signed": int(scale.dtype == np.int8), "symmetric": int(tracking.symmetric),
+                 "momentum": tracking.momentum}  # fmt: skip
+        title = self.names.take_fresh(f"{name}/TrackedScale")
+        inputs = value, bounds
+        self.graph.nodes.append(Node("TrackedScale", inputs, point, attrs, OURS, title))
 
     def append(
         self, op: str, inputs: tuple[str, ...], output: str, domain: str = "", **attrs: int
@@ -405,17 +431,14 @@ class _Insertion:
     def round_weights(self) -> None:
         """Let products read their weights and biases rounded, while these stay float."""
         kept: dict[tuple[str, ...], str] = {}
-        units: dict[str, str] = {}
         for product in self.scheme.products:
             node = product.node
             attrs = {"axis": product.axis if self.per_channel else -1, "bits": self.bits}
             axis = str(attrs["axis"])
             inputs = [node.inputs[0], self.round_once(kept, (product.weight,), axis, attrs)]
             if product.bias:
-                name = product.activation
-                if name not in units:
-                    units[name] = self.add(f"{name}_unit", np.asarray(self.scales[name].scale))
-                read = product.bias, product.weight, units[name]
+                unit, _ = self.points[self.scheme.sources[product.activation]]
+                read = product.bias, product.weight, unit
                 inputs.append(self.round_once(kept, read, axis, attrs))
             node.inputs = tuple(inputs)
         self.graph.opsets.setdefault(OURS, 1)
@@ -436,7 +459,6 @@ class _Insertion:
             op = "RoundWeights" if len(inputs) == 1 else "RoundBias"
             value = self.names.take_fresh(f"{inputs[0]}_rounded")
             kept[key] = self.append(op, inputs, value, OURS, **attrs)
-            self.graph.types[value] = find_type(self.graph.initializers[inputs[0]])
         return kept[key]
 
     def quantise_activations(self) -> None:
@@ -457,10 +479,9 @@ class _Insertion:
                 if name in graph.types:
                     graph.types[source] = graph.types[name]
                 rounded = name
-            point = (
-                self.add(f"{name}_scale", np.asarray(scale.scale)),
-                self.add(f"{name}_zero_point", np.asarray(scale.zero, scale.dtype)),
-            )
+            point = self.points[self.scheme.sources[name]]
+            if self.scheme.sources[name] == name:
+                self.add_point(name, source, scale)
             integers = self.names.take_fresh(f"{name}_quantized")
             self.append("QuantizeLinear", (source, *point), integers)
             graph.types[integers] = find_type(np.zeros((), scale.dtype)).but(

@@ -24,6 +24,7 @@ from engine.graphs.offline.normalize import (
     turn_into_inputs,
 )
 from engine.graphs.offline.proximal import hold, make_anchors
+from engine.graphs.offline.quantize import list_tracked, track_ranges
 from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, set_training_form
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -112,8 +113,8 @@ def make_artifacts(
 
     build_loss: appends the loss.  None: the first output of the graph is the loss.
     additional_outputs: names of values that are outputs of both graphs, after the loss.
-    frozen_norms: see `batchnorm.choose_trained`.  Running statistics that training updates become
-        frozen parameters.
+    frozen_norms: see `batchnorm.choose_trained`; with True, ranges of rounded values are frozen,
+        too.  Running statistics and ranges that training updates become frozen parameters.
     proximal: whether gradients have a pull to anchors, see graphs/offline/proximal.py.
 
     Before   inputs x; initializers w; y = MatMul(x, w); output y
@@ -131,7 +132,9 @@ def make_artifacts(
     name_nodes(forward)
     _refuse_taken(forward, _list_fixed_names((*choice.trainable, *choice.inputs)))
     moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
-    choice = _with_statistics(forward, choice, give_own_statistics(forward, moving))
+    tracked = [] if frozen_norms is True or not choice.trainable else list_tracked(forward)
+    ranges = [node.inputs[1] for node in tracked]
+    choice = _with_statistics(forward, choice, [*give_own_statistics(forward, moving), *ranges])
     parameters = turn_into_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
@@ -154,7 +157,7 @@ def make_artifacts(
     forward.inputs = {**users, **new, **mine, **held}
     infer(name_nodes(forward))  # again, for the loss
     evaluation = set_inference_mode(forward.copy())  # with the original ops, before fusion
-    set_training_form(forward, moving)
+    track_ranges(set_training_form(forward, moving), list_tracked(forward) if tracked else [])
     fuse_patterns(forward, infer(forward))
     training = _append_gradients(forward, choice, infer(forward).types, is_held=proximal)
     for graph in (training, evaluation):

@@ -25,12 +25,13 @@ from engine.base.errors import (
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.may_add import add_by_table
-from engine.kernels.vocabulary.op import MS, Array
+from engine.kernels.vocabulary.op import MS, OURS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
 # The ops that can absorb the batch normalisation after them, and the axis of output channels in
 # their weights.
 ABSORBING = {"Conv": 0, "ConvTranspose": 1}
+FOLDED = (OURS, "FoldedNorm")  # its inputs 1 to 4 are as of BatchNormalization
 MAY_ADD = add_by_table(
     {f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING}
 )
@@ -39,6 +40,11 @@ MAY_ADD = add_by_table(
 def list_batch_norms(graph: Graph) -> list[Node]:
     """Return the batch normalisation nodes."""
     return [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
+
+
+def list_folded_norms(graph: Graph) -> list[Node]:
+    """Return the nodes of batch normalisations that are part of a convolution."""
+    return [n for n in graph.nodes if (n.domain, n.op) == FOLDED]
 
 
 def choose_trained(
@@ -60,9 +66,14 @@ def choose_trained(
         NameNotFoundError: a name is neither a batch normalisation nor a parameter of one.
         InputError: running statistics are listed as trained parameters.
     """
-    norms = list_batch_norms(graph)
+    norms = [*list_batch_norms(graph), *list_folded_norms(graph)]
     own = set(norms)
-    plain = {i for n in graph.nodes for k, i in enumerate(n.inputs) if n not in own or k < 3}
+    plain = {
+        name
+        for node in graph.nodes
+        for k, name in enumerate(node.inputs)
+        if node not in own or k not in STATISTICS
+    }
     moved = {n.inputs[k] for n in norms for k in STATISTICS}
     wrong = [name for name in trainable if name in moved and name not in plain]
     if wrong:
@@ -179,10 +190,18 @@ def set_training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
     After    y, m', v', mean, inv = com.microsoft::BatchNormInternal(x, s, b, m, v);
              z = BatchNormalization(y, ...)             # z was not in `trained`
 
+    A convolution that includes its normalisation keeps the weights of that form, which are rounded.
+
+    Before   w', b' = FoldedNorm(w, s, b, m, v); y = Conv(x, RoundWeights(w'), RoundBias(b', ...))
+    After    w', b', f = FoldedNorm(w, StopGradient(s), b, m, v);
+             a = Div(Conv(x, RoundWeights(w')), f);
+             y, m', v', mean, inv = com.microsoft::BatchNormInternal(a, s, b, m, v)
+
     Raises:
         ModelError: something reads an output that the new form does not compute.
     """
-    names, read, chosen = Names(graph), read_values(graph), set(trained)
+    chosen = {*trained, *_unfold_norms(graph, trained)}
+    names, read = Names(graph), read_values(graph)
     for node in list_batch_norms(graph):
         y, *rest = node.outputs
         if node not in chosen:
@@ -199,6 +218,51 @@ def set_training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
         node.attrs = {**node.attrs, "training_mode": 1}
         graph.opsets.setdefault(MS, 1)
     return graph
+
+
+def _unfold_norms(graph: Graph, trained: Sequence[Node]) -> list[Node]:
+    """Normalise after the convolutions that include a norm to train; return the nodes for that."""
+    names, readers, made = Names(graph), graph.find_consumers(), list[Node]()
+    for node in trained:
+        if (node.domain, node.op) != FOLDED:
+            continue
+        (rounding,) = (n for n in readers[node.outputs[0]] if n.op == "RoundWeights")
+        (conv,) = readers[rounding.outputs[0]]
+        y = conv.outputs[0]
+        divisor, flat, a, real, shape = (
+            names.take_fresh(f"{y}_{end}")
+            for end in ("divisor", "divisors", "scaled", "unscaled", "channels")
+        )
+        # The factor cancels except for roundings, through which gradients pass straight: without
+        # this stop, the scale would get what is left of two large sums that should be equal.
+        scale, still = node.inputs[1], names.take_fresh(f"{node.inputs[1]}_still")
+        graph.nodes.insert(0, Node("StopGradient", (scale,), (still,), {}, OURS, still))
+        inputs, node.inputs = node.inputs, (node.inputs[0], still, *node.inputs[2:])
+        node.outputs = (*node.outputs[:2], divisor)
+        conv.inputs, conv.outputs = conv.inputs[:2], (a,)
+        rank = _find_rank(graph, node.inputs[0])
+        assert rank is not None, "the weights of a folded norm are a parameter or a constant"
+        graph.initializers[shape] = np.array([-1, *[1] * (rank - 2)], np.int64)
+        graph.nodes += [
+            Node("Reshape", (divisor, shape), (flat,), {}, "", flat),
+            Node("Div", (a, flat), (real,), {}, "", real),
+        ]
+        if len(inputs) > 5 and inputs[5]:
+            moved, along = names.take_fresh(f"{y}_moved"), names.take_fresh(f"{y}_bias")
+            graph.nodes += [
+                Node("Reshape", (inputs[5], shape), (along,), {}, "", along),
+                Node("Add", (real, along), (moved,), {}, "", moved),
+            ]
+            real = moved
+        made.append(
+            Node("BatchNormalization", (real, *inputs[1:5]), (y,), dict(node.attrs), "",
+                 node.name)
+        )  # fmt: skip
+        node.name = names.take_fresh(f"{node.name}/FoldedNorm")
+    graph.nodes += made
+    if made:
+        graph.sort()
+    return made
 
 
 def drop_statistics(node: Node, read: Set[str]) -> None:
@@ -239,10 +303,13 @@ def refuse_readers(node: Node, names: Sequence[str], read: Set[str]) -> None:
         )
 
 
-def absorb_norms(graph: Graph) -> Graph:
+def absorb_norms(graph: Graph, trained: Collection[str] = ()) -> Graph:
     """Join each frozen batch normalisation with the convolution before it.
 
     The convolution gets weights and a bias that include the scale and the shift.
+
+    trained: names of convolutions whose normalisation stays one op, FoldedNorm, which training can
+        take apart again.
 
     Before   a = Conv(x, w, c); y = BatchNormalization(a, s, b, m, v)       nothing else reads a
     After    f = s / sqrt(v + epsilon); y = Conv(x, w f, (c - m) f + b)
@@ -269,7 +336,12 @@ def absorb_norms(graph: Graph) -> Graph:
         rank = _find_rank(graph, conv.inputs[1])
         if rank is not None and len(readers[a]) == 1 and _is_of_one_type(graph, conv, node):
             gone |= {conv, node}
-            nodes += _absorb(graph, names, conv, node, rank)
+            if conv.name in trained:
+                nodes += _fold(names, conv, node)
+            else:
+                nodes += _absorb(graph, names, conv, node, rank)
+    if trained:
+        graph.opsets.setdefault(OURS, 1)
     graph.nodes = [n for n in nodes if n not in gone]
     return graph
 
@@ -335,6 +407,18 @@ def _absorb(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> li
     inputs = (conv.inputs[0], weights, bias)
     nodes.append(Node(conv.op, inputs, norm.outputs[:1], dict(conv.attrs), "", conv.name))
     return nodes
+
+
+def _fold(names: Names, conv: Node, norm: Node) -> list[Node]:
+    """Return a convolution with weights and a bias of one op, and this op."""
+    x, weight, *bias = conv.inputs
+    made = tuple(names.take_fresh(f"{weight}_{end}") for end in ("folded", "shift"))
+    inputs = (weight, *norm.inputs[1:], *bias)
+    attrs = {k: v for k, v in norm.attrs.items() if k in ("epsilon", "momentum")}
+    return [
+        Node(FOLDED[1], inputs, made, attrs, FOLDED[0], norm.name),
+        Node(conv.op, (x, *made), norm.outputs[:1], dict(conv.attrs), "", conv.name),
+    ]
 
 
 def _find_dtype(graph: Graph, name: str) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ Backward  of dequantise: dscale = sum dx (q - zero).  None through integers; so 
           inside the range: dx = dy where low <= round(x / scale) + zero <= high, 0 elsewhere
           RoundWeights takes its scales from the largest weight of each channel, so that none is
           outside: dx = dy; RoundBias takes them times the scale of the activation
+          TrackedScale moves a range towards the batch's: none
 Source    Jacob et al., "Quantization and training of neural networks for efficient
           integer-arithmetic-only inference", CVPR 2018; Bengio et al., arXiv 1308.3432
 """
@@ -393,6 +394,46 @@ def _round_bias(nodes: Nodes) -> tuple[str, ...]:
     return (nodes.op("Mul", nodes.op("Round", nodes.op("Div", nodes.x(0), scale)), scale),)
 
 
+def _tracked_infer(site: Site) -> tuple[TensorType, ...]:
+    T = site.real(0).dtype
+    if site.shaped(1, (2,)).dtype != T:
+        site.fail(f"the range is {site.type(1)} and the value {site.type(0)}", "one element type")
+    momentum = site.attrs["momentum"]
+    if not 0 <= momentum <= 1:
+        site.fail(f"momentum={momentum}", "0 to 1")
+    kind = "i8" if site.attrs["signed"] else "u8"
+    made = TensorType(T, ()), TensorType(kind, ()), TensorType(T, (2,))
+    return made[: site.n_outs]
+
+
+def _tracked(nodes: Nodes) -> tuple[str, ...]:
+    """Return the scale and the zero point of a range, and in training the range of the batch."""
+    attrs, span, batch = nodes.site.attrs, nodes.x(1), ""
+    T = nodes.site.type(0).dtype
+    if attrs["training_mode"]:
+        ends = [nodes.op(op, nodes.x(0), keepdims=0) for op in ("ReduceMin", "ReduceMax")]
+        flat = [nodes.op("Reshape", end, nodes.const([1], "i64")) for end in ends]
+        batch = nodes.op("Concat", *flat, axis=0)
+        momentum = attrs["momentum"]
+        kept = nodes.op("Mul", span, nodes.like(momentum, 0))
+        span = nodes.op("Add", kept, nodes.op("Mul", batch, nodes.like(1 - momentum, 0)))
+    zero, one = nodes.like(0.0, 0), nodes.like(1.0, 0)
+    low = nodes.op("Min", nodes.op("ReduceMin", span, keepdims=0), zero)
+    high = nodes.op("Max", nodes.op("ReduceMax", span, keepdims=0), zero)
+    least, _ = find_limits(kind := "i8" if attrs["signed"] else "u8")
+    if attrs["symmetric"]:
+        bound = nodes.op("Max", nodes.op("Neg", low), high)
+        scale = nodes.op("Div", bound, nodes.like(127.0, 0))
+    else:
+        scale = nodes.op("Div", nodes.op("Sub", high, low), nodes.like(255.0, 0))
+    # A value that is always 0 is 0 in any scale, and 1 divides nothing by 0.
+    scale = nodes.op("Where", nodes.op("Equal", scale, zero), one, scale)
+    if attrs["symmetric"]:
+        return (scale, nodes.const(np.array(least + 128, NUMPY[kind]), kind), batch)
+    point = nodes.op("Sub", nodes.like(float(least), 0), nodes.op("Div", low, scale))
+    return (scale, _saturate(nodes, point, "", T, kind), batch)
+
+
 _LEVEL = "round(x / scale) + zero"
 _INPUTS = "x scale zero"
 _BOUNDS: dict[str, Kind] = {"quant_min": "float", "quant_max": "float"}
@@ -534,6 +575,18 @@ OPS = (
         grad=lambda grad, dy: (dy, None, None),
         no_gradient=frozenset((1, 2)),
         becomes=f"{_SCALED} Mul Reshape Round",
+    ),
+    Op(
+        name="TrackedScale",
+        domain=OURS,
+        inputs=(2, 2),
+        outputs=3,
+        attrs={"signed": 0, "symmetric": 0, "momentum": 0.99, "training_mode": 0},
+        infer=_tracked_infer,
+        expand=_tracked,
+        no_gradient=frozenset((0, 1)),
+        becomes="Add Cast Clip Concat Div Equal Max Min Mul Neg ReduceMax ReduceMin Reshape Round "
+        "Sub Where",
     ),
     Op(
         name="QuantizeDequantize",

@@ -83,7 +83,9 @@ class ModelTable(RecipeOptions):
         "integers (docs/quantization.md).",
     )
     qat_options: Mapping[str, Any] = declare_option(
-        {}, "Options of qat, such as {weight_bits = 4}; `edgegrad quantize` lists them."
+        {},
+        "Options of qat, such as {weight_bits = 4}: as of `edgegrad quantize`, and also ranges, "
+        "momentum and norms (docs/quantization.md).",
     )
     head: Literal["auto", "keep", "replace"] = declare_option(
         "auto",

@@ -31,7 +31,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
 from engine.models.catalog import Architecture, find_architecture
 from engine.models.named_model import make
-from engine.quantization import Quantization
+from engine.quantization import Qat
 from engine.system import files
 from engine.system.config import count_cores, switch
 from engine.tools.actions import run_config, run_data, runs
@@ -349,15 +349,13 @@ def _check_rounding(config: RunConfig, source: Path | Architecture) -> None:
         )
 
 
-def _make_rounding(config: RunConfig) -> Quantization:
+def _make_rounding(config: RunConfig) -> Qat:
     """Return the options of training with roundings.
 
     Raises:
         InputError, DTypeError: there is no such option, or its value does not fit.
     """
-    options: Quantization = option_tables.make(
-        Quantization, config.model.qat_options, "[model] qat_options"
-    )
+    options: Qat = option_tables.make(Qat, config.model.qat_options, "[model] qat_options")
     return options
 
 

@@ -10,6 +10,9 @@ Backward  with h = (x - mean) inv, inv = 1 / sqrt(var + epsilon), n values a cha
 Error     of mean and var: channels.py
 Source    Ioffe, Szegedy, arXiv 1502.03167
 
+FoldedNorm  the weights and the bias of a convolution that includes the normalisation after it:
+          f = scale / sqrt(var + epsilon);  w' = w f,  b' = B + (c - mean) f
+
 The ops are short for statistics (channels.py) and elementwise nodes, which are fused with what is
 around them: an activation after the normalisation, the mask of its gradient before the sums.
 """
@@ -155,6 +158,27 @@ def moving(nodes: Nodes, held: Sequence[str]) -> tuple[str, ...]:
             # in place, as the optimizer writes parameters.
             nodes.op("InPlaceAccumulatorV2", nodes.x(i), new, nodes.const([True], "b1"), domain=MS)
     return (y, *moved, *kept)
+
+
+def _expand_folded(nodes: Nodes) -> tuple[str, ...]:
+    """Return the weights and the bias of the convolution, and a divisor that undoes the factor."""
+    rank = nodes.site.type(0).rank
+    factor = nodes.op("Mul", nodes.x(1), inverse(nodes, nodes.x(4)))
+    along = nodes.op("Reshape", factor, nodes.const([-1, *[1] * (rank - 1)], "i64"))
+    centre = nodes.op("Sub", nodes.x(5), nodes.x(3)) if nodes.site.has(5) else (
+        nodes.op("Neg", nodes.x(3)))  # fmt: skip
+    bias = nodes.op("Add", nodes.x(2), nodes.op("Mul", centre, factor))
+    is_none = nodes.op("Equal", factor, nodes.like(0.0, 0))  # which divides nothing
+    divisor = nodes.op("Where", is_none, nodes.like(1.0, 0), factor)
+    return (nodes.op("Mul", nodes.x(0), along), bias, divisor)
+
+
+def _infer_folded(site: Site) -> tuple[TensorType, ...]:
+    w = site.real(0)
+    for i in (*range(1, 5), *([5] if site.has(5) else [])):
+        if site.shaped(i, w.shape[:1]).dtype != w.dtype:
+            site.fail(f"input {i} is {site.type(i)} and the weights {w}", "one element type")
+    return (w.but(), *[w.but(w.shape[:1])] * 2)[: site.n_outs]
 
 
 def _check(site: Site) -> TensorType:
@@ -353,15 +377,29 @@ OPS = (
         internal=True,
     ),
     Op(
+        name="FoldedNorm",
+        domain=OURS,
+        inputs=(5, 6),
+        outputs=3,
+        roles={0: Role.WEIGHT, **NORM, 3: Role.MEAN, 4: Role.VARIANCE, 5: Role.BIAS},
+        attrs=ATTRS,
+        infer=_infer_folded,
+        expand=_expand_folded,
+        no_gradient=frozenset((3, 4)),
+        becomes="Add Equal Mul Neg Reciprocal Reshape Sqrt Sub Where",
+    ),
+    Op(
         name="MoveStatistic",
         domain=OURS,
+        inputs=(3, 3),
+        outputs=1,
+        training_only=True,
         is_acting=True,
         attrs={"momentum": 0.9},
         infer=lambda site: (TensorType("b1", (1,)),),
         lower=_move,
         calls=MAP_KERNELS,
         no_gradient=frozenset(range(3)),
-        internal=True,
     ),
     Op(
         name="BatchNormalizationGrad",

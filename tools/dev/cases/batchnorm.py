@@ -73,6 +73,15 @@ def held(
     return [y, mean, var, mean, 1 / np.sqrt(var + epsilon)]
 
 
+def fold(
+    w: Any, scale: Any, b: Any, mean: Any, var: Any, c: Any = 0.0, epsilon: float = 1e-5, **_: Any
+) -> Any:
+    """Weights and bias of a convolution that includes a normalisation, and what undoes it."""
+    factor = scale / np.sqrt(var + epsilon)
+    along = factor.reshape(-1, *[1] * (w.ndim - 1))
+    return [w * along, b + (c - mean) * factor, np.where(factor == 0, 1, factor)]
+
+
 def three(*ins: Any, **attrs: Any) -> Any:
     return train(*ins, **attrs)[:3]
 
@@ -182,6 +191,13 @@ CASES = (
              reference=lambda x: list(moments(x)))
         for s in (*SHAPES, (2, 5, 70, 80), (3, 600, 7, 7))
     ),
+    *(
+        Case("FoldedNorm", (f32(3, 2, 3, 3), *_ins(1, 3)[1:], *bias), {"epsilon": 1e-3},
+             grad=(0, 1, 2, 5)[: 3 + len(bias)], domain="engine", outs=3, reference=fold)
+        for bias in ((), (f32(3),))
+    ),
+    Case("FoldedNorm", (f32(2, 4, 1, 1), np.array([0.0, 2.0], np.float32), *_ins(1, 2)[2:]),
+         domain="engine", outs=3, reference=fold, name="folded-norm-of-nothing"),
     Case("BatchNormalization", _ins(8, 96, 56, 56), TRAIN, outs=3, bench=True,
          name="batchnorm-train", tol=1e-5, reference=three),
     Case("BatchNormalizationGrad", (f32(8, 96, 56, 56), f32(8, 96, 56, 56), *_ins(1, 96)[1:4]),

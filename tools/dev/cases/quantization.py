@@ -296,4 +296,33 @@ ROUNDED = (
          reference=_round_bias, name="round-bias-finely"),
 )  # fmt: skip
 
-CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *FAKE, *ROUNDED)
+
+def _track(
+    x: np.ndarray, bounds: np.ndarray, signed: int = 0, symmetric: int = 0,
+    momentum: float = 0.99, training_mode: int = 0,
+) -> list[Any]:  # fmt: skip
+    """Scale and zero point of a range that has moved, and the range of the batch."""
+    batch = np.array([x.min(), x.max()])
+    low, high = momentum * bounds + (1 - momentum) * batch if training_mode else bounds
+    low, high = min(low, 0), max(high, 0)
+    least, kind = (-128, "int8") if signed else (0, "uint8")
+    scale = max(-low, high) / 127 if symmetric else (high - low) / 255
+    scale = scale or 1.0
+    zero = least + 128 if symmetric else np.clip(np.rint(least - low / scale), least, least + 255)
+    made = [np.asarray(scale, x.dtype), np.asarray(zero, kind), batch.astype(x.dtype)]
+    return made if training_mode else made[:2]
+
+
+TRACKED = (
+    *(Case("TrackedScale", (f32(2, 3, 5, low=-2.0, high=4.0), np.array([-1.3, 2.7], np.float32)),
+           {"signed": signed, "symmetric": symmetric, "momentum": 0.75, "training_mode": mode},
+           domain="engine", outs=2 + mode, reference=_track,
+           name=f"tracked-scale-{signed}{symmetric}{mode}")
+      for signed in (0, 1) for symmetric in (0, 1) for mode in (0, 1)),
+    Case("TrackedScale", (f32(7), np.array([0.5, 2.7], np.float32)), domain="engine", outs=2,
+         reference=_track, name="tracked-scale-positive"),
+    Case("TrackedScale", (f32(7), np.zeros(2, np.float32)), domain="engine", outs=2,
+         reference=_track, name="tracked-scale-nothing"),
+)  # fmt: skip
+
+CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *FAKE, *ROUNDED, *TRACKED)
