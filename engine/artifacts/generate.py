@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,8 +22,8 @@ from engine.base.errors import (
     NameNotFoundError,
     StateError,
     UnsupportedOpError,
-    find_caller_level,
     suggest_nearest,
+    warn_user,
 )
 from engine.base.fields import expand_options
 from engine.base.signatures import check_arguments
@@ -123,7 +122,7 @@ def generate_artifacts(
     spec, method = _choose_loss(loss), _choose_optimizer(optimizer)
     forward = control.unroll(separate_equal(precision.widen_weights(onnx_io.load(model))))
     for note in forward.notes:
-        warnings.warn(note, ModelWarning, stacklevel=find_caller_level())
+        warn_user(note, ModelWarning)
     paths = Paths.of(forward.metadata)
     trained, frozen = (paths.resolve(n, forward.initializers) for n in (trained, frozen))
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
@@ -131,7 +130,7 @@ def generate_artifacts(
     if asked.ties is None:
         copies = ties.find(forward, trained, frozen)
         if copies:
-            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=find_caller_level())
+            warn_user(ties.tell(forward, copies), ModelWarning)
     else:
         trained, frozen = ties.tie(forward, asked.ties, trained, frozen)
     if asked.update is not None:
@@ -139,7 +138,7 @@ def generate_artifacts(
         norms = still if norms is None else norms
     if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
         told = precision.tell(forward, list_parameters(forward))
-        warnings.warn(told, ModelWarning, stacklevel=find_caller_level())
+        warn_user(told, ModelWarning)
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):

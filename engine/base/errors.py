@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 
 COMPARED = 200  # letters of the longest name that `suggest_nearest` looks at
@@ -193,15 +194,16 @@ def defects(
         raise InternalError(whose if owner else whose + report) from error
 
 
-def find_caller_level() -> int:
-    """Return the `stacklevel` with which the calling function's warning names its user's line.
-
-    This is the line of the first caller outside this package.
-    """
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("engine."):
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the first caller outside this package and `contextlib`."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("engine.") or module == "contextlib"
 
 
 def suggest_nearest(name: str, known: Iterable[str]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from engine.base import arguments
-from engine.base.errors import ModelWarning, StateError
+from engine.base.errors import ModelWarning, StateError, warn_user
 from engine.base.signatures import check_arguments
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.model_accessor import get_current
@@ -115,7 +114,7 @@ class TrainingBlock(Block):
         frozen = [name for name, value in chosen.items() if not value]
         graph = onnx_io.load(self.base)
         for note in graph.notes:
-            warnings.warn(note, ModelWarning, stacklevel=2)
+            warn_user(note, ModelWarning)
         choice = training.choose(graph, trainable, frozen)
         made = training.make_artifacts(graph, choice, None, ())
         tensors = self.base.graph.initializer

@@ -21,12 +21,11 @@ import os
 import stat
 import struct
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.base.errors import CacheWarning
+from engine.base.errors import CacheWarning, warn_user
 from engine.system import trust
 from engine.system.config import PREFIX, switch
 
@@ -89,12 +88,11 @@ def _told_once() -> Iterator[None]:
         base = find_cache_dir()
         name = None if base is None else os.fspath(base)
         if _told.setdefault(name, found) is found:  # not another thread's
-            warnings.warn(
+            warn_user(
                 f"the cache folder {name!r} is not used: {found}, so that what is in it may not "
                 f"be yours; delete that, or let {PREFIX}CACHE_DIR name a folder that you alone can "
                 "write to, in folders that nobody else can exchange",
                 CacheWarning,
-                stacklevel=2,
             )
         raise
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.base.errors import InputError, ModelWarning, find_caller_level
+from engine.base.errors import InputError, ModelWarning, warn_user
 from engine.data.array_files import is_array_file
 from engine.data.dataset import Dataset
 from engine.data.folders import TRAIN, split_of
@@ -47,11 +46,10 @@ def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> NamedMod
         )
     made = make(kind, data=dataset, seed=seed, **given)
     if made.random:
-        warnings.warn(
+        warn_user(
             f"{kind.name}: {', '.join(made.random)} stay random: the weights have them for "
             "another number of classes",
             ModelWarning,
-            stacklevel=find_caller_level(),
         )
     return made
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine.base.errors import (
     EngineError,
     FileError,
     StateError,
+    warn_user,
 )
 from engine.trainer import identity, nonfinite, runs
 from engine.trainer.averages import Averages, read_parameters, set_values
@@ -316,7 +316,7 @@ class RunCheckpoints:
             )
             if must:
                 raise FileError(text) from error
-            warnings.warn(f"{text}, and the training goes on", CheckpointWarning, stacklevel=2)
+            warn_user(f"{text}, and the training goes on", CheckpointWarning)
             return False
         return True
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import InputError, ModelWarning
+from engine.base.errors import InputError, ModelWarning, warn_user
 from engine.data.loader import Batches
 from engine.data.sources import batches
 
@@ -64,7 +63,7 @@ def make_batches(
     )
     if isinstance(source, Batches):
         raise InputError(f"{told}: make them with drop_last=True")
-    warnings.warn(f"{told}; {left} samples of an epoch are left out", ModelWarning, stacklevel=3)
+    warn_user(f"{told}; {left} samples of an epoch are left out", ModelWarning)
     return batches(source, batch_size=size, **{**options, "drop_last": True})
 
 

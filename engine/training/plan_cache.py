@@ -24,14 +24,13 @@ import hashlib
 import json
 import os
 import struct
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from engine.base.errors import CacheWarning
+from engine.base.errors import CacheWarning, warn_user
 from engine.base.package import FOLDER, VERSION
 from engine.runtime import mapping
 from engine.system import cache, files, trust
@@ -227,7 +226,7 @@ class Records:
         told = "" if self.beside is None else f"{self.beside.path}: {why}; the plan is made anew"
         if told and told not in _told:
             _told.add(told)
-            warnings.warn(told, CacheWarning, stacklevel=2)
+            warn_user(told, CacheWarning)
 
     def read_cached(self, name: str) -> bytes | None:
         """Return the record of a key in the cache folder; None if there is none."""
@@ -285,10 +284,9 @@ class Records:
         complaint = self.explain_unusable(model, setting)
         if complaint and complaint not in _told:
             _told.add(complaint)
-            warnings.warn(
+            warn_user(
                 f"{complaint}plans are made anew; to renew it, run `{make_command(self.folder)}`",
                 CacheWarning,
-                stacklevel=2,
             )
 
 

@@ -9,12 +9,11 @@ integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapte
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from engine.base.errors import DTypeError, ModelWarning, find_caller_level
+from engine.base.errors import DTypeError, ModelWarning, warn_user
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.half import (
     cast_ends,
@@ -104,7 +103,7 @@ def widen_weights(graph: Graph) -> Graph:
     half = find_half_weights(graph)
     if not half:
         return graph
-    warnings.warn(describe_halves(half), ModelWarning, stacklevel=find_caller_level())
+    warn_user(describe_halves(half), ModelWarning)
     return widen_graph(graph)
 
 
@@ -167,11 +166,10 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
     for name in sorted(chosen):
         most = np.abs(graph.initializers[name]).max(initial=0)
         if most > _LARGEST[half]:
-            warnings.warn(
+            warn_user(
                 f"the model is written as float32: {name!r} has {most:g}, and {_NAMES[half]} ends "
                 f"at {_LARGEST[half]:.6g}",
                 ModelWarning,
-                stacklevel=find_caller_level(),
             )
             return graph
     for name in chosen:

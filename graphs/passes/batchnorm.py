@@ -6,7 +6,6 @@ frozen one uses its running statistics, and a convolution before it can absorb i
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
@@ -19,8 +18,8 @@ from engine.base.errors import (
     ModelError,
     ModelWarning,
     NameNotFoundError,
-    find_caller_level,
     suggest_nearest,
+    warn_user,
 )
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.infer import infer
@@ -137,13 +136,12 @@ def _warn_of_default(norms: Sequence[Node]) -> None:
     names = ", ".join(repr(n.name or n.outputs[0]) for n in norms[:3])
     more = f" and {len(norms) - 3} more" if len(norms) > 3 else ""
     one = len(norms) == 1
-    warnings.warn(
+    warn_user(
         f"batch {'normalisation' if one else 'normalisations'} {names}{more} "
         f"{'uses and keeps its' if one else 'use and keep their'} running statistics in training, "
         "because neither scale nor bias is trained; set frozen_batch_norm=True to keep "
         "this, or False to use the statistics of the batch in all of them",
         ModelWarning,
-        stacklevel=find_caller_level(),
     )
 
 

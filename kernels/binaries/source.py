@@ -15,11 +15,10 @@ import contextlib
 import functools
 import importlib.util
 import sys
-import warnings
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from engine.base.errors import EngineError, FileError
+from engine.base.errors import EngineError, FileError, warn_user
 from engine.kernels.binaries import shipped
 from engine.kernels.binaries.shipped import Shipment
 from engine.kernels.machine import levels
@@ -152,7 +151,7 @@ def list_usable() -> list[KernelSet]:
     except FileError as error:
         if not compiles:
             raise
-        warnings.warn(f"{error}. Kernels are compiled instead", RuntimeWarning, stacklevel=2)
+        warn_user(f"{error}. Kernels are compiled instead", RuntimeWarning)
         return [_make_native()]
     if sets:
         return sets

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
 from engine import errors
+from engine.base.errors import warn_user
 from engine.errors import (
     EngineError,
     OutOfMemoryError,
@@ -57,3 +61,16 @@ def test_switches(monkeypatch: pytest.MonkeyPatch, name: str, value: str, messag
 def test_too_little_memory() -> None:
     with pytest.raises(OutOfMemoryError, match=r"moments: 4611686018427387904 bytes cannot"):
         allocate(2**62, what="moments")
+
+
+@contextlib.contextmanager
+def _warn_on_leaving() -> Iterator[None]:
+    yield
+    exec("warn_user('text', UserWarning)", {"__name__": "engine.somewhere", "warn_user": warn_user})
+
+
+def test_a_warning_names_the_line_outside_the_package() -> None:
+    with pytest.warns(UserWarning, match="text") as caught, _warn_on_leaving():
+        pass
+    (warning,) = caught
+    assert warning.filename == __file__

@@ -84,6 +84,14 @@ def test_no_loose_ends(path: Path) -> None:
             )
 
 
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_warnings_name_the_line_of_the_user(path: Path) -> None:
+    """`warn_user` finds it; files that run without this package warn for themselves."""
+    alone = {"engine/base/errors.py", "engine/alias/edgegrad/__init__.py",
+             "engine/federated/trimmed.py"}  # fmt: skip
+    assert _name(path) in alone or "warnings.warn(" not in path.read_text("utf-8")
+
+
 @pytest.mark.parametrize("path", C_FILES, ids=_name)
 def test_c_is_written_as_the_rest(path: Path) -> None:
     """The rules of ruff and of the test above hold for C: short lines, no tabs, no loose ends."""

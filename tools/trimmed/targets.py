@@ -236,7 +236,7 @@ _REFUSED = {
 
 
 def names() -> list[str]:
-    """Return the names of targets that `resolve` accepts, besides those of processors."""
+    """Return the names of targets; `resolve` accepts names of processors, too."""
     return ["native", *TARGETS, *ALIASES]
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import glob
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,8 +34,8 @@ from engine.base.errors import (
     ShapeError,
     StateError,
     UnsupportedOpError,
-    find_caller_level,
     suggest_nearest,
+    warn_user,
 )
 from engine.base.signatures import check_arguments
 from engine.system.paths import Paths
@@ -142,11 +141,10 @@ def export(
     with in_mode(module, trains=True), silently(torch):
         program, outputs, moved = program_of(torch, module, call, opset)
     for name in moved:
-        warnings.warn(
+        warn_user(
             f"the module changes its buffer {name!r} while it runs forward, and the exported model "
             "does not: it keeps the value that it has now",
             ModelWarning,
-            stacklevel=find_caller_level(),
         )
     held = set(program.model.graph.initializers)
     _write(program, module, given)
@@ -194,11 +192,10 @@ def train_reached(make: Callable[[Sequence[str]], Made], train: Sequence[str]) -
             raise error from None
         names = ", ".join(map(repr, error.names[:SHOWN]))
         more = f" and {len(error.names) - SHOWN} more" if len(error.names) > SHOWN else ""
-        warnings.warn(
+        warn_user(
             f"the loss does not depend on {names}{more}: they stay as they are, as with torch's "
             "optimizers; requires_grad_(False) or train= says that this is intended",
             ModelWarning,
-            stacklevel=find_caller_level(),
         )
         return made
 
@@ -356,11 +353,10 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
         )
     dead = [row for row in table if row.status == support.FORWARD]
     if dead:
-        warnings.warn(
+        warn_user(
             "no gradient flows through these nodes: replace the parts of the module, or train only "
             f"parameters after them, by train=[...]:{describe(dead)}",
             ModelWarning,
-            stacklevel=find_caller_level(),
         )
 
 
@@ -411,11 +407,10 @@ def _compare(
             fault = error
             continue
         if drops:
-            warnings.warn(
+            warn_user(
                 "the module drops in evaluation mode, too, and the evaluation and exports of the "
                 "model do not",
                 ModelWarning,
-                stacklevel=find_caller_level(),
             )
         return worst
     because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
@@ -423,11 +418,10 @@ def _compare(
 
 
 def _skip_comparison(unknown: Collection[str]) -> float:
-    warnings.warn(
+    warn_user(
         "outputs are not compared with torch's: the module draws random numbers by "
         f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
         ModelWarning,
-        stacklevel=find_caller_level(),
     )
     return 0.0
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.base.errors import ModelError, ModelWarning, find_caller_level
+from engine.base.errors import ModelError, ModelWarning, warn_user
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
@@ -87,11 +86,10 @@ def compare(
 
 
 def _warn_of_draws(unknown: Iterable[str]) -> None:
-    warnings.warn(
+    warn_user(
         "gradients are not compared with torch's: the module draws random numbers by "
         f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
         ModelWarning,
-        stacklevel=find_caller_level(),
     )
 
 
