@@ -23,13 +23,16 @@ from engine.kernels.ops.attention.backward import attention_grad
 from engine.kernels.ops.attention.forward import attention
 from engine.kernels.ops.conv import convolution, weight_gradient
 from engine.kernels.ops.conv.convolution import conv
-from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad
+from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
+from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, wrap
 from engine.tools.dev.cases.case import Case
 from tests.support.halves import EPSILON, Alone, may_be_halves, round_to_half
 from tests.support.harness import run
+
+WALKS = (rnn, rnn_grad, lstm, lstm_grad, gru, gru_grad_after, gru_grad_before)
 
 
 def gradients(case: Case) -> Iterator[Alone]:
@@ -167,7 +170,7 @@ def check_halves(
     seen = {n: a if n in cut or f"{n}_in" not in graph.inputs else -a for n, a in seen.items()}
     expected = run(one.graph, seen, threads=2)
     calls = list_ops()[one.node.domain, one.node.op].calls or ()
-    keeps = lstm in calls or lstm_grad in calls
+    keeps = any(walk in calls for walk in WALKS)
     for name in one.outputs:
         want = -expected[name]
         near = EPSILON[half] if name in halves else 2.0**-20

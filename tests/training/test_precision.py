@@ -12,6 +12,9 @@ import pytest
 from engine.api import CheckpointState, Module
 from engine.base.plan_options import PRECISIONS, PlanOptions
 from engine.errors import EngineError
+from engine.graphs.io import onnx_io
+from engine.kernels.vocabulary.op import TensorType
+from engine.models.layers import Layers
 from engine.runtime.program import BoundProgram
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
@@ -121,6 +124,24 @@ def test_a_change_of_what_plans_are_made_for_makes_a_new_plan() -> None:
     assert use().plan.nbytes <= budget
     memory.planning = PlanOptions()
     assert use() is single, "programs are kept"
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrences_keep_16_bits(kind: str, gates: int) -> None:
+    """A step's work memory: what walks keep for the backward pass, and what they make of it."""
+    to, n = Layers(), 64
+    to.shapes |= {"w": (1, gates * n, 32), "r": (1, gates * n, n), "b": (1, 2 * gates * n)}
+    y = to.add_op("Transpose", to.add_op("Tanh", "x"), perm=[1, 0, 2])
+    y = to.add_op(kind, y, "w", "r", "b", hidden_size=n)
+    to.classify(to.add_op("ReduceMean", y, axes=[0, 1], keepdims=0), n)
+    model = onnx_io.to_bytes(to.make_graph(kind, TensorType("f32", ("batch", 40, 32))))
+    work = {}
+    for precision in PRECISIONS[:3]:
+        trainer = Trainer.from_onnx(model, "cross_entropy", threads=1, precision=precision)
+        plan = trainer.plan_of(np.zeros((16, 40, 32), np.float32), np.zeros(16, np.int64))
+        work[precision] = plan.compute_region_bytes("work")
+    assert work["bf16"] <= 0.6 * work["f32"]
+    assert work["f16"] <= 0.6 * work["f32"]
 
 
 @halves

@@ -13,18 +13,23 @@ from engine.kernels.ops.recurrent.recurrence import (
     WALK,
     WALK_WORDS,
     WalkReach,
+    count_call_scratch,
     count_products,
     dy_at,
     fill,
     is_first,
     longest,
+    mover,
     padded,
     part,
+    place,
     product,
+    reader,
     row_at,
     state_at,
     time_at,
     time_before,
+    writer,
     y_at,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -41,69 +46,102 @@ from engine.kernels.vocabulary.kernel import (
 )
 
 
-def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
-    """Return inline functions: what comes between the two products, and the rest of a step."""
-    times, whole = product(target, T), cells.gru(T, f, g)
+def _after(target: Target, T: str, f: str, g: str, Q: str) -> tuple[Inline, Inline, Inline]:
+    """Return inline functions: what comes between the two products, the rest of a step, and what
+    keeps the inner products, which are stored as Q.
+    """
+    times, whole, narrow = product(target, T), cells.gru(T, f, g), mover(Q, T)
 
     @inline
-    def middle(gates, h, inner, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, keeps, g):
+    def in_place(inner, work, d, t, b, keeps, g):
+        """R_n h + b of a row: where the backward pass will read it, or in scratch."""
         n = g.hidden
-        at = state_at(g, d, r0) * n
-        ld = g.state_b * n
-        # R_n h + b of the step: where the backward pass will read it, or in scratch.
-        q = pick(keeps, off(inner, row_at(g, d, t, r0) * n), off(work, at))
-        ldq = g.row_b * n if keeps != 0 else ld
-        times(off(h, at), ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode)
+        return pick(keeps, off(inner, row_at(g, d, t, b) * n), off(work, state_at(g, d, b) * n))
 
     @inline
-    def end(a, q, h, n):
+    def in_scratch(inner, work, d, t, b, keeps, g):
+        return off(work, state_at(g, d, b) * g.hidden)
+
+    @inline
+    def nothing(inner, work, d, t, b, keeps, g):
+        """Do nothing: the products are where they are kept."""
+
+    @inline
+    def converted(inner, work, d, t, b, keeps, g):
+        n = g.hidden
+        if keeps != 0:
+            narrow(off(inner, row_at(g, d, t, b) * n), off(work, state_at(g, d, b) * n), n)
+
+    of, keep = (in_place, nothing) if Q == T else (in_scratch, converted)
+    is_kept = int(Q == T)
+
+    @inline
+    def middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_at, bias, mode, keeps, g):
+        n, ld = g.hidden, g.state_b * g.hidden
+        ldq = g.row_b * n if keeps * is_kept != 0 else ld
+        q = of(inner, work, d, t, r0, keeps, g)
+        times(off(h, state_at(g, d, r0) * n), ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode)
+
+    @inline
+    def end(a, h, inner, work, d, t, b, keeps, g):
+        n = g.hidden
+        q = of(inner, work, d, t, b, keeps, g)
         whole(z=a, r=off(a, n), n=off(a, 2 * n), q=q, h=h, length=n)
 
-    return middle, end
+    return middle, end, keep
 
 
-def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
+def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline, Inline]:
     """Return the same functions for a state that is reset first."""
     times, zero = product(target, T), Native("zero", (T,))
     reset, state = cells.gru_reset(T, f), cells.gru_state(T, g)
 
     @inline
-    def middle(gates, h, inner, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, keeps, g):
+    def middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_at, bias, mode, keeps, g):
         n = g.hidden
         # r h of every row first: R_n is multiplied with all rows at once, 0 for rows that have
         # ended.
         for b in range(r0, r1):
             at = state_at(g, d, b) * n
             if t < lens[b]:
-                a = off(gates, row_at(g, d, t, b) * 3 * n)
+                a = off(now, (b - r0) * ldc)
                 reset(z=a, r=off(a, n), h=off(h, at), q=off(work, at), length=n)
             else:
                 zero(off(work, at), n)
-        at, to = state_at(g, d, r0) * n, off(gates, row_at(g, d, t, r0) * 3 * n + 2 * n)
+        at = state_at(g, d, r0) * n
         # n's gate += R_n (r h): the state was reset before the product.
-        times(off(work, at), g.state_b * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
+        a, ld = off(work, at), g.state_b * n
+        times(a, ld, b_at, off(now, 2 * n), ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
 
     @inline
-    def end(a, q, h, n):
+    def end(a, h, inner, work, d, t, b, keeps, g):
+        n = g.hidden
         state(off(a, 2 * n), a, h, off(a, 2 * n), h, n)
 
-    return middle, end
+    @inline
+    def nothing(inner, work, d, t, b, keeps, g):
+        """Do nothing: there are no inner products to keep."""
+
+    return middle, end, nothing
 
 
 def _gru_reach(c: KernelCall) -> Reach:
     w, keeps = WalkReach(c), c.keeps and c.flag(3)
+    in_place = keeps and not any(c.params[6:])
     return {
         "gates": 3 * w.rows, "h0": w.states, "y": w.y if c.has_y else 0, "h": w.states,
-        "inner": w.rows if keeps else 0, "work": 0 if keeps else w.states,
+        "inner": w.rows if keeps else 0, "work": 0 if in_place else w.states,
+        "rows": count_call_scratch(c, "gru", 4),
     }  # fmt: skip
 
 
 @kernel(
     f"""
-    gates: update T[...]   panels: T[last, hidden, up(2 * hidden, tile_columns)] if first < last
+    gates: update G[...]   panels: T[last, hidden, up(2 * hidden, tile_columns)] if first < last
     panels_n: T[last, hidden, up(hidden, tile_columns)] if first < last
     bias: T[last, 6, hidden] if has_bias and after and first < last   {LENS}   h0: T[...]
-    y, h, inner: out T[...]   work: scratch T[...]   has_bias, has_y, has_gates, keeps: i64   {WALK}
+    y: out Y[...]   h: out T[...]   inner: out Q[...]   work, rows: scratch T[...]
+    has_bias, has_y, has_gates, keeps: i64   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_gru_reach,
@@ -111,16 +149,29 @@ def _gru_reach(c: KernelCall) -> Reach:
     f=(SIGMOID,),
     g=(TANH,),
 )
-def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
+def gru(
+    target: Target,
+    T: str,
+    f: str,
+    g: str,
+    after: int,
+    G: str = "",
+    Y: str = "",
+    Q: str = "",
+) -> Body:
     """All steps of a GRU; `after`: the reset gate scales R_n h + b, otherwise h.
 
     gates: by rows, on entry the products of X, then z, r, n, and 0 after a row's length; panels,
     panels_n: R_z and R_r, R_n, transposed; h: the state, from h0 to the last; y: all h, or none;
-    inner: by rows, R_n h + b before all steps, if it `keeps` them; work: as the states.
+    inner: by rows, R_n h + b before all steps, if it `keeps` them; work: as the states.  G, Y, Q:
+    how gates, y and inner are stored, T if empty.
     """
+    G, Y, Q = G or T, Y or T, Q or T
     times, wide = product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
-    middle, end = _after(target, T, f, g) if after else _before(target, T, f, g)
+    step, widen, write = place(T, G), reader(T, G), writer(T, G)
+    keep_y, start = mover(Y, T), fill(T)
+    zero, zero_y = Native("zero", (G,)), Native("zero", (Y,))
+    middle, end, keep = _after(target, T, f, g, Q) if after else _before(target, T, f, g)
 
     def body(
         gates,
@@ -133,6 +184,7 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
         h,
         inner,
         work,
+        rows,
         has_bias,
         has_y,
         has_gates,
@@ -142,7 +194,8 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
         nthreads,
     ):
         n = g.hidden
-        ldc, mode = g.row_b * 3 * n, BIAS if has_bias != 0 else 0
+        mine = off(rows, tid * g.batch * 3 * n)
+        mode = BIAS if has_bias != 0 else 0
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(h, h0, g, d, r0, r1)
@@ -151,23 +204,27 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
             rbn = pick(has_bias, off(bias, (6 * d + 5) * n), b_n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
+                now, ldc = step(gates, g, d, t, r0, 3 * n, mine)
                 if t < last:
-                    a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 3 * n)
-                    times(a, g.state_b * n, b_zr, to, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
-                    middle(gates, h, inner, work, d, t, r0, r1, lens, b_n, ldc, rbn, mode, keeps, g)
+                    for b in range(r0, r1):
+                        widen(gates, row_at(g, d, t, b) * 3 * n, off(now, (b - r0) * ldc), 3 * n)
+                    a = off(h, state_at(g, d, r0) * n)
+                    times(a, g.state_b * n, b_zr, now, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
+                    middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_n, rbn, mode, keeps, g)
                 for b in range(r0, r1):
                     at, into = state_at(g, d, b) * n, off(y, y_at(g, d, t, b) * n)
-                    i = row_at(g, d, t, b) * n
-                    gate = off(gates, 3 * i)
+                    i, gate = row_at(g, d, t, b) * 3 * n, off(now, (b - r0) * ldc)
                     if t < lens[b]:
-                        end(gate, pick(keeps, off(inner, i), off(work, at)), off(h, at), n)
+                        end(gate, off(h, at), inner, work, d, t, b, keeps, g)
+                        write(gates, i, gate, 3 * n)
+                        keep(inner, work, d, t, b, keeps, g)
                         if has_y != 0:
-                            copy(into, off(h, at), n)
+                            keep_y(into, off(h, at), n)
                     else:
                         if has_gates != 0:
-                            zero(gate, 3 * n)
+                            zero(off(gates, i), 3 * n)
                         if has_y != 0:
-                            zero(into, n)
+                            zero_y(into, n)
 
     return body
 
@@ -178,17 +235,18 @@ def _gru_grad_after_reach(c: KernelCall) -> Reach:
         "gates": 3 * w.rows, "y": w.y, "inner": w.rows if c.kept else 0, "h0": w.states,
         "dy": w.dy, "dhn": w.states, "dgates": 3 * w.rows, "dinner": 3 * w.rows, "past": w.rows,
         "dh": w.states, "work": 0 if c.kept else w.states,
+        "rows": count_call_scratch(c, "gru_grad_after", 3),
     }  # fmt: skip
 
 
 @kernel(
     f"""
-    gates, y, inner: T[...]
+    gates: G[...]   y: Y[...]   inner: Q[...]
     panels: T[last, 3 * hidden, up(hidden, tile_columns)] if first < last
     panels_n: T[last, hidden, up(hidden, tile_columns)] if not kept and first < last
     bias: T[last, 6, hidden] if not kept and has_bias and first < last   {LENS}
-    h0, dy, dhn: T[...]   dgates, dinner, past, dh: out T[...]   work: scratch T[...]
-    kept, has_bias: i64   {WALK}
+    h0: T[...]   dy: D[...]   dhn: T[...]   dgates, dinner, past: out G[...]   dh: out T[...]
+    work, rows: scratch T[...]   kept, has_bias: i64   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_gru_grad_after_reach,
@@ -196,15 +254,28 @@ def _gru_grad_after_reach(c: KernelCall) -> Reach:
     slope_f=(SIGMOID_SLOPE,),
     slope_g=(TANH_SLOPE,),
 )
-def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
+def gru_grad_after(
+    target: Target,
+    T: str,
+    slope_f: str,
+    slope_g: str,
+    G: str = "",
+    Y: str = "",
+    D: str = "",
+    Q: str = "",
+) -> Body:
     """The adjoint of `gru` with `after`, from dy and dhn.
 
     gates, y: as it left them, and inner if it is `kept`; otherwise it is computed again, from
     panels_n: R_n^T; panels: R; dgates, dinner: the gradients of the products of X and of h; past:
-    the h before every row; dh: gradient of h0; work: as the states.
+    the h before every row; dh: gradient of h0; work: as the states.  G, Y, D, Q: how gates and
+    dgates, dinner, past, y, dy and inner are stored, T if empty.
     """
+    G, Y, D, Q = G or T, Y or T, D or T, Q or T
     times, wide = product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    step, write, start = place(T, G), writer(T, G), fill(T)
+    gates_of, dy_of, inner_of = reader(T, G), reader(T, D), reader(T, Q)
+    from_state, from_y, zero = mover(T, T), mover(T, Y), Native("zero", (T,))
     run = cells.gru_grad(T, slope_f, slope_g)
 
     @inline
@@ -214,6 +285,16 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
             dz=da, dr=off(da, n), dn=off(da, 2 * n), iz=di, ir=off(di, n), iq=off(di, 2 * n),
             length=n,
         )  # fmt: skip
+
+    @inline
+    def chosen(kept, inner, i, work, at, row, n):
+        return pick(kept, off(inner, i), off(work, at))
+
+    @inline
+    def converted(kept, inner, i, work, at, row, n):
+        return inner_of(inner, i, row, n)  # products that are stored in 16 bits are kept
+
+    q_of = chosen if Q == T else converted
 
     def body(
         gates,
@@ -231,6 +312,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
         past,
         dh,
         work,
+        rows,
         kept,
         has_bias,
         g,
@@ -239,6 +321,14 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     ):
         # q's bias is n's part of the second half of B; the other parts were added beforehand.
         n, mode = g.hidden, BIAS if has_bias != 0 else 0
+        # Scratch of what is not stored as T: the gradients of all rows of a step, and the h before;
+        # of a row its gates, its inner product and dy.
+        mine = off(rows, tid * (7 * g.batch + 5) * n)
+        inner_rows = off(mine, 3 * g.batch * n)
+        old_rows = off(inner_rows, 3 * g.batch * n)
+        gate_row = off(old_rows, g.batch * n)
+        q_row = off(gate_row, 3 * n)
+        dy_row = off(q_row, n)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
@@ -248,36 +338,49 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
             rbn, ld = pick(has_bias, off(bias, (6 * d + 5) * n), b_n), g.state_b * n
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
+                now, lda = step(dgates, g, d, t, r0, 3 * n, mine)
+                within, ldi = step(dinner, g, d, t, r0, 3 * n, inner_rows)
+                before, ldo = step(past, g, d, t, r0, n, old_rows)
                 for b in range(r0, r1):
-                    i = row_at(g, d, t, b) * n
+                    old = off(before, (b - r0) * ldo)
                     if t < lens[b]:
-                        first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
-                        old = off(h0, state_at(g, d, b) * n)
                         # past: the h that R was multiplied with, from which dR is made for all
                         # steps at once.
-                        copy(off(past, i), pick(first, old, off(y, y_at(g, d, e, b) * n)), n)
+                        if is_first(g, d, t, lens[b]) != 0:
+                            from_state(old, off(h0, state_at(g, d, b) * n), n)
+                        else:
+                            from_y(old, off(y, y_at(g, d, time_before(g, d, t), b) * n), n)
                     else:
-                        zero(off(past, i), n)
+                        zero(old, n)
+                    write(past, row_at(g, d, t, b) * n, old, n)
                 # q = R_n h' + b was not kept: computed again, for all rows of the step.
                 if t < last and kept == 0:
-                    old, q = off(past, row_at(g, d, t, r0) * n), off(work, state_at(g, d, r0) * n)
-                    times(old, g.row_b * n, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
+                    q = off(work, state_at(g, d, r0) * n)
+                    times(before, ldo, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
-                    da, di = off(dgates, 3 * i), off(dinner, 3 * i)
+                    da, di = off(now, (b - r0) * lda), off(within, (b - r0) * ldi)
                     if t < lens[b]:
-                        add = off(dy, dy_at(g, d, t, b) * n)
-                        old, q = off(past, i), pick(kept, off(inner, i), off(work, at))
-                        cell(off(gates, 3 * i), q, old, add, off(dh, at), da, di, n)
+                        cell(
+                            gates_of(gates, 3 * i, gate_row, 3 * n),
+                            q_of(kept, inner, i, work, at, q_row, n),
+                            off(before, (b - r0) * ldo),
+                            dy_of(dy, dy_at(g, d, t, b) * n, dy_row, n),
+                            off(dh, at),
+                            da,
+                            di,
+                            n,
+                        )
                     else:
                         zero(da, 3 * n)
                         zero(di, 3 * n)
+                    write(dgates, 3 * i, da, 3 * n)
+                    write(dinner, 3 * i, di, 3 * n)
                 if t < last:
                     # Forward: the products with h' are R_z h', R_r h' and q; so dh' += R^T of their
                     # gradients.
-                    a, lda = off(dinner, row_at(g, d, t, r0) * 3 * n), g.row_b * 3 * n
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(a, lda, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE)
+                    times(within, ldi, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE)
 
     return body
 
@@ -287,14 +390,17 @@ def _gru_grad_before_reach(c: KernelCall) -> Reach:
     return {
         "gates": 3 * w.rows, "y": w.y, "h0": w.states, "dy": w.dy, "dhn": w.states,
         "dgates": 3 * w.rows, "past": 3 * w.rows, "dh": w.states, "work": w.states,
+        "rows": count_call_scratch(c, "gru_grad_before", 3),
     }  # fmt: skip
 
 
 @kernel(
     f"""
-    gates, y: T[...]   panels: T[last, 2 * hidden, up(hidden, tile_columns)] if first < last
+    gates: G[...]   y: Y[...]
+    panels: T[last, 2 * hidden, up(hidden, tile_columns)] if first < last
     panels_n: T[last, hidden, up(hidden, tile_columns)] if first < last   {LENS}
-    h0, dy, dhn: T[...]   dgates, past, dh: out T[...]   work: scratch T[...]   {WALK}
+    h0: T[...]   dy: D[...]   dhn: T[...]   dgates, past: out G[...]   dh: out T[...]
+    work, rows: scratch T[...]   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_gru_grad_before_reach,
@@ -302,20 +408,47 @@ def _gru_grad_before_reach(c: KernelCall) -> Reach:
     slope_f=(SIGMOID_SLOPE,),
     slope_g=(TANH_SLOPE,),
 )
-def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
+def gru_grad_before(
+    target: Target, T: str, slope_f: str, slope_g: str, G: str = "", Y: str = "", D: str = ""
+) -> Body:
     """The adjoint of `gru` without `after`, from dy and dhn.
 
     gates, y: as it left them; panels, panels_n: R_z and R_r, R_n; past: by rows, what each gate's R
-    was multiplied with: h, h, r h; dh: gradient of h0; work: as the states.
+    was multiplied with: h, h, r h; dh: gradient of h0; work: as the states.  G, Y, D: how gates and
+    dgates, past, y and dy are stored, T if empty.
     """
+    G, Y, D = G or T, Y or T, D or T
     times, wide = product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    step, write, start = place(T, G), writer(T, G), fill(T)
+    gates_of, dy_of = reader(T, G), reader(T, D)
+    copy, from_y, zero = mover(T, T), mover(T, Y), Native("zero", (T,))
     state, reset = cells.gru_state_grad(T, slope_f, slope_g), cells.gru_reset_grad(T, slope_f)
 
     def body(
-        gates, y, panels, panels_n, lens, h0, dy, dhn, dgates, past, dh, work, g, tid, nthreads
+        gates,
+        y,
+        panels,
+        panels_n,
+        lens,
+        h0,
+        dy,
+        dhn,
+        dgates,
+        past,
+        dh,
+        work,
+        rows,
+        g,
+        tid,
+        nthreads,
     ):
-        n, ld, lda = g.hidden, g.state_b * g.hidden, g.row_b * 3 * g.hidden
+        n, ld = g.hidden, g.state_b * g.hidden
+        # Scratch of what is not stored as T: the gates' gradients of all rows of a step, and what R
+        # was multiplied with; of a row its gates and dy.
+        mine = off(rows, tid * (6 * g.batch + 4) * n)
+        old_rows = off(mine, 3 * g.batch * n)
+        gate_row = off(old_rows, 3 * g.batch * n)
+        dy_row = off(gate_row, 3 * n)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
@@ -323,37 +456,44 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
             b_zr, b_n = off(panels, d * wide(n) * 2 * n), off(panels_n, d * wide(n) * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
+                now, lda = step(dgates, g, d, t, r0, 3 * n, mine)
+                before, ldo = step(past, g, d, t, r0, 3 * n, old_rows)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
+                    da, old = off(now, (b - r0) * lda), off(before, (b - r0) * ldo)
                     if t < lens[b]:
-                        first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
-                        old = pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n))
-                        copy(off(past, i), old, n)
+                        if is_first(g, d, t, lens[b]) != 0:
+                            copy(old, off(h0, at), n)
+                        else:
+                            from_y(old, off(y, y_at(g, d, time_before(g, d, t), b) * n), n)
                         # One past for each gate, as n's gate was multiplied with r h and not with
                         # h.
-                        copy(off(past, i + n), old, n)
-                        add, da, to = off(dy, dy_at(g, d, t, b) * n), off(dgates, i), off(dh, at)
-                        z, u = off(gates, i), off(gates, i + 2 * n)
-                        dn = off(da, 2 * n)
+                        copy(off(old, n), old, n)
+                        z = gates_of(gates, i, gate_row, 3 * n)
+                        add, u = dy_of(dy, dy_at(g, d, t, b) * n, dy_row, n), off(z, 2 * n)
+                        to, dn = off(dh, at), off(da, 2 * n)
                         state(z=z, n=u, h=old, dy=add, dh=to, dz=da, dn=dn, length=n)
                     else:
-                        zero(off(past, i), 3 * n)
-                        zero(off(dgates, i), 3 * n)
+                        zero(old, 3 * n)
+                        zero(da, 3 * n)
                 if t < last:
-                    a, at = off(dgates, row_at(g, d, t, r0) * 3 * n), state_at(g, d, r0) * n
-                    into = off(work, at)
+                    into = off(work, state_at(g, d, r0) * n)
                     # Forward: n's gate = a_n + R_n (r h'); so d(r h') = R_n^T dn, which the cells
                     # then divide between r and h'.
-                    times(off(a, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0)
+                    times(off(now, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0)
                     for b in range(r0, r1):
                         i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
                         if t < lens[b]:
-                            old, r, dq = off(past, i), off(gates, i + n), off(work, at)
-                            dr, to = off(dgates, i + n), off(dh, at)
-                            rh = off(past, i + 2 * n)
-                            reset(r=r, h=old, dq=dq, dh=to, dr=dr, q=rh, length=n)
+                            da, old = off(now, (b - r0) * lda), off(before, (b - r0) * ldo)
+                            r = gates_of(gates, i + n, gate_row, n)
+                            dq, to, rh = off(work, at), off(dh, at), off(old, 2 * n)
+                            reset(r=r, h=old, dq=dq, dh=to, dr=off(da, n), q=rh, length=n)
                     to = off(dh, state_at(g, d, r0) * n)
                     # Forward: a_z and a_r = ... + R h'; so dh' += R_z^T dz + R_r^T dr.
-                    times(a, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE)
+                    times(now, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE)
+                for b in range(r0, r1):
+                    i = row_at(g, d, t, b) * 3 * n
+                    write(dgates, i, off(now, (b - r0) * lda), 3 * n)
+                    write(past, i, off(before, (b - r0) * ldo), 3 * n)
 
     return body

@@ -16,6 +16,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     WALK_WORDS,
     WalkReach,
     chooser,
+    count_call_scratch,
     count_products,
     dy_at,
     fill,
@@ -43,27 +44,10 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
-    pick,
 )
 
 # P of an LSTM, which only a kernel with peepholes reads.
 _PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"
-
-
-def count_scratch(kind: str, batch: int, hidden: int, *stored: str) -> int:
-    """Return the elements of scratch memory of a thread of a walk.
-
-    kind: "lstm" or "lstm_grad".  stored: the types of 16 bits of its operands; "" for T.
-    """
-    if not any(stored):
-        return 0
-    return (4 * batch + (7 if kind == "lstm_grad" else 0)) * hidden
-
-
-def _count_call_scratch(c: KernelCall, kind: str, first: int) -> int:
-    """Return the reach into the scratch memory of a walk; first: its first parameter of a type."""
-    each = count_scratch(kind, int(c.batch), int(c.hidden), *map(str, c.params[first:]))
-    return c.scratch(each, each) if c.first < c.last else 0
 
 
 def _lstm_reach(call: KernelCall) -> Reach:
@@ -71,7 +55,7 @@ def _lstm_reach(call: KernelCall) -> Reach:
     return {
         "gates": 4 * w.rows, "h0": w.states, "c0": w.states, "y": w.y if call.has_y else 0,
         "h": w.states, "c": w.states, "cells": w.rows if call.has_cells else 0,
-        "work": _count_call_scratch(call, "lstm", 6),
+        "work": count_call_scratch(call, "lstm", 6),
     }  # fmt: skip
 
 
@@ -200,7 +184,7 @@ def _lstm_grad_reach(c: KernelCall) -> Reach:
         "gates": 4 * w.rows, "cells": w.rows, "y": w.y, "h0": w.states, "c0": w.states,
         "dy": w.dy, "dhn": w.states, "dcn": w.states, "dgates": 4 * w.rows, "past": w.rows,
         "dh": w.states, "dc": w.states, "dp": 3 * w.states if has_peepholes else 0,
-        "work": _count_call_scratch(c, "lstm_grad", 7),
+        "work": count_call_scratch(c, "lstm_grad", 7),
     }  # fmt: skip
 
 
@@ -337,21 +321,22 @@ def _rnn_reach(c: KernelCall) -> Reach:
 @kernel(
     f"""
     gates: update T[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
-    {LENS}   h0: T[...]   y, h: out T[...]   has_y: i64   {WALK}
+    {LENS}   h0: T[...]   y: out Y[...]   h: out T[...]   has_y: i64   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_rnn_reach,
     multiply_adds=count_products("gates"),
     f=(TANH, RELU),
 )
-def rnn(target: Target, T: str, f: str) -> Body:
+def rnn(target: Target, T: str, f: str, Y: str = "") -> Body:
     """Run all time steps of an RNN.
 
     gates: by rows, on entry the products of X, and used up; panels: R^T; h: the state, from h0 to
-    the last; y: all h, or none, 0 after a row's length.
+    the last; y: all h, or none, 0 after a row's length.  Y: how y is stored, T if empty.
     """
+    Y = Y or T
     cell, times, wide = cells_.rnn(T, f), product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    keep_y, zero_y, start = mover(Y, T), Native("zero", (Y,)), fill(T)
 
     def body(gates, panels, lens, h0, y, h, has_y, g, tid, nthreads):
         n = g.hidden
@@ -371,9 +356,9 @@ def rnn(target: Target, T: str, f: str) -> Body:
                     if t < lens[b]:
                         cell(off(gates, row_at(g, d, t, b) * n), at, n)
                         if has_y != 0:
-                            copy(into, at, n)
+                            keep_y(into, at, n)
                     elif has_y != 0:
-                        zero(into, n)
+                        zero_y(into, n)
 
     return body
 
@@ -382,51 +367,65 @@ def _rnn_grad_reach(c: KernelCall) -> Reach:
     w = WalkReach(c)
     return {
         "y": w.y, "h0": w.states, "dy": w.dy, "dhn": w.states, "dgates": w.rows, "past": w.rows,
-        "dh": w.states,
+        "dh": w.states, "rows": count_call_scratch(c, "rnn_grad", 2),
     }  # fmt: skip
 
 
 @kernel(
     f"""
-    y: T[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
-    {LENS}   h0, dy, dhn: T[...]   dgates, past, dh: out T[...]   {WALK}
+    y: Y[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
+    {LENS}   h0: T[...]   dy: D[...]   dhn: T[...]   dgates, past: out Y[...]   dh: out T[...]
+    rows: scratch T[...]   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_rnn_grad_reach,
     multiply_adds=count_products("dgates"),
     slope_f=(TANH_SLOPE, RELU_SLOPE),
 )
-def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
+def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "") -> Body:
     """The adjoint of `rnn`, from dy and dhn.
 
-    y: as it left it; panels: R; past: the h before every row; dh: gradient of h0.
+    y: as it left it; panels: R; past: the h before every row; dh: gradient of h0.  Y, D: how y,
+    dgates and past, and dy are stored, T if empty.
     """
+    Y, D = Y or T, D or T
     cell, times, wide = cells_.rnn_grad(T, slope_f), product(target, T), padded(target, T)
-    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    step, write, start = place(T, Y), writer(T, Y), fill(T)
+    y_of, dy_of, from_state, from_y = reader(T, Y), reader(T, D), mover(Y, T), mover(Y, Y)
+    zero, zero_kept = Native("zero", (T,)), Native("zero", (Y,))
 
-    def body(y, panels, lens, h0, dy, dhn, dgates, past, dh, g, tid, nthreads):
+    def body(y, panels, lens, h0, dy, dhn, dgates, past, dh, rows, g, tid, nthreads):
         n = g.hidden
+        # Scratch of what is not stored as T: the gates' gradients of all rows of a step; of a row
+        # its y and dy.
+        mine = off(rows, tid * (g.batch + 2) * n)
+        y_row = off(mine, g.batch * n)
+        dy_row = off(y_row, n)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
+                now, lda = step(dgates, g, d, t, r0, n, mine)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
+                    da = off(now, (b - r0) * lda)
                     if t < lens[b]:
-                        first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
-                        old = pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n))
-                        copy(off(past, i), old, n)
-                        now, add = off(y, y_at(g, d, t, b) * n), off(dy, dy_at(g, d, t, b) * n)
-                        cell(now, add, off(dh, at), off(dgates, i), off(dh, at), n)
+                        if is_first(g, d, t, lens[b]) != 0:
+                            from_state(off(past, i), off(h0, at), n)
+                        else:
+                            from_y(off(past, i), off(y, y_at(g, d, time_before(g, d, t), b) * n), n)
+                        own = y_of(y, y_at(g, d, t, b) * n, y_row, n)
+                        add = dy_of(dy, dy_at(g, d, t, b) * n, dy_row, n)
+                        cell(own, add, off(dh, at), da, off(dh, at), n)
                     else:
-                        zero(off(past, i), n)
-                        zero(off(dgates, i), n)
+                        zero_kept(off(past, i), n)
+                        zero(da, n)
+                    write(dgates, i, da, n)
                 # Forward: a_t = W x_t + R h_(t-1) + b; so dh_(t-1) += R^T da_t.
                 if t < last:
-                    a, to = off(dgates, row_at(g, d, t, r0) * n), off(dh, state_at(g, d, r0) * n)
-                    lda = g.row_b * n
-                    times(a, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, n, g, ACCUMULATE)
+                    to = off(dh, state_at(g, d, r0) * n)
+                    times(now, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, n, g, ACCUMULATE)
 
     return body

@@ -83,6 +83,31 @@ class WalkReach:
         return c.span(start, (steps, by_time), (c.batch, by_row)) * int(c.hidden)
 
 
+# Scratch of walks whose operands are stored in 16 bits, in rows of one number for each hidden unit:
+# for each row of the batch, and besides.  A step is computed there.
+_SCRATCH = {
+    "lstm": (4, 0), "lstm_grad": (4, 7), "gru": (3, 0), "gru_grad_after": (7, 5),
+    "gru_grad_before": (6, 4), "rnn_grad": (1, 2),
+}  # fmt: skip
+
+
+def count_scratch(kind: str, batch: int, hidden: int, *stored: str) -> int:
+    """Return the elements of scratch memory of a thread of a walk.
+
+    kind: the name of its kernel.  stored: the types of 16 bits of its operands; "" for T.
+    """
+    if not any(stored):
+        return 0
+    each, besides = _SCRATCH[kind]
+    return (each * batch + besides) * hidden
+
+
+def count_call_scratch(c: KernelCall, kind: str, first: int) -> int:
+    """Return the reach into the scratch memory of a walk; first: its first parameter of a type."""
+    each = count_scratch(kind, int(c.batch), int(c.hidden), *map(str, c.params[first:]))
+    return c.scratch(each, each) if c.first < c.last else 0
+
+
 def count_products(gates: str) -> Callable[[KernelCall], int]:
     """Return the multiply-adds of a walk: all gates of all rows, each a sum over hidden units."""
     return lambda c: int(c.elements[gates] * c.hidden)

@@ -8,8 +8,8 @@ Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what pass
           passes (`give_gru_grads_inner_products`); otherwise that is computed again
 Padding   after a row's length gates and Y are 0 and states stay: no gradient passes there
 Error     as of the products; a step adds the rounding of its gates
-Halves    an LSTM reads X and keeps Y, cells and gates in 16 bits, and their gradients; its walks
-          compute in float32, on rows of one step, and pass states on in float32
+Halves    X is read, and Y, cells, gates and R_n h' + b are kept, in 16 bits, and so are their
+          gradients; walks compute in float32, on rows of one step, and pass states on in float32
 
 W x of all steps is one product, so are dX, dW and dR; the steps between are kernels of their own
 (recurrence.py).  `com.microsoft` has the training forms of onnxruntime-training, of one direction
@@ -24,7 +24,7 @@ from typing import Any
 
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
-from engine.kernels.ops.recurrent.lstm import count_scratch, lstm, lstm_grad, rnn, rnn_grad
+from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.recurrent.recurrence import (
     recurrent_bias,
     recurrent_lengths,
@@ -89,7 +89,7 @@ def _rnn(lowering: Lowering) -> None:
     y, h = lowering.y(0) if lowering.wants(0) else None, w.get_output(1, "h")
     for i, ((f,), words) in enumerate(w.group_directions()):
         lowering.call(
-            rnn(w.T, f.formula),
+            rnn(w.T, f.formula, *w.list_stored(y)),
             gates=gates,
             panels=panels,
             lens=lens,
@@ -107,23 +107,23 @@ def _rnn_grad(lowering: Lowering) -> None:
     panels, lens, h0 = w.pack_panels(0, 1, False), w.get_lengths(), w.get_input("h0")
     # The walk leaves the gradients of all gates and the h before every step: dX, dW, dR and db are
     # then products and sums over all steps at once.
-    dgates, past, dh = (
-        lowering.temp(w.T, (w.rows, w.all)),
-        lowering.temp(w.T, (w.rows, w.all)),
-        w.get_output(4, "h"),
-    )
+    y, dy, dh = w.get_input("y"), w.get_input("dy"), w.get_output(4, "h")
+    stored, kind = w.list_stored(y, dy), y.type.dtype
+    dgates, past = (lowering.temp(kind, (w.rows, w.all)) for _ in range(2))
+    rows = w.make_scratch("rnn_grad", stored)
     for i, ((f,), words) in enumerate(w.group_directions()):
         lowering.call(
-            rnn_grad(w.T, f.slope),
-            y=w.get_input("y"),
+            rnn_grad(w.T, f.slope, *stored),
+            y=y,
             panels=panels,
             lens=lens,
             h0=h0,
-            dy=w.get_input("dy"),
+            dy=dy,
             dhn=w.get_input("dh"),
             dgates=dgates,
             past=past,
             dh=dh,
+            rows=rows,
             g=words,
             updates=_list_shared(i, "dgates past dh"),
         )
@@ -146,8 +146,7 @@ def _lstm(lowering: Lowering) -> None:
     cells = w.get_output(3, "cells") if training else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
     stored = w.list_stored(gates, cells, y)
-    each = count_scratch("lstm", w.batch, w.n, *stored)
-    work = lowering.temp(w.T, (lowering.threads * each,))
+    work = w.make_scratch("lstm", stored)
     for i, ((f, g, out), words) in enumerate(w.group_directions()):
         lowering.call(
             lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple, *stored),
@@ -178,9 +177,7 @@ def _lstm_grad(lowering: Lowering) -> None:
     # Factors of products with all rows, which are stored as the gates are.
     G = gates.type.dtype
     dgates, past = w.temp("gates", G), lowering.temp(G, (w.rows, w.d * w.n))
-    work = lowering.temp(
-        w.T, (lowering.threads * count_scratch("lstm_grad", w.batch, w.n, *stored),)
-    )
+    work = w.make_scratch("lstm_grad", stored)
     dh, dc = w.get_output(4, "h"), w.get_output(5, "c")
     # P's gradient row by row, as rows belong to threads; summed over the rows afterwards.
     dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
@@ -232,9 +229,11 @@ def _gru(lowering: Lowering) -> None:
     y, h, work = lowering.y(0) if lowering.wants(0) else None, w.get_output(1, "h"), w.temp("h")
     # R_n h' + b is kept if the plan has both passes: H numbers a row save a product.
     inner = lowering.y(3) if after and lowering.wants(3) else None
+    stored = w.list_stored(gates, y, inner)
+    rows = w.make_scratch("gru", stored)
     for i, ((f, g), words) in enumerate(w.group_directions()):
         lowering.call(
-            gru(w.T, f.formula, g.formula, int(after)),
+            gru(w.T, f.formula, g.formula, int(after), *stored),
             gates=gates,
             panels=panels,
             panels_n=panels_n,
@@ -245,6 +244,7 @@ def _gru(lowering: Lowering) -> None:
             h=h,
             inner=inner,
             work=work,
+            rows=rows,
             has_bias=int(bias is not None),
             has_y=int(y is not None),
             has_gates=int(lowering.wants(2)),
@@ -257,27 +257,32 @@ def _gru(lowering: Lowering) -> None:
 def _gru_grad(lowering: Lowering) -> None:
     w = Walk(lowering)
     after = bool(lowering.site.attrs["linear_before_reset"])
-    bias, dgates = w.get("b") if after else None, w.temp("gates")
-    inner = w.get("inner") if after else None
+    bias, inner = (w.get("b"), w.get("inner")) if after else (None, None)
+    gates, y, dy = (w.get_input(name) for name in ("gates", "y", "dy"))
+    stored = w.list_stored(gates, y, dy, inner) if after else w.list_stored(gates, y, dy)
+    # Factors of products with all rows, which are stored as the gates are.
+    G = gates.type.dtype
+    dgates = w.temp("gates", G)
     panels = w.pack_panels(0, 3 if after else 2, False)
     # Needed to compute R_n h' again, or to go back through it.
     panels_n = None if inner else w.pack_panels(2, 1, after)
     read: dict[str, Any] = {
-        "gates": w.get_input("gates"), "y": w.get_input("y"), "lens": w.get_lengths(),
-        "h0": w.get_input("h0"), "dy": w.get_input("dy"), "dhn": w.get_input("dh"),
+        "gates": gates, "y": y, "lens": w.get_lengths(), "h0": w.get_input("h0"), "dy": dy,
+        "dhn": w.get_input("dh"),
     }  # fmt: skip
-    past = lowering.temp(w.T, (w.rows, w.all // 3 if after else w.all))
+    past = lowering.temp(G, (w.rows, w.all // 3 if after else w.all))
     # With r after R_n the gradients of the products with x and with h differ in n's gate.
-    dinner = w.temp("gates") if after else dgates
+    dinner = w.temp("gates", G) if after else dgates
     dh, work = w.get_output(4, "h"), w.temp("h")
     only_after: dict[str, Any] = {}
     if after:
         only_after = {"inner": inner, "bias": bias, "dinner": dinner}
         only_after |= {"kept": int(inner is not None), "has_bias": int(bias is not None)}
+    kernel = gru_grad_after if after else gru_grad_before
+    rows = w.make_scratch(kernel.name, stored)
     for i, ((f, g), words) in enumerate(w.group_directions()):
-        kernel = gru_grad_after if after else gru_grad_before
         lowering.call(
-            kernel(w.T, f.slope, g.slope),
+            kernel(w.T, f.slope, g.slope, *stored),
             **read,
             panels=panels,
             panels_n=panels_n,
@@ -285,6 +290,7 @@ def _gru_grad(lowering: Lowering) -> None:
             past=past,
             dh=dh,
             work=work,
+            rows=rows,
             g=words,
             **only_after,
             updates=_list_shared(i, "dgates dinner past dh"),
@@ -416,7 +422,16 @@ def _never(site: Site) -> tuple[Array, ...]:
     return ()
 
 
-# X, Y, cells and gates, and the gradients of Y and of X; states stay, as steps add to them.
+# X, Y, cells, gates and inner products, and the gradients of Y and of X; states stay, as steps add
+# to them.
+_RNN_STORAGES = (
+    Storage(frozenset({0}), frozenset({0})),
+    Storage(frozenset({0, 5, 6}), frozenset({0})),
+)
+_GRU_STORAGES = (
+    Storage(frozenset({0}), frozenset({0, 2, 3})),
+    Storage(frozenset({0, 6, 7, 8, 10}), frozenset({0})),
+)
 _LSTM_STORAGES = (
     Storage(frozenset({0}), frozenset({0, 3, 4})),
     Storage(frozenset({0, 6, 7, 8, 9}), frozenset({0})),
@@ -434,7 +449,7 @@ def _forms(
     rule: Any,
     inputs: int,
     outputs: dict[str, int],
-    storages: tuple[Storage | None, Storage | None] = (None, None),
+    storages: tuple[Storage, Storage],
 ) -> tuple[Op, ...]:
     """Return the op, its training forms and their gradients; `calls`: kernels with its cells.
 
@@ -509,6 +524,7 @@ OPS = (
         no_gradient=frozenset({4}),
         fold=_never,
         samples=Samples.RECURRENT,
+        storage=_RNN_STORAGES[0],
     ),
     Op(
         name="RNNGrad",
@@ -523,6 +539,7 @@ OPS = (
         lower=_rnn_grad,
         calls=(rnn_grad, *WALK_BACK_KERNELS),
         accumulates=(1, 2),
+        storage=_RNN_STORAGES[1],
     ),
     *_forms(
         "GRU",
@@ -534,6 +551,7 @@ OPS = (
         _gru_rule,
         6,
         {MS: 3, OURS: 4},
+        _GRU_STORAGES,
     ),
     *_forms(
         "LSTM",

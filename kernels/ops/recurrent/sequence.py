@@ -16,6 +16,7 @@ from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.recurrent.cells import Curve, read_curves
 from engine.kernels.ops.recurrent.recurrence import (
     WALK_WORDS,
+    count_scratch,
     recurrent_bias,
     recurrent_lengths,
     recurrent_pack,
@@ -183,6 +184,11 @@ class Walk:
         """Return the types of 16 bits that operands are stored in, "" for T; none if all are T."""
         kinds = [drop_same(x.type.dtype, self.T) if x else "" for x in operands]
         return kinds if any(kinds) else []
+
+    def make_scratch(self, kind: str, stored: Sequence[str]) -> Operand:
+        """Return the scratch memory of a walk; kind, stored: as of `count_scratch`."""
+        each = count_scratch(kind, self.batch, self.n, *stored)
+        return self.lowering.temp(self.T, (self.lowering.threads * each,))
 
     def get_output(self, i: int, what: str) -> Operand:
         """Return output i, or a temporary if nobody reads it."""
