@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import math
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.tools import cli
-from engine.tools.dev.browser import Page, browser
+from engine.tools.dev.browser import Page, browser, serve
 from tests.bindings import drill
 from tests.bindings.packages import make_package
 from tests.support.needs import needs_browser
@@ -26,27 +21,6 @@ from tests.support.places import PATHS, ROOT
 from tests.support.shown import shows
 
 EXAMPLE = ROOT / "examples" / "browser"
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Hands out the files of a folder, and is quiet."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """Yield the address at which a folder can be read."""
-    handler = functools.partial(Handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def wait_for(page: Page, script: str) -> Any:

@@ -1,4 +1,4 @@
-"""Headless browser, driven over two pipes by the DevTools protocol.
+"""Headless browser, and a server of pages for it: driven over two pipes by the DevTools protocol.
 
 Source: https://chromedevtools.github.io/devtools-protocol/; messages end with a null byte
 (`--remote-debugging-pipe`: the browser reads from file 3 and writes to file 4).
@@ -7,6 +7,8 @@ Source: https://chromedevtools.github.io/devtools-protocol/; messages end with a
 from __future__ import annotations
 
 import base64
+import functools
+import http.server
 import itertools
 import json
 import os
@@ -15,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +26,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
-PATIENCE = 60.0  # seconds that an answer of the browser may take
+PATIENCE = 60.0  # seconds that an answer of the browser may take, unless a caller knows better
 
 _AS_3_AND_4 = """import os, sys
 for wanted, fd in zip((3, 4), sys.argv[1:3]):
@@ -31,11 +34,28 @@ for wanted, fd in zip((3, 4), sys.argv[1:3]):
 os.execv(sys.argv[3], sys.argv[3:])"""
 
 
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    """Hands out the files of a folder, and is quiet."""
+
+    def __init__(self, *args: Any, isolates: bool, **words: Any) -> None:
+        self._isolates = isolates
+        super().__init__(*args, **words)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def end_headers(self) -> None:
+        if self._isolates:
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
+
 class Browser:
     """Process of the browser; `open_page` opens files in it."""
 
-    def __init__(self, read: int, write: int) -> None:
-        self._read, self._write = read, write
+    def __init__(self, read: int, write: int, patience: float = PATIENCE) -> None:
+        self._read, self._write, self._patience = read, write, patience
         self._numbers = itertools.count(1)
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
@@ -65,7 +85,7 @@ class Browser:
                 return
 
     def _read_messages(self) -> Iterator[dict[str, Any]]:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self._patience
         while True:
             while b"\0" in self._buffer:
                 text, _, self._buffer = self._buffer.partition(b"\0")
@@ -129,8 +149,10 @@ class Page:
         )  # fmt: skip
 
     def ask(self, script: str) -> Any:
-        """Return the value of an expression of JavaScript."""
-        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)
+        """Return the value of an expression of JavaScript; of a promise, what it resolves to."""
+        answer = self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -175,15 +197,36 @@ class Page:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    """Yield a browser, until the end of the context."""
+def serve(folder: Path, *, isolates: bool = False) -> Iterator[str]:
+    """Yield the address at which a folder can be read.
+
+    isolates: its pages are isolated from other origins, so that they may share memory.
+    """
+    handler = functools.partial(_Handler, directory=str(folder), isolates=isolates)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def browser(*flags: str, patience: float = PATIENCE) -> Iterator[Browser]:
+    """Yield a browser, until the end of the context.
+
+    flags: more words of its command.
+    patience: seconds that an answer may take.
+    """
     assert PROGRAM is not None
     to_browser, from_browser = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = [
             PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
             "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe",
-            f"--user-data-dir={profile}",
+            f"--user-data-dir={profile}", *flags,
         ]  # fmt: skip
         fds = (to_browser[0], from_browser[1])
         process = subprocess.Popen(
@@ -196,7 +239,7 @@ def browser() -> Iterator[Browser]:
         )
         for fd in fds:
             os.close(fd)
-        running = Browser(from_browser[0], to_browser[1])
+        running = Browser(from_browser[0], to_browser[1], patience)
         try:
             yield running
         finally:
