@@ -77,7 +77,7 @@ class Subject:
     """The files of a workload for pages.
 
     folder: where they are.
-    losses: those of the engine's first steps.
+    losses: the engine's, of the first steps.
     values: the bytes of frozen parameters in what a library loads, by its name.
     """
 
@@ -135,7 +135,7 @@ class Trainer:
         bench = {p.name for p in folder.iterdir()} | {"checkpoint"}
         files = dict.fromkeys(folder / name.lstrip("/") for name in names)
         sizes = [f.stat().st_size for f in files if f.is_file() and f.name not in bench]
-        return sum(sizes) - self._subject.values.get(self.name, 0)
+        return int(sum(sizes)) - self._subject.values.get(self.name, 0)
 
     def compare_losses(self) -> float:
         """Return the largest difference from the engine's losses, relative to them."""
