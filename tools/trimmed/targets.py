@@ -283,7 +283,7 @@ def _fold(name: str) -> str:
 
 def _find_processor(name: str) -> tuple[str, str, str, str] | None:
     """Return the row of a processor that LLVM knows by a name, as in `TARGETS`; otherwise None."""
-    if name == "generic":  # of any architecture
+    if name in ("", "generic"):  # of any architecture
         return None
     systems = ("macos-arm64",) if name.startswith("apple-") else ("aarch64", "x86-64")
     for triple, _, _, instructions in map(TARGETS.__getitem__, systems):
@@ -321,6 +321,12 @@ def _check_core(target: Target) -> None:
     Raises:
         EngineError: it does not.
     """
+    features = [feature.strip("+-") for feature in target.features.split(",")]
+    for name, kind in ((target.cpu, "processor"), *((name, "feature") for name in features)):
+        if name == "help":  # for LLVM a request to list what it knows
+            raise EngineError(
+                f"target {target.triple}: 'help' is not a recognized {kind} for this target"
+            )
     words = [sys.executable, "-c", _MAKE_MACHINE, target.triple, target.cpu, target.features]
     done = subprocess.run(words, capture_output=True, text=True)
     line = next(iter(done.stderr.strip().splitlines()[-1:]), "")
