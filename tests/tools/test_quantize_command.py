@@ -118,13 +118,13 @@ def test_rows_of_a_table_have_no_accuracy(
              "-o", tmp_path / "run", "--epochs", "2", "--threads", "1")  # fmt: skip
     assert cli.main(["train", *map(str, words)]) == 0
     capsys.readouterr()
-    text = call(
-        capsys, tmp_path / "run", "--calibrate", tmp_path / "rows.csv", "-o", tmp_path / "q.onnx"
-    )
+    text = call(capsys, tmp_path / "run", "-o", tmp_path / "q.onnx")  # the data of the run
+    assert f"of {tmp_path / 'rows.csv'} (that it is calibrated with)" in text
     assert "mae          float " in text
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no data": ((), "model.onnx does not say which data calibrate it: give --calibrate PATH"),
     "nothing there": (("--calibrate", "none"), "none: no such file or folder"),
     "too many": (("--calibrate", "photos", "--samples", "31"), "--samples 31: the data have 30"),
     "pattern": (

@@ -68,7 +68,7 @@ def quantise_file(
     """Quantise a model, write it, and measure it beside the float one.
 
     source: an ONNX file, or the folder of a run, whose data are prepared as in its training.
-    table: the data that calibrate.
+    table: the data that calibrate; without a path those of the run.
     validation: the data to measure with; None for those that calibrate.
     samples: the number of samples to calibrate with, taken evenly; None for all.
     metrics: to measure; by default as in the run, or accuracy where samples have classes.
@@ -80,9 +80,12 @@ def quantise_file(
     model = source / INFERENCE if is_run else source
     if not model.is_file():
         raise FileError(f"{source}: expected an ONNX file, or the folder of a run with {INFERENCE}")
+    if not is_run and not table.path:
+        raise InputError(f"{source} does not say which data calibrate it: give --calibrate PATH")
     if is_run:
         config = runs.read_config(source)
-        given = {"path": table.path, "options": {**config.data.options, **table.options}}
+        path = table.path or config.data.path
+        given = {"path": path, "options": {**config.data.options, **table.options}}
         learned: Mapping[str, Any] = run_data.read_learned(config.data, source)
         settled = config.change("data", **given).data
         metrics = metrics or runs.choose_metrics(config)

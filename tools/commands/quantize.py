@@ -16,7 +16,7 @@ from engine.tools.commands import options
 
 @click.command(
     epilog=options.list_examples(
-        "edgegrad quantize run --calibrate photos/ -o int8.onnx",
+        "edgegrad quantize run -o int8.onnx",
         "edgegrad quantize inference.onnx --calibrate photos/ --validate test/ -o int8.onnx",
         "edgegrad quantize m.onnx --calibrate rows.csv --label price --method entropy -o int8.onnx",
     )
@@ -27,8 +27,9 @@ from engine.tools.commands import options
     "--calibrate",
     "data",
     metavar="PATH",
-    required=True,
-    help="A folder or a file of data like those that the model will get.",
+    default="",
+    help="A folder or a file of data like those that the model will get.  [default: those of the "
+    "run]",
 )
 @click.option(
     "--validate",
