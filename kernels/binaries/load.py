@@ -192,7 +192,8 @@ def _submit(
         and spec.template in known
         and list_templates()[spec.template] is known[spec.template][1]
     ]
-    able.sort(key=lambda spec: not _multiplies(spec))  # begun last they would leave cores idle
+    # Slow ones begun last would leave cores idle; similar ones lie side by side.
+    able.sort(key=lambda spec: (not _multiplies(spec), spec.template, str(spec.params)))
     count, pool = workers.count_useful(len(able)), workers.pool()
     if able and (count > 1 or pool.running):
         small, machine_code = kind == SMALL_BITCODE, kind == OBJECT

@@ -6,7 +6,9 @@ be written for it, and no fork of a process with threads.  On Linux one process 
 into as many as are wanted once it has imported what they share and compiled a first kernel.
 
 A process is given kernels of one module one after the other, since these call the same inline
-functions, which a process compiles once; then of the module with most, so that few are shared.
+functions, which a process compiles once; then of the module with most, so that few are shared.  Of
+a shared module two processes begin at opposite ends: neighbours have most in common, such as the
+register tiles of products.
 The code comes back through a pipe, and the process that asked for it writes the cache.
 
 A process that fails at a kernel says only that.  One that ends is not replaced, and when none is
@@ -25,7 +27,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -173,6 +175,7 @@ class Pool:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: defaultdict[str, deque[tuple[CompileJob, Future[Code]]]] = defaultdict(deque)
+        self._joined = Counter[str]()  # processes that have begun with jobs of a module
         self._processes: list[Process] = []
         self._stopped = False
 
@@ -182,7 +185,8 @@ class Pool:
         return bool(self._processes)
 
     def submit(self, jobs: Sequence[CompileJob], processes: int) -> list[Future[Code]]:
-        """Have jobs done by at least that many processes; what takes longest should come first.
+        """Have jobs done by at least that many processes: the slowest should come first, and similar
+        ones side by side.
 
         The results are code, or the exception `Failed`.
         """
@@ -237,10 +241,10 @@ class Pool:
 
     def _pass_jobs(self, process: Process) -> None:
         """Pass jobs to a process until there are no more; a thread runs this."""
-        module = ""
+        module, end = "", 0
         try:
-            while taken := self._take(module):
-                job, future = taken
+            while taken := self._take(module, end):
+                (job, future), end = taken
                 module = job.module
                 try:
                     answer = _ask(process, job)
@@ -263,18 +267,24 @@ class Pool:
             if last:
                 process.program.wait()
 
-    def _take(self, module: str) -> tuple[CompileJob, Future[Code]] | None:
-        """Return the next job, preferably of this module, or of the one with most; waits `IDLE`."""
+    def _take(self, module: str, end: int) -> tuple[tuple[CompileJob, Future[Code]], int] | None:
+        """Return the next job, and from which end of the jobs of its module, 0 or -1; waits `IDLE`.
+
+        It is from this end of this module, or else of the module with most.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or bool(self._waiting), IDLE)
             if self._stopped or not self._waiting:
                 return None
             if module not in self._waiting:
                 module = max(self._waiting, key=lambda name: len(self._waiting[name]))
-            taken = self._waiting[module].popleft()
-            if not self._waiting[module]:
-                del self._waiting[module]
-            return taken
+                end = -(self._joined[module] % 2)
+                self._joined[module] += 1
+            jobs = self._waiting[module]
+            taken = jobs.pop() if end else jobs.popleft()
+            if not jobs:
+                del self._waiting[module], self._joined[module]
+            return taken, end
 
     def _fail_without_processes(self) -> None:
         """Let all jobs fail if no process is left; the caller must hold the lock."""

@@ -205,27 +205,53 @@ def test_what_takes_longest_is_compiled_first(
 
     monkeypatch.setattr(workers.Pool, "submit", submit)
     product = KernelSpec("gemm", ("f32", 0, 0))
-    coming = load._submit([*SMALL, product], detect_host(), load.OBJECT)
-    assert asked == [product, *SMALL]
+    coming = load._submit([*reversed(SMALL), product], detect_host(), load.OBJECT)
+    alike = ["label_weights", "label_weights", "likelihood", "likelihood"]
+    names = [*alike, "total_loss", "total_loss"]
+    assert [(s.template, s.params[0]) for s in asked] == [
+        ("gemm", "f32"),
+        *zip(names, ("f32", "f64") * 3, strict=True),
+    ]
     assert list(coming) == asked
 
 
-def test_a_process_goes_on_with_its_module(watched: Watched) -> None:
+def take(pool: workers.Pool, module: str, end: int) -> tuple[str, str, int]:
+    """Return the kernel, the module and the end of the next job of a process."""
+    taken = pool._take(module, end)
+    assert taken is not None
+    (job, _), end = taken
+    return job.spec.template, job.module, end
+
+
+def make_waiting(*names: tuple[str, str]) -> workers.Pool:
+    """Return a pool with jobs of these kernels and modules."""
     pool = workers.Pool()
-    jobs = {
-        name: workers.CompileJob(module, KernelSpec(name, ()), detect_host(), False, False)
-        for name, module in [("a", "x"), ("b", "y"), ("c", "x"), ("d", "y")]
-    }
-    for job in jobs.values():
-        pool._waiting[job.module].append((job, concurrent.futures.Future()))
-    order, module = [], ""
-    for _ in jobs:
-        taken = pool._take(module)
-        assert taken is not None
-        module = taken[0].module
-        order.append(taken[0].spec.template)
+    for name, module in names:
+        job = workers.CompileJob(module, KernelSpec(name, ()), detect_host(), False, False)
+        pool._waiting[module].append((job, concurrent.futures.Future()))
+    return pool
+
+
+def test_a_process_goes_on_with_its_module(watched: Watched) -> None:
+    pool = make_waiting(("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"))
+    order, module, end = [], "", 0
+    for _ in range(4):
+        name, module, end = take(pool, module, end)
+        order.append(name)
     assert order == ["a", "c", "b", "d"]
     assert not pool._waiting
+
+
+def test_two_processes_take_a_module_from_opposite_ends(watched: Watched) -> None:
+    pool = make_waiting(*((name, "x") for name in "abcde"), ("f", "y"))
+    states, order = [("", 0), ("", 0)], ""
+    for turn in (0, 1, 1, 0, 0, 1):
+        name, *state = take(pool, *states[turn])
+        states[turn] = (str(state[0]), int(state[1]))
+        order += name
+    assert order == "aedbcf"
+    assert not pool._waiting
+    assert not pool._joined
 
 
 def test_kernels_of_users_are_compiled_here(
