@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from engine.base.fields import select_options
 from engine.base.signatures import check_arguments
 from engine.graphs.io.writable_model import WritableModel
 from engine.quantization.calibration import Calibrator
@@ -118,8 +119,28 @@ def prepare_qat(model: Model, data: Any, options: Qat | Quantization | None = No
     return _quantise(model, data, chosen)
 
 
-def _quantise(model: Model, data: Any, chosen: Quantization) -> Quantized:
-    """Quantise a model; with options of the class `Qat`, for training."""
+def round_untrained(model: Model, aware: Quantized, options: Qat) -> Quantized:
+    """Quantise a model as `quantize` does, with the ranges that `prepare_qat` has measured on it.
+
+    aware: the result of `prepare_qat` for the model and the options.
+
+    Raises:
+        EngineError: as for `quantize`.
+    """
+    asked = Quantization(**vars(select_options(options, Quantization)))
+    return _quantise(model, None, asked, aware.ranges)
+
+
+def _quantise(
+    model: Model,
+    data: Any,
+    chosen: Quantization,
+    measured: Mapping[str, tuple[float, float]] | None = None,
+) -> Quantized:
+    """Quantise a model; with options of the class `Qat`, for training.
+
+    measured: the ranges, if they are known without data.
+    """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import static_quantization as static
@@ -129,7 +150,7 @@ def _quantise(model: Model, data: Any, chosen: Quantization) -> Quantized:
     source = widen_graph(model.copy() if isinstance(model, Graph) else onnx_io.load(model))
     graph = static.prepare_forward(source)
     scheme = static.choose_scheme(graph, chosen.keep_float)
-    ranges = Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
+    ranges = measured or Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
     weights = static.count_weights(graph, scheme.products)
     signed, tracking = chosen.activations == "int8", None
     scales = {

@@ -16,7 +16,7 @@ from engine.base.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, find_type
-from engine.graphs.offline.integer_weights import store_weights
+from engine.graphs.offline.integer_weights import is_rounded, store_weights
 from engine.graphs.offline.lora import keep_note
 from engine.graphs.offline.normalize import set_inference_mode
 from engine.graphs.offline.precision import narrow_graph
@@ -35,15 +35,17 @@ def make_inference_model(
     output_names: Sequence[str],
     *,
     tied_apart: bool = True,
+    keeps_roundings: bool = False,
 ) -> Graph:
     """Return the inference model of an evaluation model.
 
     Its outputs are the values `output_names`.  Its parameters are initializers with the values
     `parameters`.  Everything that the outputs do not need is left out: the loss, the labels, unread
     parameters.  Partly trained weights are whole again, copies of tied parameters are separate if
-    `tied_apart`, and weights that training has rounded are integers.  Nodes are in their inference
-    form: the batch normalisations in evaluation models of onnxruntime-training have outputs for
-    training, which ONNX forbids.  The evaluation model is not changed.
+    `tied_apart`, and weights that training has rounded are integers, unless `keeps_roundings`.
+    Nodes are in their inference form: the batch normalisations in evaluation models of
+    onnxruntime-training have outputs for training, which ONNX forbids.  The evaluation model is not
+    changed.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
@@ -61,12 +63,14 @@ def make_inference_model(
     join_parts(graph)
     if tied_apart:
         untie(graph)
-    store_weights(graph)
+    if not keeps_roundings:
+        store_weights(graph)
     keep_note(graph, source)
     paths = Paths.of(source.metadata).select(graph.initializers, (n.name for n in graph.nodes))
     if paths != Paths():
         graph.metadata[METADATA] = paths.write()
-    _refuse_training_ops(graph)
+    if not (keeps_roundings and is_rounded(graph)):
+        _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # the types in the eval model may be wrong
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_list_domains(graph)}}
     return graph.check()

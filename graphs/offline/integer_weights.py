@@ -82,6 +82,11 @@ class IntegerWeights:
         return value
 
 
+def is_rounded(graph: Graph) -> bool:
+    """Return whether a graph rounds weights that it trains."""
+    return any((node.domain, node.op) == (OURS, "RoundWeights") for node in graph.nodes)
+
+
 def store_weights(graph: Graph) -> Graph:
     """Store weights and biases that a training has rounded as integers, in place.
 

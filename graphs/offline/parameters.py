@@ -8,11 +8,11 @@ from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import OURS
 from engine.system.paths import Paths
 
 
@@ -42,7 +42,7 @@ def _find_differentiable(graph: Graph) -> set[str]:
     """Return the values from which a gradient can flow to an output."""
     reached, readers = set(graph.outputs), graph.find_consumers()
     # In a model of integer weights, there is nothing to train before a quantiser.
-    is_rounded = any(n.op == "RoundWeights" and n.domain == OURS for n in graph.nodes)
+    trains_rounded = is_rounded(graph)
     for node in reversed(graph.nodes):
         if reached.isdisjoint(node.outputs):
             continue
@@ -50,7 +50,7 @@ def _find_differentiable(graph: Graph) -> set[str]:
         stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}
-        if is_rounded and node.op == "QuantizeLinear" and _is_undone(node, readers):
+        if trains_rounded and node.op == "QuantizeLinear" and _is_undone(node, readers):
             stop.discard(0)
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
     return reached

@@ -114,7 +114,7 @@ def test_the_top_has_what_its_modules_offer() -> None:
             assert getattr(edgegrad, each) is getattr(module, each), each
             at_top.discard(each)
     assert {n for n in at_top if not inspect.ismodule(getattr(engine, n))} == {
-        *("EngineError", "Lora", "Quantization", "Quantized", "Session"),
+        *("EngineError", "Lora", "Qat", "Quantization", "Quantized", "Session"),
         *("prepare_qat", "quantize", "supported"),
     }
     public = {m.removesuffix(".__init__").split(".")[0] for m in stubs()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,12 @@ def test_a_run_with_roundings_leaves_a_model_of_integers(
              "--qat", "--set", "model.qat_options.weight_bits=4", "-o", out, "--epochs", "1",
              "--batch", "8", "--lr", "0.001", "--threads", "1")  # fmt: skip
     assert cli.main([*map(str, words)]) == 0
-    assert "model: 2 products in integers" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "model: 2 products in integers" in told
+    assert re.search(r"accuracy: float \S+, quantised without training \S+, now \S+\n", told)
+    measured = json.loads((out / "quantization.json").read_text())["accuracy"]
+    assert list(measured) == ["float", "post_training", "aware"]
+    assert all(value > 0.5 for value in measured.values())
     weights = {t.name: t for t in onnx.load(out / "inference.onnx").graph.initializer}
     integers = onnx.numpy_helper.to_array(weights["conv.weight_quantized"])
     assert integers.dtype == np.int8

@@ -32,12 +32,14 @@ from engine.artifacts import (
 from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError, DTypeError, EngineError
 from engine.kernels.machine.target import detect_host
+from engine.quantization import Qat, prepare_qat
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import quote
 from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve
+from engine.trainer.trainer import Trainer
 from tests.support import tiny
 from tests.support.build_twins import Both
 from tests.support.builds import load, needs_cc, run
@@ -160,6 +162,31 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     with pytest.raises(both.face.LabelError):
         both.trainer.step(x, np.full_like(y, 10))
     assert both.trainer.state.to_bytes(True) == before
+
+
+def test_a_build_trains_with_roundings_like_the_engine(tmp_path: Path) -> None:
+    """Ranges move, too; integers are made of its checkpoint, and not by the device."""
+    artifacts, out = tmp_path / "artifacts", tmp_path / "out"
+    data = np.load(GOLDENS / "cnn/trace.npz")["x"][0]
+    aware = prepare_qat(GOLDENS / "cnn/forward.onnx", data, Qat(weight_bits=4, threads=1))
+    trainer = Trainer.from_onnx(aware.to_bytes(), "cross_entropy", SGD(), folder=artifacts)
+    options = Options("mnist", resolve("native"), [4])
+    with pytest.raises(EngineError, match="weights are rounded in training"):
+        build(artifacts, out, replace(options, export=True))
+    build(artifacts, out, options)
+    both = Both("cnn", folder=artifacts, made=out)
+    for k in range(3):
+        actual, expected = both.step(k)
+        assert actual == expected
+        both.assert_equal()
+    with pytest.raises(both.face.StateError):
+        both.trainer.module.inference_model_to_bytes(["output"])
+    (tmp_path / "trained").write_bytes(both.trainer.state.to_bytes(True))
+    trainer.load(tmp_path / "trained")
+    trainer.export(tmp_path / "int8.onnx")
+    kinds = {t.data_type for t in onnx.load(tmp_path / "int8.onnx").graph.initializer
+             if len(t.dims) > 1}  # fmt: skip
+    assert kinds == {onnx.TensorProto.INT8}
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])

@@ -22,7 +22,7 @@ from engine.graphs.ir.graph import Graph
 from engine.quantization import Quantization, Quantized, quantize
 from engine.tools.actions import run_data, runs
 from engine.tools.actions.run_config import DataTable
-from engine.tools.actions.training_run import INFERENCE
+from engine.tools.actions.runs import INFERENCE
 from engine.trainer.metrics import metrics_of
 from engine.trainer.sizes import BATCH_SIZE
 from engine.training.inference import Session
@@ -107,7 +107,8 @@ def quantise_file(
     made.save(out)
     size = options.batch_size or _find_batch(graph)
     sessions = [Session(str(path), threads=options.threads) for path in (model, out)]
-    values, decibels = _measure(sessions, held_out, size, metrics)
+    measured, decibels = measure_models(sessions, held_out, size, metrics)
+    values = {name: (before, after) for name, (before, after) in measured.items()}
     told = f"{settled.path} (that it is calibrated with)" if validation is None else validation
     return Outcome(made, told, len(held_out), values, decibels)
 
@@ -125,10 +126,14 @@ def _find_batch(graph: Graph) -> int:
     return shape[0] if shape and isinstance(shape[0], int) else BATCH_SIZE
 
 
-def _measure(
+def measure_models(
     sessions: Sequence[Session], data: Dataset, batch_size: int, names: Sequence[str]
-) -> tuple[dict[str, tuple[float, float]], float]:
-    """Return the metrics of both models, and the strength of the output over their difference."""
+) -> tuple[dict[str, tuple[float, ...]], float]:
+    """Return the metrics of each model, and the decibels of the first one's output over its
+    difference to the last one's.
+
+    names: the metrics; none for those that fit the data.
+    """
     inputs = [each.name for each in sessions[0].get_inputs()]
     halves = {each.name for each in sessions[0].get_inputs() if each.type == "tensor(float16)"}
     output = sessions[0].get_outputs()
@@ -138,9 +143,9 @@ def _measure(
         feed = dict(zip(inputs, arrays, strict=False))
         feed |= {name: feed[name].astype(np.float16) for name in halves}
         results = [session.run(None, feed) for session in sessions]
-        first, second = (result[0].astype(np.float64) for result in results)
+        first, last = (result[0].astype(np.float64) for result in (results[0], results[-1]))
         strength += float(np.square(first).sum())
-        change += float(np.square(first - second).sum())
+        change += float(np.square(first - last).sum())
         if len(arrays) == len(inputs):
             continue
         if not metrics:
@@ -152,8 +157,8 @@ def _measure(
             for metric in group:
                 metric.update(outputs, targets, math.nan, len(arrays[-1]))
     values = {
-        before.name: (before.result(), after.result())
-        for before, after in zip(*(metrics or ([], [])), strict=True)
+        group[0].name: tuple(metric.result() for metric in group)
+        for group in zip(*metrics, strict=True)
     }
     return values, 10 * math.log10(strength / change) if change and strength else math.inf
 

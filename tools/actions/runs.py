@@ -29,7 +29,7 @@ from engine.tools.trimmed.staging import staged
 from engine.trainer.runs import CHECKPOINT
 from engine.trainer.trainer import Trainer
 
-CONFIG, ARTIFACTS = "run.toml", "artifacts"
+CONFIG, ARTIFACTS, INFERENCE = "run.toml", "artifacts", "inference.onnx"
 
 
 # --- what configurations leave open

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import tempfile
@@ -26,18 +27,21 @@ from engine.distributed.copies import copy_files
 from engine.distributed.group import gather_values
 from engine.distributed.launchers import find_launcher
 from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
 from engine.kernels.binaries.source import begin_compiling
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
 from engine.models.catalog import Architecture, find_architecture
 from engine.models.named_model import make
 from engine.quantization import Qat
+from engine.quantization.post_training import round_untrained
 from engine.system import files
 from engine.system.config import count_cores, switch
 from engine.tools.actions import run_config, run_data, runs
 from engine.tools.actions.artifacts import write_artifacts
+from engine.tools.actions.quantization import measure_models
 from engine.tools.actions.run_config import RunConfig
-from engine.tools.actions.runs import ARTIFACTS, CONFIG
+from engine.tools.actions.runs import ARTIFACTS, CONFIG, INFERENCE
 from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.class_losses import adapt, check_single
@@ -48,13 +52,16 @@ from engine.trainer.metrics import metrics_of
 from engine.trainer.rate_search import RateSearch
 from engine.trainer.recipe import Recipe
 from engine.trainer.runs import RUN, RunFolder
-from engine.trainer.sizes import make_batches
+from engine.trainer.sizes import BATCH_SIZE, make_batches
 from engine.trainer.trainer import Trainer
 from engine.training.artifact_set import FORWARD
+from engine.training.inference import Session
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
-INFERENCE, CLASSES = "inference.onnx", "classes.txt"
-_SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", CONFIG)
+CLASSES, FLOAT, UNTRAINED, ACCURACY = (
+    "classes.txt", "float.onnx", "post_training.onnx", "quantization.json",
+)  # fmt: skip
+_SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", ACCURACY, CONFIG)
 
 Say = Callable[[str], None]
 
@@ -66,6 +73,8 @@ class RunResult:
     config: as it was written.
     wrote: the files of the folder that are for people and for programs.
     test: what the best model measures on the test data; None if none were requested.
+    rounding: of a training with roundings, what the float model that it began with, the same model
+        quantised without training, and the result measure; None otherwise.
     """
 
     folder: Path
@@ -74,6 +83,7 @@ class RunResult:
     monitor: str
     wrote: Sequence[Path]
     test: Mapping[str, float] | None = None
+    rounding: Mapping[str, Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +260,15 @@ def _train(
     )  # fmt: skip
     if not is_first:
         return None
+    rounding = None
     wrote = _finish(trainer, config, folder)
+    if config.model.qat and (folder / INFERENCE).exists():
+        held_out = training if validation is None else validation
+        rounding = _compare_rounded(config, folder, held_out, steps.threads)
+        wrote = _list_written(folder)
     test = run_data.open_test(config.data, training)
     measured_last = None if test is None else _test(config, folder, test, steps.threads)
-    return RunResult(folder, config, history, monitor, wrote, measured_last)
+    return RunResult(folder, config, history, monitor, wrote, measured_last, rounding)
 
 
 def find_rate(config: RunConfig, say: Say) -> RateSearch:
@@ -464,8 +479,13 @@ def _begin(
     """Write the artifacts and the configuration of a new run."""
     _fit_to_classes(config, forward, recipe.loss, say)
     lora = config.model.lora
+    compared: list[tuple[str, Graph]] = []
     if config.model.qat:
-        say(f"model: {forward.prepare_qat(training, _make_rounding(config))}")
+        options, source = _make_rounding(config), forward.graph
+        made = forward.prepare_qat(training, options)
+        say(f"model: {made}")
+        untrained = round_untrained(source, made, options).graph
+        compared = [(FLOAT, source), (UNTRAINED, untrained)]
     if lora is not None:
         added = forward.adapt(lora).summary.added
         say(f"model: {added:,} values of adapters of rank {lora.rank} are added")
@@ -475,6 +495,8 @@ def _begin(
         raise FileError(
             f"cannot make the folder {folder}: {files.describe_error(error)}"
         ) from error
+    for name, graph in compared:
+        onnx_io.save(graph, folder / name)
     forward.write(folder / FORWARD)
     written = write_artifacts(forward, folder / ARTIFACTS, recipe, config.model.train)
     say(
@@ -553,7 +575,28 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
         trainer.module.export_model_for_inferencing(folder / INFERENCE, trainer.outputs)
     if config.data.classes:
         _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))
+    return _list_written(folder)
+
+
+def _list_written(folder: Path) -> list[Path]:
     return [folder / name for name in _SHOWN if (folder / name).exists()]
+
+
+def _compare_rounded(
+    config: RunConfig, folder: Path, data: Dataset, threads: int | None
+) -> dict[str, dict[str, float]]:
+    """Measure the float model, the same model quantised without training, and the trained one.
+
+    Returns for each metric its value for each of the three, which is also written to `ACCURACY`.
+    """
+    files_of = {"float": FLOAT, "post_training": UNTRAINED, "aware": INFERENCE}
+    sessions = [Session(str(folder / name), threads=threads) for name in files_of.values()]
+    names = runs.choose_metrics(config)
+    size = config.data.batch_size or BATCH_SIZE
+    measured, _ = measure_models(sessions, data, size, names)
+    table = {name: dict(zip(files_of, values, strict=True)) for name, values in measured.items()}
+    _write(folder / ACCURACY, json.dumps(table, indent=2) + "\n")
+    return table
 
 
 def _test(config: RunConfig, folder: Path, data: Dataset, threads: int | None) -> dict[str, float]:

@@ -91,6 +91,7 @@ def command(
                 "folder": folder, "wrote": result.wrote, "monitor": result.monitor, "best": best,
                 "epochs": history.rows, "stop_reason": history.stop_reason,
                 "classes": result.config.data.classes, "test": result.test,
+                "rounding": result.rounding,
             }
         )  # fmt: skip
     else:
@@ -102,6 +103,9 @@ def command(
         if result.test is not None:
             measured = ", ".join(f"{name} {value:.4g}" for name, value in result.test.items())
             options.echo(f"test: {measured}")
+        for name, values in (result.rounding or {}).items():
+            before, after, aware = (f"{value:.4g}" for value in values.values())
+            options.echo(f"{name}: float {before}, quantised without training {after}, now {aware}")
         options.echo(f"wrote: {', '.join(map(str, result.wrote))}")
     if interrupted:
         options.echo(f"interrupted; to continue: edgegrad train --resume -o {folder}", err=True)

@@ -56,7 +56,8 @@ def make_graph(planned: Planned) -> GraphTemplate:
     if planned.inference is None or facts is None or not (facts["places"] or facts["parts"]):
         raise ModelError(
             "--export: there is no inference model with parameters: the artifacts have no eval "
-            "model, or no forward output was found in it"
+            "model, or no forward output was found in it, or weights are rounded in training: load "
+            "the checkpoint of the device into a Trainer, which exports integers"
         )
     numbers = {name: i for i, name in enumerate(planned.parameters)}
     slots = planned.state.slots

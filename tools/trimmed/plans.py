@@ -13,6 +13,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export, sparse
+from engine.graphs.offline.integer_weights import is_rounded
 from engine.kernels.compiler.calls import Calls
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Dim
@@ -268,11 +269,16 @@ def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
 
 def _make_inference(
     model: Model, state: CheckpointState, names: Sequence[str]
-) -> tuple[bytes, bytes]:
+) -> tuple[bytes | None, bytes]:
     """Return the serialised inference model, with the checkpoint's values and, for planning,
     without.
+
+    A model that rounds its weights in training has no form that a device could write: integers
+    would have to be made of its floats.  Then the first is None.
     """
-    graph = export.make_inference_model(model.graph, {}, names)
+    graph = export.make_inference_model(model.graph, {}, names, keeps_roundings=True)
+    if is_rounded(graph):
+        return None, onnx_io.to_bytes(graph)
     values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
     whole = export.make_inference_model(model.graph, values, names, tied_apart=False)
     return onnx_io.to_bytes(whole), onnx_io.to_bytes(graph)
