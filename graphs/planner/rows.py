@@ -163,7 +163,7 @@ class _TableGradient:
         T = self.dx.type.dtype
         draft.add(name, TensorType(T, (threads, length)))
         args: Args = (("r", self.first), ("r", self.next), ("r", self.dy), ("w", name))
-        spec = KernelSpec(*gather_grad_rows(T))
+        spec = KernelSpec(*gather_grad_rows(*self.call.spec.params))
         consts = (self.n, self.inner, 1, self.count)
         made = replace(self.call, spec=spec, args=args, consts=consts, phase=reader.phase)
         read = tuple((mode, name if x == self.dx.name else x) for mode, x in reader.args)

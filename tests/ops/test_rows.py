@@ -94,6 +94,17 @@ def test_a_step_is_bit_for_bit_what_two_calls_do(name: str, threads: int) -> Non
     assert not any(np.prod(b.shape) >= WORDS * WIDTH for b in plan.buffers if b.region == "work")
 
 
+def test_rows_are_made_of_gradients_of_16_bits() -> None:
+    one, two = (make_trainer(BAG, threads=2, precision="bf16") for _ in range(2))
+    for _ in range(2):
+        assert one.step(IDS, LABELS) == two.accumulate(IDS, LABELS)
+        two.update()
+    assert regions(one) == regions(two)
+    assert [
+        k.spec.params for k in step_plan(one).kernels if k.spec.template == "gather_grad_rows"
+    ] == [("f32", "bf16")]
+
+
 def test_values_may_have_the_names_of_what_makes_rows() -> None:
     plain = make_trainer(BAG, threads=2)
     loss = plain.step(IDS, LABELS)

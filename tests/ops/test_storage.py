@@ -46,8 +46,10 @@ def gradients(case: Case) -> Iterator[Alone]:
             made = [o for n in given.nodes for o in n.outputs if o]
             given.outputs = [n for n in node.inputs if n in made]
             read = {**one.inputs, **run(given, one.inputs)}
-            inputs = {n: a for n, a in read.items() if n in node.inputs}
-            constants = {n: a for n, a in graph.initializers.items() if n in node.inputs}
+            shapes = {o for n in given.nodes if n.op == "Shape" for o in n.outputs}
+            inputs = {n: a for n, a in read.items() if n in node.inputs and n not in shapes}
+            known = {**graph.initializers, **{n: read[n] for n in shapes & read.keys()}}
+            constants = {n: a for n, a in known.items() if n in node.inputs}
             kinds = {n: find_type(a) for n, a in inputs.items()}
             outputs = [o for o in node.outputs if o]
             alone = Graph(node.op, kinds, outputs, constants, [node], graph.opsets)

@@ -49,7 +49,9 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
+    find_stored,
     make_symbol,
     normalise_axis,
 )
@@ -116,20 +118,30 @@ def gather(target: Target, T: str) -> Body:
 
 @kernel(
     """
-    index: i64[count] within dx.n   dy: T[outer, count, inner]
+    index: i64[count] within dx.n   dy: S[outer, count, inner]
     dx: out T[outer, n, inner] updates if keeps   reset: b1[1] if keeps
     fault: update i64[1 record]   outer, n, count, inner, by, far, keeps: i64
     """,
     words={"fault": STATUS},
 )
-def gather_grad(target: Target, T: str) -> Body:
+def gather_grad(target: Target, T: str, S: str = "") -> Body:
     """dx[a, index[i], b] += dy[a, i, b].
 
     Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, past the caches if
-    `far`, but adds to it where `keeps` and not reset[0].
+    `far`, but adds to it where `keeps` and not reset[0].  S: the type of dy, T if empty.
     """
     near, away = loop(T, "-> y[] = 0"), Native("zero_far", (T,))
-    run = loop(T, "dx[] dy[] -> dx[] = dx + dy")
+    run = loop(T, "dx[] dy:S[] -> dx[] = dx + dy", S)
+
+    @inline
+    def one(to, source):
+        to[0] = to[0] + source[0]
+
+    @inline
+    def one_converted(to, source):
+        run(to, source, to, 1)
+
+    add_one = one_converted if S else one
 
     @inline
     def zero(x, n, far):
@@ -166,7 +178,7 @@ def gather_grad(target: Target, T: str) -> Body:
                     to = off(dx, (a * n + at) * inner + begin)
                     source = off(dy, (a * count + i) * inner + begin)
                     if inner == 1:
-                        to[0] = to[0] + source[0]
+                        add_one(to, source)
                     else:
                         run(to, source, to, end - begin)
                 elif at < 0:
@@ -355,8 +367,9 @@ def _gather_grad_lower(lowering: Lowering) -> None:
         by = BY_COLUMNS
     # A large gradient is cleared past the caches, which would not keep it until the optimizer.
     far = int(dx.type.size * ITEMSIZE[dx.type.dtype] >= FAR)
+    T, stored = find_stored(dy)
     lowering.call(
-        gather_grad(dy.type.dtype), index=index, dy=dy, dx=dx, reset=reset, fault=lowering.fault(),
+        gather_grad(T, *stored), index=index, dy=dy, dx=dx, reset=reset, fault=lowering.fault(),
         outer=outer, n=n, count=index.type.size, inner=inner, by=by, far=far,
         keeps=int(reset is not None),
     )  # fmt: skip
@@ -469,6 +482,7 @@ OPS = (
         grad=_grad_rule,
         no_gradient=frozenset((0, 1)),
         accumulates=(0,),
+        storage=Storage(frozenset({2}), frozenset()),
     ),
     Op(
         name="GatherElements",

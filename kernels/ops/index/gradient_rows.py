@@ -76,19 +76,20 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks:
 @kernel(
     """
     first: i64[rows] within next.count   next: i64[count] within dy.count
-    dy: T[count, inner]   dx: out T[rows, inner]
+    dy: S[count, inner]   dx: out T[rows, inner]
     rows, inner: i64   block: i64 where block >= 1   count: i64
     """,
     tiling=_tiling,
 )
-def gather_grad_rows(target: Target, T: str) -> Body:
+def gather_grad_rows(target: Target, T: str, S: str = "") -> Body:
     """dx[r] = sum of dy[i] over the chain of row r.
 
     Threads share the rows in blocks of `block`.  A chain ends before a position that
-    is not after the one before, or not below `count`: no chain of `index_chains` has one.
+    is not after the one before, or not below `count`: no chain of `index_chains` has one.  S: the
+    type of dy, T if empty.
     """
     zero = loop(T, "-> y[] = 0")
-    add = loop(T, "dx[] dy[] -> dx[] = dx + dy")
+    add = loop(T, "dx[] dy:S[] -> dx[] = dx + dy", S)
 
     def body(first, next, dy, dx, rows, inner, block, count, tid, nthreads):
         begin, end = share_blocks(rows, block, tid, nthreads)
