@@ -18,7 +18,6 @@ DO = {
     NO_RULE: "train only layers after it, with train= and patterns of names, or give it a rule: "
     "docs/custom-ops.md",
 }
-_QUANTISED = ("Integer", "QLinear", "Quantize", "QGemm", "QAttention")
 
 
 def explain(op: Op) -> str:
@@ -26,7 +25,7 @@ def explain(op: Op) -> str:
     is_inner = op.internal or op.domain == OURS or op.is_for_training
     if op.differentiable or is_inner:
         return ""
-    if any(word in op.name for word in _QUANTISED):
+    if op.is_of_integers:
         return INTEGERS
     return CONSTANT if op.expr is not None or op.fold is not None else NO_RULE
 

@@ -86,6 +86,7 @@ def _declare(title: str, name: str, count: int, **more: Any) -> Op:
 
     return Op(
         name=title,
+        is_of_integers=True,
         domain=MS,
         inputs=(3 * count + 1, 3 * count + 2),
         outputs=1,
@@ -142,6 +143,7 @@ OPS = (
     _declare("QLinearAveragePool", "AveragePool", 1, attrs=_POOL, takes=_WINDOW),
     Op(
         name="QLinearConcat",
+        is_of_integers=True,
         domain=MS,
         inputs=(5, MANY),
         outputs=1,
@@ -154,6 +156,7 @@ OPS = (
     ),
     Op(
         name="QGemm",
+        is_of_integers=True,
         domain=MS,
         inputs=(6, 9),
         outputs=1,

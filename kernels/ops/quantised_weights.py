@@ -423,6 +423,7 @@ OPS = (
     ),
     Op(
         name="GatherBlockQuantized",
+        is_of_integers=True,
         domain=MS,
         inputs=(3, 4),
         outputs=1,

@@ -446,6 +446,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
     return (
         Op(
             name="QuantizeLinear",
+        is_of_integers=True,
             domain=domain,
             inputs=(2, 3),
             outputs=1,
@@ -476,6 +477,7 @@ OPS = (
     *_linear(MS),
     Op(
         name="DynamicQuantizeLinear",
+        is_of_integers=True,
         infer=_dynamic_infer,
         expand=_dynamic,
         no_gradient=_NONE,
@@ -484,6 +486,7 @@ OPS = (
     ),
     Op(
         name="MatMulInteger",
+        is_of_integers=True,
         roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
@@ -492,6 +495,7 @@ OPS = (
     ),
     Op(
         name="ConvInteger",
+        is_of_integers=True,
         roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_conv(n, 0, 2, 1, 3),),
@@ -501,6 +505,7 @@ OPS = (
     ),
     Op(
         name="QLinearMatMul",
+        is_of_integers=True,
         no_gradient=_NONE,
         expand=_qlinear_matmul,
         infer=_declare_qlinear("MatMul"),
@@ -508,6 +513,7 @@ OPS = (
     ),
     Op(
         name="QLinearConv",
+        is_of_integers=True,
         no_gradient=_NONE,
         expand=_qlinear_conv,
         infer=_declare_qlinear("Conv"),

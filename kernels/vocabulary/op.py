@@ -402,6 +402,7 @@ class Op:
     grad: takes a gradient name or None for each output, and returns one for each input.  Without
         it, an op is differentiated through its expansion.
     no_gradient: the inputs through which no gradient flows.
+    is_of_integers: no gradient flows because it computes with quantised values.
     tells_gradient: a user has written its gradient, which need not follow from what it computes.
     gradient_of: the title of the op whose gradient it computes; empty for other ops.
     training_only: onnxruntime has the op only in its packages for training; gradients and
@@ -450,6 +451,7 @@ class Op:
     becomes: str | None = None
     grad: Callable[..., tuple[str | None, ...]] | None = None
     no_gradient: frozenset[int] = frozenset()
+    is_of_integers: bool = False
     tells_gradient: bool = False
     gradient_of: str = ""
     training_only: bool = False
