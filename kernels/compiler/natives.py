@@ -20,6 +20,7 @@ from engine.kernels.compiler.frontend import Callee, Emit
 from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import (
+    block_dot,
     columns,
     curves,
     dots,
@@ -278,6 +279,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "turn": packing.turn,
     "halves": packing.halves,
     "unpack": unpack.unpack,
+    "block_dot": block_dot.block_dot,
     "integer_tile": integer_dots.integer_tile,
     "integer_window": integer_dots.integer_window,
     "rows": rows.rows,

@@ -39,6 +39,7 @@ from engine.plan.context import INDEX, STATUS
 from engine.plan.words import Field, Words
 
 AXES = ("row", "column")
+STEP = 16  # integers that `block_dot` takes at a time, as the native `unpack` does
 DEPTH = 128  # columns of Q that are turned into floats at a time where they become rows of B
 FLOATS = -1  # `zero_bits` of zero points that are floats
 
@@ -58,27 +59,9 @@ MATRIX: dict[str, str | Field] = {
 }
 
 
-def lines(target: Target, T: str) -> Inline:
-    """Return an inline function: n elements of a row of W from column c on.
-
-    lines(q, s, z, f, spare, g, r, c, n, into)
-
-    q, s, z, f: the integers, the scales, the zero points that are integers, those that are floats.
-    spare: n elements.  Overwrites into and spare.
-    """
-    two, four, eight = (Native("unpack", (T, bits)) for bits in (2, 4, 8))
+def read_zero(T: str) -> Inline:
+    """Return an inline function: the zero point of a block, by its place among zero points."""
     real = Native("cast", (T, "i64"))
-    times = loop(T, "x[] s[] -> x[] = x * s")
-    shifted = loop(T, "x[] z[] s[] -> x[] = (x - z) * s")
-
-    @inline
-    def integers(bits, q, at, into, n, flip, zero, scale):
-        if bits == 4:
-            four(q, at, into, n, flip, zero, scale)
-        elif bits == 8:
-            eight(q, at, into, n, flip, zero, scale)
-        else:
-            two(q, at, into, n, flip, zero, scale)
 
     @inline
     def zero_point(z, f, g, at):
@@ -91,6 +74,31 @@ def lines(target: Target, T: str) -> Inline:
         elif g.zero_bits != 0:
             zero += f[at]
         return zero
+
+    return zero_point
+
+
+def lines(target: Target, T: str) -> Inline:
+    """Return an inline function: n elements of a row of W from column c on.
+
+    lines(q, s, z, f, spare, g, r, c, n, into)
+
+    q, s, z, f: the integers, the scales, the zero points that are integers, those that are floats.
+    spare: n elements.  Overwrites into and spare.
+    """
+    two, four, eight = (Native("unpack", (T, bits)) for bits in (2, 4, 8))
+    real = Native("cast", (T, "i64"))
+    zero_point, times = read_zero(T), loop(T, "x[] s[] -> x[] = x * s")
+    shifted = loop(T, "x[] z[] s[] -> x[] = (x - z) * s")
+
+    @inline
+    def integers(bits, q, at, into, n, flip, zero, scale):
+        if bits == 4:
+            four(q, at, into, n, flip, zero, scale)
+        elif bits == 8:
+            eight(q, at, into, n, flip, zero, scale)
+        else:
+            two(q, at, into, n, flip, zero, scale)
 
     @inline
     def run(q, s, z, f, spare, g, r, c, n, into):
@@ -247,6 +255,69 @@ def quantised_gemm(target: Target, T: str, trans_b: int) -> Body:
     return body
 
 
+# --- products of few rows
+
+FEW = 4  # rows of A up to which W is turned into floats for each again, and stored nowhere
+
+QUANTISED_DOTS_WORDS = Words(
+    "quantised_dots",
+    m="rows of C",
+    n="columns of C",
+    k="length of the sums",
+    mode="BIAS or 0",
+    blocks="blocks of a row of W",
+    **MATRIX,
+)
+
+
+def _dots_reach(c: KernelCall) -> Reach:
+    reach = _matrix_reach(c, c.n, c.k)
+    size = c.block[1]
+    if size % STEP or c.blocks * size != c.k or c.block[0] != 1 or c.row * c.bits % 8:
+        c.refuse(f"{c.blocks} blocks of {list(c.block)} for rows of {c.k} elements, {c.row} apart")
+    if c.bits != c.flag(1):
+        c.refuse(f"integers of {c.bits} bits for a kernel of {c.flag(1)}")
+    return reach
+
+
+@kernel(
+    """
+    a: T[m, k]   q: u8|i8[...]   s: T[...]   z: u8|i8[...]   f: T[...]   c: out T[m, n]
+    bias: T[n] if mode & BIAS   work: scratch T[threads, blocks]
+    g: i64[] where mode <= ACCUMULATE | BIAS | RELU
+    """,
+    words={"g": QUANTISED_DOTS_WORDS},
+    reach=_dots_reach,
+    multiply_adds="m * n * k",
+    bits=(2, 4, 8),
+)
+def quantised_dots(target: Target, T: str, bits: int) -> Body:
+    """C = A W^T (+ bias), for few rows of A and blocks of one row of W and many columns.
+
+    A: [m, k], W: [n, k], C: [m, n] row-major; bias: [n].  C overlaps no input.  Overwrites C.
+    """
+    dot, zero_point, real = Native("block_dot", (T, bits)), read_zero(T), Native("cast", (T, "i64"))
+
+    def body(a, q, s, z, f, c, bias, work, g, tid, nthreads):
+        zeros = off(work, tid * g.blocks)
+        first, last = share(g.n, tid, nthreads)
+        for j in range(g.blocks):
+            zeros[j] = real(g.offset)
+        for column in range(first, last):
+            if g.zero_bits != 0:
+                for j in range(g.blocks):
+                    zeros[j] = zero_point(z, f, g, column * g.zero_row + j * g.zero_column)
+            packed = off(q, udiv(column * g.row * bits, 8))
+            scales = off(s, column * g.scale_row)
+            for i in range(g.m):
+                to = off(c, i * g.n + column)
+                dot(packed, off(a, i * g.k), scales, zeros, g.flip, g.blocks, g.block_column, to)
+                if g.mode & BIAS != 0:
+                    to[0] += bias[column]
+
+    return body
+
+
 # --- rows
 
 QUANTISED_ROWS_WORDS = Words(
@@ -361,7 +432,7 @@ def lower_quantised_gemm(
     trans: bool,
     bias: Operand | None = None,
 ) -> None:
-    """Call `quantised_gemm`: y = a W + bias, or with W^T where `trans`.
+    """Call `quantised_gemm`, or `quantised_dots`: y = a W + bias, or with W^T where `trans`.
 
     a: rows of k elements; y: of n; of one element type with scales, float zero points and bias.
     """
@@ -369,6 +440,17 @@ def lower_quantised_gemm(
     k, n = (matrix.columns, matrix.rows) if trans else (matrix.rows, matrix.columns)
     m = y.type.size // n
     if m == 0:
+        return
+    numbers = dict(m=m, n=n, k=k, mode=BIAS if bias else 0, **matrix.words())
+    down, size = numbers["block"]
+    aligned = matrix.stride * matrix.bits % 8 == 0
+    if trans and m <= FEW and down == 1 and size % STEP == 0 and k % size == 0 and aligned:
+        blocks = k // size
+        lowering.call(
+            quantised_dots(kind, matrix.bits), a=a, **matrix.arguments, c=y, bias=bias,
+            work=lowering.temp(kind, (threads, blocks)),
+            g=QUANTISED_DOTS_WORDS.pack(blocks=blocks, **numbers),
+        )  # fmt: skip
         return
     lanes = target.lanes(ITEMSIZE[kind])
     width = target.nv * lanes
@@ -388,14 +470,10 @@ def lower_quantised_gemm(
         work=work,
         per_thread=per_thread,
         g=QUANTISED_GEMM_WORDS.pack(
-            m=m,
-            n=n,
-            k=k,
-            mode=BIAS if bias else 0,
             grid=(rows, across),
             kc=kc,
             nc=nc,
-            **matrix.words(),
+            **numbers,
         ),
     )
 
@@ -419,5 +497,5 @@ def lower_quantised_rows(lowering: Lowering, matrix: Matrix, index: Operand, y: 
     )
 
 
-QUANTISED_KERNELS = (quantised_gemm,)  # what `lower_quantised_gemm` calls
-KERNELS = (quantised_gemm, quantised_rows)
+QUANTISED_KERNELS = (quantised_gemm, quantised_dots)  # what `lower_quantised_gemm` calls
+KERNELS = (quantised_gemm, quantised_dots, quantised_rows)

@@ -41,6 +41,24 @@ def unpack(target: Target, T: str, bits: int) -> Any:
     return op
 
 
+def split(b: Any, packed: Any, bits: int) -> Any:
+    """Return the integers of a vector of bytes, a byte each."""
+    if bits == 8:
+        return packed
+    kind, count = packed.type, packed.type.count
+    low = ir.Constant(kind, [2**bits - 1] * count)
+    rows = []
+    for part in range(8 // bits):
+        shift = ir.Constant(kind, [bits * part] * count)
+        rows.append(b.and_(b.lshr(packed, shift), low))
+    while len(rows) > 1:  # rows that lie half of them apart are neighbours in the result
+        half, size = len(rows) // 2, rows[0].type.count
+        order = [k // 2 + (k % 2) * size for k in range(2 * size)]
+        mask = ir.Constant(ir.VectorType(I32, 2 * size), order)
+        rows = [b.shuffle_vector(rows[k], rows[k + half], mask) for k in range(half)]
+    return rows[0]
+
+
 class _Unpack:
     """Writes the body of `unpack`."""
 
@@ -84,26 +102,8 @@ class _Unpack:
         stored = ir.VectorType(I8, STEP // self.parts)
         packed = b.load(b.bitcast(self._byte(i), stored.as_pointer()), typ=stored)
         packed.align = 1
-        value = b.xor(self._split(packed), flip)
+        value = b.xor(split(b, packed, self.bits), flip)
         wide = b.zext(value, ir.VectorType(I32, STEP))
         real = b.sitofp(wide, ir.VectorType(LLVM[self.T], STEP))
         value = b.fmul(b.fsub(real, zero), scale)
         store(b, value, b.gep(self.fn.args[2], [i]), ITEMSIZE[self.T])
-
-    def _split(self, packed: Any) -> Any:
-        """Return the integers of a vector of bytes, a byte each."""
-        if self.bits == 8:
-            return packed
-        b, count = self.b, STEP // self.parts
-        kind = packed.type
-        low = ir.Constant(kind, [2**self.bits - 1] * count)
-        rows = []
-        for part in range(self.parts):
-            shift = ir.Constant(kind, [self.bits * part] * count)
-            rows.append(b.and_(b.lshr(packed, shift), low))
-        while len(rows) > 1:  # rows that lie half of them apart are neighbours in the result
-            half, size = len(rows) // 2, rows[0].type.count
-            order = [k // 2 + (k % 2) * size for k in range(2 * size)]
-            mask = ir.Constant(ir.VectorType(I32, 2 * size), order)
-            rows = [b.shuffle_vector(rows[k], rows[k + half], mask) for k in range(half)]
-        return rows[0]

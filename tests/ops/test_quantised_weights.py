@@ -153,7 +153,7 @@ def test_gradients_flow_through_integers(tmp_path: Path, kind: str) -> None:
         gradient, wanted.T.reshape(w.shape) if kind == "conv" else wanted, rtol=2e-5, atol=1e-6
     )
     plan = module.session.training.plan({"x": x.shape, "target": target.shape})
-    assert sum("quantised_gemm" in step.kernel for step in plan.steps) == 2
+    assert sum(step.kernel.startswith("quantised_") for step in plan.steps) == 2
     assert not [b for b in plan.buffers if sorted(b.shape)[-2:] == [32, 48] and b.dtype == "f32"]
 
 

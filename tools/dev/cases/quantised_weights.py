@@ -105,6 +105,9 @@ NBITS = (
          {"N": 384, "K": 512, "block_size": 32, "accuracy_level": 4}, (0,), MS,
          reference=lambda *ins, accuracy_level, **sizes: _nbits(*ins, **sizes), tol=4e-6,
          bench=True),
+    Case("MatMulNBits", (f32(1, 512), zeros(384, 16, 16), scales(384, 16), zeros(384, 8)),
+         {"N": 384, "K": 512, "block_size": 32}, (0,), MS, reference=_nbits, tol=4e-6, bench=True,
+         name="nbits-few-rows"),
 )  # fmt: skip
 
 WIDE = {"rows": 37, "columns": 70}  # more than a panel, and no whole vectors
