@@ -260,7 +260,10 @@ def build_gpt2_decoder(
 def build_qwen2_decoder(
     sizes: DecoderSizes = QWEN2_HALF, form: str = "concat", bits: int = 32, seed: int = 0
 ) -> Graph:
-    """Return a Qwen2 with caches, and random weights."""
+    """Return a Qwen2 with caches, and random weights.
+
+    Its last layer is the table of words; with 4 bits it has integers of its own.
+    """
     to = _Decoder(sizes, form, bits, seed)
     s = sizes
     narrow = s.keys * s.head
@@ -270,7 +273,8 @@ def build_qwen2_decoder(
         root = to.add_op("Sqrt", to.add_op("Add", square, to.add_number(1e-6)))
         return to.add_op("Mul", to.add_op("Div", x, root), to.add_vector(name, s.width, 1.0))
 
-    x = to.add_op("Gather", to.add_weight("embed_tokens", s.words, s.width), "input_ids")
+    table = to.add_weight("embed_tokens", s.words, s.width)
+    x = to.add_op("Gather", table, "input_ids")
     to.prepare(rotates=True)
     for i in range(s.layers):
         name = f"layers.{i}"
@@ -288,5 +292,9 @@ def build_qwen2_decoder(
             to.add_op("Mul", gate, up), f"{name}.down_proj", s.wide, s.width, False
         )
         x = to.add_op("Add", x, down)
-    y = to.add_product(normalise(x, "norm"), "lm_head", s.width, s.words, False)
+    x = normalise(x, "norm")
+    if bits == 32:
+        y = to.add_op("MatMul", x, to.add_op("Transpose", table, perm=[1, 0]))
+    else:
+        y = to.add_product(x, "lm_head", s.width, s.words, False)
     return to.finish(y, s.words)
