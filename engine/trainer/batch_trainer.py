@@ -482,13 +482,21 @@ class BatchTrainer:
         source = open_labelled(self.learner, data)
         return evaluate(self.learner, self.ranks, source, batch_size, chosen, each, classes)
 
-    def session(self) -> Session:
+    def session(self, model: str | os.PathLike[str] | bytes | None = None) -> Session:
         """Return a session that answers with the parameters as they are at each call.
 
         It copies no parameter, and uses the memory of this trainer: answers wait for the step that
         another thread of Python runs.
+
+        Args:
+            model: another model with the same parameters, such as a decoder with caches: a path or
+                bytes.  Its initializers of the same names take the trained values.
+
+        Raises:
+            InputError, ShapeError, DTypeError: its initializers do not fit the parameters.
+            FileError, ModelError, UnsupportedOpError: it cannot be read.
         """
-        return self.learner.make_session()
+        return self.learner.make_session(model)
 
     @overload
     def predict(self, data: str | os.PathLike[str], *, batch_size: int | None = None) -> Any: ...

@@ -83,6 +83,7 @@ class TrainingModels:
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: the beginning of their paths."""
         options, self.state = self.options, CheckpointState.load_checkpoint(base + "checkpoint")
+        self._sharing: dict[Path | bytes, Model] = {}
         self.module = Module(
             base + "training_model.onnx",
             self.state,
@@ -280,11 +281,21 @@ class TrainingModels:
         values = self.session.run(model, self.make_arrays(model, features))
         return dict(zip(self.outputs, values, strict=True))
 
-    def make_session(self) -> inference.Session:
+    def make_session(self, source: Path | bytes | None = None) -> inference.Session:
         """See `Trainer.session`."""
         from engine.training.inference import follow
 
-        return follow(lambda: (self.answering, self.session.seed))
+        if source is None:
+            return follow(lambda: (self.answering, self.session.seed))
+        return follow(lambda: (self._share_parameters(source), self.session.seed))
+
+    def _share_parameters(self, source: Path | bytes) -> Model:
+        """Return the model of a file with the parameters of this learner, opened once."""
+        from engine.training.inference import open_sharing
+
+        if source not in self._sharing:
+            self._sharing[source] = open_sharing(source, self.session.training)
+        return self._sharing[source]
 
     # --- checkpoints
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,6 +165,33 @@ def open_model(source: ModelSource | Any, threads: int | None = None) -> Model:
     number = config.choose_threads(threads)
     model = Model(source, state, memory, number, "model", records=Records, answers=True)
     freeze_constants([model], memory)
+    return model
+
+
+def open_sharing(source: str | os.PathLike[str] | bytes, other: Model) -> Model:
+    """Open a model for answers that has the parameters of another, which it does not copy.
+
+    Its initializers that have the names of parameters take their values; the rest is its own.  Its
+    runs take turns with runs of the other model.
+
+    Raises:
+        InputError, ShapeError, DTypeError: the parameters do not fit; the message names one.
+        FileError, ModelError, UnsupportedOpError: the model cannot be read.
+    """
+    state, memory = other.state, other.memory
+    what = "model" if isinstance(source, bytes) else os.fspath(source)
+    with other.planning("read", other.records):
+        from engine.graphs.io import onnx_io
+        from engine.graphs.offline.sharing import share_parameters
+        from engine.kernels.vocabulary.op import TensorType
+
+        parameters = {n: TensorType(slot.dtype, slot.shape) for n, slot in state.slots.items()}
+        trained = [name for name, slot in state.slots.items() if slot.trainable]
+        graph = share_parameters(onnx_io.load(source), parameters, trained, what)
+        raw = onnx_io.to_bytes(graph)
+    own = Memory(memory.kernels, memory.planning, memory.lock)
+    model = Model(raw, state, own, other.threads, "model", records=Records, answers=True)
+    freeze_constants([model], own)
     return model
 
 

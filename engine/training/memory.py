@@ -57,7 +57,16 @@ class Memory:
     lock: the lock that a run holds, because runs share the memory.
     """
 
-    def __init__(self, kernels: KernelSet | None = None, planning: PlanOptions = DEFAULTS) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet | None = None,
+        planning: PlanOptions = DEFAULTS,
+        lock: RunLock | None = None,
+    ) -> None:
+        """Start without programs.
+
+        lock: the lock of another memory, if runs in both take turns.
+        """
         self.work: Bytes = allocate(0)
         self.io: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
@@ -70,7 +79,7 @@ class Memory:
         self.scaling = LossScale.choose(planning.precision)
         self.prepared: set[str] = set()
         self._kernels = kernels
-        self.lock = RunLock("a step of this model")
+        self.lock = RunLock("a step of this model") if lock is None else lock
         _memories.add(self)
 
     @property

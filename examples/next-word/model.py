@@ -1,7 +1,10 @@
 """The network: a small GPT, which tells for each place of a text how likely each next token is.
 
-`python model.py` learns from texts/ how to divide texts into tokens, and writes tokenizer.json and
-forward.onnx.  A token is a word or a part of one, with the blank before it.
+`python model.py` learns from texts/ how to divide texts into tokens, and writes tokenizer.json,
+forward.onnx and decoder.onnx.  A token is a word or a part of one, with the blank before it.
+
+forward.onnx sees a whole text, for training.  decoder.onnx is the same network for writing: it sees
+the next tokens, and takes and returns the keys and values of the tokens before them.
 
 Blocks as in GPT-2: normalise, attend to the places before, normalise, think for each place alone;
 the scores come of the same table of vectors as the inputs (Press and Wolf, arXiv:1608.05859).
@@ -22,11 +25,14 @@ LENGTH = 32  # tokens that the network sees at a time
 WIDTH, LAYERS, HEADS = 96, 2, 4
 
 
-def network(vocabulary: int, seed: int = 0) -> onnx.ModelProto:
+def network(vocabulary: int, seed: int = 0, writes: bool = False) -> onnx.ModelProto:
     """Tokens [batch, LENGTH] to scores [batch, vocabulary, LENGTH], of the token after each place.
 
-    Scores of a place depend on the tokens up to it alone, so that a shorter text is filled up with
-    any tokens after it.  The classes are on axis 1, where ONNX's losses have them.
+    Scores of a place depend on the tokens up to it alone.  The classes are on axis 1, where ONNX's
+    losses have them.
+
+    writes: make the decoder, with caches under the names that exporters use; its scores are
+        `logits` [batch, new, vocabulary].  The weights have the same names and values.
     """
     rng = np.random.default_rng(seed)
     nodes, weights = [], []
@@ -50,40 +56,63 @@ def network(vocabulary: int, seed: int = 0) -> onnx.ModelProto:
         bias = weight(f"{name}.bias", out, deviation=0)
         return node("Add", name, node("MatMul", f"{name}.product", x, product), bias)
 
+    def value(name: str, kind: int, *shape: int | str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
     table = weight("tokens.table", vocabulary, WIDTH)
-    x = node("Gather", "tokens.vectors", table, "tokens")
-    x = node("Add", "start", x, weight("positions", LENGTH, WIDTH))
+    x = node("Gather", "tokens.vectors", table, "input_ids" if writes else "tokens")
+    places = weight("positions", LENGTH, WIDTH)
+    if writes:
+        places = node("Gather", "positions.vectors", places, "position_ids")
+    x = node("Add", "start", x, places)
+    caches, presents = [], []
     small = 0.02 / np.sqrt(2 * LAYERS)  # what is added to x stays small, as in GPT-2
     for number in range(LAYERS):
         name = f"layer{number}"
         y = linear(norm(x, f"{name}.norm1"), f"{name}.qkv", WIDTH, 3 * WIDTH)
         parts = [f"{name}.{part}" for part in ("query", "key", "value")]
         nodes.append(helper.make_node("Split", [y], parts, f"{name}.split", axis=2, num_outputs=3))
-        y = node("Attention", f"{name}.attention", *parts, is_causal=1, q_num_heads=HEADS,
-                 kv_num_heads=HEADS)  # fmt: skip
+        y = f"{name}.attention"
+        outputs = [y]
+        if writes:
+            size = ("batch", HEADS, "past", WIDTH // HEADS)
+            for part in ("key", "value"):
+                caches.append(value(f"past_key_values.{number}.{part}", TensorProto.FLOAT, *size))
+                presents.append(value(f"present.{number}.{part}", TensorProto.FLOAT, *size[:2],
+                                      "past+new", size[3]))  # fmt: skip
+            parts += ["", caches[-2].name, caches[-1].name]
+            outputs += [presents[-2].name, presents[-1].name]
+        nodes.append(helper.make_node("Attention", parts, outputs, y, is_causal=1,
+                                      q_num_heads=HEADS, kv_num_heads=HEADS))  # fmt: skip
         x = node("Add", f"{name}.attended", x, linear(y, f"{name}.out", WIDTH, WIDTH, small))
         y = linear(norm(x, f"{name}.norm2"), f"{name}.wide", WIDTH, 4 * WIDTH)
         y = linear(node("Gelu", f"{name}.gelu", y), f"{name}.narrow", 4 * WIDTH, WIDTH, small)
         x = node("Add", f"{name}.thought", x, y)
     y = node("MatMul", "logits", norm(x, "norm"), node("Transpose", "table", table, perm=[1, 0]))
-    node("Transpose", "scores", y, perm=[0, 2, 1])
-
-    inputs = [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", LENGTH])]
-    shape = ["batch", vocabulary, LENGTH]
-    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, shape)]
-    graph = helper.make_graph(nodes, "gpt", inputs, outputs, weights)
+    if writes:
+        names = ("input_ids", "position_ids")
+        inputs = [*(value(name, TensorProto.INT64, "batch", "new") for name in names), *caches]
+        results = [value("logits", TensorProto.FLOAT, "batch", "new", vocabulary), *presents]
+    else:
+        node("Transpose", "scores", y, perm=[0, 2, 1])
+        inputs = [value("tokens", TensorProto.INT64, "batch", LENGTH)]
+        results = [value("scores", TensorProto.FLOAT, "batch", vocabulary, LENGTH)]
+    graph = helper.make_graph(nodes, "gpt", inputs, results, weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
 def main() -> None:
-    """Write tokenizer.json and forward.onnx."""
+    """Write tokenizer.json, forward.onnx and decoder.onnx."""
     texts = [path.read_text("utf-8") for path in sorted(Path("texts").rglob("*.txt"))]
     tokenizer = train_tokenizer(texts, VOCABULARY)
     tokenizer.save("tokenizer.json")
     onnx.save(network(tokenizer.get_vocab_size()), "forward.onnx")
-    print(f"wrote tokenizer.json of {tokenizer.get_vocab_size()} tokens, and forward.onnx")
+    onnx.save(network(tokenizer.get_vocab_size(), writes=True), "decoder.onnx")
+    print(
+        f"wrote tokenizer.json of {tokenizer.get_vocab_size()} tokens, forward.onnx, decoder.onnx"
+    )
 
 
 if __name__ == "__main__":

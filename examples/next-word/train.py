@@ -10,13 +10,14 @@ import sys
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgegrad import Trainer
+from edgegrad import Session, Trainer
 from edgegrad.artifacts import AdamW, CrossEntropyLoss
 from edgegrad.data import Texts
-from edgegrad.trainer import Cosine
+from edgegrad.trainer import Callback, Cosine, Fit
 
 from model import LENGTH
 
+BEGINNINGS = ("hi anna, please", "see you at the", "thank you")
 GOAL = 0.1  # of the perplexity that a guess by the frequencies of tokens has; less is better
 
 
@@ -26,14 +27,22 @@ def unigram_perplexity(train: np.ndarray, test: np.ndarray, vocabulary: int) -> 
     return float(np.exp(-np.log(counts / counts.sum())[test].mean()))
 
 
-def complete(trainer: Trainer, tokenizer: Tokenizer, text: str, count: int = 8) -> str:
+def complete(session: Session, tokenizer: Tokenizer, text: str, count: int = 8) -> str:
     """Return a text and the `count` tokens that the network finds likeliest after it."""
-    tokens = tokenizer.encode(text).ids
-    for _ in range(count):
-        seen = tokens[-LENGTH:]
-        scores = trainer.predict(np.array([seen + [0] * (LENGTH - len(seen))]))
-        tokens.append(int(scores[0, :, len(seen) - 1].argmax()))
+    tokens = tokenizer.encode(text).ids[-(LENGTH - count) :]
+    tokens += session.generate(tokens, count).tolist()
     return str(tokenizer.decode(tokens)).splitlines()[0]
+
+
+class Writing(Callback):
+    """Shows at the end of every epoch how the network continues a text."""
+
+    def on_fit_begin(self, fit: Fit) -> None:
+        self.tokenizer = Tokenizer.from_file("tokenizer.json")
+        self.session = fit.trainer.session("decoder.onnx")
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        print(complete(self.session, self.tokenizer, BEGINNINGS[0]))
 
 
 def train(epochs: int = 10, resume: bool = False) -> Trainer:
@@ -49,6 +58,7 @@ def train(epochs: int = 10, resume: bool = False) -> Trainer:
         batch_size=16,
         metrics="perplexity",
         schedule=Cosine(warmup=0.05),
+        callbacks=[Writing()],
         folder="run",
         resume=resume,
     )
@@ -61,8 +71,9 @@ def measure(trainer: Trainer) -> float:
     """Return the perplexity of the test text, divided by the perplexity of unigrams."""
     texts, test = (Texts(path, "tokenizer.json", LENGTH) for path in ("texts", "test.txt"))
     tokenizer = Tokenizer.from_file("tokenizer.json")
-    for begin in ("hi anna, please", "see you at the", "thank you"):
-        print(complete(trainer, tokenizer, begin))
+    session = trainer.session("decoder.onnx")
+    for begin in BEGINNINGS:
+        print(complete(session, tokenizer, begin))
     reached = trainer.evaluate(test, metrics="perplexity")["perplexity"]
     unigram = unigram_perplexity(texts.tokens, test.tokens, tokenizer.get_vocab_size())
     print(f"the perplexity of the test text is {reached:.2f}; unigrams reach {unigram:.1f}")
