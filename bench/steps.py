@@ -4,6 +4,9 @@ It is `edgegrad bench`, and adds for each peer its step and its ratio: the media
 the median of ours, of processes that take turns.  A Python of --peers has onnxruntime-training-cpu,
 torch or both, and is asked which; by default it is EDGEGRAD_BENCH_PEERS.  scripts/peer.py explains
 the kinds; ort and torch are the usual ones.  `edgegrad bench --compare` reads what --json writes.
+
+--level holds all sides to an instruction-set level, so that a CPU with AVX-512 stands for one that
+has AVX2 alone.  onnxruntime has no switch for that: it cannot take part.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from bench.measuring import environment
 from bench.processes import SCRIPTS, worker
 from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.errors import InputError
@@ -30,6 +34,13 @@ KINDS = {  # by the module that a Python must have
     "torch-compiled": "torch", "torch-bf16": "torch",
 }  # fmt: skip
 USUAL_KINDS = ("ort", "torch")
+# Variables that hold oneDNN, the loops of PyTorch itself and MKL to a level.
+HELD = {
+    "x86-64-v3": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}  # fmt: skip
 _ASK = """
 import importlib.util, sys
 for kind, module in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -77,6 +88,26 @@ def find_peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> me
     return [(kind, make_opener(installed[kind], kind)) for kind in kinds if kind in installed]
 
 
+@contextmanager
+def hold(level: str, kinds: Sequence[str]) -> Iterator[None]:
+    """Hold this installation and peers of some kinds to a level; an empty one leaves them alone.
+
+    Raises:
+        InputError: peers cannot be held to it.
+    """
+    if not level:
+        yield
+        return
+    if level not in HELD:
+        raise InputError(f"--level {level}: expected one of {', '.join(HELD)}")
+    if free := [kind for kind in kinds if KINDS[kind] != "torch"]:
+        raise InputError(
+            f"--level {level}: {', '.join(free)} uses all that the CPU has; --kinds chooses others"
+        )
+    with environment(**{config.PREFIX + "LEVEL": level}, **HELD[level]):
+        yield
+
+
 def list_titles(options: Namespace) -> tuple[str, ...]:
     """Return the columns, two of them for each kind of peer."""
     of_peer = ("ms:.2f", "ratio:.2f")
@@ -93,9 +124,10 @@ def measure_steps(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads, and write all that is known to --json."""
     named = options.peers or [config.switch("BENCH_PEERS")]
     kinds = find_peers(list(filter(None, named)), options.kinds)
-    made = measure.measure(
-        [name], options.threads, options.time, options.batch, kinds, StagePrinter()
-    )
+    with hold(options.level, [kind for kind, _ in kinds]):
+        made = measure.measure(
+            [name], options.threads, options.time, options.batch, kinds, StagePrinter()
+        )
     if options.json is not None:
         before = options.__dict__.setdefault("made", [])
         before += made.rows
@@ -128,6 +160,7 @@ BENCHES = (
             Option("batch", 0, "samples of a step; 0: the workload's number"),
             Option("peers", (), "Pythons with other libraries"),
             Option("kinds", USUAL_KINDS, f"of {', '.join(KINDS)}"),
+            Option("level", "", f"level that all sides are held to, of {', '.join(HELD)}"),
             Option("json", None, "a file for `edgegrad bench --compare`", Path),
         ),
         small="mlp --threads 1 --batch 2 --time 0.01",

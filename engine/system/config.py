@@ -16,6 +16,8 @@ SWITCHES = {
     "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
     "KERNELS": "native: compile every kernel for this CPU; shipped: use only the wheel's kernels; "
     "auto: use the wheel's kernels, and compile missing ones; default auto",
+    "LEVEL": "instruction-set level that kernels of this CPU stay within, such as x86-64-v3; "
+    "default: all that the CPU has",
     "CACHE_DIR": "folder of compiled kernels and plans; default: the user's cache folder /edgegrad",
     "PLAN_MEMORY": "MiB for the plans that a module keeps, one per input shape, in addition to "
     "what they share; the least recently used are dropped; default 64",

@@ -5,6 +5,8 @@
     auto     kernels of the wheel, where there are some; what they lack is compiled for their level,
              if numba is installed, and is interpreted otherwise.  Without a wheel: native
 
+EDGEGRAD_LEVEL holds all of them to a level of instruction sets.
+
 A module keeps its set as long as it lives, and a plan says which set it is for: results of one set
 are the same bits at every run.
 """
@@ -98,7 +100,8 @@ def can_compile() -> bool:
 
 
 @functools.cache
-def _make_native() -> KernelSet:
+def _make_native(most: Level | None) -> KernelSet:
+    """Return the set that compiles every kernel, for a level or else for this very CPU."""
     if not can_compile():
         wanted = ", ".join(level.name for level in levels.list_levels()) or "none that is known"
         raise EngineError(
@@ -106,7 +109,7 @@ def _make_native() -> KernelSet:
             f"level {wanted}), and numba and llvmlite, which compile them, are not installed: "
             "pip install edgegrad"
         )
-    target = find_host()
+    target = find_host() if most is None else most.make_target()
     return KernelSet(f"native {target.name}", target, None, compiles=True)
 
 
@@ -134,13 +137,13 @@ def list_usable() -> list[KernelSet]:
     """Return the sets that this process can run as EDGEGRAD_KERNELS says, the best first.
 
     Raises:
-        EngineError: there is none, or the switch has a value that means nothing.
+        EngineError: there is none, or a switch has a value that means nothing.
         FileError: shipped kernels are damaged, and nothing else is allowed or there.
     """
     require_64_bit()
-    chosen = switch("KERNELS") or "auto"
+    chosen, most = switch("KERNELS") or "auto", levels.find_most()
     if chosen == "native":
-        return [_make_native()]
+        return [_make_native(most)]
     compiles = chosen == "auto" and can_compile()
     modes = ("auto", "shipped") if compiles else ("shipped",)
     try:
@@ -152,7 +155,7 @@ def list_usable() -> list[KernelSet]:
         if not compiles:
             raise
         warn_user(f"{error}. Kernels are compiled instead", RuntimeWarning)
-        return [_make_native()]
+        return [_make_native(most)]
     if sets:
         return sets
     if chosen == "shipped":
@@ -160,7 +163,7 @@ def list_usable() -> list[KernelSet]:
             f"{PREFIX}KERNELS=shipped: this installation ships no kernels for this CPU "
             f"({levels.name_machine()}, {sys.platform}); install a wheel of edgegrad for it"
         )
-    return [_make_native()]
+    return [_make_native(most)]
 
 
 def _list_levels() -> list[Level]:

@@ -185,8 +185,7 @@ class Pool:
         return bool(self._processes)
 
     def submit(self, jobs: Sequence[CompileJob], processes: int) -> list[Future[Code]]:
-        """Have jobs done by at least that many processes: the slowest should come first, and similar
-        ones side by side.
+        """Have jobs done by at least that many processes: slow ones first, similar ones together.
 
         The results are code, or the exception `Failed`.
         """

@@ -16,7 +16,9 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from engine.base.errors import EngineError
 from engine.kernels.machine.target import Target, make
+from engine.system.config import PREFIX, switch
 
 SYSTEMS = {"linux": "unknown-linux-gnu", "darwin": "apple-macosx11.0.0", "win32": "w64-windows-gnu"}
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}  # other names of architectures
@@ -85,7 +87,33 @@ def list_features() -> dict[str, bool]:
     return dict(getattr(umath, "__cpu_features__", {}))
 
 
+def find_most() -> Level | None:
+    """Return the level that kernels must stay within, by EDGEGRAD_LEVEL; None without the switch.
+
+    Raises:
+        EngineError: this CPU has no such level.
+    """
+    name = switch("LEVEL")
+    runnable = {level.name: level for level in _list_runnable()}
+    if name and name not in runnable:
+        raise EngineError(
+            f"{PREFIX}LEVEL={name!r}: expected a level that this CPU can run: "
+            f"{', '.join(runnable) or 'there is none'}"
+        )
+    return runnable[name] if name else None
+
+
 def list_levels() -> list[Level]:
+    """Return the levels that this CPU and system can run and EDGEGRAD_LEVEL allows, the best first.
+
+    Raises:
+        EngineError: as `find_most`.
+    """
+    most, runnable = find_most(), _list_runnable()
+    return runnable if most is None else runnable[runnable.index(most) :]
+
+
+def _list_runnable() -> list[Level]:
     """Return the levels that this CPU and system can run, the best first."""
     known = list_features()
     return [

@@ -246,8 +246,8 @@ def test_two_processes_take_a_module_from_opposite_ends(watched: Watched) -> Non
     pool = make_waiting(*((name, "x") for name in "abcde"), ("f", "y"))
     states, order = [("", 0), ("", 0)], ""
     for turn in (0, 1, 1, 0, 0, 1):
-        name, *state = take(pool, *states[turn])
-        states[turn] = (str(state[0]), int(state[1]))
+        name, module, end = take(pool, *states[turn])
+        states[turn] = module, end
         order += name
     assert order == "aedbcf"
     assert not pool._waiting

@@ -19,6 +19,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import load, shipped, source
 from engine.kernels.machine import levels
+from engine.kernels.machine.hosts import find_host
 from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
@@ -92,6 +93,20 @@ def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
     old = {name: True for level in LEVELS[:3] for name in level.needs}  # numpy before 2.4
     monkeypatch.setattr(levels, "list_features", lambda: old)
     assert levels.list_levels()[0].name == "x86-64-v4"
+
+
+def test_kernels_stay_within_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, least = HERE
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "native")
+    monkeypatch.setenv("EDGEGRAD_LEVEL", least.name)
+    assert levels.list_levels() == [least]
+    chosen = source.choose_current()
+    assert chosen.target == least.make_target() != find_host()
+    assert chosen.name == f"native {least.make_target().name}"
+    monkeypatch.setenv("EDGEGRAD_LEVEL", "x86-64-v9")
+    wanted = ", ".join(level.name for level in HERE)
+    with pytest.raises(EngineError, match=f"EDGEGRAD_LEVEL='x86-64-v9'.*can run: {wanted}"):
+        source.choose_current()
 
 
 @pytest.mark.parametrize("system", levels.SYSTEMS)
