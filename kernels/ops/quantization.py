@@ -446,7 +446,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
     return (
         Op(
             name="QuantizeLinear",
-        is_of_integers=True,
+            is_of_integers=True,
             domain=domain,
             inputs=(2, 3),
             outputs=1,

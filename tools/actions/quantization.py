@@ -68,7 +68,7 @@ def quantise_file(
     """Quantise a model, write it, and measure it beside the float one.
 
     source: an ONNX file, or the folder of a run, whose data are prepared as in its training.
-    table: the data that calibrate; without a path those of the run.
+    table: the data that calibrate; without a path the run's data.
     validation: the data to measure with; None for those that calibrate.
     samples: the number of samples to calibrate with, taken evenly; None for all.
     metrics: to measure; by default as in the run, or accuracy where samples have classes.

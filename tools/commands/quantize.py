@@ -28,8 +28,8 @@ from engine.tools.commands import options
     "data",
     metavar="PATH",
     default="",
-    help="A folder or a file of data like those that the model will get.  [default: those of the "
-    "run]",
+    help="A folder or a file of data like those that the model will get.  [default: the run's "
+    "data]",
 )
 @click.option(
     "--validate",
