@@ -1,7 +1,8 @@
 """Words shared in a run of a plan: by the runtime, the executor, kernels and the C runtime.
 
 The executor (kernels/loops/executor.py) walks a table of `STEP` records and finds everything
-else in a `CONTEXT`.  Steps that run tile by tile have a `TILES` each.  Kernels that meet bad data
+else in a `CONTEXT`.  Steps that run tile by tile have a `TILES` each.  Kernels of a trimmed build
+get a `CALL` instead of their own words (kernels/compiler/calls.py).  Kernels that meet bad data
 write a `STATUS`, those that draw read a `RANDOM`.  In a profile, `timed`
 (kernels/loops/measuring.py) replaces every kernel, learns which one from `TIMED`, and writes a
 `SPAN` for each thread.
@@ -56,6 +57,14 @@ STEP = Words(
 CLAIM = Words(
     "claim",
     taken=Field("the phase before the stretch whose share can be claimed, a line each", line=True),
+)
+
+CALL = Words(
+    "call",
+    base=Field("the memory of a model, from its parameters on", address=True),
+    record=Field("the numbers of the call, constant data", address=True),
+    tile="number of the tile",
+    thread="number of the thread",
 )
 
 CONTEXT = Words(
@@ -119,7 +128,7 @@ def write_c_header() -> str:
             *(f"#define {name} {value}" for name, value in numbers.items()),
             *(
                 words.write_defines()
-                for words in (STATUS, RANDOM, MOVE, TILES, STEP, CLAIM, CONTEXT)
+                for words in (STATUS, RANDOM, MOVE, TILES, STEP, CALL, CLAIM, CONTEXT)
             ),
         ]
     )

@@ -86,7 +86,8 @@ def get_library(
     table: str,
     data: Mapping[str, bytes],
     small: bool = False,
-    calls: Mapping[str, Calls] | None = None,
+    calls: Sequence[Calls] = (),
+    constants: tuple[str, int] = ("", 0),
     has_threads: bool = True,
 ) -> bytes:
     """Return one object of many kernels and constant data; see `emit.emit_library`."""
@@ -94,8 +95,9 @@ def get_library(
 
     parts = get_codes(specs, target, SMALL_BITCODE if small else BITCODE)
     return emit.emit_library(
-        parts, table, data, target, calls=calls, small=small, has_threads=has_threads
-    )
+        parts, table, data, target,
+        calls=calls, constants=constants, small=small, has_threads=has_threads,
+    )  # fmt: skip
 
 
 def get_codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:

@@ -122,21 +122,25 @@ def emit_library(
     data: Mapping[str, bytes],
     target: Target,
     *,
-    calls: Mapping[str, Calls] | None = None,
+    calls: Sequence[Calls] = (),
+    constants: tuple[str, int] = ("", 0),
     small: bool = False,
     has_threads: bool = True,
 ) -> bytes:
     """Return one object of many kernels, given as bitcode by symbol; equal functions are kept once.
 
-    The object exports, to the library it is linked into, `table`, the addresses of the kernels in
-    the order given, and blocks of constant data by name, aligned to 64 bytes; for example
+    The object exports, to the library it is linked into, `table`, the addresses of the kernels, or
+    of the `calls` if there are any, in the order given, and blocks of constant data by name,
+    aligned to 64 bytes; for example
 
         @table = hidden constant [2 x ptr] [ptr @gemm_f32_0_0, ptr @softmax_rows_f32_1]
-        @data = hidden constant [3 x i8] c"\\01\\02\\03", align 64
+        @data = hidden externally_initialized constant [3 x i8] c"\\01\\02\\03", align 64
 
-    calls: by symbol, how a kernel is called, if no other library calls it.  Its code then has the
+    calls: how the kernels are called, if no other library calls them.  Their code then has the
         words that all calls share as constants, and nothing that no call needs: register tiles,
         kinds of operands, the shares of other threads.
+    constants: the symbol and the size of the block in which calls find constants; an object for
+        another CPU may have it.
     small: as of `optimize`.
     has_threads: False if one thread alone runs the kernels of a model, which needs no atomics.
 
@@ -146,14 +150,16 @@ def emit_library(
     tm = make_machine(target)
     context = llvm.create_context()
     blocks = [_define_block(name, content) for name, content in data.items()]
-    calls = calls or {}
     if parts:
-        names = [f"{symbol}.called" if symbol in calls else symbol for symbol in parts]
+        names = [each.name for each in calls] or list(parts)
         addresses = ", ".join(f'ptr @"{name}"' for name in names)
-        blocks.append(f'@"{table}" = hidden constant [{len(parts)} x ptr] [{addresses}], align 16')
+        blocks.append(f'@"{table}" = hidden constant [{len(names)} x ptr] [{addresses}], align 16')
         blocks += [f'declare void @"{symbol}"(ptr, i64, i64)' for symbol in parts]
-        for symbol, common in calls.items():
-            blocks += write_caller(symbol, common)
+        block, size = constants
+        if size and block not in data:
+            blocks.append(f'@"{block}" = external hidden constant [{size} x i8], align 64')
+        for each in calls:
+            blocks += write_caller(each, block)
     module = llvm.parse_assembly(_drop_host("\n".join(blocks), small), context)
     module.triple, module.data_layout = target.triple, str(tm.target_data)
     for bitcode in parts.values():
@@ -204,7 +210,10 @@ def _mark(name: str) -> bytes:
 
 
 def _define_block(name: str, content: bytes) -> str:
-    """Return the definition of a block of constant data, see `emit_library`."""
+    """Return the definition of a block of constant data, see `emit_library`.
+
+    Kernels read it, but LLVM is not to take its values for theirs: it may be filled in later.
+    """
     if len(content) < LARGE:
         kind, value = f"[{len(content)} x i8]", f'c"{_quote(content)}"'
     else:
@@ -212,7 +221,7 @@ def _define_block(name: str, content: bytes) -> str:
         first, rest = f"[{len(mark)} x i8]", f"[{len(content) - len(mark)} x i8]"
         kind = f"<{{ {first}, {rest} }}>"
         value = f'<{{ {first} c"{_quote(mark)}", {rest} zeroinitializer }}>'
-    return f'@"{name}" = hidden constant {kind} {value}, align 64'
+    return f'@"{name}" = hidden externally_initialized constant {kind} {value}, align 64'
 
 
 def _fill(code: bytes, data: Mapping[str, bytes]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -12,12 +13,13 @@ import pytest
 
 from engine.kernels.binaries.load import BITCODE, get_codes
 from engine.kernels.compiler import emit, lower
-from engine.kernels.compiler.calls import Calls
+from engine.kernels.compiler.calls import Address, Calls, Kind, RecordField
 from engine.kernels.compiler.results import fix_results
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.kernel import Body, Native, kernel
 from engine.plan.plan import KernelSpec
 from engine.tools.trimmed.plans import list_artifacts, make_plans
+from engine.tools.trimmed.records import encode_word
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import compile_c, needs_cc
 from tests.support.places import GOLDENS
@@ -140,6 +142,23 @@ void run_library(const void *words) { table[0](words, 0, 1); }
 """
 
 
+def make_calls(
+    symbol: str, pointers: int, words: int, known: Mapping[int, int | float]
+) -> list[Calls]:
+    """Calls whose records have 8 bytes for each word that is not known, in order."""
+    zero, places = RecordField(), iter(range(0, 8 * words, 8))
+    called: list[RecordField | Address] = []
+    for i in range(words):
+        value = known.get(i)
+        if value is None:
+            field = RecordField(0, 1, 8, next(places))
+        else:
+            field = RecordField(encode_word(value))
+        kinds: tuple[Kind, ...] = ("memory",) if value is None else ("none",)
+        called.append(Address(kinds, zero, field, zero, zero) if i < pointers else field)
+    return [Calls(symbol, f"{symbol}.called", called, next(places, 8 * words), alone=True)]
+
+
 def test_attention_is_reduced_to_its_calls() -> None:
     """With the words of MiniLM at batch 1, for a Pi 4: a pass of LLVM ended the process."""
     target = resolve("raspberrypi4").target
@@ -151,7 +170,7 @@ def test_attention_is_reduced_to_its_calls() -> None:
     for first in range(20, 33, 3):
         known |= {first: 49152, first + 1: 32, first + 2: 384}
     del known[33], known[34]
-    calls = {spec.symbol: Calls(9, 80, known, alone=True)}
+    calls = make_calls(spec.symbol, 9, 80, known)
     codes = get_codes([spec], target, BITCODE)
     assert emit.emit_library(codes, "table", {}, target, calls=calls, has_threads=False)
 
@@ -162,7 +181,7 @@ def test_a_kernel_reduced_to_its_calls_computes_the_same_bits(tmp_path: Path) ->
     host = detect_host()
     texts = lower.lower(shares, ("f32",), "shares", host)
     code = emit.optimize(texts, "shares", host)
-    calls = {"shares": Calls(2, 4, {2: 49, 3: 1}, alone=True)}
+    calls = make_calls("shares", 2, 4, {2: 49, 3: 1})
     (tmp_path / "engine.o").write_bytes(emit.emit_object(code, host))
     (tmp_path / "library.o").write_bytes(
         emit.emit_library({"shares": code}, "table", {}, host, calls=calls)
@@ -175,6 +194,8 @@ def test_a_kernel_reduced_to_its_calls_computes_the_same_bits(tmp_path: Path) ->
     for run, rows in zip((made.run_engine, made.run_library), results, strict=True):
         for row, y in zip(x, rows, strict=True):
             words = np.array([row.ctypes.data, y.ctypes.data, 49, 1])
-            run(words.ctypes.data_as(ctypes.c_void_p))
+            call = np.array([0, words.ctypes.data, 0, 0])  # base, record, tile, thread
+            given = call if run is made.run_library else words
+            run(given.ctypes.data_as(ctypes.c_void_p))
     assert results[0].all()
     assert results[0].tobytes() == results[1].tobytes()

@@ -18,6 +18,7 @@ import pytest
 
 from engine.graphs.io import onnx_io
 from engine.kernels.machine.target import detect_host
+from engine.runtime.program import LAUNCH
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.bundle import Bundle
@@ -55,8 +56,9 @@ def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source
     planned = make_plans(list_artifacts(GOLDENS / "mlp"), detect_host(), threads, [2], {})
     specs = planned.list_kernels()
     symbols = [spec.symbol for spec in specs]
-    numbers = {symbol: i for i, symbol in enumerate(symbols)}
-    bundle = None if library else Bundle(planned, detect_host(), threads, "0" * 16, numbers)
+    if library and LAUNCH.symbol not in symbols:
+        symbols.append(LAUNCH.symbol)
+    bundle = None if library else Bundle(planned, detect_host(), threads, "0" * 16)
     level = CpuLevel(detect_host(), symbols, bundle)
     return Source(name, [level], threads, "0" * 16, federated=not library)
 

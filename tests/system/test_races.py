@@ -34,15 +34,16 @@ def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     target = resolve(str(HERE)).target
     planned = make_plans(list_artifacts(MLP), target, threads, [SAMPLES], {})
     specs = planned.list_kernels()
-    numbers = {spec.symbol: i for i, spec in enumerate(specs)}
-    bundle = Bundle(planned, target, threads, "0" * 16, numbers)
-    level = CpuLevel(target, list(numbers), bundle)
+    bundle = Bundle(planned, target, threads, "0" * 16)
+    level = CpuLevel(target, [spec.symbol for spec in specs], bundle)
     source = Source("mnist", [level], threads, "0" * 16)
     codes = load.get_codes(specs, target, load.BITCODE)
     parts = {symbol: instrument(code, weak=weak) for symbol, code in codes.items()}
     (data,) = source.list_data()
-    calls = planned.find_calls()
-    code = emit.emit_library(parts, source.name_table(0), data, target, calls=calls)
+    code = emit.emit_library(
+        parts, source.name_table(0), data, target,
+        calls=bundle.steps.calls, constants=source.find_constants(0),
+    )  # fmt: skip
     (folder / "mnist.h").write_text(source.write_header())
     (folder / "mnist.c").write_text(source.write_source())
     (folder / "kernels.o").write_bytes(code)

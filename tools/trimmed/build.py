@@ -197,8 +197,7 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
         if bundles and _is_like(target, planned, bundles[0]):
             continue
         symbols = [spec.symbol for spec in planned.list_kernels()]
-        numbers = {symbol: i for i, symbol in enumerate(symbols)}
-        bundle = Bundle(planned, target, options.threads, digest, numbers)
+        bundle = Bundle(planned, target, options.threads, digest)
         bundles.insert(0, bundle)
         levels.insert(0, CpuLevel(target, symbols, bundle))
     graph = make_graph(plans[-1]) if options.export else None
@@ -337,7 +336,8 @@ def _compile_kernels(
         table=source.name_table(number),
         data=source.list_data()[number],
         small=options.size,
-        calls=level.bundle.planned.find_calls() if level.bundle else None,
+        calls=level.bundle.steps.calls if level.bundle else (),
+        constants=source.find_constants(number),
         has_threads=options.threads > 1,
     )
 
@@ -578,7 +578,7 @@ def write_plans(
     if config is not None:
         check_kernels(planned, config)
     digest = hashlib.sha256("\n".join(map(str, planned.list_plans())).encode()).hexdigest()[:16]
-    content = Bundle(planned, target, options.threads, digest).write_file()
+    content = Bundle(planned, target, options.threads, digest, is_file=True).write_file()
     files_io.write(os.fspath(out), [content])
     return len(content)
 

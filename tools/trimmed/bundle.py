@@ -1,17 +1,16 @@
 """Plans of a model as one stripped plan file, which the C runtime reads.
 
-A build contains the file as constant data.  For a library of kernels, `edgegrad plan` writes it to
-disk.  The format is described in `engine/plan/file_schema.py`.  Besides the plans of all phases
-and batch sizes, the file made here holds the sizes of memory, the parameters and the batch sizes.
+A build contains the file as constant data, and its steps apart from it (records.py).  For a library
+of kernels, `edgegrad plan` writes it to disk.  The format is described in
+`engine/plan/file_schema.py`.  Besides the plans of all phases and batch sizes, the file made here
+holds the sizes of memory, the parameters and the batch sizes.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ import numpy as np
 from engine.base.element_types import ELEMENT_TYPES, ITEMSIZE
 from engine.base.errors import DTypeError
 from engine.kernels.binaries.fingerprint import digest_package
+from engine.kernels.compiler.calls import Kind
 from engine.kernels.machine.target import Target
-from engine.plan.context import STEP, count_tile_words
 from engine.plan.plan import (
     ALIGN,
     COUNT,
@@ -30,7 +29,6 @@ from engine.plan.plan import (
     RATE,
     REGIONS,
     Plan,
-    PlanStep,
     Port,
     align,
 )
@@ -39,6 +37,7 @@ from engine.plan.states import FORMS
 from engine.runtime.program import list_moves
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import find_initializers
+from engine.tools.trimmed.records import CalledStep, OperandPlace, StepRecords
 from engine.training.model_file import RESET
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
@@ -68,10 +67,10 @@ def describe_target(target: Target) -> str:
 
 
 def handle_bytes(threads: int) -> int:
-    """Return the bytes kept for `struct model`; an assertion in runtime.c checks that they
-    suffice.
+    """Return the bytes kept for `struct model` of a build; an assertion in runtime.c checks that
+    they suffice.
     """
-    return 1344 + 128 * threads
+    return 768 if threads == 1 else 1344 + 128 * threads
 
 
 def count_property_bytes(target: Target) -> int:
@@ -94,14 +93,14 @@ class Bundle:
         target: Target,
         threads: int,
         build: str,
-        numbers: Mapping[str, int] | None = None,
+        *,
+        is_file: bool = False,
     ) -> None:
         """Write the file.
 
         build: the digest that identifies the build.
-        numbers: for plans that are part of a library, the number of each kernel in the library's
-            table, by symbol; plans then lack the words that its code has as constants.  None: the
-            plans name their kernels, and a library looks them up.
+        is_file: whether the plans are not part of a library: they name their kernels, and a library
+            looks them up.
         """
         self.planned, self.target, self.threads = planned, target, threads
         self.entries = [planned.plans.get("optimizer")]
@@ -110,11 +109,11 @@ class Bundle:
         self.io = [self._count_io(phase) for phase in PHASES]
         self.moved = self._find_moved_parameters()
         self._out = Writer(digest_kernels(), describe_target(target), threads, stripped=True)
-        self._numbers = self._write_kernels() if numbers is None else numbers
-        self._calls = planned.find_calls() if numbers is not None else {}
-        self._steps = list[PlanStep]()
+        self._numbers = self._write_kernels() if is_file else {}
+        self._called: list[list[CalledStep]] = [[] for _ in self.entries]
         for index, plan in enumerate(self.entries):
-            self._plan(index, plan)
+            self._plan(index, plan, is_file=is_file)
+        self._steps = None if is_file else StepRecords(self._called, threads)
         self._add_parameters()
         self._write_sizes(build)
         # Kernels may load a whole register at the last element.
@@ -129,6 +128,12 @@ class Bundle:
         """
         info = json.dumps(describe_inference(self.planned)).encode() + b"\n"
         return self._out.to_bytes(info + (self.planned.inference or b""))
+
+    @property
+    def steps(self) -> StepRecords:
+        """The steps of a build; a file has them in its tables."""
+        assert self._steps is not None, "the plans are a file"
+        return self._steps
 
     # --- sizes
 
@@ -194,22 +199,15 @@ class Bundle:
         """Bytes of the work memory, in the plan that needs the most."""
         return max(p.compute_region_bytes("work") for p in self.entries if p)
 
-    def count_memory(self, file: bool = False) -> int:
-        """Return the bytes of a model on the device; see `list_areas`."""
-        return sum(self.list_areas(file).values())
+    def count_memory(self) -> int:
+        """Return the bytes of a build's model on the device; see `list_areas`."""
+        return sum(self.list_areas().values())
 
-    def list_areas(self, file: bool = False) -> dict[str, int]:
-        """Return the bytes of each area of a model's memory, by what it holds, added up as in
+    def list_areas(self) -> dict[str, int]:
+        """Return the bytes of each area of a build's model, by what it holds, added up as in
         `lay_out` of plan_read.c.
-
-        file: whether the plans come from a file, which the model copies.
         """
-        rows, steps = self._out.count_rows, self._steps
-        n = len(self.planned.parameters)
-        words = sum(STEP.size + len(s.args) + len(s.consts) for s in steps)
-        words += sum(
-            count_tile_words(len(s.args), len(s.consts), self.threads) for s in steps if s.tiles
-        )
+        rows, n = self._out.count_rows, len(self.planned.parameters)
         areas = {
             "parameters": [self.count_region("param")],
             "gradients": [self.count_region("grad")],
@@ -217,7 +215,7 @@ class Bundle:
             "copies of statistics": [self.kept * self.copies],
             "inputs and outputs": self.io,
             "work memory": [align(self.work) + 64],
-            "steps and their words": [8 * words],
+            "steps and their words": [8 * self.steps.count_words()],
             "names and shapes": [
                 n * PARAMETER_ROOM,
                 4 * n,
@@ -225,13 +223,11 @@ class Bundle:
                 n + 1,
                 len(self.entries) * PLAN_ROOM,
                 8 * len(self.planned.batches),
-                4 * rows("kernel"),
                 rows("port") * PORT_ROOM,
                 8 * (rows("parameter_dim") + rows("port_dim")),
             ],
             "properties": [count_property_bytes(self.target) + OWN_PROPERTY_ROOM],
             "bookkeeping": [handle_bytes(self.threads)],
-            "plan file": [len(self.tables + self.constants) if file else 0],
         }
         return {name: sum(map(align, sizes)) for name, sizes in areas.items()}
 
@@ -251,20 +247,23 @@ class Bundle:
             if spec.template not in RUNTIME
         }
 
-    def _plan(self, index: int, plan: Plan | None) -> None:
+    def _plan(self, index: int, plan: Plan | None, *, is_file: bool) -> None:
         """Append an entry to the file; the constants of all plans share one block."""
         out, columns = self._out, {"steps": 0}
         if plan is not None:
-            rows = self._add_buffers(plan)
-            for step in map(self._drop_known, plan.steps):
-                self._steps.append(step)
-                buffers = [0 if a.buffer < 0 else 1 + rows[a.buffer] for a in step.args]
-                out.add_step(step, self._numbers[step.kernel], buffers)
+            located = self._locate_buffers(plan)
+            if is_file:
+                rows = [self._add_buffer(*place) for place in located]
+                for step in plan.steps:
+                    buffers = [0 if a.buffer < 0 else 1 + rows[a.buffer] for a in step.args]
+                    out.add_step(step, self._numbers[step.kernel], buffers)
+            else:
+                self._called[index] = self._list_called(index, plan, located)
             ports = self._list_ports(index, plan)
             for port in ports:
                 dtype = plan.buffers[port.buffer].dtype
                 _find_header_type(port.name, dtype)
-                out.add_port(port, dtype, rows[port.buffer])
+                out.add_port(port, dtype, self._add_buffer(*located[port.buffer]))
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
             filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
             if index and RESET in self.planned.inputs[_name_phase(index)]:
@@ -277,18 +276,26 @@ class Bundle:
             columns |= {"steps": len(plan.steps), "ports": len(ports), "inputs": inputs}
         out.add("plan", **columns)
 
-    def _drop_known(self, step: PlanStep) -> PlanStep:
-        """Return a step without the words that its kernel has as constants."""
-        if step.kernel not in self._calls:
-            return step
-        calls, first = self._calls[step.kernel], len(step.args)
-        passed = [calls.is_passed(i) for i in range(first + len(step.consts))]
-        args = tuple(itertools.compress(step.args, passed[:first]))
-        consts = tuple(itertools.compress(step.consts, passed[first:]))
-        return replace(step, args=args, consts=consts)
+    def _list_called(
+        self, index: int, plan: Plan, located: Sequence[tuple[str, int]]
+    ) -> list[CalledStep]:
+        """Return the steps of an entry with the places of their operands.
 
-    def _add_buffers(self, plan: Plan) -> list[int]:
-        """Append the buffers of a plan; returns the row of each in the file's table.
+        located: the region of each buffer and its offset there.
+        """
+        starts, missing = self._place_regions(index), OperandPlace("none", 0)
+        kinds: dict[str, Kind] = {"const": "constants"}
+        places = [
+            OperandPlace(kinds.get(region, "memory"), starts[region] + offset)
+            for region, offset in located
+        ]
+        return [
+            (step, [places[a.buffer] if a.buffer >= 0 else missing for a in step.args])
+            for step in plan.steps
+        ]
+
+    def _locate_buffers(self, plan: Plan) -> list[tuple[str, int]]:
+        """Return the region of each buffer and its offset there.
 
         Buffers of the regions `const` and `frozen` become places in the file's constants.
         """
@@ -296,15 +303,33 @@ class Bundle:
             index: self._out.place(content.ljust(plan.buffers[index].nbytes, b"\0"))
             for index, content in plan.constants
         }
-        rows = []
         for index, b in enumerate(plan.buffers):
             if b.region == "frozen":
                 content = self.planned.frozen[b.offset : b.offset + b.nbytes]
                 moved[index] = self._out.place(content)
-            region = REGIONS.index("const" if index in moved else b.region)
-            offset = moved.get(index, b.offset)
-            rows.append(self._out.add_once("buffer", region=region, line=offset // ALIGN))
-        return rows
+        return [
+            ("const", moved[index]) if index in moved else (b.region, b.offset)
+            for index, b in enumerate(plan.buffers)
+        ]
+
+    def _add_buffer(self, region: str, offset: int) -> int:
+        """Return the row of a buffer in the file's table."""
+        number = REGIONS.index(region)
+        return self._out.add_once("buffer", region=number, line=offset // ALIGN)
+
+    def _place_regions(self, index: int) -> dict[str, int]:
+        """Return where the regions begin for an entry, from the parameters on, and 0 for the
+        constants; as `lay_out` of plan_read.c has them.
+        """
+        phase = PHASES.index(_name_phase(index)) if index else PHASES.index("optimizer")
+        sizes = {"param": self.count_region("param"), "grad": self.count_region("grad")}
+        sizes |= {"state": self.state, "": self.kept * self.copies}
+        sizes |= {"io" if i == phase else f"io {i}": size for i, size in enumerate(self.io)}
+        starts, at = {"const": 0}, 0
+        for region, size in (sizes | {"work": 0}).items():
+            starts[region] = at
+            at += align(size)
+        return starts
 
     def _list_ports(self, index: int, plan: Plan) -> list[Port]:
         """Return the inputs and then the outputs of an entry that the caller of a step sees, in

@@ -16,6 +16,7 @@ from typing import get_args
 
 from engine.base.errors import ModelError
 from engine.base.proximal import ANCHOR, MU
+from engine.kernels.compiler.calls import UNIT
 from engine.kernels.machine.target import Target
 from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
@@ -40,6 +41,7 @@ from engine.tools.trimmed.bundle import (
 )
 from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.tools.trimmed.export import GraphTemplate
+from engine.tools.trimmed.records import ALONE, BARRIER, GROUP, KINDS, TILED
 from engine.tools.trimmed.targets import Platform
 from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
 
@@ -48,6 +50,7 @@ PARTS = ("bytes.c", "helpers.c", "tables.c", "cpu.c", "threads.c", "plan_read.c"
          "parameters.c", "checkpoint_read.c", "pieces.c", "checkpoint_write.c", "export.c",
          "message.c", "federated.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
+PER_LEVEL = 3  # blocks of data that plans have: tables, steps, constants
 LINKED = {
     "kernel_names": "names",
     "own_graph": "graph",
@@ -393,6 +396,10 @@ class Source:
         yield write_c_header()
         if self.bundle:
             yield "#define OWN_PLANS"
+            bits = {"BARRIER": BARRIER, "ALONE": ALONE, "TILED": TILED, "GROUP": GROUP}
+            yield f"enum {{ KIND = {(1 << KINDS) - 1}, UNIT = {UNIT} }}; /* of heads of steps */"
+            yield f"enum {{ {', '.join(f'IS_{name} = {bit}' for name, bit in bits.items())} }};"
+            yield f"enum {{ PLANS = {len(self.bundle.entries)} }};"
         else:
             yield f"#define KERNEL_COUNT {len(self.levels[0].symbols)}u"
         if self.graph:
@@ -421,14 +428,27 @@ class Source:
         """Return the symbol of the table of kernels of a level."""
         return self.link_name(f"kernels_{number}")
 
+    def find_constants(self, number: int) -> tuple[str, int]:
+        """Return the symbol and the size of the constants of a level's plans; a library of kernels
+        has none.
+        """
+        if not self.bundle:
+            return "", 0
+        content, _, name = list(self._place_plans())[PER_LEVEL * number + 2]
+        return name, len(content)
+
     def _place_plans(self) -> Iterator[tuple[bytes, int, str]]:
-        """Yield, for the tables and then the constants of each level in turn, the content, the
-        level whose object file has it, and its symbol there.
+        """Yield, for the tables, the steps and then the constants of each level in turn, the
+        content, the level whose object file has it, and its symbol there.
         """
         places: dict[bytes, tuple[int, str]] = {}
         for number, level in enumerate(self.levels):
             assert level.bundle is not None
-            contents = {"tables": level.bundle.tables, "constants": level.bundle.constants}
+            contents = {
+                "tables": level.bundle.tables,
+                "steps": level.bundle.steps.content,
+                "constants": level.bundle.constants,
+            }
             for word, content in contents.items():
                 own = number, self.link_name(f"{word}_{number}")
                 yield content, *places.setdefault(content, own)
@@ -445,13 +465,16 @@ class Source:
             if needs:
                 yield f"static const struct need needs_{number}[] = {{{needs}}};"
             count = len(list_needs(level.target))
+            steps = level.bundle.steps if level.bundle else None
+            runners = steps.kinds if steps else level.symbols.index(LAUNCH.symbol)
             row = [
                 quote(level.target.cpu), f"needs_{number}" if needs else "NULL", str(count), table,
-                f"{table} + {level.symbols.index(LAUNCH.symbol)}",
             ]  # fmt: skip
+            if not steps or self.threads > 1:
+                row.append(f"{table} + {runners}")
             if level.bundle:
                 b = level.bundle
-                row += plans[2 * number : 2 * number + 2]
+                row += plans[PER_LEVEL * number : PER_LEVEL * (number + 1)]
                 row += map(str, (len(b.tables), len(b.constants), b.count_memory()))
             rows.append(f"    {{{', '.join(row)}}},")
         yield "\n".join(["static const struct level levels[] = {", *rows, "};"])

@@ -14,10 +14,9 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export, sparse
 from engine.graphs.offline.integer_weights import is_rounded
-from engine.kernels.compiler.calls import Calls
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Dim
-from engine.plan.plan import KernelSpec, Plan, PlanStep
+from engine.plan.plan import KernelSpec, Plan
 from engine.plan.states import StateLayout, lay_out
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
@@ -86,34 +85,12 @@ class Planned:
 
     def list_kernels(self) -> list[KernelSpec]:
         """Return every kernel that the plans use, in the order of symbols, then those that run
-        plans.
+        plans with several threads.
         """
         plans = list(self.list_plans())
         specs = {spec.symbol: spec for plan in plans for spec in plan.specs}
-        return [*(specs[s] for s in sorted(specs)), *list_runners(plans[0].threads)]
-
-    def find_calls(self) -> dict[str, Calls]:
-        """Return the words that all calls of each kernel share, by symbol."""
-        plans = self.list_plans()
-        steps: dict[str, list[PlanStep]] = {}
-        for step in (step for plan in plans for step in plan.steps):
-            steps.setdefault(step.kernel, []).append(step)
-        alone = plans[0].threads == 1
-        called = {LAUNCH.symbol: Calls(0, 0, {}, alone)}
-        for symbol, calls in steps.items():
-            sizes = {(len(step.args), len(step.consts)) for step in calls}
-            mine = alone and not any(step.tiles for step in calls)
-            pointers, numbers = sizes.pop()
-            columns = [] if sizes else [*zip(*(step.consts for step in calls), strict=True)]
-            known = {
-                i: column[0]
-                for i, column in enumerate(columns, pointers)
-                if len({(type(word), word) for word in column}) == 1
-            }
-            missing = [i for i in range(pointers) if all(s.args[i].buffer < 0 for s in calls)]
-            known |= dict.fromkeys([] if sizes else missing, 0)
-            called[symbol] = Calls(pointers, 0 if sizes else pointers + numbers, known, mine)
-        return called
+        threads = plans[0].threads
+        return [*(specs[s] for s in sorted(specs)), *(list_runners(threads) if threads > 1 else [])]
 
 
 def list_runners(threads: int) -> list[KernelSpec]:

@@ -27,12 +27,12 @@ def make_report(
         symbols = {spec.symbol for spec in bundle.planned.list_kernels()}
         more = f", {bundle.target.cpu}" if len(codes) > 1 else ""
         for symbol, size in list_function_sizes(code).items():
-            name = symbol.removesuffix(".called")
+            name = symbol.partition(".called")[0]
             name = (name if name in symbols else _SHARED) + more
             kernels[name] = kernels.get(name, 0) + size
     parts = {
         "kernels": sum(kernels.values()),
-        "plans": sum(map(len, {b.tables for b in bundles})),
+        "plans": sum(map(len, {b.tables for b in bundles} | {b.steps.content for b in bundles})),
         "constants": sum(map(len, {b.constants for b in bundles})),
         "inference model": graph,
     }

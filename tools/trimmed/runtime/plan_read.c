@@ -5,6 +5,7 @@
  * row is the optimizer's plan.  Then come, for each batch size, the plans of training, evaluation
  * and inference; a plan has no steps if the model has no such phase.  The steps, arguments and
  * ports of a plan are the rows of their tables that come after the rows of the plans before it.
+ * A build has its steps apart from these tables: tools/trimmed/records.py describes them.
  *
  * Every offset and index in a file is checked against the size of the area or table that it points
  * into.  The plans inside a build are part of its code, and are not checked.
@@ -36,6 +37,9 @@ struct tables {
     const uint8_t *constants;
     size_t constant_bytes;
     const kernel *kernels; /* of the library */
+#ifdef OWN_PLANS
+    const uint32_t *steps; /* of the library */
+#endif
     const char *bad; /* the problem, or NULL; if `op` is set, the symbol of a missing kernel */
     const char *op;  /* the op that the missing kernel was made for, or NULL */
 };
@@ -176,6 +180,9 @@ static void open_tables(struct tables *t, const struct level *level, const uint8
         check_rows(t);
 #endif
     t->kernels = level->kernels;
+#ifdef OWN_PLANS
+    t->steps = (const uint32_t *)(const void *)level->steps;
+#endif
     t->constants = constants;
     t->constant_bytes = constant_bytes;
 }
@@ -259,6 +266,25 @@ struct areas {
     size_t parameters, sorted, places, seen, plans, batches, kernels, ports, dims, steps;
 };
 
+#if IN_PLACE
+static uint64_t step_words(const struct tables *t)
+{
+    (void)t;
+    return 0;
+}
+#elif defined(OWN_PLANS)
+enum { TILING_WORDS = TILES_WORDS + CALL_WORDS * MOVE_WORDS };
+
+/* Return the number of words in the tables that the executor reads. */
+static uint64_t step_words(const struct tables *t)
+{
+    const uint32_t *count = t->steps;
+    uint64_t words = (uint64_t)count[STEP_COUNT] * (STEP_WORDS + CALL_WORDS);
+    if (count[TILING_COUNT])
+        words += (uint64_t)count[TILING_COUNT] * TILING_WORDS + MODEL_THREADS * CALL_WORDS;
+    return words;
+}
+#else
 #define OTHER_ARGUMENTS "it has more or fewer arguments than its steps"
 
 /* Return the number of words in the tables of steps that the executor reads.  Reject plans whose
@@ -283,6 +309,7 @@ static uint64_t step_words(struct tables *t)
         reject(t, OTHER_ARGUMENTS);
     return words;
 }
+#endif
 
 /* Read all counts and sizes, and decide from them where everything lies in the model's memory.  Its
  * first `used` bytes are taken. */
@@ -423,8 +450,13 @@ struct region {
 
 /* How many rows of each table belong to the plans read so far. */
 struct taken {
-    size_t steps, arguments, ports, dims;
+    size_t ports, dims;
+#if !IN_PLACE
     int64_t *table; /* where the steps of the next plan go */
+#endif
+#ifndef OWN_PLANS
+    size_t steps, arguments;
+#endif
 };
 
 /* Return the place of an input that the runtime fills.  The file has 0 if the plan has no such
@@ -453,6 +485,53 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     }
 }
 
+#ifdef OWN_PLANS
+#if !IN_PLACE
+/* Write the ways in which groups run tile by tile, and return where the steps go.  One call after
+ * another moves to its tile, so all ways share the words for that. */
+static int64_t *read_tilings(const struct tables *t, int64_t *words)
+{
+    struct steps s = find_steps(t->steps);
+    int64_t *own = words + t->steps[TILING_COUNT] * TILING_WORDS;
+    for (const uint32_t *tiling = s.tilings; words < own; tiling++, words += TILING_WORDS) {
+        words[TILES_COUNT] = *tiling >> 1;
+        words[TILES_NUMBERED] = *tiling & 1;
+        words[TILES_POINTERS] = words[TILES_STRIDE] = CALL_WORDS;
+        words[TILES_OWN] = (int64_t)(uintptr_t)own;
+        words[TILES_WORDS + MOVE_WORDS * CALL_TILE + MOVE_TILE] = 1;
+        words[TILES_WORDS + MOVE_WORDS * CALL_THREAD + MOVE_THREAD] = 1;
+    }
+    return t->steps[TILING_COUNT] ? own + MODEL_THREADS * CALL_WORDS : own;
+}
+
+/* Turn the steps of a plan into the words that the executor reads: the table of steps, then a call
+ * for each.  Return their end. */
+static int64_t *read_steps(const struct tables *t, struct plan *p, const uint16_t *next,
+                           int64_t *tilings, const uint8_t *base)
+{
+    struct steps s = find_steps(t->steps);
+    int64_t *call = p->table + STEP_WORDS * p->steps;
+    for (int64_t *step = p->table; step < p->table + STEP_WORDS * p->steps;
+         step += STEP_WORDS, call += CALL_WORDS) {
+        unsigned head = *next++;
+        step[STEP_KERNEL] = (int64_t)(uintptr_t)t->kernels[head & KIND];
+        step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)call;
+        step[STEP_BARRIER] = head & IS_BARRIER;
+        step[STEP_ALONE] = head & IS_ALONE;
+        if (!step[STEP_ALONE])
+            p->runners = MODEL_THREADS;
+        if (head & IS_TILED)
+            step[STEP_TILES] = (int64_t)(uintptr_t)(tilings + *next++ * TILING_WORDS);
+        if (head & IS_GROUP)
+            step[STEP_GROUP] = *next++;
+        call[CALL_BASE] = (int64_t)(uintptr_t)base;
+        call[CALL_RECORD] = (int64_t)(uintptr_t)next;
+        next += s.sizes[head & KIND];
+    }
+    return call;
+}
+#endif
+#else
 /* Write the words with which the executor runs a step of a group tile by tile: how its `pointers`
  * move, and arguments for each thread.  These words follow the step's arguments, which are `own`
  * words from `given` on, the first one described by row `first` of T_ARG.  Return the end. */
@@ -534,6 +613,7 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
     }
     done->table = word;
 }
+#endif
 
 /* Read the plan that is row `row` of T_PLAN. */
 static void read_plan(struct tables *t, struct design *d, const struct sizes *n, int row,
@@ -548,7 +628,6 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     regions[R_IO].bytes = io[0];
     regions[R_IO].at = memory + io[1];
     p->steps = (int64_t)steps;
-    p->table = done->table;
     p->fault = io_place(t, C_PLAN_FAULT, at, io, 8 * STATUS_WORDS);
     p->reset = io_place(t, C_PLAN_RESET, at, io, 1);
     p->noise = io_place(t, C_PLAN_NOISE, at, io, 8 * RANDOM_WORDS);
@@ -560,7 +639,19 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     int64_t *dims = (int64_t *)(void *)(memory + a->dims) + t->rows[T_PARAMETER_DIM];
     read_ports(t, p, ports, (struct port *)(void *)(memory + a->ports), dims, done, io);
     p->runners = 1;
+#ifdef OWN_PLANS
+    const uint16_t *code = find_steps(t->steps).code + t->steps[PLAN_STARTS + at];
+#endif
+#if IN_PLACE
+    p->code = code;
+#elif defined(OWN_PLANS)
+    p->table = done->table;
+    int64_t *tilings = (int64_t *)(void *)(memory + a->steps);
+    done->table = read_steps(t, p, code, tilings, memory + d->param_at);
+#else
+    p->table = done->table;
     read_steps(t, done, steps, d->kernels, regions, &p->runners);
+#endif
 }
 
 /* Read everything that was laid out into `memory`, which is zero there. */
@@ -570,7 +661,11 @@ static void read_plans(struct tables *t, struct design *d, const struct sizes *n
     struct parameter *parameters = (void *)(memory + a->parameters);
     uint32_t *sorted = (void *)(memory + a->sorted), *kernels = (void *)(memory + a->kernels);
     int64_t *batches = (void *)(memory + a->batches);
-    struct taken done = {0, 0, 0, 0, (int64_t *)(void *)(memory + a->steps)};
+    struct taken done;
+    zero(&done, sizeof done);
+#if !IN_PLACE
+    done.table = (int64_t *)(void *)(memory + a->steps);
+#endif
     struct region regions[REGIONS] = {
         [R_PARAM] = {memory + d->param_at, n->param},
         [R_GRAD] = {memory + d->grad_at, n->grad},
@@ -585,6 +680,9 @@ static void read_plans(struct tables *t, struct design *d, const struct sizes *n
     d->places = (void *)(memory + a->places);
     d->seen = memory + a->seen;
     d->plans = (void *)(memory + a->plans);
+#if defined(OWN_PLANS) && !IN_PLACE
+    done.table = read_tilings(t, done.table);
+#endif
     read_kernels(t, kernels);
     read_all_parameters(t, d, n, parameters, sorted, (void *)(memory + a->dims));
     place_states(t, d, n->state);

@@ -23,11 +23,13 @@ struct model {
     size_t property_bytes;
     struct design d;
     char message[MODEL_MESSAGE_BYTES];
+#if !IN_PLACE
     struct team team;
     _Alignas(64) int64_t words[CONTEXT_WORDS + CLAIM_WORDS * MODEL_THREADS];
+#endif
 };
 
-enum { HANDLE_BYTES = 1344 + 128 * MODEL_THREADS };
+enum { HANDLE_BYTES = IN_PLACE ? 768 : 1344 + 128 * MODEL_THREADS };
 _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small");
 
 static int read_checkpoint(model *m, const void *data, size_t size);
@@ -110,6 +112,50 @@ static void fill_states(model *m)
 
 /* --- plans */
 
+#if IN_PLACE
+/* Run a plan as the executor does, from where the library has its steps: the steps of a group one
+ * after another on each tile.  Nothing after a barrier depends on bad data. */
+static void walk(const model *m, const struct plan *plan, const int64_t *status)
+{
+    const struct level *level = level_of(m);
+    struct steps s = find_steps((const uint32_t *)(const void *)level->steps);
+    int64_t call[CALL_WORDS];
+    call[CALL_BASE] = (int64_t)(uintptr_t)at(m, m->d.param_at);
+    call[CALL_THREAD] = 0;
+    const uint16_t *next = plan->code;
+    for (int64_t left = plan->steps, steps; left; left -= steps) {
+        const uint16_t *first = next;
+        int64_t tiles = 1;
+        steps = 1;
+        if ((*first & IS_BARRIER) && status[STATUS_KIND])
+            break;
+        if (*first & IS_GROUP) {
+            tiles = s.tilings[first[1]] >> 1;
+            steps = first[2];
+        }
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            next = first;
+            for (int64_t i = 0; i < steps; i++) {
+                unsigned head = *next++;
+                int64_t part = 0, parts = 1;
+                if (head & IS_TILED) {
+                    uint32_t tiling = s.tilings[*next++];
+                    if (tiling & 1) {
+                        part = tile;
+                        parts = tiling >> 1;
+                    }
+                }
+                next += (head & IS_GROUP) != 0;
+                call[CALL_RECORD] = (int64_t)(uintptr_t)next;
+                call[CALL_TILE] = tile;
+                level->kernels[head & KIND](call, part, parts);
+                next += s.sizes[head & KIND];
+            }
+        }
+    }
+}
+#endif
+
 static int run(model *m, const struct plan *plan)
 {
     int64_t none[STATUS_WORDS]; /* for a plan that reports nothing */
@@ -120,10 +166,14 @@ static int run(model *m, const struct plan *plan)
         noise[RANDOM_SEED] = m->seed;
         noise[RANDOM_STEP] = m->draws;
     }
+#if IN_PLACE
+    walk(m, plan, status);
+#else
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
     level_of(m)->runners[0](m->words, 0, plan->runners);
+#endif
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
     if (!kind) {
         m->draws += plan->noise != 0;
@@ -216,13 +266,17 @@ static int make_model(model **out, const struct level *level, uint8_t *memory, s
     m->memory = memory;
     copy(&m->d, &d, sizeof d);
     m->rate = m->initial_rate = 0.001f;
+#if !IN_PLACE
     m->words[CONTEXT_TEAM] = MODEL_THREADS;
     team_words(&m->team, m->words);
+#endif
     zero(d.seen, (size_t)d.parameter_count);
     fill_states(m);
     code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
+#if !IN_PLACE
     if (!code && (code = start_team(&m->team, m->words, level_of(m)->runners)))
         fail(m, code, "the system gave fewer than %d threads", (int64_t)MODEL_THREADS);
+#endif
     if (code)
         report(message, "%s", m->message);
     else
@@ -331,7 +385,9 @@ void model_destroy(model *m)
 {
     if (!m)
         return;
+#if !IN_PLACE
     stop_team(&m->team, m->words);
+#endif
 #ifndef EDGEGRAD_FREESTANDING
     free(m->allocation);
 #endif

@@ -4,6 +4,14 @@ typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
+/* A build for one thread reads steps where the library has them.  The executor, which shares steps
+ * among threads, has a table of them all. */
+#if defined(OWN_PLANS) && MODEL_THREADS == 1
+#define IN_PLACE 1
+#else
+#define IN_PLACE 0
+#endif
+
 /* A feature of CPUs that code uses; cpu.c explains it. */
 struct need {
     uint8_t word;
@@ -17,9 +25,11 @@ struct level {
     const struct need *needs;
     size_t need_count;
     const kernel *kernels; /* of all plans */
+#if !IN_PLACE
     const kernel *runners; /* the kernel that runs plans, then the one for other threads */
+#endif
 #ifdef OWN_PLANS
-    const uint8_t *tables, *constants; /* the plans of this build */
+    const uint8_t *tables, *steps, *constants; /* the plans of this build */
     size_t table_bytes, constant_bytes;
     size_t memory; /* bytes of a model */
 #endif
@@ -49,7 +59,11 @@ struct port {
 };
 
 struct plan {
+#if IN_PLACE
+    const uint16_t *code; /* the steps in the library */
+#else
     int64_t *table; /* of steps, as the executor reads it; their arguments follow */
+#endif
     int64_t steps;
     int64_t runners; /* the threads that run steps: 1, or all of them */
     size_t fault; /* the words in which kernels report errors; 0: no kernel does */
@@ -76,6 +90,26 @@ struct state {
     uint32_t single;  /* the same, if it is a float */
     size_t at; /* where the tensor of the first parameter begins; the others follow */
 };
+
+#ifdef OWN_PLANS
+/* The steps of this build; tools/trimmed/records.py describes the block that has them. */
+enum { STEP_COUNT, TILING_COUNT, KIND_COUNT, PLAN_STARTS }; /* words at its start */
+
+struct steps {
+    const uint32_t *tilings;
+    const uint16_t *sizes; /* of records in units, by kind of call */
+    const uint16_t *code;  /* all steps, one after another */
+};
+
+static struct steps find_steps(const uint32_t *block)
+{
+    struct steps s;
+    s.tilings = block + PLAN_STARTS + PLANS;
+    s.sizes = (const uint16_t *)(const void *)(s.tilings + block[TILING_COUNT]);
+    s.code = s.sizes + block[KIND_COUNT];
+    return s;
+}
+#endif
 
 /* Everything that does not change while a model exists.  Places are in bytes from the start of the
  * model, and the arrays lie in the model's memory. */

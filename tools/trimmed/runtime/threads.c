@@ -120,7 +120,7 @@ static int start_team(struct team *t, int64_t *words, const kernel *runners)
     return MODEL_OK;
 }
 
-#else
+#elif !IN_PLACE
 
 struct team {
     int unused;
