@@ -6,7 +6,8 @@ The folder has node_modules with the packages of the peers; it is outside this r
 
     npm install onnxruntime-web@1.19.2 @tensorflow/tfjs@4.22.0 @tensorflow/tfjs-backend-wasm@4.22.0
 
-edgegrad     the package of `edgegrad build --target wasm32 --bindings js`
+edgegrad     the package of `edgegrad build --target wasm32,wasm32-relaxed --bindings js`
+-simd        the same without relaxed SIMD, as for older engines
 ort          onnxruntime-web/training, with the same artifacts
 tfjs-...     TensorFlow.js with a backend: the same network, values and optimizer
 
@@ -53,7 +54,7 @@ class Library:
     """A way to train in a page.
 
     module: the file of bench/scripts/browser that opens its trainer.
-    setting: the number of threads or the backend that `open` of the module takes.
+    setting: the number of threads, the backend or the WebAssembly that `open` of the module takes.
     packages: the folders of node_modules that it is loaded from.
     """
 
@@ -64,7 +65,8 @@ class Library:
 
 _TFJS = ("@tensorflow/tfjs", "@tensorflow/tfjs-backend-wasm")
 LIBRARIES = {
-    "edgegrad": Library("ours.mjs"),
+    "edgegrad": Library("ours.mjs", ""),
+    "edgegrad-simd": Library("ours.mjs", "net.wasm"),
     "ort": Library("ort.mjs", 1, ("onnxruntime-web",)),
     "tfjs-cpu": Library("tfjs.mjs", "cpu", _TFJS),
     "tfjs-wasm": Library("tfjs.mjs", "wasm", _TFJS),
@@ -147,7 +149,8 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     work = WORKLOADS[name]
     artifacts = work.write(folder / "artifacts", batch)
     x, y = work.batch(batch)
-    options = Options("net", resolve("wasm32"), [len(x)], bindings=["js"])
+    plain, relaxed = resolve("wasm32"), resolve("wasm32-relaxed")
+    options = Options("net", plain, [len(x)], bindings=["js"], also=[relaxed])
     manifest = build(artifacts, folder / "build", options)
     shutil.move(folder / "build/js", folder / "ours")
     (folder / "x.bin").write_bytes(x.tobytes())
@@ -173,7 +176,8 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     training = Training(artifacts, 1)
     losses = np.array([training.step() for _ in range(LOSSES)])
     frozen = onnx_io.load(artifacts / "training_model.onnx").initializers.values()
-    values = {"edgegrad": manifest["sizes"]["constants"], "ort": sum(a.nbytes for a in frozen)}
+    own = manifest["sizes"]["constants"]
+    values = {"edgegrad": own, "edgegrad-simd": own, "ort": sum(a.nbytes for a in frozen)}
     return Subject(folder, losses, values)
 
 
@@ -190,7 +194,7 @@ def choose_libraries(options: Namespace) -> list[str]:
     if unknown := [n for n in options.libraries if n not in LIBRARIES]:
         raise InputError(f"--libraries {unknown[0]}: expected some of {', '.join(LIBRARIES)}")
     if peers is None:
-        return ["edgegrad"]
+        return [n for n in names if not LIBRARIES[n].packages]
     for package in dict.fromkeys(p for n in names for p in LIBRARIES[n].packages):
         if not (peers / "node_modules" / package).is_dir():
             raise InputError(f"--peers {peers}: node_modules has no {package}")

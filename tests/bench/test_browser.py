@@ -16,7 +16,10 @@ from tests.support.needs import needs_browser
     ("words", "message"),
     [
         (["--peers", "{}"], "{}: node_modules has no onnxruntime-web"),
-        (["--libraries", "brain"], "--libraries brain: expected some of edgegrad, ort, tfjs-cpu"),
+        (
+            ["--libraries", "brain"],
+            "--libraries brain: expected some of edgegrad, edgegrad-simd, ort",
+        ),
     ],
 )
 def test_bad_input_is_refused(
@@ -30,6 +33,7 @@ def test_bad_input_is_refused(
 @pytest.mark.whole
 def test_the_page_has_the_losses_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["browser", "mlp", "--batch", "2", "--time", "0.01", "--turns", "1"]
+    words += ["--libraries", "edgegrad"]
     assert command.main([*words, "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["benches"]["browser"]
     assert row["library"] == "edgegrad"

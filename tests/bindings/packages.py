@@ -13,8 +13,14 @@ from tests.support.places import GOLDENS
 
 @functools.cache
 def make_package(case: str, languages: str, target: str = "native") -> Path:
-    """Return the folder of a build of a golden, called `mnist`, with packages for languages."""
+    """Return the folder of a build of a golden, called `mnist`, with packages for languages.
+
+    target: one, or several with commas.
+    """
     out = make_root() / f"{case}-{languages}-{target}"
-    options = Options("mnist", resolve(target), [4], federated=True, bindings=languages.split(","))
+    platform, *also = map(resolve, target.split(","))
+    options = Options(
+        "mnist", platform, [4], federated=True, bindings=languages.split(","), also=also
+    )
     build(GOLDENS / case, out, options)
     return out

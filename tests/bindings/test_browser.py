@@ -48,7 +48,8 @@ import('./js/mnist.js').then(async ({ Model }) => {
         found.push(loss[0]);
     }
     const error = await Model.create(new Uint8Array(9)).catch((e) => `${e.code} ${e.message}`);
-    globalThis.done = [found, error, performance.getEntriesByType('resource').length];
+    const names = performance.getEntriesByType('resource').map((e) => new URL(e.name).pathname);
+    globalThis.done = [found, error, names.filter((name) => name.endsWith('.wasm'))];
 }).catch((e) => { globalThis.done = String(e); });
 """
 
@@ -56,7 +57,9 @@ import('./js/mnist.js').then(async ({ Model }) => {
 @needs_browser
 @shows("JavaScript", "WebAssembly, browsers", "run", "Chromium")
 def test_chromium_trains(tmp_path: Path) -> None:
-    shutil.copytree(make_package("mlp", "js", "wasm32"), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(
+        make_package("mlp", "js", "wasm32,wasm32-relaxed"), tmp_path, dirs_exist_ok=True
+    )
     drill.write_steps("mlp", tmp_path / "steps")
     size = (tmp_path / "steps").stat().st_size // 10
     (tmp_path / "page.html").write_text(
@@ -65,9 +68,10 @@ def test_chromium_trains(tmp_path: Path) -> None:
     )
     with serve(tmp_path) as address, browser() as running:
         page = running.open_address(f"{address}/page.html")
-        losses, error, _ = wait_for(page, "globalThis.done")
+        losses, error, modules = wait_for(page, "globalThis.done")
     assert losses == pytest.approx(drill.Reference("mlp").losses[:3], rel=1e-5)
     assert error.startswith("3 ")
+    assert modules == ["/js/relaxed/mnist.wasm"]
 
 
 def draw(kind: str, turn: int) -> list[tuple[float, float]]:

@@ -81,7 +81,7 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
     ("words", "message"),
     [
         (["--bindings", "jss"], "--bindings jss: no bindings.*'js'"),
-        (["--bindings", "js"], "it is for wasm32, and the target is"),
+        (["--bindings", "js"], "it is for wasm32, wasm32-relaxed, and the target is"),
         (["--bindings", "js", "--target", "wasm32", "--static"], "make archives"),
         (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
         (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),

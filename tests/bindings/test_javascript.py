@@ -40,6 +40,28 @@ def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     drill.check(printed, tmp_path / "out", case, exact=False, turns=False)
 
 
+CHOOSING = """
+const { Model } = await import(process.argv[1]);
+const probes = process.argv.slice(2).map(Number);
+const { validate, compile } = WebAssembly;
+WebAssembly.validate = (bytes) => probes.includes(bytes.length);
+WebAssembly.compile = async (bytes) => bytes.length;
+console.log(await Model.load().catch((e) => `${e.name} ${e.code} ${e.message}`));
+"""
+SIMD, RELAXED = "29", "40"  # bytes of the functions that show whether an engine has them
+
+
+@needs_node
+def test_the_best_module_that_can_run_is_chosen() -> None:
+    folder = make_package("mlp", "js", "wasm32,wasm32-relaxed")
+    words = ("node", "--input-type=module", "-e", CHOOSING, folder / "js/mnist.js")
+    sizes = [(folder / "js" / name).stat().st_size for name in ("mnist.wasm", "relaxed/mnist.wasm")]
+    assert run(*words, SIMD) == f"{sizes[0]}\n"
+    assert run(*words, SIMD, RELAXED) == f"{sizes[1]}\n"
+    assert run(*words) == "ModelError 5 WebAssembly has no SIMD here, which this module needs\n"
+    assert "relaxed/mnist.wasm" in list_packed(folder / "js")
+
+
 CROWDED = """
 const { Model } = await import(process.argv[1]);
 const { readFile } = await import("node:fs/promises");

@@ -428,10 +428,15 @@ def _write_bindings(
     """Write the package of a language, with a library for each platform."""
     name, package = options.name, out / language.name
     platforms = [library.options.platform for library in libraries]
-    api = libraries[0].source.describe_api(
-        platforms[0].file_name(language.kind, name), engine.__version__, platforms,
-        freestanding=language.freestanding,
-    )  # fmt: skip
+    apis = [
+        library.source.describe_api(
+            platforms[0].file_name(language.kind, name), engine.__version__, platforms,
+            freestanding=language.freestanding,
+        )
+        for library in libraries
+    ]  # fmt: skip
+    constants = {key: max(each.constants[key] for each in apis) for key in apis[0].constants}
+    api = replace(apis[0], constants=constants)  # memory is enough for each library
     for path, text in write_package(language, api):
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, "utf-8")

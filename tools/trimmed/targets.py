@@ -165,6 +165,8 @@ _BARE_CORES = {
 
 _BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
+_WASM = "wasm32-unknown-wasi"
+RELAXED_SIMD = "+relaxed-simd"  # LLVM's feature of multiply-adds that may round once or twice
 _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8 = "thumbv8m.main-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
@@ -192,7 +194,8 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
     "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
     "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", None, "rv64"),
-    "wasm32": ("wasm32-unknown-wasi", "generic", None, "wasm"),
+    "wasm32": (_WASM, "generic", None, "wasm"),
+    "wasm32-relaxed": (_WASM, "generic", f"+simd128,{RELAXED_SIMD}", "wasm"),
     "cortex-m4": (_BARE, "cortex-m4", "", "vfp"),
     "cortex-m7": (_BARE, "cortex-m7", "", "vfp"),
     "cortex-m33": (_BARE_8, "cortex-m33", "", "vfp"),

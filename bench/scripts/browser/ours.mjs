@@ -1,8 +1,10 @@
-// The package that `edgegrad build --target wasm32 --bindings js` has made of the artifacts.
+// The package that `edgegrad build --bindings js` has made of the artifacts, with two modules.
 
 import { Model } from "./ours/net.js";
 
-export async function open({ x, y }) {
+// module: the WebAssembly to load; "" for what the package chooses.
+export async function open({ x, y }, module) {
+  await Model.load(module || null);
   const checkpoint = await (await fetch("artifacts/checkpoint")).arrayBuffer();
   const model = await Model.create(checkpoint);
   return async () => {

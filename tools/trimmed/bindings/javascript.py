@@ -2,6 +2,7 @@
 browsers.
 
 Arguments are written after the memory of the model, in the module's own, and read from there.
+A package with modules for several engines takes the best that the engine accepts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.tools.trimmed.bindings.package import (
     join_camel,
     join_parts,
 )
+from engine.tools.trimmed.targets import RELAXED_SIMD, Platform
 
 # `kind` of an argument -> how it is passed; `this.` methods are in the template.
 _GIVEN = {
@@ -128,6 +130,26 @@ def _declare_member(function: ApiFunction) -> str:
     return f"{head}  {join_camel(function.name)}({taken}): {result};\n"
 
 
+def _needs_relaxed(platform: Platform) -> bool:
+    """Return whether the module of a platform has instructions of relaxed SIMD."""
+    return RELAXED_SIMD in platform.target.features.split(",")
+
+
+def _place(_: str, platform: Platform) -> str:
+    return "relaxed" if _needs_relaxed(platform) else ""
+
+
+def _list_modules(api: Api) -> Mapping[str, str]:
+    """Return the modules of a package, the best first, and the feature that each needs."""
+    best_first = sorted(api.platforms, key=_needs_relaxed, reverse=True)
+    return {
+        "/".join(filter(None, [_place("", platform), f"{api.name}.wasm"])): (
+            "relaxed SIMD" if _needs_relaxed(platform) else "SIMD"
+        )
+        for platform in best_first
+    }
+
+
 def _fill(api: Api) -> Mapping[str, str]:
     enums, types = [], []
     for enumeration in api.enumerations:
@@ -139,8 +161,14 @@ def _fill(api: Api) -> Mapping[str, str]:
             for member, value, comment in enumeration.members
         )
         types.append(f"export enum {name} {{\n{fields}}}\n")
-    device = api.takes_requests
+    device, modules = api.takes_requests, _list_modules(api)
     return {
+        "modules": "\n".join(
+            f'  ["{needs}", () => new URL("./{path}", import.meta.url)],'
+            for path, needs in modules.items()
+        ),
+        "moduleExports": ",\n".join(f'    "./{path}": "./{path}"' for path in modules),
+        "moduleFiles": ", ".join(f'"{path}"' for path in modules),
         "federatedExport": _DEVICE if device else "",
         "federatedFiles": ', "federated.js", "federated.d.ts"' if device else "",
         "enums": "".join(enums).rstrip(),
@@ -150,4 +178,4 @@ def _fill(api: Api) -> Mapping[str, str]:
     }
 
 
-JAVASCRIPT = Language("js", "JavaScript and TypeScript", _fill, systems=("wasi",))
+JAVASCRIPT = Language("js", "JavaScript and TypeScript", _fill, systems=("wasi",), place=_place)

@@ -35,7 +35,7 @@ export class Model {
 
   /**
    * Compile the module, which the first model does otherwise.
-   * source: the module, its bytes, or where it is; beside this file at first.
+   * source: the module, its bytes, or where it is; by default the best of this package that can run.
    */
   static load(source?: WebAssembly.Module | BufferSource | URL | string): Promise<WebAssembly.Module>;
 

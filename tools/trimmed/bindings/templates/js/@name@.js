@@ -26,11 +26,22 @@ const ARRAYS = {
 const TYPES = new Map(Object.entries(Dtype).map(([name, number]) => [number, ARRAYS[name]]));
 const ENCODER = new TextEncoder();
 const DECODER = new TextDecoder();
-// A function that makes one vector: valid only where there is SIMD.
-const SIMD = new Uint8Array([
-  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15,
-  11,
-]);
+// By features of WebAssembly, functions that are valid only where it has them: one makes a vector,
+// one multiplies vectors and adds to them.
+const PROBES = {
+  "SIMD": new Uint8Array([
+    0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15,
+    11,
+  ]),
+  "relaxed SIMD": new Uint8Array([
+    0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 19, 1, 17, 0, 65, 0, 253, 15,
+    65, 0, 253, 15, 65, 0, 253, 15, 253, 133, 2, 11,
+  ]),
+};
+// The modules of this package, the best first: the feature that each needs, and where it is.
+const MODULES = [
+/*@modules@*/
+];
 
 let compiled = null; // the promise of the module, which all models share
 let spare = null; // the instance of a model that was destroyed: its memory serves the next one
@@ -80,10 +91,16 @@ async function read(url) {
   return readFile(url);
 }
 
+const has = (feature) => WebAssembly.validate(PROBES[feature]);
+
+// Compile a source, or the best module of this package that can run here.
 async function compile(source) {
-  if (!WebAssembly.validate(SIMD)) {
-    throw new ModelError(ErrorCode.BAD_STATE, "WebAssembly has no SIMD here, which this module needs");
+  const [needs, find] = MODULES.find(([feature]) => has(feature)) ?? MODULES[MODULES.length - 1];
+  if (!has(needs)) {
+    const message = `WebAssembly has no ${needs} here, which this module needs`;
+    throw new ModelError(ErrorCode.BAD_STATE, message);
   }
+  source ??= find();
   if (source instanceof WebAssembly.Module) {
     return source;
   }
@@ -101,8 +118,8 @@ export class Model {
   #broken = false; // a trap left the instance in the middle of a call
 
   // Compile the module, which the first model does otherwise.
-  // source: the module, its bytes, or where it is; beside this file at first.
-  static async load(source = new URL("./@name@.wasm", import.meta.url)) {
+  // source: the module, its bytes, or where it is; by default the best of this package that can run.
+  static async load(source = null) {
     compiled ??= compile(source);
     try {
       return await compiled;
