@@ -16,14 +16,8 @@ from engine.kernels.vocabulary.op import Op
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, backward_of, find_largest_rows, list_cases
 
-# Ops that change an input; test_goldens.py, test_api.py and test_cache.py run them.
-IN_PLACE = {
-    "InplaceClipGradNorm",
-    "InPlaceAccumulatorV2",
-    "Map",
-    "MoveStatistic",
-    "WriteCache",
-}
+# Ops that training graphs hold around the tensors; test_goldens.py and test_api.py run them.
+IN_PLACE = {"InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map", "MoveStatistic"}
 # Families of collective steps, which only a group of ranks can run; test_collective.py does.
 OF_RANKS = (collective, joint)
 
@@ -93,7 +87,6 @@ def test_every_kernel_has_a_bench_row() -> None:
 
     The executor needs none, nor do the kernels that measure or exchange; closed plans have
     `formula` instead of `map`.  `python -m bench gemm --precision bf16` measures `gemm_mixed`,
-    `python -m bench generation` a decoder with `write_cache`,
     `python -m bench cases --precision bf16` other kernels of 16 bits alone.
     """
     updates = {spec.template for plan in optimizer_plans.make_plans() for spec in plan.specs}
@@ -106,7 +99,6 @@ def test_every_kernel_has_a_bench_row() -> None:
         "timed",
         "gemm_mixed",
         "pool_grad_sums",
-        "write_cache",
     }
     others |= {template.name for template in collective.KERNELS}
     assert set(list_templates()) - set(find_largest_rows()) - updates == others

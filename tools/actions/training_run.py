@@ -449,7 +449,7 @@ def _settle(
 
 def _settle_loss(config: RunConfig, default: str) -> RunConfig:
     """Return the configuration with a loss: `default` unless it names one."""
-    return config if config.model.loss else config.change("model", loss=default)
+    return config.change("model", loss=default) if config.model.loss == "" else config
 
 
 def _split_data(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:

@@ -139,6 +139,9 @@ PRODUCTS = (
                              signed(6), f32(6 if trans else 20)),
            {"rows": 6, "columns": 20, "block_rows": 1, "trans": trans}, (0, 4), ENGINE,
            reference=_conv, name=f"quantised-1x1-{trans}") for trans in (0, 1)),
+    Case("QuantizedConv", (f32(2, 32, 1, 2), raw(6, 32, dtype="int8"), scales(6), signed(6),
+                           f32(6)), {"rows": 6, "columns": 32, "block_rows": 1, "trans": 1},
+         (0, 4), ENGINE, reference=_conv, name="quantised-1x1-of-few-pixels"),
 )  # fmt: skip
 
 ROWS = (
