@@ -156,8 +156,8 @@ def _pause(target: Target) -> Any:
     return op
 
 
-def _load_acquire(target: Target) -> Any:
-    """load_acquire(p): p[0], sequentially consistent."""
+def _atomic_load(target: Target) -> Any:
+    """atomic_load(p): p[0], sequentially consistent."""
 
     def op(typingctx, p):
         def emit(context, b, sig, a):
@@ -168,8 +168,8 @@ def _load_acquire(target: Target) -> Any:
     return op
 
 
-def _store_release(target: Target) -> Any:
-    """store_release(p, v): p[0] = v, sequentially consistent."""
+def _atomic_store(target: Target) -> Any:
+    """atomic_store(p, v): p[0] = v, sequentially consistent."""
 
     def op(typingctx, p, v):
         def emit(context, b, sig, a):
@@ -259,8 +259,8 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "pick": _pick,
     "cast": _cast,
     "pause": _pause,
-    "load_acquire": _load_acquire,
-    "store_release": _store_release,
+    "atomic_load": _atomic_load,
+    "atomic_store": _atomic_store,
     "fetch_add": _fetch_add,
     "exchange": _exchange,
     "replace": _replace,

@@ -20,7 +20,7 @@ NO_POSITION = 1 << 62  # the position of bad data where there is none
 KINDS = 8  # more than there are, so that one number orders positions and then kinds
 
 exchange = Native("exchange")
-store_release = Native("store_release")
+atomic_store = Native("atomic_store")
 pause = Native("pause")
 
 
@@ -38,7 +38,7 @@ def report(status, kind, position, value, limit):
     if known == 0 or mine < first or (mine == first and limit < status.limit):
         status.position, status.value, status.limit = position, value, limit
         known = kind
-    store_release(status.kind, known)
+    atomic_store(status.kind, known)
 
 
 @inline

@@ -34,8 +34,8 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imax, imin, inline, kernel, off, share
 from engine.plan.context import CONTEXT, STOP, TURNS
 
-load_acquire = Native("load_acquire")
-store_release = Native("store_release")
+atomic_load = Native("atomic_load")
+atomic_store = Native("atomic_store")
 fetch_add = Native("fetch_add")
 replace = Native("replace")
 pause = Native("pause")
@@ -47,8 +47,8 @@ invoke4 = Native("invoke", (4,))
 @inline
 def _publish(g, phase):
     """Set the phase and wake whoever sleeps."""
-    store_release(g.phase, phase)
-    if load_acquire(g.sleepers) != 0:
+    atomic_store(g.phase, phase)
+    if atomic_load(g.sleepers) != 0:
         invoke1(g.lock, g.mutex)
         invoke1(g.wake, g.condition)
         invoke1(g.unlock, g.mutex)
@@ -59,7 +59,7 @@ def _sleep(g, phase):
     """Sleep until the phase is another."""
     invoke1(g.lock, g.mutex)
     fetch_add(g.sleepers, 1)
-    while load_acquire(g.phase) == phase:
+    while atomic_load(g.phase) == phase:
         invoke4(g.wait, g.condition, g.mutex, -1, 0)
     fetch_add(g.sleepers, -1)
     invoke1(g.unlock, g.mutex)
@@ -100,30 +100,30 @@ def _take_part(g, tid):
     """Run shares as thread `tid`: thread 0 until the run has ended, others until told to stop."""
     seen, spins = -1, 0
     while True:
-        phase = load_acquire(g.phase)
+        phase = atomic_load(g.phase)
         if phase != seen:
             seen, spins = phase, 0
         if phase & 1 != 0:
-            begin = load_acquire(g.begin)
+            begin = atomic_load(g.begin)
             for k in range(g.team):
-                if k == 1 and spins == 0 and load_acquire(g.sleepers) == 0:
+                if k == 1 and spins == 0 and atomic_load(g.sleepers) == 0:
                     break
                 thread = tid + k if tid + k < g.team else tid + k - g.team
                 claim = off(g.claims, thread)
-                is_free = load_acquire(claim.taken) == phase - 1
+                is_free = atomic_load(claim.taken) == phase - 1
                 if is_free and replace(claim.taken, phase - 1, phase + 1) != 0:
                     after = _run_share(g, begin, thread)
                     if fetch_add(g.arrivals, 1) == g.team - 1:
-                        store_release(g.arrivals, 0)
-                        if after >= g.steps or load_acquire(g.status.kind) != 0:
+                        atomic_store(g.arrivals, 0)
+                        if after >= g.steps or atomic_load(g.status.kind) != 0:
                             _publish(g, phase + 1)
                         else:
-                            store_release(g.begin, after)
+                            atomic_store(g.begin, after)
                             _publish(g, phase + 2)
         elif tid == 0 or phase == STOP:
             break
         turns = imin(g.spins, TURNS)
-        while turns > 0 and load_acquire(g.phase) == phase:
+        while turns > 0 and atomic_load(g.phase) == phase:
             turns -= 1
             pause()
         if turns == 0:
@@ -144,12 +144,12 @@ def launch(target: Target, T: str) -> Body:
     def body(g, tid, nthreads):
         if nthreads > 1:
             if g.steps > 0:
-                store_release(g.begin, 0)
-                _publish(g, load_acquire(g.phase) + 1)
+                atomic_store(g.begin, 0)
+                _publish(g, atomic_load(g.phase) + 1)
                 _take_part(g, 0)
         else:
             i = 0
-            while i < g.steps and load_acquire(g.status.kind) == 0:
+            while i < g.steps and atomic_load(g.status.kind) == 0:
                 i = _run_share(g, i, 0)
 
     return body

@@ -41,7 +41,7 @@ from engine.kernels.vocabulary.op import MANY, OURS, Lowering, Op, Site, TensorT
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import STATUS
 
-load_acquire = Native("load_acquire")
+atomic_load = Native("atomic_load")
 FLAG = TensorType("b1", (1,))
 
 
@@ -54,7 +54,7 @@ def update_signal(target: Target, T: str) -> Body:
 
     def body(loss, check, y, fault, n, tid, nthreads):
         if tid == 0:
-            is_fine = load_acquire(fault.kind) == 0
+            is_fine = atomic_load(fault.kind) == 0
             if check[0] != 0:
                 for i in range(n):
                     if loss[i] - loss[i] != 0.0:  # NaN of infinities and of NaN
