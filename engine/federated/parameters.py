@@ -12,7 +12,7 @@ takes a `Trainer`, a `Module`, or either of a trimmed build.  Returned arrays ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,16 +31,6 @@ from engine.base.errors import (
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
-
-# Ops that move running statistics in a training step, and the indices of these inputs: `Op.roles`
-# has them, too, but a device reads no declarations.
-_MEAN, _VARIANCE, _RANGE = 3, 4, 0
-_MOVING = {
-    "BatchNormInternal": (_MEAN, _VARIANCE),
-    "BatchNormalization": (_MEAN, _VARIANCE),
-    "MoveStatistic": (_RANGE,),
-}
-VARIANCES = (_VARIANCE,)
 
 
 class StateParameter(Protocol):
@@ -66,10 +56,10 @@ def trainable(source: Any) -> list[str]:
     return trained if order is None else [name for name in order if name in set(trained)]
 
 
-def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE, _RANGE)) -> list[str]:
+def list_statistics(source: Any, places: Collection[int] | None = None) -> list[str]:
     """Return the names of the running means, variances and ranges that a training step moves.
 
-    places: the indices of inputs of the nodes that move them; `VARIANCES` has only the variances.
+    places: as of `engine.training.statistics.list_statistics`; None: all.
 
     They are parameters that are not trained by a gradient.  A model without batch normalisation, or
     with a frozen one, has none, unless it is trained with moving ranges of rounded values.
@@ -78,6 +68,8 @@ def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE, _R
         MissingPackageError: the model has to be read for it, and the package onnx is missing.
         StateError: a trimmed build does not hold its training model.
     """
+    from engine.training import statistics
+
     model = _get_training_model(source)
     if model is None:
         raise StateError(
@@ -85,14 +77,8 @@ def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE, _R
             "names from a trainer of the artifacts that it was built from"
         )
     known = _list_parameters(source)
-    names = {
-        node.inputs[k]
-        for node in model.graph.nodes
-        for k in _MOVING.get(node.op, ())
-        if k in places and (k == _RANGE or node.attrs.get("training_mode"))
-        if node.inputs[k] in known
-    }
-    return [name for name in known if name in names]
+    given = () if places is None else (places,)
+    return statistics.list_statistics(model.graph, known, *given)
 
 
 def get(source: Any, names: Iterable[str]) -> Arrays:

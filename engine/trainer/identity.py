@@ -31,6 +31,7 @@ WORDS = {  # what messages call them
     "bucket_by": "bucket_by",
     "train_metrics": "the list of metrics of the training data",
     "unfreeze": "unfreeze",
+    "freeze_statistics": "freeze_statistics",
     "ema": "ema",
     "swa": "swa",
     "parts": "[micro_batches, own_statistics]",

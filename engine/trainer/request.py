@@ -158,7 +158,7 @@ def request(
         callbacks=[*callbacks, *default(progress, place)],
         folder=place,
         resume=resume,
-        unfreezing=_make_unfreezing(trainer, options.unfreeze, loss, weights is not None),
+        unfreezing=_make_unfreezing(trainer, options, loss, weights is not None),
         weights=None if weights is None else weights.tolist(),
         **decided,
     )
@@ -216,14 +216,19 @@ def _weigh_classes(
 
 
 def _make_unfreezing(
-    trainer: BatchTrainer, given: Mapping[str, int] | None, loss: Any, is_weighted: bool
+    trainer: BatchTrainer, options: FitOptions, loss: Any, is_weighted: bool
 ) -> Unfreezing | None:
     """Return what makes artifacts anew while the run goes on; None if nothing does."""
-    if given is None and loss is None:
+    given, statistics = options.unfreeze, options.freeze_statistics
+    if given is None and loss is None and statistics is None:
         return None
-    what = "unfreeze=" if given is not None else ""
-    what = what or ("class_weight=" if is_weighted else "a change that mixes labels")
-    return Unfreezing(trainer, {"*": 0} if given is None else given, loss, what)
+    if given is not None:
+        what = "unfreeze="
+    elif statistics is not None:
+        what = "freeze_statistics="
+    else:
+        what = "class_weight=" if is_weighted else "a change that mixes labels"
+    return Unfreezing(trainer, {"*": 0} if given is None else given, loss, statistics, what)
 
 
 def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:

@@ -91,6 +91,7 @@ class RunCheckpoints:
             parts=trainer.training_steps.parts,
             accumulate=asked.accumulate,
             unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
+            freeze_statistics=asked.freeze_statistics,
             ema=asked.ema,
             swa=asked.swa,
             class_weight=asked.weights,

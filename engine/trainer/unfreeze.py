@@ -1,5 +1,8 @@
 """Unfreezing: parameters that are trained from some epoch on, by patterns of their names.
 
+Running statistics of batch normalisations, and ranges of rounded values, may likewise stay as they
+are from some epoch on.
+
 A change of what is trained is a change of the models: artifacts are made anew, of the forward model
 with the values of now, so that nothing is computed for gradients that nobody takes.  Values, what
 the optimizer keeps of parameters that were trained before, its count of steps, the learning rate
@@ -27,6 +30,7 @@ from engine.checkpoint import storage
 from engine.system.paths import KEY, Paths
 from engine.trainer.artifact_folder import provide_folder, remove_with
 from engine.training.artifact_set import PROPERTY
+from engine.training.statistics import list_statistics
 
 if TYPE_CHECKING:
     from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
@@ -37,7 +41,7 @@ Array = npt.NDArray[Any]
 
 
 class Unfreezing:
-    """The parameters that are trained in each epoch.
+    """The parameters that are trained in each epoch, and whether statistics move.
 
     Args:
         trainer: made of a forward model or of a run, so that its artifacts can be
@@ -46,13 +50,15 @@ class Unfreezing:
             they match are trained.  The first pattern that matches a name counts; parameters that
             none matches are not trained.
         loss: the loss of the artifacts during the run; None for the trainer's own.
+        statistics: the epoch from which running statistics and ranges stay; None: they always move.
         what: the argument that asks for it, in messages.
 
     Raises:
         StateError: the trainer was made of artifacts, or of a run with a loss or an optimizer that
-            is not of this package; or it was made with a sparse update.
+            is not of this package; or it was made with a sparse update; or its normalisations
+            share initial statistics, which the file holds once.
         NameNotFoundError: a pattern matches nothing that the trainer trains.
-        InputError: nothing is trained in epoch 0; or an epoch is negative.
+        InputError: nothing is trained in epoch 0; or an epoch is negative; or no statistics move.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Unfreezing:
         trainer: BatchTrainer,
         given: Mapping[str, int],
         loss: Any = None,
+        statistics: int | None = None,
         what: str = "unfreeze=",
     ) -> None:
         if not isinstance(given, Mapping):
@@ -81,7 +88,8 @@ class Unfreezing:
                 f"{what} makes artifacts anew, and this trainer has a proximal term, whose "
                 "anchors would be lost: give one of the two"
             )
-        self.trainer, self.loss, self._has_loss = trainer, loss, False
+        self.trainer, self.loss, self.statistics = trainer, loss, statistics
+        self._now = (False, False)  # whether artifacts have the run's loss, and fixed statistics
         self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now
         made = trainer.state.content(include_optimizer_state=False)
         self._made_trained, self._made_frozen = list(made.trainable), list(made.frozen)
@@ -103,6 +111,32 @@ class Unfreezing:
                 self.epochs.setdefault(name, epoch)
         if 0 not in self.epochs.values():
             raise InputError(f"unfreeze={self.plan}: nothing is trained in epoch 0")
+        if statistics is not None:
+            self._check_statistics()
+
+    def _check_statistics(self) -> None:
+        """Check that statistics move, and that the forward model has an initializer for each.
+
+        Raises:
+            InputError, StateError: it is not so.
+        """
+        from engine.graphs.io import onnx_io
+
+        model = self.trainer.learner.session.training
+        moving = list_statistics(model.graph, self._made_frozen)
+        if not moving:
+            raise InputError(
+                f"freeze_statistics={self.statistics}: the training moves no running statistics "
+                "and no ranges; expected a model with batch normalisation, or qat="
+            )
+        assert self.trainer.forward is not None
+        known = onnx_io.load(self.trainer.forward).initializers
+        shared = [name for name in moving if name not in known]
+        if shared:
+            raise StateError(
+                f"freeze_statistics={self.statistics}: the model's file holds the initial value "
+                f"of {shared[0]!r} for several normalisations; export it with one for each"
+            )
 
     def enter(self, epoch: int) -> None:
         """Let the trainer train what is to be trained in an epoch.
@@ -111,7 +145,8 @@ class Unfreezing:
             EngineError: as `generate_artifacts`.
         """
         wanted = [name for name, first in self.epochs.items() if first <= epoch]
-        self._train(wanted, self.loss is not None)
+        is_fixed = self.statistics is not None and epoch >= self.statistics
+        self._train(wanted, (self.loss is not None, is_fixed))
 
     def leave(self) -> None:
         """Let the trainer train what it was made to train.
@@ -119,7 +154,7 @@ class Unfreezing:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        self._train(self._made_trained, False)
+        self._train(self._made_trained, (False, False))
 
     def write_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, as `Trainer.save` of the trainer as it was made.
@@ -137,20 +172,21 @@ class Unfreezing:
         )
         storage.write(content, path)
 
-    def _train(self, wanted: list[str], has_loss: bool) -> None:
-        """Let the trainer train these parameters, with the run's loss or its own, if it does not
-        already.
+    def _train(self, wanted: list[str], form: tuple[bool, bool]) -> None:
+        """Let the trainer train these parameters, if it does not already.
+
+        form: whether with the run's loss, instead of its own, and with fixed statistics.
         """
         is_same = set(wanted) == set(self.trainer.state.trainable_names())
-        if is_same and has_loss == self._has_loss:
+        if is_same and form == self._now:
             return
         with provide_folder(None) as folder:
-            self._make(wanted, folder, has_loss)
+            self._make(wanted, folder, *form)
             self.trainer.take_over(folder)
-        self._has_loss = has_loss
+        self._now = form
         remove_with(self.trainer.module, folder)
 
-    def _make(self, wanted: list[str], folder: str, has_loss: bool) -> None:
+    def _make(self, wanted: list[str], folder: str, has_loss: bool, is_fixed: bool) -> None:
         """Write artifacts that train these parameters, and the state of now as their checkpoint."""
         from engine.graphs.io import onnx_io
         from engine.graphs.offline.parameters import list_parameters
@@ -169,7 +205,10 @@ class Unfreezing:
             warnings.simplefilter("ignore", ModelWarning)
             optimizer = _restrict(recipe.optimizer, wanted, self._paths)
             loss = self.loss if has_loss else recipe.loss
-            made_by = replace(recipe, optimizer=optimizer, loss=loss)
+            options = recipe.options
+            if is_fixed:
+                options = replace(options, frozen_batch_norm=True)
+            made_by = replace(recipe, optimizer=optimizer, loss=loss, options=options)
             made_by.make(forward, wanted, frozen, folder)
         path = os.path.join(folder, "checkpoint")
         made = storage.read(path)

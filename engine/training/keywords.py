@@ -67,3 +67,4 @@ class FitKeywords(TypedDict, total=False):
     checkpoint_every: int | None
     class_weight: str | Sequence[float] | Mapping[str, float] | None
     unfreeze: Mapping[str, int] | None
+    freeze_statistics: int | None

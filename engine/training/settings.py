@@ -242,3 +242,9 @@ class FitOptions:
     unfreeze: Mapping[str, int] | None = declare_option(
         None, "Patterns of names, each with the epoch from which matching parameters are trained."
     )
+    freeze_statistics: int | None = declare_option(
+        None,
+        "The epoch, counted from 0, from which running statistics of batch normalisations, and "
+        "ranges of rounded values, stay as they are; by default they move in all epochs.",
+        AT_LEAST_0,
+    )

@@ -17,8 +17,8 @@ FAMILIES = ("kernels/ops/", "tools/dev/cases/", "engine/models/")  # declare ops
 # Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
 PATTERNS = {
     "engine/base/public_names.py: HOMES": "names of classes; some are also names of ops",
-    "engine/federated/parameters.py: _MOVING": "for devices, which read no declarations",
     "engine/onnxblock/optim.py: __all__": "names of blocks; some are also names of ops",
+    "engine/training/statistics.py: _MOVING": "for devices, which read no declarations",
     "graphs/io/provenance.py: _read_traced": "how an exporter writes a batch norm that it folds",
     "graphs/io/reference.py: NEVER_FOLDED": "limits of the reference, of undeclared ops as well",
     "graphs/ir/symbols.py: _COMPARES": "nodes at which the size that decides is looked for",

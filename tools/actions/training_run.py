@@ -160,7 +160,7 @@ def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: 
     )
     made = [path for path in mine.artifacts.iterdir() if path.is_file()]
     copy_files(ranks, sorted(made), place)
-    if config.fit.unfreeze:  # artifacts are made anew
+    if config.fit.unfreeze or config.fit.freeze_statistics is not None:  # artifacts are made anew
         copied = place / "of rank 0"
         copied.mkdir()
         copy_files(ranks, [mine.forward], copied)

@@ -33,6 +33,7 @@ from engine.federated.local_options import matches
 from engine.federated.output import MODEL, Output
 from engine.federated.parameters import Arrays
 from engine.federated.schema import EXAMPLES, NumberField
+from engine.training.statistics import VARIANCES
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -144,9 +145,7 @@ class Federation:
         if options.strategy == "QFedAvg":
             loss = str(config.get("QFedAvg.train-loss-key", "train_loss"))
             numbers[loss] = NumberField(least=0.0, required=True)
-        negative = (
-            parameters.list_statistics(self.trainer, parameters.VARIANCES) if averaged else []
-        )
+        negative = parameters.list_statistics(self.trainer, VARIANCES) if averaged else []
         return Limits(
             numbers,
             frozenset(negative),
