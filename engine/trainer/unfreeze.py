@@ -50,7 +50,7 @@ class Unfreezing:
             they match are trained.  The first pattern that matches a name counts; parameters that
             none matches are not trained.
         loss: the loss of the artifacts during the run; None for the trainer's own.
-        statistics: the epoch from which running statistics and ranges stay; None: they always move.
+        statistics: the epoch from which running statistics and ranges stay, or None.
         what: the argument that asks for it, in messages.
 
     Raises:

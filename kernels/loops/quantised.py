@@ -284,7 +284,7 @@ def _dots_reach(c: KernelCall) -> Reach:
     """
     a: T[m, k]   q: u8|i8[...]   s: T[...]   z: u8|i8[...]   f: T[...]   c: out T[m, n]
     bias: T[n] if mode & BIAS   work: scratch T[threads, blocks]
-    g: i64[] where mode <= ACCUMULATE | BIAS | RELU
+    g: i64[] where mode <= BIAS
     """,
     words={"g": QUANTISED_DOTS_WORDS},
     reach=_dots_reach,

@@ -89,7 +89,7 @@ def test_an_export_is_the_model_that_was_trained(
     assert {t.data_type for t in matrices} == {TensorProto.INT8}
     kinds = {TensorProto.DataType.Name(t.data_type) for t in model.graph.initializer}
     activations = str(options.get("activations", "uint8")).upper()
-    assert kinds == {"INT8", activations, "INT32", "FLOAT"}
+    assert sorted(kinds) == sorted(dict.fromkeys(["FLOAT", "INT32", "INT8", activations]))
     x, _ = make_data(32, seed=5)
     ours, peer = trainer.predict(x), run_peer(tmp_path / "int8.onnx", x)
     session = edgegrad.Session(tmp_path / "int8.onnx", threads=1)
