@@ -59,7 +59,7 @@ def trainable(source: Any) -> list[str]:
 def list_statistics(source: Any, places: Collection[int] | None = None) -> list[str]:
     """Return the names of the running means, variances and ranges that a training step moves.
 
-    places: as of `engine.training.statistics.list_statistics`; None: all.
+    places: as of `engine.training.statistics.list_statistics`.
 
     They are parameters that are not trained by a gradient.  A model without batch normalisation, or
     with a frozen one, has none, unless it is trained with moving ranges of rounded values.
@@ -76,9 +76,7 @@ def list_statistics(source: Any, places: Collection[int] | None = None) -> list[
             "a trimmed build does not say which parameters are running statistics: take their "
             "names from a trainer of the artifacts that it was built from"
         )
-    known = _list_parameters(source)
-    given = () if places is None else (places,)
-    return statistics.list_statistics(model.graph, known, *given)
+    return statistics.list_statistics(model.graph, _list_parameters(source), places)
 
 
 def get(source: Any, names: Iterable[str]) -> Arrays:

@@ -20,18 +20,19 @@ VARIANCES = (_VARIANCE,)
 
 
 def list_statistics(
-    graph: Graph, known: Collection[str], places: Collection[int] = (_MEAN, _VARIANCE, _RANGE)
+    graph: Graph, known: Collection[str], places: Collection[int] | None = None
 ) -> list[str]:
     """Return the names of the running means, variances and ranges that a training step moves.
 
     graph: of the training model.
     known: the names of the parameters, in the order of the result.
     places: the indices of inputs of the nodes that move them; `VARIANCES` has only the variances.
+        None: all.
     """
     names = {
         node.inputs[k]
         for node in graph.nodes
         for k in _MOVING.get(node.op, ())
-        if k in places and (k == _RANGE or node.attrs.get("training_mode"))
+        if (places is None or k in places) and (k == _RANGE or node.attrs.get("training_mode"))
     }
     return [name for name in known if name in names]

@@ -149,6 +149,7 @@ def _of_artifacts(
 ) -> dict[str, Plan]:
     given = dict(asked.shapes or {})
     files = list_artifacts(folder)
+    models = models or open_models(files, asked)
     batches = asked.batches or [_count_samples(files, asked, models)]
     steps = {
         f"step, batch {batch}": plan
