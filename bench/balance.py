@@ -4,7 +4,8 @@ Plans for so many threads run here, and each thread's own processor time is take
 that it does not matter how many of them run at once.  Between two barriers the busiest thread
 decides: `busiest / mean` is the sum of the busiest ones by the sum of the means.  `work` is the
 processor time of all threads by the time of a plan for one thread: the cost of sharing.  `speed-up`
-is the result for a machine with as many cores, if barriers cost nothing and memory is not a limit.
+is the result for a machine with as many cores, if barriers cost nothing and memory is not a limit:
+`edgegrad bench --threads` adds both (engine/profiling/scaling.py).
 `serial` is the share of the work in steps that one thread does alone.
 
 `balance.kernels` has the kernels that lose most by imbalance: their share of the loss, and on how
@@ -14,37 +15,24 @@ some microseconds are uneven by chance.
 
 from __future__ import annotations
 
-import ctypes
-import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
+from engine.profiling.scaling import list_stretches
 from engine.profiling.times import StepTime
-from engine.runtime import timing
 from engine.tools.benchmark.workloads import WORKLOADS
 
 NAMES = ("mobilenet", "minilm", "resnet18")
 THREADS = (2, 4, 8, 16)
 REPEATS = 7
 IDLE = 0.02  # a thread that does less of the busiest one's work only looks whether it has some
-
-
-class ProcessorTime(timing.Clock):
-    """Running time of the calling thread, instead of the time of day."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        function = ctypes.CDLL(None).clock_gettime
-        self.address = ctypes.cast(function, ctypes.c_void_p).value or 0
-        self.number = time.CLOCK_THREAD_CPUTIME_ID
 
 
 @dataclass(frozen=True)
@@ -78,25 +66,13 @@ class Balance:
         return self.busiest * self.threads / self.work
 
 
-def list_intervals(steps: Sequence[StepTime]) -> Iterator[list[StepTime]]:
-    """Yield the steps between two barriers."""
-    pending: list[StepTime] = []
-    for step in steps:
-        if pending and (step.barrier or step.plan != pending[-1].plan):
-            yield pending
-            pending = []
-        pending.append(step)
-    if pending:
-        yield pending
-
-
 def balance(steps: Sequence[StepTime]) -> Balance:
     """Return the balance of steps, by their busy times."""
     threads = len(steps[0].busy)
     busiest = serial = 0.0
     lost: dict[str, float] = defaultdict(float)
     most: dict[str, int] = defaultdict(int)
-    parts = list(list_intervals(steps))
+    parts = list(list_stretches(steps))
     for part in parts:
         busiest += float(np.sum([s.busy for s in part], axis=0).max())
         for step in part:
@@ -118,9 +94,10 @@ def balance(steps: Sequence[StepTime]) -> Balance:
 
 def measure_workload(folder: Path, threads: int) -> Balance:
     """Return the balance of the training step of artifacts, whose folder has a batch."""
-    with mock.patch.object(timing, "Clock", ProcessorTime):
-        made = Training(folder, threads)
-        profile = made.module.profile(made.x, made.y, optimizer=made.optimizer, repeats=REPEATS)
+    made = Training(folder, threads)
+    profile = made.module.profile(
+        made.x, made.y, optimizer=made.optimizer, repeats=REPEATS, processor_time=True
+    )
     return balance(profile.steps)
 
 

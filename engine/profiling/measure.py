@@ -39,18 +39,24 @@ class ProfiledProgram:
 
 
 def measure_profile(
-    title: str, parts: Sequence[ProfiledProgram], repeats: int, resolve: Resolver
+    title: str,
+    parts: Sequence[ProfiledProgram],
+    repeats: int,
+    resolve: Resolver,
+    *,
+    processor_time: bool = False,
 ) -> Profile:
     """Run the parts one after another, `repeats` times, and report where the time went.
 
     resolve: gives the kernels that measure the machine.
+    processor_time: count the time that each thread has run, instead of the time of day.
 
     Raises:
         LabelError: an input is out of range.
         EngineError: the kernels that measure are neither shipped nor can be compiled.
     """
     roofline = measure(parts[0].program.threads, resolve)
-    watches = [part.program.make_stopwatch() for part in parts]
+    watches = [part.program.make_stopwatch(processor_time=processor_time) for part in parts]
     all_spans: list[list[Spans]] = []
     for number in range(WARM_UP + repeats):
         spans = [_run(part, watch, number) for part, watch in zip(parts, watches, strict=True)]
@@ -120,6 +126,7 @@ def _list_steps(part: ProfiledProgram, times: _Times, roofline: Roofline) -> lis
                 wait=float(wait[i]),
                 flops=done.flops,
                 nbytes=done.nbytes,
+                uncached=roofline.count_uncached_bytes(done.moves),
                 limit=roofline.compute_seconds(done.flops, done.itemsize, done.moves),
                 spans=tuple(
                     (float(a), float(b)) for a, b in zip(first[:, i], last[:, i], strict=True)

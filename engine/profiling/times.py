@@ -36,6 +36,7 @@ class StepTime:
     spans: start and end on each thread, in seconds, in the fastest run.
     title: the name of the node in tables, with its submodule if the model records it; empty: only
         its name.
+    uncached: the number of its bytes that this machine's caches cannot hold.
     """
 
     plan: str
@@ -51,6 +52,7 @@ class StepTime:
     limit: float
     spans: tuple[tuple[float, float], ...]
     title: str = ""
+    uncached: int = 0
 
     @property
     def shown(self) -> str:

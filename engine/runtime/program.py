@@ -54,7 +54,7 @@ from engine.plan.words import LINE
 from engine.runtime.arena import Bytes, allocate, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
 from engine.runtime.made import MadeValues
-from engine.runtime.timing import TIMED_KERNEL, Stopwatch
+from engine.runtime.timing import TIMED_KERNEL, Clock, Stopwatch
 from engine.system import forks
 from engine.system.lock import RunLock
 
@@ -547,12 +547,14 @@ class BoundProgram:
         """Run some of the steps that run once."""
         self._run_steps(self._table, first, count, self._threads)
 
-    def make_stopwatch(self) -> Stopwatch:
+    def make_stopwatch(self, *, processor_time: bool = False) -> Stopwatch:
         """Return a stopwatch for this program, which `run` takes.
 
+        processor_time: count the time that each thread has run, instead of the time of day.
+
         Raises:
-            EngineError: the kernel that times is neither shipped nor can be compiled.
+            EngineError: the kernel that times is neither shipped nor can be compiled; or this
+                system has no clock for `processor_time`.
         """
-        return Stopwatch(
-            self._table, self._threads, self._resolve((TIMED_KERNEL,))[TIMED_KERNEL.symbol]
-        )
+        timed = self._resolve((TIMED_KERNEL,))[TIMED_KERNEL.symbol]
+        return Stopwatch(self._table, self._threads, timed, Clock(processor_time))

@@ -26,6 +26,7 @@ PEAK, STREAM = KernelSpec("peak", ("f32",)), KernelSpec("stream", ("f32",))
 SIZES = tuple(1 << k for k in range(14, 27))  # bytes that are streamed through: 16 KiB to 64 MiB
 ACCESSES = 3  # of an element pair of `measure_stream`: two reads and a write of 4 bytes each
 SECONDS = 0.004  # that one measured run takes, about
+SLOW = 1.25  # times the speed of memory: no cache is as slow
 AGREEING = 4  # runs that must come close to the fastest, which then counts
 CLOSE = 1.15  # times the fastest: what counts as close
 MOST_RUNS = 24  # of one measurement, on a machine that is busy
@@ -55,6 +56,14 @@ class Roofline:
     def find_bandwidth(self, nbytes: int) -> float:
         """Return the most bytes a second for a step that touches `nbytes` bytes."""
         return next((speed for size, speed in self.streams if nbytes <= size), self.memory)
+
+    def count_uncached_bytes(self, moves: Iterable[tuple[int, int]]) -> int:
+        """Return how many of the bytes that a step moves no cache holds.
+
+        moves: as of `compute_seconds`.
+        """
+        slow = SLOW * self.memory
+        return sum(nbytes for nbytes, size in moves if self.find_bandwidth(size) <= slow)
 
     def compute_seconds(self, flops: int, itemsize: int, moves: Iterable[tuple[int, int]]) -> float:
         """Return the least time of a step: of its operations or of its bytes, whichever takes

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import EngineError
 from engine.plan.context import MOVE, SPAN, TILES, TIMED, count_tile_words
 from engine.plan.plan import KernelSpec
 from engine.plan.words import LINE
@@ -25,15 +26,26 @@ _NANOSECONDS = 10**9
 
 
 class Clock:
-    """The monotonic clock of the system, as native code calls it.
+    """A clock of the system, as native code calls it: the monotonic one, or a thread's own.
+
+    processor_time: count the time that the calling thread has run, instead of the time of day.
 
     address: the address of the function.
     number: its first argument, or -1 where it takes the place to write to alone.
     scale, seconds: units in a second of the first word that it writes, and how long a unit is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processor_time: bool = False) -> None:
+        """Find the clock.
+
+        Raises:
+            EngineError: this is Windows, whose clocks of threads tick 64 times a second.
+        """
         if sys.platform == "win32":
+            if processor_time:
+                raise EngineError(
+                    "processor time of steps: Windows has no clock that is fine enough"
+                )
             library: Any = ctypes.WinDLL("kernel32")
             function, self.number, self.scale = library.QueryPerformanceCounter, -1, 1
             frequency = ctypes.c_int64()
@@ -42,7 +54,8 @@ class Clock:
         else:
             function = ctypes.CDLL(None).clock_gettime
             # macOS counts microseconds by the plain one
-            self.number = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
+            monotonic = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
+            self.number = time.CLOCK_THREAD_CPUTIME_ID if processor_time else monotonic
             self.scale, self.seconds = _NANOSECONDS, 1 / _NANOSECONDS
         self.address = ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -53,9 +66,8 @@ class Stopwatch:
     table: the table that the executor runs instead.
     """
 
-    def __init__(self, table: Array, threads: int, timed: int) -> None:
+    def __init__(self, table: Array, threads: int, timed: int, clock: Clock) -> None:
         """Start with a table of `STEP` records and the address of the kernel `timed`."""
-        clock = Clock()
         steps = len(table)
         self.seconds = clock.seconds
         self._spans = np.zeros((threads, max(steps, 1)), SPAN.dtype)

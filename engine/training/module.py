@@ -305,7 +305,11 @@ class Module:
         return view_values(self.session.state, self.session.state.names)
 
     def profile(
-        self, *user_inputs: Any, optimizer: ProfiledOptimizer | None = None, repeats: int = 20
+        self,
+        *user_inputs: Any,
+        optimizer: ProfiledOptimizer | None = None,
+        repeats: int = 20,
+        processor_time: bool = False,
     ) -> Profile:
         """Measure where the time of a step on these inputs goes; see `engine.profiling.Profile`.
 
@@ -315,11 +319,15 @@ class Module:
         user_inputs: as for a call in the current mode.
         optimizer: the optimizer of this module, to include its update in the step; only in training
             mode.
+        processor_time: count the time that each thread has run, instead of the time of day.  Of
+            more threads than the machine has cores, only these times tell how busy each is; runs,
+            spans and waits then mean nothing.
 
         Raises:
             InputError, DTypeError, ShapeError, LabelError, StateError: as for a call, or the
                 optimizer belongs to another module, or the mode is not training.
-            EngineError: measuring kernels are not shipped and cannot be compiled.
+            EngineError: measuring kernels are not shipped and cannot be compiled; or this system
+                has no clock for `processor_time`.
         """
         from engine.profiling.measure import ProfiledProgram, measure_profile
 
@@ -352,7 +360,10 @@ class Module:
                 parts.append(ProfiledProgram("optimizer model", update, lambda _: (0, None)))
             with self.session.state.unchanged():
                 title = f"{model.what}{' and optimizer' if update is not None else ''}"
-                return measure_profile(title, parts, repeats, self.session.memory.kernels.resolve)
+                resolve = self.session.memory.kernels.resolve
+                return measure_profile(
+                    title, parts, repeats, resolve, processor_time=processor_time
+                )
 
     def plan(self, *shapes: tuple[int, ...]) -> Plan:
         """Return the plan of the current mode for these input shapes.

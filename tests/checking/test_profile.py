@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from engine.kernels.binaries import source
 from engine.plan.context import STEP
 from engine.profiling import PHASES, Profile, StepTime
 from engine.profiling.measure import Spans, compute_waits, forward_node, lay_boxes
+from engine.profiling.scaling import MEETING, Balance, measure_balance, predict_seconds
 from engine.runtime.roofline import SIZES, Roofline, measure
-from engine.runtime.timing import Stopwatch
+from engine.runtime.timing import Clock, Stopwatch
 from engine.tools import cli
 from engine.tools.dev.browser import browser
 from tests.support.blocks import make_model
@@ -235,7 +237,7 @@ def test_any_number_of_threads(threads: int) -> None:
 
 
 def test_a_thread_without_a_call_has_no_time() -> None:
-    watch = Stopwatch(np.zeros(2, STEP.dtype), 2, 0)
+    watch = Stopwatch(np.zeros(2, STEP.dtype), 2, 0, Clock())
     watch._spans["begin"][0], watch._spans["end"][0] = (10, 40), (30, 90)
     watch._spans["busy"][0], watch._spans["calls"][0] = (20, 50), (1, 1)
     watch._spans[1, 0] = (20, 50, 30, 1)
@@ -423,3 +425,26 @@ def test_the_help_imports_nothing_that_profiles() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
     assert done.returncode == 0
+
+
+# --- more threads than cores
+
+
+def test_between_meetings_the_busiest_thread_or_the_memory_decides() -> None:
+    steps = (
+        step(busy=(1.0, 2.0)), step(busy=(2.0, 0.5), barrier=False),  # 3.0 and 2.5 s
+        step(busy=(1.0, 1.0), uncached=4 * 50_000_000_000),  # 4 s for the memory
+        step(busy=(1.0, 0.0), barrier=False, plan="optimizer model"),
+    )  # fmt: skip
+    shared = measure_balance(Profile("", ROOFLINE, steps, (9.0,)))
+    assert [busiest for busiest, _ in shared.stretches] == [3.0, 1.0, 1.0]
+    alone = Balance(1, ((9.0, 0),), 1.0)
+    assert predict_seconds(alone, 10.0, shared) == pytest.approx(1 + 3 + 4 + 1 + 6 * MEETING)
+    assert predict_seconds(alone, 10.0, alone) == 10.0
+
+
+def test_processor_time_leaves_out_what_others_run() -> None:
+    module, optimizer, inputs = opened(threads=3)
+    before = time.process_time()
+    profile = module.profile(*inputs, optimizer=optimizer, repeats=3, processor_time=True)
+    assert 0 < sum(sum(each.busy) for each in profile.steps) < time.process_time() - before

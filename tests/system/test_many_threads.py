@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.balance import balance, list_intervals
+from bench.balance import balance
 from engine.api import CheckpointState, Module, Optimizer
 from engine.models import mobilenets, post_norm, pre_norm, recurrent, resnets
 from engine.models import sound as sounds
+from engine.profiling.scaling import list_stretches
 from engine.profiling.times import StepTime
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -91,7 +92,7 @@ def test_the_busiest_thread_between_barriers_decides() -> None:
         step(True, (3.0, 1.0)), step(False, (1.0, 3.0)), step(True, (4.0, 0.0)),
         step(False, (1.0, 1.0), "optimizer"),
     ]  # fmt: skip
-    assert [len(part) for part in list_intervals(steps)] == [2, 1, 1]
+    assert [len(part) for part in list_stretches(steps)] == [2, 1, 1]
     actual = balance(steps)
     assert (actual.threads, actual.work, actual.busiest, actual.serial) == (2, 14.0, 9.0, 4.0)
     assert actual.ratio == 9 * 2 / 14

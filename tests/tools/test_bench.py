@@ -14,6 +14,7 @@ import pytest
 
 from bench import steps as beside
 from engine.errors import EngineError, FileError, InputError
+from engine.system import config
 from engine.tools import cli
 from engine.tools.benchmark import machine, measure, result
 from engine.tools.benchmark.result import BenchmarkRow, Peer, Result, compare, read
@@ -172,6 +173,17 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch: pytest.Monk
     assert str(measured).endswith("mlp, 1 threads: out of memory\n")
 
 
+def test_more_threads_than_cores_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "count_cores", lambda: 1)
+    rows = measure.measure(["mlp"], [1, 3], 0.05).rows
+    assert not any(row.failed for row in rows)
+    assert [math.isfinite(row.step) for row in rows] == [True, False]
+    assert all(row.predicted > 0 for row in rows)
+    head, one, three = str(Result({}, rows)).splitlines()[-3:]
+    assert head.split()[-2:] == ["predicted", "ms"]
+    assert len(one.split()) > len(three.split()) == 4  # workload, batch, threads and prediction
+
+
 def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"the process that is measured ended: .*checkpoint"):
         measure.open_child(tmp_path, 1).__enter__()
@@ -318,6 +330,9 @@ def test_the_command_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> 
         (["mlp", "--shape", "x=2,784"], 2, "--shape needs --inference"),
         (["--inference", "--compare", __file__, __file__], 2, "and no other option"),
         (["--threads", "0"], 2, "expected numbers of at least 1"),
+        (["--threads", "1-2-3"], 2, "expected numbers of at least 1"),
+        (["--threads", "4-2"], 2, "a range begins with its smaller number"),
+        (["--threads", "1-999999999"], 2, "has at most 1000 numbers"),
         (["--time", "0"], 2, "0"),
         (["--compare", "a.json"], 2, "--compare"),
         (["--compare", "a.json", "b.json"], 1, "a.json: no such file"),

@@ -3,7 +3,8 @@
     python -m engine.tools.benchmark.child FOLDER THREADS
 
 The folder has artifacts and batch.npz.  A first step is done at once and answered.  Every further
-line on standard input is `train N` or `infer N`; the answers are lines of JSON.
+line on standard input is `train N`, `infer N`, or `balance N` for the balance of the step over N
+threads; the answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
+from engine.profiling.scaling import measure_balance
+
+REPEATS = 7  # runs of a profile
 
 
 def measure_peak_memory() -> int:
@@ -38,11 +43,17 @@ def serve(folder: Path, threads: int, answer: Callable[[dict[str, Any]], None]) 
     """Do what the lines of standard input ask for, until they end."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     names = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
-    training, evaluation, update = (folder / name for name in names)
+    training, evaluation, optimizer_model = (folder / name for name in names)
     module = Module(training, state, evaluation, threads=threads)
-    optimizer = Optimizer(update, module)
+    optimizer = Optimizer(optimizer_model, module)
     batch = np.load(folder / "batch.npz")
     x, y = batch["x"], batch["y"]
+
+    def balance(count: int) -> dict[str, Any]:
+        made = Module(training, state, threads=count)
+        update = Optimizer(optimizer_model, made)
+        profile = made.profile(x, y, optimizer=update, repeats=REPEATS, processor_time=True)
+        return asdict(measure_balance(profile))
 
     def train() -> None:
         module(x, y)
@@ -56,6 +67,9 @@ def serve(folder: Path, threads: int, answer: Callable[[dict[str, Any]], None]) 
     answer({"threads": module.threads})
     for line in sys.stdin:
         word, _, count = line.partition(" ")
+        if word == "balance":
+            answer(balance(int(count)))
+            continue
         module.train(word == "train")
         step, seconds = train if word == "train" else infer, []
         for _ in range(int(count)):

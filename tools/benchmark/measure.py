@@ -16,14 +16,16 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import engine
 from engine.base.errors import EngineError, InputError, suggest_nearest
 from engine.graphs.io import onnx_io
 from engine.kernels.analysis.flops import measure_work
 from engine.kernels.binaries import source
+from engine.profiling.scaling import Balance, predict_seconds
 from engine.runtime import roofline
+from engine.system import config
 from engine.tools.benchmark import machine
 from engine.tools.benchmark.rest import await_rest
 from engine.tools.benchmark.result import BenchmarkRow, Peer, Result
@@ -86,6 +88,14 @@ class Child:
         """Compute the loss so many times; the seconds of each."""
         return self._do("infer", steps)
 
+    def balance(self, threads: int) -> Balance:
+        """Return the balance of a training step over so many threads."""
+        print("balance", threads, file=self._ask, flush=True)
+        reply: Any = self._answer()
+        await_rest(self._pid)
+        stretches = tuple((float(seconds), int(size)) for seconds, size in reply["stretches"])
+        return Balance(threads, stretches, float(reply["memory"]))
+
     def answer(self, count: int) -> list[float]:
         """Answer so many times; the seconds of each."""
         return self._do("answer", count)
@@ -142,7 +152,7 @@ def measure(
     peers: Peers = (),
     progress: StagePrinter = SILENT,
 ) -> Result:
-    """Measure workloads on numbers of threads.
+    """Measure workloads on numbers of threads; predict steps if some are more than there are cores.
 
     seconds: the approximate time for the steps of a row, which has at least `LEAST` steps.
     batch: the samples of a step; 0: the workload's number.
@@ -160,21 +170,52 @@ def measure(
                 "names them, and `edgegrad profile MODEL` measures a training step of any model"
             )
     kernels = source.choose_current()
-    limits = {n: roofline.measure(n, kernels.resolve).flops for n in threads}
+    cores = config.count_cores()
+    measured = [n for n in threads if n <= cores]
+    limits = {n: roofline.measure(n, kernels.resolve).flops for n in measured}
     about = machine.describe(kernels.name)
-    rows = []
+    rows: list[BenchmarkRow] = []
     for name in names:
         with TemporaryDirectory(ignore_cleanup_errors=True) as place:
             progress.say(f"{name}: making its artifacts")
             folder = WORKLOADS[name].write(Path(place), batch)
+            mine: list[BenchmarkRow] = []
             for count in threads:
-                progress.say(f"{name}: {count} thread{'s' if count > 1 else ''}")
-                empty = BenchmarkRow(name, batch or WORKLOADS[name].x[0], count, peak=limits[count])
+                size = batch or WORKLOADS[name].x[0]
+                row = BenchmarkRow(name, size, count, peak=limits.get(count, math.nan))
+                if count in limits:
+                    progress.say(f"{name}: {_count_threads(count)}")
+                    try:
+                        row = _measure_row(row, folder, seconds, peers)
+                    except EngineError as error:
+                        row = _note_failure(row, error)
+                mine.append(row)
+            if len(measured) < len(threads):
                 try:
-                    rows.append(_measure_row(empty, folder, seconds, peers))
+                    mine = list(_predict_rows(mine, folder, seconds, progress))
                 except EngineError as error:
-                    rows.append(_note_failure(empty, error))
+                    mine = [replace(row, failed=row.failed or str(error)) for row in mine]
+            rows += mine
     return Result(about, tuple(rows))
+
+
+def _count_threads(count: int) -> str:
+    """Return a number of threads in words."""
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _predict_rows(
+    rows: Sequence[BenchmarkRow], folder: Path, seconds: float, progress: StagePrinter
+) -> Iterator[BenchmarkRow]:
+    """Yield the rows of a workload with the predicted seconds of a step."""
+    with open_child(folder, 1) as child:
+        progress.say(f"{rows[0].workload}: a step of one thread")
+        (turns,) = take_turns([child], seconds / 4)
+        step, alone = statistics.median(each for turn in turns for each in turn), child.balance(1)
+        for row in rows:
+            progress.say(f"{row.workload}: predicting {_count_threads(row.threads)}")
+            predicted = predict_seconds(alone, step, child.balance(row.threads))
+            yield replace(row, predicted=predicted)
 
 
 def measure_answers(
@@ -206,7 +247,7 @@ def measure_answers(
             progress.say(f"{name}: making its inputs")
             subject = _make_subject(name, Path(place), batch, shapes or {})
             for count in threads:
-                progress.say(f"{name}: {count} thread{'s' if count > 1 else ''}")
+                progress.say(f"{name}: {_count_threads(count)}")
                 empty = BenchmarkRow(Path(name).stem, subject.samples, count, peak=limits[count])
                 try:
                     rows.append(_measure_answer(empty, subject, seconds))

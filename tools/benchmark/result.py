@@ -45,6 +45,7 @@ class BenchmarkRow:
     start: from the start of a process to the end of its first step, plans and kernels being kept.
     peers: other libraries by name.
     failed: why there are no figures.
+    predicted: a training step on as many cores as threads; NaN: not asked for.
     """
 
     workload: str
@@ -60,6 +61,7 @@ class BenchmarkRow:
     start: float = math.nan
     peers: Mapping[str, Peer] = field(default_factory=dict)
     failed: str = ""
+    predicted: float = math.nan
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -93,9 +95,12 @@ class Result:
         head = ["workload" if self.what == "step" else "model", "batch", "threads",
                 f"{self.what} ms", "± %", "train/infer", "GFLOP/s", "% of peak", "memory MB",
                 "start s"]  # fmt: skip
+        is_predicted = any(math.isfinite(row.predicted) for row in self.rows)
+        if is_predicted:
+            head.append("predicted ms")
         for name in names:
             head += [f"{name} ms", "ratio"]
-        cells = [head, *(_list_cells(row, names) for row in self.rows)]
+        cells = [head, *(_list_cells(row, names, is_predicted) for row in self.rows)]
         if self.what != "step":  # no row has both
             cells = [[*row[:RATIO], *row[RATIO + 1 :]] for row in cells]
         table = align_cells(cells)
@@ -167,7 +172,7 @@ def _parse_row(values: Mapping[str, Any]) -> BenchmarkRow:
     }
     row = BenchmarkRow(**given)
     numbers = (row.batch, row.threads, row.step, row.spread, row.inference, row.flops, row.peak,
-               row.memory, row.start)  # fmt: skip
+               row.memory, row.start, row.predicted)  # fmt: skip
     for value in numbers:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{value!r} is not a number")
@@ -237,7 +242,7 @@ def _compare_values(a: BenchmarkRow, b: BenchmarkRow) -> list[str]:
     ]  # fmt: skip
 
 
-def _list_cells(row: BenchmarkRow, peers: Sequence[str]) -> list[str]:
+def _list_cells(row: BenchmarkRow, peers: Sequence[str], is_predicted: bool) -> list[str]:
     cells = [
         row.workload, str(row.batch), str(row.threads), _format_number(1e3 * row.step),
         _format_number(100 * row.spread, 0), _format_number(row.ratio),
@@ -245,6 +250,8 @@ def _list_cells(row: BenchmarkRow, peers: Sequence[str]) -> list[str]:
         _format_number(100 * row.gflops * 1e9 / row.peak, 0),
         _format_number(row.memory / 1e6, 0) if row.memory else "", _format_number(row.start),
     ]  # fmt: skip
+    if is_predicted:
+        cells.append(_format_number(1e3 * row.predicted))
     for name in peers:
         peer = row.peers.get(name)
         cells += (

@@ -13,6 +13,7 @@ from engine.tools.commands import options
     epilog=options.list_examples(
         "edgegrad bench",
         "edgegrad bench mlp mobilenet --threads 1,4 --json > here.json",
+        "edgegrad bench mobilenet --threads 1-16",
         "edgegrad bench --compare here.json there.json",
         "edgegrad bench --inference model.onnx --batch 1",
     )
@@ -25,7 +26,7 @@ from engine.tools.commands import options
 @click.option(
     "--threads", "threads", type=options.parse_counts, multiple=True,
     callback=options.require_unique, metavar="N,...",
-    help="Threads per step, repeated or separated by commas.  [default: 1 and all cores]",
+    help="Threads per step: numbers and ranges such as 1-16.  [default: 1 and all cores]",
 )  # fmt: skip
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
@@ -60,6 +61,10 @@ def command(
     Each row has the time of a training step (forward, backward, AdamW), its ratio to a forward
     pass, operations per second and their share of the peak, the memory of the process, and the
     time from the start of a process to its first finished step.  See docs/performance.md.
+
+    If --threads asks for more threads than this machine has cores, a column has the predicted time
+    of a step, also where it is measured: the busiest thread between two meetings of all, by the
+    processor time of each, and this machine's memory.
 
     With --inference a row has the time of an answer of an ONNX model to generated inputs, and
     beside it onnxruntime's, if that is installed.

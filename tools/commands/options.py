@@ -22,6 +22,7 @@ from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
+LONGEST = 1000  # numbers of a range `A-B`
 _UNIONS = (types.UnionType, typing.Union)
 
 
@@ -46,11 +47,22 @@ class Existing(click.Path):
 
 
 def parse_counts(value: str) -> tuple[int, ...]:
-    """Return whole numbers from 1 on, from a word `N,...`."""
-    words = [word.strip() for word in value.split(",")]
-    if not all(w.isdecimal() and int(w) > 0 for w in words):
-        raise click.BadParameter(f"{value!r}: expected numbers of at least 1, such as 8 or 8,32")
-    return tuple(map(int, words))
+    """Return whole numbers from 1 on, from a word `N,...`, in which `A-B` means all from A to B."""
+    numbers: list[int] = []
+    for word in value.split(","):
+        ends = [end.strip() for end in word.split("-")]
+        if len(ends) > 2 or not all(end.isdecimal() and int(end) > 0 for end in ends):
+            raise click.BadParameter(
+                f"{value!r}: expected numbers of at least 1, such as 8, 8,32 or 1-4"
+            )
+        first, last = int(ends[0]), int(ends[-1])
+        if not 0 <= last - first < LONGEST:
+            raise click.BadParameter(
+                f"{value!r}: a range begins with its smaller number and has at most {LONGEST} "
+                "numbers"
+            )
+        numbers += range(first, last + 1)
+    return tuple(numbers)
 
 
 def parse_named_shape(value: str) -> tuple[str, tuple[int, ...]]:
