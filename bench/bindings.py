@@ -71,9 +71,7 @@ def make_rust(folder: Path, place: Path) -> Program:
     shutil.copytree(folder / "rust", crate)
     shutil.copy(SCRIPTS / "step.rs", crate / "examples")
     run(["cargo", "build", "--offline", "--release", "--example", "step"], cwd=crate)
-    return Program(
-        (crate / "target/release/examples/step",), {"LD_LIBRARY_PATH": str(crate / "native")}
-    )
+    return Program((crate / "target/release/examples/step",), {"LD_LIBRARY_PATH": str(folder)})
 
 
 def make_go(folder: Path, place: Path) -> Program:
@@ -85,7 +83,7 @@ def make_go(folder: Path, place: Path) -> Program:
     )
     offline = {"GOFLAGS": "-mod=mod", "GOPROXY": "off", "GOTOOLCHAIN": "local"}
     run(["go", "build", "-o", place / "step-go"], cwd=program, **offline)
-    return Program((place / "step-go",), {"LD_LIBRARY_PATH": str(module / "native")})
+    return Program((place / "step-go",))
 
 
 def make_js(folder: Path, place: Path) -> Program:

@@ -1,5 +1,6 @@
 using System;
 using System.IO;
+using System.Text.RegularExpressions;
 using System.Linq;
 using System.Text;
 using System.Threading;
@@ -47,7 +48,8 @@ public static class Drill
         }
         catch (ModelException error)
         {
-            Console.WriteLine("refused " + error.Code + ": " + error.Message);
+            string code = Regex.Replace(error.Code.ToString(), "(?<=[a-z])(?=[A-Z])", "_").ToUpperInvariant();
+            Console.WriteLine("refused " + code + ": " + error.Message);
         }
     }
 
@@ -63,8 +65,8 @@ public static class Drill
         Console.OutputEncoding = new UTF8Encoding(false);
         steps = File.ReadAllBytes(arguments[1]);
         var model = Model.Create(arguments[0]);
-        samples = model.InputInfo(Phase.TRAIN, 0).Elements;
-        labels = model.InputInfo(Phase.TRAIN, 1).Elements;
+        samples = model.InputInfo(Phase.Train, 0).Elements;
+        labels = model.InputInfo(Phase.Train, 1).Elements;
         for (int k = 0; k < 9; k++)
             Console.WriteLine("loss " + Train(model, k));
         float[] x = X(9);

@@ -39,9 +39,9 @@ public static class Federated
             {
                 float[] part = Slice(x, count * width, batch * width);
                 long[] classes = Slice(labels, count, batch);
-                Values[] made = phase == Phase.TRAIN
+                Values[] made = phase == Phase.Train
                     ? model.TrainStep(part, classes) : model.EvalStep(part, classes);
-                if (phase == Phase.TRAIN && !model.IsJoined())
+                if (phase == Phase.Train && !model.IsJoined())
                     model.OptimizerStep();
                 model.LazyResetGrad();
                 sum += made[0].Item * batch;

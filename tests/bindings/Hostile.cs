@@ -14,7 +14,7 @@ public static class Hostile
         [typeof(float)] = new object[] { float.NaN, -1f, float.PositiveInfinity, 1e30f, 0f },
         [typeof(bool)] = new object[] { true, false, true, false, true },
         [typeof(string)] = new object[] { null, "", "a\0b", new string('x', 5000), "missing/x" },
-        [typeof(Phase)] = new object[] { (Phase)99, Phase.TRAIN, Phase.EVAL, Phase.INFER, (Phase)(-1) },
+        [typeof(Phase)] = new object[] { (Phase)99, Phase.Train, Phase.Eval, Phase.Infer, (Phase)(-1) },
         [typeof(byte[])] = new object[] { null, new byte[0], new byte[1], new byte[99999], null },
         [typeof(float[])] = new object[] { null, new float[0], new float[1], new float[9999], null },
         [typeof(double[])] = new object[] { null, new double[0], new double[1], new double[9], null },
@@ -55,8 +55,8 @@ public static class Hostile
             closed.Dispose();
             CallAll(model);
             CallAll(closed);
-            var x = new float[model.InputInfo(Phase.TRAIN, 0).Elements];
-            var y = new long[model.InputInfo(Phase.TRAIN, 1).Elements];
+            var x = new float[model.InputInfo(Phase.Train, 0).Elements];
+            var y = new long[model.InputInfo(Phase.Train, 1).Elements];
             var loss = model.TrainStep(x, y)[0].Item;
             Console.WriteLine(loss < 1000 ? "loss true" : "loss false");
         }

@@ -27,7 +27,7 @@ def write(language: Language, more: str = "") -> str:
     """Return all text of the package of a language, with declarations added to the header."""
     source = make_source("mnist")
     platforms = [resolve(language.list_targets()[0])]
-    api = source.describe_api("libmnist.so", "1.0.0", platforms, freestanding=language.freestanding)
+    api = source.describe_api("1.0.0", platforms, freestanding=language.freestanding)
     api = replace(api, functions=[*api.functions, *list_functions(more)])
     return "\n".join(text for _, text in write_package(language, api))
 
@@ -35,7 +35,7 @@ def write(language: Language, more: str = "") -> str:
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 def test_a_language_has_every_function(language: Language) -> None:
     """But those that make a model in memory of the caller's, where the language has none."""
-    api = make_source("mnist").describe_api("", "", [], freestanding=language.freestanding)
+    api = make_source("mnist").describe_api("", [], freestanding=language.freestanding)
     text = write(language)
     called = set(re.findall(r"\bmnist_(\w+)|[\"'](\w+)[\"']", text))
     names = {name for pair in called for name in pair}
@@ -85,6 +85,7 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
         (["--bindings", "js", "--target", "wasm32", "--static"], "make archives"),
         (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
         (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),
+        (["--bindings", "rust", "--target", "pi4,pi5"], "pi4 and pi5 are one platform to it"),
     ],
 )
 def test_bad_requests_are_refused(

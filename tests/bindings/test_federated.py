@@ -96,7 +96,7 @@ def make_device(language: str) -> tuple[Path, tuple[str | Path, ...], dict[str, 
         case "rust":
             shutil.copytree(package, out)
             shutil.copy(BINDINGS / "federated.rs", out / "examples")
-            variables |= {"LD_LIBRARY_PATH": str(out / "native"), "RUSTFLAGS": "-Dwarnings"}
+            variables |= {"LD_LIBRARY_PATH": str(folder), "RUSTFLAGS": "-Dwarnings"}
             words = ("--quiet", "--offline", f"--manifest-path={out / 'Cargo.toml'}")
             run("cargo", "build", *words, "--example", "federated", **variables)
             return folder, (out / "target/debug/examples/federated",), variables
@@ -105,7 +105,7 @@ def make_device(language: str) -> tuple[Path, tuple[str | Path, ...], dict[str, 
             shutil.copy(BINDINGS / "federated.go", out)
             module = f"go 1.18\n\nrequire mnist v0.0.0\n\nreplace mnist => {package}\n"
             (out / "go.mod").write_text(f"module federated\n\n{module}")
-            variables |= {"LD_LIBRARY_PATH": str(package / "native"), "GOFLAGS": "-mod=mod"}
+            variables |= {"GOFLAGS": "-mod=mod"}
             variables |= {"GOPROXY": "off", "GOTOOLCHAIN": "local"}
             with contextlib.chdir(out):
                 run("go", "build", "-o", out / "federated", **variables)

@@ -35,7 +35,7 @@ def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     drill.write_steps(case, tmp_path / "steps")
     words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "1000")
     own = {f"{name}.{end}" for name in ("mnist", "federated") for end in ("js", "d.ts")}
-    assert list_packed(folder / "js") == {*own, "mnist.wasm", "package.json"}
+    assert list_packed(folder / "js") == {*own, "mnist.wasm", "package.json", "README.md"}
     printed = run("node", BINDINGS / "drill.mjs", *words)
     drill.check(printed, tmp_path / "out", case, exact=False, turns=False)
 

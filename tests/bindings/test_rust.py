@@ -28,11 +28,13 @@ def test_rust_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     shutil.copy(BINDINGS / "drill.rs", crate / "examples")
     drill.write_steps(case, tmp_path / "steps")
     manifest = f"--manifest-path={crate / 'Cargo.toml'}"
-    variables = {**os.environ, "LD_LIBRARY_PATH": str(crate / "native"), "RUSTFLAGS": "-Dwarnings"}
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(folder), "RUSTFLAGS": "-Dwarnings"}
     run("cargo", "build", "--quiet", "--offline", manifest, "--examples", **variables)
     run("cargo", "check", "--quiet", "--offline", manifest, "--no-default-features", **variables)
     packed = run("cargo", "package", "--list", "--allow-dirty", "--offline", manifest, **variables)
-    assert {"src/lib.rs", "build.rs", "native/libmnist.so"} <= set(packed.split())
+    (library,) = crate.glob("native/*/libmnist.so")
+    packed_library = library.relative_to(crate).as_posix()
+    assert {"src/lib.rs", "build.rs", packed_library} <= set(packed.split())
     words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "2000")
     printed = run(crate / "target/debug/examples/drill", *words, **variables)
     drill.check(printed, tmp_path / "out", case, exact=True, ends=False, turns=False)

@@ -45,6 +45,7 @@ SHOWN = (
     "text",
     "toml",
     "csv",
+    "html",
     "json",
     "c",
     "cpp",

@@ -27,7 +27,7 @@ from engine.system import files as files_io
 from engine.tools.trimmed import federated
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
-from engine.tools.trimmed.bindings.package import Language, write_module, write_package
+from engine.tools.trimmed.bindings.package import Language, write_headers, write_package
 from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.cpu import can_choose
 from engine.tools.trimmed.export import make_graph
@@ -430,8 +430,7 @@ def _write_bindings(
     platforms = [library.options.platform for library in libraries]
     apis = [
         library.source.describe_api(
-            platforms[0].file_name(language.kind, name), engine.__version__, platforms,
-            freestanding=language.freestanding,
+            engine.__version__, platforms, freestanding=language.freestanding
         )
         for library in libraries
     ]  # fmt: skip
@@ -443,7 +442,7 @@ def _write_bindings(
     for library, platform in zip(libraries, platforms, strict=True):
         place = package / language.place(name, platform)
         header = library.source.write_header()
-        for path, text in write_module(language, api, header):
+        for path, text in write_headers(language, api, header):
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             (place / path).write_text(text, "utf-8")
         with tempfile.TemporaryDirectory() as folder:

@@ -256,11 +256,10 @@ class Source:
         return text.replace("/*@export@*/\n\n", _EXPORT + "\n\n" if self.graph else "")
 
     def describe_api(
-        self, library: str, version: str, platforms: Sequence[Platform], *, freestanding: bool
+        self, version: str, platforms: Sequence[Platform], *, freestanding: bool
     ) -> Api:
         """Return what the bindings of a library are written from.
 
-        library: its file name.
         version: the version of packages.
         platforms: those that packages have a library for.
         """
@@ -268,7 +267,7 @@ class Source:
         functions = self.list_api(freestanding=freestanding)
         constants = {key: value for key, value, _ in self._list_constants()}
         enumerations = tuple(list_enumerations(header))
-        return Api(self.name, version, functions, enumerations, constants, library, platforms)
+        return Api(self.name, version, functions, enumerations, constants, platforms)
 
     def list_api(self, *, freestanding: bool) -> list[ApiFunction]:
         """Return the functions that the library has."""

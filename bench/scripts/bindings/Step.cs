@@ -11,8 +11,8 @@ public static class Step
         double least = double.MaxValue;
         using (var model = Model.Create(arguments[0]))
         {
-            var x = new float[model.InputInfo(Phase.TRAIN, 0).Elements];
-            var y = new long[model.InputInfo(Phase.TRAIN, 1).Elements];
+            var x = new float[model.InputInfo(Phase.Train, 0).Elements];
+            var y = new long[model.InputInfo(Phase.Train, 1).Elements];
             for (int block = 0; block < blocks; block++)
             {
                 var watch = Stopwatch.StartNew();

@@ -95,7 +95,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
             write = _write_method(head, [f'Write({call}, {info}, "{name}", values);'])
             rest = f"\n        {summary}\n{write}"
     if function.takes_inputs:
-        phase = f"Phase.{api.find_phase(function)}"
+        phase = f"Phase.{join_pascal(api.find_phase(function).lower())}"
         before, after = [f"Place({phase}, inputs);"], [f"return Outputs({phase});"]
         result = "Values[]"
     elif gotten:
@@ -161,4 +161,12 @@ def _place(_: str, platform: Platform) -> str:
     return f"runtimes/{_SYSTEMS.get(platform.system, platform.system)}-{machine}/native"
 
 
-CSHARP = Language("csharp", "C#", _fill, row="        {0} = {1}", separator=",\n", place=_place)
+CSHARP = Language(
+    "csharp",
+    "C#",
+    _fill,
+    row="        {0} = {1}",
+    separator=",\n",
+    name_member=lambda name: join_pascal(name.lower()),
+    place=_place,
+)

@@ -13,6 +13,7 @@ from engine.tools.trimmed.bindings.package import (
     join_parts,
     join_pascal,
 )
+from engine.tools.trimmed.targets import Platform
 
 _GIVEN = {  # type, and what is passed to C
     "text": ("string", "{0}C"),
@@ -38,6 +39,8 @@ _GOTTEN = {  # type, C's type, and back
     "out_float": ("float32", "C.float", "float32({0})"),
     "out_size": ("int", "C.size_t", "int({0})"),
 }
+_SYSTEMS = {"macos": "darwin", "ios-simulator": "ios"}
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ANSWERS = {  # type, and what is made of the call
     "nothing": ("", "{0}"),
     "code": ("error", "return m.check({0})"),
@@ -125,7 +128,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         rest, result = _write_record(function), f"({result}, error)"
     else:
         lines.append(made.format(call, info=info))
-    contract = describe(function, join_pascal, "// ")
+    contract = describe(function, join_pascal, "// ", "nil")
     if function.acts:
         return _write_method(contract, name, declared, result, lines) + rest
     return _write_function(contract, f"{name}({', '.join(declared)}) {result}".rstrip(), lines)
@@ -150,7 +153,7 @@ def _write_maker(function: ApiFunction) -> str:
         f"return newModel(C.@name@_{function.name}({passed}), made, &why[0])",
     ]
     head = f"{join_pascal(function.name)}({', '.join(_list_declared(function))}) (*Model, error)"
-    return _write_function(describe(function, join_pascal, "// "), head, lines)
+    return _write_function(describe(function, join_pascal, "// ", "nil"), head, lines)
 
 
 def _write_enumeration(enumeration: Enumeration) -> str:
@@ -172,10 +175,39 @@ def _write_enumeration(enumeration: Enumeration) -> str:
 
 def _fill(api: Api) -> Mapping[str, str]:
     return {
+        "flags": "\n".join(map(_write_flags, api.platforms)),
         "enums": join_parts(map(_write_enumeration, api.enumerations)),
         "makers": join_parts(map(_write_maker, api.makers)),
         "members": join_parts(_write_member(f, api) for f in api.members),
     }
 
 
-GO = Language("go", "Go", _fill, place=lambda name, platform: "native")
+def _name_system(platform: Platform) -> str:
+    return _SYSTEMS.get(platform.system, platform.system)
+
+
+def _name_machine(platform: Platform) -> str:
+    return _MACHINES.get(platform.machine, platform.machine)
+
+
+def _place(_: str, platform: Platform) -> str:
+    """Return the folder of the library, by Go's names of systems and processors."""
+    return f"native/{_name_system(platform)}_{_name_machine(platform)}"
+
+
+def _write_flags(platform: Platform) -> str:
+    """Return cgo's lines for a platform.
+
+    Programs look for the library next to themselves, then where it is in this module.
+    """
+    only, place = f"{_name_system(platform)},{_name_machine(platform)}", _place("", platform)
+    paths = rf"-Wl,-rpath,\$ORIGIN -Wl,-rpath,${{SRCDIR}}/{place}" if platform.is_elf else ""
+    if platform.form == "macho":
+        paths = f"-Wl,-rpath,@executable_path -Wl,-rpath,${{SRCDIR}}/{place}"
+    return (
+        f"#cgo {only} CFLAGS: -I${{SRCDIR}}/{place}\n"
+        f"#cgo {only} LDFLAGS: -L${{SRCDIR}}/{place} -l@name@ {paths}".rstrip()
+    )
+
+
+GO = Language("go", "Go", _fill, place=_place, has_header=True)

@@ -239,7 +239,7 @@ def _place(name: str, platform: Platform) -> str:
     """Return the folder of the library: of Android's Gradle plugin, or of resources."""
     if platform.system == "android":
         return f"src/main/jniLibs/{_ABIS[platform.machine]}"
-    return f"src/main/resources/edgegrad/{name}"
+    return f"src/main/resources/edgegrad/{name}/{platform.system}-{platform.machine}"
 
 
 def _list_templates(platform: Platform) -> Sequence[str]:

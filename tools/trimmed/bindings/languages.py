@@ -59,3 +59,12 @@ def check_languages(
                 fitting = ", ".join(language.list_targets())
                 wanted = fitting if language.systems else "targets with a system of their own"
                 raise EngineError(f"{word}: it is for {wanted}, and the target is {platform.name}")
+        places: dict[str, Platform] = {}
+        for platform in platforms:
+            place = language.place("", platform)
+            first = places.setdefault(place, platform)
+            if first is not platform:
+                raise EngineError(
+                    f"{word}: targets {first.name} and {platform.name} are one platform to it; "
+                    "give one of them"
+                )

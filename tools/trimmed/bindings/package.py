@@ -23,7 +23,6 @@ class Api:
     functions: those that the library has, in the order of the header.
     enumerations: the enumerations of the header.
     constants: the numbers of the header, by their names without the build's.
-    library: the file name of the library.
     platforms: the build's, and then the others that the package has a library for.
     """
 
@@ -32,7 +31,6 @@ class Api:
     functions: Sequence[ApiFunction]
     enumerations: Sequence[Enumeration]
     constants: Mapping[str, int]
-    library: str
     platforms: Sequence[Platform]
 
     @property
@@ -87,8 +85,10 @@ class Language:
     systems: those that it is for; none: all that load shared libraries of C.
     kind: the kind of the library.
     module: the name of a module of C, with marks, whose header and map lie beside each library.
+    has_header: whether the header alone lies there.
     row, separator: how a member of an enumeration is written, of name and value, where each has a
         file, whose template is called `@Enumeration@`.
+    name_member: makes the name of a member of an enumeration, of C's without the prefix.
     sources: the templates of C that are compiled into the library.
     place: makes the library's folder in the package, of the build's name and the platform.
     list_templates: lists the templates of a package for a platform: folders of `templates`, and
@@ -102,8 +102,10 @@ class Language:
     systems: Sequence[str] = ()
     kind: Kind = "shared"
     module: str = ""
+    has_header: bool = False
     row: str = ""
     separator: str = ""
+    name_member: Callable[[str], str] = str
     sources: Sequence[str] = ()
     place: Callable[[str, Platform], str] = lambda name, platform: ""
     list_templates: Callable[[Platform], Sequence[str]] | None = None
@@ -143,27 +145,32 @@ def _find_templates(language: Language, api: Api) -> dict[str, Path]:
 def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
     """Yield the files of the package of a language: paths in the build's folder, and texts."""
     own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
-    own |= {"version": api.version, "library": api.library}
+    own |= {"version": api.version}
     marks = own | {key: str(value) for key, value in api.constants.items()} | {**language.fill(api)}
     for inner, file in sorted(_find_templates(language, api).items()):
         text = file.read_text("utf-8")
         for each in api.enumerations if "@Enumeration@" in inner else (None,):
             if each is not None:
-                rows = [language.row.format(member, value) for member, value, _ in each.members]
+                rows = [
+                    language.row.format(language.name_member(member), value)
+                    for member, value, _ in each.members
+                ]
                 more = {"Enumeration": each.title, "enumerationRows": language.separator.join(rows)}
                 own, marks = own | more, marks | more
             yield Path(language.name, replace_marks(inner, own)), replace_marks(text, marks)
 
 
-def write_module(language: Language, api: Api, header: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files beside a library of a language that imports modules of C: a header, which
-    differs by platform, and the map that makes it a module.
+def write_headers(language: Language, api: Api, header: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files beside a library of a language that reads C: a header, which differs by
+    platform, and for modules of C the map that makes it one.
     """
     if language.module:
         title = replace_marks(language.module, {"Name": join_pascal(api.name)})
         text = f'module {title} {{\n  header "{api.name}.h"\n  export *\n}}\n'
         yield Path("Headers", f"{api.name}.h"), header
         yield Path("Headers", "module.modulemap"), text
+    elif language.has_header:
+        yield Path(f"{api.name}.h"), header
 
 
 def replace_marks(text: str, marks: Mapping[str, str]) -> str:
@@ -194,11 +201,17 @@ def join_pascal(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def describe(function: ApiFunction, rename: Callable[[str], str], prefix: str) -> str:
-    """Return the contract of a function as lines with a prefix; functions get their names."""
+def describe(
+    function: ApiFunction, rename: Callable[[str], str], prefix: str, null: str = "null"
+) -> str:
+    """Return the contract of a function as lines with a prefix.
+
+    rename: makes the names of functions.
+    null: the word of the language for NULL.
+    """
     text = re.sub(r"\s*On error \*out.*", "", function.comment, flags=re.DOTALL)  # C's own way
     text = re.sub(r"@name@_(\w+)", lambda m: rename(m[1]), text)
-    text = text.replace("@NAME@_", "").replace("*/", "* /")
+    text = text.replace("@NAME@_", "").replace("*/", "* /").replace("NULL", null)
     return "".join(f"{prefix}{line}".rstrip() + "\n" for line in text.splitlines())
 
 

@@ -13,6 +13,7 @@ from engine.tools.trimmed.bindings.package import (
     join_parts,
     join_pascal,
 )
+from engine.tools.trimmed.targets import Platform
 
 _GIVEN = {  # type, what is passed to C, and C's types
     "text": ("&str", "{0}_.as_ptr()", "*const u8"),
@@ -63,7 +64,7 @@ def _list_texts(function: ApiFunction) -> list[str]:
 
 
 def _write_contract(function: ApiFunction) -> str:
-    return describe(function, lambda name: f"`{name}`", "/// ")
+    return describe(function, lambda name: f"`{name}`", "/// ", "None")
 
 
 def _write_call(function: ApiFunction, first: list[str], last: list[str]) -> str:
@@ -174,4 +175,9 @@ def _fill(api: Api) -> Mapping[str, str]:
     }
 
 
-RUST = Language("rust", "Rust", _fill, place=lambda name, platform: "native")
+def _place(_: str, platform: Platform) -> str:
+    """Return the folder of the library, by cargo's names of systems and processors."""
+    return f"native/{platform.system}-{platform.machine}"
+
+
+RUST = Language("rust", "Rust", _fill, place=_place)

@@ -85,7 +85,7 @@ def _pass_on(given: tuple[Argument, ...]) -> str:
 
 
 def _write_method(function: ApiFunction, head: str, lines: list[str]) -> str:
-    contract = describe(function, join_camel, "    /// ")
+    contract = describe(function, join_camel, "    /// ", "nil")
     return f"{contract}    public {head} {{\n{indent(chr(10).join(lines), 8)}\n    }}\n"
 
 

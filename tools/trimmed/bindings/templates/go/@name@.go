@@ -4,8 +4,7 @@
 package @name@
 
 /*
-#cgo CFLAGS: -I${SRCDIR}/..
-#cgo LDFLAGS: -L${SRCDIR}/native -l@name@
+@flags@
 #include <stdlib.h>
 #include "@name@.h"
 */

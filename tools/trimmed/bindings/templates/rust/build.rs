@@ -1,8 +1,23 @@
-//! Says where the library is: in `native` of this folder.
+//! Copies the library of `native` to where cargo builds, so that `cargo run` and `cargo test` of
+//! programs that use this crate find it.
+
+use std::path::Path;
+use std::{env, fs};
 
 fn main() {
-    let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    println!("cargo:rustc-link-search=native={folder}/native");
+    let of = |name: &str| env::var(name).expect("cargo sets it");
+    let target = format!("{}-{}", of("CARGO_CFG_TARGET_OS"), of("CARGO_CFG_TARGET_ARCH"));
+    let folder = Path::new(&of("CARGO_MANIFEST_DIR")).join("native").join(&target);
+    let libraries = fs::read_dir(&folder).unwrap_or_else(|_| {
+        panic!("there is no library for {target} in `native`: add its target to `edgegrad build`")
+    });
+    let made = of("OUT_DIR");
+    for library in libraries {
+        let path = library.expect("the folder can be read").path();
+        let name = path.file_name().expect("it is a file");
+        fs::copy(&path, Path::new(&made).join(name)).expect("OUT_DIR can be written");
+    }
+    println!("cargo:rustc-link-search=native={made}");
     println!("cargo:rustc-link-lib=dylib=@name@");
-    println!("cargo:rerun-if-changed=native");
+    println!("cargo:rerun-if-changed={}", folder.display());
 }

@@ -23,8 +23,8 @@ public static class Example
             model.SetLearningRate(0.01f);
             for (int step = 1; step <= 20; step++)
             {
-                var inputs = Enumerable.Range(0, model.InputCount(Phase.TRAIN))
-                    .Select(i => MakeBatch(model.InputInfo(Phase.TRAIN, i))).ToArray();
+                var inputs = Enumerable.Range(0, model.InputCount(Phase.Train))
+                    .Select(i => MakeBatch(model.InputInfo(Phase.Train, i))).ToArray();
                 float loss = model.TrainStep(inputs)[0].Item;
                 if (!model.IsJoined())
                     model.OptimizerStep();

@@ -12,7 +12,7 @@ namespace Edgegrad.@Name@
 
         internal static ModelException Refuse(string message)
         {
-            return new ModelException((int)ErrorCode.BAD_INPUT, message);
+            return new ModelException((int)ErrorCode.BadInput, message);
         }
 
         public ErrorCode Code { get; }
@@ -65,19 +65,19 @@ namespace Edgegrad.@Name@
         private IntPtr Live()
         {
             if (m == IntPtr.Zero)
-                throw new ModelException((int)ErrorCode.BAD_STATE, "the model was disposed");
+                throw new ModelException((int)ErrorCode.BadState, "the model was disposed");
             return m;
         }
 
         private void Check(int code)
         {
-            if (code != (int)ErrorCode.OK)
+            if (code != (int)ErrorCode.Ok)
                 throw new ModelException(code, String(Native.@name@_message(m)));
         }
 
         private static Model Make(int code, IntPtr made, byte[] why)
         {
-            if (code != (int)ErrorCode.OK)
+            if (code != (int)ErrorCode.Ok)
                 throw new ModelException(code, Encoding.UTF8.GetString(why, 0, Array.IndexOf(why, (byte)0)));
             return new Model(made);
         }

@@ -56,7 +56,7 @@ namespace Edgegrad.@Name@
                 case Dtype.I16: return typeof(short);
                 case Dtype.U16: return typeof(ushort);
                 case Dtype.I8: return typeof(sbyte);
-                case Dtype.BOOL: return typeof(bool);
+                case Dtype.Bool: return typeof(bool);
                 default: return typeof(byte);
             }
         }

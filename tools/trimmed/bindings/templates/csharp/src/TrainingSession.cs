@@ -45,7 +45,7 @@ namespace Edgegrad.@Name@
         public void SchedulerStep()
         {
             if (!isScheduled)
-                throw new ModelException((int)ErrorCode.BAD_STATE, "there is no scheduler: register one");
+                throw new ModelException((int)ErrorCode.BadState, "there is no scheduler: register one");
             Model.SetLinearRate(peak, warmup, total);
         }
 

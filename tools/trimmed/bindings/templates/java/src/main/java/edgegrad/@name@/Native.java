@@ -5,6 +5,7 @@ import java.io.InputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
+import java.util.Locale;
 
 /** The functions of C, as jni.c passes them on; addresses are longs. */
 final class Native {
@@ -22,18 +23,29 @@ final class Native {
     } catch (UnsatisfiedLinkError missing) {
       // it is not on the library path
     }
-    try (InputStream content = Native.class.getResourceAsStream("@library@")) {
+    String file = System.mapLibraryName("@name@");
+    String place = platform() + "/" + file;
+    try (InputStream content = Native.class.getResourceAsStream(place)) {
       if (content == null) {
-        throw new UnsatisfiedLinkError("@library@ is not on java.library.path, nor a resource");
+        throw new UnsatisfiedLinkError(
+            file + " is not on java.library.path, nor " + place + " in the resources of edgegrad.@name@");
       }
-      Path copy = Files.createTempFile("@name@", "@library@");
+      Path copy = Files.createTempFile("@name@", file);
       Files.copy(content, copy, StandardCopyOption.REPLACE_EXISTING);
       System.load(copy.toString());
       copy.toFile().delete(); // Windows keeps it until the process ends
       copy.toFile().deleteOnExit();
     } catch (IOException error) {
-      throw new UnsatisfiedLinkError("cannot copy @library@: " + error.getMessage());
+      throw new UnsatisfiedLinkError("cannot copy " + file + ": " + error.getMessage());
     }
+  }
+
+  /** Return the system and the processor as the folders of the resources are called. */
+  private static String platform() {
+    String system = System.getProperty("os.name").toLowerCase(Locale.ROOT);
+    String machine = System.getProperty("os.arch");
+    system = system.startsWith("windows") ? "windows" : system.startsWith("mac") ? "macos" : system;
+    return system + "-" + (machine.equals("amd64") ? "x86_64" : machine);
   }
 
   static native byte[] text(long address);
