@@ -59,13 +59,18 @@ class Quantization:
 class Qat(Quantization):
     """Kind of integers, and how training with roundings moves ranges and normalisations."""
 
-    ranges: Literal["moving", "fixed"] = declare_option(
+    ranges: Literal["moving", "learned", "fixed"] = declare_option(
         "moving",
-        "The ranges of activations in training: they move towards the ranges of each batch, or "
-        "stay as the method has measured them.",
+        "The ranges of activations in training: they move towards the ranges of each batch, their "
+        "scales are trained by gradients, or they stay as the method has measured them.",
     )
     momentum: float = declare_option(
         0.99, "The share of a range that stays at each step; the rest is the batch's.", BELOW_1
+    )
+    weight_ranges: Literal["largest", "learned"] = declare_option(
+        "largest",
+        "The scales of weights in training: they follow the largest weights, or begin where "
+        "rounding changes weights least and are trained by gradients.",
     )
     norms: Literal["folded", "trained"] = declare_option(
         "folded",

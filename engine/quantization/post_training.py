@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.static_quantization import Scheme
+    from engine.kernels.vocabulary.op import Array
 
 Path: TypeAlias = str | os.PathLike[str]
 Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
@@ -96,9 +97,10 @@ def prepare_qat(model: Model, data: Any, options: Qat | Quantization | None = No
     The result computes like the model of `quantize`, but its weights and biases are float
     parameters that can be trained.  Weights are rounded when they are read, with scales that follow
     the largest weight of each channel.  Activations are rounded within ranges that begin as
-    measured on data and move towards the range of each batch.  Gradients pass straight through
-    roundings, except where an activation is outside its range.  Batch normalisations are folded
-    into convolutions first, or by choice wherever weights are rounded.
+    measured on data and move towards the range of each batch.  By choice, both kinds of scales are
+    parameters, too (LSQ).  Gradients pass straight through roundings, except where a value is
+    outside its range.  Batch normalisations are folded into convolutions first, or by choice
+    wherever weights are rounded.
 
         made = edgegrad.prepare_qat("trained.onnx", samples)
         trainer = edgegrad.Trainer.from_onnx(made.to_bytes(), "cross_entropy", edgegrad.AdamW(1e-4))
@@ -144,6 +146,7 @@ def _quantise(
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import static_quantization as static
+    from engine.graphs.offline.integer_weights import find_nearest_scale
     from engine.graphs.offline.precision import keep_inside, narrow_graph, widen_graph
     from engine.graphs.offline.scales import find_scale
 
@@ -152,7 +155,9 @@ def _quantise(
     scheme = static.choose_scheme(graph, chosen.keep_float)
     ranges = measured or Calibrator(graph, data, chosen).find_ranges(scheme.ranged)
     weights = static.count_weights(graph, scheme.products)
-    signed, tracking = chosen.activations == "int8", None
+    signed = chosen.activations == "int8"
+    moving: static.Tracking | static.Learning | None = None
+    learned: dict[str, Array] = {}
     scales = {
         name: find_scale(low, high, signed=signed, symmetric=chosen.symmetric)
         for name, (low, high) in ranges.items()
@@ -160,13 +165,20 @@ def _quantise(
     is_trained = isinstance(chosen, Qat)
     if isinstance(chosen, Qat):
         if chosen.ranges == "moving":
-            tracking = static.Tracking(ranges, chosen.momentum, chosen.symmetric)
+            moving = static.Tracking(ranges, chosen.momentum, chosen.symmetric)
+        elif chosen.ranges == "learned":
+            moving = static.Learning(127 if chosen.symmetric else 255)
+        if chosen.weight_ranges == "learned":
+            for each in scheme.products:  # with normalisations folded, as they are rounded
+                axis = each.axis if chosen.per_channel else None
+                weight = graph.initializers[each.weight]
+                learned[each.node.name] = find_nearest_scale(weight, axis, chosen.weight_bits)
         if chosen.norms == "trained":
             graph = static.prepare_forward(source, {p.node.name for p in scheme.products})
             scheme = scheme.move_to(graph)
     static.insert_quantizers(
         graph, scheme, scales, bits=chosen.weight_bits, per_channel=chosen.per_channel,
-        is_trained=is_trained, tracking=tracking,
+        is_trained=is_trained, activations=moving, learned=learned,
     )  # fmt: skip
     keep_inside(graph)
     graph = graph if is_trained else narrow_graph(graph, graph)

@@ -15,6 +15,8 @@ from engine.kernels.ops.quantization import QUANTISED, find_limits
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
 TRACKED = (OURS, "TrackedScale")
+LEARNED = (OURS, "LearnedScale")
+PEAK = (OURS, "PeakScale")
 
 
 def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
@@ -23,7 +25,7 @@ def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, Te
     No gradient could flow through the integers between them, but it flows through the op that
     replaces both.
 
-    needed: only quantisers of these values are joined.
+    needed: only quantisers that read one of these values are joined, a scale that is trained too.
 
     Before   q = QuantizeLinear(x, s, z); c = Clip(q, 0, 127); y = DequantizeLinear(c, s, z)
     After    y = engine::QuantizeDequantize(x, s, z) quant_min=0 quant_max=127
@@ -33,7 +35,7 @@ def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, Te
         if node.op != "DequantizeLinear" or node.domain not in ("", MS):
             continue
         maker, bounds = _find_quantizer(graph, makers, node.inputs[0], types)
-        if maker is None or maker.inputs[0] not in needed:
+        if maker is None or not any(name in needed for name in maker.inputs[:2]):
             continue
         x, y = types[maker.inputs[0]], types[node.outputs[0]]
         if x.dtype in FLOATS and x.dtype == y.dtype and _undoes(graph, node, maker):

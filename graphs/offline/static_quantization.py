@@ -14,19 +14,20 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.base.errors import InputError, UnsupportedOpError, suggest_nearest
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.ir.sites import get_declaration, make_site
-from engine.graphs.offline.integer_weights import IntegerWeights, find_floor
+from engine.graphs.offline.integer_weights import IntegerWeights, find_floor, find_peak_scale
 from engine.graphs.offline.normalize import name_nodes, set_inference_mode
 from engine.graphs.offline.scales import Scale
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import drop_identities, prune
+from engine.kernels.ops.quantization import find_top
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
@@ -96,6 +97,16 @@ class Tracking:
     ranges: Mapping[str, tuple[float, float]]
     momentum: float
     symmetric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """Scales of activations that are trained, as logarithms of their ratio to the first ones.
+
+    top: the integers above the one that stands for 0, or of the whole range if this may be any.
+    """
+
+    top: int
 
 
 # --- before
@@ -323,24 +334,27 @@ def insert_quantizers(
     bits: int = 8,
     per_channel: bool = True,
     is_trained: bool = False,
-    tracking: Tracking | None = None,
+    activations: Tracking | Learning | None = None,
+    learned: Mapping[str, Array] | None = None,
 ) -> Graph:
     """Quantise what a scheme has chosen, in place; return the graph.
 
     scales: the scales of the values `scheme.ranged`.
     bits: the bits of the weights' integers, which are stored as int8.
     is_trained: weights and biases stay float; weights are rounded when they are read.
-    tracking: ranges that the scales of activations follow; None if these stay as they are.
+    activations: how their scales move in training; None if they stay as they are.
+    learned: scales of weights to begin with, by names of products, if they are trained; otherwise
+        they follow the largest weights.
 
     Before   h = Conv(x, w, b); y = Relu(h)                            x and y are quantised
     After    d = DequantizeLinear(QuantizeLinear(x, s, z), s, z)
              h = Conv(d, DequantizeLinear(w8, t, 0), DequantizeLinear(b32, s t, 0)); y = Relu(h)
              e = DequantizeLinear(QuantizeLinear(y, u, v), u, v)       all readers of y read e
-             with tracking, u, v = TrackedScale(y, range)
+             with tracking, u, v = TrackedScale(y, range); with learning, u = LearnedScale(y, t)
     """
-    work = _Insertion(graph, scheme, scales, bits, per_channel, tracking)
+    work = _Insertion(graph, scheme, scales, bits, per_channel, activations)
     if is_trained:
-        work.round_weights()
+        work.round_weights(learned or {})
     else:
         work.store_weights()
     work.quantise_activations()
@@ -357,10 +371,10 @@ class _Insertion:
         scales: Mapping[str, Scale],
         bits: int,
         per_channel: bool,
-        tracking: Tracking | None,
+        activations: Tracking | Learning | None,
     ) -> None:
         self.graph, self.scheme, self.bits, self.per_channel = graph, scheme, bits, per_channel
-        self.names, self.tracking = Names(graph), tracking
+        self.names, self.activations = Names(graph), activations
         self.scales = {name: scales[source] for name, source in scheme.sources.items()}
         self.points = {  # the names of the scale and the zero point of each range
             name: tuple(self.names.take_fresh(f"{name}_{end}") for end in ("scale", "zero_point"))
@@ -378,20 +392,35 @@ class _Insertion:
 
         name: the name of the range.  value: the value that it is one of, before it is rounded.
         """
-        point, tracking = self.points[name], self.tracking
-        if tracking is None:
-            constants = np.asarray(scale.scale), np.asarray(scale.zero, scale.dtype)
-            self.graph.initializers.update(zip(point, constants, strict=True))
+        point, moving = self.points[name], self.activations
+        if isinstance(moving, Tracking):
+            bounds = self.add(f"{name}_range", np.array(moving.ranges[name], np.float32))
+            attrs = {"signed": int(scale.dtype == np.int8), "symmetric": int(moving.symmetric),
+                     "momentum": moving.momentum}  # fmt: skip
+            title = self.names.take_fresh(f"{name}/TrackedScale")
+            inputs = value, bounds
+            self.graph.nodes.append(Node("TrackedScale", inputs, point, attrs, OURS, title))
             return
-        bounds = self.add(f"{name}_range", np.array(tracking.ranges[name], np.float32))
-        attrs = {"signed": int(scale.dtype == np.int8), "symmetric": int(tracking.symmetric),
-                 "momentum": tracking.momentum}  # fmt: skip
-        title = self.names.take_fresh(f"{name}/TrackedScale")
-        inputs = value, bounds
-        self.graph.nodes.append(Node("TrackedScale", inputs, point, attrs, OURS, title))
+        if isinstance(moving, Learning):
+            initial = np.asarray(scale.scale)
+            self.append_learned(name, value, initial, point[0], samples=1, top=moving.top)
+        else:
+            self.graph.initializers[point[0]] = np.asarray(scale.scale)
+        self.graph.initializers[point[1]] = np.asarray(scale.zero, scale.dtype)
+
+    def append_learned(
+        self, name: str, value: str, initial: Array, output: str, **attrs: int
+    ) -> str:
+        """Let a parameter decide scales; return their name, which is `output`.
+
+        name: what the parameter is named after.  value: the value that is rounded.
+        """
+        step = self.add(f"{name}_step", np.zeros(initial.size, np.float32))
+        given: dict[str, Any] = {"initial": initial.reshape(-1).tolist()}
+        return self.append("LearnedScale", (value, step), output, OURS, **attrs, **given)
 
     def append(
-        self, op: str, inputs: tuple[str, ...], output: str, domain: str = "", **attrs: int
+        self, op: str, inputs: tuple[str, ...], output: str, domain: str = "", **attrs: Any
     ) -> str:
         """Append a node; return the value that it makes."""
         title = self.names.take_fresh(f"{output}/{op}")
@@ -400,21 +429,23 @@ class _Insertion:
 
     def store_weights(self) -> None:
         """Let products read weights and biases of integers."""
-        work = IntegerWeights(self.graph, self.names)
+        graph, work = self.graph, IntegerWeights(self.graph, self.names)
         floors = self.find_floors()
         kept: dict[tuple[str, int], tuple[str, Array]] = {}
         for product in self.scheme.products:
             key = product.weight, product.axis
             if key not in kept:
                 axis = product.axis if self.per_channel else None
-                kept[key] = work.add_weights(product.weight, axis, self.bits, floors.get(key))
+                scale = find_peak_scale(graph.initializers[product.weight], axis, self.bits)
+                scale = np.maximum(scale, floors.get(key, 0)).astype(np.float32)
+                kept[key] = work.add_weights(product.weight, scale, axis, self.bits), scale
             made, scale = kept[key]
             inputs = [product.node.inputs[0], made]
             if product.bias:
                 unit = self.scales[product.activation].scale
                 inputs.append(work.add_bias(product.bias, (unit * scale).astype(np.float32)))
             product.node.inputs = tuple(inputs)
-        self.graph.nodes += work.made
+        graph.nodes += work.made
 
     def find_floors(self) -> dict[tuple[str, int], Array]:
         """Return the least scales of weights with which the biases beside them fit."""
@@ -428,38 +459,43 @@ class _Insertion:
                 floors[key] = np.maximum(floors.get(key, np.zeros(())), least)
         return floors
 
-    def round_weights(self) -> None:
-        """Let products read their weights and biases rounded, while these stay float."""
-        kept: dict[tuple[str, ...], str] = {}
+    def round_weights(self, learned: Mapping[str, Array]) -> None:
+        """Let products read their weights and biases rounded, while these stay float.
+
+        learned: see `insert_quantizers`.
+        """
+        scales, rounded = dict[tuple[str, int], str](), dict[tuple[object, ...], str]()
         for product in self.scheme.products:
-            node = product.node
-            attrs = {"axis": product.axis if self.per_channel else -1, "bits": self.bits}
-            axis = str(attrs["axis"])
-            inputs = [node.inputs[0], self.round_once(kept, (product.weight,), axis, attrs)]
-            if product.bias:
+            node, weight, bias = product.node, product.weight, product.bias
+            axis = product.axis if self.per_channel else -1
+            key = weight, axis
+            if key not in scales:
+                scales[key] = scale = self.append_weight_scale(*key, learned.get(node.name))
+                attrs = {"axis": axis, "bits": self.bits}
+                made = self.names.take_fresh(f"{weight}_rounded")
+                rounded[key] = self.append("RoundWeights", (weight, scale), made, OURS, **attrs)
+            inputs = [node.inputs[0], rounded[key]]
+            if bias:
                 unit, _ = self.points[self.scheme.sources[product.activation]]
-                read = product.bias, product.weight, unit
-                inputs.append(self.round_once(kept, read, axis, attrs))
+                read = bias, scales[key], unit
+                if read not in rounded:
+                    made = self.names.take_fresh(f"{bias}_rounded")
+                    rounded[read] = self.append("RoundBias", read, made, OURS)
+                inputs.append(rounded[read])
             node.inputs = tuple(inputs)
         self.graph.opsets.setdefault(OURS, 1)
 
-    def round_once(
-        self,
-        kept: dict[tuple[str, ...], str],
-        inputs: tuple[str, ...],
-        axis: str,
-        attrs: Mapping[str, int],
-    ) -> str:
-        """Return the rounded value of weights or of a bias, which is made once for each way.
+    def append_weight_scale(self, weight: str, axis: int, initial: Array | None) -> str:
+        """Let the largest weights decide scales, or if they begin somewhere a parameter.
 
-        kept: the values that there are.
+        axis: the axis of the channels; -1 for one scale.
         """
-        key = (axis, *inputs)
-        if key not in kept:
-            op = "RoundWeights" if len(inputs) == 1 else "RoundBias"
-            value = self.names.take_fresh(f"{inputs[0]}_rounded")
-            kept[key] = self.append(op, inputs, value, OURS, **attrs)
-        return kept[key]
+        # The scale of an exported model is another value, of that name.
+        scale = self.names.take_fresh(f"{weight}_unit")
+        if initial is None:
+            return self.append("PeakScale", (weight,), scale, OURS, axis=axis, bits=self.bits)
+        top = find_top(self.bits)
+        return self.append_learned(weight, weight, initial, scale, axis=axis, top=top)
 
     def quantise_activations(self) -> None:
         """Let all readers of the chosen values read them rounded."""

@@ -190,9 +190,10 @@ def set_training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
 
     A convolution that includes its normalisation keeps the weights of that form, which are rounded.
 
-    Before   w', b' = FoldedNorm(w, s, b, m, v); y = Conv(x, RoundWeights(w'), RoundBias(b', ...))
+    Before   w', b' = FoldedNorm(w, s, b, m, v); t = PeakScale(w');
+             y = Conv(x, RoundWeights(w', t), RoundBias(b', t, ...))
     After    w', b', f = FoldedNorm(w, StopGradient(s), b, m, v);
-             a = Div(Conv(x, RoundWeights(w')), f);
+             a = Div(Conv(x, RoundWeights(w', t)), f);
              y, m', v', mean, inv = com.microsoft::BatchNormInternal(a, s, b, m, v)
 
     Raises:

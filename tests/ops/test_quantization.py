@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +21,7 @@ from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.case import Case, fed
 from tests.support.harness import get_gradient, run
 
+Array = np.ndarray[Any, np.dtype[Any]]
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,3] x, float[3,2] w, float[2] s,
 int8[2] z, float[2] t) => (float[N,2] y) {{
     low = Constant<value = int8 {{-4}}>()
@@ -45,6 +48,70 @@ def test_the_gradient_is_that_of_pytorch() -> None:
     assert run(one.graph, one.inputs)["y0"].tolist() == [-2, 2, 0, -2, 2, -2, 2]
     graph, names = backward_of(one, {"y0": np.ones(7, np.float32)})
     assert run(graph, one.inputs)[names["x0"]].tolist() == [0, 0, 1, 1, 1, 1, 0]
+
+
+def relax(x: Array, scale: Array, zero: int, low: int, high: int, at: tuple[Array, Array]) -> Array:
+    """Round to scales as if each value kept the remainder, and the side, that it has at `at`."""
+    there = at[0] / at[1]
+    level = np.rint(there) + zero
+    bound = np.clip(level, low, high)
+    return np.where(level == bound, x / scale + np.rint(there) - there, bound - zero) * scale
+
+
+def differ(f: Callable[[Array], float], x: Array) -> Array:
+    """Return the slope of a function by central differences."""
+    slope, step = np.zeros_like(x), 1e-6
+    for k in np.ndindex(x.shape):
+        there = [x.copy(), x.copy()]
+        there[0][k] -= step
+        there[1][k] += step
+        slope[k] = (f(there[1]) - f(there[0])) / (2 * step)
+    return slope
+
+
+# The op, the shape of the scales, along which axis these lie, the zero point, and attributes.
+RELAXED: dict[str, tuple[str, str, int | None, int, dict[str, int]]] = {
+    "activations": ("QuantizeDequantize", "engine", None, 3, {"quant_min": 0, "quant_max": 9}),
+    "channels": ("QuantizeDequantize", "engine", 1, -2, {"quant_min": -8, "quant_max": 7}),
+    "fake": ("FakeQuant", "com.microsoft", None, 2, {"quant_min": 0, "quant_max": 6}),
+    "weights": ("RoundWeights", "engine", 0, 0, {"bits": 4}),
+    "one weight scale": ("RoundWeights", "engine", None, 0, {"bits": 3}),
+}
+
+
+@pytest.mark.parametrize("kind", RELAXED)
+def test_gradients_of_learned_scales_are_those_of_the_relaxed_form(kind: str) -> None:
+    """In float64, of values and scales: inside the range, and on both sides outside."""
+    op, domain, axis, zero, attrs = RELAXED[kind]
+    rng = np.random.default_rng(7)
+    x = rng.uniform(-6, 6, (5, 4, 3))
+    scale = rng.uniform(0.4, 0.6, () if axis is None else x.shape[axis])
+    along = [-1 if k == axis else 1 for k in range(3)] if axis is not None else []
+    ins: list[Array] = [x, scale]
+    if op == "FakeQuant":
+        ins.append(np.array(zero, np.float64))
+    elif op == "QuantizeDequantize":
+        ins.append(np.full(scale.shape, zero, np.int8))
+    tensors = (fed(x, "float64"), fed(scale, "float64"), *ins[2:])
+    given = attrs if axis is None else {**attrs, "axis": axis}
+    one = OneNode(Case(op, tensors, given, (0, 1), domain))
+    top = 2 ** (attrs.get("bits", 1) - 1) - 1
+    low, high = attrs.get("quant_min", -top), attrs.get("quant_max", top)
+    dy = rng.standard_normal(x.shape)
+    graph, names = backward_of(one, {"y0": dy})
+    made = run(graph, one.inputs)
+    at = x, scale.reshape(along)
+
+    def lose(x: Array, scale: Array) -> float:
+        return float((dy * relax(x, scale.reshape(along), zero, low, high, at)).sum())
+
+    level = np.rint(x / at[1]) + zero
+    assert {-1, 0, 1} == {*np.sign(level - np.clip(level, low, high)).reshape(-1)}
+    for name, want in (
+        ("x0", differ(lambda v: lose(v, scale), x)),
+        ("x1", differ(lambda v: lose(x, v), scale)),
+    ):
+        np.testing.assert_allclose(made[names[name]], want, rtol=1e-7, atol=1e-7, err_msg=name)
 
 
 def artifacts(folder: Path, levels: str = "q", scale: str = "s") -> Path:

@@ -72,7 +72,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "symmetric": {"symmetric": True, "activations": "int8"},
     "still": {"ranges": "fixed"},
     "trained norms": {"norms": "trained"},
-}
+    "learned": {"ranges": "learned", "weight_ranges": "learned", "weight_bits": 4},
+    "learned of tensors": {
+        "ranges": "learned", "weight_ranges": "learned", "per_channel": False, "symmetric": True,
+        "norms": "trained",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
@@ -104,24 +109,35 @@ def test_an_export_is_the_model_that_was_trained(
 
 @pytest.mark.parametrize(
     ("kind", "moves"),
-    [("8 bits", ("range",)), ("still", ()), ("trained norms", ("range", "mean", "var"))],
+    [
+        ("8 bits", ("range",)),
+        ("still", ()),
+        ("trained norms", ("range", "mean", "var")),
+        ("learned", ()),
+        ("learned of tensors", ("mean", "var")),
+    ],
 )
 def test_all_weights_and_biases_are_trained(
     trained: Path, kind: str, moves: tuple[str, ...]
 ) -> None:
-    """And the statistics of normalisations and the ranges move, or are constants."""
+    """And the statistics of normalisations and the ranges move, are trained or are constants."""
     options = KINDS[kind]
     made = prepare_qat(trained, make_data(), Qat(threads=1, **options))
     names = {name for name, array in onnx_io.load(made.to_bytes()).initializers.items()
              if array.ndim}  # fmt: skip
     # Folding leaves the names of the weights as they were.
     source = {t.name for t in onnx.load(trained).graph.initializer}
-    assert {name for name in names if name.endswith("weight")} <= source
+    weights = {name for name in names if name.endswith("weight")}
+    assert weights <= source
+    steps = {name for name in names if name.endswith("_step")}
+    assert len(steps) == (len(made.scheme.products) + len(made.ranges)) * ("learned" in kind)
     trainer = begin(trained, AdamW(lr=1e-3), **options)
     assert {name for name, _ in trainer.state.parameters} == names
     moving = {name for name in names if name.endswith(tuple(f"_{end}" for end in moves))}
     assert {n for n, p in trainer.state.parameters if not p.requires_grad} == moving
     assert bool(moving) == bool(moves)
+    assert all(not parameter.data.any() for name, parameter in trainer.state.parameters
+               if name in steps)  # fmt: skip
     before = {name: np.array(p.data) for name, p in trainer.state.parameters}
     trainer.fit(make_data(), epochs=1, progress=False)
     for name, parameter in trainer.state.parameters:
@@ -153,6 +169,34 @@ def test_without_roundings_a_step_is_one_of_floats(
         assert name in trainer.state.parameters
         want, got = (p.data - before[name] for p in (parameter, trainer.state.parameters[name]))
         np.testing.assert_allclose(got, want, atol=1e-3 * np.abs(want).max(), err_msg=name)
+
+
+def test_learned_scales_are_saved_and_exported(trained: Path, tmp_path: Path) -> None:
+    """An export has the scales that a parameter has moved; a checkpoint continues with them."""
+    options = KINDS["learned"]
+    trainer = begin(trained, AdamW(lr=1e-2), **options)
+    trainer.export(tmp_path / "before.onnx")
+    trainer.fit(make_data(), epochs=1, progress=False)
+    trainer.export(tmp_path / "after.onnx")
+    before, after = (
+        {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / name).graph.initializer}
+        for name in ("before.onnx", "after.onnx")
+    )
+    moved = [name for name, _ in trainer.state.parameters if name.endswith("_step")]
+    for name in moved:
+        scale = name.replace("_step", "_scale")
+        step = np.asarray(trainer.state.parameters[name].data)
+        want = before[scale] * np.exp(step.reshape(before[scale].shape))
+        np.testing.assert_allclose(after[scale], want, rtol=1e-6, err_msg=name)
+    trainer.save(tmp_path / "kept")
+    again = begin(trained, AdamW(lr=1e-2), **options)
+    again.load(tmp_path / "kept")
+    batch = make_data(32, seed=4)
+    assert again.step(*batch) == trainer.step(*batch)
+    for name in moved:
+        assert np.array_equal(
+            again.state.parameters[name].data, trainer.state.parameters[name].data
+        )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -268,10 +312,11 @@ def test_an_integer_model_gets_a_head_for_other_classes(trained: Path) -> None:
     assert {p.data.shape[0] for _, p in trainer.state.parameters} == {2}
 
 
+@pytest.mark.parametrize("ranges", ["moving", "learned"])
 def test_before_training_it_computes_what_quantisation_alone_gives(
-    trained: Path, tmp_path: Path
+    ranges: str, trained: Path, tmp_path: Path
 ) -> None:
-    trainer = begin(trained, SGD(lr=0.0))
+    trainer = begin(trained, SGD(lr=0.0), ranges=ranges)
     trainer.export(tmp_path / "aware.onnx")
     quantize(trained, make_data(), Quantization(threads=1)).save(tmp_path / "after.onnx")
     x, _ = make_data(16, seed=7)

@@ -29,7 +29,7 @@ from tests.random_graphs.trainings import RANDOM, parts, steps
 STRAIGHT = {
     *("QuantizeLinear", "DynamicQuantizeLinear"),
     *(f"{MS}::QuantizeLinear", f"{MS}::FakeQuant", "engine::QuantizeDequantize"),
-    *("engine::RoundWeights", "engine::RoundBias", "engine::Redirect"),
+    *("engine::RoundWeights", "engine::RoundBias", "engine::LearnedScale", "engine::Redirect"),
 }
 COMPILED = 0.08  # of the graphs: to compile formulas takes longer than all other comparisons
 TRAININGS = 0.04  # of the graphs that have gradients

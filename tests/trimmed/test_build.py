@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -164,16 +165,21 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     assert both.trainer.state.to_bytes(True) == before
 
 
-def test_a_build_trains_with_roundings_like_the_engine(tmp_path: Path) -> None:
-    """Ranges move, too; integers are made of its checkpoint, and not by the device."""
+@pytest.mark.parametrize("ranges", ["moving", pytest.param("learned", marks=pytest.mark.whole)])
+def test_a_build_trains_with_roundings_like_the_engine(
+    ranges: Literal["moving", "learned"], tmp_path: Path
+) -> None:
+    """Ranges move or are trained, too; its checkpoint becomes integers, and not on the device."""
     artifacts, out = tmp_path / "artifacts", tmp_path / "out"
     data = np.load(GOLDENS / "cnn/trace.npz")["x"][0]
-    aware = prepare_qat(GOLDENS / "cnn/forward.onnx", data, Qat(weight_bits=4, threads=1))
+    weights: Any = "learned" if ranges == "learned" else "largest"
+    options = Qat(weight_bits=4, ranges=ranges, weight_ranges=weights, threads=1)
+    aware = prepare_qat(GOLDENS / "cnn/forward.onnx", data, options)
     trainer = Trainer.from_onnx(aware.to_bytes(), "cross_entropy", SGD(), folder=artifacts)
-    options = Options("mnist", resolve("native"), [4])
+    asked = Options("mnist", resolve("native"), [4])
     with pytest.raises(EngineError, match="weights are rounded in training"):
-        build(artifacts, out, replace(options, export=True))
-    build(artifacts, out, options)
+        build(artifacts, out, replace(asked, export=True))
+    build(artifacts, out, asked)
     both = Both("cnn", folder=artifacts, made=out)
     for k in range(3):
         actual, expected = both.step(k)

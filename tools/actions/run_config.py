@@ -85,7 +85,7 @@ class ModelTable(RecipeOptions):
     qat_options: Mapping[str, Any] = declare_option(
         {},
         "Options of qat, such as {weight_bits = 4}: as of `edgegrad quantize`, and also ranges, "
-        "momentum and norms (docs/quantization.md).",
+        "momentum, weight_ranges and norms (docs/quantization.md).",
     )
     head: Literal["auto", "keep", "replace"] = declare_option(
         "auto",

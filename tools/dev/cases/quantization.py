@@ -237,63 +237,82 @@ FAKE = (
          domain=MS, outs=2, reference=_fake),
     Case("FakeQuant", (f32(3, 4), scales(4), one(3.0)), domain=MS,
          reference=lambda x, s, z: _fake(x, s, z)[:1]),
-    Case("FakeQuant", (f32(30, low=9.0, high=10.0), one(0.02), one(3.0)), grad=(0,), domain=MS,
+    Case("FakeQuant", (f32(30, low=9.0, high=10.0), f32(low=0.02, high=0.03), one(3.0)),
+         grad=(0, 1), domain=MS,
          reference=lambda x, s, z: _fake(x, s, z)[:1], name="fake-quant-outside"),
     Case("FakeQuantGrad", (f32(3, 4), fed(np.eye(3, 4) > 0, "bool")), domain=MS,
          reference=lambda dy, mask: [dy * mask]),
     *(Case(op, (f32(3, 40), one(0.02), one(3.0)), {"quant_min": 0.0, "quant_max": 80.0},
            domain="engine", reference=lambda x, s, z, k=k, **bounds: [_fake(x, s, z, **bounds)[k]])
       for k, op in enumerate(("FakeQuantValue", "FakeQuantMask"))),
-    *(Case("QuantizeDequantize", (f32(2, 3, 4, low=low, high=low + 4), scales(3), zeros(3)),
+    *(Case("QuantizeDequantize",
+           (f32(2, 3, 4, low=low, high=low + 4), f32(3, low=0.01, high=0.05), zeros(3)),
            {"quant_min": 0, "quant_max": 255}, grad, "engine", name=f"quantize-dequantize-{low}",
            reference=lambda x, s, z, **_: _fake(x, s[:, None], z[:, None].astype(float))[:1])
-      for low, grad in ((-2.0, ()), (30.0, (0,)))),
+      for low, grad in ((-2.0, ()), (30.0, (0, 1)))),
     Case("QuantizeDequantize", (f32(2, 5), scales(2, 3), zeros(2, 3)),
          {"quant_min": 0, "quant_max": 255, "block_size": 2}, (), "engine",
          reference=lambda x, s, z, **_: _fake(x, s[:, BLOCK], z[:, BLOCK].astype(float))[:1]),
 )  # fmt: skip
 
 
-def _scale(w: np.ndarray, axis: int, bits: int) -> np.ndarray:
+def _scale(w: np.ndarray, axis: int = -1, bits: int = 8) -> list[np.ndarray]:
     """The scales of weights: of their channels, or of all."""
     over = tuple(k for k in range(w.ndim) if k != axis)
-    scale = np.abs(w).max(over, keepdims=True) / (2 ** (bits - 1) - 1)
-    return np.where(scale == 0, 1, scale).astype(w.dtype)
+    scale = np.abs(w).max(over) / (2 ** (bits - 1) - 1)
+    return [np.where(scale == 0, 1, scale).astype(w.dtype)]
 
 
-def _round(w: np.ndarray, axis: int = -1, bits: int = 8) -> list[np.ndarray]:
-    """Weights rounded to their scales."""
-    scale = _scale(w, axis, bits)
-    return [(np.rint(w / scale) * scale).astype(w.dtype)]
+def _round(w: np.ndarray, scale: np.ndarray, axis: int = -1, bits: int = 8) -> list[np.ndarray]:
+    """Weights rounded to scales."""
+    along = scale.reshape([-1 if k == axis else 1 for k in range(w.ndim)]) if axis >= 0 else scale
+    top = 2 ** (bits - 1) - 1
+    return [(np.clip(np.rint(w / along), -top, top) * along).astype(w.dtype)]
 
 
-def _round_bias(
-    b: np.ndarray, w: np.ndarray, unit: np.ndarray, axis: int = -1, bits: int = 8
+def _learn(
+    x: np.ndarray, t: np.ndarray, initial: Any, axis: int = -1, **_: Any
 ) -> list[np.ndarray]:
-    """A bias rounded to the scales of the weights beside it, in units of the activation's."""
-    scale = (_scale(w, axis, bits).reshape(-1) * unit).astype(b.dtype)
-    return [(np.rint(b / scale) * scale).astype(b.dtype)]
+    """The scales that a parameter has moved."""
+    scale = np.asarray(initial, x.dtype) * np.exp(t)
+    return [scale if axis >= 0 else scale.reshape(())]
 
 
+STEP = 0.125  # of a learned scale whose parameter has the gradient that differences give: 1 / 64
+# is its square and 1 / 64 = 1 / sqrt(4096), of 64 elements and 64 integers, or 32 and 128
 ROUNDED = (
-    *(Case("RoundWeights", (f32(4, 3, 3, 3),), {"axis": 0, "bits": bits}, domain="engine",
-           reference=_round, name=f"round-weights-{bits}") for bits in (8, 4, 2)),
-    Case("RoundWeights", (f32(5, 6),), {"axis": 1}, domain="engine", reference=_round),
-    Case("RoundWeights", (f32(5, 6),), domain="engine", reference=_round),
-    Case("RoundWeights", (np.array([[0.0, 0.0], [0.3, -1.2]], np.float32),), {"axis": 0},
-         domain="engine", reference=_round, name="round-weights-nothing"),
-    Case("RoundBias", (f32(4), f32(4, 3, 3, 3), one(0.02)), {"axis": 0}, domain="engine",
-         reference=_round_bias),
-    Case("RoundBias", (f32(5), f32(6, 5), one(0.3)), {"axis": 1, "bits": 4}, domain="engine",
-         reference=_round_bias),
-    Case("RoundBias", (f32(6), f32(6, 5), one(0.1)), domain="engine", reference=_round_bias),
-    # Gradients pass straight through, which differences confirm only where rounding changes
-    # nothing: a weight alone in its channel is a whole number of scales, and so is any bias of
-    # tiny ones, almost.
-    Case("RoundWeights", (f32(6, 1),), {"axis": 0}, (0,), "engine", reference=_round,
-         name="round-weights-alone"),
-    Case("RoundBias", (f32(4), f32(4, 3), one(1e-12)), {"axis": 0}, (0,), "engine",
-         reference=_round_bias, name="round-bias-finely"),
+    *(Case("PeakScale", (f32(4, 3, 3, 3),), {"axis": 0, "bits": bits}, domain="engine",
+           reference=_scale, name=f"peak-scale-{bits}") for bits in (8, 4, 2)),
+    Case("PeakScale", (f32(5, 6),), {"axis": 1}, domain="engine", reference=_scale),
+    Case("PeakScale", (f32(5, 6),), domain="engine", reference=_scale),
+    Case("PeakScale", (np.array([[0.0, 0.0], [0.3, -1.2]], np.float32),), {"axis": 0},
+         domain="engine", reference=_scale, name="peak-scale-nothing"),
+    *(Case("RoundWeights", (f32(4, 3, 3, 3), scales(4)), {"axis": 0, "bits": bits},
+           domain="engine", reference=_round, name=f"round-weights-{bits}") for bits in (8, 4, 2)),
+    Case("RoundWeights", (f32(5, 6), scales(6)), {"axis": 1}, domain="engine", reference=_round),
+    Case("RoundWeights", (f32(5, 6), one(0.02)), domain="engine", reference=_round),
+    Case("RoundBias", (f32(4), scales(4), one(0.02)), domain="engine",
+         reference=lambda b, s, u: [np.rint(b / (s * u)) * (s * u)]),
+    Case("RoundBias", (f32(6), one(0.03), one(0.1)), domain="engine",
+         reference=lambda b, s, u: [np.rint(b / (s * u)) * (s * u)]),
+    *(Case("LearnedScale", (f32(3, 4, 5), f32(1)), {"initial": [0.02], "samples": samples},
+           domain="engine", reference=_learn) for samples in (0, 1)),
+    Case("LearnedScale", (f32(3, 4), f32(4)), {"initial": [0.5, 1.0, 2.0, 0.1], "axis": 1},
+         domain="engine", reference=_learn),
+    # Differences confirm gradients of roundings only where rounding changes nothing, or all is
+    # outside; tests/ops/test_quantization.py has the others.
+    Case("RoundWeights", (f32(6, 4, low=9.0, high=10.0), f32(6, low=0.01, high=0.05)),
+         {"axis": 0}, (0, 1), "engine", reference=_round, name="round-weights-outside"),
+    Case("RoundWeights", (f32(6, 4, low=-10.0, high=-9.0), f32(low=0.01, high=0.05)),
+         {"bits": 4}, (0, 1), "engine", reference=_round, name="round-weights-below"),
+    Case("RoundBias", (f32(4), f32(4, low=0.01, high=0.05), one(1e-12)), {}, (0,), "engine",
+         reference=lambda b, s, u: [np.rint(b / (s * u)) * (s * u)], name="round-bias-finely"),
+    Case("LearnedScale", (f32(7, 4, 16), f32(1, low=-1e-6, high=1e-6)),
+         {"initial": [STEP], "samples": 1, "top": 64}, (1,), "engine", reference=_learn,
+         name="learned-scale-slope"),
+    Case("LearnedScale", (f32(4, 2, 8, 4), f32(2, low=-1e-6, high=1e-6)),
+         {"initial": [STEP, STEP], "axis": 1, "top": 32}, (1,), "engine", reference=_learn,
+         name="learned-scale-slope-of-channels"),
 )  # fmt: skip
 
 
