@@ -29,7 +29,7 @@ from typing import Literal, get_args
 from engine.base.element_types import ELEMENT_TYPES
 from engine.plan.plan import Mode, Phase
 
-MAGIC, VERSION = b"EGPL", 9
+MAGIC, VERSION = b"EGPL", 10
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 HEAD = struct.Struct("<4sIIIQQ")
@@ -75,7 +75,7 @@ arg              buffer?buffer cut?cut | mode
 buffer           region line | name@text dtype rank+dim bytes first last
 port             name@text dtype buffer@buffer rank+port_dim
 port_dim         size
-plan             steps+step ports+port inputs fault reset noise rate step done | name@text
+plan             steps+step ports+port inputs fault reset noise scale rate step done | name@text
 plan             | buffers+buffer regions+region uses+use constants+constant lower_bound once
 model            build@text param grad state work kept copies
 state            form dtype initial single

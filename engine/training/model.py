@@ -411,9 +411,15 @@ class Model(BoundModel):
         """
         if self.skips_updates():
             return self
-        source, records = self.make_guarded(), self.make_records
         return Model(
-            source, self.state, self.memory, self.threads, self.what, self.target, records=records
+            self.make_guarded(),
+            self.state,
+            self.memory,
+            self.threads,
+            self.what,
+            self.target,
+            self.closed,
+            records=self.make_records,
         )
 
     @preparing()

@@ -52,6 +52,7 @@ GROUP = "group0"
 LEARNING_RATE, DRAWS = "edgegrad.learning_rate", "edgegrad.draws"
 SKIPPED = "edgegrad.skipped"
 LOSS_SCALE, GOOD_STEPS = "edgegrad.loss_scale", "edgegrad.good_steps"
+PROGRESS = (LEARNING_RATE, DRAWS, SKIPPED, LOSS_SCALE, GOOD_STEPS)  # what trimmed builds keep, too
 
 
 def name_dtype(dtype: Any, where: str) -> str:
@@ -214,7 +215,7 @@ class Properties:
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
         name = arguments.check_text("property", name)
-        if name in (LEARNING_RATE, DRAWS, SKIPPED, LOSS_SCALE, GOOD_STEPS, artifact_set.PROPERTY):
+        if name in (*PROGRESS, artifact_set.PROPERTY):
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)

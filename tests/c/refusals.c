@@ -51,6 +51,7 @@ static void without_a_model(void)
     NO_MODEL(mnist_set_learning_rate(NULL, 1));
     NO_MODEL(mnist_set_step(NULL, 1));
     NO_MODEL(mnist_set_draws(NULL, 1));
+    NO_MODEL(mnist_set_loss_scale(NULL, 1));
     NO_MODEL(mnist_get_parameters(NULL, values, 1, 0));
     NO_MODEL(mnist_set_parameters(NULL, values, 1, 0));
     NO_MODEL(mnist_get_parameters_f64(NULL, NULL, 1, 0));
@@ -74,6 +75,7 @@ static void without_a_model(void)
     expect("of NULL", !mnist_has_phase(NULL, 0) && !mnist_parameters_size(NULL, 0), 1, "", "");
     expect("of NULL", mnist_get_learning_rate(NULL) == 0 && !mnist_get_step(NULL), 1, "", "");
     expect("of NULL", !mnist_get_skipped(NULL) && !mnist_get_draws(NULL), 1, "", "");
+    expect("of NULL", mnist_get_loss_scale(NULL) == 0, 1, "", "");
     mnist_lazy_reset_grad(NULL);
     mnist_set_seed(NULL, 1);
     mnist_destroy(NULL);
@@ -202,6 +204,7 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_set_learning_rate(m, NAN), MNIST_BAD_INPUT, "is NaN");
     REFUSES(mnist_set_step(m, -1), MNIST_BAD_INPUT, "step -1 is negative");
     REFUSES(mnist_set_draws(m, -1), MNIST_BAD_INPUT, "draws -1 is negative");
+    REFUSES(mnist_set_loss_scale(m, 1024), MNIST_BAD_STATE, "do not scale the loss");
     REFUSES(mnist_get_parameters(m, NULL, count, 0), MNIST_BAD_INPUT, "is NULL");
     REFUSES(mnist_get_parameters(m, values, count + 1, 0), MNIST_BAD_INPUT, "the buffer");
     REFUSES(mnist_set_parameters(m, NULL, count, 0), MNIST_BAD_INPUT, "is NULL");

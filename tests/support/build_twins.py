@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base.plan_options import Precision
 from tests.support.builds import load
 from tests.support.builds import make_build as built
 from tests.support.places import GOLDENS
@@ -17,13 +18,22 @@ class Both:
     """The engine and a build of the same golden, from the same checkpoint."""
 
     def __init__(
-        self, case: str, threads: int = 1, folder: Path | None = None, made: Path | None = None
+        self,
+        case: str,
+        threads: int = 1,
+        folder: Path | None = None,
+        made: Path | None = None,
+        precision: Precision = "f32",
     ) -> None:
         self.trace = np.load(GOLDENS / case / "trace.npz")
         folder = folder or GOLDENS / case
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(
-            folder / "training_model.onnx", self.state, folder / "eval_model.onnx", threads=threads
+            folder / "training_model.onnx",
+            self.state,
+            folder / "eval_model.onnx",
+            threads=threads,
+            precision=precision,
         )
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
         self.face = load(made or built(case, threads))

@@ -41,6 +41,7 @@ from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve
 from engine.trainer.trainer import Trainer
+from engine.training.loss_scale import GROWTH_INTERVAL, INITIAL, MOST
 from tests.support import tiny
 from tests.support.build_twins import Both
 from tests.support.builds import load, needs_cc, run
@@ -223,6 +224,46 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
     assert (both.trainer.optimizer.get_skipped(), both.trainer.steps) == (1, 2)
 
 
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+def test_a_build_in_float16_scales_its_loss_like_the_engine(joined: bool, tmp_path: Path) -> None:
+    """Through overflow and growth, and from the engine's checkpoint and back."""
+    planning = PlanOptions(precision="f16")
+    options = Options("mnist", resolve("native"), [4], joined=joined, planning=planning)
+    build(GOLDENS / "cnn", tmp_path, options)
+    both = Both("cnn", made=tmp_path, precision="f16")
+    whole = Trainer(GOLDENS / "cnn", precision="f16", threads=1)
+    if joined:
+        both.state = whole.state
+    scaled = whole.optimizer if joined else both.optimizer
+    assert scaled is not None
+    scales = [both.trainer.loss_scale]
+    for k in range(8):
+        if k in (2, 5):  # saved by the engine; first with a factor that must overflow
+            factor, good = (MOST, GROWTH_INTERVAL - 1) if k == 2 else (1024.0, GROWTH_INTERVAL - 2)
+            both.state.loss_scale, both.state.good_steps = factor, good
+            both.trainer = both.face.Trainer(both.state.to_bytes(True))
+        if joined:
+            whole.learning_rate = both.trainer.learning_rate = 0.01
+            actual, expected = both.trainer.step(*both.batch(k)), whole.step(*both.batch(k))
+        else:
+            actual, expected = both.step(k)
+        assert actual == expected
+        for include in (False, True):
+            assert both.trainer.state.to_bytes(include) == both.state.to_bytes(include)
+        assert both.trainer.loss_scale == scaled.loss_scale
+        assert both.trainer.optimizer.get_skipped() == both.state.skipped
+        scales.append(scaled.loss_scale)
+    assert scales[:3] == [INITIAL] * 3
+    assert scales[3] == MOST / 2, "nothing overflowed"
+    assert scales[6:] == [1024, 2048, 2048]
+    both.trainer.optimizer.set_loss_scale(512)
+    assert both.trainer.loss_scale == 512
+    for bad in (0.5, MOST * 2):
+        with pytest.raises(both.face.InputError, match="give 1 to 16777216"):
+            both.trainer.optimizer.set_loss_scale(bad)
+    assert "passed" in run(tmp_path / "selftest")
+
+
 def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
     planned = make_plans(list_artifacts(GOLDENS / "cnn"), detect_host(), 1, [4], {}, joined=True)
     budget = max(plan.nbytes for plan in planned.list_plans()) - 1
@@ -294,8 +335,12 @@ def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
     assert list(both.trainer.state.properties) == list(both.state.properties)
     again = CheckpointState.load_checkpoint(tmp_path / "c")
     assert again.properties["note"] == "a longer text"
+    both.state.loss_scale, both.state.good_steps = 512.0, 3  # of a training in float16
     CheckpointState.save_checkpoint(both.state, tmp_path / "c", include_optimizer_state=True)
     resumed = both.face.Trainer(tmp_path / "c")
+    assert resumed.state.to_bytes(True) == (tmp_path / "c").read_bytes()
+    assert resumed.loss_scale is None
+    assert list(resumed.state.properties) == list(both.state.properties)
     assert resumed.optimizer.get_learning_rate() == np.float32(rate)
     assert resumed.step(*both.batch(1)) == both.trainer.step(*both.batch(1))
     np.testing.assert_array_equal(

@@ -25,6 +25,7 @@ from engine.plan.plan import (
     COUNT,
     DONE,
     FAULT,
+    LOSS_SCALE,
     NOISE,
     RATE,
     REGIONS,
@@ -39,13 +40,16 @@ from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import find_initializers
 from engine.tools.trimmed.records import CalledStep, OperandPlace, StepRecords
 from engine.training.model_file import RESET
+from engine.training.state import PROGRESS
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
 PROPERTY_BYTES, BARE_PROPERTY_BYTES = 4096, 256  # of user properties; on bare metal
-OWN_PROPERTY_ROOM = 192  # of the learning rate and the counts while a checkpoint is written
+PROPERTY_HEAD = 32  # bytes of `struct property` of runtime.c, before the name and the text
+# Of the learning rate, the loss scale and the counts while a checkpoint is written.
+OWN_PROPERTY_ROOM = align(sum(-(-(PROPERTY_HEAD + len(name) + 2) // 8) * 8 for name in PROGRESS))
 RUNTIME = ("launch", "worker")  # kernels that run plans
 # Inputs that the runtime fills: columns of table `plan`, which say where they are.
-FILLED = {"fault": FAULT, "reset": RESET, "noise": NOISE}
+FILLED = {"fault": FAULT, "reset": RESET, "noise": NOISE, "scale": LOSS_SCALE}
 OF_OPTIMIZER = {"rate": "learning_rate", "step": "step"}  # more of the optimizer's plan
 OF_JOINED = {"rate": RATE, "step": COUNT}  # and of a plan that trains and updates
 

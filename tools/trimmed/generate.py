@@ -33,6 +33,7 @@ from engine.tools.trimmed.api import (
 from engine.tools.trimmed.bindings.package import Api
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_ROOM,
+    PROPERTY_HEAD,
     Bundle,
     count_property_bytes,
     describe_target,
@@ -43,7 +44,8 @@ from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.tools.trimmed.export import GraphTemplate
 from engine.tools.trimmed.records import ALONE, BARRIER, GROUP, KINDS, TILED
 from engine.tools.trimmed.targets import Platform
-from engine.training.state import DRAWS, LEARNING_RATE, SKIPPED
+from engine.training.loss_scale import FACTOR, GROWTH_INTERVAL, INITIAL, LEAST, MOST
+from engine.training.state import PROGRESS
 
 RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "helpers.c", "tables.c", "cpu.c", "threads.c", "plan_read.c", "runtime.c",
@@ -55,11 +57,6 @@ LINKED = {
     "kernel_names": "names",
     "own_graph": "graph",
 }  # words of the source for data of the object of kernels, and the ends of its symbols
-_PROPERTIES = {
-    "LEARNING_RATE": LEARNING_RATE,
-    "DRAWS": DRAWS,
-    "SKIPPED": SKIPPED,
-}  # what checkpoints have among their properties, and is not the user's
 
 _HEAD = """\
 /* Training made by `edgegrad build`: compile it with its object of kernels. */
@@ -386,8 +383,17 @@ class Source:
         yield f"#define KERNELS {quote(digest_kernels())}"
         yield f"#define TARGET {quote(describe_target(self.target))}"
         yield f"#define OWN_PROPERTY_ROOM {OWN_PROPERTY_ROOM}"
-        for word, name in _PROPERTIES.items():
-            yield f"#define {word} {quote(name)}"
+        yield f"#define PROPERTY_HEAD {PROPERTY_HEAD}"
+        own = [f"OWN_{name.partition('.')[2].upper()}" for name in PROGRESS]
+        yield f"enum {{ {', '.join(own)}, OWN_PROPERTIES }}; /* properties of own_names */"
+        names = ", ".join(map(quote, PROGRESS))
+        yield f"static const char own_names[][{max(map(len, PROGRESS)) + 1}] = {{{names}}};"
+        scales = self.bundle is None or self.bundle.planned.scales_loss
+        yield f"#define SCALES_LOSS {int(scales)}"
+        numbers = {"FIRST": INITIAL, "LEAST": LEAST, "MOST": MOST, "GROWTH": FACTOR}
+        for word, number in numbers.items():
+            yield f"#define {word}_SCALE {number}f"
+        yield f"#define GROWTH_INTERVAL {GROWTH_INTERVAL}"
         yield f"#define PROXIMAL_WEIGHT {quote(MU)}"
         yield f"#define ANCHOR {quote(ANCHOR)}"
         yield f"#define LEVELS {len(self.levels)}"

@@ -16,7 +16,7 @@ from engine.graphs.offline import export, sparse
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Dim
-from engine.plan.plan import KernelSpec, Plan
+from engine.plan.plan import LOSS_SCALE, KernelSpec, Plan
 from engine.plan.states import StateLayout, lay_out
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
@@ -77,6 +77,12 @@ class Planned:
         """Return every plan once: the plans of all batch sizes, then the optimizer's."""
         rest = [plan for plans in self.batches.values() for plan in plans.values()]
         return [*rest, *(p for p in self.plans.values() if p not in rest)]
+
+    @property
+    def scales_loss(self) -> bool:
+        """True if training steps multiply the loss by a dynamic factor."""
+        steps = [plans["train"] for plans in self.batches.values() if "train" in plans]
+        return any(port.name == LOSS_SCALE for plan in steps for port in plan.inputs)
 
     def is_like(self, other: Planned) -> bool:
         """Return whether the plans for another CPU are the same."""
@@ -153,7 +159,6 @@ def make_plans(
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory(planning=planning)
-    memory.scaling = None  # the library has no loss scale
 
     def open_model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)
@@ -181,6 +186,8 @@ def make_plans(
     optimizer = None
     if "optimizer" in files and "train" in used:
         optimizer = open_model(files["optimizer"], "optimizer model")
+        if memory.scaling is not None:
+            optimizer = optimizer.make_skipping()
         states = optimizer.lay_out_states()
         state.regions["state"] = allocate(states.nbytes)
         graphs.append(optimizer.graph)

@@ -31,6 +31,9 @@ from engine.system import files as files_io
 from engine.tools.trimmed.plans import Planned
 
 STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size
+# Of models that scale their loss: small enough that no CPU skips a step, whatever sums of float16
+# its products have.
+SCALE = 1024.0
 A, C = 1664525, 1013904223
 BLOCK = 1 << 16  # elements that are summed at a time
 # How far a device may be from what was recorded, relative to it: a few units of rounding.  CPUs
@@ -110,10 +113,10 @@ def _sum_squares(values: npt.NDArray[Any]) -> float:
 
 
 def _find_precision(planned: Planned, precision: Precision) -> Precision:
-    """Return the precision of plans; of those that chose it themselves, as in their values."""
+    """Return the precision of training steps; of those that chose it, as in their values."""
     if precision != "auto":
         return precision
-    stored = {b.dtype for plan in planned.list_plans() for b in plan.buffers}
+    stored = {b.dtype for plans in planned.batches.values() for b in plans["train"].buffers}
     return next((half for half in PRECISIONS if half in HALVES and half in stored), "f32")
 
 
@@ -131,10 +134,13 @@ def record_steps(
     """
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     precision = _find_precision(planned, precision)
-    module = Module(files["train"], state, threads=threads, precision=precision, loss_scale=1)
+    scaling = None if planned.scales_loss else 1
+    module = Module(files["train"], state, threads=threads, precision=precision, loss_scale=scaling)
     optimizer = Optimizer(files["optimizer"], module) if "optimizer" in files else None
     if optimizer is not None:
         optimizer.set_learning_rate(RATE)
+    if planned.scales_loss:
+        state.loss_scale = SCALE
     plans, seed, losses = [each["train"] for each in planned.batches.values()], 1, []
     for step in range(max(STEPS, len(plans))):
         plan, inputs = plans[step % len(plans)], []
@@ -156,6 +162,7 @@ def record_steps(
         f"#define CHECKPOINT_CRC32 {checkpoint.crc32}u",
         f"#define HAS_OPTIMIZER {int(optimizer is not None)}",
         f"#define LEARNING_RATE {RATE}f",
+        f"#define LOSS_SCALE {SCALE if planned.scales_loss else 0.0}f",
         f"#define TOLERANCE {TOLERANCES[precision]}",
         f"static const float recorded[] = {{{', '.join(x.hex() + 'f' for x in losses)}}};",
         f"static const double recorded_square_sum = {square_sum.hex()};",

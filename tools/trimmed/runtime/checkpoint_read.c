@@ -315,15 +315,15 @@ static void read_properties(struct reader *r, const struct table *root)
             p.text = (uint32_t)text.count;
             int own = find_own(label, name.count);
             if (own < OWN_PROPERTIES && seen[own]++) {
-                damaged(r, name_own(own), "is a duplicate name");
-            } else if (own == OWN_RATE && kind != MODEL_STRING) {
+                damaged(r, own_names[own], "is a duplicate name");
+            } else if (own == OWN_LEARNING_RATE && kind != MODEL_STRING) {
                 r->m->rate = kind == MODEL_INT ? (float)p.integer : p.number;
                 if (bad_rate(r->m->rate))
-                    damaged(r, LEARNING_RATE, NO_RATE);
-            } else if (own == OWN_DRAWS && p.integer > 0) {
-                r->m->draws = p.integer;
-            } else if (own == OWN_SKIPPED && p.integer > 0) {
-                r->m->skipped = p.integer;
+                    damaged(r, own_names[own], NO_RATE);
+            } else if (own == OWN_LOSS_SCALE && is_scale(p.number)) {
+                r->m->scale = p.number;
+            } else if (own_count(r->m, own) && p.integer > 0) {
+                *own_count(r->m, own) = p.integer;
             } else if (own == OWN_PROPERTIES) {
                 r->code = put_property(r->m, &p, label, (const char *)r->data + text.pos, 0);
             }

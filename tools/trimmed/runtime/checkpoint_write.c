@@ -269,18 +269,22 @@ static size_t property_list(struct writer *w, model *m, uint32_t kind)
     return end_vector(w, count);
 }
 
-/* Write the property bag.  During this, the learning rate and the counts are properties, too. */
+/* Write the property bag.  During this, the runtime's own numbers are properties, too, unless they
+ * are 0: a learning rate is always written. */
 static size_t put_properties(struct writer *w, model *m, int with_own)
 {
     size_t lists[3];
     for (int own = 0; with_own && own < OWN_PROPERTIES; own++) {
         struct property p;
-        begin_property(&p, own == OWN_RATE ? MODEL_FLOAT : MODEL_INT);
-        p.name = (uint32_t)length(name_own(own));
-        p.number = m->rate;
-        p.integer = own == OWN_DRAWS ? m->draws : own == OWN_SKIPPED ? m->skipped : 0;
-        if (own == OWN_RATE || p.integer)
-            put_property(m, &p, name_own(own), "", 1);
+        const float *number = own_float(m, own);
+        begin_property(&p, number ? MODEL_FLOAT : MODEL_INT);
+        p.name = (uint32_t)length(own_names[own]);
+        if (number)
+            p.number = *number;
+        else
+            p.integer = *own_count(m, own);
+        if (own == OWN_LEARNING_RATE || p.number > 0 || p.integer)
+            put_property(m, &p, own_names[own], "", 1);
     }
     if (!m->property_bytes)
         return 0;
@@ -294,7 +298,7 @@ static size_t put_properties(struct writer *w, model *m, int with_own)
     for (int slot = 0; slot < 3; slot++)
         put_reference(w, slot, lists[slot]);
     for (int own = 0; with_own && own < OWN_PROPERTIES; own++)
-        drop_property(m, name_own(own), length(name_own(own)));
+        drop_property(m, own_names[own], length(own_names[own]));
     return end_table(w);
 }
 

@@ -284,8 +284,17 @@ class Optimizer:
         self._handle.call("set_step", _L.convert_whole(step, "step"))
 
     def get_skipped(self) -> int:
-        """Return how many updates were skipped since the checkpoint was loaded."""
+        """Return how many updates were skipped, including those before a checkpoint."""
         return int(_C["get_skipped"](self._handle.pointer))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss in the next step; None if the loss is not scaled."""
+        return _C["get_loss_scale"](self._handle.pointer) or None
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Set the factor of the loss in the next step, from 1 to 16,777,216."""
+        self._handle.call("set_loss_scale", _L.convert_number(scale, "loss scale"))
 
 
 class LinearLRScheduler:
@@ -350,6 +359,11 @@ class Trainer:
     def steps(self) -> int:
         """Number of updates, including those before a checkpoint."""
         return self.optimizer.get_step()
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss in the next step; None if the loss is not scaled."""
+        return self.optimizer.loss_scale
 
     def step(self, *inputs: Any) -> Any:
         """Run one training step; return the loss, or all outputs of the training model."""

@@ -174,9 +174,15 @@ typedef struct @name@_tensor {
 
 /* The number of updates skipped because gradients were not finite.  Checkpoints keep it.  After a
  * skipped update, parameters, moments, running statistics and the step count are what they were
- * before the steps that computed these gradients.  Only optimizers with the option skip_nonfinite
- * skip updates. */
+ * before the steps that computed these gradients.  Only models in float16 and optimizers with the
+ * option skip_nonfinite skip updates. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);
+
+/* The loss scale of the next step, from 1 to 2^24: in float16, the loss is multiplied by it in the
+ * backward pass, and gradients are divided by it again.  A skipped update halves it, and many done
+ * in a row double it.  Checkpoints keep it.  0: the model does not scale its loss. */
+@NAME@_API float @name@_get_loss_scale(const @name@ *m);
+@NAME@_API int @name@_set_loss_scale(@name@ *m, float scale);
 #endif
 
 /* --- parameters, in the order of the training model's inputs */

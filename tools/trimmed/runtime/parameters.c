@@ -167,12 +167,23 @@ static size_t place_property(const model *m, const char *name, size_t n, size_t 
     return place;
 }
 
-/* Properties that the runtime itself keeps in checkpoints. */
-enum { OWN_RATE, OWN_DRAWS, OWN_SKIPPED, OWN_PROPERTIES };
-
-static const char *name_own(int own)
+#if MODEL_TRAINS
+/* Return where the model has the number of one of the runtime's properties; NULL if that is an
+ * integer. */
+static float *own_float(model *m, int own)
 {
-    return own == OWN_RATE ? LEARNING_RATE : own == OWN_DRAWS ? DRAWS : SKIPPED;
+    return own == OWN_LEARNING_RATE ? &m->rate : own == OWN_LOSS_SCALE ? &m->scale : NULL;
+}
+
+#endif
+
+/* The same for integers; NULL if it is a float. */
+static int64_t *own_count(model *m, int own)
+{
+    return own == OWN_DRAWS        ? &m->draws
+           : own == OWN_SKIPPED    ? &m->skipped
+           : own == OWN_GOOD_STEPS ? &m->good_steps
+                                   : NULL;
 }
 
 /* Return the number of the runtime's property with this name, or OWN_PROPERTIES if it is the
@@ -180,7 +191,7 @@ static const char *name_own(int own)
 static int find_own(const char *name, size_t n)
 {
     int own = 0;
-    while (own < OWN_PROPERTIES && compare(name, n, name_own(own), length(name_own(own))))
+    while (own < OWN_PROPERTIES && compare(name, n, own_names[own], length(own_names[own])))
         own++;
     return own;
 }

@@ -631,6 +631,7 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     p->fault = io_place(t, C_PLAN_FAULT, at, io, 8 * STATUS_WORDS);
     p->reset = io_place(t, C_PLAN_RESET, at, io, 1);
     p->noise = io_place(t, C_PLAN_NOISE, at, io, 8 * RANDOM_WORDS);
+    p->scale = io_place(t, C_PLAN_SCALE, at, io, 4);
     p->rate = io_place(t, C_PLAN_RATE, at, io, 8);
     p->step = io_place(t, C_PLAN_STEP, at, io, 8);
     p->done = io_place(t, C_PLAN_DONE, at, io, 1);

@@ -15,6 +15,8 @@ struct model {
     void *allocation; /* to free at the end; NULL: the memory is the caller's */
     int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
     int64_t skipped;           /* updates that were skipped */
+    int64_t good_steps;        /* updates in a row since the loss scale changed */
+    float scale;               /* the loss scale of the next step; 0: no step had one yet */
     float initial_rate, rate;
     int loaded, overwrite;
     int has_gradients; /* a step computed them, or the caller may have written them */
@@ -31,6 +33,7 @@ struct model {
 
 enum { HANDLE_BYTES = IN_PLACE ? 768 : 1344 + 128 * MODEL_THREADS };
 _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small");
+_Static_assert(sizeof(struct property) <= PROPERTY_HEAD, "PROPERTY_HEAD is too small");
 
 static int read_checkpoint(model *m, const void *data, size_t size);
 
@@ -48,6 +51,12 @@ static const char *bad_rate(float rate)
     if (rate >= 0 && rate - rate == 0)
         return NULL;
     return rate != rate ? "NaN" : rate < 0 ? "negative" : "infinite";
+}
+
+/* Return 1 if a loss scale may have this value. */
+static int is_scale(float scale)
+{
+    return scale >= LEAST_SCALE && scale <= MOST_SCALE;
 }
 
 /* Return 1 if the optimizer's plan or the training step updates the parameters. */
@@ -524,6 +533,27 @@ static int begin_update(model *m, const struct plan *plan)
     return MODEL_OK;
 }
 
+/* Return the loss scale of the next step; 0 if the loss is not scaled. */
+static float loss_scale(const model *m)
+{
+    if (!SCALES_LOSS || !m->d.plans[1 + MODEL_TRAIN].scale)
+        return 0;
+    return m->scale > 0 ? m->scale : FIRST_SCALE;
+}
+
+/* Find the loss scale of the next step after one that was done or skipped, as
+ * engine/training/loss_scale.py does. */
+static void count_scale(model *m, float scale, int done)
+{
+    int grows = done && m->good_steps >= GROWTH_INTERVAL - 1;
+    m->good_steps = done && !grows ? m->good_steps + 1 : 0;
+    if (!done)
+        scale /= GROWTH_SCALE;
+    else if (grows)
+        scale *= GROWTH_SCALE;
+    m->scale = scale < LEAST_SCALE ? LEAST_SCALE : scale > MOST_SCALE ? MOST_SCALE : scale;
+}
+
 /* Count the update of a plan that has run, as done or as skipped; return whether it was skipped. */
 static int count_update(model *m, const struct plan *plan)
 {
@@ -532,6 +562,9 @@ static int count_update(model *m, const struct plan *plan)
     int done = *at(m, plan->done) != 0;
     m->step += done;
     m->skipped += !done;
+    float scale = loss_scale(m);
+    if (scale > 0)
+        count_scale(m, scale, done);
     return !done;
 }
 
@@ -575,6 +608,8 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
             copy(at(m, plan->ports[i].at), inputs[i], plan->ports[i].tensor.bytes);
     if (plan->reset)
         *at(m, plan->reset) = (uint8_t)m->overwrite;
+    if (plan->scale)
+        *(float *)(void *)at(m, plan->scale) = loss_scale(m);
     int code = plan->rate ? begin_update(m, plan) : MODEL_OK;
     if (code)
         return code;
@@ -710,6 +745,24 @@ int64_t model_get_step(const model *m)
 int64_t model_get_skipped(const model *m)
 {
     return m ? m->skipped : 0;
+}
+
+float model_get_loss_scale(const model *m)
+{
+    return m ? loss_scale(m) : 0;
+}
+
+int model_set_loss_scale(model *m, float scale)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (!(loss_scale(m) > 0))
+        return fail(m, MODEL_BAD_STATE, "the training steps of this model do not scale the loss");
+    if (!is_scale(scale))
+        return fail(m, MODEL_BAD_INPUT, "the loss scale is out of range: give %d to %d",
+                    (int64_t)LEAST_SCALE, (int64_t)MOST_SCALE);
+    m->scale = scale;
+    return MODEL_OK;
 }
 
 int model_set_step(model *m, int64_t value)

@@ -135,6 +135,8 @@ int main(int argc, char **argv)
     }
     double start = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
     model_set_learning_rate(m, LEARNING_RATE);
+    if (LOSS_SCALE > 0)
+        model_set_loss_scale(m, LOSS_SCALE);
     for (int s = 0; s < steps; s++) {
         model_set_batch(m, model_batch_size(m, s % model_batch_count(m)));
         for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)

@@ -69,6 +69,7 @@ struct plan {
     size_t fault; /* the words in which kernels report errors; 0: no kernel does */
     size_t reset; /* the flag that makes steps overwrite gradients; 0: none */
     size_t noise; /* the seed and the step of random numbers; 0: none are drawn */
+    size_t scale; /* the loss scale; 0: the plan does not multiply the loss */
     size_t rate;  /* the learning rate; 0: the plan updates no parameters */
     size_t step;  /* the number of the update, from 1; 0: the formulas use none */
     size_t done;  /* the flag that is set when the update was done; 0: there is no update */
