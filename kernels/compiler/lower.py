@@ -74,7 +74,8 @@ def lower(
         names = [p.name for p in template.parameters]
         fields = [Arguments(tuple(zip(names, fields, strict=True)))]
     args = (*fields, types.int64, types.int64)
-    result = frontend.compile_function(body, args, symbol, types.void, inline=False)
+    # The body has one caller, the entry: inlined first, it goes through LLVM's passes once only.
+    result = frontend.compile_function(body, args, symbol, types.void, inline=True)
     entry = _write_entry(symbol, result.fndesc.llvm_func_name, [k for _, k in template.signature])
     return *result.library.list_texts(), entry
 
