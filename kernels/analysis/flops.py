@@ -185,7 +185,15 @@ def count_touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, in
     as much as of any other buffer.
     """
     sizes = {name: use.nbytes for name, use in used.items()}
-    for at in list_templates()[task.spec.template].order.tables:
+    template = list_templates()[task.spec.template]
+    if template.touches:
+        numbers = _call(task).names()
+        operands = zip(template.operand_names(len(task.uses)), task.uses, strict=True)
+        for use, count in [(u, template.touches[n]) for n, u in operands if n in template.touches]:
+            if use.elements:
+                itemsize = use.nbytes // use.elements
+                sizes[use.name] = min(use.nbytes, itemsize * template.value(count, numbers))
+    for at in template.order.tables:
         table = task.uses[at]
         if table.name is not None and table.mode != "w" and len(sizes) > 1:
             most = max([size for name, size in sizes.items() if name != table.name])

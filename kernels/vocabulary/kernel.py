@@ -173,6 +173,9 @@ class Template:
     `multiply_adds`: of a call, an expression of its numbers or a function; counted for the
     operation, whatever algorithm computes it.  "" for kernels that only move or map elements.
 
+    `touches`: the elements of operands that a call touches, as expressions of its numbers, where
+    these are far fewer than its reach.
+
     `tiling(params, numbers)` says how a call with these numbers is cut into tiles of rows, None if
     it is not.  `samples`: of a kernel that reads neighbours or sums over samples, how a call is cut
     into one for each sample: the number that counts them, where it is the first extent of all that
@@ -194,6 +197,7 @@ class Template:
     reach: Declared | None = None
     writes: Writes | None = None
     multiply_adds: str | Counted = ""
+    touches: Mapping[str, str] = field(default_factory=dict)
     tiling: Tile | None = None
     samples: str | Samples = ""
     joins: int | None = None
@@ -347,6 +351,7 @@ def kernel(
     reach: Declared | None = None,
     writes: Writes | None = None,
     multiply_adds: str | Counted = "",
+    touches: Mapping[str, str] | None = None,
     tiling: Tile | None = None,
     samples: str | Samples = "",
     joins: int | None = None,
@@ -366,7 +371,7 @@ def kernel(
         return Template(
             build.__name__.rstrip("_"), parameters, build, ranges, words or {},
             operands=operands, stands_for=stands_for, reach=reach, writes=writes,
-            multiply_adds=multiply_adds, tiling=tiling, samples=samples,
+            multiply_adds=multiply_adds, touches=touches or {}, tiling=tiling, samples=samples,
             joins=joins, is_internal=is_internal,
         )  # fmt: skip
 

@@ -10,6 +10,8 @@ import pytest
 
 from engine.errors import DTypeError, LabelError, ShapeError, UnsupportedOpError
 from engine.graphs.passes.infer import infer
+from engine.graphs.planner.planner import make_plan
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.case import Case
@@ -52,6 +54,19 @@ def test_a_slope_that_its_value_does_not_tell_is_refused() -> None:
         backward_of(one)
 
 
+def test_threads_share_the_units_of_few_rows() -> None:
+    for batch, units, threads, by_units in (
+        (1, 128, 2, True), (3, 128, 2, True), (8, 128, 2, False), (1, 128, 1, False),
+        (1, 130, 2, False), (1, 64, 2, False),
+    ):  # fmt: skip
+        graph = OneNode(case("LSTM", 4, batch, 3, units)).graph
+        plan = make_plan(graph, {}, target=detect_host(), threads=threads)
+        templates = {kernel.symbol: kernel.spec.template for kernel in plan.kernels}
+        called = [templates[step.kernel] for step in plan.steps]
+        counts = called.count("lstm_step"), called.count("lstm")
+        assert counts == ((4, 0) if by_units else (0, 1)), (batch, units, threads)
+
+
 @pytest.mark.parametrize("length", [-1, 5])
 def test_a_length_outside_the_steps_ends_the_run(length: int) -> None:
     row = case("GRU", 4, 3, 2, 5, "l")
@@ -83,9 +98,11 @@ def test_artifacts_hold_the_training_ops_of_onnxruntime_where_it_has_them(kind: 
         assert domains == {f"{kind}Training": domain, f"{kind}Grad": domain}
 
 
-@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-def test_threads_do_not_change_a_bit(kind: str) -> None:
-    one = OneNode(case(kind, 5, 5, 3, 6, "blhcp", attrs={"direction": "bidirectional"}))
+@pytest.mark.parametrize(
+    ("kind", "rows", "units"), [("RNN", 5, 6), ("GRU", 5, 6), ("LSTM", 5, 6), ("LSTM", 2, 128)]
+)
+def test_threads_do_not_change_a_bit(kind: str, rows: int, units: int) -> None:
+    one = OneNode(case(kind, 5, rows, 3, units, "blhcp", attrs={"direction": "bidirectional"}))
     graph, _ = backward_of(one)
     graph.outputs += one.outputs
     first = run(graph, one.inputs, threads=1)

@@ -47,7 +47,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 
 # P of an LSTM, which only a kernel with peepholes reads.
-_PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"
+PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"
 
 
 def _lstm_reach(call: KernelCall) -> Reach:
@@ -62,7 +62,7 @@ def _lstm_reach(call: KernelCall) -> Reach:
 @kernel(
     f"""
     gates: update G[...]   panels: T[last, hidden, up(4 * hidden, tile_columns)] if first < last
-    {LENS}   h0, c0: T[...]   {_PEEPHOLES}
+    {LENS}   h0, c0: T[...]   {PEEPHOLES}
     y: out Y[...]   h, c: out T[...]   cells: out C[...]   work: scratch T[...]
     has_y, has_cells: i64   {WALK}
     """,
@@ -192,7 +192,7 @@ def _lstm_grad_reach(c: KernelCall) -> Reach:
     f"""
     gates: G[...]   cells: C[...]   y: Y[...]
     panels: T[last, 4 * hidden, up(hidden, tile_columns)] if first < last
-    {LENS}   h0, c0: T[...]   {_PEEPHOLES}   dy: D[...]   dhn, dcn: T[...]
+    {LENS}   h0, c0: T[...]   {PEEPHOLES}   dy: D[...]   dhn, dcn: T[...]
     dgates: out G[...] may alias gates   past: out G[...]   dh, dc, dp: out T[...]
     work: scratch T[...]   {WALK}
     """,

@@ -1,8 +1,9 @@
 """The walk of recurrences over time: rows of the batch are shared out, steps follow each other.
 
 Every row of a batch is a recurrence of its own, and so is every direction.  A thread takes some of
-them through all steps and meets nobody.  The products with X, and the gradients of the weights, run
-over all steps at once, before and after.
+them through all steps and meets nobody; of few rows of an LSTM threads share the hidden units of a
+step instead (lstm_step.py).  The products with X, and the gradients of the weights, run over all
+steps at once, before and after.
 
 Gates and what else is kept for the backward are stored by rows, in the order of X: row (t, b) of
 direction d is `t rt + b rb + d`.  Y has an order of its own, `t yt + b yb + d yd`, and states

@@ -25,6 +25,7 @@ from typing import Any
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
+from engine.kernels.ops.recurrent.lstm_step import lstm_step
 from engine.kernels.ops.recurrent.recurrence import (
     recurrent_bias,
     recurrent_lengths,
@@ -49,6 +50,7 @@ from engine.kernels.vocabulary.op import (
     Lowering,
     Nodes,
     Op,
+    Operand,
     Site,
     Storage,
     TensorType,
@@ -146,26 +148,50 @@ def _lstm(lowering: Lowering) -> None:
     cells = w.get_output(3, "cells") if training else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
     stored = w.list_stored(gates, cells, y)
-    work = w.make_scratch("lstm", stored)
+    by_units = not stored and w.shares_units()
+    work = None if by_units else w.make_scratch("lstm", stored)
+    given: dict[str, Any] = {
+        "gates": gates, "panels": panels, "lens": lens, "p": p, "y": y, "cells": cells,
+        "has_y": int(y is not None), "has_cells": int(training),
+    }  # fmt: skip
     for i, ((f, g, out), words) in enumerate(w.group_directions()):
+        cell = (w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
+        given["g"] = words
+        if by_units:
+            _append_steps(w, lstm_step(*cell), given, [(h0, c0), (h, c)], i)
+            continue
         lowering.call(
-            lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple, *stored),
-            gates=gates,
-            panels=panels,
-            lens=lens,
+            lstm(*cell, *stored),
+            **given,
             h0=h0,
             c0=c0,
-            p=p,
-            y=y,
             h=h,
             c=c,
-            cells=cells,
             work=work,
-            has_y=int(y is not None),
-            has_cells=int(training),
-            g=words,
             updates=_list_shared(i, "y h c cells"),
         )
+
+
+def _append_steps(
+    w: Walk,
+    kernel: tuple[str, tuple[str | int, ...]],
+    given: dict[str, Any],
+    states: Sequence[tuple[Operand, Operand]],
+    group: int,
+) -> None:
+    """Append a call of `lstm_step` for each step.
+
+    given: the arguments that all steps have.  states: h and c before the first step, and after the
+        last.  group: the number of the group of directions.
+    """
+    before, end = states
+    for s in range(w.steps):
+        is_last = s == w.steps - 1
+        h, c = after = end if is_last else (w.temp("h"), w.temp("c"))
+        shared = _list_shared(s + group, "y cells") + _list_shared(group * is_last, "h c")
+        h0, c0 = before
+        w.lowering.call(kernel, **given, h0=h0, c0=c0, h=h, c=c, step=s, updates=shared)
+        before = after
 
 
 def _lstm_grad(lowering: Lowering) -> None:
@@ -557,7 +583,7 @@ OPS = (
         "LSTM",
         _LSTM,
         _lstm,
-        (lstm,),
+        (lstm, lstm_step),
         _lstm_grad,
         (lstm_grad,),
         _lstm_rule,
@@ -567,6 +593,6 @@ OPS = (
     ),
 )
 KERNELS = (
-    recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_grad, gru,
-    gru_grad_after, gru_grad_before,
+    recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_step, lstm_grad,
+    gru, gru_grad_after, gru_grad_before,
 )  # fmt: skip

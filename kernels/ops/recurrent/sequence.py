@@ -42,6 +42,11 @@ INPUTS = {
     "LSTMGrad": "x w r lens h0 c0 y cells gates dy dh dc p",
 }  # fmt: skip
 
+# Threads share the units of a step, and meet after it, if none of them has more rows than this to
+# itself, and if the weights of the step take at least so many bytes.  Each step is a step of the
+# plan then, so there are at most so many.
+MOST_ROWS, LEAST_WEIGHTS, MOST_STEPS = 2, 1 << 18, 512
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -230,6 +235,16 @@ class Walk:
             k=k,
         )
         return out
+
+    def shares_units(self) -> bool:
+        """Return whether threads are to share the hidden units at each step, and not the rows."""
+        lowering, size = self.lowering, ITEMSIZE[self.T]
+        panel = lowering.target.nv * lowering.target.lanes(size)
+        rows = -(-self.batch * self.d // lowering.threads)  # of the busiest thread
+        weights = self.shape.gates * self.n * self.n * size
+        is_short = 0 < self.steps <= MOST_STEPS and self.batch > 0
+        is_wide = self.n % panel == 0 and self.n > panel and weights >= LEAST_WEIGHTS
+        return lowering.threads > 1 and rows <= MOST_ROWS and is_short and is_wide
 
     def group_directions(self) -> list[tuple[tuple[Curve, ...], Packed]]:
         """Group directions of equal activations; return each group with its walk's words."""
