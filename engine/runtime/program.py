@@ -152,12 +152,15 @@ class Team:
         Raises:
             StateError: the team was stopped, or this thread is inside a run of it.
         """
-        with self._run_lock.take():
-            words = self._integers
-            if words[_PHASE] == STOP:
-                raise StateError("the worker threads were stopped: the interpreter is exiting")
-            words[_TABLE], words[_STEPS], words[_STATUS] = table, steps, status
-            self._launch(self._address, 0, runners)
+        self._run_lock.hold(self._run, table, steps, status, runners)
+
+    def _run(self, table: int, steps: int, status: int, runners: int) -> None:
+        """Do the same, with the lock held."""
+        words = self._integers
+        if words[_PHASE] == STOP:
+            raise StateError("the worker threads were stopped: the interpreter is exiting")
+        words[_TABLE], words[_STEPS], words[_STATUS] = table, steps, status
+        self._launch(self._address, 0, runners)
 
     def stop(self) -> None:
         """End the threads; the team cannot run afterwards."""

@@ -113,6 +113,32 @@ class _Calls:
             self.keys = {**keys, tuple(signature): self.model.make_key(shapes)}
         return program
 
+    def answer(
+        self, key: tuple[Any, ...] | None, seed: int | None, output_names: Any, feed: Any, out: Any
+    ) -> list[Array]:
+        """Return the outputs, with the lock of the model held; arguments as of `Session.run`.
+
+        key: of the program, as `find_key` returns it; `feed` is checked.
+        """
+        model, state = self.model, self.model.state
+        state.settle()  # an interrupted step, whose flag this run may overwrite
+        program = None if key is None else model.find_program(key)
+        if program is None:
+            program = self.make_program(feed)
+        outputs = program.outputs
+        names = model.outputs if output_names is None else output_names
+        if output_names is not None or out is not None:
+            self.check_outputs(names, {} if out is None else out, outputs)
+        for name, place in program.inputs.items():
+            place[...] = feed[name]
+        program.run(state.draws, seed)
+        state.draws += program.draws
+        if out is None:
+            return [outputs[name].copy() for name in names]
+        for name in out:
+            out[name][...] = outputs[name]
+        return [out[name] if name in out else outputs[name].copy() for name in names]
+
     def check_inputs(self, feed: Any) -> dict[str, Array]:
         if not isinstance(feed, Mapping):
             raise DTypeError(f"the inputs are a {type(feed).__name__}; expected a dict by name")
@@ -267,25 +293,7 @@ class Session:
         key = calls.find_key(input_feed)
         if key is None:
             input_feed = calls.check_inputs(input_feed)
-        state = model.state
-        with model.memory.lock.take():
-            state.settle()  # an interrupted step, whose flag this run may overwrite
-            program = None if key is None else model.find_program(key)
-            if program is None:
-                program = calls.make_program(input_feed)
-            outputs = program.outputs
-            names = model.outputs if output_names is None else output_names
-            if output_names is not None or out is not None:
-                calls.check_outputs(names, {} if out is None else out, outputs)
-            for name, place in program.inputs.items():
-                place[...] = input_feed[name]
-            program.run(state.draws, seed)
-            state.draws += program.draws
-            if out is None:
-                return [outputs[name].copy() for name in names]
-            for name in out:
-                out[name][...] = outputs[name]
-            return [out[name] if name in out else outputs[name].copy() for name in names]
+        return model.memory.lock.hold(calls.answer, key, seed, output_names, input_feed, out)
 
     def decoder(self, *, batch: int = 1, capacity: int | None = None) -> Decoder:
         """Return a decoder, which continues texts token by token with their keys and values.
