@@ -2,7 +2,7 @@
 
 It is a kernel like any other, so that libraries in C run plans with the very same code.  Its words
 are the `CONTEXT` of engine/plan/context.py.  A trimmed build for one thread has nobody to wait for
-and no table in memory: `walk` of tools/trimmed/runtime/runtime.c reads its steps in place.
+and no table in memory: `walk` of tools/trimmed/runtime/run.c reads its steps in place.
 
 A stretch has a share for each thread: its part of every step up to the next meeting.  A thread
 claims its own share, runs it, and then those that nobody has claimed, if somebody sleeps or is

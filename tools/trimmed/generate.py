@@ -49,8 +49,8 @@ from engine.training.state import PROGRESS
 
 RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "helpers.c", "tables.c", "cpu.c", "threads.c", "plan_read.c", "runtime.c",
-         "parameters.c", "checkpoint_read.c", "pieces.c", "checkpoint_write.c", "export.c",
-         "message.c", "federated.c", "files.c")  # fmt: skip
+         "run.c", "create.c", "steps.c", "parameters.c", "checkpoint_read.c", "pieces.c",
+         "checkpoint_write.c", "export.c", "message.c", "federated.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 PER_LEVEL = 3  # blocks of data that plans have: tables, steps, constants
 LINKED = {
