@@ -26,13 +26,13 @@ class Quantization:
         Range(50, 100, above=True),
     )
     activations: Literal["uint8", "int8"] = declare_option(
-        "uint8", "The integers of activations; weights are int8."
+        "uint8", "The integers of activations; weights are signed."
     )
     symmetric: bool = declare_option(
         False, "Use ranges of activations with 0 in the middle; by default as the values lie."
     )
     weight_bits: Literal[8, 4] = declare_option(
-        8, "Bits of a weight; integers of 4 bits are stored as int8."
+        8, "Bits of a weight; with 4 the file has opset 21, where ONNX has such integers."
     )
     per_channel: bool = declare_option(
         True,

@@ -147,6 +147,7 @@ def _quantise(
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import static_quantization as static
     from engine.graphs.offline.integer_weights import find_nearest_scale
+    from engine.graphs.offline.nibbles import store_nibbles
     from engine.graphs.offline.precision import keep_inside, narrow_graph, widen_graph
     from engine.graphs.offline.scales import find_scale
 
@@ -182,4 +183,7 @@ def _quantise(
     )  # fmt: skip
     keep_inside(graph)
     graph = graph if is_trained else narrow_graph(graph, graph)
-    return Quantized(graph, scheme, ranges, 4 * weights, weights)
+    if chosen.weight_bits == 4 and not is_trained:
+        graph = store_nibbles(graph)
+    stored = -(-weights * chosen.weight_bits // 8)
+    return Quantized(graph, scheme, ranges, 4 * weights, stored)

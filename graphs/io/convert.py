@@ -218,8 +218,8 @@ def find_opset(model: ModelProto, source: str) -> int:
     return versions[0]
 
 
-def convert_opset(model: ModelProto, source: str) -> ModelProto:
-    """Convert a model to an opset from `opsets.FIRST` to `opsets.LAST`; only its nodes change.
+def convert_opset(model: ModelProto, source: str, least: int = opsets.FIRST) -> ModelProto:
+    """Convert a model to an opset from `least` to `opsets.LAST`; only its nodes change.
 
     Large initializers are turned into inputs for the conversion, and back after it, so that they
     are not copied.
@@ -232,14 +232,14 @@ def convert_opset(model: ModelProto, source: str) -> ModelProto:
         UnsupportedOpError: see `find_opset`; or a node cannot be converted.
     """
     opset = find_opset(model, source)
-    if opsets.FIRST <= opset <= opsets.LAST:
+    if least <= opset <= opsets.LAST:
         return model
-    target = opsets.FIRST if opset < opsets.FIRST else opsets.LAST
+    target = least if opset < least else opsets.LAST
     light, heavy = _make_light(model)
     try:
         done = onnx.version_converter.convert_version(light, target)
     except ONNX_ERRORS as error:
-        raise _explain_failure(model, source, opset, target, error) from error
+        raise _explain_failure(model, source, opset, target, least, error) from error
     graph = GraphProto()
     graph.CopyFrom(done.graph)
     for n in graph.node:
@@ -312,7 +312,7 @@ def _count_bytes(t: TensorProto) -> int:
 
 
 def _explain_failure(
-    model: ModelProto, source: str, opset: int, target: int, error: Exception
+    model: ModelProto, source: str, opset: int, target: int, least: int, error: Exception
 ) -> UnsupportedOpError:
     """Return the error of a failed conversion, which names the nodes in ONNX's message."""
     text = str(error).strip()
@@ -328,7 +328,7 @@ def _explain_failure(
     where = f" at {', '.join(guilty)}" if guilty else ""
     return UnsupportedOpError(
         f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "
-        f"model with an opset from {opsets.FIRST} to {opsets.LAST}"
+        f"model with an opset from {least} to {opsets.LAST}"
     )
 
 

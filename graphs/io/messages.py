@@ -25,6 +25,7 @@ from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 # Constants of these types are kept as the next wider type, which holds the same values.  This makes
 # no difference to ops that move or convert them.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
+NIBBLE = np.dtype([("int4", "i1")])  # of a constant on its way to a file; numpy has no such type
 _FIELDS = {
     "f32": "float_data",
     "f64": "double_data",
@@ -255,12 +256,31 @@ def find_code(array: Array) -> int:
     Raises:
         DTypeError: ONNX has no such type, or no constant of ours has it.
     """
+    if array.dtype == NIBBLE:
+        return int(TensorProto.INT4)
     return CODE_OF_NUMPY.get(array.dtype) or ONNX_CODE[find_type(array).dtype]
+
+
+def count_stored(array: Array) -> int:
+    """Return the bytes that a constant takes in a file."""
+    return -(-array.size // 2) if array.dtype == NIBBLE else array.nbytes
+
+
+def make_content(array: Array) -> memoryview:
+    """Return the bytes of a constant in a file: little endian; of 4-bit integers two a byte, the
+    first in the lower half.
+    """
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    stored = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
+    if array.dtype == NIBBLE:
+        even = np.append(stored & 15, np.zeros(stored.size % 2, np.uint8))
+        stored = even[::2] | even[1::2] << 4
+    content: memoryview[int] = stored.data
+    return content
 
 
 def make_tensor(name: str, array: Array) -> TensorProto:
     """Return the message of a constant."""
     t = TensorProto(name=name, data_type=find_code(array), dims=array.shape)
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    t.raw_data = np.ascontiguousarray(little).tobytes()
+    t.raw_data = bytes(make_content(array))
     return t

@@ -22,8 +22,10 @@ from engine.graphs.io.messages import (
     IN_GRAPHS,
     PACKED,
     check_packed,
+    count_stored,
     find_code,
     fold_strings,
+    make_content,
     make_default_info,
     make_tensor,
     make_value_info,
@@ -514,10 +516,10 @@ def save_sharing(
                 known = mapping.place_below(array, folder)
                 offsets[key] = known or (own, top)
             if offsets[key] == (own, top):
-                padding = -array.nbytes % _ALIGN
-                content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                pieces += [content, bytes(padding)]
-                top += array.nbytes + padding
+                size = count_stored(array)
+                padding = -size % _ALIGN
+                pieces += [make_content(array), bytes(padding)]
+                top += size + padding
             tensors.append(_make_external_tensor(name, array, *offsets[key]))
         messages[path] = _make_model(graph, tensors, defaults).SerializeToString()
     contents: dict[str, Sequence[bytes | memoryview]] = {data: pieces} if pieces else {}
@@ -534,7 +536,7 @@ def save_sharing(
 
 def count_bytes(graph: Graph) -> int:
     """Return the bytes of all initializers."""
-    return sum(a.nbytes for a in graph.initializers.values())
+    return sum(map(count_stored, graph.initializers.values()))
 
 
 def list_stamps(graphs: Iterable[Graph], folder: str) -> str:
@@ -567,7 +569,7 @@ def _make_external_tensor(name: str, array: Array, location: str, offset: int) -
     """Return a tensor whose bytes are in another file."""
     t = TensorProto(name=name, data_type=find_code(array), dims=array.shape)
     t.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
+    for key, value in (("location", location), ("offset", offset), ("length", count_stored(array))):
         t.external_data.add(key=key, value=str(value))
     return t
 

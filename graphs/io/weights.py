@@ -24,9 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
-from engine.graphs.io.messages import find_code
+from engine.graphs.io.messages import count_stored, find_code, make_content
 from engine.graphs.io.protos import ModelProto, TensorProto
 from engine.kernels.vocabulary.op import Array
 from engine.runtime.mapping import Content
@@ -174,15 +172,14 @@ def list_pieces(
     before, after = begin.SerializeToString(), end.SerializeToString()
     known = list(weights)
     heads = [_make_head(name, array) for name, array in known]
-    sizes = [len(head) + array.nbytes for head, (_, array) in zip(heads, known, strict=True)]
+    sizes = [len(head) + count_stored(a) for head, (_, a) in zip(heads, known, strict=True)]
     fields = [bytes([_INITIALIZER << 3 | 2]) + encode_varint(size) for size in sizes]
     total = len(before) + len(after) + sum(sizes) + sum(map(len, fields))
     yield first.SerializeToString() + bytes([_GRAPH << 3 | 2]) + encode_varint(total) + before
     for field, head, (_, array) in zip(fields, heads, known, strict=True):
         yield field + head
         if array.nbytes:
-            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            yield np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
+            yield make_content(array)
     yield after + last.SerializeToString()
 
 
@@ -190,7 +187,7 @@ def _make_head(name: str, array: Array) -> bytes:
     """Return the message of an initializer up to its bytes."""
     t = TensorProto(name=name, data_type=find_code(array), dims=array.shape)
     head: bytes = t.SerializeToString()
-    return head + bytes([_RAW << 3 | 2]) + encode_varint(array.nbytes)
+    return head + bytes([_RAW << 3 | 2]) + encode_varint(count_stored(array))
 
 
 def _split_message(message: Any, number: int) -> tuple[Any, Any]:

@@ -107,6 +107,12 @@ def is_rounded(graph: Graph) -> bool:
     return any((node.domain, node.op) == (OURS, "RoundWeights") for node in graph.nodes)
 
 
+def is_rounded_to_nibbles(graph: Graph) -> bool:
+    """Return whether a graph rounds weights that it trains to 4 bits or fewer."""
+    rounded = (n for n in graph.nodes if (n.domain, n.op) == (OURS, "RoundWeights"))
+    return any(_read_rounding(node)[1] <= 4 for node in rounded)
+
+
 def store_weights(graph: Graph) -> Graph:
     """Store weights and biases that a training has rounded as integers, in place.
 

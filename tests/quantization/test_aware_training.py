@@ -91,10 +91,11 @@ def test_an_export_is_the_model_that_was_trained(
     onnx.checker.check_model(model, full_check=True)
     assert {opset.domain for opset in model.opset_import} == {""}
     matrices = [t for t in model.graph.initializer if len(t.dims) > 1]
-    assert {t.data_type for t in matrices} == {TensorProto.INT8}
+    weights = "INT4" if options.get("weight_bits") == 4 else "INT8"
+    assert {t.data_type for t in matrices} == {TensorProto.DataType.Value(weights)}
     kinds = {TensorProto.DataType.Name(t.data_type) for t in model.graph.initializer}
     activations = str(options.get("activations", "uint8")).upper()
-    assert sorted(kinds) == sorted(dict.fromkeys(["FLOAT", "INT32", "INT8", activations]))
+    assert sorted(kinds) == sorted(dict.fromkeys(["FLOAT", "INT32", weights, activations]))
     x, _ = make_data(32, seed=5)
     ours, peer = trainer.predict(x), run_peer(tmp_path / "int8.onnx", x)
     session = edgegrad.Session(tmp_path / "int8.onnx", threads=1)

@@ -193,7 +193,7 @@ def test_a_build_trains_with_roundings_like_the_engine(
     trainer.export(tmp_path / "int8.onnx")
     kinds = {t.data_type for t in onnx.load(tmp_path / "int8.onnx").graph.initializer
              if len(t.dims) > 1}  # fmt: skip
-    assert kinds == {onnx.TensorProto.INT8}
+    assert kinds == {onnx.TensorProto.INT4}
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])

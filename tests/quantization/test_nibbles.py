@@ -1,0 +1,103 @@
+"""Weights of 4 bits in files: two to a byte, read back by us and by stock onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import edgegrad
+from engine.graphs.io import onnx_io, weights
+from engine.graphs.io.messages import NIBBLE
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.nibbles import store_nibbles
+from engine.kernels.vocabulary.op import TensorType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def make_graph(opset: int = 13, least: int = -8) -> Graph:
+    """A product with 35 weights in steps of a half, whose axes become an input at opset 18."""
+    rng = np.random.default_rng(0)
+    constants: dict[str, Array] = {
+        "w": rng.integers(least, 8, (7, 5)).astype(np.int8),
+        "s": np.full(5, 0.5, np.float32),
+        "z": np.array([0, 1, -2, 3, 0], np.int8),
+    }
+    constants["w"][0] = least, 7, -1, 0, 1
+    nodes = [
+        Node("DequantizeLinear", ("w", "s", "z"), ("d",), {"axis": 1}, "", "dequantise"),
+        Node("MatMul", ("x", "d"), ("m",), {}, "", "product"),
+        Node("ReduceMax", ("m",), ("y",), {"axes": [0], "keepdims": 1}, "", "largest"),
+    ]
+    x = TensorType("f32", ("batch", 7))
+    graph = Graph("g", {"x": x}, ["y"], constants, nodes, {"": opset})
+    graph.types = {"y": TensorType("f32", (1, 5))}
+    return graph
+
+
+@pytest.mark.parametrize("form", ["bytes", "file", "external"])
+def test_a_file_has_two_weights_in_a_byte(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph()
+    stored, path = store_nibbles(graph.copy()), tmp_path / "model.onnx"
+    assert stored.opsets[""] == 21
+    if form == "bytes":
+        path.write_bytes(onnx_io.to_bytes(stored))
+    elif form == "file":
+        onnx_io.save(stored, path)
+    else:
+        monkeypatch.setattr(onnx_io, "EXTERNAL_BYTES", 1)
+        monkeypatch.setattr(onnx_io, "_EXTERNAL_MIN", 1)
+        onnx_io.save(stored, path)
+        assert (tmp_path / "model.onnx.data").exists()
+    message = onnx.load(path)
+    onnx.checker.check_model(message, full_check=True)
+    tensors = {t.name: t for t in message.graph.initializer}
+    for name, size in (("w", 18), ("z", 3)):
+        assert tensors[name].data_type == TensorProto.INT4
+        assert len(tensors[name].raw_data) == size
+        read = numpy_helper.to_array(tensors[name]).astype(np.int8)
+        assert np.array_equal(read, graph.initializers[name])
+        assert np.array_equal(onnx_io.load(path).initializers[name], graph.initializers[name])
+    x = np.random.default_rng(1).standard_normal((3, 7)).astype(np.float32)
+    levels = graph.initializers["w"].astype(np.float32) - graph.initializers["z"]
+    want = (x @ (levels * 0.5)).max(0, keepdims=True)
+    # By default it rounds what a product with such weights reads to int8.
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    peer = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = edgegrad.Session(path, threads=1)
+    for each in (peer, session):
+        np.testing.assert_allclose(each.run(None, {"x": x})[0], want, rtol=1e-5)
+
+
+def test_the_bytes_of_a_message_are_those_of_a_file() -> None:
+    stored = store_nibbles(make_graph(21))
+    bare = onnx_io.to_proto(stored)
+    whole = bare.SerializeToString()
+    del bare.graph.initializer[:]
+    pieces = b"".join(weights.list_pieces(bare, stored.initializers.items()))
+    assert pieces == whole
+    assert onnx_io.count_bytes(stored) == 18 + 3 + 5 * 4
+
+
+def test_what_needs_more_bits_stays(tmp_path: Path) -> None:
+    """One weight of -9, a constant that something else reads, and one that is an output."""
+    wide = store_nibbles(make_graph(21, least=-9))
+    assert not [n for n, a in wide.initializers.items() if a.dtype == NIBBLE]
+    shared = make_graph(21)
+    shared.nodes.append(Node("Cast", ("z",), ("c",), {"to": 1}, "", "cast"))
+    shared.outputs.append("c")
+    shared.types["c"] = TensorType("f32", (5,))
+    assert not [n for n, a in store_nibbles(shared).initializers.items() if a.dtype == NIBBLE]
+    ended = make_graph(21)
+    ended.outputs.append("w")
+    ended.types["w"] = TensorType("i8", (7, 5))
+    assert not [n for n, a in store_nibbles(ended).initializers.items() if a.dtype == NIBBLE]
