@@ -41,7 +41,7 @@ from engine.kernels.vocabulary.kernel import (
     off,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
+from engine.kernels.vocabulary.op import Lowering, Operand, TensorType, get_factors
 from engine.kernels.vocabulary.signature import round_to_unit
 from engine.plan.words import Field, Words
 
@@ -476,8 +476,8 @@ def _find_stored(
     halves = {kind for kind in kinds if kind in HALVES}
     if halves and "f64" in kinds:
         lowering.site.fail(f"a product of {', '.join(kinds)}", "f32 with bf16 or f16")
-    factor = lowering.precision
-    if factor not in lowering.target.products or "f64" in kinds or not halves <= {factor}:
+    factor = "" if "f64" in kinds else get_factors(lowering, "f32")
+    if not factor or not halves <= {factor}:
         factor = "f32"
     if not halves and factor == "f32":
         return None

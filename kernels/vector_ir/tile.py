@@ -535,6 +535,7 @@ class _RunTile(_Tile):
     def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
         super().__init__(fn, target, T, a_cols, mr, nv)
         self.wide = self.vt  # of a vector of factors, or of sums of a run
+        self.align = self.size // 2
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
         b = self.b

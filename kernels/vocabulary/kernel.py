@@ -280,12 +280,16 @@ class Template:
         return values
 
     def bound(self, params: Parameters) -> dict[str, str | int]:
-        """Return the compile-time parameters by the names that `build` has for them."""
-        names = self._compiled.get("params")
-        if names is None:
-            names = [*inspect.signature(self.build).parameters][1:]
-            self._compiled["params"] = names
-        return dict(zip(names, params, strict=False))
+        """Return the compile-time parameters by the names that `build` has for them, with its
+        defaults.
+        """
+        known = self._compiled.get("params")
+        if known is None:
+            given = [*inspect.signature(self.build).parameters.values()][1:]
+            usual = {p.name: p.default for p in given if p.default is not p.empty}
+            known = self._compiled["params"] = [p.name for p in given], usual
+        names, usual = known
+        return {**usual, **dict(zip(names, params, strict=False))}
 
     def place(self, name: str, params: Parameters) -> int:
         """Return the position of a number among the numbers of a call."""

@@ -266,6 +266,12 @@ def find_each_stored(*operands: Operand) -> tuple[str, tuple[str, ...]]:
     return T, kinds if {*kinds} != {T} else ()
 
 
+def get_factors(lowering: Lowering, T: str) -> str:
+    """Return the type of 16 bits that products round their factors to; "": they are T."""
+    P = lowering.precision
+    return P if T == "f32" and P in lowering.target.products else ""
+
+
 class Lowering(Protocol):
     """The argument of a lowering: operands of the node, temporaries, and calls to append.
 

@@ -54,8 +54,14 @@ def round_to_unit(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
+def count_words(k: int, P: str) -> int:
+    """Return the words of 32 bits that k factors of a type of 16 bits take; P "": as many."""
+    return -(-k // 2) if P else k
+
+
 FUNCTIONS = {
     "__builtins__": {}, "up": round_to_unit, "min": min, "max": max, "prod": math.prod, "len": len,
+    "words": count_words,
     "ACCUMULATE": ACCUMULATE, "BIAS": BIAS, "RELU": RELU, "CURVES": CURVES,
 }  # fmt: skip
 

@@ -144,7 +144,7 @@ def choose_target(one: OneNode | Alone) -> Target:
     Tests of these have the bounds.
     """
     calls = list_ops()[one.node.domain, one.node.op].calls or ()
-    rounds = any(kernel in calls for kernel in (attention, attention_grad, conv))
+    rounds = any(kernel in calls for kernel in (attention, attention_grad, conv, *WALKS))
     return without_products() if rounds else detect_host()
 
 

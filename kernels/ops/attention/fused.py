@@ -29,7 +29,16 @@ from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, Storage, TensorType, find_stored
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Lowering,
+    Op,
+    Site,
+    Storage,
+    TensorType,
+    find_stored,
+    get_factors,
+)
 
 # Rows and columns of a block of scores: with its operands it stays in the second cache.
 BLOCK_KEYS, BLOCK_QUERIES = 128, 64
@@ -208,9 +217,8 @@ def choose_factors(lowering: Lowering, T: str) -> str:
 
     Only pairs: sums of f16 would end at 65504, and scores may be larger before they are scaled.
     """
-    factor = lowering.precision
-    takes = T == "f32" and factor in lowering.target.products and FACTORS[factor] == 2
-    return factor if takes else ""
+    factor = get_factors(lowering, T)
+    return factor if FACTORS.get(factor) == 2 else ""
 
 
 def list_given(*params: str) -> list[str]:

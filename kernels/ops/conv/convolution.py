@@ -50,7 +50,14 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import Dim, Lowering, Operand, find_each_stored, find_stored
+from engine.kernels.vocabulary.op import (
+    Dim,
+    Lowering,
+    Operand,
+    find_each_stored,
+    find_stored,
+    get_factors,
+)
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, OPEN, Field, Words
 
@@ -377,9 +384,7 @@ def choose_factors(lowering: Lowering, x: Operand, channels: int = 0) -> str:
     channels: of a group, where a word holds factors of two of them; an odd one would have no other.
     """
     # The factors of a word lie side by side in a pixel, so images are read as they are stored.
-    P = lowering.precision
-    takes = P in lowering.target.products and find_stored(x)[0] == "f32" and channels % 2 == 0
-    return P if takes else ""
+    return "" if channels % 2 else get_factors(lowering, find_stored(x)[0])
 
 
 def _choose_blocks(lowering: Lowering, j: Job, T: str, P: str) -> Job:

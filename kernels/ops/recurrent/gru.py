@@ -13,6 +13,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     WALK,
     WALK_WORDS,
     WalkReach,
+    at_direction,
     count_call_scratch,
     count_products,
     dy_at,
@@ -20,15 +21,16 @@ from engine.kernels.ops.recurrent.recurrence import (
     is_first,
     longest,
     mover,
-    padded,
     part,
     place,
     product,
     reader,
     row_at,
+    scratch,
     state_at,
     time_at,
     time_before,
+    write_panels,
     writer,
     y_at,
 )
@@ -46,11 +48,11 @@ from engine.kernels.vocabulary.kernel import (
 )
 
 
-def _after(target: Target, T: str, f: str, g: str, Q: str) -> tuple[Inline, Inline, Inline]:
+def _after(target: Target, T: str, f: str, g: str, Q: str, P: str) -> tuple[Inline, Inline, Inline]:
     """Return inline functions: what comes between the two products, the rest of a step, and what
-    keeps the inner products, which are stored as Q.
+    keeps the inner products, which are stored as Q.  P: as of `product`.
     """
-    times, whole, narrow = product(target, T), cells.gru(T, f, g), mover(Q, T)
+    times, whole, narrow = product(target, T, P), cells.gru(T, f, g), mover(Q, T)
 
     @inline
     def in_place(inner, work, d, t, b, keeps, g):
@@ -76,11 +78,12 @@ def _after(target: Target, T: str, f: str, g: str, Q: str) -> tuple[Inline, Inli
     is_kept = int(Q == T)
 
     @inline
-    def middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_at, bias, mode, keeps, g):
+    def middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_at, bias, mode, keeps, g, left):
         n, ld = g.hidden, g.state_b * g.hidden
         ldq = g.row_b * n if keeps * is_kept != 0 else ld
         q = of(inner, work, d, t, r0, keeps, g)
-        times(off(h, state_at(g, d, r0) * n), ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode)
+        a = off(h, state_at(g, d, r0) * n)
+        times(a, ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode, left)
 
     @inline
     def end(a, h, inner, work, d, t, b, keeps, g):
@@ -91,13 +94,13 @@ def _after(target: Target, T: str, f: str, g: str, Q: str) -> tuple[Inline, Inli
     return middle, end, keep
 
 
-def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline, Inline]:
+def _before(target: Target, T: str, f: str, g: str, P: str) -> tuple[Inline, Inline, Inline]:
     """Return the same functions for a state that is reset first."""
-    times, zero = product(target, T), Native("zero", (T,))
+    times, zero = product(target, T, P), Native("zero", (T,))
     reset, state = cells.gru_reset(T, f), cells.gru_state(T, g)
 
     @inline
-    def middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_at, bias, mode, keeps, g):
+    def middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_at, bias, mode, keeps, g, left):
         n = g.hidden
         # r h of every row first: R_n is multiplied with all rows at once, 0 for rows that have
         # ended.
@@ -111,7 +114,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline, Inl
         at = state_at(g, d, r0) * n
         # n's gate += R_n (r h): the state was reset before the product.
         a, ld = off(work, at), g.state_b * n
-        times(a, ld, b_at, off(now, 2 * n), ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
+        times(a, ld, b_at, off(now, 2 * n), ldc, b_at, r1 - r0, n, n, g, ACCUMULATE, left)
 
     @inline
     def end(a, h, inner, work, d, t, b, keeps, g):
@@ -127,7 +130,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline, Inl
 
 def _gru_reach(c: KernelCall) -> Reach:
     w, keeps = WalkReach(c), c.keeps and c.flag(3)
-    in_place = keeps and not any(c.params[6:])
+    in_place = keeps and not c.type_of("Q")
     return {
         "gates": 3 * w.rows, "h0": w.states, "y": w.y if c.has_y else 0, "h": w.states,
         "inner": w.rows if keeps else 0, "work": 0 if in_place else w.states,
@@ -137,8 +140,8 @@ def _gru_reach(c: KernelCall) -> Reach:
 
 @kernel(
     f"""
-    gates: update G[...]   panels: T[last, hidden, up(2 * hidden, tile_columns)] if first < last
-    panels_n: T[last, hidden, up(hidden, tile_columns)] if first < last
+    gates: update G[...]   panels: {write_panels("hidden", "2 * hidden")}
+    panels_n: {write_panels("hidden", "hidden")}
     bias: T[last, 6, hidden] if has_bias and after and first < last   {LENS}   h0: T[...]
     y: out Y[...]   h: out T[...]   inner: out Q[...]   work, rows: scratch T[...]
     has_bias, has_y, has_gates, keeps: i64   {WALK}
@@ -158,20 +161,21 @@ def gru(
     G: str = "",
     Y: str = "",
     Q: str = "",
+    P: str = "",
 ) -> Body:
     """All steps of a GRU; `after`: the reset gate scales R_n h + b, otherwise h.
 
     gates: by rows, on entry the products of X, then z, r, n, and 0 after a row's length; panels,
     panels_n: R_z and R_r, R_n, transposed; h: the state, from h0 to the last; y: all h, or none;
     inner: by rows, R_n h + b before all steps, if it `keeps` them; work: as the states.  G, Y, Q:
-    how gates, y and inner are stored, T if empty.
+    how gates, y and inner are stored, T if empty.  P: as of `product`.
     """
     G, Y, Q = G or T, Y or T, Q or T
-    times, wide = product(target, T), padded(target, T)
+    times, panels_at, room = product(target, T, P), at_direction(target, T, P), scratch("gru", P)
     step, widen, write = place(T, G), reader(T, G), writer(T, G)
     keep_y, start = mover(Y, T), fill(T)
     zero, zero_y = Native("zero", (G,)), Native("zero", (Y,))
-    middle, end, keep = _after(target, T, f, g, Q) if after else _before(target, T, f, g)
+    middle, end, keep = _after(target, T, f, g, Q, P) if after else _before(target, T, f, g, P)
 
     def body(
         gates,
@@ -194,13 +198,13 @@ def gru(
         nthreads,
     ):
         n = g.hidden
-        mine = off(rows, tid * g.batch * 3 * n)
+        mine, left = room(rows, g, tid)
         mode = BIAS if has_bias != 0 else 0
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(h, h0, g, d, r0, r1)
             last = longest(lens, r0, r1)
-            b_zr, b_n = off(panels, d * wide(2 * n) * n), off(panels_n, d * wide(n) * n)
+            b_zr, b_n = panels_at(panels, d, n, 2 * n), panels_at(panels_n, d, n, n)
             rbn = pick(has_bias, off(bias, (6 * d + 5) * n), b_n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
@@ -208,9 +212,11 @@ def gru(
                 if t < last:
                     for b in range(r0, r1):
                         widen(gates, row_at(g, d, t, b) * 3 * n, off(now, (b - r0) * ldc), 3 * n)
-                    a = off(h, state_at(g, d, r0) * n)
-                    times(a, g.state_b * n, b_zr, now, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
-                    middle(now, ldc, h, inner, work, d, t, r0, r1, lens, b_n, rbn, mode, keeps, g)
+                    a, lda, count = off(h, state_at(g, d, r0) * n), g.state_b * n, r1 - r0
+                    times(a, lda, b_zr, now, ldc, b_zr, count, 2 * n, n, g, ACCUMULATE, left)
+                    middle(
+                        now, ldc, h, inner, work, d, t, r0, r1, lens, b_n, rbn, mode, keeps, g, left
+                    )
                 for b in range(r0, r1):
                     at, into = state_at(g, d, b) * n, off(y, y_at(g, d, t, b) * n)
                     i, gate = row_at(g, d, t, b) * 3 * n, off(now, (b - r0) * ldc)
@@ -242,8 +248,8 @@ def _gru_grad_after_reach(c: KernelCall) -> Reach:
 @kernel(
     f"""
     gates: G[...]   y: Y[...]   inner: Q[...]
-    panels: T[last, 3 * hidden, up(hidden, tile_columns)] if first < last
-    panels_n: T[last, hidden, up(hidden, tile_columns)] if not kept and first < last
+    panels: {write_panels("3 * hidden", "hidden")}
+    panels_n: {write_panels("hidden", "hidden", "not kept and first < last")}
     bias: T[last, 6, hidden] if not kept and has_bias and first < last   {LENS}
     h0: T[...]   dy: D[...]   dhn: T[...]   dgates, dinner, past: out G[...]   dh: out T[...]
     work, rows: scratch T[...]   kept, has_bias: i64   {WALK}
@@ -263,17 +269,19 @@ def gru_grad_after(
     Y: str = "",
     D: str = "",
     Q: str = "",
+    P: str = "",
 ) -> Body:
     """The adjoint of `gru` with `after`, from dy and dhn.
 
     gates, y: as it left them, and inner if it is `kept`; otherwise it is computed again, from
     panels_n: R_n^T; panels: R; dgates, dinner: the gradients of the products of X and of h; past:
     the h before every row; dh: gradient of h0; work: as the states.  G, Y, D, Q: how gates and
-    dgates, dinner, past, y, dy and inner are stored, T if empty.
+    dgates, dinner, past, y, dy and inner are stored, T if empty.  P: as of `product`.
     """
     G, Y, D, Q = G or T, Y or T, D or T, Q or T
-    times, wide = product(target, T), padded(target, T)
+    times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, G), writer(T, G), fill(T)
+    room = scratch("gru_grad_after", P)
     gates_of, dy_of, inner_of = reader(T, G), reader(T, D), reader(T, Q)
     from_state, from_y, zero = mover(T, T), mover(T, Y), Native("zero", (T,))
     run = cells.gru_grad(T, slope_f, slope_g)
@@ -323,7 +331,7 @@ def gru_grad_after(
         n, mode = g.hidden, BIAS if has_bias != 0 else 0
         # Scratch of what is not stored as T: the gradients of all rows of a step, and the h before;
         # of a row its gates, its inner product and dy.
-        mine = off(rows, tid * (7 * g.batch + 5) * n)
+        mine, left = room(rows, g, tid)
         inner_rows = off(mine, 3 * g.batch * n)
         old_rows = off(inner_rows, 3 * g.batch * n)
         gate_row = off(old_rows, g.batch * n)
@@ -333,7 +341,7 @@ def gru_grad_after(
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last = longest(lens, r0, r1)
-            b_at, b_n = off(panels, d * wide(n) * 3 * n), off(panels_n, d * wide(n) * n)
+            b_at, b_n = panels_at(panels, d, 3 * n, n), panels_at(panels_n, d, n, n)
             # Without a bias any pointer will do: the mode leaves it unread.
             rbn, ld = pick(has_bias, off(bias, (6 * d + 5) * n), b_n), g.state_b * n
             for s in range(g.steps if r0 < r1 else 0):
@@ -356,7 +364,7 @@ def gru_grad_after(
                 # q = R_n h' + b was not kept: computed again, for all rows of the step.
                 if t < last and kept == 0:
                     q = off(work, state_at(g, d, r0) * n)
-                    times(before, ldo, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
+                    times(before, ldo, b_n, q, ld, rbn, r1 - r0, n, n, g, mode, left)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
                     da, di = off(now, (b - r0) * lda), off(within, (b - r0) * ldi)
@@ -380,7 +388,7 @@ def gru_grad_after(
                     # Forward: the products with h' are R_z h', R_r h' and q; so dh' += R^T of their
                     # gradients.
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(within, ldi, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE)
+                    times(within, ldi, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE, left)
 
     return body
 
@@ -397,8 +405,8 @@ def _gru_grad_before_reach(c: KernelCall) -> Reach:
 @kernel(
     f"""
     gates: G[...]   y: Y[...]
-    panels: T[last, 2 * hidden, up(hidden, tile_columns)] if first < last
-    panels_n: T[last, hidden, up(hidden, tile_columns)] if first < last   {LENS}
+    panels: {write_panels("2 * hidden", "hidden")}
+    panels_n: {write_panels("hidden", "hidden")}   {LENS}
     h0: T[...]   dy: D[...]   dhn: T[...]   dgates, past: out G[...]   dh: out T[...]
     work, rows: scratch T[...]   {WALK}
     """,
@@ -409,17 +417,25 @@ def _gru_grad_before_reach(c: KernelCall) -> Reach:
     slope_g=(TANH_SLOPE,),
 )
 def gru_grad_before(
-    target: Target, T: str, slope_f: str, slope_g: str, G: str = "", Y: str = "", D: str = ""
+    target: Target,
+    T: str,
+    slope_f: str,
+    slope_g: str,
+    G: str = "",
+    Y: str = "",
+    D: str = "",
+    P: str = "",
 ) -> Body:
     """The adjoint of `gru` without `after`, from dy and dhn.
 
     gates, y: as it left them; panels, panels_n: R_z and R_r, R_n; past: by rows, what each gate's R
     was multiplied with: h, h, r h; dh: gradient of h0; work: as the states.  G, Y, D: how gates and
-    dgates, past, y and dy are stored, T if empty.
+    dgates, past, y and dy are stored, T if empty.  P: as of `product`.
     """
     G, Y, D = G or T, Y or T, D or T
-    times, wide = product(target, T), padded(target, T)
+    times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, G), writer(T, G), fill(T)
+    room = scratch("gru_grad_before", P)
     gates_of, dy_of = reader(T, G), reader(T, D)
     copy, from_y, zero = mover(T, T), mover(T, Y), Native("zero", (T,))
     state, reset = cells.gru_state_grad(T, slope_f, slope_g), cells.gru_reset_grad(T, slope_f)
@@ -445,7 +461,7 @@ def gru_grad_before(
         n, ld = g.hidden, g.state_b * g.hidden
         # Scratch of what is not stored as T: the gates' gradients of all rows of a step, and what R
         # was multiplied with; of a row its gates and dy.
-        mine = off(rows, tid * (6 * g.batch + 4) * n)
+        mine, left = room(rows, g, tid)
         old_rows = off(mine, 3 * g.batch * n)
         gate_row = off(old_rows, 3 * g.batch * n)
         dy_row = off(gate_row, 3 * n)
@@ -453,7 +469,7 @@ def gru_grad_before(
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last = longest(lens, r0, r1)
-            b_zr, b_n = off(panels, d * wide(n) * 2 * n), off(panels_n, d * wide(n) * n)
+            b_zr, b_n = panels_at(panels, d, 2 * n, n), panels_at(panels_n, d, n, n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
                 now, lda = step(dgates, g, d, t, r0, 3 * n, mine)
@@ -480,7 +496,7 @@ def gru_grad_before(
                     into = off(work, state_at(g, d, r0) * n)
                     # Forward: n's gate = a_n + R_n (r h'); so d(r h') = R_n^T dn, which the cells
                     # then divide between r and h'.
-                    times(off(now, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0)
+                    times(off(now, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0, left)
                     for b in range(r0, r1):
                         i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
                         if t < lens[b]:
@@ -490,7 +506,7 @@ def gru_grad_before(
                             reset(r=r, h=old, dq=dq, dh=to, dr=off(da, n), q=rh, length=n)
                     to = off(dh, state_at(g, d, r0) * n)
                     # Forward: a_z and a_r = ... + R h'; so dh' += R_z^T dz + R_r^T dr.
-                    times(now, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE)
+                    times(now, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE, left)
                 for b in range(r0, r1):
                     i = row_at(g, d, t, b) * 3 * n
                     write(dgates, i, off(now, (b - r0) * lda), 3 * n)

@@ -15,6 +15,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     WALK,
     WALK_WORDS,
     WalkReach,
+    at_direction,
     chooser,
     count_call_scratch,
     count_products,
@@ -23,15 +24,16 @@ from engine.kernels.ops.recurrent.recurrence import (
     is_first,
     longest,
     mover,
-    padded,
     part,
     place,
     product,
     reader,
     row_at,
+    scratch,
     state_at,
     time_at,
     time_before,
+    write_panels,
     writer,
     y_at,
 )
@@ -61,7 +63,7 @@ def _lstm_reach(call: KernelCall) -> Reach:
 
 @kernel(
     f"""
-    gates: update G[...]   panels: T[last, hidden, up(4 * hidden, tile_columns)] if first < last
+    gates: update G[...]   panels: {write_panels("hidden", "4 * hidden")}
     {LENS}   h0, c0: T[...]   {PEEPHOLES}
     y: out Y[...]   h, c: out T[...]   cells: out C[...]   work: scratch T[...]
     has_y, has_cells: i64   {WALK}
@@ -84,16 +86,18 @@ def lstm(
     G: str = "",
     C: str = "",
     Y: str = "",
+    P: str = "",
 ) -> Body:
     """Run all time steps of an LSTM.
 
     gates: by rows, on entry the products of X, then i, o, f, c, and 0 after a row's length; panels:
     R^T; h, c: the states, from h0, c0 to the last; y, cells: all h and c, or none.  G, C, Y: how
-    gates, cells and y are stored, T if empty; the states that steps pass on are of T.
+    gates, cells and y are stored, T if empty; the states that steps pass on are of T.  P: as of
+    `product`.
     """
     G, C, Y = G or T, C or T, Y or T
     run = cells_.lstm(T, f, g, h, peephole, couple)
-    times, wide = product(target, T), padded(target, T)
+    times, panels_at, room = product(target, T, P), at_direction(target, T, P), scratch("lstm", P)
     step, widen, write = place(T, G), reader(T, G), writer(T, G)
     keep_y, keep_cells, start = mover(Y, T), mover(C, T), fill(T)
     zero, zero_y, zero_cells = (Native("zero", (kind,)) for kind in (G, Y, C))
@@ -109,13 +113,13 @@ def lstm(
         gates, panels, lens, h0, c0, p, y, h, c, cells, work, has_y, has_cells, g, tid, nthreads
     ):
         n = g.hidden
-        mine = off(work, tid * g.batch * 4 * n)
+        mine, left = room(work, g, tid)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             # h and c are walked in place: after the last step they are the outputs.
             start(h, h0, g, d, r0, r1)
             start(c, c0, g, d, r0, r1)
-            last, b_at = longest(lens, r0, r1), off(panels, d * wide(4 * n) * n)
+            last, b_at = longest(lens, r0, r1), panels_at(panels, d, n, 4 * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
                 now, ldc = step(gates, g, d, t, r0, 4 * n, mine)
@@ -124,7 +128,8 @@ def lstm(
                     for b in range(r0, r1):
                         widen(gates, row_at(g, d, t, b) * 4 * n, off(now, (b - r0) * ldc), 4 * n)
                     a = off(h, state_at(g, d, r0) * n)
-                    times(a, g.state_b * n, b_at, now, ldc, b_at, r1 - r0, 4 * n, n, g, ACCUMULATE)
+                    lda, rows = g.state_b * n, r1 - r0
+                    times(a, lda, b_at, now, ldc, b_at, rows, 4 * n, n, g, ACCUMULATE, left)
                 # The products of all rows at once above; the cells row by row.
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
@@ -191,7 +196,7 @@ def _lstm_grad_reach(c: KernelCall) -> Reach:
 @kernel(
     f"""
     gates: G[...]   cells: C[...]   y: Y[...]
-    panels: T[last, 4 * hidden, up(hidden, tile_columns)] if first < last
+    panels: {write_panels("4 * hidden", "hidden")}
     {LENS}   h0, c0: T[...]   {PEEPHOLES}   dy: D[...]   dhn, dcn: T[...]
     dgates: out G[...] may alias gates   past: out G[...]   dh, dc, dp: out T[...]
     work: scratch T[...]   {WALK}
@@ -217,17 +222,19 @@ def lstm_grad(
     C: str = "",
     Y: str = "",
     D: str = "",
+    P: str = "",
 ) -> Body:
     """The adjoint of `lstm`, from dy, dhn and dcn.
 
     gates, cells, y: as it left them; panels: R; past: the h before every row; dh, dc: gradients of
     h0, c0; dp: the gradient of p for each state.  G, C, Y, D: how gates, dgates and past, cells, y
-    and dy are stored, T if empty; gradients that steps pass on are of T.
+    and dy are stored, T if empty; gradients that steps pass on are of T.  P: as of `product`.
     """
     G, C, Y, D = G or T, C or T, Y or T, D or T
     cell = _adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
-    times, wide = product(target, T), padded(target, T)
+    times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, G), writer(T, G), fill(T)
+    room = scratch("lstm_grad", P)
     gates_of, cells_of, dy_of, before = reader(T, G), reader(T, C), reader(T, D), chooser(T, C)
     from_state, from_y = mover(G, T), mover(G, Y)
     zero, zero_kept = Native("zero", (T,)), Native("zero", (G,))
@@ -257,7 +264,7 @@ def lstm_grad(
         n = g.hidden
         # Scratch of what is not stored as T: the gates' gradients of all rows of a step; of a row
         # its gates, its cell state, the one before, and dy.
-        mine = off(work, tid * (4 * g.batch + 7) * n)
+        mine, left = room(work, g, tid)
         gate_row = off(mine, 4 * g.batch * n)
         cell_row = off(gate_row, 4 * n)
         old_row = off(cell_row, n)
@@ -271,7 +278,7 @@ def lstm_grad(
             if peephole:
                 for b in range(r0, r1):
                     zero(off(dp, state_at(g, d, b) * 3 * n), 3 * n)
-            last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * 4 * n)
+            last, b_at = longest(lens, r0, r1), panels_at(panels, d, 4 * n, n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
                 now, lda = step(dgates, g, d, t, r0, 4 * n, mine)
@@ -308,48 +315,55 @@ def lstm_grad(
                 # and past.
                 if t < last:
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(now, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, 4 * n, g, ACCUMULATE)
+                    ldc, rows = g.state_b * n, r1 - r0
+                    times(now, lda, b_at, to, ldc, b_at, rows, n, 4 * n, g, ACCUMULATE, left)
 
     return body
 
 
 def _rnn_reach(c: KernelCall) -> Reach:
     w = WalkReach(c)
-    return {"gates": w.rows, "h0": w.states, "y": w.y if c.has_y else 0, "h": w.states}
+    work = count_call_scratch(c, "rnn", 2)
+    y = w.y if c.has_y else 0
+    return {"gates": w.rows, "h0": w.states, "y": y, "h": w.states, "work": work}
 
 
 @kernel(
     f"""
-    gates: update T[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
-    {LENS}   h0: T[...]   y: out Y[...]   h: out T[...]   has_y: i64   {WALK}
+    gates: update T[...]   panels: {write_panels("hidden", "hidden")}
+    {LENS}   h0: T[...]   y: out Y[...]   h: out T[...]   work: scratch T[...]
+    has_y: i64   {WALK}
     """,
     words={"g": WALK_WORDS},
     reach=_rnn_reach,
     multiply_adds=count_products("gates"),
     f=(TANH, RELU),
 )
-def rnn(target: Target, T: str, f: str, Y: str = "") -> Body:
+def rnn(target: Target, T: str, f: str, Y: str = "", P: str = "") -> Body:
     """Run all time steps of an RNN.
 
     gates: by rows, on entry the products of X, and used up; panels: R^T; h: the state, from h0 to
-    the last; y: all h, or none, 0 after a row's length.  Y: how y is stored, T if empty.
+    the last; y: all h, or none, 0 after a row's length.  Y: how y is stored, T if empty.  P: as of
+    `product`.
     """
     Y = Y or T
-    cell, times, wide = cells_.rnn(T, f), product(target, T), padded(target, T)
+    cell, times, panels_at = cells_.rnn(T, f), product(target, T, P), at_direction(target, T, P)
     keep_y, zero_y, start = mover(Y, T), Native("zero", (Y,)), fill(T)
+    room = scratch("rnn", P)
 
-    def body(gates, panels, lens, h0, y, h, has_y, g, tid, nthreads):
+    def body(gates, panels, lens, h0, y, h, work, has_y, g, tid, nthreads):
         n = g.hidden
+        _, left = room(work, g, tid)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(h, h0, g, d, r0, r1)
-            last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * n)
+            last, b_at = longest(lens, r0, r1), panels_at(panels, d, n, n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * n)
-                    ldc = g.row_b * n
-                    times(a, g.state_b * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
+                    lda, ldc, rows = g.state_b * n, g.row_b * n, r1 - r0
+                    times(a, lda, b_at, to, ldc, b_at, rows, n, n, g, ACCUMULATE, left)
                 for b in range(r0, r1):
                     at, into = off(h, state_at(g, d, b) * n), off(y, y_at(g, d, t, b) * n)
                     # Forward: h = f(a); in place, as a is not needed again: backward reads y alone.
@@ -373,7 +387,7 @@ def _rnn_grad_reach(c: KernelCall) -> Reach:
 
 @kernel(
     f"""
-    y: Y[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
+    y: Y[...]   panels: {write_panels("hidden", "hidden")}
     {LENS}   h0: T[...]   dy: D[...]   dhn: T[...]   dgates, past: out Y[...]   dh: out T[...]
     rows: scratch T[...]   {WALK}
     """,
@@ -382,14 +396,15 @@ def _rnn_grad_reach(c: KernelCall) -> Reach:
     multiply_adds=count_products("dgates"),
     slope_f=(TANH_SLOPE, RELU_SLOPE),
 )
-def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "") -> Body:
+def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "", P: str = "") -> Body:
     """The adjoint of `rnn`, from dy and dhn.
 
     y: as it left it; panels: R; past: the h before every row; dh: gradient of h0.  Y, D: how y,
-    dgates and past, and dy are stored, T if empty.
+    dgates and past, and dy are stored, T if empty.  P: as of `product`.
     """
     Y, D = Y or T, D or T
-    cell, times, wide = cells_.rnn_grad(T, slope_f), product(target, T), padded(target, T)
+    cell, room = cells_.rnn_grad(T, slope_f), scratch("rnn_grad", P)
+    times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, Y), writer(T, Y), fill(T)
     y_of, dy_of, from_state, from_y = reader(T, Y), reader(T, D), mover(Y, T), mover(Y, Y)
     zero, zero_kept = Native("zero", (T,)), Native("zero", (Y,))
@@ -398,13 +413,13 @@ def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "") -> 
         n = g.hidden
         # Scratch of what is not stored as T: the gates' gradients of all rows of a step; of a row
         # its y and dy.
-        mine = off(rows, tid * (g.batch + 2) * n)
+        mine, left = room(rows, g, tid)
         y_row = off(mine, g.batch * n)
         dy_row = off(y_row, n)
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
-            last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * n)
+            last, b_at = longest(lens, r0, r1), panels_at(panels, d, n, n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
                 now, lda = step(dgates, g, d, t, r0, n, mine)
@@ -426,6 +441,7 @@ def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "") -> 
                 # Forward: a_t = W x_t + R h_(t-1) + b; so dh_(t-1) += R^T da_t.
                 if t < last:
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(now, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, n, g, ACCUMULATE)
+                    ldc, count = g.state_b * n, r1 - r0
+                    times(now, lda, b_at, to, ldc, b_at, count, n, n, g, ACCUMULATE, left)
 
     return body

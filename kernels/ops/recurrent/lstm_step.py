@@ -75,7 +75,7 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
     It has the operands of `lstm`.  Threads share whole panels of units: sums are the same whatever
     their number.
     """
-    run, times = cells_.lstm(T, f, g, h, peephole, couple), product(target, T)
+    run, times = cells_.lstm(T, f, g, h, peephole, couple), product(target, T, "")
     copy, zero = Native("copy", (T,)), Native("zero", (T,))
     width = target.nv * target.lanes(ITEMSIZE[T])
 
@@ -98,7 +98,7 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
                 for q in range(4):
                     into, part = off(now, q * n), off(panels, (d * 4 * n + q * n + u) * n)
                     lda, ldc = g.state_b * n, g.row_b * 4 * n
-                    times(a, lda, part, into, ldc, part, batch, units, n, g, ACCUMULATE)
+                    times(a, lda, part, into, ldc, part, batch, units, n, g, ACCUMULATE, part)
             for b in range(batch if units > 0 else 0):
                 at, i = state_at(g, d, b) * n + u, row_at(g, d, t, b)
                 x, kept = off(gates, i * 4 * n + u), off(cells, i * n + u)

@@ -13,11 +13,19 @@ until t is inside the row's length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.loops.bad_data import report
-from engine.kernels.loops.contract import pack_cols, pack_rows, strip
+from engine.kernels.loops.contract import (
+    depth_of,
+    pack_cols,
+    pack_rows,
+    same,
+    strip,
+    view_panel,
+    words_of,
+)
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
@@ -34,6 +42,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
+from engine.kernels.vocabulary.signature import count_words
 from engine.plan.context import LENGTH, STATUS
 from engine.plan.words import Field, Words
 
@@ -56,6 +65,12 @@ WALK_WORDS = Words(
     state=Field("strides of states along batch and directions", names=("b", "d")),
     dy=Field("strides of dY, all 0 where there is none", names=("t", "b", "d")),
 )
+
+
+def write_panels(k: str, n: str, condition: str = "first < last") -> str:
+    """Return the signature of panels of the matrices [k, n] of all directions, of factors P."""
+    return f"T[last, words({k}, P), up({n}, tile_columns)] if {condition}"
+
 
 # Parts of the signatures of all walks.
 WALK = "g: i64[] where kc >= 1 and first <= last"
@@ -84,29 +99,54 @@ class WalkReach:
         return c.span(start, (steps, by_time), (c.batch, by_row)) * int(c.hidden)
 
 
-# Scratch of walks whose operands are stored in 16 bits, in rows of one number for each hidden unit:
-# for each row of the batch, and besides.  A step is computed there.
+# Scratch of walks that store operands, or multiply factors, of 16 bits, in rows of one number for
+# each hidden unit: for each row of the batch, and besides, where a step is computed; and for each
+# row of the batch the factors of a product.
 _SCRATCH = {
-    "lstm": (4, 0), "lstm_grad": (4, 7), "gru": (3, 0), "gru_grad_after": (7, 5),
-    "gru_grad_before": (6, 4), "rnn_grad": (1, 2),
+    "lstm": (4, 0, 1), "lstm_grad": (4, 7, 4), "gru": (3, 0, 1), "gru_grad_after": (7, 5, 3),
+    "gru_grad_before": (6, 4, 2), "rnn": (0, 0, 1), "rnn_grad": (1, 2, 1),
 }  # fmt: skip
 
 
-def count_scratch(kind: str, batch: int, hidden: int, *stored: str) -> int:
+def count_scratch(kind: str, batch: int, hidden: int, stored: Sequence[str], P: str) -> int:
     """Return the elements of scratch memory of a thread of a walk.
 
-    kind: the name of its kernel.  stored: the types of 16 bits of its operands; "" for T.
+    kind: the name of its kernel.  stored: the types of 16 bits of its operands; "" for T.  P: as of
+    `product`.
     """
-    if not any(stored):
+    if not any((*stored, P)):
         return 0
-    each, besides = _SCRATCH[kind]
-    return (each * batch + besides) * hidden
+    each, besides, factors = _SCRATCH[kind]
+    rows = (each * batch + besides) * hidden
+    return rows + (batch * count_words(factors * hidden, P) if P else 0)
 
 
 def count_call_scratch(c: KernelCall, kind: str, first: int) -> int:
     """Return the reach into the scratch memory of a walk; first: its first parameter of a type."""
-    each = count_scratch(kind, int(c.batch), int(c.hidden), *map(str, c.params[first:]))
+    stored, P = [*map(str, c.params[first:])], c.type_of("P")
+    each = count_scratch(kind, int(c.batch), int(c.hidden), stored, P)
     return c.scratch(each, each) if c.first < c.last else 0
+
+
+def scratch(kind: str, P: str) -> Inline:
+    """Return an inline function: scratch(work, g, tid), what a thread has as `count_scratch` says:
+    its rows, and its factors.
+    """
+    each, besides, factors = _SCRATCH[kind]
+    words = words_of(P)
+
+    @inline
+    def only_rows(work, g, tid):
+        mine = off(work, tid * (each * g.batch + besides) * g.hidden)
+        return mine, mine
+
+    @inline
+    def both(work, g, tid):
+        rows = (each * g.batch + besides) * g.hidden
+        mine = off(work, tid * (rows + g.batch * words(factors * g.hidden)))
+        return mine, off(mine, rows)
+
+    return both if P else only_rows
 
 
 def count_products(gates: str) -> Callable[[KernelCall], int]:
@@ -114,28 +154,37 @@ def count_products(gates: str) -> Callable[[KernelCall], int]:
     return lambda c: int(c.elements[gates] * c.hidden)
 
 
-def padded(target: Target, T: str) -> Inline:
-    """Return an inline function: padded(n), the number of columns of panels for n columns."""
-    width = target.nv * target.lanes(ITEMSIZE[T])
-
-    @inline
-    def run(n):
-        return udiv(n + width - 1, width) * width
-
-    return run
-
-
-def product(target: Target, T: str) -> Inline:
+def product(target: Target, T: str, P: str) -> Inline:
     """Return an inline function: C (+)= A B (+ bias), B as panels.
 
-    product(a, lda, panels, c, ldc, bias, m, n, k, g, mode)
+    product(a, lda, panels, c, ldc, bias, m, n, k, g, mode, left)
+
+    P: the type of 16 bits that factors are rounded to, in panels already; "" for T.  left: room for
+    the factors of A.
     """
-    rows = strip(target, T, 0)
+    rows = strip(target, T, 0, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
+    depth, view = depth_of(P), view_panel(P)
+    as_factors, narrow = (Native("halves", (P,)), mover(P, T)) if P else (same, same)
 
     @inline
-    def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode):
+    def in_place(a, lda, left, m, k):
+        return a, lda
+
+    @inline
+    def rounded(a, lda, left, m, k):
+        factors = as_factors(left)
+        for i in range(m):
+            narrow(off(factors, i * k), off(a, i * lda), k)
+        return factors, k
+
+    take = rounded if P else in_place
+
+    @inline
+    def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode, left):
         kc = g.kc
+        x, ldx = take(a, lda, left, m, k)
+        b = view(panels)
         j = 0
         while j < n:
             w = imin(width, n - j)
@@ -147,10 +196,24 @@ def product(target: Target, T: str) -> Inline:
                 step = mode if k0 + kb == k else mode & ACCUMULATE
                 if k0 > 0:
                     step = step | ACCUMULATE
-                panel = off(panels, j * k + k0 * width)
-                rows(off(a, k0), lda, panel, width, off(c, j), ldc, off(bias, j), kb, m, w, step)
+                panel = off(b, j * depth(k) + depth(k0) * width)
+                rows(off(x, k0), ldx, panel, width, off(c, j), ldc, off(bias, j), kb, m, w, step)
                 k0 += kc
             j += width
+
+    return run
+
+
+def at_direction(target: Target, T: str, P: str) -> Inline:
+    """Return an inline function: at_direction(panels, d, k, n), the panels of direction d.
+
+    They are of matrices [k, n], of factors P, as of `product`.
+    """
+    width, words = target.nv * target.lanes(ITEMSIZE[T]), words_of(P)
+
+    @inline
+    def run(panels, d, k, n):
+        return off(panels, d * udiv(n + width - 1, width) * width * words(k))
 
     return run
 
@@ -318,17 +381,20 @@ def place(T: str, S: str) -> Inline:
 @kernel(
     """
     r: T[at + (directions - 1) * stride + n * k] if directions * n * k
-    b: out T[directions, k, up(n, tile_columns)]   directions, stride, at, n, k: i64
+    b: out T[directions, words(k, P), up(n, tile_columns)]
+    directions, stride, at, n, k: i64
     """
 )
-def recurrent_pack(target: Target, T: str, trans: int) -> Body:
+def recurrent_pack(target: Target, T: str, trans: int, P: str = "") -> Body:
     """b[d, panel][k][j] = panels of the matrix [k, n] at r + d stride + at.
 
-    `trans`: it is stored as [n, k].  The columns of a last panel after n are not written.
+    `trans`: it is stored as [n, k].  The columns of a last panel after n are not written.  P: as of
+    `product`.
     """
     width = target.nv * target.lanes(ITEMSIZE[T])
     # R is packed once for all steps, in panels as the register tile reads them.
-    pack = pack_cols(target, T) if trans else pack_rows(target, T)
+    pack = (pack_cols if trans else pack_rows)(target, T, "", P)
+    words, depth, view = words_of(P), depth_of(P), view_panel(P)
 
     @inline
     def rows(r, j, n, k, into, w):
@@ -346,7 +412,8 @@ def recurrent_pack(target: Target, T: str, trans: int) -> Body:
         for i in range(begin, end):
             d = udiv(i, panels)
             j = (i - d * panels) * width
-            one(off(r, d * stride + at), j, n, k, off(b, i * width * k), imin(width, n - j))
+            into = off(view(off(b, d * panels * width * words(k))), j * depth(k))
+            one(off(r, d * stride + at), j, n, k, into, imin(width, n - j))
 
     return body
 

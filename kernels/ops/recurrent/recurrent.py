@@ -9,7 +9,10 @@ Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what pass
 Padding   after a row's length gates and Y are 0 and states stay: no gradient passes there
 Error     as of the products; a step adds the rounding of its gates
 Halves    X is read, and Y, cells, gates and R_n h' + b are kept, in 16 bits, and so are their
-          gradients; walks compute in float32, on rows of one step, and pass states on in float32
+          gradients; walks compute in float32, on rows of one step, and pass states on in float32.
+          R, states and gradients of gates are rounded to factors of 16 bits where the target
+          multiplies these, and sums are float32: an error of a unit of the factors' type in each
+          product of R, and of f16 the error of `tile` besides
 
 W x of all steps is one product, so are dX, dW and dR; the steps between are kernels of their own
 (recurrence.py).  `com.microsoft` has the training forms of onnxruntime-training, of one direction
@@ -89,15 +92,18 @@ def _rnn(lowering: Lowering) -> None:
     w.append_products(gates, False)
     panels, lens, h0 = w.pack_panels(0, 1, True), w.get_lengths(), w.get_input("h0")
     y, h = lowering.y(0) if lowering.wants(0) else None, w.get_output(1, "h")
+    stored = w.list_stored(y)
+    work = w.make_scratch("rnn", stored)
     for i, ((f,), words) in enumerate(w.group_directions()):
         lowering.call(
-            rnn(w.T, f.formula, *w.list_stored(y)),
+            rnn(w.T, f.formula, *stored),
             gates=gates,
             panels=panels,
             lens=lens,
             h0=h0,
             y=y,
             h=h,
+            work=work,
             has_y=int(y is not None),
             g=words,
             updates=_list_shared(i, "y h"),

@@ -30,7 +30,9 @@ from engine.kernels.vocabulary.op import (
     Site,
     TensorType,
     find_stored,
+    get_factors,
 )
+from engine.kernels.vocabulary.signature import count_words, round_to_unit
 from engine.plan.words import Packed
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -153,6 +155,8 @@ class Walk:
 
     def __init__(self, lowering: Lowering) -> None:
         self.T = find_stored(lowering.x(0))[0]
+        # The factors of R's products: rounded to 16 bits where the CPU multiplies these.
+        self.P = get_factors(lowering, self.T)
         stored = ("f32", *HALVES) if self.T == "f32" else ()
         self.lowering, self.shape = lowering, read_shape(lowering.site, stored)
         x = lowering.x(0).type.dims
@@ -186,13 +190,16 @@ class Walk:
         return self.lowering.temp(dtype or self.T, self._require_numbers(self.shape.of(what)))
 
     def list_stored(self, *operands: Operand | None) -> list[str]:
-        """Return the types of 16 bits that operands are stored in, "" for T; none if all are T."""
+        """Return the last parameters of a walk: the types of 16 bits that operands are stored in,
+        "" for T, and of factors; none if all are T.
+        """
         kinds = [drop_same(x.type.dtype, self.T) if x else "" for x in operands]
+        kinds += [self.P] if self.P else []
         return kinds if any(kinds) else []
 
     def make_scratch(self, kind: str, stored: Sequence[str]) -> Operand:
         """Return the scratch memory of a walk; kind, stored: as of `count_scratch`."""
-        each = count_scratch(kind, self.batch, self.n, *stored)
+        each = count_scratch(kind, self.batch, self.n, stored, self.P)
         return self.lowering.temp(self.T, (self.lowering.threads * each,))
 
     def get_output(self, i: int, what: str) -> Operand:
@@ -223,9 +230,10 @@ class Walk:
         r, size = self.get_input("r"), self.n * self.n
         n, k = (count * self.n, self.n) if trans else (self.n, count * self.n)
         width = self.lowering.target.nv * self.lowering.target.lanes(ITEMSIZE[self.T])
-        out = self.lowering.temp(self.T, (self.d * -(-n // width) * width * k,))
+        columns = round_to_unit(n, width)
+        out = self.lowering.temp(self.T, (self.d * columns * count_words(k, self.P),))
         self.lowering.call(
-            recurrent_pack(self.T, int(trans)),
+            recurrent_pack(self.T, int(trans), *([self.P] if self.P else [])),
             r=r,
             b=out,
             directions=self.d,
