@@ -63,6 +63,7 @@ Array = npt.NDArray[Any]
 
 LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
 
+_STEP_BYTES = STEP.dtype.itemsize
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _HALF = 256  # bytes that are set aside for a mutex, and for a condition
 _BAD = {LABEL: "label", INDEX: "index", LENGTH: "length"}
@@ -250,6 +251,9 @@ class Before:
             self._param[begin:end] = values
         if self._changes is not None and self._copies:
             self._changes.note(self._places)
+
+
+_UNMOVED = Before(None, (), None)  # of runs that move none
 
 
 def list_written(plan: Plan, phases: Collection[Phase]) -> tuple[Span, ...]:
@@ -448,7 +452,9 @@ class BoundProgram:
                 there, before a gradient or parameter was changed; running statistics that have
                 moved are put back.
         """
-        before = Before(self._memory.get("param"), self._moved, self._changes)
+        before = _UNMOVED
+        if self._moved:
+            before = Before(self._memory.get("param"), self._moved, self._changes)
         try:
             self._run(step, seed, self._table if watch is None else watch.table)
         except BaseException:
@@ -543,7 +549,7 @@ class BoundProgram:
     def _run_steps(self, table: Array, first: int, count: int, runners: int = 0) -> None:
         """Run some steps of a table with all threads; with `runners` if that is not 0."""
         base = self._table_at if table is self._table else table.ctypes.data
-        at = base + first * table.dtype.itemsize
+        at = base + first * _STEP_BYTES
         self._get_team().run(at, count, self._status_at, runners or self._runners)
 
     def _run_once(self, first: int, count: int) -> None:

@@ -17,6 +17,7 @@ from engine.base.errors import (
     UnknownValueError,
     suggest_nearest,
 )
+from engine.base.plan_options import PlanOptions
 from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.checkpoint.storage import Checkpoint
 from engine.runtime.program import BoundProgram
@@ -57,6 +58,17 @@ def _describe(name: str, tensor: Any) -> NodeArg:
     return NodeArg(name, f"tensor({_ONNX_NAMES.get(kind, kind)})", list(tensor.shape))
 
 
+class _KnownCall(NamedTuple):
+    """A call with known inputs: what is compared with the next one before anything is hashed.
+
+    inputs: the name, element type and shape of each.  planning, key: what these have decided.
+    """
+
+    planning: PlanOptions
+    inputs: list[tuple[str, np.dtype[Any], tuple[int, ...]]]
+    key: tuple[Any, ...]
+
+
 class _Calls:
     """Signatures of the inputs that a model has run on, with the keys of their programs.
 
@@ -70,18 +82,33 @@ class _Calls:
         self.names = tuple(model.inputs)
         self.deciding: list[str] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._latest: _KnownCall | None = None
 
     def find_key(self, feed: Any) -> tuple[Any, ...] | None:
         """Return the key of the program for inputs; None if they need checks."""
         if type(feed) is not dict or len(feed) != len(self.names):
             return None
+        latest, planning = self._latest, self.model.memory.planning
+        if latest is not None and latest.planning is planning:
+            for name, dtype, shape in latest.inputs:
+                array = feed.get(name)
+                if type(array) is not np.ndarray:
+                    break
+                if array.dtype is not dtype or array.shape != shape:
+                    break
+            else:
+                return latest.key
         signature = self._begin_signature()
         for name in self.names:
             array = feed.get(name)
             if type(array) is not np.ndarray:
                 return None
             signature += array.dtype, array.shape
-        return self.keys.get(tuple(signature))
+        key = self.keys.get(tuple(signature))
+        if key is not None:
+            inputs = [(name, feed[name].dtype, feed[name].shape) for name in self.names]
+            self._latest = _KnownCall(planning, inputs, key)
+        return key
 
     def _begin_signature(self) -> list[Any]:
         """Return the settings that, with the inputs, decide the program."""
@@ -104,6 +131,7 @@ class _Calls:
                     raise
                 self.deciding += new
                 self.keys.clear()
+                self._latest = None
         if not self.deciding:
             kept = self.model.memory.programs
             keys = {known: key for known, key in self.keys.items() if key in kept}

@@ -143,6 +143,10 @@ class Memory:
 
     def use_program(self, key: tuple[Any, ...]) -> BoundProgram | None:
         """Return a program that is kept, from now on the one used last."""
+        for latest, kept in reversed(self.programs.items()):
+            if latest is key:  # no hash of its many parts is needed
+                return kept
+            break
         program = self.programs.pop(key, None)
         if program is not None:
             self.programs[key] = program

@@ -72,6 +72,7 @@ def test_a_signature_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "make_array", watch)
     for rows in (1, 3, 1, 3, 1):
         session.run(None, {"x": X[:rows]})
+    session.run(None, {"x": X})
     assert checked == [(1, 4), (3, 4)]
     with pytest.raises(DTypeError, match="expected float32, got float64"):
         session.run(None, {"x": X.astype(np.float64)})
