@@ -29,7 +29,7 @@ from typing import Literal, get_args
 from engine.base.element_types import ELEMENT_TYPES
 from engine.plan.plan import Mode, Phase
 
-MAGIC, VERSION = b"EGPL", 10
+MAGIC, VERSION = b"EGPL", 11
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 HEAD = struct.Struct("<4sIIIQQ")
@@ -77,7 +77,7 @@ port             name@text dtype buffer@buffer rank+port_dim
 port_dim         size
 plan             steps+step ports+port inputs fault reset noise scale rate step done | name@text
 plan             | buffers+buffer regions+region uses+use constants+constant lower_bound once
-model            build@text param grad state work kept copies
+model            param grad state work kept copies
 state            form dtype initial single
 io               size
 parameter        name@text dtype trainable listed moved line rank+parameter_dim

@@ -19,7 +19,7 @@ from engine.tools import cli
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build_library
 from engine.tools.trimmed.build import build as build_model
-from engine.tools.trimmed.link import Compiler, find_compiler, link
+from engine.tools.trimmed.link import Compiler, _list_small_flags, find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 from tests.support.places import GOLDENS
 from tests.support.shown import shows
@@ -307,6 +307,21 @@ def test_a_compiler_has_the_archiver_that_knows_its_objects(
     }
     for command, expected in archivers.items():
         assert Compiler((command,), zig=False).archiver == (expected,)
+
+
+def test_options_that_a_compiler_lacks_are_left_out(tmp_path: Path) -> None:
+    """And a library that may be larger than the reach of short addresses does not get them."""
+    compiler = tmp_path / "older-gcc"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-fno-ipa-modref*) exit 1;; esac\nexit 0\n')
+    compiler.chmod(0o755)
+    driver, platform = Compiler((str(compiler),), zig=False), resolve("raspberrypi4")
+    near = _list_small_flags(platform, driver, "shared", [bytes(1000)])
+    assert {"-fno-shrink-wrap", "-fno-plt", "-mcmodel=tiny"} <= set(near)
+    assert "-fno-ipa-modref" not in near
+    far = _list_small_flags(platform, driver, "shared", [bytes(1 << 19)])
+    assert set(near) - set(far) == {"-mcmodel=tiny"}
+    archive = _list_small_flags(platform, driver, "static", [bytes(1000)])
+    assert set(near) - set(archive) == {"-fno-plt", "-mcmodel=tiny"}
 
 
 def test_archives_and_executables(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source
     symbols = [spec.symbol for spec in specs]
     if library and LAUNCH.symbol not in symbols:
         symbols.append(LAUNCH.symbol)
-    bundle = None if library else Bundle(planned, detect_host(), threads, "0" * 16)
+    bundle = None if library else Bundle(planned, detect_host(), threads)
     level = CpuLevel(detect_host(), symbols, bundle)
     return Source(name, [level], threads, "0" * 16, federated=not library)
 

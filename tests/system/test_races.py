@@ -34,7 +34,7 @@ def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     target = resolve(str(HERE)).target
     planned = make_plans(list_artifacts(MLP), target, threads, [SAMPLES], {})
     specs = planned.list_kernels()
-    bundle = Bundle(planned, target, threads, "0" * 16)
+    bundle = Bundle(planned, target, threads)
     level = CpuLevel(target, [spec.symbol for spec in specs], bundle)
     source = Source("mnist", [level], threads, "0" * 16)
     codes = load.get_codes(specs, target, load.BITCODE)

@@ -197,7 +197,7 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
         if bundles and _is_like(target, planned, bundles[0]):
             continue
         symbols = [spec.symbol for spec in planned.list_kernels()]
-        bundle = Bundle(planned, target, options.threads, digest)
+        bundle = Bundle(planned, target, options.threads)
         bundles.insert(0, bundle)
         levels.insert(0, CpuLevel(target, symbols, bundle))
     graph = make_graph(plans[-1]) if options.export else None
@@ -581,8 +581,7 @@ def write_plans(
     )
     if config is not None:
         check_kernels(planned, config)
-    digest = hashlib.sha256("\n".join(map(str, planned.list_plans())).encode()).hexdigest()[:16]
-    content = Bundle(planned, target, options.threads, digest, is_file=True).write_file()
+    content = Bundle(planned, target, options.threads, is_file=True).write_file()
     files_io.write(os.fspath(out), [content])
     return len(content)
 

@@ -96,15 +96,13 @@ class Bundle:
         planned: Planned,
         target: Target,
         threads: int,
-        build: str,
         *,
         is_file: bool = False,
     ) -> None:
         """Write the file.
 
-        build: the digest that identifies the build.
         is_file: whether the plans are not part of a library: they name their kernels, and a library
-            looks them up.
+            looks them up and checks that the plans were made for it.
         """
         self.planned, self.target, self.threads = planned, target, threads
         self.entries = [planned.plans.get("optimizer")]
@@ -112,14 +110,15 @@ class Bundle:
             self.entries += [plans.get(phase) for phase in PHASES[:3]]
         self.io = [self._count_io(phase) for phase in PHASES]
         self.moved = self._find_moved_parameters()
-        self._out = Writer(digest_kernels(), describe_target(target), threads, stripped=True)
+        made_for = (digest_kernels(), describe_target(target)) if is_file else ("", "")
+        self._out = Writer(*made_for, threads, stripped=True)
         self._numbers = self._write_kernels() if is_file else {}
         self._called: list[list[CalledStep]] = [[] for _ in self.entries]
         for index, plan in enumerate(self.entries):
             self._plan(index, plan, is_file=is_file)
         self._steps = None if is_file else StepRecords(self._called, threads)
         self._add_parameters()
-        self._write_sizes(build)
+        self._write_sizes()
         # Kernels may load a whole register at the last element.
         self._out.constants += bytes(ALIGN)
         self.constants = bytes(self._out.constants)
@@ -366,11 +365,10 @@ class Bundle:
         for name in sorted(names, key=lambda n: (not slots[n].trainable, n)):
             out.add("order", parameter=names.index(name))
 
-    def _write_sizes(self, build: str) -> None:
+    def _write_sizes(self) -> None:
         out = self._out
         out.add(
             "model",
-            build=out.add_text(build),
             param=align(self.count_region("param")),
             grad=align(self.count_region("grad")),
             state=self.state,

@@ -8,6 +8,7 @@ It is checked to be for the platform that was asked for.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -25,6 +26,9 @@ from engine.tools.trimmed.targets import NDK, Platform
 
 Kind = Literal["shared", "static", "executable"]
 
+# Without optimisations of gcc that repeat code or make it longer.
+_LARGE = ("-fno-shrink-wrap", "-fno-thread-jumps", "-fno-move-loop-invariants", "-fno-ipa-modref")
+_NEAR = 1 << 19  # bytes of objects of a library whose addresses are all within 1 MiB
 _NEED = "install ziglang, which links for every other target: pip install edgegrad[build]"
 
 
@@ -156,6 +160,7 @@ def link(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".link-") as folder:
         work = Path(folder)
         common = _compile_flags(platform, size=size, threads=threads)
+        common += _list_small_flags(platform, driver, kind, objects) if size else []
         common += ["-ffreestanding", "-fno-builtin"] if freestanding else []
         common += [f"-D{k}={v}" if v else f"-D{k}" for k, v in (defines or {}).items()]
         common += [f"-I{path.resolve()}" for path in include]
@@ -241,6 +246,25 @@ def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str
     if platform.is_elf and platform.target.arch == "aarch64":
         flags += ["-mno-outline-atomics"]  # those ask the C library for the CPU at start
     return [*flags, "-pthread"] if threads else flags
+
+
+def _list_small_flags(
+    platform: Platform, driver: Compiler, kind: Kind, objects: Sequence[bytes]
+) -> list[str]:
+    """Return the options of `--size` that depend on the compiler or on what is linked."""
+    flags = [] if driver.zig else [f for f in _LARGE if _has_option(driver.command, f)]
+    if kind == "shared" and platform.is_elf and platform.target.arch == "aarch64":
+        flags += ["-fno-plt"]  # each function of the C library takes 40 bytes there
+        if sum(map(len, objects)) < _NEAR:
+            flags += ["-mcmodel=tiny"]  # addresses in one instruction
+    return flags
+
+
+@functools.cache
+def _has_option(command: tuple[str, ...], flag: str) -> bool:
+    """Return whether a compiler has an option, and does not warn of it."""
+    words = [*command, "-Werror", flag, "-E", "-x", "c", os.devnull]
+    return subprocess.run(words, capture_output=True).returncode == 0
 
 
 def _link_flags(

@@ -291,7 +291,7 @@ static void read_group(struct reader *r, const struct table *root)
 
 static void read_properties(struct reader *r, const struct table *root)
 {
-    static const char *const kinds[] = {"ints", "floats", "strings"};
+    static const char kinds[][8] = {"ints", "floats", "strings"}; /* without addresses to load */
     int seen[OWN_PROPERTIES] = {0};
     struct table bag = child(r, root, 3, "property_bag");
     for (uint32_t kind = MODEL_INT; !r->code && bag.pos && kind <= MODEL_STRING; kind++) {

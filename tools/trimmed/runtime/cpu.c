@@ -61,20 +61,20 @@ static size_t count_missing(const uint32_t *answers, const struct level *level)
     return missing;
 }
 
-/* Write the best level for this CPU to *chosen.  Return an error code, and write to `message` what
- * this CPU lacks for the last one. */
-static int choose_level(const struct level **chosen, char *message)
+/* Write the number of the best level for this CPU to *chosen.  Return an error code, and write to
+ * `message` what this CPU lacks for the last one. */
+static int choose_level(int *chosen, char *message)
 {
     uint32_t answers[CPU_WORDS];
     char why[MODEL_MESSAGE_BYTES];
     struct text t = {message ? message : why, MODEL_MESSAGE_BYTES, 0};
-    const struct level *level = levels;
+    int number = 0;
     const char *before = "this CPU lacks ";
     zero(answers, sizeof answers);
     ask_features(answers);
-    while (level < levels + LEVELS - 1 && count_missing(answers, level))
-        level++;
-    *chosen = level;
+    while (number < LEVELS - 1 && count_missing(answers, level_at(number)))
+        number++;
+    const struct level *level = level_at(*chosen = number);
     if (!count_missing(answers, level))
         return MODEL_OK;
     for (size_t i = 0; i < level->need_count; i++) {
@@ -92,10 +92,10 @@ static int choose_level(const struct level **chosen, char *message)
 #else
 _Static_assert(LEVELS == 1, "nothing tells which level this CPU can run");
 
-static int choose_level(const struct level **chosen, char *message)
+static int choose_level(int *chosen, char *message)
 {
     (void)message;
-    *chosen = levels;
+    *chosen = 0;
     return MODEL_OK;
 }
 #endif

@@ -37,8 +37,7 @@ static int check_memory(const void *memory, size_t size, size_t needed, char *me
 
 /* Check the arguments that all functions to create a model share, set *out to NULL, and choose the
  * code that the model will run. */
-static int begin(model **out, const struct level **level, const void *checkpoint, size_t bytes,
-                 char *message)
+static int begin(model **out, int *level, const void *checkpoint, size_t bytes, char *message)
 {
     report(message, "");
     if (!out) {
@@ -56,9 +55,9 @@ static int begin(model **out, const struct level **level, const void *checkpoint
 
 /* Make a model that runs the code of a level, in `memory`, from the plans in the tables.  The first
  * `used` bytes of the memory are already taken. */
-static int make_model(model **out, const struct level *level, uint8_t *memory, size_t size,
-                      size_t used, struct tables *t, const void *checkpoint,
-                      size_t checkpoint_bytes, char *message)
+static int make_model(model **out, int level, uint8_t *memory, size_t size, size_t used,
+                      struct tables *t, const void *checkpoint, size_t checkpoint_bytes,
+                      char *message)
 {
     struct sizes n;
     struct design d;
@@ -101,13 +100,12 @@ static int make_model(model **out, const struct level *level, uint8_t *memory, s
 int model_create_in(model **out, void *memory, size_t size, const void *checkpoint, size_t bytes,
                     char *message)
 {
-    const struct level *level;
-    int code = begin(out, &level, checkpoint, bytes, message);
+    int level, code = begin(out, &level, checkpoint, bytes, message);
     if (code)
         return code;
     struct tables t;
-    open_tables(&t, level, level->tables, level->table_bytes, level->constants,
-                level->constant_bytes);
+    const struct level *own = level_at(level);
+    open_tables(&t, own, own->tables, own->table_bytes, own->constants, own->constant_bytes);
     return make_model(out, level, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
 }
 #else
@@ -174,8 +172,7 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
                     const void *checkpoint, size_t bytes, char *message)
 {
     size_t tables, constants, needed;
-    const struct level *level;
-    int code = begin(out, &level, checkpoint, bytes, message);
+    int level, code = begin(out, &level, checkpoint, bytes, message);
     if (!code)
         code = check_head(plan, plan_bytes, &tables, &constants, message);
     if (!code)
@@ -188,7 +185,7 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
     uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* plans point to names and constants there */
     copy(mine, plan, kept);
     struct tables t;
-    open_tables(&t, level, mine, tables, mine + tables, constants);
+    open_tables(&t, level_at(level), mine, tables, mine + tables, constants);
     return make_model(out, level, memory, size, HANDLE_BYTES + ALIGNED(kept), &t, checkpoint,
                       bytes, message);
 }

@@ -130,15 +130,14 @@ static void put_path(char *message, const char *path)
 #ifdef OWN_PLANS
 int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message)
 {
-    const struct level *level;
-    int code = begin(out, &level, checkpoint, bytes, message);
+    int level, code = begin(out, &level, checkpoint, bytes, message);
     if (code)
         return code;
-    void *block = take(level->memory, message);
+    size_t needed = level_at(level)->memory;
+    void *block = take(needed, message);
     if (!block)
         return MODEL_NO_MEMORY;
-    code = model_create_in(out, aligned(block, level->memory), level->memory, checkpoint, bytes,
-                           message);
+    code = model_create_in(out, aligned(block, needed), needed, checkpoint, bytes, message);
     if (code)
         free(block);
     else
@@ -150,8 +149,7 @@ int model_create(model **out, const char *path, char *message)
 {
     uint8_t *data = NULL;
     size_t bytes;
-    const struct level *level;
-    int code = begin(out, &level, NULL, 0, message);
+    int level, code = begin(out, &level, NULL, 0, message);
     if (!code)
         code = read_all(path, &data, &bytes, message);
     if (!code)
@@ -166,8 +164,7 @@ int model_create_from_plan(model **out, const void *plan, size_t plan_bytes, con
                            size_t bytes, char *message)
 {
     size_t size = 0;
-    const struct level *level;
-    int code = begin(out, &level, checkpoint, bytes, message);
+    int level, code = begin(out, &level, checkpoint, bytes, message);
     if (!code)
         code = model_plan_memory(plan, plan_bytes, &size, message);
     if (code)
@@ -188,8 +185,7 @@ int model_create(model **out, const char *plan, const char *path, char *message)
 {
     uint8_t *plan_data = NULL, *data = NULL;
     size_t plan_bytes, bytes;
-    const struct level *level;
-    int code = begin(out, &level, NULL, 0, message);
+    int level, code = begin(out, &level, NULL, 0, message);
     if (!code && !plan) {
         report(message, "plan is NULL: it must be the path of a plan file");
         code = MODEL_BAD_INPUT;
@@ -262,15 +258,16 @@ static int write_pieces(model *m, const struct content *c, FILE *file, size_t si
     return code;
 }
 
+/* Write a file under a temporary name, which no other process or model of this one has, and rename
+ * it. */
 static int write_file(model *m, const struct content *c, const char *path, size_t size, int option)
 {
-    static unsigned counter;
     char temporary[PATH_BYTES], end[64];
     struct text t = {end, sizeof end, 0};
     put_char(&t, '.');
     put_number(&t, (int64_t)getpid());
     put_char(&t, '-');
-    put_number(&t, (int64_t)__atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED));
+    put_number(&t, (int64_t)(intptr_t)m);
     put_string(&t, ".tmp", 4);
     end[t.used] = 0;
     if (!join(temporary, sizeof temporary, path, end))

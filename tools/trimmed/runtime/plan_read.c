@@ -328,7 +328,6 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     if (cell(t, C_HEAD_THREAD_COUNT, 0) != MODEL_THREADS)
         reject(t, "it was made for another number of threads");
 #endif
-    d->build = text(t, C_MODEL_BUILD, 0);
     if (t->rows[T_STATE] > MOST_STATES)
         reject(t, "an optimizer has too many states");
     d->state_count = (int)t->rows[T_STATE];

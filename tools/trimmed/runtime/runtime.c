@@ -10,7 +10,7 @@ struct property {
 };
 
 struct model {
-    const struct level *level; /* whose code it runs */
+    int level; /* the number of the one whose code it runs */
     uint8_t *memory;
     void *allocation; /* to free at the end; NULL: the memory is the caller's */
     int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
@@ -37,10 +37,10 @@ _Static_assert(sizeof(struct property) <= PROPERTY_HEAD, "PROPERTY_HEAD is too s
 
 static int read_checkpoint(model *m, const void *data, size_t size);
 
-/* Return the level whose code a model runs; of one level, compilers then know all about it. */
+/* Return the level whose code a model runs. */
 static const struct level *level_of(const model *m)
 {
-    return LEVELS > 1 ? m->level : levels;
+    return level_at(m->level);
 }
 
 #define NO_RATE "is NaN, negative or infinite"

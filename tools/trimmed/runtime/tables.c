@@ -37,6 +37,12 @@ struct level {
 
 /*@levels@*/
 
+/* Return a level by its number; of one level, compilers then know all about it. */
+static const struct level *level_at(int number)
+{
+    return &levels[LEVELS > 1 ? number : 0];
+}
+
 #ifdef OWN_PLANS
 #ifdef GRAPH_BYTES
 extern const uint8_t own_graph[] HIDDEN; /* the inference model without the parameters */
@@ -115,7 +121,6 @@ static struct steps find_steps(const uint32_t *block)
 /* Everything that does not change while a model exists.  Places are in bytes from the start of the
  * model, and the arrays lie in the model's memory. */
 struct design {
-    const char *build;
     const uint32_t *kernels; /* by row of T_KERNEL: the number of the kernel in this library */
     const struct parameter *parameters;
     const uint32_t *sorted; /* the parameters in the order of names, trainable ones first */
