@@ -22,6 +22,7 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
     Native,
+    drop_same,
     inline,
     kernel,
     off,
@@ -29,7 +30,13 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Array, Lowering, Operand
+from engine.kernels.vocabulary.op import (
+    Array,
+    Lowering,
+    Operand,
+    find_each_stored,
+    find_stored,
+)
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import Field, Words
 
@@ -82,15 +89,17 @@ RESAMPLE_WORDS = Words(
 )
 
 
-def lines_sum(target: Target, T: str) -> Inline:
+def lines_sum(target: Target, T: str, X: str = "") -> Inline:
     """Return an inline function: y[j] = sum_{t0 <= t < t1} weight[t] x[index[t] step + j], j < n.
 
     lines(y, x, index, weight, t0, t1, step, n)
+
+    X: how x is stored, T if empty.
     """
-    first = loop(T, "a[] u -> y[] = a * u")
-    first_two = loop(T, "a[] u b[] v -> y[] = a * u + b * v")
-    next_two = loop(T, "a[] u b[] v y[] -> y[] = y + a * u + b * v")
-    last = loop(T, "a[] u y[] -> y[] = y + a * u")
+    first = loop(T, "a:S[] u -> y[] = a * u", X)
+    first_two = loop(T, "a:S[] u b:S[] v -> y[] = a * u + b * v", X)
+    next_two = loop(T, "a:S[] u b:S[] v y[] -> y[] = y + a * u + b * v", X)
+    last = loop(T, "a:S[] u y[] -> y[] = y + a * u", X)
 
     @inline
     def run(y, x, index, weight, t0, t1, step, n):
@@ -131,8 +140,20 @@ def _reach(c: KernelCall) -> Reach:
         "y": y if b_out or b_plain else 0,
         "table": begin + max(ends),
         "weight": max(ends),
-        "work": 0 if a_plain or b_plain else c.scratch(line, line),
+        "work": _count_work(c, (a_plain or b_plain) and not any(map(c.type_of, "XY"))),
     }
+
+
+def _count_work(c: KernelCall, is_none: bool) -> int:
+    each = 0 if is_none else count_line(c.b[0], c.b[1], c.inner, c.type_of("Y"))
+    return c.scratch(each, each)
+
+
+def count_line(size: int, out: int, inner: int, Y: str) -> int:
+    """Return the scratch elements of a thread: a line along the second axis before it is resampled,
+    and after that if y is stored as Y.
+    """
+    return (size + out if Y else size) * inner
 
 
 def _entries(
@@ -154,25 +175,57 @@ def _entries(
 
 @kernel(
     """
-    x: T[...]   y: out T[...]   table: i64[...]   weight: T[...]   work: scratch T[...]   fill: f64
+    x: X[...]   y: out Y[...]   table: i64[...]   weight: T[...]   work: scratch T[...]   fill: f64
     g: i64[]
     """,
     words={"g": RESAMPLE_WORDS},
     reach=_reach,
 )
-def resample(target: Target, T: str) -> Body:
+def resample(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     """y[r, p, q, j] = sum_{s, t} a[p, s] b[q, t] x[r, index[s], index[t], j]; fill for empty rows.
 
-    x: T[outer, na, nb, inner]; y: T[outer, oa, ob, inner].  table: the rows of a, of b, then the
-    indices, which share `weight`; work: nb inner elements a thread.
+    x: [outer, na, nb, inner]; y: [outer, oa, ob, inner].  table: the rows of a, of b, then the
+    indices, which share `weight`; work: as of `count_line`.  X, Y: how x and y are stored, T if
+    empty; sums are of T, and are rounded once.
     """
-    lines, cast = lines_sum(target, T), Native("cast", (T, "f64"))
-    spread = loop(T, "value -> y[] = value")
+    lines_of_x, lines = lines_sum(target, T, X), lines_sum(target, T)
+    cast, spread = Native("cast", (T, "f64")), loop(T, "value -> y[] = value")
     lanes = target.lanes(ITEMSIZE[T])
+    widen, narrow = Native("convert", (T, X or T)), Native("convert", (Y or T, T))
+
+    @inline
+    def as_it_is(x, into, n):
+        return x
+
+    @inline
+    def widened(x, into, n):
+        widen(into, x, n)
+        return into
+
+    @inline
+    def in_place(y, row):
+        return y
+
+    @inline
+    def in_scratch(y, row):
+        return row
+
+    @inline
+    def nothing(y, row, n):
+        """Do nothing: the sums are where they belong."""
+
+    @inline
+    def narrowed(y, row, n):
+        narrow(y, row, n)
+
+    line_of = widened if X else as_it_is
+    place, finish = (in_scratch, narrowed) if Y else (in_place, nothing)
+    has_row = int(bool(Y))
 
     def body(x, y, table, weight, work, fill, g, tid, nthreads):
         inner, line, out = g.inner, g.b_size * g.inner, g.b_out * g.inner
-        mine, value = off(work, tid * line), cast(fill)
+        mine, value = off(work, tid * (line + has_row * out)), cast(fill)
+        row = off(mine, has_row * line)
         index = off(table, g.a_out + g.b_out + 2)
         index_a, index_b = off(index, g.a_at), off(index, g.b_at)
         weight_a, weight_b = off(weight, g.a_at), off(weight, g.b_at)
@@ -182,16 +235,17 @@ def resample(target: Target, T: str) -> Body:
             r = udiv(unit, g.a_out)
             p = unit - r * g.a_out
             t0, t1 = rows_a[p], rows_a[p + 1]
-            src, to = off(x, r * g.a_size * line), off(y, unit * out)
+            given, result = off(x, r * g.a_size * line), off(y, unit * out)
+            to, src = place(result, row), mine
             # The line along the first axis: as it is in x, a single row of it, or a sum of rows in
             # the scratch (in y itself if the second axis stays).
             if g.a_plain != 0:
-                src = off(src, p * line)
+                src = line_of(off(given, p * line), mine, line)
             elif t1 == t0 + 1 and g.b_plain == 0 and weight_a[t0] == 1:
-                src = off(src, index_a[t0] * line)
+                src = line_of(off(given, index_a[t0] * line), mine, line)
             elif t1 > t0:
                 into = pick(g.b_plain, to, mine)
-                lines(into, src, index_a, weight_a, t0, t1, line, line)
+                lines_of_x(into, given, index_a, weight_a, t0, t1, line, line)
                 src = into
             else:
                 spread(value, to, out)
@@ -210,6 +264,7 @@ def resample(target: Target, T: str) -> Body:
                             for t in range(t0 + 1, t1):
                                 total += weight_b[t] * src[index_b[t] * inner + j]
                             at[j] = total
+            finish(result, to, out)
 
     return body
 
@@ -237,7 +292,7 @@ def lower_resample(
         into = dims.copy()
         for place, table in group:
             into[place] = table.out
-        out = y if i == len(groups) - 1 else lowering.temp(x.type.dtype, into)
+        out = y if i == len(groups) - 1 else lowering.temp(find_stored(x)[0], into)
         _call(lowering, x, out, dims, group, fill)
         x, dims = out, into
 
@@ -264,7 +319,8 @@ def _call(
     group: list[tuple[int, SparseMatrix]],
     fill: float,
 ) -> None:
-    T = x.type.dtype
+    T, stored = find_each_stored(x, y)
+    X, Y = [drop_same(kind, T) for kind in stored] or ("", "")
     outer, inner = math.prod(dims[: group[0][0]]), math.prod(dims[group[-1][0] + 1 :])
     a, b = group[0][1], group[-1][1]
     # The kernel has two axes; a single one leaves the other as it is.
@@ -279,10 +335,11 @@ def _call(
         b=(b.size, b.out, len(a.index), int(b is _PLAIN)),
         inner=inner,
     )
-    work = lowering.temp(T, (lowering.threads * b.size * inner,))
+    work = lowering.temp(T, (lowering.threads * count_line(b.size, b.out, inner, Y),))
     lowering.call(
-        resample(T), x=x, y=y, table=lowering.const(table), weight=lowering.const(weight),
-        work=work, fill=float(fill), g=words,
+        resample(T, *([X, Y] if stored else [])),
+        x=x, y=y, table=lowering.const(table), weight=lowering.const(weight), work=work,
+        fill=float(fill), g=words,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 Forward   along each axis Y[o] = sum_i w(i - x(o)) X[clip(i)], with x(o) by the coordinate mode and
           w a box (nearest), a hat (linear) or Keys' cubic, widened by 1 / scale where antialiased
 Backward  dX = the transposed sums of dY; needs nothing but shapes
+Halves    images and their gradients; sums along both axes are float32 and are rounded once
 Error     weights are rounded to the type of X, sums are short: some ulps;  nearest is exact
 Source    Keys, "Cubic convolution interpolation", 1981; tables of weights per axis, made when the
           shapes are known (resample.py)
@@ -33,7 +34,9 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
+    find_stored,
     make_symbol,
     normalise_axis,
 )
@@ -277,7 +280,7 @@ def _lower(lowering: Lowering) -> None:
     )
     if not plans:
         lower_map(lowering, [("in", 0)], [x], [y])
-    elif x.type.dtype in FLOATS:
+    elif find_stored(x)[0] in FLOATS:
         lower_resample(
             lowering, x, y, {a: _make_table(lowering.site, p) for a, p in plans.items()}, fill
         )
@@ -373,6 +376,7 @@ ATTRS = {
     "antialias": 0, "keep_aspect_ratio_policy": "stretch",
 }  # fmt: skip
 IMAGE = ChannelsLast((0,), (0,))
+_STORAGE = Storage(frozenset({0}), frozenset({0}))  # X and Y, or dY and dX
 OPS = (
     Op(
         name="Resize",
@@ -384,6 +388,7 @@ OPS = (
         layout=IMAGE,
         no_gradient=frozenset((1, 2, 3)),
         samples=Samples.RESIZED,
+        storage=_STORAGE,
     ),
     *(
         Op(
@@ -399,6 +404,7 @@ OPS = (
             calls=(resample, *MAP_KERNELS),
             layout=IMAGE,
             type_only=frozenset((1, 2, 3, 4)),
+            storage=_STORAGE,
         )
         for domain in (MS, OURS)
     ),
