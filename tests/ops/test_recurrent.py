@@ -59,12 +59,13 @@ def test_threads_share_the_units_of_few_rows() -> None:
         (1, 128, 2, True), (3, 128, 2, True), (8, 128, 2, False), (1, 128, 1, False),
         (1, 130, 2, False), (1, 64, 2, False),
     ):  # fmt: skip
-        graph = OneNode(case("LSTM", 4, batch, 3, units)).graph
+        graph, _ = backward_of(OneNode(case("LSTM", 4, batch, 3, units)))
         plan = make_plan(graph, {}, target=detect_host(), threads=threads)
         templates = {kernel.symbol: kernel.spec.template for kernel in plan.kernels}
         called = [templates[step.kernel] for step in plan.steps]
-        counts = called.count("lstm_step"), called.count("lstm")
-        assert counts == ((4, 0) if by_units else (0, 1)), (batch, units, threads)
+        names = ("lstm_step", "lstm", "lstm_grad_step", "lstm_grad")
+        counts = tuple(map(called.count, names))
+        assert counts == ((4, 0, 5, 0) if by_units else (0, 1, 0, 1)), (batch, units, threads)
 
 
 @pytest.mark.parametrize("length", [-1, 5])

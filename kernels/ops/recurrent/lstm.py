@@ -151,15 +151,18 @@ def lstm(
     return body
 
 
-def _adjoint(
+def adjoint(
     T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int, couple: int
 ) -> Inline:
-    """Return an inline function: the adjoint of one step of a row, peepholes included."""
+    """Return an inline function: the adjoint of one step of a row, peepholes included.
+
+    n: the hidden units.  length: those that it is computed for, from where the operands begin.
+    """
     run = cells_.lstm_grad(T, h, slope_f, slope_g, slope_h, peephole, couple)
     add = cells_.add_product(T)
 
     @inline
-    def plain(a, s, old, dy, dh, ds, p, da, dp, n):
+    def plain(a, s, old, dy, dh, ds, p, da, dp, n, length):
         o, f, u = off(a, n), off(a, 2 * n), off(a, 3 * n)
         do, df, du = off(da, n), off(da, 2 * n), off(da, 3 * n)
         po, pf = off(p, n), off(p, 2 * n)  # ignored where there are no peepholes
@@ -167,18 +170,18 @@ def _adjoint(
         # step before.  That step's dc is what is left in ds.
         run(
             i=a, o=o, f=f, c=u, s=s, b=old, dy=dy, dh=dh, ds=ds, pi=p, po=po, pf=pf,
-            di=da, do=do, df=df, dc=du, zero=dh, length=n,
+            di=da, do=do, df=df, dc=du, zero=dh, length=length,
         )  # fmt: skip
 
     @inline
-    def peeping(a, s, old, dy, dh, ds, p, da, dp, n):
-        plain(a, s, old, dy, dh, ds, p, da, dp, n)
+    def peeping(a, s, old, dy, dh, ds, p, da, dp, n, length):
+        plain(a, s, old, dy, dh, ds, p, da, dp, n, length)
         # Forward: i and f saw P_i c' and P_f c' of the state before the step, o saw P_o c of the
         # new one; so dP_i = di c', dP_f = df c', dP_o = do c.
         dpo, dpf = off(dp, n), off(dp, 2 * n)
-        add(x=dp, a=da, b=old, length=n)
-        add(x=dpo, a=off(da, n), b=s, length=n)
-        add(x=dpf, a=off(da, 2 * n), b=old, length=n)
+        add(x=dp, a=da, b=old, length=length)
+        add(x=dpo, a=off(da, n), b=s, length=length)
+        add(x=dpf, a=off(da, 2 * n), b=old, length=length)
 
     return peeping if peephole else plain
 
@@ -231,7 +234,7 @@ def lstm_grad(
     and dy are stored, T if empty; gradients that steps pass on are of T.  P: as of `product`.
     """
     G, C, Y, D = G or T, C or T, Y or T, D or T
-    cell = _adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
+    cell = adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
     times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, G), writer(T, G), fill(T)
     room = scratch("lstm_grad", P)
@@ -303,6 +306,7 @@ def lstm_grad(
                             off(p, d * 3 * n),
                             da,
                             off(dp, 3 * at),
+                            n,
                             n,
                         )
                         write(dgates, i * 4 * n, da, 4 * n)

@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
-from engine.kernels.ops.recurrent.lstm_step import lstm_step
+from engine.kernels.ops.recurrent.lstm_step import lstm_grad_step, lstm_step
 from engine.kernels.ops.recurrent.recurrence import (
     recurrent_bias,
     recurrent_lengths,
@@ -164,7 +165,7 @@ def _lstm(lowering: Lowering) -> None:
         cell = (w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
         given["g"] = words
         if by_units:
-            _append_steps(w, lstm_step(*cell), given, [(h0, c0), (h, c)], i)
+            _append_steps(w, lstm_step(*cell), w.steps, given, [(h0, c0), (h, c)], "y cells", i)
             continue
         lowering.call(
             lstm(*cell, *stored),
@@ -181,22 +182,29 @@ def _lstm(lowering: Lowering) -> None:
 def _append_steps(
     w: Walk,
     kernel: tuple[str, tuple[str | int, ...]],
+    steps: int,
     given: dict[str, Any],
     states: Sequence[tuple[Operand, Operand]],
+    kept: str,
     group: int,
 ) -> None:
-    """Append a call of `lstm_step` for each step.
+    """Append a call of `lstm_step` or `lstm_grad_step` for each step.
 
-    given: the arguments that all steps have.  states: h and c before the first step, and after the
-        last.  group: the number of the group of directions.
+    given: the arguments that all steps have.  states: h and c, or their gradients, before the first
+        step and after the last.  kept: the operands in which each step writes its rows.
+    group: the number of the group of directions.
     """
+    d = "d" if kernel[0] == lstm_grad_step.name else ""
     before, end = states
-    for s in range(w.steps):
-        is_last = s == w.steps - 1
-        h, c = after = end if is_last else (w.temp("h"), w.temp("c"))
-        shared = _list_shared(s + group, "y cells") + _list_shared(group * is_last, "h c")
-        h0, c0 = before
-        w.lowering.call(kernel, **given, h0=h0, c0=c0, h=h, c=c, step=s, updates=shared)
+    # Every step has states of its own: threads that are ahead write the new ones while others still
+    # read the old.  Placement gives them the same few bytes by turns.
+    for s in range(steps):
+        is_last = s == steps - 1
+        after = end if is_last else (w.temp("h"), w.temp("c"))
+        passed = {f"{d}h0": before[0], f"{d}c0": before[1], f"{d}h": after[0], f"{d}c": after[1]}
+        shared = _list_shared(s + group, kept) + _list_shared(group * is_last, f"{d}h {d}c")
+        arguments: dict[str, Any] = {**given, **passed, "step": s, "updates": shared}
+        w.lowering.call(kernel, **arguments)
         before = after
 
 
@@ -209,35 +217,36 @@ def _lstm_grad(lowering: Lowering) -> None:
     # Factors of products with all rows, which are stored as the gates are.
     G = gates.type.dtype
     dgates, past = w.temp("gates", G), lowering.temp(G, (w.rows, w.d * w.n))
-    work = w.make_scratch("lstm_grad", stored)
     dh, dc = w.get_output(4, "h"), w.get_output(5, "c")
     # P's gradient row by row, as rows belong to threads; summed over the rows afterwards.
     dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
     groups = w.group_directions()
+    given: dict[str, Any] = {
+        "gates": gates, "cells": cells, "y": y, "panels": panels, "lens": lens, "h0": h0, "c0": c0,
+        "p": p, "dy": dy, "dgates": dgates, "past": past, "dp": dp,
+    }  # fmt: skip
+    by_units = not stored and w.shares_units()
+    work = None if by_units else w.make_scratch("lstm_grad", stored)
+    # A step adds to dp: there is no first one that could begin it, as `lstm_grad` does.
+    if by_units and dp is not None:
+        lower_map(lowering, [("const", 0.0)], [], [dp])
     for i, ((f, g, out), words) in enumerate(groups):
+        cell = (w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple)
+        given["g"] = words
+        ends = w.get_input("dh"), w.get_input("dc")
+        if by_units:
+            kernel = lstm_grad_step(*cell)
+            _append_steps(w, kernel, w.steps + 1, given, [ends, (dh, dc)], "dgates past", i)
+            continue
         lowering.call(
-            lstm_grad(
-                w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple, *stored
-            ),
-            gates=gates,
-            cells=cells,
-            y=y,
-            panels=panels,
-            lens=lens,
-            h0=h0,
-            c0=c0,
-            p=p,
-            dy=dy,
-            dhn=w.get_input("dh"),
-            dcn=w.get_input("dc"),
-            dgates=dgates,
-            past=past,
+            lstm_grad(*cell, *stored),
+            **given,
+            dhn=ends[0],
+            dcn=ends[1],
             dh=dh,
             dc=dc,
-            dp=dp,
             work=work,
-            g=words,
             updates=_list_shared(i, "dgates past dh dc dp"),
             may_alias=None if len(groups) == 1 else (),
         )
@@ -591,7 +600,7 @@ OPS = (
         _lstm,
         (lstm, lstm_step),
         _lstm_grad,
-        (lstm_grad,),
+        (lstm_grad, lstm_grad_step),
         _lstm_rule,
         8,
         {MS: 5, OURS: 5},
@@ -600,5 +609,5 @@ OPS = (
 )
 KERNELS = (
     recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_step, lstm_grad,
-    gru, gru_grad_after, gru_grad_before,
+    lstm_grad_step, gru, gru_grad_after, gru_grad_before,
 )  # fmt: skip
