@@ -63,7 +63,8 @@ def split(x: Array, y: Array, held_out: int) -> Lesson:
     return Lesson(x[:-held_out], y[:-held_out], x[-held_out:], y[-held_out:])
 
 
-def _load_digits() -> tuple[Array, Array]:
+def load_digits() -> tuple[Array, Array]:
+    """Return digits of 8 by 8, from 0 to 1, and their classes, in an order that says nothing."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -73,14 +74,14 @@ def _load_digits() -> tuple[Array, Array]:
 
 def make_digits() -> Lesson:
     """Return digits of 28 by 28: f32[n, 1, 28, 28]."""
-    images, labels = _load_digits()
+    images, labels = load_digits()
     large = np.kron(images, np.ones((3, 3), np.float32))
     return split(np.pad(large, ((0, 0), (2, 2), (2, 2)))[:, None], labels, 360)
 
 
 def make_pictures(samples: int = 1000) -> Lesson:
     """Return digits of any colour and size on noise of another colour: u8[n, 3, 224, 224]."""
-    images, labels = _load_digits()
+    images, labels = load_digits()
     rng = np.random.default_rng(1)
     pictures = np.empty((samples, 3, SIDE, SIDE), np.uint8)
     for picture, image in zip(pictures, images, strict=False):

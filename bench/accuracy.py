@@ -1,0 +1,189 @@
+"""Accuracy of float models, quantised after training, and trained with roundings (QAT).
+
+Each seed trains a float model, and then goes on in floats, or with roundings, for the same epochs
+at the same rate, so that no gain is one of longer training.  The model that went on in floats is
+then quantised without training.  Accuracies are of samples that were held out; `off` is the mean
+over seeds less the mean of floats, in percent points.  onnxruntime runs every model, too: `unlike`
+is the number of samples of all seeds to which it gives another class.
+
+`--per-tensor` gives all weights of a layer one scale, which loses more.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.lessons import Lesson, load_digits, make_sounds, split
+from bench.rows import Bench, Cells, Option
+from engine.artifacts import AdamW
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.models.catalog import find_architecture
+from engine.quantization import Qat, Quantization, quantize
+from engine.trainer.trainer import Trainer
+from engine.training.inference import Session
+
+Array = np.ndarray[Any, Any]
+CALIBRATED = 256  # samples with which ranges are measured
+CLASSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Model and the data that it learns.
+
+    epochs, rate: of the training in floats from random weights.  aware: both for the training after
+        it.  options: of the architecture.
+    """
+
+    architecture: str
+    lesson: Callable[[], Lesson]
+    epochs: int
+    rate: float
+    aware: tuple[int, float]
+    options: Mapping[str, int] = field(default_factory=dict)
+    batch: int = 32
+
+
+def make_noisy_pictures() -> Lesson:
+    """Return digits with noise: f32[n, 1, 48, 48]."""
+    images, labels = load_digits()
+    large = np.kron(images, np.ones((6, 6), np.float32))[:, None]
+    noise = np.random.default_rng(3).standard_normal(large.shape, np.float32)
+    return split(large + noise, labels, 360)
+
+
+def make_noisy_sounds() -> Lesson:
+    """Return spectrograms of ten spoken words with noise: f32[n, 1, 32, 50]."""
+    lesson = make_sounds(1500)
+    rng = np.random.default_rng(2)
+
+    def change(x: Array) -> Array:
+        small = x[:, ::2, ::2].transpose(0, 2, 1)[:, None]
+        noise = rng.standard_normal(small.shape) * 1.5 * lesson.x.std()
+        return np.ascontiguousarray(small + noise, np.float32)
+
+    return Lesson(change(lesson.x), lesson.y, change(lesson.held_x), lesson.held_y)
+
+
+def make_sequences() -> Lesson:
+    """Return digits as sequences of 64 shades of grey: i64[n, 64]."""
+    images, labels = load_digits()
+    return split((images * 16).reshape(-1, 64).astype(np.int64), labels, 360)
+
+
+TASKS = {
+    "mobilenet": Task("mobilenet_v2", make_noisy_pictures, 20, 2e-3, (5, 3e-4)),
+    "keywords": Task("ds_cnn", make_noisy_sounds, 15, 2e-3, (5, 3e-4)),
+    "transformer": Task(
+        "text_transformer", make_sequences, 40, 1e-3, (10, 3e-4),
+        {"words": 17, "width": 64, "layers": 2},
+    ),
+}  # fmt: skip
+LEARNED: dict[str, Any] = {"ranges": "learned", "weight_ranges": "learned"}
+SIDES: dict[str, dict[str, Any]] = {
+    "QAT 8": {},
+    "QAT 4": {"weight_bits": 4},
+    "QAT 4, learned": {"weight_bits": 4, **LEARNED},
+}
+
+
+def build(task: Task, lesson: Lesson, seed: int) -> Graph:
+    """Return the model of a task with the weights of a seed."""
+    architecture = find_architecture(task.architecture)
+    given: dict[str, Any] = dict(task.options)
+    return architecture.build(lesson.x.shape[1:], CLASSES, seed=seed, **given)
+
+
+def measure_accuracy(path: Path, lesson: Lesson) -> tuple[float, int]:
+    """Return the percentage of samples that a file gives their class, and the number of those to
+    which onnxruntime gives another one.
+    """
+    import onnxruntime
+
+    session = Session(path, threads=1)
+    peer = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (name,) = (each.name for each in session.get_inputs())
+    mine, its = (each.run(None, {name: lesson.held_x})[0].argmax(1) for each in (session, peer))
+    return 100 * float(np.mean(mine == lesson.held_y[:, 0])), int(np.sum(mine != its))
+
+
+def train(
+    model: Path, task: Task, lesson: Lesson, out: Path, seed: int, aware: Qat | None, options: Any
+) -> None:
+    """Go on training a model, with roundings if they are given, and export it."""
+    epochs, rate = task.aware
+    x, y = lesson.x, lesson.y[:, 0]
+    given: dict[str, Any] = {} if aware is None else {"qat": aware, "data": x[:CALIBRATED]}
+    trainer = Trainer.from_onnx(
+        model, "cross_entropy", AdamW(lr=rate), threads=options.threads, seed=seed, **given
+    )
+    trainer.fit((x, y), epochs=options.epochs or epochs, batch_size=task.batch, progress=False)
+    trainer.export(out)
+
+
+def make_models(
+    task: Task, lesson: Lesson, folder: Path, seed: int, options: Namespace
+) -> Iterator[tuple[str, Path]]:
+    """Yield each side's model of a seed."""
+    begun, floats, out = (folder / f"{name}.onnx" for name in ("begun", "floats", "integers"))
+    trainer = Trainer.from_onnx(
+        onnx_io.to_bytes(build(task, lesson, seed)), "cross_entropy", AdamW(lr=task.rate),
+        threads=options.threads, seed=seed,
+    )  # fmt: skip
+    epochs = options.epochs or task.epochs
+    trainer.fit((lesson.x, lesson.y[:, 0]), epochs=epochs, batch_size=task.batch, progress=False)
+    trainer.export(begun)
+    train(begun, task, lesson, floats, seed, None, options)
+    yield "float", floats
+    for bits in (8, 4):
+        given: dict[str, Any] = {"weight_bits": bits, "per_channel": not options.per_tensor}
+        chosen = Quantization(threads=options.threads, **given)
+        quantize(floats, lesson.x[:CALIBRATED], chosen).save(out)
+        yield f"post-training {bits}", out
+    for side, given in SIDES.items():
+        aware = Qat(threads=options.threads, per_channel=not options.per_tensor, **given)
+        train(begun, task, lesson, out, seed, aware, options)
+        yield side, out
+
+
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each side of a task."""
+    task, accuracies, unlike = TASKS[name], dict[str, list[float]](), dict[str, int]()
+    lesson = task.lesson()
+    with tempfile.TemporaryDirectory() as made:
+        for seed in range(options.seeds):
+            for side, path in make_models(task, lesson, Path(made), seed, options):
+                accuracy, others = measure_accuracy(path, lesson)
+                accuracies.setdefault(side, []).append(accuracy)
+                unlike[side] = unlike.get(side, 0) + others
+    floats = float(np.mean(accuracies["float"]))
+    for side, each in accuracies.items():
+        mean = float(np.mean(each))
+        off = None if side == "float" else mean - floats
+        yield side, " ".join(f"{one:.1f}" for one in each), mean, off, unlike[side]
+
+
+BENCHES = (
+    Bench(
+        "accuracy",
+        "accuracy of float models, quantised after training, and trained with roundings",
+        {name: name for name in TASKS},
+        ("side", "accuracy of each seed %", "mean:.2f", "off:+.2f", "unlike"),
+        measure,
+        options=(
+            Option("seeds", 3, "seeds of weights and of the order of batches"),
+            Option("threads", 1, "threads of a training"),
+            Option("per-tensor", False, "give all weights of a layer one scale"),
+            Option("epochs", 0, "epochs of each training; 0: the task decides"),
+        ),
+        small="keywords --seeds 1 --epochs 1",
+    ),
+)
