@@ -30,6 +30,30 @@ def make_values(rows: Mapping[str, object]) -> str:
     return make_table([], ([escape(name), escape(value)] for name, value in rows.items()), "values")
 
 
+def insert_section(page: str, after: str, name: str, heading: str, content: str) -> str:
+    """Return a page with one more section, which follows the section with the id `after`.
+
+    name, heading, content: as in `make_page`.  Without such a section the page stays as it is.
+    """
+    link, end, begin = f'<a href="#{after}">', "</section>", f'<section id="{after}">'
+    before, _, rest = page.partition(begin)
+    own, ended, others = rest.partition(end)
+    head, at, tail = before.partition(link)
+    if not (ended and at):
+        return page
+    title, close, links = tail.partition("</a>")
+    head = f"{head}{at}{title}{close}{_make_link(name, heading)}{links}"
+    return f"{head}{begin}{own}{end}\n{_make_section(name, heading, content)}{others}"
+
+
+def _make_link(name: str, heading: str) -> str:
+    return f'<a href="#{name}">{escape(heading)}</a>'
+
+
+def _make_section(name: str, heading: str, content: str) -> str:
+    return f'<section id="{name}">\n<h2>{escape(heading)}</h2>\n{content}\n</section>'
+
+
 @cache
 def read_part(name: str) -> str:
     """Read a file beside this one."""
@@ -60,11 +84,8 @@ def make_page(
         f"script-src {_compute_digest(code)}; base-uri 'none'; form-action 'none'"
     )
     sections = list(sections)
-    links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
-    body = "\n".join(
-        f'<section id="{name}">\n<h2>{escape(heading)}</h2>\n{content}\n</section>'
-        for name, heading, content in sections
-    )
+    links = "".join(_make_link(name, heading) for name, heading, _ in sections)
+    body = "\n".join(_make_section(*each) for each in sections)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -64,6 +64,11 @@ def test_a_run_with_roundings_leaves_a_model_of_integers(
     measured = json.loads((out / "quantization.json").read_text())["accuracy"]
     assert list(measured) == ["float", "post_training", "aware"]
     assert all(value > 0.5 for value in measured.values())
+    report = (out / "report.html").read_text("utf-8")
+    shown = "".join(f"<td>{value:.4g}</td>" for value in measured.values())
+    assert f'<th scope="row">accuracy</th>{shown}' in report
+    assert report.count('<a href="#quantisation">') == report.count('id="quantisation"') == 1
+    assert report.index('id="summary"') < report.index('id="quantisation"')
     weights = {t.name: t for t in onnx.load(out / "inference.onnx").graph.initializer}
     integers = onnx.numpy_helper.to_array(weights["conv.weight_quantized"])
     assert weights["conv.weight_quantized"].data_type == onnx.TensorProto.INT4
@@ -71,6 +76,7 @@ def test_a_run_with_roundings_leaves_a_model_of_integers(
     assert cli.main(["predict", str(out), str(home / "test")]) == 0
     resumed = ("train", "--resume", "-o", out, "--epochs", "2")
     assert cli.main([*map(str, resumed)]) == 0
+    assert (out / "report.html").read_text("utf-8").count('id="quantisation"') == 1
 
 
 AWARE: dict[str, tuple[tuple[str, ...], str]] = {

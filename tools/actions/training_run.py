@@ -26,6 +26,7 @@ from engine.distributed.agreement import Agreement
 from engine.distributed.copies import copy_files
 from engine.distributed.group import gather_values
 from engine.distributed.launchers import find_launcher
+from engine.drawing import page
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.kernels.binaries.source import begin_compiling
@@ -61,7 +62,8 @@ from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 CLASSES, FLOAT, UNTRAINED, ACCURACY = (
     "classes.txt", "float.onnx", "post_training.onnx", "quantization.json",
 )  # fmt: skip
-_SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", ACCURACY, CONFIG)
+REPORT = "report.html"
+_SHOWN = (INFERENCE, CLASSES, REPORT, "history.csv", ACCURACY, CONFIG)
 
 Say = Callable[[str], None]
 
@@ -587,7 +589,8 @@ def _compare_rounded(
 ) -> dict[str, dict[str, float]]:
     """Measure the float model, the same model quantised without training, and the trained one.
 
-    Returns for each metric its value for each of the three, which is also written to `ACCURACY`.
+    Returns for each metric its value for each of the three, which is also written to `ACCURACY`,
+    and to the report.
     """
     files_of = {"float": FLOAT, "post_training": UNTRAINED, "aware": INFERENCE}
     sessions = [Session(str(folder / name), threads=threads) for name in files_of.values()]
@@ -596,7 +599,21 @@ def _compare_rounded(
     measured, _ = measure_models(sessions, data, size, names)
     table = {name: dict(zip(files_of, values, strict=True)) for name, values in measured.items()}
     _write(folder / ACCURACY, json.dumps(table, indent=2) + "\n")
+    if (folder / REPORT).exists():  # a fit that cannot write it has warned
+        _show_rounding(folder / REPORT, table)
     return table
+
+
+def _show_rounding(path: Path, table: Mapping[str, Mapping[str, float]]) -> None:
+    """Add a section with what `_compare_rounded` has measured to the report of a run."""
+    head = ("", "float", "quantised without training", "trained with roundings")
+    rows = [
+        (page.escape(name), *(f"{value:.4g}" for value in values.values()))
+        for name, values in table.items()
+    ]
+    text = path.read_text("utf-8")
+    made = page.make_table(head, rows)
+    _write(path, page.insert_section(text, "summary", "quantisation", "Quantisation", made))
 
 
 def _test(config: RunConfig, folder: Path, data: Dataset, threads: int | None) -> dict[str, float]:
