@@ -179,6 +179,7 @@ CASES = (
     case("LSTM", 2, 2, 0, 4, "b", attrs={"direction": "bidirectional"}, name="lstm-no-inputs"),
     # So few rows of so many units that threads share the units.
     case("LSTM", 4, 2, 3, 128, "blhcp", attrs=BOTH, name="lstm-units"),
+    case("LSTM", 2, 2, 3, 128, "bhc", name="lstm-units-plain"),
     # One output alone.
     *(case(kind, 4, 2, 3, 5, "blhc", kept=(k,), attrs=BOTH, name=f"{kind.lower()}-only-{k}")
       for kind, k in (("RNN", 0), ("RNN", 1), ("GRU", 0), ("GRU", 1), ("LSTM", 0), ("LSTM", 1),
