@@ -118,6 +118,13 @@ def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "optimizer" in actual_data["differences"]
 
 
+def test_every_plan_of_artifacts_has_the_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, MLP, "--batch", "4", "--precision", "f16", "--target", "raspberrypi5")
+    by_model = {part.split()[0]: part for part in text.split("plan ")[1:]}
+    scaled = [name for name, part in by_model.items() if "input #loss_scale[]" in part]
+    assert scaled == ["training_step", "training_model"]
+
+
 def test_files_of_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mlp.plan"
     made = said(capsys, MLP, "--batch", "4,2", "-o", path)

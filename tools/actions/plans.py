@@ -167,6 +167,7 @@ def _of_artifacts(
         given,
         asked.outputs,
         progress=progress,
+        planning=asked.planning,
     )
     by_title = steps | {
         f"{phase}, batch {batch}": plan
