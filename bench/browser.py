@@ -6,12 +6,15 @@ The folder has node_modules with the packages of the peers; it is outside this r
 
     npm install onnxruntime-web@1.19.2 @tensorflow/tfjs@4.22.0 @tensorflow/tfjs-backend-wasm@4.22.0
 
-edgegrad     the package of `edgegrad build --target wasm32,wasm32-relaxed --bindings js`
+edgegrad     the package of `edgegrad build --bindings js`, with the module for relaxed SIMD
 -simd        the same without relaxed SIMD, as for older engines
+-threads     the same with relaxed SIMD and two threads
 ort          onnxruntime-web/training, with the same artifacts
+-threads     the same with two threads
 tfjs-...     TensorFlow.js with a backend: the same network, values and optimizer
 
-Every library has a page of its own, on one thread, and takes turns with the others.  Its download
+Every library has a page of its own, on one thread unless its name says more, and takes turns with
+the others.  Its download
 is all that the page loads, without the batch and the values of parameters, frozen ones too: for
 onnxruntime-web with the models, for TensorFlow.js without code for the network.  Losses are
 compared with the engine's.
@@ -46,6 +49,7 @@ from engine.tools.trimmed.targets import resolve
 PAGES = SCRIPTS / "browser"
 LOSSES = 5  # that are compared with the engine's
 CLOSE = 1e-4  # the largest relative difference that rounding explains
+THREADS = 2  # of the libraries that have several
 PATIENCE = 900.0  # seconds: a step of TensorFlow.js's reference kernels can take a minute
 
 
@@ -65,9 +69,11 @@ class Library:
 
 _TFJS = ("@tensorflow/tfjs", "@tensorflow/tfjs-backend-wasm")
 LIBRARIES = {
-    "edgegrad": Library("ours.mjs", ""),
+    "edgegrad": Library("ours.mjs", "relaxed/net.wasm"),
     "edgegrad-simd": Library("ours.mjs", "net.wasm"),
+    "edgegrad-threads": Library("ours.mjs", ""),
     "ort": Library("ort.mjs", 1, ("onnxruntime-web",)),
+    "ort-threads": Library("ort.mjs", THREADS, ("onnxruntime-web",)),
     "tfjs-cpu": Library("tfjs.mjs", "cpu", _TFJS),
     "tfjs-wasm": Library("tfjs.mjs", "wasm", _TFJS),
     "tfjs-webgl": Library("tfjs.mjs", "webgl", _TFJS),
@@ -149,8 +155,8 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     work = WORKLOADS[name]
     artifacts = work.write(folder / "artifacts", batch)
     x, y = work.batch(batch)
-    plain, relaxed = resolve("wasm32"), resolve("wasm32-relaxed")
-    options = Options("net", plain, [len(x)], bindings=["js"], also=[relaxed])
+    plain, *also = map(resolve, ("wasm32", "wasm32-relaxed", "wasm32-relaxed-threads"))
+    options = Options("net", plain, [len(x)], THREADS, bindings=["js"], also=also)
     manifest = build(artifacts, folder / "build", options)
     shutil.move(folder / "build/js", folder / "ours")
     (folder / "x.bin").write_bytes(x.tobytes())
@@ -177,7 +183,8 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     losses = np.array([training.step() for _ in range(LOSSES)])
     frozen = onnx_io.load(artifacts / "training_model.onnx").initializers.values()
     own = manifest["sizes"]["constants"]
-    values = {"edgegrad": own, "edgegrad-simd": own, "ort": sum(a.nbytes for a in frozen)}
+    of_models = sum(a.nbytes for a in frozen)
+    values = {name: of_models if name.startswith("ort") else own for name in LIBRARIES}
     return Subject(folder, losses, values)
 
 

@@ -12,15 +12,15 @@ from tests.support.places import GOLDENS
 
 
 @functools.cache
-def make_package(case: str, languages: str, target: str = "native") -> Path:
+def make_package(case: str, languages: str, target: str = "native", threads: int = 1) -> Path:
     """Return the folder of a build of a golden, called `mnist`, with packages for languages.
 
     target: one, or several with commas.
     """
-    out = make_root() / f"{case}-{languages}-{target}"
+    out = make_root() / f"{case}-{languages}-{target}-{threads}"
     platform, *also = map(resolve, target.split(","))
     options = Options(
-        "mnist", platform, [4], federated=True, bindings=languages.split(","), also=also
+        "mnist", platform, [4], threads, federated=True, bindings=languages.split(","), also=also
     )
     build(GOLDENS / case, out, options)
     return out

@@ -81,8 +81,10 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
     ("words", "message"),
     [
         (["--bindings", "jss"], "--bindings jss: no bindings.*'js'"),
-        (["--bindings", "js"], "it is for wasm32, wasm32-relaxed, and the target is"),
+        (["--bindings", "js"], "it is for wasm32, .*, wasm32-threads, .*and the target is"),
         (["--bindings", "js", "--target", "wasm32", "--static"], "make archives"),
+        (["--bindings", "js", "--target", "wasm32,wasm32-threads"], "several threads: give --th"),
+        (["--target", "wasm32-threads", "--threads", "2"], "beside a module for pages that cannot"),
         (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
         (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),
         (["--bindings", "rust", "--target", "pi4,pi5"], "pi4 and pi5 are one platform to it"),

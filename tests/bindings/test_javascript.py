@@ -40,6 +40,38 @@ def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     drill.check(printed, tmp_path / "out", case, exact=False, turns=False)
 
 
+SHARED = "wasm32,wasm32-threads"
+
+
+@needs_node
+def test_threads_train_resume_and_refuse(tmp_path: Path) -> None:
+    """And give the same bytes each time, whichever thread took which share."""
+    folder = make_package("mlp", "js", SHARED, 2)
+    assert {"threads/mnist.wasm", "worker.js"} <= list_packed(folder / "js")
+    drill.write_steps("mlp", tmp_path / "steps")
+    printed = []
+    for out, sessions in (("one", "200"), ("two", "1")):
+        words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / out, sessions)
+        printed.append(run("node", BINDINGS / "drill.mjs", *words))
+        drill.check(printed[-1], tmp_path / out, "mlp", exact=False, turns=False)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+COUNTING = """
+const { Model } = await import(process.argv[1]);
+if (process.argv[3]) await Model.load(process.argv[3]);
+console.log((await Model.open(process.argv[2])).threads());
+"""
+
+
+@needs_node
+def test_a_model_tells_its_threads() -> None:
+    folder = make_package("mlp", "js", SHARED, 2)
+    words = ("node", "--input-type=module", "-e", COUNTING, folder / "js/mnist.js")
+    assert run(*words, folder / "checkpoint") == "2\n"
+    assert run(*words, folder / "checkpoint", "mnist.wasm") == "1\n"
+
+
 CHOOSING = """
 const { Model } = await import(process.argv[1]);
 const probes = process.argv.slice(2).map(Number);

@@ -61,7 +61,8 @@ OLDEST = {
 }  # fmt: skip
 OLD_ANDROID = "armv7a-linux-androideabi24"
 ARCHIVED = [name for name in TARGETS if resolve(name).sdk or resolve(name).is_bare]
-LINKED = [name for name in TARGETS if name not in ARCHIVED]
+# Modules that share memory are linked for packages, without the C library.
+LINKED = [n for n in TARGETS if not (n in ARCHIVED or resolve(n).shares_memory)]
 
 
 def build(target: Platform, folder: Path, kind: str = "shared", **options: Any) -> Path:

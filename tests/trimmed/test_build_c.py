@@ -42,7 +42,13 @@ THREADS = {
 }  # fmt: skip
 NM = "llvm-nm-19"
 DIVISION = {"__floatdisf", "__udivdi3"}
-LINKER = {"__indirect_function_table", "__memory_base", "__stack_pointer", "__table_base"}
+LINKER = {
+    "__heap_base",
+    "__indirect_function_table",
+    "__memory_base",
+    "__stack_pointer",
+    "__table_base",
+}
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ class Binary:
     needs: the symbols it takes from others.  Weak ones are left out: they are zero if nothing
         defines them.
     libraries: the names of the libraries it takes symbols from; for WebAssembly the modules.
+    pages: the least size of the memory that a WebAssembly module takes, in pages of 64 KiB.
     """
 
     form: str
@@ -39,6 +40,7 @@ class Binary:
     exports: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     libraries: tuple[str, ...] = ()
+    pages: int = 0
 
 
 def read(path: Path) -> Binary:
@@ -300,14 +302,15 @@ class _Leb:
         self.at += length
         return self.data[self.at - length : self.at].decode()
 
-    def skip_limits(self) -> None:
+    def read_limits(self) -> int:
+        """Return the lower limit, and leave out the upper one."""
         flags = self.read_number()
-        for _ in range(1 + (flags & 1)):
-            self.read_number()
+        least, *_ = [self.read_number() for _ in range(1 + (flags & 1))]
+        return least
 
 
 def _read_wasm(data: bytes) -> Binary:
-    exports, needs, modules = set(), set(), {}
+    exports, needs, modules, pages = set(), set(), {}, 0
     at = _Leb(data, 8)
     while at.at < len(data):
         section, length = at.read_number(), at.read_number()
@@ -322,9 +325,9 @@ def _read_wasm(data: bytes) -> Binary:
                         at.read_number()
                     case 1:  # table: type of elements, limits
                         at.read_number()
-                        at.skip_limits()
+                        at.read_limits()
                     case 2:
-                        at.skip_limits()
+                        pages = at.read_limits()
                     case _:  # global: type, mutability
                         at.read_number()
                         at.read_number()
@@ -334,4 +337,5 @@ def _read_wasm(data: bytes) -> Binary:
                 at.read_number()
                 at.read_number()
         at.at = end
-    return Binary("wasm", "wasm32", "", "", frozenset(exports), frozenset(needs), tuple(modules))
+    libraries = tuple(modules)
+    return Binary("wasm", "wasm32", "", "", frozenset(exports), frozenset(needs), libraries, pages)

@@ -87,8 +87,17 @@ class Options:
 
     @property
     def each(self) -> list[Options]:
-        """The same options for each platform alone, the build's own first."""
-        return [replace(self, platform=p, also=()) for p in (self.platform, *self.also)]
+        """The same options for each platform alone, the build's own first.
+
+        A module of WebAssembly has one thread beside others that share memory.
+        """
+        platforms = (self.platform, *self.also)
+        shared = any(p.shares_memory for p in platforms)
+        alone = [shared and p.is_wasm and not p.shares_memory for p in platforms]
+        return [
+            replace(self, platform=p, also=(), threads=1 if is_alone else self.threads)
+            for p, is_alone in zip(platforms, alone, strict=True)
+        ]
 
     def __post_init__(self) -> None:
         if self.platform.is_bare:  # there are no other builds
@@ -119,7 +128,8 @@ def build(
         options.bindings, (options.platform, *options.also),
         archive=options.static or options.freestanding, freestanding=options.freestanding,
     )  # fmt: skip
-    _find_compiler(options)
+    _check_shared_memory(options)
+    _find_compiler(options.each[0])
     for language in map(LANGUAGES.__getitem__, options.bindings):
         for each in options.each:
             _find_compiler(each, language)
@@ -130,7 +140,23 @@ def build(
     with staged(out) as made:
         (made / "checkpoint").write_bytes(content)
         del content  # it is as large as all parameters
-        return _build(files, made, options, checkpoint, progress)
+        return _build(files, made, options.each, checkpoint, progress)
+
+
+def _check_shared_memory(options: Options) -> None:
+    """Check that modules with shared memory are for several threads, beside one for all pages.
+
+    Raises:
+        InputError: they are not.
+    """
+    sharing = [p.name for p in (options.platform, *options.also) if p.shares_memory]
+    if sharing and options.threads == 1:
+        raise InputError(f"target {sharing[0]} is for several threads: give --threads")
+    if options.platform.shares_memory:
+        raise InputError(
+            f"target {sharing[0]} is for packages, beside a module for pages that cannot share "
+            f"memory: --target wasm32,{sharing[0]} --bindings js"
+        )
 
 
 def _read_first_values(path: Path) -> bytes:
@@ -218,11 +244,15 @@ def _is_like(target: Target, planned: Planned, other: Bundle) -> bool:
 def _build(
     files: Mapping[str, Path],
     out: Path,
-    options: Options,
+    each: Sequence[Options],
     checkpoint: CheckpointStamp,
     progress: StagePrinter,
 ) -> dict[str, Any]:
-    """Build into a folder that has the checkpoint already; returns the manifest."""
+    """Build into a folder that has the checkpoint already; returns the manifest.
+
+    each: the options for each platform, the build's own first.
+    """
+    options, *others = each
     own = _compile(files, options, progress)
     name, source, codes = options.name, own.source, own.codes
     planned = own.bundles[-1].planned
@@ -244,9 +274,9 @@ def _build(
     manifest = _make_manifest(source, options, library)
     manifest |= _describe_contents(own.bundles[-1], name)
     libraries = [own]
-    for each in options.each[1:]:
-        progress.say(f"the same for {each.platform.name}")
-        libraries.append(_compile(files, each, progress))
+    for other in others:
+        progress.say(f"the same for {other.platform.name}")
+        libraries.append(_compile(files, other, progress))
     for language in options.bindings:
         progress.say(f"writing the package for {LANGUAGES[language].title}")
         _write_bindings(out, libraries, LANGUAGES[language], options)
@@ -367,7 +397,8 @@ def _digest(options: Options, contents: Iterable[str]) -> str:
 
 def _needs_posix_threads(options: Options) -> bool:
     """Return whether the runtime calls pthread; on Windows it calls the system's own functions."""
-    return options.threads > 1 and "windows" not in options.platform.target.triple
+    platform = options.platform
+    return options.threads > 1 and not (platform.system == "windows" or platform.shares_memory)
 
 
 def _describe_linking(options: Options) -> str:

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,12 @@ from typing import Literal
 from engine.base.errors import EngineError
 from engine.tools.trimmed import binary, bionic
 from engine.tools.trimmed.targets import NDK, Platform
+
+# Each thread has an instance of the module, with a stack of its own in the memory that it is given.
+_SHARED_MEMORY = (
+    "-Wl,--shared-memory", "-Wl,--import-memory", "-Wl,--export-memory",
+    f"-Wl,--max-memory={(1 << 32) - (1 << 16)}", "-Wl,--export=__stack_pointer",
+)  # fmt: skip
 
 Kind = Literal["shared", "static", "executable"]
 
@@ -196,10 +203,22 @@ def link(
             )
             _run([*driver.command, *inputs, *rest, *flags, "-o", made.name], work)
             _check(binary.read(made), platform, driver)
+        if platform.shares_memory and kind == "shared":
+            _append_pages(made)
         os.replace(made, out)
         for imports in work.glob("*.lib") if kind == "shared" else ():
             os.replace(imports, out.with_suffix(".lib"))
     return out
+
+
+def _append_pages(module: Path) -> None:
+    """Let a module tell the size of the memory that it takes, which JavaScript cannot ask for.
+
+    The custom section `pages` is this number, of 32 bits, little-endian.
+    """
+    content = b"\x05pages" + struct.pack("<I", binary.read(module).pages)
+    with open(module, "ab") as file:
+        file.write(bytes([0, len(content)]) + content)
 
 
 def _link_with_bionic(driver: Compiler, inputs: Sequence[str], out: Path) -> None:
@@ -280,6 +299,7 @@ def _link_flags(
         flags = ["-s", "-Wl,--gc-sections", "-Wl,-z,stack-size=65536"]
         if freestanding:  # memory from there on is the caller's
             flags += ["-nostdlib", "-Wl,--no-entry", "-Wl,--export=__heap_base"]
+            flags += _SHARED_MEMORY if platform.shares_memory else []
         elif kind == "shared":
             flags += ["-mexec-model=reactor"]
             flags += ["-Wl,--export=malloc", "-Wl,--export=free"]  # of the memory of arguments

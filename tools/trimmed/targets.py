@@ -76,6 +76,11 @@ class Platform:
         return self.shared.endswith(".wasm")
 
     @property
+    def shares_memory(self) -> bool:
+        """True if it is WebAssembly whose threads are instances of a module with one memory."""
+        return self.is_wasm and _shares_memory(self.target)
+
+    @property
     def form(self) -> str:
         """The form of its binaries, as in `Binary.form`."""
         return _SYSTEMS[self.system].form
@@ -166,6 +171,7 @@ _BARE_CORES = {
 _BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
 _WASM = "wasm32-unknown-wasi"
+_SHARED_MEMORY = "+atomics,+bulk-memory"  # linkers share memory among modules that have both
 RELAXED_SIMD = "+relaxed-simd"  # LLVM's feature of multiply-adds that may round once or twice
 _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8 = "thumbv8m.main-none-unknown-eabihf"
@@ -196,6 +202,13 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", None, "rv64"),
     "wasm32": (_WASM, "generic", None, "wasm"),
     "wasm32-relaxed": (_WASM, "generic", f"+simd128,{RELAXED_SIMD}", "wasm"),
+    "wasm32-threads": (_WASM, "generic", f"+simd128,{_SHARED_MEMORY}", "wasm"),
+    "wasm32-relaxed-threads": (
+        _WASM,
+        "generic",
+        f"+simd128,{RELAXED_SIMD},{_SHARED_MEMORY}",
+        "wasm",
+    ),
     "cortex-m4": (_BARE, "cortex-m4", "", "vfp"),
     "cortex-m7": (_BARE, "cortex-m7", "", "vfp"),
     "cortex-m33": (_BARE_8, "cortex-m33", "", "vfp"),
@@ -428,6 +441,10 @@ def _fit(target: Target) -> Target:
     return make(target.triple, target.cpu, features, choose_instructions(target.arch, has))
 
 
+def _shares_memory(target: Target) -> bool:
+    return set(_SHARED_MEMORY.split(",")) <= set(target.features.split(","))
+
+
 def _of_system(name: str, target: Target, system: str, version: str = "") -> Platform:
     row, arch, version = _SYSTEMS[system], target.arch, version or _SYSTEMS[system].version
     known = {"arch": arch, "triple": target.triple, "version": version}
@@ -443,6 +460,8 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
                 f"core {target.cpu}: bare metal is for the cores {', '.join(_BARE_CORES)}"
             )
         zig = f"{arch if arch == 'riscv32' else 'thumb'}-{_BARE_CORES[target.cpu]}"
+    elif system == "wasi" and _shares_memory(target):
+        zig += f" -mcpu=generic{_SHARED_MEMORY.replace(',', '').replace('-', '_')}"
     elif system == "linux":
         same = sys.platform == "linux" and platform.machine() == arch
         cc = (f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))

@@ -7,7 +7,8 @@ A package with modules for several engines takes the best that the engine accept
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from engine.tools.trimmed.api import ApiFunction, Argument, find_description
 from engine.tools.trimmed.bindings.package import (
@@ -66,6 +67,9 @@ _ANSWERS = {
     "tensor": Way("Tensor | null", "return this.#tensor({0});"),
     "memory": Way("TypedArray | null", "return this.#view({0}, {described});"),
 }
+_WORKER = """\
+    "./worker.js": "./worker.js",
+"""
 _DEVICE = """\
     "./federated": { "types": "./federated.d.ts", "default": "./federated.js" },
 """
@@ -136,15 +140,20 @@ def _needs_relaxed(platform: Platform) -> bool:
 
 
 def _place(_: str, platform: Platform) -> str:
-    return "relaxed" if _needs_relaxed(platform) else ""
+    """Return the folder of a module, by what it needs besides SIMD."""
+    words = ["relaxed"] * _needs_relaxed(platform) + ["threads"] * platform.shares_memory
+    return "-".join(words)
 
 
-def _list_modules(api: Api) -> Mapping[str, str]:
-    """Return the modules of a package, the best first, and the feature that each needs."""
-    best_first = sorted(api.platforms, key=_needs_relaxed, reverse=True)
+def _list_modules(api: Api) -> Mapping[str, Sequence[str]]:
+    """Return the modules of a package, the best first, and the features that each needs."""
+    best_first = sorted(
+        api.platforms, key=lambda p: (p.shares_memory, _needs_relaxed(p)), reverse=True
+    )
     return {
         "/".join(filter(None, [_place("", platform), f"{api.name}.wasm"])): (
-            "relaxed SIMD" if _needs_relaxed(platform) else "SIMD"
+            ["relaxed SIMD" if _needs_relaxed(platform) else "SIMD"]
+            + ["threads"] * platform.shares_memory
         )
         for platform in best_first
     }
@@ -164,11 +173,13 @@ def _fill(api: Api) -> Mapping[str, str]:
     device, modules = api.takes_requests, _list_modules(api)
     return {
         "modules": "\n".join(
-            f'  ["{needs}", () => new URL("./{path}", import.meta.url)],'
+            f'  [{json.dumps(needs)}, () => new URL("./{path}", import.meta.url)],'
             for path, needs in modules.items()
         ),
         "moduleExports": ",\n".join(f'    "./{path}": "./{path}"' for path in modules),
         "moduleFiles": ", ".join(f'"{path}"' for path in modules),
+        "workerExport": _WORKER * api.shares_memory,
+        "workerFile": ', "worker.js"' * api.shares_memory,
         "federatedExport": _DEVICE if device else "",
         "federatedFiles": ', "federated.js", "federated.d.ts"' if device else "",
         "enums": "".join(enums).rstrip(),

@@ -39,6 +39,11 @@ class Api:
         return any(f.name == "take_request" for f in self.functions)
 
     @property
+    def shares_memory(self) -> bool:
+        """True if a library has threads that share the memory of its modules."""
+        return any(platform.shares_memory for platform in self.platforms)
+
+    @property
     def bound(self) -> tuple[ApiFunction, ...]:
         """The functions that other languages call: all but those that take the caller's memory."""
         return tuple(f for f in self.functions if not f.places)
@@ -93,7 +98,8 @@ class Language:
     place: makes the library's folder in the package, of the build's name and the platform.
     list_templates: lists the templates of a package for a platform: folders of `templates`, and
         files in them, each before those that may replace it; None for the folder of the name.
-        The folder `java-federated` belongs to `java` if the library has functions of federations.
+        The folder `java-federated` belongs to `java` if the library has functions of federations,
+        and `js-threads` to `js` if one has threads that share memory.
     """
 
     name: str
@@ -130,8 +136,9 @@ def _find_templates(language: Language, api: Api) -> dict[str, Path]:
     """Return the templates of a package, by their names in it."""
     make = language.list_templates
     listed = list(make(api.platforms[0]) if make else (language.name,))
-    if api.takes_requests:
-        listed += dict.fromkeys(f"{word.split('/')[0]}-federated" for word in listed)
+    folders = list(dict.fromkeys(word.split("/")[0] for word in listed))
+    listed += [f"{folder}-federated" for folder in folders if api.takes_requests]
+    listed += [f"{folder}-threads" for folder in folders if api.shares_memory]
     files = {}
     for word in listed:
         start = TEMPLATES / word.split("/")[0]

@@ -120,6 +120,81 @@ static int start_team(struct team *t, int64_t *words, const kernel *runners)
     return MODEL_OK;
 }
 
+#elif MODEL_THREADS > 1 && defined(__wasm_atomics__)
+
+/* The caller's threads have instances of the module with one memory.  A browser lets only its
+ * workers sleep, so the caller, whose stack is the module's own, always spins. */
+
+extern char __heap_base; /* stacks of workers are above it, the caller's is below */
+
+struct team {
+    int32_t locked;  /* 1 while a thread has the lock */
+    int32_t changes; /* how often sleepers were woken */
+};
+
+static int64_t lock(int32_t *locked)
+{
+    while (__atomic_exchange_n(locked, 1, __ATOMIC_SEQ_CST)) /* for a few instructions */
+        ;
+    return 0;
+}
+
+static int64_t unlock(int32_t *locked)
+{
+    __atomic_store_n(locked, 0, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+static int64_t wait(int32_t *changes, int32_t *locked, int64_t forever, int64_t flags)
+{
+    int32_t seen = __atomic_load_n(changes, __ATOMIC_SEQ_CST);
+    (void)flags;
+    unlock(locked);
+    if ((char *)__builtin_frame_address(0) > &__heap_base)
+        __builtin_wasm_memory_atomic_wait32(changes, seen, forever);
+    return lock(locked);
+}
+
+static int64_t wake(int32_t *changes)
+{
+    __atomic_fetch_add(changes, 1, __ATOMIC_SEQ_CST);
+    __builtin_wasm_memory_atomic_notify(changes, (uint32_t)-1);
+    return 0;
+}
+
+static int64_t give(int64_t nothing)
+{
+    return nothing;
+}
+
+static void team_words(struct team *t, int64_t *words)
+{
+    words[CONTEXT_LOCK] = (int64_t)(uintptr_t)lock;
+    words[CONTEXT_UNLOCK] = (int64_t)(uintptr_t)unlock;
+    words[CONTEXT_WAIT] = (int64_t)(uintptr_t)wait;
+    words[CONTEXT_WAKE] = (int64_t)(uintptr_t)wake;
+    words[CONTEXT_GIVE] = (int64_t)(uintptr_t)give;
+    words[CONTEXT_MUTEX] = (int64_t)(uintptr_t)&t->locked;
+    words[CONTEXT_CONDITION] = (int64_t)(uintptr_t)&t->changes;
+    words[CONTEXT_SPINS] = SPINS;
+}
+
+static int start_team(struct team *t, int64_t *words, const kernel *runners)
+{
+    (void)t;
+    (void)words;
+    (void)runners;
+    return MODEL_OK; /* the caller starts its threads */
+}
+
+static void stop_team(struct team *t, int64_t *words)
+{
+    __atomic_store_n(&words[CONTEXT_PHASE], STOP, __ATOMIC_SEQ_CST); /* all threads return */
+    lock(&t->locked);
+    wake(&t->changes);
+    unlock(&t->locked);
+}
+
 #elif !IN_PLACE
 
 struct team {

@@ -45,6 +45,9 @@ export class Model {
   /** A model with the values of a checkpoint file; Node.js only. */
   static open(path: string): Promise<Model>;
 
+  /** The threads of a step: several where the package has a module for them that can run. */
+  threads(): number;
+
   /** End the model; its memory serves the next one. */
   destroy(): void;
 

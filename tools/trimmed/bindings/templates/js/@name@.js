@@ -27,7 +27,7 @@ const TYPES = new Map(Object.entries(Dtype).map(([name, number]) => [number, ARR
 const ENCODER = new TextEncoder();
 const DECODER = new TextDecoder();
 // By features of WebAssembly, functions that are valid only where it has them: one makes a vector,
-// one multiplies vectors and adds to them.
+// one multiplies vectors and adds to them, one reads shared memory.
 const PROBES = {
   "SIMD": new Uint8Array([
     0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15,
@@ -37,14 +37,20 @@ const PROBES = {
     0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 19, 1, 17, 0, 65, 0, 253, 15,
     65, 0, 253, 15, 65, 0, 253, 15, 253, 133, 2, 11,
   ]),
+  "threads": new Uint8Array([
+    0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 5, 4, 1, 3, 1, 1, 10, 11, 1, 9, 0, 65,
+    0, 254, 16, 2, 0, 26, 11,
+  ]),
 };
-// The modules of this package, the best first: the feature that each needs, and where it is.
+const THREADS = @THREADS@; // of a step in modules with threads, the caller's included
+const STACK = PAGE; // of each thread but the caller's
+// The modules of this package, the best first: the features that each needs, and where it is.
 const MODULES = [
 /*@modules@*/
 ];
 
 let compiled = null; // the promise of the module, which all models share
-let spare = null; // the instance of a model that was destroyed: its memory serves the next one
+let spare = null; // the team of a model that was destroyed: its memory serves the next one
 
 function refuse(message) {
   throw new ModelError(ErrorCode.BAD_INPUT, message);
@@ -91,13 +97,24 @@ async function read(url) {
   return readFile(url);
 }
 
-const has = (feature) => WebAssembly.validate(PROBES[feature]);
+// Whether there are workers and several cores for them, and memory can be shared: by pages, only by
+// those that are isolated from other origins.
+function canShare() {
+  const { Worker, process, navigator, crossOriginIsolated } = globalThis;
+  const isServed = typeof Worker === "function" || process?.versions?.node !== undefined;
+  return isServed && crossOriginIsolated !== false && navigator?.hardwareConcurrency !== 1;
+}
+
+function has(feature) {
+  return WebAssembly.validate(PROBES[feature]) && (feature !== "threads" || canShare());
+}
 
 // Compile a source, or the best module of this package that can run here.
 async function compile(source) {
-  const [needs, find] = MODULES.find(([feature]) => has(feature)) ?? MODULES[MODULES.length - 1];
-  if (!has(needs)) {
-    const message = `WebAssembly has no ${needs} here, which this module needs`;
+  const [needs, find] = MODULES.find(([features]) => features.every(has)) ?? MODULES.at(-1);
+  const missing = needs.find((feature) => !has(feature));
+  if (missing) {
+    const message = `WebAssembly has no ${missing} here, which this module needs`;
     throw new ModelError(ErrorCode.BAD_STATE, message);
   }
   source ??= find();
@@ -108,9 +125,131 @@ async function compile(source) {
   return WebAssembly.compile(isPlace ? await read(new URL(source, import.meta.url)) : source);
 }
 
+// Where the memory of a model begins in an instance: after the stack and the constants.
+const findModel = (instance) => Math.ceil(instance.exports.__heap_base.value / 64) * 64;
+// Where it ends, and with it the stack of the caller's thread, 0, or of another one.
+const findEnd = (instance, tid) => findModel(instance) + Math.ceil(@MEMORY_BYTES@ / 64) * 64 + STACK * tid;
+
+// The next message of a worker.
+function hear(worker) {
+  return new Promise((resolve, reject) => {
+    const fail = ({ message }) => {
+      reject(new ModelError(ErrorCode.BAD_STATE, `a thread cannot run: ${message ?? "its script is missing"}`));
+    };
+    if (worker.once) {
+      worker.once("error", fail);
+      worker.once("message", () => {
+        worker.off("error", fail);
+        resolve();
+      });
+    } else {
+      worker.onmessage = resolve;
+      worker.onerror = fail;
+    }
+  });
+}
+
+async function startWorker() {
+  if (globalThis.Worker) {
+    return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  }
+  const { Worker: NodeWorker } = await import("node:worker_threads");
+  return new NodeWorker(new URL("./worker.js", import.meta.url), { execArgv: [] });
+}
+
+// An instance of the module, and a worker for each further thread, with an instance that shares its
+// memory, if the module takes one.
+class Team {
+  #workers = [];
+  #idle = null; // the promise that the workers have left the last model
+
+  constructor(instance) {
+    this.instance = instance;
+  }
+
+  get threads() {
+    return 1 + this.#workers.length;
+  }
+
+  static async make(module) {
+    const [section] = WebAssembly.Module.customSections(module, "pages");
+    if (section === undefined) {
+      return new Team(await WebAssembly.instantiate(module));
+    }
+    const initial = new DataView(section).getUint32(0, true);
+    const most = initial + Math.ceil((8 * @MEMORY_BYTES@) / PAGE) + THREADS + 1024;
+    const memory = new WebAssembly.Memory({ initial, maximum: Math.min(most, PAGE - 1), shared: true });
+    const team = new Team(await WebAssembly.instantiate(module, { env: { memory } }));
+    grow(memory, findEnd(team.instance, THREADS - 1));
+    try {
+      for (let tid = 1; tid < THREADS; tid++) {
+        team.#workers.push(await startWorker());
+      }
+      await team.#tell((index) => {
+        const tid = index + 1;
+        return { module, memory, tid, stack: findEnd(team.instance, tid) };
+      });
+    } catch (error) {
+      team.stop();
+      throw error;
+    }
+    team.#hold(false);
+    return team;
+  }
+
+  #tell(write) {
+    const heard = this.#workers.map(hear);
+    this.#workers.forEach((worker, index) => worker.postMessage(write(index)));
+    return Promise.all(heard);
+  }
+
+  // Let all threads work for a model until it ends.
+  begin(m) {
+    this.#idle = this.#tell(() => ({ m }));
+    this.#idle.catch(() => {});
+    this.#hold(false); // listening has made Node.js wait
+  }
+
+  // Wait until no thread works for the last model.
+  async finish() {
+    this.#hold(true);
+    await this.#idle;
+    this.#hold(false);
+  }
+
+  // Let Node.js wait for the workers before it ends, or not.
+  #hold(isHeld) {
+    this.#workers.forEach((worker) => (isHeld ? worker.ref?.() : worker.unref?.()));
+  }
+
+  stop() {
+    this.#workers.forEach((worker) => worker.terminate());
+  }
+}
+
+// Grow a memory until it has so many bytes.
+function grow(memory, size) {
+  const missing = size - memory.buffer.byteLength;
+  if (missing > 0) {
+    try {
+      memory.grow(Math.ceil(missing / PAGE));
+    } catch {
+      throw new ModelError(ErrorCode.NO_MEMORY, `the system has no memory of ${missing} bytes more`);
+    }
+  }
+}
+
+// Keep a team for the next model.
+function spareTeam(team) {
+  spare?.stop();
+  spare = team;
+}
+
 // A model has an instance of the module, and so a memory, of its own:
-// first the stack, then constants, the model, and arguments of the call that is made.
+// first the stack, then constants, the model, stacks of other threads, and arguments of the call that
+// is made.
 export class Model {
+  #team;
   #instance;
   #m = 0;
   #arguments; // where they begin
@@ -132,9 +271,10 @@ export class Model {
   // A model with the values of a checkpoint; null: `setParameters` gives them.
   static async create(checkpoint = null) {
     const module = await Model.load();
-    const instance = spare ?? (await WebAssembly.instantiate(module));
+    const team = spare ?? (await Team.make(module));
     spare = null;
-    return new Model(instance, checkpoint);
+    await team.finish();
+    return new Model(team, checkpoint);
   }
 
   // A model with the values of a checkpoint file; Node.js only.
@@ -149,29 +289,40 @@ export class Model {
     return Model.create(content);
   }
 
-  constructor(instance, checkpoint) {
-    if (!(instance instanceof WebAssembly.Instance)) {
+  constructor(team, checkpoint) {
+    if (!(team instanceof Team)) {
       refuse("models are made by `await Model.create(checkpoint)`");
     }
-    this.#instance = instance;
-    const memory = Math.ceil(instance.exports.__heap_base.value / 64) * 64;
-    this.#arguments = this.#top = memory + @MEMORY_BYTES@;
+    this.#team = team;
+    this.#instance = team.instance;
+    const memory = findModel(team.instance);
+    this.#arguments = this.#top = findEnd(team.instance, team.threads - 1);
     const out = this.#take(4);
     const why = this.#take(@MESSAGE_BYTES@);
     const given = checkpoint === null ? [0, 0] : this.#bytes("checkpoint", checkpoint);
     const code = this.#run("create_in", out, memory, @MEMORY_BYTES@, ...given, why);
     if (code !== ErrorCode.OK) {
-      spare = instance;
+      spareTeam(team);
       throw new ModelError(code, this.#string(why));
     }
     this.#m = this.#data.getUint32(out, true);
+    team.begin(this.#m);
+  }
+
+  // The threads of a step.
+  threads() {
+    return this.#team.threads;
   }
 
   // End the model; its memory serves the next one.
   destroy() {
     if (this.#instance !== null) {
       this.#call("destroy");
-      spare = this.#broken ? null : this.#instance;
+      if (this.#broken) {
+        this.#team.stop();
+      } else {
+        spareTeam(this.#team);
+      }
       this.#instance = null;
     }
   }
@@ -249,15 +400,7 @@ export class Model {
   // Room for an argument; the memory grows where it must.
   #take(size) {
     const at = Math.ceil(this.#top / 16) * 16;
-    const memory = this.#exports.memory;
-    const missing = at + size - memory.buffer.byteLength;
-    if (missing > 0) {
-      try {
-        memory.grow(Math.ceil(missing / PAGE));
-      } catch {
-        throw new ModelError(ErrorCode.NO_MEMORY, `the system has no memory of ${missing} bytes more`);
-      }
-    }
+    grow(this.#exports.memory, at + size);
     this.#top = at + size;
     return at;
   }
@@ -296,7 +439,7 @@ export class Model {
 
   #string(at) {
     const bytes = new Uint8Array(this.#exports.memory.buffer);
-    return at === 0 ? "" : DECODER.decode(bytes.subarray(at, bytes.indexOf(0, at)));
+    return at === 0 ? "" : DECODER.decode(bytes.slice(at, bytes.indexOf(0, at)));
   }
 
   #tensor(at) {
