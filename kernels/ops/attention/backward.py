@@ -6,6 +6,8 @@ Source    Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 2; dK and dV in p
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.blocks import (
@@ -32,6 +34,7 @@ from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
+    Inline,
     Native,
     imin,
     inline,
@@ -42,6 +45,8 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import RANDOM
+
+SCALED = "x[] c -> y[] = x * c"
 
 
 def backward_work(
@@ -94,43 +99,27 @@ def _parts_reach(c: KernelCall, name: str, part: int, width: int) -> int:
     return c.span(0, (c.parts, part), *walks)
 
 
-@kernel(
-    f"""
-    q, k, v: S[...]   bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
-    y: S[...]   lse: T[2, batch, heads, queries]   dy: S[...]
-    dq: out S[...]   dk, dv: out D[...]   dbias: out T[...]   work: scratch T[...]
-    scale, cap, fill, ratio: f64   g: i64[] where {SIZES} and min(parts, batch) >= 1
-    """,
-    words={"noise": RANDOM, "g": ATTENTION_WORDS},
-    reach=_reach,
-    multiply_adds=lambda c: seen_scores(c) * int(2 * c.width + 2 * c.value_width),
-)
-def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = "") -> Body:
-    """dQ, dK, dV and the bias's gradient of `attention` from dY, Y and lse, as `g.wants` says.
+@inline
+def scratch(mine, g):
+    """The parts of a thread's scratch, as `backward_work` counts them."""
+    bq, block = g.block_queries, g.block_queries * g.block_keys
+    qt = mine  # Q^T scaled, dQ^T and dY^T: columns are queries, as in the blocks of scores
+    dqt = off(qt, bq * g.width)
+    dyt = off(dqt, bq * g.width)
+    s = off(dyt, bq * g.value_width)  # blocks: S, then P, then dS;
+    u = off(s, block)  # dP;
+    x = off(u, block)  # the dropped P, and scratch of bias and mask;
+    z = off(x, block)  # scratch with a row a query;
+    capped = off(z, block)  # the capped scores
+    delta = off(capped, block)  # rows of a number a query: D, m and log l
+    return qt, dqt, dyt, s, u, x, z, capped, delta, off(delta, bq), off(delta, 2 * bq)
 
-    Matrices strided as `g` says, columns next to each other; dk, dv: one such for each of
-    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored; D: how dk and dv are; P: as
-    of `tile`.
-    """
-    lanes = target.lanes(ITEMSIZE[T])
-    copy_scaled = loop(T, "x[] c -> y[] = x * c")
-    dot = loop(T, "x:S[] y:S[] -> sum(x * y)", S)
-    exps = loop(
-        T, "s[] top[] log_l[] -> p[] = where(log_l == const('inf'), 0, exp(s - top - log_l))"
-    )
-    slope = loop(T, "p[] u[] delta[] c -> s[] = p * (u - delta) * c")
-    uncap = loop(T, "s[] capped[] inverse -> t = capped * inverse; s[] = s * (1 - t * t)")
-    add = loop(T, "x[] y[] -> y[] = x + y")
+
+def _make_dropout(T: str) -> Inline:
+    """Return an inline function: what dropout does to P and dP of a block."""
     drop = dropped(T, "x[] = where(seen, p * kept, 0); u[] = where(seen, u * kept, 0)")
     mix = loop("u32", "low high key -> philox0(low, high, key)")
-    reciprocal = loop(T, "x -> 1 / x")
-    zero, copy = Native("zero", (T,)), Native("copy", (T,))
     number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
-    flip, store = turn(target, T), turn_as(target, T, S)
-    fetch = rows_as(target, T, S, P)
-    right, left = product(target, T, 0, P), product(target, T, 1, P)
-    change, blank = adjust(target, T), masked(target, T)
-    narrow = Native("convert", (D or T, T))
 
     @inline
     def drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk):
@@ -152,6 +141,35 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
             p, w, d = off(s, r * bq), off(x, r * bq), off(u, r * bq)
             drop(0, first + r, keys, half, noise.step, key, single(ratio), kept, p, d, w, d, nq)
 
+    return drop_block
+
+
+class _Factors(NamedTuple):
+    """Inline functions that make factors of products of what is stored.
+
+    open_rows(x, row, n, rows, wanted, spare): rows of Q or dY as they are read, and as right
+        factors if that is wanted; each with a stride.
+    as_left(x, row, n, rows, spare), as_right(x, row, n, rows, into): rows of a block of scores as a
+        left factor, and as a right one, with their stride.
+    as_columns(read, step, x, row, n, rows, into): rows of K as a left factor in columns; read and
+        step: as they are in rows.
+    """
+
+    open_rows: Inline
+    as_left: Inline
+    as_right: Inline
+    as_columns: Inline
+
+
+def _make_factors(target: Target, T: str, S: str, P: str) -> _Factors:
+    """Return the functions for factors as they are stored, or of type P."""
+    lanes = target.lanes(ITEMSIZE[T])
+    return _convert_factors(target, T, S, P, lanes) if P else _read_factors(target, T, S, lanes)
+
+
+def _read_factors(target: Target, T: str, S: str, lanes: int) -> _Factors:
+    fetch, copy = rows_as(target, T, S, ""), Native("copy", (T,))
+
     @inline
     def by_vectors(x, row, n, rows, wanted, spare):
         """Rows as a right factor of a product, and their stride; n: elements that may be read.
@@ -167,59 +185,46 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
 
     @inline
     def open_rows(x, row, n, rows, wanted, spare):
-        """Rows of Q or dY as `turned` reads them, and as right factors; each with a stride."""
         read, step, some = fetch(x, row, n, rows, spare)
         factors, ld = by_vectors(read, step, some, rows, wanted, spare)
         return read, step, factors, ld
 
     @inline
     def as_left(x, row, n, rows, spare):
-        """Rows of a block of scores as a left factor, with their stride."""
-        return x, row
-
-    @inline
-    def as_right(x, row, n, rows, into):
-        """As `as_left`, as a right factor."""
         return x, row
 
     @inline
     def as_columns(read, step, x, row, n, rows, into):
-        """Rows of K as a left factor in columns; read, step: as they are in rows."""
         return read, step
 
-    flip_factor, scales_late = flip, 0
-    if P:
-        flip_factor, scales_late = turn(target, T, S, P), 1
-        pairs, pairs_of_scores = pairs_of(target, T, S, P), pairs_of(target, T, T, P)
-        as_left = rows_of_block(target, T, P)
+    return _Factors(open_rows, as_left, as_left, as_columns)
 
-        @inline
-        def open_rows(x, row, n, rows, wanted, spare):
-            factors, ld = pairs(x, row, n, rows, spare, udiv(n + lanes - 1, lanes) * lanes)
-            return x, row, factors, ld
 
-        @inline
-        def as_right(x, row, n, rows, into):
-            return pairs_of_scores(x, row, n, rows, into, row)
-
-        @inline
-        def as_columns(read, step, x, row, n, rows, into):
-            return pairs(x, row, n, rows, into, n)
+def _convert_factors(target: Target, T: str, S: str, P: str, lanes: int) -> _Factors:
+    pairs, pairs_of_scores = pairs_of(target, T, S, P), pairs_of(target, T, T, P)
 
     @inline
-    def scratch(mine, g):
-        """The parts of a thread's scratch, as `backward_work` counts them."""
-        bq, block = g.block_queries, g.block_queries * g.block_keys
-        qt = mine  # Q^T scaled, dQ^T and dY^T: columns are queries, as in the blocks of scores
-        dqt = off(qt, bq * g.width)
-        dyt = off(dqt, bq * g.width)
-        s = off(dyt, bq * g.value_width)  # blocks: S, then P, then dS;
-        u = off(s, block)  # dP;
-        x = off(u, block)  # the dropped P, and scratch of bias and mask;
-        z = off(x, block)  # scratch with a row a query;
-        capped = off(z, block)  # the capped scores
-        delta = off(capped, block)  # rows of a number a query: D, m and log l
-        return qt, dqt, dyt, s, u, x, z, capped, delta, off(delta, bq), off(delta, 2 * bq)
+    def open_rows(x, row, n, rows, wanted, spare):
+        factors, ld = pairs(x, row, n, rows, spare, udiv(n + lanes - 1, lanes) * lanes)
+        return x, row, factors, ld
+
+    @inline
+    def as_right(x, row, n, rows, into):
+        return pairs_of_scores(x, row, n, rows, into, row)
+
+    @inline
+    def as_columns(read, step, x, row, n, rows, into):
+        return pairs(x, row, n, rows, into, n)
+
+    return _Factors(open_rows, rows_of_block(target, T, P), as_right, as_columns)
+
+
+def _make_turning(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return an inline function: a block of Q and dY with queries as columns, and D."""
+    copy_scaled = loop(T, SCALED)
+    dot = loop(T, "x:S[] y:S[] -> sum(x * y)", S)
+    flip_factor = turn(target, T, S, P) if P else turn(target, T)
+    scales_late = int(bool(P))
 
     @inline
     def turned(qt, dyt, delta, by_q, by_dy, yh, dyh, scale, g, nq, n):
@@ -240,6 +245,19 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
         # keys.
         for i in range(nq):
             delta[i] = dot(off(dyh, i * g.dy_row), off(yh, i * g.y_row), g.value_width)
+
+    return turned
+
+
+def _make_slopes(target: Target, T: str) -> Inline:
+    """Return an inline function: P and dP of a block become dS, back to Q K^T."""
+    lanes = target.lanes(ITEMSIZE[T])
+    copy_scaled = loop(T, SCALED)
+    slope = loop(T, "p[] u[] delta[] c -> s[] = p * (u - delta) * c")
+    uncap = loop(T, "s[] capped[] inverse -> t = capped * inverse; s[] = s * (1 - t * t)")
+    add = loop(T, "x[] y[] -> y[] = x + y")
+    reciprocal = loop(T, "x -> 1 / x")
+    number, flip, blank = Native("cast", (T, "f64")), turn(target, T), masked(target, T)
 
     @inline
     def through_scores(s, u, x, z, capped, delta, mask_h, dbias_h, scale, cap, g, q0, nq, k0, nk):
@@ -269,6 +287,24 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
             uncap(s, capped, reciprocal(cap, 1), s, nk * bq)
         if g.wants_bias + g.is_capped != 0:
             copy_scaled(s, scale, s, nk * bq)
+
+    return through_scores
+
+
+def _make_block_gradient(target: Target, T: str, S: str, P: str) -> Inline:
+    """Return an inline function: the gradients of a block of queries."""
+    lanes = target.lanes(ITEMSIZE[T])
+    copy_scaled = loop(T, SCALED)
+    exps = loop(
+        T, "s[] top[] log_l[] -> p[] = where(log_l == const('inf'), 0, exp(s - top - log_l))"
+    )
+    zero, copy = Native("zero", (T,)), Native("copy", (T,))
+    store, fetch = turn_as(target, T, S), rows_as(target, T, S, P)
+    right, left = product(target, T, 0, P), product(target, T, 1, P)
+    change, scales_late = adjust(target, T), int(bool(P))
+    open_rows, as_left, as_right, as_columns = _make_factors(target, T, S, P)
+    drop_block, through_scores = _make_dropout(T), _make_slopes(target, T)
+    turned = _make_turning(target, T, S, P)
 
     @inline
     def whole(inputs, outs, noise, mine, numbers, g, place):
@@ -363,31 +399,37 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
             dqh = off(dq, b * g.dq_batch + h * g.dq_head + q0 * g.dq_row)
             store(dqh, g.dq_row, dqt, bq, width, nq, spare)
 
-    @inline
-    def clear(x, row, n, rows):
-        for r in range(rows):
-            zero(off(x, r * row), n)
+    return whole
 
-    @inline
-    def outputs_of(dk, dv, g, b, group):
-        """The dK and dV of a group: where each begins, and its stride."""
-        dkh = off(dk, b * g.dk_batch + group * g.dk_head)
-        return dkh, g.dk_row, off(dv, b * g.dv_batch + group * g.dv_head), g.dv_row
 
-    @inline
-    def outputs_as_sums(dk, dv, mine, g, b, group):
-        """Where dK and dV of a group are summed: in the outputs."""
-        return outputs_of(dk, dv, g, b, group)
+@inline
+def outputs_of(dk, dv, g, b, group):
+    """The dK and dV of a group: where each begins, and its stride."""
+    dkh = off(dk, b * g.dk_batch + group * g.dk_head)
+    return dkh, g.dk_row, off(dv, b * g.dv_batch + group * g.dv_head), g.dv_row
 
-    @inline
-    def sums_in_scratch(dk, dv, mine, g, b, group):
-        """As `outputs_as_sums`, in the last part of a thread's scratch."""
-        sums = off(mine, g.per_thread - g.keys * (g.width + g.value_width))
-        return sums, g.width, off(sums, g.keys * g.width), g.value_width
 
-    @inline
-    def keep_sums(sums, dk, dv, g, b, group):
-        """Do nothing: the sums are outputs."""
+@inline
+def outputs_as_sums(dk, dv, mine, g, b, group):
+    """Where dK and dV of a group are summed: in the outputs."""
+    return outputs_of(dk, dv, g, b, group)
+
+
+@inline
+def sums_in_scratch(dk, dv, mine, g, b, group):
+    """As `outputs_as_sums`, in the last part of a thread's scratch."""
+    sums = off(mine, g.per_thread - g.keys * (g.width + g.value_width))
+    return sums, g.width, off(sums, g.keys * g.width), g.value_width
+
+
+@inline
+def keep_sums(sums, dk, dv, g, b, group):
+    """Do nothing: the sums are outputs."""
+
+
+def _make_rounding(T: str, D: str) -> Inline:
+    """Return an inline function: dK and dV of a group from their sums, stored as D."""
+    narrow = Native("convert", (D, T))
 
     @inline
     def round_sums(sums, dk, dv, g, b, group):
@@ -400,7 +442,17 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
             if g.wants_v != 0:
                 narrow(off(dvh, r * row_v), off(from_v, r * ldv), g.value_width)
 
-    sums_of, finish_sums = (sums_in_scratch, round_sums) if D else (outputs_as_sums, keep_sums)
+    return round_sums
+
+
+def _make_preparing(T: str) -> Inline:
+    """Return an inline function: what is added to begins at zero."""
+    zero = Native("zero", (T,))
+
+    @inline
+    def clear(x, row, n, rows):
+        for r in range(rows):
+            zero(off(x, r * row), n)
 
     @inline
     def prepare(sums, dbias, g, b, group, part):
@@ -424,6 +476,33 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
                     nq = imin(g.block_queries, g.queries - q0)
                     clear(off(at, q0 * g.dbias_query), g.dbias_query, g.keys, nq)
                     q0 += g.parts * g.block_queries
+
+    return prepare
+
+
+@kernel(
+    f"""
+    q, k, v: S[...]   bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
+    y: S[...]   lse: T[2, batch, heads, queries]   dy: S[...]
+    dq: out S[...]   dk, dv: out D[...]   dbias: out T[...]   work: scratch T[...]
+    scale, cap, fill, ratio: f64   g: i64[] where {SIZES} and min(parts, batch) >= 1
+    """,
+    words={"noise": RANDOM, "g": ATTENTION_WORDS},
+    reach=_reach,
+    multiply_adds=lambda c: seen_scores(c) * int(2 * c.width + 2 * c.value_width),
+)
+def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = "") -> Body:
+    """dQ, dK, dV and the bias's gradient of `attention` from dY, Y and lse, as `g.wants` says.
+
+    Matrices strided as `g` says, columns next to each other; dk, dv: one such for each of
+    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored; D: how dk and dv are; P: as
+    of `tile`.
+    """
+    number = Native("cast", (T, "f64"))
+    whole, prepare = _make_block_gradient(target, T, S, P), _make_preparing(T)
+    sums_of, finish_sums = outputs_as_sums, keep_sums
+    if D:
+        sums_of, finish_sums = sums_in_scratch, _make_rounding(T, D)
 
     def body(
         q, k, v, bias, mask, noise, y, lse, dy, dq, dk, dv, dbias, work,
