@@ -12,11 +12,12 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.blocks import (
     ATTENTION_WORDS,
+    SCALED,
     SIZES,
     adjust,
     check_blocks,
     count_padded,
-    dropped,
+    make_dropout,
     masked,
     matrices_reach,
     pairs_of,
@@ -45,8 +46,6 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import RANDOM
-
-SCALED = "x[] c -> y[] = x * c"
 
 
 def backward_work(
@@ -113,35 +112,6 @@ def scratch(mine, g):
     capped = off(z, block)  # the capped scores
     delta = off(capped, block)  # rows of a number a query: D, m and log l
     return qt, dqt, dyt, s, u, x, z, capped, delta, off(delta, bq), off(delta, 2 * bq)
-
-
-def _make_dropout(T: str) -> Inline:
-    """Return an inline function: what dropout does to P and dP of a block."""
-    drop = dropped(T, "x[] = where(seen, p * kept, 0); u[] = where(seen, u * kept, 0)")
-    mix = loop("u32", "low high key -> philox0(low, high, key)")
-    number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
-
-    @inline
-    def drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk):
-        """x = dropped P of s, and u dropped in place, by the mask that the forward kernel drew.
-
-        Draws are numbered as the elements of the whole matrix of probabilities are, so the mask
-        depends on neither blocks nor threads.
-        """
-        seed = g.seed
-        if g.fixed == 0:
-            seed = noise.seed
-        key = mix(seed, seed >> 32, g.node, 1)
-        keys, bq = g.keys, g.block_queries
-        count = g.batch * g.heads * g.queries * keys
-        half = count - (count >> 1)
-        kept = number(1.0 / (1.0 - ratio))
-        first = ((b * g.heads + h) * g.queries + q0) * keys + k0
-        for r in range(nk):
-            p, w, d = off(s, r * bq), off(x, r * bq), off(u, r * bq)
-            drop(0, first + r, keys, half, noise.step, key, single(ratio), kept, p, d, w, d, nq)
-
-    return drop_block
 
 
 class _Factors(NamedTuple):
@@ -303,7 +273,7 @@ def _make_block_gradient(target: Target, T: str, S: str, P: str) -> Inline:
     right, left = product(target, T, 0, P), product(target, T, 1, P)
     change, scales_late = adjust(target, T), int(bool(P))
     open_rows, as_left, as_right, as_columns = _make_factors(target, T, S, P)
-    drop_block, through_scores = _make_dropout(T), _make_slopes(target, T)
+    drop_block, through_scores = make_dropout(T, is_backward=True), _make_slopes(target, T)
     turned = _make_turning(target, T, S, P)
 
     @inline

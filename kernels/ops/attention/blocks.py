@@ -81,6 +81,7 @@ ATTENTION_WORDS = Words(
 
 # Sizes that both directions divide by.
 SIZES = "min(heads, groups, block_queries, block_keys) >= 1 and groups <= heads"
+SCALED = "x[] c -> y[] = x * c"  # a row loop
 
 
 def check_blocks(c: KernelCall) -> None:
@@ -388,18 +389,54 @@ def masked(target: Target, T: str) -> Inline:
     return run
 
 
-def dropped(T: str, outputs: str) -> Native:
-    """Return the row loop over queries that drops what the mask of the dropout hides.
+def make_dropout(T: str, *, is_backward: bool) -> Inline:
+    """Return an inline function: x = P of a block, as the mask of the dropout leaves it.
 
-    dropped(i, n, half, step, key, ratio, kept, in..., out..., count) of `outputs`, formulas of
-    `seen`, `kept` and the inputs p and u.  Element i + j n of the probabilities has draw number
-    i + j n of `noise.draw`, of whose two words elements from `half` on take the second.
+    drop(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk)
+
+    s: P.  x: may be s.  u: dP, which is dropped in place if is_backward, and otherwise not used.
+    Element i of the whole matrix of probabilities has draw i of `noise.draw`, so the mask depends
+    on neither blocks nor threads.  Philox gives two words a counter; the second half of the
+    elements takes the second word.
     """
-    names = "p[] u[]" if "u" in outputs else "p[]"
-    return loop(
+    outputs, names = "x[] = where(seen, p * kept, 0)", "p[]"
+    if is_backward:
+        outputs, names = f"{outputs}; u[] = where(seen, u * kept, 0)", "p[] u[]"
+    drop = loop(
         T,
         f"""column:u32.. first:u32 n:u32 half:u32 step:u32 key:u32 ratio:f32 kept {names} ->
         i = first + column * n; back = i >= half; at = where(back, i - half, i);
         w = where(back, philox1(at, step, key), philox0(at, step, key));
         seen = cast(f32, w >> 8) * 5.9604644775390625e-08 >= ratio; {outputs}""",
     )
+    mix = loop("u32", "low high key -> philox0(low, high, key)")
+    number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
+
+    if is_backward:
+
+        @inline
+        def drop_row(first, n, half, step, key, ratio, kept, p, x, u, count):
+            drop(0, first, n, half, step, key, ratio, kept, p, u, x, u, count)
+
+    else:
+
+        @inline
+        def drop_row(first, n, half, step, key, ratio, kept, p, x, u, count):
+            drop(0, first, n, half, step, key, ratio, kept, p, x, count)
+
+    @inline
+    def run(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk):
+        seed = g.seed
+        if g.fixed == 0:
+            seed = noise.seed
+        key = mix(seed, seed >> 32, g.node, 1)
+        keys, bq = g.keys, g.block_queries
+        count = g.batch * g.heads * g.queries * keys
+        half = count - (count >> 1)
+        kept = number(1.0 / (1.0 - ratio))
+        first = ((b * g.heads + h) * g.queries + q0) * keys + k0
+        for r in range(nk):
+            p, w, d = off(s, r * bq), off(x, r * bq), off(u, r * bq)
+            drop_row(first + r, keys, half, noise.step, key, single(ratio), kept, p, w, d, nq)
+
+    return run

@@ -5,16 +5,19 @@ Source    Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1, on blocks that
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.blocks import (
     ATTENTION_WORDS,
     NAN_IS_EMPTY,
+    SCALED,
     SIZES,
     adjust,
     check_blocks,
     count_padded,
-    dropped,
+    make_dropout,
     matrices_reach,
     pairs_of,
     product,
@@ -29,6 +32,7 @@ from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
+    Inline,
     Native,
     imin,
     inline,
@@ -39,6 +43,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import RANDOM
 
+SETTLED = "m[] -> y[] = where(m == const('-inf'), 0, m)"  # the usable maximum
 VECTORS = 4  # rows of running numbers, one a query
 
 
@@ -70,6 +75,137 @@ def _reach(c: KernelCall) -> Reach:
     }
 
 
+class _Products(NamedTuple):
+    """Inline functions around the products of a block.
+
+    turn_queries(qt, qh, scale, g, nq, n, spare): Q^T, scaled unless scores are.
+    scale_scores(s, scale, g, nk, n): a block of scores, scaled unless Q^T is.
+    add_values(vh, k0, s, x, ot, g, nq, nk, spare): Y^T += V^T P^T of a block of keys; x: scratch of
+        the block's size.
+    """
+
+    turn_queries: Inline
+    scale_scores: Inline
+    add_values: Inline
+
+
+def _make_products(target: Target, T: str, S: str) -> _Products:
+    """Return the functions for factors as they are stored."""
+    fetch, flip, values = rows_as(target, T, S, ""), turn(target, T), product(target, T, 1, "")
+    copy_scaled = loop(T, SCALED)
+
+    @inline
+    def turn_queries(qt, qh, scale, g, nq, n, spare):
+        bq, width = g.block_queries, g.width
+        rows_q, ldq, _ = fetch(qh, g.q_row, width, nq, spare)
+        flip(qt, bq, rows_q, ldq, nq, width)
+        for r in range(width):
+            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
+
+    @inline
+    def scale_scores(s, scale, g, nk, n):
+        """Do nothing: Q^T is scaled."""
+
+    @inline
+    def add_values(vh, k0, s, x, ot, g, nq, nk, spare):
+        bq, columns = g.block_queries, g.value_width
+        rows_v, ldv, _ = fetch(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare)
+        values(rows_v, ldv, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
+
+    return _Products(turn_queries, scale_scores, add_values)
+
+
+def _make_converted_products(target: Target, T: str, S: str, P: str) -> _Products:
+    """Return the functions for factors that are converted to P."""
+    flip_pairs, pairs_v = turn(target, T, S, P), pairs_of(target, T, S, P)
+    pairs_p, values = pairs_of(target, T, T, P), product(target, T, 1, P)
+    copy_scaled = loop(T, SCALED)
+
+    @inline
+    def turn_queries(qt, qh, scale, g, nq, n, spare):
+        """Q^T as factors; with its scale it would be rounded twice."""
+        flip_pairs(qt, g.block_queries, qh, g.q_row, nq, g.width)
+
+    @inline
+    def add_values(vh, k0, s, x, ot, g, nq, nk, spare):
+        bq, columns = g.block_queries, g.value_width
+        left, ldv = pairs_v(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare, columns)
+        right, ldp = pairs_p(s, bq, nq, nk, x, bq)
+        values(left, ldv, right, ldp, ot, bq, nk, columns, nq, ACCUMULATE)
+
+    @inline
+    def scale_scores(s, scale, g, nk, n):
+        """Scale a block of scores."""
+        for r in range(nk):
+            row = off(s, r * g.block_queries)
+            copy_scaled(row, scale, row, n)
+
+    return _Products(turn_queries, scale_scores, add_values)
+
+
+def _make_softmax(T: str) -> Inline:
+    """Return an inline function: exponentials of a block of scores, and the running numbers."""
+    raise_top = loop(T, "x[] m[] -> m[] = max(m, x)")
+    settle_top = loop(T, SETTLED)
+    rescale = loop(T, "old[] top[] l[] -> a = exp(old - top); a[]; l[] = l * a")
+    exps = loop(T, "s[] top[] l[] -> e = exp(s - top); p[] = e; l[] = l + e")
+    multiply, copy = loop(T, "x[] a[] -> y[] = x * a"), Native("copy", (T,))
+
+    @inline
+    def take_scores(s, ot, m, top, total, a, g, nk, n):
+        """S of a block to P, of the maximum so far; the sum and Y^T so far to this maximum."""
+        bq, columns = g.block_queries, g.value_width
+        copy(a, m, n)
+        for r in range(nk):
+            raise_top(off(s, r * bq), m, m, n)
+        # A query that has seen no key yet has m = -inf; exp(s - m) would be NaN, so it subtracts 0.
+        settle_top(m, top, n)
+        # The maximum has risen from a to m: sum and Y^T so far were made of exp(s - a), so both
+        # are multiplied by exp(a - m).
+        rescale(a, top, total, a, total, n)
+        for r in range(nk):
+            exps(off(s, r * bq), top, total, off(s, r * bq), total, n)
+        for r in range(columns):
+            multiply(off(ot, r * bq), a, off(ot, r * bq), n)
+
+    return take_scores
+
+
+def _make_finish(target: Target, T: str, S: str) -> Inline:
+    """Return an inline function: Y and lse of a block of queries that has seen all of its keys."""
+    settle_top = loop(T, SETTLED)
+    invert = loop(T, "l[] -> y[] = 1 / l")
+    invert_seen = loop(T, "l[] -> y[] = where(l == 0, 0, 1 / l)")
+    invert_real = loop(T, "l[] -> y[] = where((l == 0) | (l != l), 0, 1 / l)")
+    divide = loop(T, "x[] inverse[] -> y[] = where(inverse == 0, 0, x * inverse)")
+    logs = loop(T, "l[] a[] -> y[] = where(a == 0, const('inf'), log(l))")
+    copy, store = Native("copy", (T,)), turn_as(target, T, S)
+
+    @inline
+    def finish(y, lse, ot, m, top, total, a, x, spare, g, b, h, q0, nq, n):
+        bq, columns = g.block_queries, g.value_width
+        settle_top(m, top, n)
+        if g.guard == 0:
+            invert(total, a, n)
+        else:
+            if g.guard == NAN_IS_EMPTY:
+                invert_real(total, a, n)
+            else:
+                invert_seen(total, a, n)
+        for r in range(columns):
+            divide(off(ot, r * bq), a, off(ot, r * bq), n)
+        yh = off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row)
+        store(yh, g.y_row, ot, bq, columns, nq, spare)
+        # m and log sum apart, for backward: P = exp(s - m - log sum).  Their sum would round away
+        # the log where |m| is large.
+        logs(total, a, x, n)
+        at = (b * g.heads + h) * g.queries + q0
+        copy(off(lse, at), top, nq)
+        copy(off(lse, at + g.batch * g.heads * g.queries), x, nq)
+
+    return finish
+
+
 @kernel(
     f"""
     q, k, v: S[...]   bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
@@ -88,85 +224,14 @@ def attention(target: Target, T: str, S: str = "", P: str = "") -> Body:
     The parameter S: how q, k, v and y are stored; P: as of `tile`.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    copy_scaled = loop(T, "x[] c -> y[] = x * c")
-    fill_row = loop(T, "c -> y[] = c")
-    raise_top = loop(T, "x[] m[] -> m[] = max(m, x)")
-    settle_top = loop(T, "m[] -> y[] = where(m == const('-inf'), 0, m)")
-    rescale = loop(T, "old[] top[] l[] -> a = exp(old - top); a[]; l[] = l * a")
-    exps = loop(T, "s[] top[] l[] -> e = exp(s - top); p[] = e; l[] = l + e")
-    multiply = loop(T, "x[] a[] -> y[] = x * a")
-    invert = loop(T, "l[] -> y[] = 1 / l")
-    invert_seen = loop(T, "l[] -> y[] = where(l == 0, 0, 1 / l)")
-    invert_real = loop(T, "l[] -> y[] = where((l == 0) | (l != l), 0, 1 / l)")
-    finish = loop(T, "x[] inverse[] -> y[] = where(inverse == 0, 0, x * inverse)")
-    logs = loop(T, "l[] a[] -> y[] = where(a == 0, const('inf'), log(l))")
-    drop = dropped(T, "p[] = where(seen, p * kept, 0)")
-    mix = loop("u32", "low high key -> philox0(low, high, key)")
-    zero, copy = Native("zero", (T,)), Native("copy", (T,))
-    number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
-    flip, store = turn(target, T), turn_as(target, T, S)
+    fill_row, zero = loop(T, "c -> y[] = c"), Native("zero", (T,))
+    number = Native("cast", (T, "f64"))
     fetch, change = rows_as(target, T, S, P), adjust(target, T)
-    scores, values = product(target, T, 0, P), product(target, T, 1, P)
-
-    @inline
-    def turn_queries(qt, qh, scale, g, nq, n, spare):
-        """Q^T scaled."""
-        bq, width = g.block_queries, g.width
-        rows_q, ldq, _ = fetch(qh, g.q_row, width, nq, spare)
-        flip(qt, bq, rows_q, ldq, nq, width)
-        for r in range(width):
-            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
-
-    @inline
-    def add_values(vh, k0, s, x, ot, g, nq, nk, spare):
-        """Y^T += V^T P^T of a block of keys; x: scratch of the block's size."""
-        bq, columns = g.block_queries, g.value_width
-        rows_v, ldv, _ = fetch(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare)
-        values(rows_v, ldv, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
-
-    @inline
-    def scale_scores(s, scale, g, nk, n):
-        """Do nothing: Q^T is scaled."""
-
-    if P:
-        flip_pairs, pairs_v = turn(target, T, S, P), pairs_of(target, T, S, P)
-        pairs_p = pairs_of(target, T, T, P)
-
-        @inline
-        def turn_queries(qt, qh, scale, g, nq, n, spare):
-            """Q^T as factors; with its scale it would be rounded twice."""
-            flip_pairs(qt, g.block_queries, qh, g.q_row, nq, g.width)
-
-        @inline
-        def add_values(vh, k0, s, x, ot, g, nq, nk, spare):
-            bq, columns = g.block_queries, g.value_width
-            left, ldv = pairs_v(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare, columns)
-            right, ldp = pairs_p(s, bq, nq, nk, x, bq)
-            values(left, ldv, right, ldp, ot, bq, nk, columns, nq, ACCUMULATE)
-
-        @inline
-        def scale_scores(s, scale, g, nk, n):
-            """Scale a block of scores."""
-            for r in range(nk):
-                row = off(s, r * g.block_queries)
-                copy_scaled(row, scale, row, n)
-
-    @inline
-    def drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk):
-        seed = g.seed
-        if g.fixed == 0:
-            seed = noise.seed
-        key = mix(seed, seed >> 32, g.node, 1)
-        keys, bq = g.keys, g.block_queries
-        # Draw i of the whole matrix: the mask depends on neither blocks nor threads.  Philox gives
-        # two words a counter; the second half of the elements takes the second word.
-        count = g.batch * g.heads * g.queries * keys
-        half = count - (count >> 1)
-        kept = number(1.0 / (1.0 - ratio))
-        first = ((b * g.heads + h) * g.queries + q0) * keys + k0
-        for r in range(nk):
-            row = off(s, r * bq)
-            drop(0, first + r, keys, half, noise.step, key, single(ratio), kept, row, row, nq)
+    scores = product(target, T, 0, P)
+    products = _make_converted_products(target, T, S, P) if P else _make_products(target, T, S)
+    turn_queries, scale_scores, add_values = products
+    take_scores, drop_block = _make_softmax(T), make_dropout(T, is_backward=False)
+    finish = _make_finish(target, T, S)
 
     @inline
     def whole(q, k, v, bias, mask, noise, y, lse, mine, scale, cap, fill, ratio, g, b, h, q0, nq):
@@ -199,42 +264,13 @@ def attention(target: Target, T: str, S: str = "", P: str = "") -> Body:
             scores(rows_k, ldk, qt, bq, s, bq, width, nk, nq, 0)
             scale_scores(s, scale, g, nk, n)
             change(s, s, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
-            copy(a, m, n)
-            for r in range(nk):
-                raise_top(off(s, r * bq), m, m, n)
-            # A query that has seen no key yet has m = -inf; exp(s - m) would be NaN, so it
-            # subtracts 0.
-            settle_top(m, top, n)
-            # The maximum has risen from a to m: sum and Y^T so far were made of exp(s - a), so both
-            # are multiplied by exp(a - m).
-            rescale(a, top, total, a, total, n)
-            for r in range(nk):
-                exps(off(s, r * bq), top, total, off(s, r * bq), total, n)
-            for r in range(columns):
-                multiply(off(ot, r * bq), a, off(ot, r * bq), n)
+            take_scores(s, ot, m, top, total, a, g, nk, n)
             if g.drops != 0:
-                drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk)
+                drop_block(s, s, s, g, noise, ratio, b, h, q0, nq, k0, nk)
             # Y^T += V^T P^T for these keys; the division by the sum waits for all of them.
             add_values(vh, k0, s, x, ot, g, nq, nk, spare)
             k0 += bk
-        settle_top(m, top, n)
-        if g.guard == 0:
-            invert(total, a, n)
-        else:
-            if g.guard == NAN_IS_EMPTY:
-                invert_real(total, a, n)
-            else:
-                invert_seen(total, a, n)
-        for r in range(columns):
-            finish(off(ot, r * bq), a, off(ot, r * bq), n)
-        yh = off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row)
-        store(yh, g.y_row, ot, bq, columns, nq, spare)
-        # m and log sum apart, for backward: P = exp(s - m - log sum).  Their sum would round away
-        # the log where |m| is large.
-        logs(total, a, x, n)
-        at = (b * g.heads + h) * g.queries + q0
-        copy(off(lse, at), top, nq)
-        copy(off(lse, at + g.batch * g.heads * g.queries), x, nq)
+        finish(y, lse, ot, m, top, total, a, x, spare, g, b, h, q0, nq, n)
 
     def body(q, k, v, bias, mask, noise, y, lse, work, scale, cap, fill, ratio, g, tid, nthreads):
         bq = g.block_queries
