@@ -103,7 +103,7 @@ def test_an_op_takes_float16(title: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def differentiable() -> list[tuple[str, str]]:
-    """Return domain and type of each op whose gradient declares a storage, and is no case row."""
+    """Return domain and type of each op whose gradient declares a storage and has no case rows."""
     ops, known = list_ops(), {c.op for c in rows().values()}
     whole = {
         op.gradient_of

@@ -395,9 +395,6 @@ def make_dropout(T: str, *, is_backward: bool) -> Inline:
     drop(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk)
 
     s: P.  x: may be s.  u: dP, which is dropped in place if is_backward, and otherwise not used.
-    Element i of the whole matrix of probabilities has draw i of `noise.draw`, so the mask depends
-    on neither blocks nor threads.  Philox gives two words a counter; the second half of the
-    elements takes the second word.
     """
     outputs, names = "x[] = where(seen, p * kept, 0)", "p[]"
     if is_backward:
@@ -431,8 +428,12 @@ def make_dropout(T: str, *, is_backward: bool) -> Inline:
             seed = noise.seed
         key = mix(seed, seed >> 32, g.node, 1)
         keys, bq = g.keys, g.block_queries
+        # Element i of the whole matrix of probabilities has draw i of `noise.draw`, so the mask
+        # depends on neither blocks nor threads, and backward draws the one of forward.  Philox
+        # gives two words a counter: the second half of the elements takes the second word.
         count = g.batch * g.heads * g.queries * keys
         half = count - (count >> 1)
+        # What is kept grows, so that the mean of a sum over keys stays.
         kept = number(1.0 / (1.0 - ratio))
         first = ((b * g.heads + h) * g.queries + q0) * keys + k0
         for r in range(nk):

@@ -185,6 +185,7 @@ def _make_finish(target: Target, T: str, S: str) -> Inline:
     def finish(y, lse, ot, m, top, total, a, x, spare, g, b, h, q0, nq, n):
         bq, columns = g.block_queries, g.value_width
         settle_top(m, top, n)
+        # A query without keys has the sum 0: NaN by its definition, or zeros where `guard` asks.
         if g.guard == 0:
             invert(total, a, n)
         else:
