@@ -18,7 +18,7 @@ from tests.support.needs import needs_browser
         (["--peers", "{}"], "{}: node_modules has no onnxruntime-web"),
         (
             ["--libraries", "brain"],
-            "--libraries brain: expected some of edgegrad, edgegrad-simd, ort",
+            "--libraries brain: expected some of edgegrad, edgegrad-simd, edgegrad-threads, ort",
         ),
     ],
 )

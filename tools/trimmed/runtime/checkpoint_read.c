@@ -292,7 +292,7 @@ static void read_group(struct reader *r, const struct table *root)
 static void read_properties(struct reader *r, const struct table *root)
 {
     static const char kinds[][8] = {"ints", "floats", "strings"}; /* without addresses to load */
-    int seen[OWN_PROPERTIES] = {0};
+    unsigned seen = 0; /* the runtime's properties, a bit each */
     struct table bag = child(r, root, 3, "property_bag");
     for (uint32_t kind = MODEL_INT; !r->code && bag.pos && kind <= MODEL_STRING; kind++) {
         struct bytes list = vector(r, &bag, kind, 4, 0, kinds[kind]);
@@ -314,7 +314,10 @@ static void read_properties(struct reader *r, const struct table *root)
             const char *label = (const char *)r->data + name.pos;
             p.text = (uint32_t)text.count;
             int own = find_own(label, name.count);
-            if (own < OWN_PROPERTIES && seen[own]++) {
+            unsigned bit = own < OWN_PROPERTIES ? 1u << own : 0;
+            unsigned is_again = seen & bit;
+            seen |= bit;
+            if (is_again) {
                 damaged(r, own_names[own], "is a duplicate name");
             } else if (own == OWN_LEARNING_RATE && kind != MODEL_STRING) {
                 r->m->rate = kind == MODEL_INT ? (float)p.integer : p.number;
