@@ -433,7 +433,7 @@ def make_dropout(T: str, *, is_backward: bool) -> Inline:
         # gives two words a counter: the second half of the elements takes the second word.
         count = g.batch * g.heads * g.queries * keys
         half = count - (count >> 1)
-        # What is kept grows, so that the mean of a sum over keys stays.
+        # The probabilities that stay grow, so that the mean of a sum over keys does not change.
         kept = number(1.0 / (1.0 - ratio))
         first = ((b * g.heads + h) * g.queries + q0) * keys + k0
         for r in range(nk):
