@@ -52,13 +52,30 @@ from engine.kernels.vocabulary.kernel import (
 PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"
 
 
-def _lstm_reach(call: KernelCall) -> Reach:
-    w = WalkReach(call)
+def reach_cells(c: KernelCall) -> dict[str, int]:
+    """Return the reach of an LSTM into all but scratch memory."""
+    w = WalkReach(c)
     return {
-        "gates": 4 * w.rows, "h0": w.states, "c0": w.states, "y": w.y if call.has_y else 0,
-        "h": w.states, "c": w.states, "cells": w.rows if call.has_cells else 0,
-        "work": count_call_scratch(call, "lstm", 6),
+        "gates": 4 * w.rows, "h0": w.states, "c0": w.states, "y": w.y if c.has_y else 0,
+        "h": w.states, "c": w.states, "cells": w.rows if c.has_cells else 0,
     }  # fmt: skip
+
+
+def reach_adjoint(c: KernelCall, dh: str, dc: str) -> dict[str, int]:
+    """Return the reach of an LSTM's adjoint into all but scratch memory.
+
+    dh, dc: the names of the operands with the gradients of the states that it begins with.
+    """
+    w, has_peepholes = WalkReach(c), c.flag(5)
+    return {
+        "gates": 4 * w.rows, "cells": w.rows, "y": w.y, "h0": w.states, "c0": w.states,
+        "dy": w.dy, dh: w.states, dc: w.states, "dgates": 4 * w.rows, "past": w.rows,
+        "dh": w.states, "dc": w.states, "dp": 3 * w.states if has_peepholes else 0,
+    }  # fmt: skip
+
+
+def _lstm_reach(c: KernelCall) -> Reach:
+    return {**reach_cells(c), "work": count_call_scratch(c, "lstm", 6)}
 
 
 @kernel(
@@ -187,13 +204,8 @@ def adjoint(
 
 
 def _lstm_grad_reach(c: KernelCall) -> Reach:
-    w, has_peepholes = WalkReach(c), c.flag(5)
-    return {
-        "gates": 4 * w.rows, "cells": w.rows, "y": w.y, "h0": w.states, "c0": w.states,
-        "dy": w.dy, "dhn": w.states, "dcn": w.states, "dgates": 4 * w.rows, "past": w.rows,
-        "dh": w.states, "dc": w.states, "dp": 3 * w.states if has_peepholes else 0,
-        "work": count_call_scratch(c, "lstm_grad", 7),
-    }  # fmt: skip
+    work = count_call_scratch(c, "lstm_grad", 7)
+    return {**reach_adjoint(c, "dhn", "dcn"), "work": work}
 
 
 @kernel(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.recurrent import cells as cells_
-from engine.kernels.ops.recurrent.lstm import PEEPHOLES, adjoint
+from engine.kernels.ops.recurrent.lstm import PEEPHOLES, adjoint, reach_adjoint, reach_cells
 from engine.kernels.ops.recurrent.recurrence import (
     LENS,
     SIGMOID,
@@ -23,9 +23,9 @@ from engine.kernels.ops.recurrent.recurrence import (
     TANH_SLOPE,
     WALK,
     WALK_WORDS,
-    WalkReach,
     dy_at,
     is_first,
+    longest,
     product,
     row_at,
     state_at,
@@ -53,14 +53,6 @@ from engine.kernels.vocabulary.kernel import (
 _NUMBERS = "(last - first) * batch * hidden"
 
 
-def _reach(c: KernelCall) -> Reach:
-    w = WalkReach(c)
-    return {
-        "gates": 4 * w.rows, "h0": w.states, "c0": w.states, "y": w.y if c.has_y else 0,
-        "h": w.states, "c": w.states, "cells": w.rows if c.has_cells else 0,
-    }  # fmt: skip
-
-
 def _products(c: KernelCall) -> int:
     return 4 * int((c.last - c.first) * c.batch * c.hidden * c.hidden)
 
@@ -81,15 +73,6 @@ def _units(width: int) -> Inline:
     return run
 
 
-@inline
-def _longest(lens, batch):
-    """The largest length of a row."""
-    n = 0
-    for b in range(batch):
-        n = imax(n, lens[b])
-    return n
-
-
 @kernel(
     f"""
     gates: update T[...]   panels: T[last, hidden, 4 * hidden] if first < last
@@ -98,7 +81,7 @@ def _longest(lens, batch):
     {WALK} and step < steps and hidden % tile_columns == 0
     """,
     words={"g": WALK_WORDS},
-    reach=_reach,
+    reach=reach_cells,
     multiply_adds=_products,
     touches={"gates": f"4 * {_NUMBERS}", "y": _NUMBERS, "cells": _NUMBERS},
     f=(SIGMOID,),
@@ -124,7 +107,7 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
             u, units = units_of(g, d, tid, nthreads)
             # Forward: a += R h', a product for each gate: its rows of R are apart from the others'.
             # h' is read from h0, which nobody writes at this step, whatever threads are ahead.
-            if units > 0 and t < _longest(lens, batch):
+            if units > 0 and t < longest(lens, 0, batch):
                 a, now = off(h0, state_at(g, d, 0) * n), off(gates, row_at(g, d, t, 0) * 4 * n + u)
                 for q in range(4):
                     into, part = off(now, q * n), off(panels, (d * 4 * n + q * n + u) * n)
@@ -159,12 +142,7 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
 
 
 def _grad_reach(c: KernelCall) -> Reach:
-    w, has_peepholes = WalkReach(c), c.flag(5)
-    return {
-        "gates": 4 * w.rows, "cells": w.rows, "y": w.y, "h0": w.states, "c0": w.states,
-        "dy": w.dy, "dh0": w.states, "dc0": w.states, "dgates": 4 * w.rows, "past": w.rows,
-        "dh": w.states, "dc": w.states, "dp": 3 * w.states if has_peepholes else 0,
-    }  # fmt: skip
+    return reach_adjoint(c, "dh0", "dc0")
 
 
 @kernel(
@@ -220,7 +198,7 @@ def lstm_grad_step(
             # Forward: a_t = W x_t + R h_(t-1) + b, so dh_(t-1) += R^T da_t.  Steps run back: the
             # one before this was at a later time, and its da is there as all threads have met.
             later = time_at(g, d, g.steps - step)
-            if units > 0 and step > 0 and later < _longest(lens, batch):
+            if units > 0 and step > 0 and later < longest(lens, 0, batch):
                 a, into = off(dgates, row_at(g, d, later, 0) * 4 * n), state_at(g, d, 0) * n + u
                 part, lda = off(panels, (d * n + u) * 4 * n), g.row_b * 4 * n
                 ldc, to = g.state_b * n, off(dh, into)
