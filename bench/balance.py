@@ -25,13 +25,12 @@ import numpy as np
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
-from engine.profiling.scaling import list_stretches
+from engine.profiling.scaling import REPEATS, list_stretches
 from engine.profiling.times import StepTime
 from engine.tools.benchmark.workloads import WORKLOADS
 
 NAMES = ("mobilenet", "minilm", "resnet18")
 THREADS = (2, 4, 8, 16)
-REPEATS = 7
 IDLE = 0.02  # a thread that does less of the busiest one's work only looks whether it has some
 
 

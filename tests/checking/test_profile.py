@@ -19,7 +19,7 @@ from engine.kernels.binaries import source
 from engine.plan.context import STEP
 from engine.profiling import PHASES, Profile, StepTime
 from engine.profiling.measure import Spans, compute_waits, forward_node, lay_boxes
-from engine.profiling.scaling import MEETING, Balance, measure_balance, predict_seconds
+from engine.profiling.scaling import BARRIER, Balance, measure_balance, predict_seconds
 from engine.runtime.roofline import SIZES, Roofline, measure
 from engine.runtime.timing import Clock, Stopwatch
 from engine.tools import cli
@@ -430,7 +430,7 @@ def test_the_help_imports_nothing_that_profiles() -> None:
 # --- more threads than cores
 
 
-def test_between_meetings_the_busiest_thread_or_the_memory_decides() -> None:
+def test_between_barriers_the_busiest_thread_or_the_memory_decides() -> None:
     steps = (
         step(busy=(1.0, 2.0)), step(busy=(2.0, 0.5), barrier=False),  # 3.0 and 2.5 s
         step(busy=(1.0, 1.0), uncached=4 * 50_000_000_000),  # 4 s for the memory
@@ -439,7 +439,7 @@ def test_between_meetings_the_busiest_thread_or_the_memory_decides() -> None:
     shared = measure_balance(Profile("", ROOFLINE, steps, (9.0,)))
     assert [busiest for busiest, _ in shared.stretches] == [3.0, 1.0, 1.0]
     alone = Balance(1, ((9.0, 0),), 1.0)
-    assert predict_seconds(alone, 10.0, shared) == pytest.approx(1 + 3 + 4 + 1 + 6 * MEETING)
+    assert predict_seconds(alone, 10.0, shared) == pytest.approx(1 + 3 + 4 + 1 + 6 * BARRIER)
     assert predict_seconds(alone, 10.0, alone) == 10.0
 
 

@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
-from engine.profiling.scaling import measure_balance
-
-REPEATS = 7  # runs of a profile
+from engine.profiling.scaling import REPEATS, measure_balance
 
 
 def measure_peak_memory() -> int:

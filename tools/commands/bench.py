@@ -63,7 +63,7 @@ def command(
     time from the start of a process to its first finished step.  See docs/performance.md.
 
     If --threads asks for more threads than this machine has cores, a column has the predicted time
-    of a step, also where it is measured: the busiest thread between two meetings of all, by the
+    of a step, also where it is measured: the busiest thread between two barriers, by the
     processor time of each, and this machine's memory.
 
     With --inference a row has the time of an answer of an ONNX model to generated inputs, and
