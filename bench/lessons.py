@@ -107,15 +107,15 @@ def make_text(length: int = 128) -> Lesson:
     return split(x[order], y[order], 200)
 
 
-def make_sounds(samples: int = 1000, frames: int = 100) -> Lesson:
-    """Return spectrograms of ten spoken words: f32[n, 100, 64]."""
+def make_sounds(samples: int = 1000, held_out: int = 200, frames: int = 100) -> Lesson:
+    """Return spectrograms of ten spoken words: f32[n, frames, 64]."""
     rng, features = np.random.default_rng(0), LogMel(n_mels=64)
     labels = np.arange(samples) % len(SPOKEN)
     heard = np.zeros((samples, frames, 64), np.float32)
     for sound, label in zip(heard, labels, strict=True):
         spectrum = np.squeeze(features(speak(SPOKEN[label], rng))).T[:frames]
         sound[: len(spectrum)] = spectrum
-    return split(heard, labels, 200)
+    return split(heard, labels, held_out)
 
 
 LESSONS: Mapping[str, Callable[[], Lesson]] = {

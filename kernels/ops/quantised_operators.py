@@ -3,7 +3,11 @@
 Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QGemm is in units of
           the scales of both factors, and passes make one integer step of it
           (graphs/passes/integers.py)
-Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1 and the like
+          MatMulIntegerToFloat y = MatMulInteger(a, b) a_scale b_scale + bias, which
+          DynamicQuantizeMatMul begins by quantising a, and QAttention continues with attention in
+          float32.  Scales and zero points of activations may be computed, as
+          DynamicQuantizeLinear does
+Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1, QAttention-1 and the like
 """
 
 from __future__ import annotations
@@ -12,9 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from engine.kernels.ops import activation, elementwise, matmul, softmax, split
+from engine.base.element_types import ONNX_CODE
+from engine.kernels.ops import activation, elementwise, matmul, quantization, softmax, split
+from engine.kernels.ops.attention.contrib import JOINED, infer_joined_parts
 from engine.kernels.ops.pool import pool
-from engine.kernels.vocabulary.op import MANY, MS, Kind, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.facts import Role
+from engine.kernels.vocabulary.op import MANY, MS, OURS, Kind, Nodes, Op, Site, TensorType
 
 _FAMILIES = (activation, elementwise, matmul, pool, softmax, split)
 # The operators that these stand for: their shape rules are the shape rules here.
@@ -131,8 +138,113 @@ def _expand_gemm(nodes: Nodes) -> tuple[str, ...]:
     return _quantise(nodes, y, 7) if _get_name(nodes, 7) else (y,)
 
 
+def _infer_where(site: Site) -> tuple[TensorType, ...]:
+    ins = (site.type(0), *(site.type(i).but(dtype="f32") for i in (1, 4)))
+    plain = _PLAIN["Where"]
+    (out,) = plain.infer(
+        replace(
+            site, op="Where", domain="", opset=13, ins=ins, values=(None,) * 3, n_outs=1,
+            attrs=plain.attrs, expr=plain.expr,
+        )
+    )  # fmt: skip
+    return (out.but(dtype=_find_type(site, 8)),)
+
+
+def _expand_where(nodes: Nodes) -> tuple[str, ...]:
+    # Both values have scales of their own, so a choice between integers would mix them up.
+    values = [_dequantise(nodes, i) for i in (1, 4)]
+    return _quantise(nodes, nodes.op("Where", nodes.x(0), *values), 7)
+
+
+# --- sums of products, scaled
+
+
+def _scale_sums(
+    nodes: Nodes, a: str, b: str, scales: tuple[str, str], zeros: tuple[str, str], bias: str
+) -> str:
+    """Return a_scale b_scale MatMulInteger(a, b) + bias; zeros, bias: "" for none."""
+    total = nodes.op("MatMulInteger", a, b, *zeros)
+    return str(nodes.op("ScaledSums", total, *scales, bias, domain=OURS))
+
+
+def _infer_scaled(site: Site) -> tuple[TensorType, ...]:
+    total = site.type(0)
+    if total.dtype != "i32" or total.rank < 1:
+        site.fail(f"sums are {total}", "i32 of rank 1 at least")
+    for i in (1, 2, 3)[: 2 + site.has(3)]:
+        if site.type(i).dtype != "f32":
+            site.fail(f"input {i} is {site.type(i)}", "f32")
+    # A factor of zero or NaN would hide all that was summed, without an error.
+    for i in (1, 2):
+        quantization.check_scale(site, i)
+    # Rows of an activation share their scale; columns of the weights may have their own.
+    if site.type(1).size != 1:
+        site.fail(f"the scale of the first factor is {site.type(1)}", "one scale")
+    for i in (2, 3)[: 1 + site.has(3)]:
+        if i == 3 or site.type(i).size != 1:
+            site.shaped(i, total.shape[-1:])
+    return (total.but(dtype="f32"),)
+
+
+def _expand_scaled(nodes: Nodes) -> tuple[str, ...]:
+    # One factor for both scales: one rounding, as in onnxruntime.
+    factor = nodes.op("Mul", nodes.x(1), nodes.x(2))
+    y = nodes.op("Mul", nodes.op("Cast", nodes.x(0), to=ONNX_CODE["f32"]), factor)
+    return (nodes.op("Add", y, nodes.x(3)) if nodes.site.has(3) else y,)
+
+
+def _infer_product(site: Site, a: int, b: int) -> tuple[TensorType, ...]:
+    """Return the type of the product of inputs a and b as floats."""
+    ins = tuple(site.type(i).but(dtype="f32") for i in (a, b))
+    return tuple(
+        _PLAIN["MatMul"].infer(
+            replace(site, op="MatMul", domain="", opset=13, ins=ins, values=(None,) * 2, n_outs=1)
+        )
+    )
+
+
+def _expand_to_float(nodes: Nodes) -> tuple[str, ...]:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = (_get_name(nodes, i) for i in range(7))
+    return (_scale_sums(nodes, a, b, (a_scale, b_scale), (a_zero, b_zero), bias),)
+
+
+def _expand_dynamic(nodes: Nodes) -> tuple[str, ...]:
+    x, b, b_scale, b_zero, bias = (_get_name(nodes, i) for i in range(5))
+    # The scale is one of the whole batch, as there: rows do not get ranges of their own.
+    a, a_scale, a_zero = nodes.op("DynamicQuantizeLinear", x, outputs=3)
+    return (_scale_sums(nodes, a, b, (a_scale, b_scale), (a_zero, b_zero), bias),)
+
+
+def _infer_attention(site: Site) -> tuple[TensorType, ...]:
+    x, w = site.type(0), site.type(1)
+    if x.rank != 3 or w.rank != 2:
+        site.wrong(
+            f"the input is {x}, the weights {w}; expected [batch, length, n] and [n, columns]"
+        )
+    (product,) = _infer_product(site, 0, 1)
+    return infer_joined_parts(site, product, mask=5, past=8)
+
+
+def _expand_attention(nodes: Nodes) -> tuple[str, ...]:
+    x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = (
+        _get_name(nodes, i) for i in range(9)
+    )
+    # Attention is float from here on: its two products have no constant factor.
+    product = _scale_sums(nodes, x, w, (x_scale, w_scale), (x_zero, w_zero), bias)
+    outputs = 1 + nodes.wants(1)
+    made: Any = nodes.op(
+        "JoinedAttention", product, mask, past, domain=OURS, outputs=outputs, **nodes.site.attrs
+    )
+    return tuple(made) if outputs > 1 else (made,)
+
+
 _WINDOW: dict[str, Kind] = {"kernel_shape": "ints", "strides": "ints", "pads": "ints"}
 _POOL = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0, "channels_last": 0}
+_SUMS: dict[str, Any] = {
+    "expands_first": True,  # the pass that computes in integers looks for MatMulInteger
+    "roles": {1: Role.WEIGHT},
+    "no_gradient": frozenset(range(9)),
+}
 OPS = (
     _declare("QLinearAdd", "Add", 2),
     _declare("QLinearMul", "Mul", 2),
@@ -167,5 +279,63 @@ OPS = (
         expands_first=True,
         becomes=f"Gemm Mul {_ROUNDING}",
         no_gradient=frozenset(range(9)),
+    ),
+    Op(
+        name="QLinearWhere",
+        is_of_integers=True,
+        domain=MS,
+        inputs=(9, 9),
+        outputs=1,
+        infer=_infer_where,
+        expand=_expand_where,
+        expands_first=True,
+        becomes=f"Where {_ROUNDING}",
+        no_gradient=frozenset(range(9)),
+    ),
+    Op(
+        name="MatMulIntegerToFloat",
+        is_of_integers=True,
+        domain=MS,
+        inputs=(4, 7),
+        outputs=1,
+        infer=lambda site: _infer_product(site, 0, 1),
+        expand=_expand_to_float,
+        becomes=f"MatMulInteger {OURS}::ScaledSums",
+        **_SUMS,
+    ),
+    Op(
+        name="DynamicQuantizeMatMul",
+        is_of_integers=True,
+        domain=MS,
+        inputs=(3, 5),
+        outputs=1,
+        infer=lambda site: _infer_product(site, 0, 1),
+        expand=_expand_dynamic,
+        becomes=f"DynamicQuantizeLinear MatMulInteger {OURS}::ScaledSums",
+        **_SUMS,
+    ),
+    Op(
+        name="QAttention",
+        is_of_integers=True,
+        domain=MS,
+        inputs=(5, 9),
+        outputs=2,
+        takes={"scale": "float"},
+        infer=_infer_attention,
+        expand=_expand_attention,
+        becomes=f"MatMulInteger {OURS}::JoinedAttention {OURS}::ScaledSums",
+        **_SUMS,
+        **JOINED,
+    ),
+    Op(
+        name="ScaledSums",
+        domain=OURS,
+        inputs=(3, 4),
+        outputs=1,
+        infer=_infer_scaled,
+        expand=_expand_scaled,
+        becomes="Add Cast Mul",
+        no_gradient=frozenset(range(4)),
+        internal=True,
     ),
 )

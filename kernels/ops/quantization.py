@@ -23,7 +23,7 @@ Source    Jacob et al., "Quantization and training of neural networks for effici
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,7 @@ def _check(site: Site, i: int) -> None:
     if block < 0:
         site.fail(f"block_size={block}", "0, or the elements of a block")
     if i == 1:
-        _check_scale(site, i)
+        check_scale(site, i)
     if t.rank == 0 or t.shape == (1,):
         return
     axis = normalise_axis(site, site.attrs["axis"], x.rank)
@@ -76,7 +76,7 @@ def _check(site: Site, i: int) -> None:
     site.shaped(i, (*x.shape[:axis], blocks, *x.shape[axis + 1 :]))
 
 
-def _check_scale(site: Site, i: int) -> None:
+def check_scale(site: Site, i: int) -> None:
     """Refuse a constant scale that no integers can stand for."""
     value = site.value(i)
     if value is None:
@@ -225,6 +225,27 @@ def _as_reals(site: Site, name: str, a: int, b: int) -> TensorType:
     return out
 
 
+def _check_zeros(site: Site, factors: Mapping[int, int]) -> None:
+    """Refuse zero points of another type than their factors.
+
+    factors: for the input that is a zero point, the input that it belongs to.
+    """
+    # A zero point of the other type may lie outside of the range of the integers.
+    for i, of in factors.items():
+        if site.has(i) and site.type(i).dtype != site.type(of).dtype:
+            site.fail(f"input {i} is {site.type(i)}, a zero point of {site.type(of)}", "one type")
+
+
+def _infer_sums(name: str) -> Any:
+    """Return the shape rule of MatMulInteger or ConvInteger, by the op `name` of floats."""
+
+    def infer_sums(site: Site) -> tuple[TensorType, ...]:
+        _check_zeros(site, {2: 0, 3: 1})
+        return (_as_reals(site, name, 0, 1).but(dtype="i32"),)
+
+    return infer_sums
+
+
 def _centred(nodes: Nodes, i: int, zero: int, T: str, shape: Sequence[int] | None) -> str:
     """Return input i minus its zero point, reshaped to `shape` if it has one a slice."""
     x = nodes.op("Cast", nodes.x(i), to=_CODE[T])
@@ -296,13 +317,8 @@ def _declare_qlinear(name: str) -> Any:
             site.fail(f"y_zero_point is {site.type(7)}", "u8, i8")
         out = _as_reals(site, name, 0, 3)
         for i in (1, 4, 6):
-            _check_scale(site, i)
-        # A zero point of the other type may lie outside of the range of the integers.
-        for i, of in ((2, 0), (5, 3)):
-            if site.type(i).dtype != site.type(of).dtype:
-                site.fail(
-                    f"input {i} is {site.type(i)}, a zero point of {site.type(of)}", "one type"
-                )
+            check_scale(site, i)
+        _check_zeros(site, {2: 0, 5: 3})
         if site.type(3).rank == 2 or name == "Conv":
             columns = site.type(3).shape[0 if name == "Conv" else 1]
             for i in (4, 5):
@@ -588,7 +604,7 @@ OPS = (
         roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
-        infer=lambda site: (_as_reals(site, "MatMul", 0, 1).but(dtype="i32"),),
+        infer=_infer_sums("MatMul"),
         becomes=f"MatMul {_CENTRED}",
     ),
     Op(
@@ -598,7 +614,7 @@ OPS = (
         no_gradient=_NONE,
         expand=lambda n: (_conv(n, 0, 2, 1, 3),),
         attrs=_CONV,
-        infer=lambda site: (_as_reals(site, "Conv", 0, 1).but(dtype="i32"),),
+        infer=_infer_sums("Conv"),
         becomes=f"Conv {_CENTRED}",
     ),
     Op(

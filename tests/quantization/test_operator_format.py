@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
 import edgegrad
+from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
@@ -123,3 +124,51 @@ def test_gemm_is_one_integer_step(trans: int, is_float: bool) -> None:
         np.testing.assert_array_equal(ours, wanted)
     plan = make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)
     assert [step.kernel.split("_u8")[0] for step in plan.steps] == ["integer_gemm"]
+
+
+def test_attention_has_its_product_in_integers(tmp_path: Path) -> None:
+    """As onnxruntime's quantiser writes it, with scales that are computed."""
+    nodes = [
+        helper.make_node("Attention", ["x", "w", "b"], ["a"], domain=MS, num_heads=2),
+        helper.make_node("MatMul", ["a", "v"], ["y"]),
+    ]
+    model = build(
+        nodes, (TensorProto.FLOAT, ["n", 6, 16]), w=draw(16, 48, scale=0.3), b=draw(48),
+        v=draw(16, 8, scale=0.3),
+    )  # fmt: skip
+    source, made = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(model, source)
+    x = draw(3, 6, 16)
+    peer.quantize_dynamic(source, made, weight_type=peer.QuantType.QInt8, per_channel=True)
+    written = onnx.load(made)
+    assert "QAttention" in {node.op_type for node in written.graph.node}
+    (ours,) = edgegrad.Session(made, threads=1).run(None, {"x": x})
+    wanted = run_peer(written, x)
+    # A float sum near the middle of two integers may round the other way: a step of one value.
+    near = np.abs(ours - wanted) / np.abs(wanted).max()
+    assert np.quantile(near, 0.9) < 1e-5
+    assert near.max() < 1 / 127
+    plan = make_plan(onnx_io.load(written), {"x": x.shape}, target=detect_host(), threads=1)
+    assert sum(step.kernel.startswith("integer_gemm") for step in plan.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("xs", np.array(0.0, np.float32), r"scale \(input 1\) is 0\.0"),
+        ("ws", np.array([0.1, np.nan, 0.1], np.float32), r"scale \(input 2\) is nan at \[1\]"),
+        ("ws", np.array([0.1, 0.1], np.float32), r"input 2 .*\[2\]"),
+        ("wz", np.zeros(3, np.uint8), "one type"),
+    ],
+)
+def test_scales_of_sums_are_checked(name: str, value: Array, error: str) -> None:
+    constants: dict[str, Any] = {
+        "xs": np.array(0.1, np.float32), "xz": np.array(3, np.uint8),
+        "w": np.ones((4, 3), np.int8), "ws": np.full(3, 0.1, np.float32),
+        "wz": np.zeros(3, np.int8),
+    } | {name: value}  # fmt: skip
+    node = helper.make_node("MatMulIntegerToFloat", ["x", "w", "xs", "ws", "xz", "wz"], ["y"],
+                            domain=MS, name="layer")  # fmt: skip
+    model = build([node], (TensorProto.UINT8, [2, 4]), **constants)
+    with pytest.raises(EngineError, match=f"layer.*{error}"):
+        make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)

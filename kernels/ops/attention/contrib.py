@@ -2,7 +2,8 @@
 
 Forward   Y = softmax(scale Q K^T + mask + bias) V per head.  The mask adds `mask_filter_value` to
           keys that are padding; unidirectional hides the keys after a query
-          Attention: Q, K and V are the three parts of X W + B
+          Attention: Q, K and V are the three parts of X W + B; JoinedAttention, which stands in
+          QAttention (quantised_operators.py), begins with this sum
           MultiHeadAttention: Q, K and V come apart, or packed as [batch, length, heads, 2 or 3,
           width], with one B for the three
           GroupQueryAttention: causal; Q, K and V come apart or as one, K and V have fewer heads,
@@ -31,7 +32,7 @@ from engine.kernels.ops.attention.attention import (
     size_of,
     split_heads,
 )
-from engine.kernels.vocabulary.op import MS, Dim, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Dim, Kind, Nodes, Op, Site, TensorType
 
 _REFUSED = ("do_rotary", "past_present_share_buffer")
 
@@ -54,9 +55,9 @@ def _find_width(site: Site, hidden: Dim, name: str) -> int:
     return hidden // heads
 
 
-def _split_columns(site: Site) -> tuple[int, int, int]:
+def _split_columns(site: Site, columns: Dim) -> tuple[int, int, int]:
     """Return the columns of Q, K and V among the columns of the weights of Attention."""
-    columns = _read_dim(site, site.type(1).shape[1], "the columns of the weights")
+    columns = _read_dim(site, columns, "the columns of the weights")
     # Equal parts unless the node gives their sizes; Q and K meet in a product, so theirs are equal.
     sizes = tuple(int(n) for n in site.attrs.get("qkv_hidden_sizes", ())) or (columns // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != columns or min(sizes) < 1 or sizes[0] != sizes[1]:
@@ -87,21 +88,38 @@ def _check_attributes(site: Site) -> None:
 
 def _infer_attention(site: Site) -> tuple[TensorType, ...]:
     x, w = site.real(0), site.real(1)
-    _check_attributes(site)
     if x.rank != 3 or w.rank != 2 or w.dtype != x.dtype:
         site.wrong(
             f"the input is {x}, the weights {w}; expected [batch, length, n] and [n, columns]"
         )
     site.shaped(1, (x.shape[2], w.shape[1]))
-    sizes = _split_columns(site)
     if site.has(2):
-        site.shaped(2, (sum(sizes),))
-    _check_mask(site, 3, x.shape[0], starts=True)
+        site.shaped(2, (w.shape[1],))
+    return infer_joined_parts(site, x.but((*x.shape[:2], w.shape[1])), mask=3, past=4)
+
+
+def _infer_joined(site: Site) -> tuple[TensorType, ...]:
+    product = site.real(0)
+    if product.rank != 3:
+        site.wrong(f"the product is {product}; expected [batch, length, columns]")
+    return infer_joined_parts(site, product, mask=1, past=2)
+
+
+def infer_joined_parts(
+    site: Site, product: TensorType, *, mask: int, past: int
+) -> tuple[TensorType, ...]:
+    """Return the types of the outputs for Q, K and V in one product [batch, length, columns].
+
+    mask, past: the inputs of the node that hold them.
+    """
+    _check_attributes(site)
+    batch, length, columns = product.shape
+    sizes = _split_columns(site, columns)
+    _check_mask(site, mask, batch, starts=True)
     widths = [_find_width(site, n, "the size of a part") for n in sizes]
-    heads, length = int(site.attrs["num_heads"]), x.shape[1]
-    keys = add_dims(_count_past(site, 4, 3), length)
-    present = x.but((2, x.shape[0], heads, keys, widths[1]))
-    return (x.but((*x.shape[:2], sizes[2])), present)[: site.n_outs]
+    heads, keys = int(site.attrs["num_heads"]), add_dims(_count_past(site, past, 3), length)
+    present = product.but((2, batch, heads, keys, widths[1]))
+    return (product.but((batch, length, sizes[2])), present)[: site.n_outs]
 
 
 def _count_past(site: Site, i: int, axis: int) -> Dim:
@@ -237,19 +255,35 @@ def _attend(
 
 
 def _expand_attention(nodes: Nodes) -> tuple[str, ...]:
-    site, heads = nodes.site, int(nodes.site.attrs["num_heads"])
-    sizes = _split_columns(site)
     product = nodes.op("MatMul", nodes.x(0), nodes.x(1))
-    if site.has(2):
+    if nodes.site.has(2):
         product = nodes.op("Add", product, nodes.x(2))
+    sizes = _split_columns(nodes.site, nodes.site.type(1).shape[1])
+    return _attend_joined(nodes, product, sizes, mask=3, past=4, bias=5)
+
+
+def _expand_joined(nodes: Nodes) -> tuple[str, ...]:
+    sizes = _split_columns(nodes.site, nodes.site.type(0).shape[2])
+    return _attend_joined(nodes, nodes.x(0), sizes, mask=1, past=2, bias=3)
+
+
+def _attend_joined(
+    nodes: Nodes, product: str, sizes: Sequence[int], *, mask: int, past: int, bias: int
+) -> tuple[str, str]:
+    """Return Y and the new cache, or "" if nobody reads it.
+
+    product: Q, K and V as columns of one value, so many of each as `sizes` says.
+    mask, past, bias: the inputs of the node that hold them.
+    """
+    site, heads = nodes.site, int(nodes.site.attrs["num_heads"])
     q, k, v = (split_heads(nodes, part, heads) for part in _columns(nodes, product, sizes, 2))
     before = ""
-    if site.has(4):
+    if site.has(past):
         # The cache holds keys and values in one tensor: [2, batch, heads, length, width].
-        kept = _columns(nodes, nodes.x(4), (1, 1), 0)
+        kept = _columns(nodes, nodes.x(past), (1, 1), 0)
         before, values = (nodes.op("Squeeze", x, nodes.const([0], "i64")) for x in kept)
         k, v = nodes.op("Concat", before, k, axis=2), nodes.op("Concat", values, v, axis=2)
-    y, _ = _attend(nodes, q, k, v, mask=3, bias=5, past=before, width=sizes[0] // heads)
+    y, _ = _attend(nodes, q, k, v, mask=mask, bias=bias, past=before, width=sizes[0] // heads)
     present = ""
     if nodes.wants(1):
         # The cache that the next call reads, in the same form.
@@ -384,6 +418,16 @@ _GROUPED: dict[str, Any] = {
     "local_window_size": -1, **_FLAGS, **dict.fromkeys(_TYPES, "NONE"),
 }  # fmt: skip
 _ATTRS: dict[str, Any] = {"mask_filter_value": -10000.0, "unidirectional": 0}
+# Attributes of Attention, and of operators that contain it.
+JOINED: dict[str, Any] = {
+    "attrs": _ATTRS | dict.fromkeys(_REFUSED, 0),
+    "needs": {"num_heads": "int"},
+}
+_TAKEN: dict[str, Kind] = {
+    "scale": "float",
+    "qkv_hidden_sizes": "ints",
+    "rotary_embedding_dim": "int",
+}
 _MAKES = (
     "Add Cast Concat Greater Less LessOrEqual MatMul Range Reshape Shape Slice "
     f"Gather Softmax Split Squeeze Transpose Unsqueeze Where {MS}::FusedMatMul"
@@ -395,13 +439,25 @@ OPS = (
         domain=MS,
         inputs=(2, 7),
         outputs=2,
-        attrs=_ATTRS | dict.fromkeys(_REFUSED, 0),
-        needs={"num_heads": "int"},
-        takes={"scale": "float", "qkv_hidden_sizes": "ints", "rotary_embedding_dim": "int"},
+        **JOINED,
+        takes=_TAKEN,
         infer=_infer_attention,
         expand=_expand_attention,
         becomes=f"{_MAKES} And GreaterOrEqual",
         no_gradient=frozenset((3, 6)),
+    ),
+    Op(
+        name="JoinedAttention",
+        domain=OURS,
+        inputs=(1, 4),
+        outputs=2,
+        **JOINED,
+        takes=_TAKEN,
+        infer=_infer_joined,
+        expand=_expand_joined,
+        becomes=f"{_MAKES} And GreaterOrEqual",
+        no_gradient=frozenset(range(4)),
+        internal=True,
     ),
     Op(
         name="MultiHeadAttention",

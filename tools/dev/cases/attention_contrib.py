@@ -50,17 +50,22 @@ def _attend(q: Any, k: Any, v: Any, mask: Any, bias: Any, kept: int, *, scale: f
     return y.swapaxes(1, 2).reshape(*y.swapaxes(1, 2).shape[:2], -1)
 
 
-def _attention(x: Any, w: Any, b: Any = None, mask: Any = None, past: Any = None,
-               bias: Any = None, *, num_heads: int, qkv_hidden_sizes: Any = None,
-               **attrs: Any) -> list[Any]:  # fmt: skip
-    sizes = qkv_hidden_sizes or [w.shape[1] // 3] * 3
-    product = x @ w + (0 if b is None else b)
+def attend_joined(product: Any, mask: Any = None, past: Any = None, bias: Any = None, *,
+                  num_heads: int, qkv_hidden_sizes: Any = None,
+                  **attrs: Any) -> list[Any]:  # fmt: skip
+    """Attention with Q, K and V as columns of one value, and the keys and values that it keeps."""
+    sizes = qkv_hidden_sizes or [product.shape[2] // 3] * 3
     parts = np.split(product, np.cumsum(sizes)[:2], axis=2)
     q, k, v = (_split(part, num_heads) for part in parts)
     if past is not None:
         k, v = np.concatenate([past[0], k], 2), np.concatenate([past[1], v], 2)
     y = _attend(q, k, v, mask, bias, k.shape[2] - q.shape[2], **attrs)
     return [y, np.stack([k, v])] if past is not None else [y]
+
+
+def _attention(x: Any, w: Any, b: Any = None, mask: Any = None, past: Any = None,
+               bias: Any = None, **attrs: Any) -> list[Any]:  # fmt: skip
+    return attend_joined(x @ w + (0 if b is None else b), mask, past, bias, **attrs)
 
 
 def _heads(q: Any, k: Any = None, v: Any = None, b: Any = None, mask: Any = None,
@@ -156,6 +161,9 @@ def _rows() -> Iterator[Case]:
         floats = tuple(i for i, t in enumerate(ins) if isinstance(t, Tensor))
         yield Case("Attention", ins, {"num_heads": HEADS, **attrs}, floats, MS, tol=1e-5,
                    outs=1 + any(t is past for t in ins), reference=_attention)  # fmt: skip
+    yield Case("JoinedAttention", (f32(BATCH, LENGTH, 3 * SIZE), ENDS_STARTS, past),
+               {"num_heads": HEADS}, domain="engine", tol=1e-5, outs=2,
+               reference=attend_joined)  # fmt: skip
     q, k, v = f32(BATCH, LENGTH, SIZE), f32(BATCH, KEYS, SIZE), f32(BATCH, KEYS, SIZE)
     bias, kept = f32(3 * SIZE), f32(*KEPT)
     heads: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (

@@ -5,10 +5,12 @@ tests/ops/test_quantization.py has the gradient that passes straight through.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from engine.tools.dev.cases.attention_contrib import attend_joined
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed
 
 MS = "com.microsoft"
@@ -191,11 +193,34 @@ def _concat(sy: Any, zy: Any, *a: Any, axis: int) -> Any:
     return _linear(lambda *reals: np.concatenate(reals, axis), len(a) // 3)(*a, sy, zy)
 
 
+def _where(condition: Any, *a: Any) -> Any:
+    return _linear(lambda x, y: np.where(condition, x, y), 2)(*a)
+
+
 def _gemm(*a: Any, **_: Any) -> list[np.ndarray]:
     """By transposed weights, with a bias and a result of integers."""
     x, sx, zx, w, sw, zw, b, sy, zy = a
     total = _integer(x, w.T, zx.astype(int), zw.astype(int))[0] + b
     return [np.clip(np.rint(total * (sx * sw / sy)) + zy, *LIMITS[str(zy.dtype)])]
+
+
+def _to_float(a: Any, b: Any, sa: Any, sb: Any, za: Any = None, zb: Any = None,
+              bias: Any = None) -> list[np.ndarray]:  # fmt: skip
+    (total,) = _integer(a, b, *(0 if z is None else z.astype(int) for z in (za, zb)))
+    return [total * (sa * sb) + (0 if bias is None else bias)]
+
+
+def _dynamic_matmul(x: Any, b: Any, sb: Any, zb: Any = None, bias: Any = None) -> list[np.ndarray]:
+    low, high = min(x.min(), 0), max(x.max(), 0)
+    scale = (high - low) / 255
+    zero = np.rint(-low / scale)
+    return _to_float(np.rint(x / scale) + zero, b, scale, sb, zero, zb, bias)
+
+
+def _qattention(x: Any, w: Any, b: Any, sx: Any, sw: Any, mask: Any = None, zx: Any = None,
+                zw: Any = None, past: Any = None, **attrs: Any) -> list[Any]:  # fmt: skip
+    (product,) = _to_float(x, w, sx, sw, zx, zw, b)
+    return attend_joined(product, mask, past, **attrs)
 
 
 _X = (one(0.0213), one(120, "uint8"))  # scales and zero points of activations
@@ -221,7 +246,38 @@ OPERATORS = (
     Case("QGemm", (raw(5, 21), *_X, fixed(12, 21), scales(12), np.zeros(12, np.int8),
                    np.arange(-600, 600, 100, dtype=np.int32), one(0.9), one(100, "uint8")),
          {"transB": 1}, domain=MS, reference=_gemm),
+    Case("QLinearWhere", (fed(np.eye(3, 4) > 0, "bool"), raw(3, 4), *_X, raw(4), one(0.0371),
+                          one(2, "uint8"), *_Z), domain=MS, reference=_where),
+    Case("MatMulIntegerToFloat", (raw(2, 5, 21), fixed(21, 12), one(0.02), scales(12),
+                                  one(120, "uint8"), np.zeros(12, np.int8), f32(12)), domain=MS,
+         reference=_to_float),
+    Case("MatMulIntegerToFloat", (raw(5, 21), raw(21, 12), f32(1, **ANY), f32(**ANY), None,
+                                  one(128, "uint8")), domain=MS, reference=_to_float),
+    Case("ScaledSums", (Tensor((5, 12), "int32", -9000, 9000), f32(**ANY), scales(12), f32(12)),
+         domain="engine", reference=lambda total, a, b, bias: [total * (a * b) + bias]),
+    Case("DynamicQuantizeMatMul", (f32(2, 5, 21), fixed(21, 12), scales(12), None, f32(12)),
+         domain=MS, tol=2e-5, reference=_dynamic_matmul),
+    Case("DynamicQuantizeMatMul", (f32(5, 21), zeros(21, 12), one(0.02), one(128, "uint8")),
+         domain=MS, tol=2e-5, reference=_dynamic_matmul),
 )  # fmt: skip
+
+
+def _attention() -> Iterator[Case]:
+    """Static and dynamic scales, one scale and one for each column, masks, keys from before."""
+    b, heads = f32(24), {"num_heads": 2}
+    x, w, past = raw(2, 5, 8), fixed(8, 24), f32(2, 2, 2, 3, 4)
+    still, moving = (one(0.02), scales(24)), (f32(**ANY), one(0.02))
+    none, points = np.zeros(24, np.int8), (one(120, "uint8"), one(3, "int8"))
+    rows: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+        ((x, w, b, *still, None, one(120, "uint8"), none), {}),
+        ((x, w, b, *moving, np.array([3, 5], np.int32), raw(), none[0]), {}),
+        ((x, w, b, *moving), {"unidirectional": 1, "scale": 0.3}),
+        ((x, w, b, *still, None, *points), {"unidirectional": 1}),
+        ((x, w, b, *still, np.ones((2, 8), np.int32), *points, past), {"unidirectional": 1}),
+    )
+    for ins, attrs in rows:
+        yield Case("QAttention", ins, {**heads, **attrs}, domain=MS, tol=1e-5,
+                   outs=1 + any(t is past for t in ins), reference=_qattention)  # fmt: skip
 
 
 def _fake(x: Any, scale: Any, zero: Any, quant_min: int = 0, quant_max: int = 255) -> list[Any]:
@@ -344,4 +400,4 @@ TRACKED = (
          reference=_track, name="tracked-scale-nothing"),
 )  # fmt: skip
 
-CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *FAKE, *ROUNDED, *TRACKED)
+CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *_attention(), *FAKE, *ROUNDED, *TRACKED)
