@@ -1,21 +1,32 @@
 """Peak memory of whole processes that train five steps, of this engine and of its peers.
 
 With a budget, as 150MB, our training keeps to it.  EDGEGRAD_BENCH_PEERS adds the peers.
+
+`memory.int8` trains the last layer of a model in float32 and of the same model in integers, on one
+thread.  `own` is the part of the process that this work adds to Python, NumPy, the package and the
+batch.  Its time is the median of the steps.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.measuring import MIB, call_fresh, run
+import numpy as np
+
+from bench.measuring import MIB, call_fresh, run, run_for_output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
 from bench.steps import USUAL_KINDS, find_peers
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.head import unfreeze_head
+from engine.quantization import quantize
 from engine.system.config import switch
+from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 
 STEPS = 5
@@ -42,6 +53,34 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         yield row
 
 
+def write_heads(name: str, folder: Path, size: int) -> None:
+    """Write artifacts that train the last layer of a workload, in float32 and in integers."""
+    work, integers = WORKLOADS[name], folder / "int8"
+    work.write(folder / "float", size)
+    x, y = work.batch(size)
+    graph = quantize(onnx_io.to_bytes(work.build()), x).graph
+    integers.mkdir()
+    np.savez(integers / "batch.npz", x=x, y=y)
+    write_artifacts(graph, integers, tuple(unfreeze_head(graph)))
+
+
+def measure_heads(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each size of a batch."""
+    for size in options.batch:
+        with tempfile.TemporaryDirectory() as place:
+            folder, found = Path(place), dict[str, list[float]]()
+            call_fresh(write_heads, name, folder, size)
+            for kind in ("float", "int8"):
+                command = [sys.executable, SCRIPTS / "peak.py", folder / kind, 1, STEPS]
+                run_for_output(command)  # keeps kernels and plans
+                found[kind] = json.loads(run_for_output(command))
+        (f_peak, f_time, f_own), (i_peak, i_time, i_own) = found["float"], found["int8"]
+        yield (
+            size, f_peak / MIB, i_peak / MIB, i_peak / f_peak, f_own / MIB, i_own / MIB,
+            i_own / f_own, 1e3 * f_time, 1e3 * i_time,
+        )  # fmt: skip
+
+
 BENCHES = (
     Bench(
         "memory",
@@ -53,4 +92,17 @@ BENCHES = (
         options=(Option("budget", "", "of our plans, as 150MB"),),
         small="mlp",
     ),
-)
+    Bench(
+        "memory.int8",
+        "peak memory in MiB of processes that train the last layer, in float32 and in integers",
+        {name: name for name in WORKLOADS if name.endswith("_head")},
+        (
+            "batch", "float32:.0f", "int8:.0f", "int8 / float32:.2f", "float32 own:.0f",
+            "int8 own:.0f", "own ratio:.2f", "float32 ms:.2f", "int8 ms:.2f",
+        ),
+        measure_heads,
+        usual=("mobilenet_head",),
+        options=(Option("batch", (8, 32), "sizes of batches"),),
+        small="mobilenet_v3_head --batch 1",
+    ),
+)  # fmt: skip

@@ -85,7 +85,7 @@ def measure_workload(folder: Path, steps: int, kept: Path | None = None) -> Meas
     env = {} if kept is None else {"EDGEGRAD_CACHE_DIR": str(kept)}
     if kept is None:
         run_for_output([*words, 1])
-    return Measured(*json.loads(run_for_output([*words, steps], None, **env)))
+    return Measured(*json.loads(run_for_output([*words, steps], None, **env))[:2])
 
 
 @cache

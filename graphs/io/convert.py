@@ -39,6 +39,7 @@ ONNX_ERRORS = (
     onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
 )
+_CHANNELS = 21  # the first opset whose GroupNormalization has scales of channels
 _HEAVY = 1024  # least bytes of an initializer that stays out of the conversion
 
 
@@ -218,6 +219,19 @@ def find_opset(model: ModelProto, source: str) -> int:
     return versions[0]
 
 
+def _refuse_group_scales(model: ModelProto, source: str, opset: int, target: int) -> None:
+    """Refuse a GroupNormalization with a scale for each group, whose scales onnx leaves as they
+    are.
+    """
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == ("", "GroupNormalization"):
+            raise UnsupportedOpError(
+                f"{source}: cannot convert from opset {opset} to {target} at GroupNormalization "
+                f"{node.name!r}: it has a scale for each group; from opset {_CHANNELS} on it has "
+                "one for each channel"
+            )
+
+
 def convert_opset(model: ModelProto, source: str, least: int = opsets.FIRST) -> ModelProto:
     """Convert a model to an opset from `least` to `opsets.LAST`; only its nodes change.
 
@@ -235,6 +249,8 @@ def convert_opset(model: ModelProto, source: str, least: int = opsets.FIRST) -> 
     if least <= opset <= opsets.LAST:
         return model
     target = least if opset < least else opsets.LAST
+    if opset < _CHANNELS <= target:
+        _refuse_group_scales(model, source, opset, target)
     light, heavy = _make_light(model)
     try:
         done = onnx.version_converter.convert_version(light, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,12 @@ from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 # Constants of these types are kept as the next wider type, which holds the same values.  This makes
 # no difference to ops that move or convert them.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
-NIBBLE = np.dtype([("int4", "i1")])  # of a constant on its way to a file; numpy has no such type
+# Integers of 4 bits on their way to a file, for which numpy has no type, and their types there.
+NIBBLE, UNSIGNED_NIBBLE = np.dtype([("int4", "i1")]), np.dtype([("uint4", "u1")])
+NIBBLES: dict[np.dtype[Any], int] = {
+    NIBBLE: TensorProto.INT4,
+    UNSIGNED_NIBBLE: TensorProto.UINT4,
+}
 _FIELDS = {
     "f32": "float_data",
     "f64": "double_data",
@@ -256,14 +262,14 @@ def find_code(array: Array) -> int:
     Raises:
         DTypeError: ONNX has no such type, or no constant of ours has it.
     """
-    if array.dtype == NIBBLE:
-        return int(TensorProto.INT4)
+    if array.dtype in NIBBLES:
+        return int(NIBBLES[array.dtype])
     return CODE_OF_NUMPY.get(array.dtype) or ONNX_CODE[find_type(array).dtype]
 
 
 def count_stored(array: Array) -> int:
     """Return the bytes that a constant takes in a file."""
-    return -(-array.size // 2) if array.dtype == NIBBLE else array.nbytes
+    return -(-array.size // 2) if array.dtype in NIBBLES else array.nbytes
 
 
 def make_content(array: Array) -> memoryview:
@@ -272,7 +278,7 @@ def make_content(array: Array) -> memoryview:
     """
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     stored = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
-    if array.dtype == NIBBLE:
+    if array.dtype in NIBBLES:
         even = np.append(stored & 15, np.zeros(stored.size % 2, np.uint8))
         stored = even[::2] | even[1::2] << 4
     content: memoryview[int] = stored.data

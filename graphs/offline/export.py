@@ -18,7 +18,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, find_type
 from engine.graphs.offline.integer_weights import is_rounded, is_rounded_to_nibbles, store_weights
 from engine.graphs.offline.lora import keep_note
-from engine.graphs.offline.nibbles import store_nibbles
+from engine.graphs.offline.nibbles import NIBBLE_OPSET, store_nibbles
 from engine.graphs.offline.normalize import set_inference_mode
 from engine.graphs.offline.precision import narrow_graph
 from engine.graphs.offline.sparse import join_parts
@@ -44,9 +44,10 @@ def make_inference_model(
     `parameters`.  Everything that the outputs do not need is left out: the loss, the labels, unread
     parameters.  Partly trained weights are whole again, copies of tied parameters are separate if
     `tied_apart`, and weights that training has rounded are integers, unless `keeps_roundings`; in
-    4 bits they are stored as `store_nibbles` says.  Nodes are in their inference form: the batch
-    normalisations in evaluation models of onnxruntime-training have outputs for training, which
-    ONNX forbids.  The evaluation model is not changed.
+    4 bits they are stored as `store_nibbles` says, and so are weights that a file had in 4 bits.
+    Nodes are in their inference form: the batch normalisations in evaluation models of
+    onnxruntime-training have outputs for training, which ONNX forbids.  The evaluation model is not
+    changed.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
@@ -64,7 +65,9 @@ def make_inference_model(
     join_parts(graph)
     if tied_apart:
         untie(graph)
-    has_nibbles = not keeps_roundings and is_rounded_to_nibbles(graph)
+    # Weights that a file had in 4 bits are bytes in graphs; their opset tells that a runtime has
+    # such types.
+    has_nibbles = is_rounded_to_nibbles(graph) or graph.opsets.get("", 1) >= NIBBLE_OPSET
     if not keeps_roundings:
         store_weights(graph)
     keep_note(graph, source)
@@ -76,7 +79,7 @@ def make_inference_model(
     graph.types = infer(graph.copy()).types  # the types in the eval model may be wrong
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_list_domains(graph)}}
     graph.check()
-    return store_nibbles(graph) if has_nibbles else graph
+    return store_nibbles(graph) if has_nibbles and not keeps_roundings else graph
 
 
 def _make_stored(

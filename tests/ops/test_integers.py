@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bench.programs import load
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
@@ -261,6 +262,16 @@ def test_other_layers_stay_as_they_are(case: str) -> None:
     assert not any("integer" in k for k in list_kernels(graph, x))
     kept = run(graph, {"x": x}, without=(PASS,))["y"]
     np.testing.assert_allclose(run(graph, {"x": x})["y"], kept, rtol=1e-6)
+
+
+def test_a_program_keeps_large_constants_once() -> None:
+    """Weights are in region const alone, and are part of the plan that is read anew."""
+    x, w = draw((4, 600), "u8"), draw((600, 200))
+    graph = build([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], x, w=w)
+    program = load(graph, 1, {"x": x})
+    assert program.nbytes < 1.5 * w.nbytes
+    target = detect_host()
+    assert program.plan == make_plan(graph, {"x": x.shape}, target=target, threads=1)
 
 
 def test_panels_hold_groups_of_steps_of_each_column() -> None:

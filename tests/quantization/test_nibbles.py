@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import edgegrad
+from engine.errors import UnsupportedOpError
 from engine.graphs.io import onnx_io, weights
 from engine.graphs.io.messages import NIBBLE
 from engine.graphs.ir.graph import Graph, Node
@@ -76,6 +77,63 @@ def test_a_file_has_two_weights_in_a_byte(
     session = edgegrad.Session(path, threads=1)
     for each in (peer, session):
         np.testing.assert_allclose(each.run(None, {"x": x})[0], want, rtol=1e-5)
+
+
+def test_unsigned_weights_keep_4_bits(tmp_path: Path) -> None:
+    """uint4 in a file is uint4 in the file that a training of the last layer exports."""
+    rng = np.random.default_rng(0)
+    levels = rng.integers(0, 16, (7, 5)).astype(np.uint8)
+    helper = onnx.helper
+    tensors = [
+        helper.make_tensor("w", TensorProto.UINT4, (7, 5), levels.reshape(-1)),
+        helper.make_tensor("z", TensorProto.UINT4, (5,), [8, 0, 15, 7, 9]),
+        numpy_helper.from_array(np.full(5, 0.25, np.float32), "s"),
+        numpy_helper.from_array(rng.standard_normal((5, 3)).astype(np.float32), "last"),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
+        helper.make_node("MatMul", ["x", "d"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "last"], ["y"]),
+    ]
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", 7), ("y", 3))
+    ]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
+    opsets = [helper.make_opsetid("", 21)]
+    source, made = tmp_path / "uint4.onnx", tmp_path / "trained.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), source)
+    x, y = rng.standard_normal((8, 7)).astype(np.float32), np.arange(8) % 3
+    trainer = edgegrad.Trainer.from_onnx(
+        source, "cross_entropy", edgegrad.AdamW(lr=1e-2), train="head", threads=1
+    )
+    trainer.step(x, y)
+    trainer.export(made)
+    kinds = {t.name: t for t in onnx.load(made).graph.initializer}
+    assert [kinds[name].data_type for name in "wz"] == [TensorProto.UINT4] * 2
+    assert np.array_equal(numpy_helper.to_array(kinds["w"]).astype(np.uint8), levels)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    peer = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(trainer.predict(x), peer.run(None, {"x": x})[0], rtol=1e-5)
+
+
+def test_what_opset_21_does_not_have_is_named() -> None:
+    """Nodes that the onnx package cannot convert, and one that it converts wrongly."""
+    unknown = make_graph()
+    unknown.nodes.append(Node("Twist", ("y",), ("t",), {}, "", "twisted"))
+    unknown.outputs, unknown.types["t"] = ["t"], unknown.types["y"]
+    kept = r"weights of 4 bits are stored in opset 21, those of 8 bits in any other: "
+    with pytest.raises(UnsupportedOpError, match=kept + ".*from opset 13 to 21 at Twist 'twisted'"):
+        store_nibbles(unknown)
+    groups = make_graph(18)
+    groups.nodes[-1] = Node(
+        "GroupNormalization", ("m", "one", "one"), ("y",), {"num_groups": 1}, "", "groups"
+    )
+    groups.initializers["one"] = np.ones(1, np.float32)
+    with pytest.raises(UnsupportedOpError, match="GroupNormalization 'groups': it has a scale for"):
+        store_nibbles(groups)
 
 
 def test_the_bytes_of_a_message_are_those_of_a_file() -> None:
