@@ -6,6 +6,9 @@ on in floats is then quantised without training.  Accuracies are of samples that
 `off` is the mean over seeds less the mean of floats, in percent points.  onnxruntime runs every
 model, too: `unlike` is the number of samples of all seeds to which it gives another class.
 
+The sides named `norms` normalise with the statistics of the batch (`Qat(norms="trained")`); the
+others have folded normalisations.  `learned`: scales are trained.
+
 `--per-tensor` gives all weights of a layer one scale, which loses more.
 """
 
@@ -96,7 +99,9 @@ TASKS = {
 LEARNED: dict[str, Any] = {"ranges": "learned", "weight_ranges": "learned"}
 SIDES: dict[str, dict[str, Any]] = {
     "QAT 8": {},
+    "QAT 8, norms": {"norms": "trained"},
     "QAT 4": {"weight_bits": 4},
+    "QAT 4, norms": {"weight_bits": 4, "norms": "trained"},
     "QAT 4, learned": {"weight_bits": 4, **LEARNED},
 }
 

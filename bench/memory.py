@@ -68,13 +68,13 @@ def measure_heads(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each size of a batch."""
     for size in options.batch:
         with tempfile.TemporaryDirectory() as place:
-            folder, found = Path(place), dict[str, list[float]]()
+            folder, figures = Path(place), dict[str, list[float]]()
             call_fresh(write_heads, name, folder, size)
             for kind in ("float", "int8"):
                 command = [sys.executable, SCRIPTS / "peak.py", folder / kind, 1, STEPS]
                 run_for_output(command)  # keeps kernels and plans
-                found[kind] = json.loads(run_for_output(command))
-        (f_peak, f_time, f_own), (i_peak, i_time, i_own) = found["float"], found["int8"]
+                figures[kind] = json.loads(run_for_output(command))
+        (f_peak, f_time, f_own), (i_peak, i_time, i_own) = figures["float"], figures["int8"]
         yield (
             size, f_peak / MIB, i_peak / MIB, i_peak / f_peak, f_own / MIB, i_own / MIB,
             i_own / f_own, 1e3 * f_time, 1e3 * i_time,

@@ -9,7 +9,7 @@ from engine.graphs.offline.quantize import LEARNED, PEAK, TRACKED
 from engine.graphs.offline.scales import find_scale
 from engine.graphs.passes.batchnorm import FOLDED
 from engine.graphs.passes.simplify import prune
-from engine.kernels.ops.quantization import find_top
+from engine.kernels.ops.fake_quantization import find_top
 from engine.kernels.vocabulary.op import OURS, Array
 
 _LARGEST = 2.0**30  # of a bias in units of its scale, so that sums fit in int32

@@ -32,7 +32,7 @@ def store_nibbles(graph: Graph) -> Graph:
             message = convert.convert_opset(onnx_io.to_proto(graph), graph.name, NIBBLE_OPSET)
         except UnsupportedOpError as error:
             raise UnsupportedOpError(
-                f"weights of 4 bits are stored in opset {NIBBLE_OPSET}, those of 8 bits in any "
+                f"weights of 4 bits are stored in opset {NIBBLE_OPSET}, weights of 8 bits in any "
                 f"other: {error}"
             ) from error
         graph = onnx_io.load(message)

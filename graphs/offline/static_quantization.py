@@ -27,7 +27,7 @@ from engine.graphs.offline.scales import Scale
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import drop_identities, prune
-from engine.kernels.ops.quantization import find_top
+from engine.kernels.ops.fake_quantization import find_top
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType

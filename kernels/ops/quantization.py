@@ -1,4 +1,4 @@
-"""Quantisation: integers that stand for reals, their products, and training as if quantised.
+"""Quantisation: integers that stand for reals, and their products.
 
 Forward   quantise q = clip(round(x / scale) + zero, low, high), ties to even, to q's range
           dequantise x = (q - zero) scale
@@ -6,18 +6,9 @@ Forward   quantise q = clip(round(x / scale) + zero, low, high), ties to even, t
           integer products are exact: float products of the differences to the zero points, in f32
           while every partial sum stays below 2^24, otherwise in f64
 Backward  of dequantise: dscale = sum dx (q - zero).  None through integers; so in a training graph
-          a quantise with its dequantise becomes FakeQuant, whose gradient passes straight through
-          inside the range: dx = dy where low <= round(x / scale) + zero <= high, 0 elsewhere;
-          dscale = sum dy (round(x / scale) - x / scale) inside, sum dy (low or high - zero) outside
-          RoundWeights likewise; where its scales follow the largest weights (PeakScale), none is
-          outside: dx = dy; RoundBias rounds to these scales times the activation's: db = dy
-          TrackedScale moves a range towards the batch's: none
-          LearnedScale, scale = initial exp(t): dt = dscale / (scale sqrt(N top)), with N elements
-          that a scale rounds in a sample; so plain gradient descent moves the scale, to first
-          order, as it does in the paper, and t has no unit for any other optimizer
+          a quantise with its dequantise becomes FakeQuant (fake_quantization.py)
 Source    Jacob et al., "Quantization and training of neural networks for efficient
-          integer-arithmetic-only inference", CVPR 2018; Bengio et al., arXiv 1308.3432; Esser et
-          al., "Learned step size quantization", ICLR 2020
+          integer-arithmetic-only inference", CVPR 2018
 """
 
 from __future__ import annotations
@@ -33,15 +24,9 @@ from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
-from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.facts import Role
-from engine.kernels.vocabulary.formula import elementwise, infer
 from engine.kernels.vocabulary.op import (
     MS,
-    OURS,
-    Dim,
-    Grad,
-    Kind,
     Nodes,
     Op,
     Site,
@@ -57,7 +42,7 @@ EXACT = 2**24 // 255**2  # products of 8 bits whose sum f32 holds
 # --- scales and zero points
 
 
-def _check(site: Site, i: int) -> None:
+def check_extent(site: Site, i: int) -> None:
     """Refuse a scale or zero point that is neither single, nor of an axis, nor of blocks."""
     x, t = site.type(0), site.type(i)
     block = site.attrs.get("block_size", 0)
@@ -90,7 +75,7 @@ def check_scale(site: Site, i: int) -> None:
         site.fail(f"scale (input {i}) is {value.flat[wrong[0]]}{at}", "finite numbers above 0")
 
 
-def _spread(nodes: Nodes, i: int) -> str:
+def spread(nodes: Nodes, i: int) -> str:
     """Return input i, a scale or zero point, in a shape that broadcasts to input 0."""
     site, t = nodes.site, nodes.site.type(i)
     if t.rank == 0 or t.shape == (1,):
@@ -98,7 +83,7 @@ def _spread(nodes: Nodes, i: int) -> str:
     rank = site.type(0).rank
     axis = normalise_axis(site, site.attrs["axis"], rank)
     if site.attrs.get("block_size", 0) == 0:
-        return str(nodes.op("Reshape", nodes.x(i), nodes.const(_lay_along(axis, rank), "i64")))
+        return str(nodes.op("Reshape", nodes.x(i), nodes.const(lay_along(axis, rank), "i64")))
     size = site.type(0).shape[axis]
     if not isinstance(size, int):
         site.fail(f"blocks of an axis of unknown size {size!r}", "a size known beforehand")
@@ -108,7 +93,7 @@ def _spread(nodes: Nodes, i: int) -> str:
     return str(nodes.op("Gather", nodes.x(i), nodes.const(blocks, "i64"), axis=axis))
 
 
-def _lay_along(axis: int, rank: int) -> list[int]:
+def lay_along(axis: int, rank: int) -> list[int]:
     """Return the shape of a vector that lies along one axis."""
     return [1] * axis + [-1] + [1] * (rank - axis - 1)
 
@@ -119,7 +104,7 @@ def find_limits(dtype: str) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-def _saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
+def saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
     """Round x, add the zero point ("" for none), and cast what fits."""
     x = nodes.op("Round", x)
     if zero:
@@ -146,17 +131,15 @@ def _quantize_infer(site: Site) -> tuple[TensorType, ...]:
         site.fail(f"input 0 is {site.type(0)}", "f32, f64, i32")
     site.real(1)
     for i in (1, 2)[: 1 + site.has(2)]:
-        _check(site, i)
+        check_extent(site, i)
     return (site.type(0).but(dtype=_find_quantised(site)),)
 
 
 def _quantize(nodes: Nodes) -> tuple[str, ...]:
     site, T = nodes.site, nodes.site.type(1).dtype
     x = nodes.x(0) if site.type(0).dtype == T else nodes.op("Cast", nodes.x(0), to=_CODE[T])
-    zero = _spread(nodes, 2) if site.has(2) else ""
-    return (
-        _saturate(nodes, nodes.op("Div", x, _spread(nodes, 1)), zero, T, _find_quantised(site)),
-    )
+    zero = spread(nodes, 2) if site.has(2) else ""
+    return (saturate(nodes, nodes.op("Div", x, spread(nodes, 1)), zero, T, _find_quantised(site)),)
 
 
 def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
@@ -164,7 +147,7 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     if x.dtype not in (*QUANTISED, "i32"):
         site.fail(f"dequantisation of {x.dtype}", ", ".join((*QUANTISED, "i32")))
     for i in (1, 2)[: 1 + site.has(2)]:
-        _check(site, i)
+        check_extent(site, i)
     if site.has(2) and site.type(2).dtype != x.dtype:
         site.fail(f"the zero point is {site.type(2).dtype}, the input {x.dtype}", "one type")
     code = site.attrs.get("output_dtype", 0)
@@ -179,12 +162,12 @@ def _dequantize(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.x(0)
     # f32 does not hold every i32: the difference is made in integers.
     if site.has(2) and site.type(0).dtype == "i32":
-        x = nodes.op("Cast", nodes.op("Sub", x, _spread(nodes, 2)), to=_CODE[T])
+        x = nodes.op("Cast", nodes.op("Sub", x, spread(nodes, 2)), to=_CODE[T])
     else:
         x = nodes.op("Cast", x, to=_CODE[T])
         if site.has(2):
-            x = nodes.op("Sub", x, nodes.op("Cast", _spread(nodes, 2), to=_CODE[T]))
-    y = nodes.op("Mul", x, _spread(nodes, 1))
+            x = nodes.op("Sub", x, nodes.op("Cast", spread(nodes, 2), to=_CODE[T]))
+    y = nodes.op("Mul", x, spread(nodes, 1))
     (out,) = _dequantize_infer(site)
     return (y if out.dtype == T else nodes.op("Cast", y, to=_CODE[out.dtype]),)
 
@@ -198,7 +181,7 @@ def _dynamic(nodes: Nodes) -> tuple[str, ...]:
     # All elements 0: any scale represents them, and 1 divides nothing by 0.
     one = nodes.like(1.0, 0)
     scale = nodes.op("Where", nodes.op("Equal", span, zero), one, nodes.op("Div", span, top))
-    point = _saturate(
+    point = saturate(
         nodes, nodes.op("Div", nodes.op("Neg", low), scale), "", nodes.site.type(0).dtype, "u8"
     )
     return (nodes.op("QuantizeLinear", nodes.x(0), scale, point), scale, point)
@@ -284,7 +267,7 @@ def _matmul(nodes: Nodes, *places: int) -> str:
 
 def _conv(nodes: Nodes, *places: int) -> str:
     w = nodes.site.type(places[2])
-    return _product(nodes, "Conv", math.prod(w.dims[1:]), places, (None, _lay_along(0, w.rank)))
+    return _product(nodes, "Conv", math.prod(w.dims[1:]), places, (None, lay_along(0, w.rank)))
 
 
 def _requantise(nodes: Nodes, total: str, scales: Sequence[str], zero: int) -> str:
@@ -293,7 +276,7 @@ def _requantise(nodes: Nodes, total: str, scales: Sequence[str], zero: int) -> s
     # The scales as one factor: one rounding, as in onnxruntime.
     factor = nodes.op("Div", nodes.op("Mul", a, b), y)
     real = nodes.op("Mul", nodes.op("Cast", total, to=_CODE["f32"]), factor)
-    return _saturate(nodes, real, nodes.x(zero), "f32", nodes.site.type(zero).dtype)
+    return saturate(nodes, real, nodes.x(zero), "f32", nodes.site.type(zero).dtype)
 
 
 def _qlinear_matmul(nodes: Nodes) -> tuple[str, ...]:
@@ -304,7 +287,7 @@ def _qlinear_matmul(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _qlinear_conv(nodes: Nodes) -> tuple[str, ...]:
-    total, across = _conv(nodes, 0, 2, 3, 5), _lay_along(1, nodes.site.type(0).rank)
+    total, across = _conv(nodes, 0, 2, 3, 5), lay_along(1, nodes.site.type(0).rank)
     if nodes.site.has(8):
         # The bias is an integer in units of x_scale w_scale, so it is added before scaling.
         total = nodes.op("Add", total, nodes.op("Reshape", nodes.x(8), nodes.const(across, "i64")))
@@ -331,227 +314,6 @@ def _declare_qlinear(name: str) -> Any:
     return types
 
 
-# --- training as if quantised
-
-
-def _fake_infer(site: Site) -> tuple[TensorType, ...]:
-    site.real(0), site.real(1)
-    return (site.type(0).but(), site.type(0).but(dtype="b1"))[: site.n_outs]
-
-
-def _fake(nodes: Nodes) -> tuple[str, ...]:
-    ins = [nodes.x(i) for i in range(3)]
-    attrs: dict[str, Any] = {k: float(nodes.site.attrs[k]) for k in ("quant_min", "quant_max")}
-    # The mask says where the value was inside the range: all that the backward pass needs.
-    value = nodes.op("FakeQuantValue", *ins, domain=OURS, **attrs)
-    return (value, nodes.op("FakeQuantMask", *ins, domain=OURS, **attrs) if nodes.wants(1) else "")
-
-
-def _fake_grad(grad: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
-    """dX = dY where the quantised value was in the range, 0 elsewhere; dscale."""
-    dx = grad.op("FakeQuantGrad", dy, grad.y(1, "_mask"), domain=MS)
-    if not grad.wants(1):
-        return (dx, None, None)
-    return (dx, grad.op("Div", grad.reduce_to(_weigh_changes(grad, dy, dx), 1), grad.x(1)), None)
-
-
-def _weigh_changes(grad: Grad, dy: str, dx: str) -> str:
-    """dY Y - dX X, whose sum over the elements of a scale is scale dscale"""
-    # Y / scale is round(X / scale) inside the range, where dX = dY; outside, where dX = 0, it is
-    # the end of the range.
-    return str(grad.op("Sub", grad.op("Mul", dy, grad.y(0)), grad.op("Mul", dx, grad.x(0))))
-
-
-def _round_trip(nodes: Nodes) -> tuple[str, ...]:
-    """Expand to FakeQuant, with scale and zero point broadcast to the input's shape."""
-    T = nodes.site.type(0).dtype
-    zero = (
-        nodes.op("Cast", _spread(nodes, 2), to=_CODE[T])
-        if nodes.site.has(2)
-        else nodes.like(0.0, 0)
-    )
-    bounds = {k: nodes.site.attrs[k] for k in ("quant_min", "quant_max")}
-    return (nodes.op("FakeQuant", nodes.x(0), _spread(nodes, 1), zero, domain=MS, **bounds),)
-
-
-def _round_trip_infer(site: Site) -> tuple[TensorType, ...]:
-    for i in (1, 2)[: 1 + site.has(2)]:
-        _check(site, i)
-    return (site.real(0).but(),)
-
-
-def _check_bits(site: Site) -> None:
-    """Refuse bits that weights cannot be rounded with."""
-    if not 2 <= site.attrs["bits"] <= 8:
-        site.fail(f"bits={site.attrs['bits']}", "2 to 8")
-
-
-def _find_channels(site: Site, i: int) -> tuple[Dim, ...]:
-    """Return the shape of the scales of input i: of the channels on an axis, or of all."""
-    if site.attrs["axis"] < 0:
-        return ()
-    return (site.type(i).shape[normalise_axis(site, site.attrs["axis"], site.type(i).rank)],)
-
-
-def _peak_infer(site: Site) -> tuple[TensorType, ...]:
-    _check_bits(site)
-    return (site.real(0).but(shape=_find_channels(site, 0)),)
-
-
-def _peak(nodes: Nodes) -> tuple[str, ...]:
-    """Return the scales that the largest weight of each channel decides."""
-    axis = nodes.site.attrs["axis"]
-    over = [k for k in range(nodes.site.type(0).rank) if k != axis]
-    peak = with_axes(nodes, "ReduceMax", nodes.op("Abs", nodes.x(0)), over, 18, keepdims=0)
-    scale = nodes.op("Div", peak, nodes.like(float(find_top(nodes.site.attrs["bits"])), 0))
-    # Weights that are all 0 are 0 in any scale, and 1 divides nothing by 0.
-    is_none = nodes.op("Equal", scale, nodes.like(0.0, 0))
-    return (nodes.op("Where", is_none, nodes.like(1.0, 0), scale),)
-
-
-def find_top(bits: int) -> int:
-    """Return the largest integer of a weight, symmetric about 0: the least one stays unused."""
-    return int(2 ** (bits - 1) - 1)
-
-
-def _round_weights_infer(site: Site) -> tuple[TensorType, ...]:
-    _check_bits(site)
-    site.shaped(1, _find_channels(site, 0)), site.real(1)
-    return (site.real(0).but(),)
-
-
-def _list_rounding(nodes: Nodes) -> tuple[str, str, str]:
-    """Return the weights, their scales in a shape that broadcasts to them, and the zero point."""
-    scale, axis = nodes.x(1), nodes.site.attrs["axis"]
-    if axis >= 0:
-        along = _lay_along(axis, nodes.site.type(0).rank)
-        scale = nodes.op("Reshape", scale, nodes.const(along, "i64"))
-    return nodes.x(0), scale, nodes.like(0.0, 0)
-
-
-def _find_bounds(nodes: Nodes) -> dict[str, Any]:
-    top = float(find_top(nodes.site.attrs["bits"]))
-    return {"quant_min": -top, "quant_max": top}
-
-
-def _round_weights(nodes: Nodes) -> tuple[str, ...]:
-    ins = _list_rounding(nodes)
-    return (nodes.op("FakeQuantValue", *ins, domain=OURS, **_find_bounds(nodes)),)
-
-
-def _round_weights_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dW = dY; if the scales are trained 0 outside the range, and dscale."""
-    if not grad.wants(1):
-        return (dy, None)
-    # Weights are few beside activations: to make their mask again costs less than to keep it.
-    mask = grad.op("FakeQuantMask", *_list_rounding(grad), domain=OURS, **_find_bounds(grad))
-    dw = grad.op("FakeQuantGrad", dy, mask, domain=MS)
-    axis = grad.site.attrs["axis"]
-    over = [k for k in range(grad.site.type(0).rank) if k != axis]
-    change = _weigh_changes(grad, dy, dw)
-    total = grad.op("ReduceSum", change, grad.const(over, "i64"), keepdims=0)
-    return (dw, grad.op("Div", total, grad.x(1)))
-
-
-def _round_bias_infer(site: Site) -> tuple[TensorType, ...]:
-    site.real(0), site.real(1), site.real(2)
-    return (site.type(0).but(),)
-
-
-def _round_bias(nodes: Nodes) -> tuple[str, ...]:
-    """Round to the product of the scales of the weights and of the activation."""
-    # The units in which integer products sum, so that an exported bias is the same number.
-    scale = nodes.op("Mul", nodes.x(1), nodes.x(2))
-    return (nodes.op("Mul", nodes.op("Round", nodes.op("Div", nodes.x(0), scale)), scale),)
-
-
-def _learned_infer(site: Site) -> tuple[TensorType, ...]:
-    initial, top = site.attrs["initial"], site.attrs["top"]
-    wrong = next((k for k, v in enumerate(initial) if not (math.isfinite(v) and v > 0)), None)
-    if wrong is not None:
-        site.fail(f"initial[{wrong}]={initial[wrong]}", "finite scales above 0")
-    if top < 1:
-        site.fail(f"top={top}", "1 or more")
-    site.shaped(1, (len(initial),))
-    if site.attrs["axis"] < 0 and len(initial) != 1:
-        site.wrong(f"initial has {len(initial)} scales and axis=-1; expected one")
-    shape = _find_channels(site, 0)
-    if isinstance(size := (*shape, 1)[0], int) and size != len(initial):
-        site.wrong(f"initial has {len(initial)} scales for {size} channels")
-    if site.real(1).dtype != site.real(0).dtype:
-        site.fail(f"t is {site.type(1)} and the value {site.type(0)}", "one element type")
-    return (site.type(1).but(shape=shape),)
-
-
-def _learned(nodes: Nodes) -> tuple[str, ...]:
-    site = nodes.site
-    initial = nodes.const(np.array(site.attrs["initial"]), site.type(1).dtype)
-    # A power is never 0 or negative, whatever an optimizer makes of t; and decay of t leads back to
-    # the scale at the start.
-    scale = nodes.op("Mul", initial, nodes.op("Exp", nodes.x(1)))
-    if site.attrs["axis"] < 0:
-        scale = nodes.op("Reshape", scale, nodes.const(np.zeros(0), "i64"))
-    return (scale,)
-
-
-def _learned_grad(grad: Grad, dscale: str) -> tuple[str | None, ...]:
-    """dt = dscale / (scale sqrt(N top))"""
-    site, T = grad.site, grad.site.type(1).dtype
-    # The loss is a mean over samples, so a sum over them does not grow with their number.
-    apart = {0} if site.attrs["samples"] else set[int]()
-    apart |= {site.attrs["axis"]} if site.attrs["axis"] >= 0 else set()
-    counted = [k for k in range(site.type(0).rank) if k not in apart]
-    sizes = grad.op("Gather", grad.op("Shape", grad.x(0)), grad.const(counted, "i64"))
-    count = grad.op("Cast", grad.op("ReduceProd", sizes, keepdims=0), to=_CODE[T])
-    root = grad.op("Sqrt", grad.op("Mul", count, grad.like(float(site.attrs["top"]), 1)))
-    dt = grad.op("Div", dscale, grad.op("Mul", grad.y(0), root))
-    return (None, grad.op("Reshape", dt, grad.const([-1], "i64")))
-
-
-def _tracked_infer(site: Site) -> tuple[TensorType, ...]:
-    T = site.real(0).dtype
-    if site.shaped(1, (2,)).dtype != T:
-        site.fail(f"the range is {site.type(1)} and the value {site.type(0)}", "one element type")
-    momentum = site.attrs["momentum"]
-    if not 0 <= momentum <= 1:
-        site.fail(f"momentum={momentum}", "0 to 1")
-    kind = "i8" if site.attrs["signed"] else "u8"
-    made = TensorType(T, ()), TensorType(kind, ()), TensorType(T, (2,))
-    return made[: site.n_outs]
-
-
-def _tracked(nodes: Nodes) -> tuple[str, ...]:
-    """Return the scale and the zero point of a range, and in training the range of the batch."""
-    attrs, span, batch = nodes.site.attrs, nodes.x(1), ""
-    T = nodes.site.type(0).dtype
-    if attrs["training_mode"]:
-        ends = [nodes.op(op, nodes.x(0), keepdims=0) for op in ("ReduceMin", "ReduceMax")]
-        flat = [nodes.op("Reshape", end, nodes.const([1], "i64")) for end in ends]
-        batch = nodes.op("Concat", *flat, axis=0)
-        momentum = attrs["momentum"]
-        kept = nodes.op("Mul", span, nodes.like(momentum, 0))
-        span = nodes.op("Add", kept, nodes.op("Mul", batch, nodes.like(1 - momentum, 0)))
-    zero, one = nodes.like(0.0, 0), nodes.like(1.0, 0)
-    low = nodes.op("Min", nodes.op("ReduceMin", span, keepdims=0), zero)
-    high = nodes.op("Max", nodes.op("ReduceMax", span, keepdims=0), zero)
-    least, _ = find_limits(kind := "i8" if attrs["signed"] else "u8")
-    if attrs["symmetric"]:
-        bound = nodes.op("Max", nodes.op("Neg", low), high)
-        scale = nodes.op("Div", bound, nodes.like(127.0, 0))
-    else:
-        scale = nodes.op("Div", nodes.op("Sub", high, low), nodes.like(255.0, 0))
-    # A value that is always 0 is 0 in any scale, and 1 divides nothing by 0.
-    scale = nodes.op("Where", nodes.op("Equal", scale, zero), one, scale)
-    if attrs["symmetric"]:
-        return (scale, nodes.const(np.array(least + 128, NUMPY[kind]), kind), batch)
-    point = nodes.op("Sub", nodes.like(float(least), 0), nodes.op("Div", low, scale))
-    return (scale, _saturate(nodes, point, "", T, kind), batch)
-
-
-_LEVEL = "round(x / scale) + zero"
-_INPUTS = "x scale zero"
-_ROUNDING: dict[str, Kind] = {"axis": "int", "bits": "int"}
-_BOUNDS: dict[str, Kind] = {"quant_min": "float", "quant_max": "float"}
 _NONE = frozenset(range(9))
 _CONV = {"group": 1, "auto_pad": "NOTSET"}
 
@@ -633,115 +395,5 @@ OPS = (
         infer=_declare_qlinear("Conv"),
         attrs=_CONV,
         becomes=f"Conv {_CENTRED} {_REQUANTISED}",
-    ),
-    Op(
-        name="FakeQuant",
-        domain=MS,
-        inputs=(3, 3),
-        outputs=2,
-        training_only=True,
-        infer=_fake_infer,
-        expand=_fake,
-        grad=_fake_grad,
-        becomes=f"{OURS}::FakeQuantMask {OURS}::FakeQuantValue",
-        attrs={"quant_min": 0, "quant_max": 255},
-        no_gradient=frozenset((2,)),
-    ),
-    elementwise(
-        "FakeQuantGrad",
-        "where(mask, dy, 0)",
-        inputs="dy mask",
-        domain=MS,
-        gradient_of=f"{MS}::FakeQuant",
-        infer=infer,
-    ),
-    elementwise(
-        "FakeQuantValue",
-        f"(min(quant_max, max(quant_min, {_LEVEL})) - zero) * scale",
-        inputs=_INPUTS,
-        domain=OURS,
-        needs=_BOUNDS,
-    ),
-    elementwise(
-        "FakeQuantMask",
-        f"and_({_LEVEL} >= quant_min, {_LEVEL} <= quant_max)",
-        inputs=_INPUTS,
-        domain=OURS,
-        needs=_BOUNDS,
-    ),
-    Op(
-        name="PeakScale",
-        domain=OURS,
-        inputs=(1, 1),
-        outputs=1,
-        attrs={"axis": -1, "bits": 8},
-        takes=_ROUNDING,
-        infer=_peak_infer,
-        expand=_peak,
-        no_gradient=_NONE,
-        becomes="Abs Div Equal ReduceMax Where",
-    ),
-    Op(
-        name="LearnedScale",
-        domain=OURS,
-        inputs=(2, 2),
-        outputs=1,
-        attrs={"axis": -1, "samples": 0, "top": 127},
-        takes={"axis": "int", "samples": "int", "top": "int"},
-        needs={"initial": "floats"},
-        infer=_learned_infer,
-        expand=_learned,
-        grad=_learned_grad,
-        no_gradient=frozenset((0,)),
-        becomes="Exp Mul Reshape",
-    ),
-    Op(
-        name="RoundWeights",
-        domain=OURS,
-        inputs=(2, 2),
-        outputs=1,
-        attrs={"axis": -1, "bits": 8},
-        takes=_ROUNDING,
-        roles={0: Role.WEIGHT},
-        infer=_round_weights_infer,
-        expand=_round_weights,
-        grad=_round_weights_grad,
-        becomes=f"Reshape {OURS}::FakeQuantValue",
-    ),
-    Op(
-        name="RoundBias",
-        domain=OURS,
-        inputs=(3, 3),
-        outputs=1,
-        roles={0: Role.BIAS},
-        infer=_round_bias_infer,
-        expand=_round_bias,
-        grad=lambda grad, dy: (dy, None, None),
-        no_gradient=frozenset((1, 2)),
-        becomes="Div Mul Round",
-    ),
-    Op(
-        name="TrackedScale",
-        domain=OURS,
-        inputs=(2, 2),
-        outputs=3,
-        attrs={"signed": 0, "symmetric": 0, "momentum": 0.99, "training_mode": 0},
-        infer=_tracked_infer,
-        expand=_tracked,
-        no_gradient=frozenset((0, 1)),
-        becomes="Add Cast Clip Concat Div Equal Max Min Mul Neg ReduceMax ReduceMin Reshape Round "
-        "Sub Where",
-    ),
-    Op(
-        name="QuantizeDequantize",
-        domain=OURS,
-        inputs=(3, 3),
-        outputs=1,
-        needs={"quant_min": "int", "quant_max": "int"},
-        infer=_round_trip_infer,
-        expand=_round_trip,
-        becomes=f"Cast Gather Reshape {MS}::FakeQuant",
-        attrs={"axis": 1, "block_size": 0},
-        no_gradient=frozenset((2,)),
     ),
 )

@@ -124,7 +124,7 @@ def test_what_opset_21_does_not_have_is_named() -> None:
     unknown = make_graph()
     unknown.nodes.append(Node("Twist", ("y",), ("t",), {}, "", "twisted"))
     unknown.outputs, unknown.types["t"] = ["t"], unknown.types["y"]
-    kept = r"weights of 4 bits are stored in opset 21, those of 8 bits in any other: "
+    kept = r"weights of 4 bits are stored in opset 21, weights of 8 bits in any other: "
     with pytest.raises(UnsupportedOpError, match=kept + ".*from opset 13 to 21 at Twist 'twisted'"):
         store_nibbles(unknown)
     groups = make_graph(18)
