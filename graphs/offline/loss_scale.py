@@ -106,7 +106,11 @@ class _Scaling:
             self._add("Mul", (name, self._cast(kind)), made)
 
     def divide(self, buffers: Collection[str]) -> None:
-        """Divide each gradient, as soon as it is complete."""
+        """Divide each gradient, and accumulate it, as soon as it is complete.
+
+        Products add to buffers themselves, but not what must be divided first.  Were it accumulated
+        at the end of the graph, all that is divided would live until then.
+        """
         kinds = {n: self.graph.inputs[n].dtype for n in buffers}
         takers = [n for n in self.graph.nodes if n.inputs and n.inputs[0] in kinds]
         divided: dict[str, list[Node]] = {}
@@ -114,9 +118,11 @@ class _Scaling:
             gradient, kind = node.inputs[1], kinds[node.inputs[0]]
             made = self.names.take_fresh(f"{gradient}/own")
             inputs = (gradient, self._invert(kind))
-            divided.setdefault(gradient, []).append(Node("Mul", inputs, (made,), {}, "", made))
             node.inputs = (node.inputs[0], made, *node.inputs[2:])
-        nodes, self.graph.nodes = self.graph.nodes, []
+            division = Node("Mul", inputs, (made,), {}, "", made)
+            divided.setdefault(gradient, []).extend((division, node))
+        moved = set(takers)
+        nodes, self.graph.nodes = [n for n in self.graph.nodes if n not in moved], []
         for name in divided.keys() - {o for node in nodes for o in node.outputs}:
             self.graph.nodes += divided[name]  # of a constant or an input
         for node in nodes:

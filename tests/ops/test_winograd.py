@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -330,6 +331,22 @@ def test_a_plan_shows_the_choice_and_its_kernels_compile(name: str) -> None:
         assert f"{templates[0]}_f32(" in str(plan)
         for spec in specs:
             assert get_object(spec, OTHERS[name])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [64, 256, 512])
+def test_threads_share_the_panels_of_pieces(threads: int, channels: int) -> None:
+    """Whose sums would otherwise be as many as threads: 16 MB for two in ResNet-18."""
+    target = OTHERS["x86-64-v3"]
+    lowering: Any = SimpleNamespace(target=target, threads=threads)
+    width = target.nv * target.lanes(4)
+    pieces = winograd_calls._cut_columns(lowering, "f32", channels, 512)
+    assert [first for first, _ in pieces] == [i * pieces[0][1] for i in range(len(pieces))]
+    assert sum(n for _, n in pieces) == 512
+    for _, n in pieces[:-1]:
+        assert n % (threads * width) == 0
+        least = 4 * winograd.PRODUCTS * channels * threads * width
+        assert 4 * winograd.PRODUCTS * channels * n <= max(winograd_calls.FILTERS, least)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 16])

@@ -10,6 +10,8 @@ import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, NonFiniteError
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.loss_scale import scale_loss
 from engine.trainer import Trainer
 from engine.training.loss_scale import LEAST, MOST, LossScale
 from tests.support.places import GOLDENS
@@ -60,6 +62,17 @@ def test_gradients_of_several_batches_are_sums_without_the_factor(is_parted: boo
                 trainer.update()
         values.append(np.concatenate([p.data.ravel() for _, p in trainer.state.parameters]))
     np.testing.assert_allclose(values[1], values[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_is_accumulated_as_soon_as_it_is_divided() -> None:
+    """At the end of the graph, all divided gradients would live at once."""
+    training = onnx_io.load(str(GOLDEN / "training_model.onnx"))
+    takers = [n for n in training.nodes if n.op == "InPlaceAccumulatorV2"]
+    scaled = scale_loss(training, training.outputs[0], {n.inputs[0] for n in takers})
+    place = {name: i for i, n in enumerate(scaled.nodes) for name in n.outputs}
+    for taker in takers:
+        made = next(n for n in scaled.nodes if n.outputs == taker.outputs).inputs[1]
+        assert place[taker.outputs[0]] == place[made] + 1
 
 
 def test_the_factor_grows_and_backs_off() -> None:

@@ -130,15 +130,16 @@ def pack_image(h: int, w: int, pads: tuple[int, int], ld: int) -> Any:
 def _cut_columns(lowering: Lowering, T: str, channels: int, columns: int) -> list[tuple[int, int]]:
     """Return pieces of the columns, each of at most `FILTERS` bytes: its first, and its length.
 
-    The transformed filters of a piece are dead when the next one begins.  No piece has less than a
-    panel a thread.
+    The transformed filters of a piece are dead when the next one begins.  Threads can share the
+    panels of a piece evenly: were they to share tiles instead, each would have sums of its own for
+    gradients of weights, which are as large as the filters of a piece.
     """
-    target = lowering.target
+    target, threads = lowering.target, lowering.threads
     width = target.nv * target.lanes(ITEMSIZE[T])
-    room = FILTERS // (ITEMSIZE[T] * W.PRODUCTS * channels * width)
+    room = FILTERS // (ITEMSIZE[T] * W.PRODUCTS * channels * width * threads)
     # Transformed filters are four times as large as w: pieces bound the memory they take.
-    count = count_parts(columns, max(room, lowering.threads) * width)
-    step = count_parts(count_parts(columns, width), count) * width
+    rounds = count_parts(columns, threads * width)
+    step = count_parts(rounds, count_parts(rounds, max(room, 1))) * threads * width
     return [(first, min(step, columns - first)) for first in range(0, columns, step)]
 
 
