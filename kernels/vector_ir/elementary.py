@@ -193,12 +193,28 @@ sqrt = _intrinsic("sqrt")  # correctly rounded; NaN below -0
 
 def fmin(b: Any, x: Any, y: Any) -> Any:
     """Return the smaller; NaN if either is, as numpy.minimum and ONNX Min; of equals (-0, 0) y."""
+    if _tells_equals(y):
+        return pick(Lanes(b, y) < Lanes(b, x), Lanes(b, y), Lanes(b, x)).value
     return _first(Lanes(b, x), Lanes(b, x) < Lanes(b, y), y)
 
 
 def fmax(b: Any, x: Any, y: Any) -> Any:
     """Return the larger; NaN if either is, as numpy.maximum and ONNX Max; of equals (-0, 0) y."""
+    if _tells_equals(y):
+        return pick(Lanes(b, y) > Lanes(b, x), Lanes(b, y), Lanes(b, x)).value
     return _first(Lanes(b, x), Lanes(b, x) > Lanes(b, y), y)
+
+
+def _tells_equals(y: Any) -> bool:
+    """Return whether y is a constant that has the bits of whatever equals it, so neither 0 nor NaN.
+
+    One comparison chooses then, as x86's instructions do, which return what they read last if they
+    read a NaN.
+    """
+    if not isinstance(y, ir.Constant):
+        return False
+    lanes = y.constant if isinstance(y.type, ir.VectorType) else [y]
+    return all(isinstance(v.constant, float) and abs(v.constant) > 0 for v in lanes)
 
 
 def _first(x: Lanes, mask: Lanes, y: Any) -> Any:
