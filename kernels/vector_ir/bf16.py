@@ -14,7 +14,7 @@ from llvmlite import ir
 from engine.kernels.vector_ir.elementary import Lanes, const, like, pick
 
 _INT = ir.IntType(32)
-INFINITE, QUIET = 0x7F800000, 0x00400000
+QUIET = 0x00400000
 
 
 def unpack(b: Any, bits: Any) -> Any:
@@ -25,12 +25,14 @@ def unpack(b: Any, bits: Any) -> Any:
 
 def pack(b: Any, x: Any) -> Any:
     """Return the i16 bits of the bf16 nearest to an f32, ties to even."""
-    bits = Lanes(b, x).raw
+    value = Lanes(b, x)
+    bits = value.raw
     odd = Lanes(
         b, b.and_(b.lshr(bits.value, const(bits.value.type, 16)), const(bits.value.type, 1))
     )
     rounded = bits + 0x7FFF + odd
-    # Of a NaN whose upper half has no bit of the fraction set, rounding would make infinity.
-    rounded = pick((bits & 0x7FFFFFFF) > INFINITE, bits | QUIET, rounded)
+    # Of a NaN whose upper half has no bit of the fraction set, rounding would make infinity, and of
+    # one with all of them 0.  A float that is unlike itself takes one instruction to find.
+    rounded = pick(value.equal(value), rounded, bits | QUIET)
     upper = b.lshr(rounded.value, const(rounded.value.type, 16))
     return b.trunc(upper, like(x.type, ir.IntType(16)))

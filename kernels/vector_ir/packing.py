@@ -6,6 +6,7 @@ first one lower.  Words are moved as if they were float32.  Factors of f16 are m
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -13,7 +14,7 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import FACTORS, Target
-from engine.kernels.vector_ir.scalars import memory, read, vector, written
+from engine.kernels.vector_ir.scalars import memory, packs_pairs, read, vector, written
 from engine.kernels.vector_ir.vectors import (
     I32,
     I64,
@@ -44,9 +45,10 @@ def convert(target: Target, T: str, S: str) -> Any:
             v = loaded(b, target, b.gep(src, [i]), lanes, S, T)
             store(b, v, b.gep(dst, [i]), ITEMSIZE[T])
 
-        lanes = target.lanes(4)
-        done = counted(b, I64(0), n, lanes, lambda i: move(i, lanes))
-        counted(b, done, n, 1, lambda i: move(i, 1))
+        lanes, done = target.lanes(4), I64(0)
+        wide = 2 * lanes if packs_pairs([T], target) else lanes
+        for many in dict.fromkeys((wide, lanes, 1)):
+            done = counted(b, done, n, many, partial(move, lanes=many))
         b.ret_void()
 
     emit = call_outlined(f"convert_{T}_{S}_{target.lanes(4)}", body)

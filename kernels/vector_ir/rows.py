@@ -22,7 +22,9 @@ from engine.kernels.vector_ir.scalars import (
     float_op,
     integer_op,
     is_real,
+    joined,
     memory,
+    packs_pairs,
     read,
     vector,
     written,
@@ -104,6 +106,8 @@ class _Loop:
             return []
         if unroll > 1:
             i = counted(b, i, n, self.lanes * unroll, lambda i: self._emit_unrolled(i, unroll))
+        elif packs_pairs(self.program.outs, self.target) and self.lanes > 1:
+            i = counted(b, i, n, 2 * self.lanes, self._emit_pair)
         i = counted(b, i, n, self.lanes, lambda i: self._emit_body(i, 0, self.lanes))
         for r, (kind, op) in enumerate(reductions):
             self.slots[r] = [self._slot(self._combine(r, kind, op))]
@@ -143,8 +147,33 @@ class _Loop:
         for u in range(unroll):
             self._emit_body(self.b.add(i, I64(u * self.lanes)), u, self.lanes)
 
+    def _emit_pair(self, i: Any) -> None:
+        """Emit two vectors from i on, one after the other, whose results are stored together."""
+        b = self.b
+        pairs = zip(
+            *(self._compute(b.add(i, I64(u * self.lanes)), self.lanes) for u in range(2)),
+            strict=True,
+        )
+        for pointer, kind, pair in zip(self.outs, self.program.outs, pairs, strict=True):
+            at = b.gep(pointer, [i], source_etype=memory(kind))
+            store(b, written(b, joined(b, *pair), kind, self.target), at, ITEMSIZE[kind])
+
     def _emit_body(self, i: Any, slot: int, lanes: int, mask: Any = None) -> None:
         """Emit `lanes` elements from i on; mask: the lanes that exist, if that is not all."""
+        b, results = self.b, self._compute(i, lanes, mask)
+        for pointer, kind, value in zip(self.outs, self.program.outs, results, strict=False):
+            at = b.gep(pointer, [i], source_etype=memory(kind))
+            if mask is not None:
+                store_part(b, value, at, ITEMSIZE[kind], mask)
+                continue
+            store(b, written(b, value, kind, self.target), at, ITEMSIZE[kind])
+        for r, (kind, op) in enumerate(self.program.reductions):
+            place = self.slots[r][slot]
+            old = b.load(place, typ=vector(element(kind), lanes))
+            b.store(self._join(op, kind, old, results[len(self.outs) + r]), place)
+
+    def _compute(self, i: Any, lanes: int, mask: Any = None) -> list[Any]:
+        """Return the results for `lanes` elements from i on; mask: as of `_emit_body`."""
         b, values = self.b, []
         for j, source in enumerate(self.program.ins):
             if source.kind != "v":
@@ -159,17 +188,7 @@ class _Loop:
             load.align = ITEMSIZE[source.dtype]
             value = settle(b, load) if self.selects else load
             values.append(read(b, value, source.dtype, self.target))
-        results = Emitter(b, lanes, self.target).emit(self.formulas, values)
-        for pointer, kind, value in zip(self.outs, self.program.outs, results, strict=False):
-            at = b.gep(pointer, [i], source_etype=memory(kind))
-            if mask is not None:
-                store_part(b, value, at, ITEMSIZE[kind], mask)
-                continue
-            store(b, written(b, value, kind, self.target), at, ITEMSIZE[kind])
-        for r, (kind, op) in enumerate(self.program.reductions):
-            place = self.slots[r][slot]
-            old = b.load(place, typ=vector(element(kind), lanes))
-            b.store(self._join(op, kind, old, results[len(self.outs) + r]), place)
+        return Emitter(b, lanes, self.target).emit(self.formulas, values)
 
     def _join(self, op: str, kind: str, x: Any, y: Any) -> Any:
         if kind in FLOATS:

@@ -5,7 +5,7 @@ Floats keep their order of operations and NaN; a product and a sum may become on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llvmlite import ir
@@ -80,6 +80,21 @@ def written(b: Any, v: Any, kind: str, target: Target) -> Any:
     if kind in HALVES:
         return _HALF[kind].pack(b, v)
     return b.zext(v, vector(I8, getattr(v.type, "count", 1))) if kind == "b1" else v
+
+
+def packs_pairs(kinds: Iterable[str], target: Target) -> bool:
+    """Return whether vectors of these types are best written two at a time.
+
+    Integer operations round to those that the target cannot convert to.  x86 has no instruction
+    that packs the words of one vector, but one that packs the words of two.
+    """
+    return target.arch == "x86_64" and any(k in HALVES and k not in target.casts for k in kinds)
+
+
+def joined(b: Any, x: Any, y: Any) -> Any:
+    """Return one vector of the lanes of two."""
+    lanes = range(2 * x.type.count)
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(vectors.I32, len(lanes)), [*lanes]))
 
 
 def vector(kind: Any, lanes: int) -> Any:

@@ -384,10 +384,14 @@ def gather(T: str, S: str = "") -> Inline:
         n, od, oh, ow = pixel(i0, q)
         length, per = q.unit * q.channels, udiv(q.taps_w, q.unit)
         r0, kd0, kh0, kw0 = _first_run(udiv(k0, length), per, q)
-        # Whole runs that differ in their row alone: a block, for the pixels that see no padding.
-        rows = 0
-        if per == 1 and q.taps_d == 1 and r0 * length == k0 and udiv(kb, length) * length == kb:
-            rows = udiv(kb, length)
+        # Whole runs that differ in their row alone, or a part of one run: a block, for the pixels
+        # that see no padding.
+        rows, begin, wide, step = 0, k0 - r0 * length, length, q.stride_w * q.ldx
+        if per == 1 and q.taps_d == 1:
+            if begin == 0 and udiv(kb, length) * length == kb:
+                rows = udiv(kb, length)
+            elif begin + kb <= length:
+                rows, wide = 1, kb
         i = 0
         while i < mb:
             dst = off(into, i * lda)
@@ -404,15 +408,17 @@ def gather(T: str, S: str = "") -> Inline:
                 # The next pixels of the line see none either, until a window reaches its end.
                 many = imin(imin(udiv(right, q.stride_w) + 1, q.out_w - ow), mb - i)
                 src = (((n * q.size_d + iz) * q.size_h + ih) * q.size_w + left) * q.ldx
-                for t in range(many):
-                    at = off(x, src + t * q.stride_w * q.ldx)
-                    block(
-                        off(dst, t * lda), at, length, q.dilation_h * q.size_w * q.ldx, rows, length
-                    )
+                at, below_at = off(x, src + begin), q.dilation_h * q.size_w * q.ldx
+                if rows == 1 and wide == step and wide == lda:
+                    # Pixels that touch in memory, as they do in 1x1 windows, are one run.
+                    block(dst, at, wide, below_at, 1, many * wide)
+                else:
+                    for t in range(many):
+                        block(off(dst, t * lda), off(at, t * step), wide, below_at, rows, wide)
                 i += many - 1
                 ow += many - 1
             else:
-                edge(x, dst, q, n, iz, ih, left, kh0, kw0, k0 - r0 * length, kb)
+                edge(x, dst, q, n, iz, ih, left, kh0, kw0, begin, kb)
             n, od, oh, ow = following(n, od, oh, ow, q)
             i += 1
 
@@ -441,16 +447,24 @@ def scatter(T: str, S: str = "") -> Inline:
 
     @inline
     def run(c, y, bias, q, i0, mb, j0, nb, mode):
-        for i in range(i0, i0 + mb):
-            n, od, oh, ow = pixel(i, q)
+        n, od, oh, ow = pixel(i0, q)
+        i = 0
+        while i < mb:
             at = q.y_at + n * q.y_step_n + od * q.y_step_d + oh * q.y_step_h + ow * q.y_step_w + j0
+            many = 1
             # A residue class of dX that no tap reaches has sums of nothing.
             if q.depth != 0:
-                copy(off(y, at), off(c, (i - i0) * nb), nb)
+                # Pixels of a line that touch in memory are one run.
+                if q.y_step_w == nb:
+                    many = imin(q.out_w - ow, mb - i)
+                copy(off(y, at), off(c, i * nb), many * nb)
             elif mode & BIAS != 0:
                 copy(off(y, at), off(bias, j0), nb)
             else:
-                empty(off(y, at), off(c, (i - i0) * nb), nb)
+                empty(off(y, at), off(c, i * nb), nb)
+            i += many
+            ow += many - 1
+            n, od, oh, ow = following(n, od, oh, ow, q)
 
     return run
 

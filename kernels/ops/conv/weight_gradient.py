@@ -93,8 +93,10 @@ def _take(T: str, S: str) -> Any:
 
     @inline
     def converted(dy, co, into, mb, n):
-        for i in range(mb):
-            copy(off(into, i * n), off(dy, i * co), n)
+        # Rows that touch in memory, as all do without groups, are one run.
+        runs, length = (mb, n) if n < co else (1, mb * n)
+        for i in range(runs):
+            copy(off(into, i * n), off(dy, i * co), length)
         return into, n
 
     return converted if S else in_place
