@@ -90,6 +90,19 @@ def test_adamw_leaves_zero_padding_zero(threads: int) -> None:
     assert not any(result[k].any() for k in "pgmv")
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_states_do_not_stay_subnormal(dtype: Any) -> None:
+    least = np.finfo(dtype).smallest_normal
+    zero = {k: np.zeros(70, dtype) for k in "pgmv"}
+    m = np.full(70, least, dtype)  # times 0.9: subnormal
+    m[:3] = 2 * least, -2 * least, np.nan
+    scalars = {"lr": np.array([RATE], np.float32), "step": np.array([1])}
+    result = step("AdamWOptimizer", scalars | zero | {"m": m}, {}, 1)
+    np.testing.assert_array_equal(result["m"][:3], [1.8 * least, -1.8 * least, np.nan])
+    assert not result["m"][3:].any()
+    assert np.all(result["p"][3:] < 0)  # the update itself is made of the number
+
+
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("signal", [None, True, False])
