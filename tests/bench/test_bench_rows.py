@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import bench.__main__ as command
-from bench import measuring, processes, rows, tables
+from bench import measuring, processes, rows, running, tables
 from bench.budgets import CONSTANTS, find_constant
 from bench.rows import Bench, Cells, Option
 from engine.errors import EngineError, InputError
@@ -95,7 +95,7 @@ def test_benches_alone_have_a_command() -> None:
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
         if path.relative_to(folder).parts[0] not in started
-        and path not in {folder / "__main__.py", *others}
+        and path not in {folder / "__main__.py", folder / "running.py", *others}
         and {"argv", "ArgumentParser"} & {
             node.attr for node in ast.walk(ast.parse(path.read_text("utf-8")))
             if isinstance(node, ast.Attribute)
@@ -125,8 +125,9 @@ HALVES = Bench(
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "list_modules", lambda: ["halves"])
-    monkeypatch.setattr(command, "find", lambda name: HALVES)
+    for module in (command, running):
+        monkeypatch.setattr(module, "list_modules", lambda: ["halves"])
+        monkeypatch.setattr(module, "find", lambda name: HALVES)
 
 
 @pytest.mark.usefixtures("halves")

@@ -25,6 +25,7 @@ class Workload:
     labels: how many labels a sample has; a batch has them in one row.
     trained: beginnings of the names of the parameters that train; the others are frozen, and so
         are batch normalisations.  Empty: all parameters train.
+    title: its name in documents; empty if none has it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Workload:
     classes: int = CLASSES
     labels: int = 1
     trained: tuple[str, ...] = ()
+    title: str = ""
 
     def batch(self, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return a fixed random batch of `size` samples; 0 is the size that `x` says.
