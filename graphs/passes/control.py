@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.base.errors import ShapeError, UnsupportedOpError
+from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Subgraph
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.sequences import SEQUENCES
@@ -115,7 +115,15 @@ def _inline_if(to: Unrolling) -> list[str]:
     if to.find_value(condition) is not None:
         chosen = branches[0 if to.require_scalar(condition, "the condition") else 1]
         return to.append_body(chosen, to.add_weights(chosen))
-    made = [to.append_body(branch, to.add_weights(branch)) for branch in branches]
+    try:
+        made = [to.append_body(branch, to.add_weights(branch)) for branch in branches]
+    except UnknownValueError:
+        raise
+    except (ShapeError, UnsupportedOpError) as error:  # of a branch that is never taken
+        to.refuse_unknown(
+            condition,
+            f"needs two branches that fit, or a condition known before lowering: {error}",
+        )
     flag = to.op("Reshape", condition, to.add_constant(np.zeros(0)))[0]
     outputs = []
     for output, a, b in zip(node.outputs, *made, strict=True):

@@ -75,20 +75,26 @@ class Unrolling:
         form = None if node.domain else self.forms.get(node.op)
         if form is not None:
             outer, self.node = self.node, node
-            made = form.rule(self)
-            if len(made) < len(node.outputs):
-                self.fail(f"{len(node.outputs)} outputs", f"{len(made)}, as its body makes")
-            for name, output in zip(made, node.outputs, strict=False):
-                if output and name in self.lists:
-                    self.lists[output] = self.lists[name]
-                elif output:
-                    self.append(Node("Identity", (name,), (output,), {}, "", output))
-            self.node = outer
+            try:
+                self._replace(form)
+            finally:
+                self.node = outer
             return
         sequences = [i for i in node.inputs if i in self.lists]
         if sequences:
             self.fail(f"input {sequences[0]!r} is a sequence", "tensors", node)
         self.append(node)
+
+    def _replace(self, form: UnrolledForm) -> None:
+        """Append the nodes that replace `self.node`, and what gives their results its names."""
+        made, outputs = form.rule(self), self.node.outputs
+        if len(made) < len(outputs):
+            self.fail(f"{len(outputs)} outputs", f"{len(made)}, as its body makes")
+        for name, output in zip(made, outputs, strict=False):
+            if output and name in self.lists:
+                self.lists[output] = self.lists[name]
+            elif output:
+                self.append(Node("Identity", (name,), (output,), {}, "", output))
 
     def append(self, node: Node) -> None:
         """Append a node as it is."""
@@ -122,9 +128,13 @@ class Unrolling:
         self.graph.initializers[name] = np.array(value, NUMPY[dtype])
         return name
 
-    def title(self) -> str:
-        """Return the name of the replaced node in messages and in names of new nodes."""
-        return self.node.name or next((o for o in self.node.outputs if o), self.node.op)
+    def title(self, node: Node | None = None) -> str:
+        """Return the name of a node in messages and in names of new nodes.
+
+        node: by default the one that is being replaced.
+        """
+        node = node or self.node
+        return node.name or next((o for o in node.outputs if o), node.op)
 
     def add_weights(self, body: Subgraph) -> dict[str, str]:
         """Add the initializers of a body to the graph; return the new name of each."""
@@ -266,7 +276,7 @@ class Unrolling:
     def where(self, node: Node | None = None) -> str:
         """Return the name of a node in messages, by default of the node that is being replaced."""
         node = node or self.node
-        return f"{node.op} {self.title()!r} (opset {self.graph.opsets.get('', 1)})"
+        return f"{node.op} {self.title(node)!r} (opset {self.graph.opsets.get('', 1)})"
 
     def fail(self, found: str, supported: str = "", node: Node | None = None) -> NoReturn:
         tail = f"; supported: {supported}" if supported else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from onnx import parser
 from onnxruntime import InferenceSession
 
-from engine import backend
+from engine import Session, backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import UnknownValueError, UnsupportedOpError
@@ -224,6 +225,42 @@ def test_the_backend_plans_for_the_trip_count_it_is_given() -> None:
         y, every = rep.run([np.int64(n), np.array([1], np.float32)])
         assert y.tolist() == [n + 1]
         assert every.reshape(-1).tolist() == list(range(2, n + 2))
+
+
+RATES = """m (float[b, n] x, int64 rate) => (float[b, m] y) {
+    low = Constant <value = int64 {8000}> ()
+    is_low = Equal(rate, low)
+    y = If (is_low) <
+        then_branch = a () => (float[b, m] o) <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}>
+            { p = MatMul(x, w) q = Shape(p) o = Reshape(p, q) },
+        else_branch = c () => (float[b, m] o) <float[6, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9,
+            1, 2, 3, 4, 5, 6, 7, 8, 9}>
+            { p = MatMul(x, w) one = Constant <value = int64 {1}> () s = Shape(p)
+              d = Gather(s, one) three = Constant <value = int64 {3}> () is_three = Equal(d, three)
+              o = If (is_three) <
+                  then_branch = f () => (float[b, m] r) { r = Relu(p) },
+                  else_branch = g () => (float[b, m] r) { r = Identity(p) } > }
+    >
+}"""
+
+
+@pytest.mark.parametrize(("rate", "width"), [(8000, 4), (16000, 6)])
+def test_the_value_of_a_condition_is_asked_for_where_a_branch_does_not_fit(
+    rate: int, width: int
+) -> None:
+    """A speech model with a branch for each sampling rate: samples fit one of them."""
+    proto = model(RATES)
+    feed = {"x": np.ones((2, width), np.float32), "rate": np.array(rate)}
+    (expected,) = stock(proto).run(None, feed)
+    np.testing.assert_array_equal(Session(proto.SerializeToString()).run(None, feed)[0], expected)
+    message = r"If 'y' .* condition known before lowering: MatMul 'y/MatMul.*: A has . columns"
+    shapes = {"x": (2, width), "rate": ()}
+    graph = onnx_io.load(proto)
+    for name, shape in shapes.items():
+        graph.inputs[name] = replace(graph.inputs[name], shape=shape)
+    with pytest.raises(UnknownValueError, match=message) as caught:
+        control.unroll(graph)
+    assert caught.value.inputs == ("rate",)
 
 
 @pytest.mark.parametrize(
