@@ -41,6 +41,9 @@ _FIELDS = {
 }  # the field with the numbers of a constant that is not stored as bytes, if not int32_data
 
 
+# Names by which exporters say that they do not know a size: two such sizes need not be equal.
+# Paddle2ONNX and onnxmltools write them.
+UNKNOWN_SIZES = {"?", "-1", "None"}
 BFLOAT = ONNX_CODE["bf16"]
 # The types of values in graphs, by the numbers of their types in files.
 IN_GRAPHS: dict[int, str] = {**OF_ONNX, BFLOAT: "f32"}
@@ -63,7 +66,8 @@ def read_type(v: ValueInfoProto) -> TensorType | None:
 def _list_dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
     for axis, d in enumerate(t.shape.dim):
         known = d.HasField("dim_value") and d.dim_value >= 0
-        yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
+        named = "" if d.dim_param in UNKNOWN_SIZES else d.dim_param
+        yield d.dim_value if known else named or f"?{name}.{axis}"
 
 
 def read_text_type(v: ValueInfoProto) -> TensorType | None:

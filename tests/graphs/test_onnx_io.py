@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from engine import Session
 from engine.base.element_types import NUMPY, OF_ONNX
 from engine.errors import (
     DTypeError,
@@ -612,6 +613,18 @@ def test_old_resizes_place_their_pixels_as_before(
     x = np.random.default_rng(0).normal(size=(1, 2, 5, 4)).astype(np.float32)
     expected, actual_stock = (stock(m.SerializeToString(), {"x": x})[0] for m in (proto, converted))
     np.testing.assert_allclose(actual_stock, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["?", "-1", "None", ""])
+def test_sizes_without_a_name_need_not_be_equal(name: str) -> None:
+    """Paddle2ONNX calls every size that it does not know "?"."""
+    sizes = [name or None, 3, name or None]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, sizes) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "m", [x], [y])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    array = np.linspace(-1, 1, 30, dtype=np.float32).reshape(2, 3, 5)
+    (actual_value,) = Session(proto.SerializeToString()).run(None, {"x": array})
+    np.testing.assert_array_equal(actual_value, np.maximum(array, 0))
 
 
 @pytest.mark.parametrize("opset", [13, 15, 18, 21, 23, 28])
