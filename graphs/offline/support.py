@@ -1,6 +1,8 @@
 """Support for training of each node of a model: the node is planned alone, then its gradient.
 
-A node is tried with the types that it has in the model.  Symbolic dimensions are given numbers.
+A node is tried with the types that it has in the model.  Symbolic dimensions are given numbers,
+and others where a node does not take those: a pyramid of features wants pictures whose sizes are
+multiples of 32, and a spectrogram sounds that are longer than its window.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from engine.base.element_types import FLOATS
@@ -30,7 +33,9 @@ from engine.system.paths import Paths
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
 FORWARD, UNSUPPORTED = "forward only", "unsupported"
 
-SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # for symbolic dimensions, one after another
+# For symbolic dimensions, one after another; only those of `PRIMES` for the first axes of inputs.
+PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+MULTIPLES, LARGE = range(64, 384, 32), range(512, 1152, 64)
 _LOST = "the type of {} is not known"
 SMALL = 64  # least elements of a constant of floats that counts as a trained weight
 
@@ -117,20 +122,34 @@ def _check_graph(graph: Graph) -> SupportTable:
         unroll(graph)
         infer(merged := graph.copy())
         graph.inputs = merged.inputs  # where symbols that must be equal are one
-    table = _try(graph, False)
-    return min(table, _try(graph, True), key=_count_faults) if _count_faults(table) else table
+    best: SupportTable | None = None
+    for sizes in _list_sizes(graph):
+        trial = graph.copy()
+        rename(trial, sizes)
+        table = _Trial(trial).run()
+        if best is None or _count_faults(table) < _count_faults(best):
+            best = table
+        if not _count_faults(best):
+            break
+    assert best is not None
+    return best
 
 
 def _count_faults(table: SupportTable) -> int:
     return table.count(UNSUPPORTED)
 
 
-def _try(graph: Graph, equal: bool) -> SupportTable:
-    """Try the nodes with numbers for the symbols, which are all equal or all different."""
-    trial, symbols = graph.copy(), list_symbols(graph)
-    sizes = {s: SIZES[0 if equal else i % len(SIZES)] for i, s in enumerate(symbols)}
-    rename(trial, sizes)
-    return _Trial(trial).run()
+def _list_sizes(graph: Graph) -> Iterator[dict[str, int]]:
+    """Yield numbers for the symbols, all different or all equal, the most telling ones first."""
+    symbols = list_symbols(graph)
+    first = {t.shape[0] for t in graph.inputs.values() if t.shape}
+    seen = list[dict[str, int]]()
+    for numbers, is_equal in itertools.product((PRIMES, MULTIPLES, LARGE), (False, True)):
+        ranges = {s: PRIMES if s in first else numbers for s in symbols}
+        sizes = {s: r[0 if is_equal else i % len(r)] for i, (s, r) in enumerate(ranges.items())}
+        if sizes not in seen:
+            seen.append(sizes)
+            yield sizes
 
 
 class _Trial:
