@@ -216,6 +216,29 @@ def _read_numbers(texts: Array, dtype: str, name: str) -> Array:
         raise ModelError(str(error)) from None
 
 
+def adopt_weights(graph: Graph) -> None:
+    """Make initializers of the constants of a graph that has its weights among them, in place.
+
+    Paddle2ONNX and spox write weights as nodes: there are no other weights then, and some node has
+    a matrix of constants as its second input.  Constants of one element stay nodes: those files
+    have them in formulas, as the 3 and 6 of a hard swish.
+
+    Before   w = Constant(f32[8, 3, 3, 3]);  y = Conv(x, w)
+    After    y = Conv(x, w), with the initializer w
+    """
+    if any(a.dtype.kind == "f" and a.ndim for a in graph.initializers.values()):
+        return
+    found: dict[str, Array] = {}
+    for node in graph.nodes:
+        value = node.attrs.get("value") if (node.domain, node.op) == ("", "Constant") else None
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1:
+            found[node.outputs[0]] = value
+    seconds = (node.inputs[1] for node in graph.nodes if len(node.inputs) > 1)
+    if any(name in found and found[name].ndim > 1 for name in seconds):
+        graph.initializers |= found
+        graph.nodes = [node for node in graph.nodes if found.keys().isdisjoint(node.outputs)]
+
+
 def read_texts(graph: Graph, source: str) -> None:
     """Give inputs of text that only Casts to numbers read the type of these numbers, in place.
 

@@ -21,6 +21,7 @@ from engine.graphs.io.messages import (
     BFLOAT,
     IN_GRAPHS,
     PACKED,
+    adopt_weights,
     check_packed,
     count_stored,
     find_code,
@@ -76,11 +77,12 @@ _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 def load(model: Model, data: mapping.Content | None = None) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which is not changed.
 
-    Functions are inlined, and unsupported opsets converted (`convert`).  Initializers in external
-    files are read from the folder of the model's path.  Initializers in a file of at least
-    `mapping.LARGE` bytes stay in the file, which is mapped, so it must not be overwritten in place
-    while the graph is used.  NumPy has no bfloat16: values of this type become float32 and are
-    listed in the metadata `files.BFLOATS`.
+    Functions are inlined, and unsupported opsets converted (`convert`).  The constants of a file
+    without other weights become initializers (`adopt_weights`).  Initializers in external files are
+    read from the folder of the model's path.  Initializers in a file of at least `mapping.LARGE`
+    bytes stay in the file, which is mapped, so it must not be overwritten in place while the graph
+    is used.  NumPy has no bfloat16: values of this type become float32 and are listed in the
+    metadata `files.BFLOATS`.
 
     data: the content of the file at the path, if the caller has read it.
 
@@ -209,6 +211,7 @@ class _MessageReader:
         for text in out.list_texts():
             if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
                 raise ModelError(f"{self.source}: {text!r} is not UTF-8")
+        adopt_weights(out)
         try:
             return out.sort().check()
         except ModelError as error:

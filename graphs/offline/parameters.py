@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
@@ -53,6 +53,11 @@ def _find_differentiable(graph: Graph) -> set[str]:
         if trains_rounded and node.op == "QuantizeLinear" and _is_undone(node, readers):
             stop.discard(0)
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
+        for body in node.attrs.values():
+            if isinstance(body, Subgraph):
+                inside = _find_differentiable(body.graph)
+                pairs = zip(body.inner, body.captured, strict=True)
+                reached.update(outer for inner, outer in pairs if inner in inside)
     return reached
 
 
