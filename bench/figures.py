@@ -158,7 +158,6 @@ _OTHERS = "resnet18 mobilenet_v3 vit gpt2 lstm mobilenet_head"
 _HALVES = "minilm vit gpt2 mobilenet resnet18 lstm"
 _TORCH = ("PyTorch ms = torch ms", "PyTorch / ours = torch ratio")
 _ORT = ("ORT-training ms = ort ms", "ORT-training / ours = ort ratio")
-_COMPILED = ("torch.compile ms = torch-compiled ms", "torch.compile / ours = torch-compiled ratio")
 _STEP = ("batch", "threads", "edgegrad ms = step ms")
 _HALF = ("f32 ms", "16 bits ms = half ms", "f32 / 16 bits = f32 / half")
 _AUTOCAST = ("autocast ms", "autocast / 16 bits = autocast / half")
@@ -167,14 +166,14 @@ _MEMORY = ("edgegrad MiB = edgegrad", "ORT-training MiB = ort", "PyTorch MiB = t
 
 FIGURES = {
     "step": Figure(
-        f"steps {_LEADING} --threads 1 2 --time 4 --kinds ort torch torch-compiled",
+        f"steps {_LEADING} --threads 1 2 --time 2 --kinds ort torch",
         (
-            View(BENCHMARKS, (*_STEP, "% of peak", *_ORT, *_TORCH, *_COMPILED)),
+            View(BENCHMARKS, (*_STEP, "% of peak", *_ORT, *_TORCH)),
             View(README, (*_STEP, *_ORT, *_TORCH), only=("threads", 2)),
         ),
     ),
     "step-avx2": Figure(
-        f"steps {_LEADING} --threads 1 2 --time 4 --level x86-64-v3 --kinds torch",
+        f"steps {_LEADING} --threads 1 2 --time 2 --level x86-64-v3 --kinds torch",
         (View(BENCHMARKS, (*_STEP, "% of peak", *_TORCH)),),
     ),
     "step-others": Figure(
@@ -204,7 +203,7 @@ FIGURES = {
     ),
     "first-step": Figure("start", (View(BENCHMARKS, ("finds", "s")),)),
     "answer": Figure(
-        "answers --threads 1 2",
+        "answers --threads 1 2 --turns 5",
         (
             View(
                 INFERENCE,
@@ -213,26 +212,12 @@ FIGURES = {
             ),
         ),
     ),
-    "tokens": Figure(
-        "generation gpt2 gpt2_int4 qwen2 qwen2_int4 --threads 1 2",
-        (
-            View(
-                INFERENCE,
-                (),
-                across=(
-                    "ours, tokens/s = ours tokens/s",
-                    "onnxruntime, tokens/s = onnxruntime tokens/s",
-                    "onnxruntime / ours",
-                ),
-            ),
-        ),
-    ),
     "bf16": Figure(
-        f"precision {_HALVES} --threads 1 2 --turns 5",
+        f"precision {_HALVES} --threads 1 2 --turns 3",
         (View(PRECISION, ("threads", *_HALF, *_AUTOCAST, *_WORK)),),
     ),
     "f16": Figure(
-        f"precision {_HALVES} --half f16 --threads 1 2 --turns 5",
+        f"precision {_HALVES} --half f16 --threads 1 2 --turns 3",
         (View(PRECISION, ("threads", *_HALF, *_WORK)),),
     ),
 }  # fmt: skip
