@@ -52,8 +52,9 @@ def read_efficiencies() -> Mapping[str, float]:
     """Return the part of a machine's limits that kernels reach, by template, of efficiency.txt.
 
     `python -m bench efficiency --page` writes the file: what the usual workloads reach on 2 threads
-    of a Zen 4 server part with AVX-512.  Above 1: convolutions by Winograd's transforms do fewer
-    operations than are counted.
+    of a Zen 4 server part with AVX-512.  `efficiency.walks --page` writes the kernels that walk
+    over time, on a Zen 5.  Above 1: convolutions by Winograd's transforms do fewer operations than
+    are counted, and walks may find gates in faster caches than the limit counts on.
     """
     lines = EFFICIENCY.read_text("utf-8").splitlines()
     return {name: float(part) for name, part in map(str.split, lines)}

@@ -41,9 +41,10 @@ def test_the_table_is_what_the_bench_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "efficiency.txt"
+    path.write_text("gemm 0.50\nlstm 0.86\n")
     write_table({"usual": [("gemm", 9, 1.5, 0.912), ("conv", 3, 0.0, 0.0)]}, path)
     monkeypatch.setattr(cost, "EFFICIENCY", path)
-    assert read_efficiencies.__wrapped__() == {"conv": 0.01, "gemm": 0.91}
+    assert read_efficiencies.__wrapped__() == {"conv": 0.01, "gemm": 0.91, "lstm": 0.86}
     with pytest.raises(InputError, match="--page needs the subject usual alone, got mlp"):
         write_table({"mlp": []}, path)
 
