@@ -25,14 +25,19 @@ from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.recurrent import GATES, case
 from tests.support.halves import EPSILON, round_to_half
 from tests.support.harness import run
-from tests.support.pairs import PAIRED, count_dots, count_half_multiply_adds, with_factors
+from tests.support.pairs import (
+    PAIRED,
+    count_dots,
+    count_half_multiply_adds,
+    count_squares,
+    with_factors,
+)
 
 Half = Literal["bf16", "f16"]
 UNIT = 2.0**-24  # rounding unit of float32
 TINY = 2.0**-25  # half of the least f16
 AFTER = {"linear_before_reset": 1}
 KINDS: list[tuple[str, dict[str, Any]]] = [("RNN", {}), ("LSTM", {}), ("GRU", {}), ("GRU", AFTER)]
-WALKS = ("lstm", "lstm_grad")
 HALVED = Target("aarch64-unknown-linux-gnu", "cortex-a76", "+fullfp16", 16, 8, 2, masks=False,
                 by_lane=True)  # fmt: skip
 
@@ -138,22 +143,41 @@ def test_steps_in_all_orders(row: str) -> None:
         np.testing.assert_allclose(first[name], want, rtol=0, atol=near, err_msg=name)
 
 
-def list_walks(target: Target, precision: Half) -> list[KernelSpec]:
-    """Return the walks of a step of an LSTM on a target, forward and backward."""
-    graph, _ = backward_of(OneNode(case("LSTM", 4, 32, 16, 64, "bh")))
+def list_walks(
+    target: Target, precision: Half, kind: str = "LSTM", attrs: dict[str, Any] | None = None
+) -> list[KernelSpec]:
+    """Return the walks of a step of a recurrence on a target, forward and backward."""
+    graph, _ = backward_of(OneNode(case(kind, 4, 32, 16, 64, "bh", attrs=attrs or {})))
     options = PlanOptions(precision=precision)
     plan = make_plan(graph, {}, target=target, threads=1, options=options)
-    return [spec for spec in plan.specs if spec.template in WALKS]
+    name = kind.lower()
+    return [spec for spec in plan.specs if spec.template.startswith(name)]
 
 
-@pytest.mark.parametrize(("target", "half"), [(PAIRED[0], "bf16"), (HALVED, "f16")])
-def test_walks_multiply_by_the_instructions_of_a_target(target: Target, half: Half) -> None:
-    specs = list_walks(target, half)
+# Kinds share the products, but each template asks for them itself.
+INSTRUCTED = [
+    *((PAIRED[0], "bf16", kind, attrs) for kind, attrs in KINDS),
+    *((PAIRED[1], "bf16", kind, {}) for kind in ("LSTM", "GRU")),
+    *((HALVED, "f16", kind, {}) for kind in ("LSTM", "GRU")),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "half", "kind", "attrs"),
+    INSTRUCTED,
+    ids=[f"{t.cpu}-{kind}{'-after' * bool(attrs)}" for t, _, kind, attrs in INSTRUCTED],
+)
+def test_walks_multiply_by_the_instructions_of_a_target(
+    target: Target, half: Half, kind: str, attrs: dict[str, Any]
+) -> None:
+    specs = list_walks(target, half, kind, attrs)
     assert [find_factors(spec) for spec in specs] == [half] * 2
     for spec in specs:
         code = get_object(spec, target)
         made = count_half_multiply_adds(code)
         assert (made if half == "f16" else count_dots(code, target.arch)) >= target.mr
+        if target is PAIRED[1]:  # squares of rows and columns, and pairs for what is left over
+            assert count_squares(code) >= target.mr
 
 
 def test_factors_of_16_bits_are_predicted_to_pay() -> None:

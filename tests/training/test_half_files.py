@@ -112,6 +112,29 @@ def adapt(path: Path, folder: Path) -> Files:
     return [trained, folder / "merged.onnx", folder / "open.onnx"]
 
 
+def keep_adapters(path: Path, folder: Path) -> Files:
+    lora.adapt(path, ".").save(folder / "adapted.onnx")
+    names = lora.parameters(folder / "adapted.onnx")
+    trainer = Trainer.from_onnx(folder / "adapted.onnx", "cross_entropy", threads=1)
+    trained = train(trainer, folder)
+    answers = trainer.predict(X)
+    made = lora.Adapter.of_model(trained)
+    assert lora.parameters(trained) == list(made.tensors) == names
+    for place in (folder / "poems", folder / "poems.onnx_adapter"):
+        made.save(place)
+        loaded = lora.Adapter.load(place)
+        for name, value in made.tensors.items():
+            np.testing.assert_array_equal(loaded.tensors[name], value)
+        adapters = lora.Adapters(trainer, "as trained")
+        adapters.add("as exported", loaded)
+        adapters.use("as exported")
+        np.testing.assert_allclose(trainer.predict(X), answers, atol=0.02)
+        np.testing.assert_array_equal(
+            adapters["as exported"].tensors[names[0]], made.tensors[names[0]]
+        )
+    return [trained]
+
+
 def generate(path: Path, folder: Path) -> Files:
     with pytest.warns(ModelWarning, match="they are trained as float32"):
         generate_artifacts(path, NAMES, loss=CrossEntropyLoss(), artifact_directory=folder)
@@ -224,13 +247,16 @@ def run_lora(path: Path, folder: Path) -> Files:
     call("lora", path, "-o", folder / "adapted.onnx", "--match", ".")
     trained = train(Trainer.from_onnx(folder / "adapted.onnx", "cross_entropy", threads=1), folder)
     call("lora", trained, "--merge", "-o", folder / "merged.onnx")
-    return [folder / "merged.onnx"]
+    poems = folder / "poems.onnx_adapter"
+    call("lora", trained, "--open", "-o", folder / "open.onnx", "--adapter", poems)
+    assert lora.Adapter.load(poems).rank == 8
+    return [folder / "merged.onnx", folder / "open.onnx"]
 
 
 ENTRIES: tuple[Callable[[Path, Path], Files], ...] = (
-    answer, prepare, support, fit, fit_parts, fit_head, fit_adapters, adapt, generate, build_blocks,
-    quantize, prepare_qat, read_weights, run_train, run_artifacts, run_check, run_plan, run_ops,
-    run_profile, run_quantize, run_lora,
+    answer, prepare, support, fit, fit_parts, fit_head, fit_adapters, adapt, keep_adapters,
+    generate, build_blocks, quantize, prepare_qat, read_weights, run_train, run_artifacts,
+    run_check, run_plan, run_ops, run_profile, run_quantize, run_lora,
 )  # fmt: skip
 
 

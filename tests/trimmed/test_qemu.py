@@ -28,9 +28,11 @@ from engine.kernels.vector_ir.tile import RUN
 from engine.kernels.vocabulary.kernel import Template
 from engine.models.catalog import find_architecture
 from engine.models.named_model import make
+from engine.models.recurrent import build_gru, build_lstm
 from engine.plan.plan import KernelSpec
 from engine.quantization import Quantization, quantize
 from engine.tools import cli
+from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary, opset
@@ -272,6 +274,13 @@ def test_one_library_computes_integers_as_each_cpu_does_best(
         assert losses[0] == losses[1]
 
 
+def make_recurrence(kind: str, folder: Path) -> Path:
+    """Artifacts of a network around a GRU or an LSTM, with more than 256 elements a value."""
+    build_model = {"gru": build_gru, "lstm": build_lstm}[kind]
+    folder.mkdir()
+    return write_artifacts(build_model(6, 12, 40), folder)
+
+
 @needs_emulator("raspberrypi5")
 @pytest.mark.parametrize(
     ("case", "precision", "features", "cpu"),
@@ -281,6 +290,8 @@ def test_one_library_computes_integers_as_each_cpu_does_best(
         ("transformer", "bf16", "+bf16", "max"),
         ("cnn", "bf16", "+bf16", "max"),
         ("cnn", "f16", "", "cortex-a76"),
+        ("gru", "f16", "", "cortex-a76"),
+        ("lstm", "f16", "", "cortex-a76"),
     ],
 )
 def test_an_aarch64_build_trains_in_16_bits(
@@ -291,7 +302,11 @@ def test_an_aarch64_build_trains_in_16_bits(
     assert emulator is not None
     planning = PlanOptions(precision=precision)
     options = Options("mnist", platform, [4], compiler="zig", planning=planning)
-    build(GOLDENS / case, tmp_path, options)
+    is_recurrent = case in ("gru", "lstm")
+    source = make_recurrence(case, tmp_path / case) if is_recurrent else GOLDENS / case
+    build(source, tmp_path, options)
+    if is_recurrent:  # R is laid out as factors: the walk multiplies them, not X and W alone
+        assert "recurrent_pack_f32_0_f16" in (tmp_path / "manifest.json").read_text("utf-8")
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
     assert (count_squares(program.read_bytes()) > 100) == bool(features)
     assert (count_half_multiply_adds(program.read_bytes()) > 100) == (precision == "f16")
