@@ -39,6 +39,7 @@ from engine.runtime.roofline import Roofline
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Node
+    from engine.kernels.machine.target import Target
 
 SHOWN = 4  # suggestions of an error
 VARIANTS = 6  # planned variants of a training at most, besides budgets
@@ -111,7 +112,7 @@ def check(
         least=kept.least,
         integers=sum(map(_count_integer_layers, kept.plans)),
         suggestions=sort_by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
-        halves=_count_by_precision(subject, kept.plans),
+        halves=_count_by_precision(subject, kept.plans, kernels.target),
         machine=(machine.flops, machine.memory),
         unsure=machine.unsure,
     )
@@ -125,7 +126,7 @@ def _count_integer_layers(plan: Plan) -> int:
     return sum(step.kernel in symbols for step in plan.steps)
 
 
-def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | None:
+def _count_by_precision(subject: Subject, plans: Sequence[Plan], target: Target) -> Halves | None:
     """Count values in 16 bits, and nodes that stay in float32; None if all is float32.
 
     A pass that replaces a node names what it makes after that, with a slash and more.  Nodes of the
@@ -133,10 +134,13 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
     """
     from engine.graphs.io import onnx_io
     from engine.kernels.analysis.flops import count_factor_bytes
+    from engine.kernels.machine.target import explain_storage
     from engine.kernels.vocabulary.op import title_op
 
-    if subject.planning.precision == "f32":
+    precision = subject.planning.precision
+    if precision == "f32":
         return None
+    known = "" if precision == "auto" else explain_storage(target, precision)
     graph = onnx_io.load(subject.training)
     uses = Counter(node.name for node in graph.nodes)
     nodes = {node.name: node for node in graph.nodes if node.name and uses[node.name] == 1}
@@ -164,8 +168,8 @@ def _count_by_precision(subject: Subject, plans: Sequence[Plan]) -> Halves | Non
             wide[title] += 1
             reasons.setdefault(_explain_float32(nodes[name], sizes[name]), set()).add(title)
     return Halves(
-        precision=subject.planning.precision,
-        reason=plans[0].precision,
+        precision=precision,
+        reason=plans[0].precision or known,
         values=sum(plan.count_halves() for plan in plans),
         in_float32=dict(wide.most_common()),
         reasons={why: sorted(titles) for why, titles in sorted(reasons.items())},

@@ -72,7 +72,8 @@ class Figures:
 class Halves:
     """Values and nodes of a training step whose precision is not float32.
 
-    reason: which one "auto" chose, and why; empty if it was given, or the plan was in the cache.
+    reason: which one "auto" chose, and why; empty if the plan was in the cache.  Of a given one why
+        it only saves memory; empty if the CPU multiplies it.
     values: the number of those stored in 16 bits.
     in_float32: the numbers of nodes by operator, the most first, that touch float32 numbers, but no
         value in 16 bits, and round no factors to them.
@@ -89,8 +90,11 @@ class Halves:
 
     def list_lines(self) -> Iterator[str]:
         """Yield the lines of a report."""
-        reason = self.reason and f": {self.reason}"
-        yield f"precision {self.precision}{reason}  values in 16 bits {self.values}"
+        chosen = f"auto: {self.reason}" if self.precision == "auto" and self.reason else ""
+        said = chosen or self.reason or self.precision
+        yield f"precision {said}  values in 16 bits {self.values}"
+        if self.precision == "auto" and not self.values:
+            return  # it has chosen float32 for all nodes
         ops = ", ".join(f"{op} {count}" for op, count in self.in_float32.items())
         unnamed = f"; not counted, as they have no name of their own: {self.unnamed}"
         yield f"  nodes in float32: {ops or 'none'}{unnamed if self.unnamed else ''}"

@@ -214,7 +214,8 @@ class Plan(_Sealed):
         parameters that they read have changed: what they make lies in region made.
     searched: for a plan within a budget, the ways to save memory that were evaluated for its
         ladder, and how many there may be at most.  It is not kept in files.
-    precision: for a plan with a chosen precision, which one and why; not kept in files.
+    precision: for a plan with a chosen precision, which one and why; for one whose values of 16
+        bits are only stored, why; not kept in files.
     """
 
     name: str

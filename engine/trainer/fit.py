@@ -44,6 +44,7 @@ class Fit:
     keeps_best: whether the parameters after that epoch are kept, as the best checkpoint in `folder`
         or by a callback that returns them to the trainer.
     resumed_from: the checkpoint from which the run continued; None if it is a new run.
+    resumed_note: how the run continues otherwise than it began; "" if it does not.
     epoch: the current epoch, counted from 0.
     batch: number of batches done in this epoch.
     step: number of steps that the optimizer has done in total.
@@ -74,6 +75,7 @@ class Fit:
     best_epoch: int | None = None
     keeps_best: bool = False
     resumed_from: Path | None = None
+    resumed_note: str = ""
     epoch: int = 0
     batch: int = 0
     step: int = 0

@@ -26,6 +26,7 @@ from engine.trainer.history import History
 from engine.trainer.measuring import TrainingMetrics
 from engine.trainer.request import Request
 from engine.trainer.runs import RunFolder
+from engine.training.loss_scale import explain_kept
 
 if TYPE_CHECKING:
     from engine.trainer.batch_trainer import BatchTrainer
@@ -192,6 +193,9 @@ class RunCheckpoints:
         fit.samples, fit.samples_total = position["samples"], position["samples_total"]
         fit.seconds_before, fit.history = position["seconds"], History(position["history"])
         fit.resumed_from = checkpoint
+        fit.resumed_note = explain_kept(
+            self.trainer.module.session.memory.scaling, self.trainer.state.loss_scale
+        )
         standing.loss_sum = position["loss_sum"]
         standing.first_step = position["first_step"]
         standing.part_sums = dict(position.get("part_sums", {}))

@@ -84,3 +84,18 @@ class LossScale:
         if good_steps + 1 < self.interval:
             return factor, good_steps + 1
         return min(factor * FACTOR, MOST), 0
+
+
+def explain_kept(scaling: LossScale | None, kept: float | None) -> str:
+    """Return how steps differ in their loss scale from those before a checkpoint; "" if they go on.
+
+    kept: the dynamic factor in the checkpoint; None if it has none.
+    """
+    if scaling is None:
+        return "" if kept is None else f"the checkpoint's loss scale, {kept:,g}, is kept, not used"
+    if not scaling.interval:
+        used = f"the loss scale is {scaling.initial:,g}"
+        return "" if kept is None else f"{used}; the checkpoint's, {kept:,g}, is kept, not used"
+    if kept is not None:
+        return ""
+    return f"the checkpoint has no loss scale: it starts at {scaling.initial:,g}"

@@ -33,6 +33,7 @@ Array = npt.NDArray[Any]
 Ranges = tuple[tuple[str, float, float], ...]
 
 ELSEWHERE = "it began on another rank"
+LARGEST = int(np.finfo(np.float16).max)
 _PHASES = {"fwd": "forward", "bwd": "backward", "opt": "update"}
 
 
@@ -51,6 +52,9 @@ class NonFinite:
     index: the index of the first such value, if the tensor is as the caller passed it.
     inputs: name, least and greatest value of the tensors that the kernel has read.
     paths: the submodules that nodes are of, where they are known.
+    dtype: the type in which the plan keeps the tensor.
+    loss_scale: the factor of the loss; None if it is not scaled.
+    skipped: how many updates have been skipped since the training began.
     """
 
     tensor: str
@@ -64,6 +68,9 @@ class NonFinite:
     inputs: Ranges
     what: str
     paths: Paths = field(default=Paths(), repr=False, compare=False)
+    dtype: str = "f32"
+    loss_scale: float | None = None
+    skipped: int = 0
 
     def __str__(self) -> str:
         """Return a sentence without its full stop."""
@@ -90,6 +97,10 @@ class NonFinite:
                 for n, low, high in self.inputs
             )
             text += f", which read {', '.join(read)}"
+        if self.dtype == "f16" and self.infinities:
+            text += f"; float16 ends at {LARGEST}, bfloat16 and float32 do not"
+        if self.loss_scale is not None:
+            text += f"; loss scale {self.loss_scale:,g}, updates skipped so far {self.skipped}"
         return text
 
     __repr__ = __str__  # in a notebook
@@ -252,6 +263,7 @@ def _describe(
         kind, values = "parameter", session.state.parameters[name].data
     elif origin.buffer.region == "state":
         kind = "state"
+    scaling = session.memory.scaling
     bad = ~np.isfinite(values)
     if kind in ("input", "parameter") and bad.any():
         index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), values.shape))
@@ -267,6 +279,9 @@ def _describe(
         origin.inputs,
         describe(values) if index is not None else _count(values),
         model.paths,
+        origin.buffer.dtype,
+        None if scaling is None else scaling.find_factor(session.state.loss_scale),
+        session.state.skipped,
     )
 
 

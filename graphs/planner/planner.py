@@ -37,7 +37,7 @@ from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
 from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.binaries.source import KernelSet
-from engine.kernels.machine.target import Target
+from engine.kernels.machine.target import Target, explain_storage
 from engine.kernels.vocabulary.sizes import Noted, Sizes
 from engine.plan.plan import LOSS_SCALE, Plan, align
 from engine.system.config import switch
@@ -143,6 +143,8 @@ class Planner:
             plan = self._choose(shapes)
         else:
             plan = self._make(shapes, self.options.precision)
+            if self.options.precision != "f32" and plan.count_halves():
+                plan = replace(plan, precision=explain_storage(self.target, self.options.precision))
         if switch("DEBUG") in ("1", "2"):
             print(plan.summary(), file=sys.stderr)
         return plan
@@ -265,7 +267,7 @@ class Planner:
         if closed or self.kernels is not None:
             interpret_formulas(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
-            _check_kernels(draft, self.kernels)
+            _check_kernels(draft, self.kernels, recipe.precision)
         if self.options.budget is None:
             once = take_once(draft) if self.answers else []
             settle_updates(draft)
@@ -351,17 +353,22 @@ class Planner:
         return plan, least
 
 
-def _check_kernels(draft: Draft, kernels: KernelSet) -> None:
-    """Check that the calls of a draft are of these kernels.
+def _check_kernels(draft: Draft, kernels: KernelSet, precision: str) -> None:
+    """Check that the calls of a draft, in this precision, are of these kernels.
 
     Raises:
         LackingKernelError: one is of another, naming the node.
     """
+    others = ""
+    if precision != "f32":
+        others = (
+            f", or leave precision {precision}: kernels for f32 are shipped, and auto takes them"
+        )
     for call in draft.calls:
         if call.spec not in kernels:
             raise LackingKernelError(
                 f"{call.source}: the kernel {call.spec.symbol} is not shipped, and nothing can "
-                "compile it here: install numba and llvmlite (pip install edgegrad)"
+                f"compile it here: install numba and llvmlite (pip install edgegrad){others}"
             )
 
 

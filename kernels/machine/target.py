@@ -187,6 +187,24 @@ TELLING = {
 }  # fmt: skip
 
 
+def explain_storage(target: Target, P: str) -> str:
+    """Return why factors P, a key of `FACTORS`, are only stored on a target; "" if it multiplies
+    them.
+
+    The text says what products of P take, and what a planner that may choose does instead.
+    """
+    if P in target.products:
+        return ""
+    wanted = " or ".join(f"{row[P]} on {arch}" for arch, row in HALF_PRODUCTS.items() if P in row)
+    chosen = "takes f32, or bf16 where only that keeps to a budget"
+    if target.products:
+        chosen = f"chooses between f32 and {', '.join(target.products)}"
+    return (
+        f"{P} in memory alone, as {target.name} multiplies it in float32; products of {P} take "
+        f"{wanted}; auto {chosen}"
+    )
+
+
 def make(
     triple: str, cpu: str, features: str, instructions: str, *, fma: bool | None = None
 ) -> Target:

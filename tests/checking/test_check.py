@@ -14,13 +14,14 @@ import pytest
 
 from bench.predictions import SMALL, measure_workload, predict_workload
 from engine import Trainer
-from engine.base.plan_options import PlanOptions
+from engine.base.plan_options import PlanOptions, Precision
 from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
 from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.analysis.cost import get_nominal
+from engine.kernels.machine.target import explain_storage
 from engine.kernels.vocabulary.op import TensorType, title_op
 from engine.models.images import build_cnn, build_mlp
 from engine.plan.plan import format_bytes
@@ -143,9 +144,33 @@ def test_nodes_in_float32_are_counted_by_operator(artifacts: Path) -> None:
     assert told in str(checked)
     assert checked.halves.reasons == {few: ["ReduceSum", loss, f"com.microsoft::{loss}Grad"]}
     assert f"    {few}: ReduceSum, {loss}, com.microsoft::{loss}Grad\n" in str(checked)
-    assert f"precision bf16  values in 16 bits {checked.halves.values}\n" in str(checked)
+    assert f"  values in 16 bits {checked.halves.values}\n" in str(checked)
     assert "not counted" not in str(checked)
     assert json.loads(json.dumps(checked.as_dict()))["halves"]["in_float32"]["ReduceSum"] == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+def test_a_cpu_that_only_stores_a_type_is_told_and_the_choice_of_auto(
+    artifacts: Path, precision: Precision
+) -> None:
+    """Of new plans and of kept ones; `auto` lists no nodes where it takes float32 for all."""
+    subject = subject_of(artifacts)
+    told = explain_storage(subject.open().train.memory.kernels.target, precision)
+
+    def write(chosen: Precision) -> str:
+        planning = PlanOptions(precision=chosen)
+        machine = get_nominal(2)
+        return str(
+            check(
+                replace(subject, planning=planning), SHAPES, source="mlp", machine=machine,
+                variants=False,
+            )
+        )  # fmt: skip
+
+    for _ in range(2):
+        assert f"precision {told or precision}  values in 16 bits " in write(precision)
+    automatic = write("auto")
+    assert ("nodes in float32" in automatic) == ("values in 16 bits 0" not in automatic)
 
 
 def test_an_operator_without_kernels_for_16_bits_is_named(tmp_path: Path) -> None:

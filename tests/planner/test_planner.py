@@ -19,7 +19,7 @@ from engine.graphs.planner.draft import Place
 from engine.graphs.planner.memo import NodeMemo
 from engine.graphs.planner.planner import GAIN, Planner, make_plan
 from engine.kernels.analysis.cost import predict_steps
-from engine.kernels.machine.target import make
+from engine.kernels.machine.target import Target, make
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
 from engine.tools.dev.case_graphs import OneNode, list_cases
@@ -291,6 +291,34 @@ def test_what_auto_chooses_never_costs_more_than_float32(case: str, features: st
     else:
         assert chosen == single
         assert "precision f32, as the CPU has no products of 16 bits" in chosen.summary()
+
+
+@pytest.mark.parametrize(
+    ("target", "half", "told"),
+    [
+        (make("x86_64-unknown-linux-gnu", "znver4", "+avx512bf16", "avx512"), "bf16", ""),
+        (
+            make("x86_64-unknown-linux-gnu", "znver4", "+avx512bf16", "avx512"), "f16",
+            "f16 in memory alone, as x86_64/znver4/v64 multiplies it in float32; products of f16 "
+            "take fullfp16 on aarch64; auto chooses between f32 and bf16",
+        ),
+        (
+            make("aarch64-unknown-linux-gnu", "cortex-a72", "", "neon"), "bf16",
+            "bf16 in memory alone, as aarch64/cortex-a72/v16 multiplies it in float32; products of "
+            "bf16 take avx512bf16 on x86_64 or bf16 on aarch64; auto takes f32, or bf16 where only "
+            "that keeps to a budget",
+        ),
+    ],
+)  # fmt: skip
+def test_a_target_that_only_stores_a_type_is_told(
+    target: Target, half: Precision, told: str
+) -> None:
+    graph, _ = golden("transformer")
+    options = PlanOptions(precision=half)
+    plan = make_plan(graph, batch(graph, 8), target=target, threads=1, options=options)
+    assert plan.count_halves()
+    assert plan.precision == told
+    assert (f"precision {told}" in plan.summary()) == bool(told)
 
 
 def test_auto_takes_float16_where_its_loss_is_scaled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.errors import EngineError, NonFiniteError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.loss_scale import scale_loss
 from engine.trainer import Trainer
+from engine.trainer.reports.progress import Progress
 from engine.training.loss_scale import LEAST, MOST, LossScale
 from tests.support.places import GOLDENS
 
@@ -170,6 +172,31 @@ def test_it_is_in_checkpoints(tmp_path: Path) -> None:
     assert resumed.loss_scale == 2 * 65536
 
 
+def test_a_resumed_run_says_once_where_its_loss_scale_is_another(tmp_path: Path) -> None:
+    """In another precision, or with a fixed factor; the checkpoint's factor waits for its use."""
+
+    def resume(epochs: int, **options: Any) -> str:
+        out = io.StringIO()
+        trainer = make(**options)
+        trainer.fit(
+            (X[0], Y[0]), epochs=epochs, batch_size=len(X[0]), seed=0, folder=tmp_path,
+            resume=epochs > 1, callbacks=[Progress(out)],
+        )  # fmt: skip
+        return out.getvalue().split("\n")[0]
+
+    resume(1, precision="f32")
+    begins = "; the checkpoint has no loss scale: it starts at 65,536"
+    assert resume(2, precision="f16") == f"resumed at step 1, epoch 2/2{begins}"
+    assert resume(3, precision="f16") == "resumed at step 2, epoch 3/3"
+    waits = "65,536, is kept, not used"
+    for epochs in (4, 5):
+        said = f"resumed at step {epochs - 1}, epoch {epochs}/{epochs}"
+        assert resume(epochs, precision="bf16") == f"{said}; the checkpoint's loss scale, {waits}"
+    fixed = f"; the loss scale is 1,024; the checkpoint's, {waits}"
+    assert resume(6, precision="f16", loss_scale=1024) == f"resumed at step 5, epoch 6/6{fixed}"
+    assert resume(7, precision="f16") == "resumed at step 6, epoch 7/7"
+
+
 def test_the_history_has_it() -> None:
     trainer = Trainer(GOLDEN, threads=1, precision="f16", growth_interval=2)
     history = trainer.fit((X[0], Y[0]), epochs=4, batch_size=len(X[0]), seed=0)
@@ -187,6 +214,29 @@ def test_an_error_ends_what_no_factor_helps() -> None:
         trainer.step(x, y)
     assert trainer.steps == 0
     assert trainer.skipped == 19
+
+
+@pytest.mark.parametrize("is_forward", [True, False])
+def test_where_float16_ends_is_told_with_the_factor(is_forward: bool) -> None:
+    """A factor helps in the backward pass; in the forward one only another precision does."""
+    trainer = make(precision="f16", skip_limit=0)
+    if is_forward:
+        trainer.state.parameters["blocks.0.f2.weight"].data[...] *= 1e7
+    else:
+        trainer.state.loss_scale = MOST
+    origin = trainer.module.find_nonfinite(X[0], Y[0])
+    assert origin is not None
+    assert origin.kind == ("forward" if is_forward else "backward")
+    assert origin.dtype == "f16"
+    scale = trainer.loss_scale
+    ends = "float16 ends at 65504, bfloat16 and float32 do not"
+    assert str(origin).endswith(f"; {ends}; loss scale {scale:,g}, updates skipped so far 0")
+    while trainer.loss_scale != LEAST and trainer.steps == 0:
+        trainer.step(X[0], Y[0])
+    assert trainer.steps == (not is_forward)
+    if is_forward:
+        with pytest.raises(NonFiniteError, match=f"by the node.*{ends}; loss scale 1, updates"):
+            trainer.fit((X[0], Y[0]), epochs=1, batch_size=len(X[0]), progress=False)
 
 
 @pytest.mark.parametrize(

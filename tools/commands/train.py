@@ -97,7 +97,9 @@ def command(
     else:
         if best is not None:
             told = [
-                f"{name} {best[name]:.4g}" for name in best if name.startswith(("loss", "val_"))
+                f"{name} {best[name]:.4g}"
+                for name in best
+                if name.startswith(("loss", "val_")) and name != "loss_scale"
             ]
             options.echo(f"best: epoch {int(best['epoch']) + 1}: {', '.join(told)}")
         if result.test is not None:

@@ -57,7 +57,8 @@ class Progress(Callback):
         self._make = _find_bars(self._file) if notebook or _is_terminal(self._file) else None
         if fit.resumed:
             at = f"epoch {min(fit.epoch + 1, fit.epochs)}/{fit.epochs}"
-            self._say(f"resumed at step {fit.step:,}, {at}")
+            note = fit.resumed_note and f"; {fit.resumed_note}"
+            self._say(f"resumed at step {fit.step:,}, {at}{note}")
 
     def on_epoch_begin(self, fit: Fit) -> None:
         """Create the bar at the first batch."""
