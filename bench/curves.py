@@ -6,7 +6,12 @@ mean loss of the last `TAIL` steps and the accuracy on samples that were held ou
 `off` is the largest distance, over the seeds, of the loss from float32's, by the distance that
 float32's seeds have from one another: below 1 a precision changes less than a seed does.  With
 EDGEGRAD_BENCH_PEERS PyTorch trains the first seed in float32 and under autocast.  `--plot` draws
-the losses of the first seed.
+the losses of the first seed.  With `--keep` a command that was ended goes on where it was.
+
+MobileNetV2 and ViT-Tiny train on pictures of 96x96, not 224x224, with 32 samples a batch: so 300
+steps see a sample six times instead of twice, and learn.  Their rates rise over the first 30 steps
+and fall to 0 by the last one, so that the last batches decide less about the end of a training.
+`TASKS` says so once for every precision and for PyTorch.
 """
 
 from __future__ import annotations
@@ -14,14 +19,24 @@ from __future__ import annotations
 import json
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.lessons import LESSONS, Lesson, draw_batches, take_batch
+from bench.lessons import (
+    SIDE,
+    Lesson,
+    draw_batches,
+    make_digits,
+    make_pictures,
+    make_sounds,
+    make_text,
+    take_batch,
+)
 from bench.measuring import ROOT, run_for_output
 from bench.rows import Bench, Cells, Option
 from bench.same import list_torch_weights
@@ -32,14 +47,57 @@ from engine.drawing.charts import Line, draw_lines
 from engine.drawing.plot import Plot
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.models.pre_norm import PATCH
 from engine.system.config import switch
 from engine.tools.benchmark.workload import Workload, list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 TAIL = 20  # steps at the end whose mean loss counts
-RATE = 5e-4  # of learning
 SMOOTH = 10  # steps whose mean is a point of the picture
+TWINS = ("torch", "torch-bf16")
 Run = tuple[list[float], float]  # the losses of the steps, and the accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Workload and what it learns from.
+
+    make_lesson: makes the samples.
+    rate: of learning.  warmup: steps in which it rises to that, to fall to 0 evenly by the last
+        step; 0: it stays.
+    twin: sizes of the workload's twin, where these are not the usual ones.
+    """
+
+    work: Workload
+    make_lesson: Callable[[], Lesson]
+    rate: float = 5e-4
+    warmup: int = 0
+    twin: Mapping[str, int] = field(default_factory=dict)
+
+    def list_rates(self, steps: int) -> list[float]:
+        """Return the learning rate of every step."""
+        if not self.warmup:
+            return [self.rate] * steps
+        fall = max(steps + 1 - self.warmup, 1)
+        return [
+            self.rate * min(k / self.warmup, (steps + 1 - k) / fall) for k in range(1, steps + 1)
+        ]
+
+
+def resize(name: str, size: int) -> Workload:
+    """Return a workload of pictures with batches of the pictures that it learns from."""
+    work, sample = WORKLOADS[name], (3, SIDE, SIDE)
+    build: Callable[..., Graph] = work.build  # of pictures, which takes the shape of a sample
+    return replace(work, x=(size, *sample), build=partial(build, sample))
+
+
+TASKS = {
+    "cnn": Task(WORKLOADS["cnn"], make_digits),
+    "mobilenet": Task(resize("mobilenet", 32), make_pictures, 1e-3, 30),
+    "gpt2": Task(WORKLOADS["gpt2"], make_text),
+    "lstm": Task(WORKLOADS["lstm"], make_sounds),
+    "vit": Task(resize("vit", 32), make_pictures, 5e-4, 30, {"patches": (SIDE // PATCH) ** 2}),
+}
 
 
 def draw_weights(work: Workload, seed: int) -> Graph:
@@ -68,16 +126,17 @@ def write_artifacts(graph: Graph, folder: Path) -> None:
 
 
 def train(
-    folder: Path, work: Workload, lesson: Lesson, options: Namespace, seed: int, side: Precision
+    folder: Path, task: Task, lesson: Lesson, options: Namespace, seed: int, side: Precision
 ) -> Run:
     """Train artifacts in a precision, and ask the samples that were held out."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     models = folder / "training_model.onnx", state, folder / "eval_model.onnx"
     module = Module(*models, threads=options.threads, precision=side)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(RATE)
-    losses, size = [], work.x[0]
-    for chosen in islice(draw_batches(len(lesson.x), size, seed), options.steps):
+    losses, size = [], task.work.x[0]
+    batches = draw_batches(len(lesson.x), size, seed)
+    for rate, chosen in zip(task.list_rates(options.steps), batches, strict=False):
+        optimizer.set_learning_rate(rate)
         loss, _ = module(*take_batch(lesson.x, lesson.y, chosen))
         optimizer.step()
         module.lazy_reset_grad()
@@ -93,13 +152,18 @@ def train(
 
 
 def train_twin(
-    python: str, graph: Graph, work: Workload, folder: Path, options: Namespace, side: str
+    python: str, folder: Path, task: Task, lesson: Lesson, options: Namespace, side: str
 ) -> Run:
-    """Train the twin of a workload by PyTorch, from the weights of a graph."""
-    weights: dict[str, Any] = dict(list_torch_weights(graph))
+    """Train the twin of a workload by PyTorch, from the weights of the first seed."""
+    weights: dict[str, Any] = dict(list_torch_weights(draw_weights(task.work, 0)))
     np.savez(folder / "weights.npz", **weights)
-    words = (work.name, folder, options.steps, work.x[0], RATE, options.threads, side)
-    answer = json.loads(run_for_output([python, "-m", "bench.twins.curves", *words], ROOT))
+    lesson.save(folder / "lesson.npz")
+    arguments = {
+        "workload": task.work.name, "sizes": task.twin, "size": task.work.x[0],
+        "rates": task.list_rates(options.steps), "threads": options.threads,
+    }  # fmt: skip
+    (folder / "twin.json").write_text(json.dumps(arguments), "utf-8")
+    answer = json.loads(run_for_output([python, "-m", "bench.twins.curves", folder, side], ROOT))
     return answer["losses"], answer["accuracy"]
 
 
@@ -131,23 +195,38 @@ def compute_distance(runs: Sequence[Run], others: Sequence[Run]) -> float:
     return off / spread if (spread := max(wanted) - min(wanted)) else float("nan")
 
 
+def keep(make: Callable[[], Run], place: Path | None) -> Run:
+    """Return a run from its file, which is written if it is missing; None: from no file."""
+    if place is not None and place.exists():
+        losses, accuracy = json.loads(place.read_text("utf-8"))
+        return losses, accuracy
+    run = make()
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(run), "utf-8")
+    return run
+
+
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each side of a subject."""
-    work, lesson = WORKLOADS[name], LESSONS[name]()
-    runs: dict[str, list[Run]] = {}
+    task, runs = TASKS[name], dict[str, list[Run]]()
+    lesson = task.make_lesson()
+
+    def place(side: str, seed: int) -> Path | None:
+        kept = options.keep and Path(options.keep)
+        return kept / f"{name}-{side}-{seed}-of-{options.steps}-steps.json" if kept else None
+
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        lesson.save(folder / "lesson.npz")
         for seed in range(options.seeds):
-            graph = draw_weights(work, seed)
-            write_artifacts(graph, folder)
+            write_artifacts(draw_weights(task.work, seed), folder)
             for side in PRECISIONS:
-                run = train(folder, work, lesson, options, seed, side)
-                runs.setdefault(side, []).append(run)
+                make = partial(train, folder, task, lesson, options, seed, side)
+                runs.setdefault(side, []).append(keep(make, place(side, seed)))
         if python := switch("BENCH_PEERS"):
-            graph = draw_weights(work, 0)
-            for twin in ("torch", "torch-bf16"):
-                runs[twin] = [train_twin(python, graph, work, folder, options, twin)]
+            for twin in TWINS:
+                make = partial(train_twin, python, folder, task, lesson, options, twin)
+                runs[twin] = [keep(make, place(twin, 0))]
     for trained, each in runs.items():
         losses = " ".join(f"{compute_tail(run):.4f}" for run in each)
         accuracies = " ".join(f"{100 * run[1]:.1f}" for run in each)
@@ -162,7 +241,7 @@ BENCHES = (
     Bench(
         "curves",
         "trainings in 16 bits beside float32 and PyTorch, on data that can be learnt",
-        {name: name for name in LESSONS},
+        {name: name for name in TASKS},
         ("side", "loss of each seed", "accuracy %", "off:.2f"),
         measure,
         options=(
@@ -170,6 +249,7 @@ BENCHES = (
             Option("seeds", 3, "seeds of weights and of the order of batches"),
             Option("threads", 1, "threads of a training"),
             Option("plot", "", "an SVG file for the losses of the last subject"),
+            Option("keep", "", "a folder for the losses of runs, which are taken from there"),
         ),
         small="cnn --steps 2 --seeds 1",
     ),

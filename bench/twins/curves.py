@@ -1,15 +1,15 @@
 """Training of a twin on a lesson; prints a line of JSON.  bench/curves.py asks.
 
-python -m bench.twins.curves WORKLOAD FOLDER STEPS SIZE LEARNING_RATE THREADS (torch|torch-bf16)
+python -m bench.twins.curves FOLDER (torch|torch-bf16)
 
-FOLDER has lesson.npz and weights.npz.
+FOLDER has lesson.npz, weights.npz and twin.json, whose keys are the parameters of `main`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +20,27 @@ from bench.lessons import Lesson, draw_batches, take_batch
 from bench.twins import table
 
 
-def main(workload: str, folder: Path, steps: int, size: int, rate: float, side: str) -> None:
-    """Print the losses, and the accuracy on what was held out."""
+def main(
+    folder: Path, side: str, workload: str, sizes: Mapping[str, int], size: int,
+    rates: Sequence[float], threads: int,
+) -> None:  # fmt: skip
+    """Print the losses, and the accuracy on what was held out.
+
+    sizes: of the network, as of `table.make`.  size: the samples of a batch.
+    rates: of learning, one a step.
+    """
+    torch.set_num_threads(threads)
     with np.load(folder / "lesson.npz") as arrays:
         lesson = Lesson(**arrays)
-    net = table.make(workload)
+    net = table.make(workload, **sizes)
     table.load(net, dict(np.load(folder / "weights.npz")))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.0)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=side == "torch-bf16")
     losses, hits = [], []
-    for number, chosen in enumerate(islice(draw_batches(len(lesson.x), size, 0), steps), 1):
+    batches = draw_batches(len(lesson.x), size, 0)
+    for number, (rate, chosen) in enumerate(zip(rates, batches, strict=False), 1):
         # Artifacts have epsilon 1e-6, added before the bias of the moments is corrected for.
-        optimizer.param_groups[0]["eps"] = 1e-6 / (1 - 0.999**number) ** 0.5
+        optimizer.param_groups[0] |= {"lr": rate, "eps": 1e-6 / (1 - 0.999**number) ** 0.5}
         x, y = map(torch.from_numpy, take_batch(lesson.x, lesson.y, chosen))
         optimizer.zero_grad()
         with autocast:
@@ -49,6 +58,5 @@ def main(workload: str, folder: Path, steps: int, size: int, rate: float, side: 
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[6]))
-    steps, size = int(sys.argv[3]), int(sys.argv[4])
-    main(sys.argv[1], Path(sys.argv[2]), steps, size, float(sys.argv[5]), sys.argv[7])
+    place = Path(sys.argv[1])
+    main(place, sys.argv[2], **json.loads((place / "twin.json").read_text("utf-8")))

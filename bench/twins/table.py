@@ -14,7 +14,7 @@ from bench.twins.mobilenets import build_mobilenet, build_mobilenet_v3
 from bench.twins.sequences import build_lstm, build_wav2vec2
 from bench.twins.transformers import build_gpt2, build_minilm, build_transformer, build_vit
 
-TWINS: Mapping[str, Callable[[], Any]] = {
+TWINS: Mapping[str, Callable[..., Any]] = {
     build.__name__.removeprefix("build_"): build
     for build in (
         build_mlp, build_cnn, build_mobilenet, build_mobilenet_v3, build_resnet18, build_resnet50,
@@ -23,13 +23,15 @@ TWINS: Mapping[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def make(workload: str) -> Any:
+def make(workload: str, **sizes: int) -> Any:
     """Return the twin of a workload; of one whose name ends in _head only the last linear layer
     trains.
 
     Frozen batch normalisations use their running statistics.
+
+    sizes: arguments of the function that builds it, where these are not the workload's.
     """
-    net = TWINS[workload.removesuffix("_head")]()
+    net = TWINS[workload.removesuffix("_head")](**sizes)
     if workload.endswith("_head"):
         net.requires_grad_(False).eval()
         last = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]

@@ -99,11 +99,11 @@ class _First(nn.Module):
         return x[:, 0]
 
 
-def build_vit() -> Any:
-    """ViT-Tiny for 224x224, of 10 classes, as in timm."""
+def build_vit(patches: int = 196) -> Any:
+    """ViT-Tiny of 10 classes, as in timm; by default for pictures of 224x224."""
     layers = [_PreNorm(192, 3, 1e-6, "none") for _ in range(12)]
     return nn.Sequential(
-        _Patches(192, 196), *layers, nn.LayerNorm(192, 1e-6), _First(), nn.Linear(192, 10)
+        _Patches(192, patches), *layers, nn.LayerNorm(192, 1e-6), _First(), nn.Linear(192, 10)
     )
 
 
