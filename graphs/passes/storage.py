@@ -16,7 +16,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import get_declaration, make_site
 from engine.kernels.vocabulary.op import Array, Storage, TensorType
 
-SMALL = 256  # elements up to which a value is stored as it is: less than a page is won
+SMALL = 2048  # elements up to which a value is stored as it is: no more than a page is won
 _ALL = Storage()
 
 

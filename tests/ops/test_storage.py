@@ -326,7 +326,7 @@ def test_a_convolution_stores_what_it_reads_and_writes_apart(
 
 
 def chosen(*nodes: Node) -> set[str]:
-    """Return the values of a graph of x [4, 256] to y that are stored in halves."""
+    """Return the values of a graph of x [4, SMALL] to y that are stored in halves."""
     x = np.ones((4, SMALL), np.float32)
     constants = {"s": np.ones(SMALL, np.float32), "axis": np.array(0)}
     return stored(Graph("g", {"x": find_type(x)}, ["y"], constants, list(nodes), {"": 17}))
@@ -340,3 +340,6 @@ def test_values_are_stored_in_halves_only_where_all_their_kernels_take_them() ->
     assert chosen(neg, norm, Node("CumSum", ("b", "axis"), ("y",), name="y")) == set()
     # Inputs and outputs of a graph stay float32.
     assert chosen(Node("LayerNormalization", ("x", "s"), ("y",), {"axis": -1}, name="y")) == set()
+    # A value of a number a channel wins no memory, and statistics are such: it stays float32.
+    mean = Node("ReduceMean", ("x",), ("a",), {"axes": [0]}, name="a")
+    assert chosen(mean, Node("Neg", ("a",), ("b",)), Node("Neg", ("b",), ("y",))) == set()
