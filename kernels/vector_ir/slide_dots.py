@@ -257,6 +257,85 @@ class Tiles:
         counted(b, I64(0), g.taps_w, 1, tap)
 
 
+class ShortTiles(Tiles):
+    """Emits loops over the same tiles by short code: one line, pixel and tap at a time, checked.
+
+    The terms of every sum keep their order, and the sum its bits.
+    """
+
+    def walk(self, body: Callable[[], None], *_: None) -> None:
+        """Run `body` for every tile and vector of channels."""
+        b, g = self.b, self.g
+
+        def tile(t: Any) -> None:
+            first = b.mul(t, I64(self.many))
+            self.o, self.col = b.add(g.first, first), b.add(g.col, b.mul(t, g.col_tile))
+            self.x_at, self.y_at = b.mul(t, g.x_tile), b.mul(first, g.y_pixel)
+
+            def channels(found: list[Any]) -> None:
+                (self.c,) = found
+                body()
+
+            self.v.walk(g.channels, channels, 1)
+
+        counted(b, I64(0), g.tiles, 1, tile)
+
+    def walk_lines(
+        self, pairs: Sequence[Sequence[Any]], body: Callable[[Sequence[Any], Any, Any], None]
+    ) -> None:
+        """body(own of each pair, begin, end): for each line what is its own, and its rows."""
+        b, g = self.b, self.g
+
+        def line(q: Any) -> None:
+            is_first = b.icmp_signed("==", q, I64(0))
+            own = [b.select(is_first, *pair) for pair in pairs]
+            # Line 0 ends no later than line 1, so the rows of both end with it.
+            rows = (g.only0_begin, g.both_begin), (g.both_end, g.only1_end)
+            body(own, *(b.select(is_first, *pair) for pair in rows))
+
+        lines = b.select(b.icmp_signed("!=", g.two, I64(0)), I64(2), I64(1))
+        counted(b, I64(0), lines, 1, line, rolled=True)
+
+    def walk_pixels_of(self, line: Any, body: Callable[[Any, Any], None]) -> None:
+        """body(p, pointer) for every pixel of a line that is there."""
+        b, g = self.b, self.g
+
+        def pixel(p: Any) -> None:
+            with b.if_then(b.icmp_unsigned("<", b.add(self.o, p), g.outs)):
+                body(p, b.gep(line, [b.add(b.add(self.y_at, b.mul(g.y_pixel, p)), self.c)]))
+
+        counted(b, I64(0), I64(self.many), 1, pixel, rolled=True)
+
+    def walk_taps(self, begin: Any, end: Any, body: Callable[[Any, Any, Any], None]) -> None:
+        """body(column of pixel 0, offset of it, offset of the weights) for every tap of rows."""
+        b, g = self.b, self.g
+
+        def depth(d: Any) -> None:
+            def row(r: Any) -> None:
+                def tap(k: Any) -> None:
+                    x, w = (
+                        b.add(b.add(at, b.mul(d, by_d)), b.add(b.mul(r, by_r), b.mul(k, by_k)))
+                        for at, by_d, by_r, by_k in (
+                            (b.add(self.x_at, self.c), g.x_depth, g.x_row, g.x_tap),
+                            (b.mul(self.c, g.taps), g.w_depth, g.w_row, g.w_tap),
+                        )
+                    )
+                    body(b.add(self.col, b.mul(k, g.col_tap)), x, w)
+
+                counted(b, I64(0), g.taps_w, 1, tap, rolled=True)
+
+            counted(b, begin, end, 1, row, rolled=True)
+
+        counted(b, I64(0), g.taps_d, 1, depth, rolled=True)
+
+    def add_pixel(self, x: Any, at: Any, col: Any, p: Any, factor: Any, slot: Any) -> None:
+        """slot += pixel of x that pixel p sees by a tap, times a factor, if that is inside."""
+        b, g, v = self.b, self.g, self.v
+        with b.if_then(b.icmp_unsigned("<", b.add(col, b.mul(g.col_pixel, p)), g.size)):
+            pixel = v.read_pixel(x, b.add(at, b.mul(g.x_pixel, p)))
+            b.store(v.muladd(pixel, factor(), b.load(slot, typ=v.vt)), slot)
+
+
 def _op(T: str, emit: Callable[..., Any], X: str, Y: str) -> Any:
     """Return the callee of a native of tiles, whose arguments have the names of its docstring.
 
@@ -278,14 +357,15 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
     """window_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
     y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
-    of a row and the stride as in `find_tap`, or 0 where they are known at run time.  S: how x
-    and y are stored.
+    of a row and the stride as in `find_tap`; width 0 where they are known at run time, and step 1
+    then asks for short code.  S: how x and y are stored.
     """
+    is_short = not width and step == 1
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, bias, *rest, mode = args
         v, weights_of = Channels(b, target, T, S), (w0, w1)
-        tiles = Tiles(v, pixels, width, step, rest)
+        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, rest)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
         has_curve = b.icmp_signed("!=", b.and_(mode, I64(SIX | HARD_SWISH)), I64(0))
         relu, six = (
@@ -300,17 +380,22 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
             with b.if_then(has_bias):
                 b.store(v.read(bias, tiles.c), start)
             first = b.load(start, typ=v.vt)
-            sums = [v.slots([first] * pixels) for _ in weights_of]
 
-            def write(q: int, p: int, to: Any) -> None:
-                made = at_least(b, b.load(sums[q][p], typ=v.vt), floor)
+            def write(total: Any, to: Any) -> None:
+                made = at_least(b, total, floor)
                 b.store(made, bent)
                 with b.if_then(has_curve):
                     b.store(b.select(six, at_most_six(b, made), hard_swish(b, made)), bent)
                 v.write_pixel(b.load(bent, typ=v.vt), to, I64(0))
 
+            if isinstance(tiles, ShortTiles):
+                _weigh_shortly(tiles, x, (weights_of, (y0, y1)), first, write)
+                return
+            sums = [v.slots([first] * pixels) for _ in weights_of]
             _weigh(tiles, x, weights_of, sums)
-            tiles.walk_pixels((y0, y1), write, write=True)
+            tiles.walk_pixels(
+                (y0, y1), lambda q, p, to: write(b.load(sums[q][p], typ=v.vt), to), write=True
+            )
 
         tiles.walk(tile)
         return context.get_dummy_value()
@@ -321,16 +406,20 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
 def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str = "") -> Any:
     """tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `window_dots` is called.
 
-    y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.  S: how
-    x and y are stored.
+    y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.  Others
+    as of `window_dots`.
     """
+    is_short = not width and step == 1
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, _, *rest, _ = args
         v, sums_of = Channels(b, target, T, S), (w0, w1)
-        tiles = Tiles(v, pixels, width, step, rest)
+        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, rest)
 
         def tile() -> None:
+            if isinstance(tiles, ShortTiles):
+                _gather_shortly(tiles, x, (sums_of, (y0, y1)))
+                return
             tops = [v.slots([v.const(0.0)] * pixels) for _ in sums_of]
 
             def read(q: int, p: int, at: Any) -> None:
@@ -439,6 +528,65 @@ def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Seque
         tiles.add_row(x, at, weights_at, taps, add)
 
     tiles.walk_rows(row)
+
+
+def _weigh_shortly(
+    tiles: ShortTiles,
+    x: Any,
+    pairs: tuple[tuple[Any, Any], tuple[Any, Any]],
+    first: Any,
+    write: Callable[[Any, Any], None],
+) -> None:
+    """Pass `write` each pixel: `first` and the pixels of x that it sees, times weights.
+
+    pairs: the weights of the two lines, and the lines.
+    """
+    v, b = tiles.v, tiles.b
+
+    def line(own: Sequence[Any], begin: Any, end: Any) -> None:
+        weights, y = own
+
+        def pixel(p: Any, to: Any) -> None:
+            (total,) = v.slots([first])
+            tiles.walk_taps(
+                begin,
+                end,
+                lambda col, at, w_at: tiles.add_pixel(
+                    x, at, col, p, lambda: _load(v, weights, w_at, 0), total
+                ),
+            )
+            write(b.load(total, typ=v.vt), to)
+
+        tiles.walk_pixels_of(y, pixel)
+
+    tiles.walk_lines(pairs, line)
+
+
+def _gather_shortly(
+    tiles: ShortTiles, x: Any, pairs: tuple[tuple[Any, Any], tuple[Any, Any]]
+) -> None:
+    """Add the pixels of x that taps meet, times pixels of y, to the sums in memory.
+
+    pairs: the sums of the two lines, and the lines.
+    """
+    v, b = tiles.v, tiles.b
+
+    def line(own: Sequence[Any], begin: Any, end: Any) -> None:
+        sums, y = own
+
+        def tap(col: Any, at: Any, sums_at: Any) -> None:
+            (total,) = v.slots([_load(v, sums, sums_at, 0)])
+            tiles.walk_pixels_of(
+                y,
+                lambda p, top: tiles.add_pixel(
+                    x, at, col, p, lambda: v.read_pixel(top, I64(0)), total
+                ),
+            )
+            store(b, b.load(total, typ=v.vt), b.gep(sums, [sums_at]), v.size)
+
+        tiles.walk_taps(begin, end, tap)
+
+    tiles.walk_lines(pairs, line)
 
 
 def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequence[Any]]) -> None:

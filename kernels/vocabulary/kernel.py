@@ -184,6 +184,9 @@ class Template:
     `joins`: of a kernel that joins partial results, which of its numbers says how many there are;
     its first pointer points to them.
 
+    `smaller(*params)` gives the parameters of a kernel of this template that makes the same bits of
+    the same arguments by less code, in more time; a library that is to be small has it instead.
+
     `is_internal`: the runtime calls it, and no plan may.
     """
 
@@ -201,6 +204,7 @@ class Template:
     tiling: Tile | None = None
     samples: str | Samples = ""
     joins: int | None = None
+    smaller: Callable[..., Parameters] | None = None
     is_internal: bool = False
     _compiled: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -359,6 +363,7 @@ def kernel(
     tiling: Tile | None = None,
     samples: str | Samples = "",
     joins: int | None = None,
+    smaller: Callable[..., Parameters] | None = None,
     is_internal: bool = False,
     **ranges: tuple[Any, ...] | str,
 ) -> Callable[[Callable[..., Body]], Template]:
@@ -376,7 +381,7 @@ def kernel(
             build.__name__.rstrip("_"), parameters, build, ranges, words or {},
             operands=operands, stands_for=stands_for, reach=reach, writes=writes,
             multiply_adds=multiply_adds, touches=touches or {}, tiling=tiling, samples=samples,
-            joins=joins, is_internal=is_internal,
+            joins=joins, smaller=smaller, is_internal=is_internal,
         )  # fmt: skip
 
     return declare

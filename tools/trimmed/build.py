@@ -215,6 +215,7 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
                 joined=options.joined,
                 planning=options.planning,
                 only=options.only,
+                small=options.size,
             )
         )
     digest = _digest(options, (str(plan) for planned in plans for plan in planned.list_plans()))

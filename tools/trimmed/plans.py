@@ -15,9 +15,11 @@ from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export, sparse
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.kernels.machine.target import Target
+from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.op import Dim
-from engine.plan.plan import LOSS_SCALE, KernelSpec, Plan
+from engine.plan.plan import LOSS_SCALE, Kernel, KernelSpec, Plan
 from engine.plan.states import StateLayout, lay_out
+from engine.plan.verify import verify
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.api import Only
@@ -135,6 +137,7 @@ def make_plans(
     joined: bool = False,
     planning: PlanOptions = DEFAULTS,
     only: Only = "",
+    small: bool = False,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `list_artifacts`).
 
@@ -147,6 +150,7 @@ def make_plans(
     joined: training steps update the parameters: each as soon as its gradient is complete.
     planning: options of the plans.
     only: the use to make plans for; empty: all phases.
+    small: call the smaller kernel in the place of each that has one.
 
     Raises:
         BudgetError: no plan of a model keeps to the budget; it says the least that would do.
@@ -198,6 +202,11 @@ def make_plans(
     every = {
         b: _make_phase_plans(used, b, shapes, len(batches) > 1, progress, update) for b in batches
     }
+    if small:
+        every = {
+            b: {phase: use_small_kernels(p) for phase, p in plans.items()}
+            for b, plans in every.items()
+        }
     plans = dict(every[batches[0]])
     if optimizer is not None and update is None:
         plans["optimizer"] = optimizer.plan_update(states)
@@ -219,6 +228,19 @@ def make_plans(
         batches=every,
         makers=find_makers(graphs, plans.values()) if closed else {},
     )
+
+
+def use_small_kernels(plan: Plan) -> Plan:
+    """Return a plan that calls the `smaller` kernel in the place of each that declares one."""
+    templates, chosen = list_templates(), dict[str, Kernel]()
+    for kernel in plan.kernels:
+        spec = kernel.spec
+        smaller = templates[spec.template].smaller
+        params = smaller(*spec.params) if smaller else spec.params
+        chosen[kernel.symbol] = replace(kernel, spec=replace(spec, params=params))
+    steps = tuple(replace(step, kernel=chosen[step.kernel].symbol) for step in plan.steps)
+    kernels = {kernel.symbol: kernel for kernel in chosen.values()}
+    return verify(replace(plan, steps=steps, kernels=tuple(kernels.values())))
 
 
 def _find_fixed_batch(model: Model, given: Shapes) -> int:

@@ -133,7 +133,10 @@ def across_of(kw: int, sw: int) -> Inline:
                 s = q.stride_w
                 return 0, q.out_w, at, PIXELS * s, s, move, 0, taps, 1, 1
             count = udiv(imax(q.out_w - r, 0) + q.stride_w - 1, q.stride_w)
-            return 0, count, at, PIXELS, 1, move, first, taps, step, q.stride_w
+            # From the last tap to the first, and so along the columns as compiled rows of taps do,
+            # whose sums have the same bits.
+            at, first = at + (taps - 1) * move, first + (taps - 1) * step
+            return 0, count, at, PIXELS, 1, -move, first, taps, -step, q.stride_w
 
         return late
     reach = (kw - 1) // 2
@@ -292,13 +295,15 @@ def _reach(c: KernelCall) -> Reach:
     params=KINDS,
     tiling=_tiling,
     samples=P.cut_window(DEPTHWISE_WORDS),
+    smaller=lambda T, kw, sw, mirrored, *S: (T, 0, 1, 0, *S),
 )
 def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int, S: str = "") -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
 
     x, y: channels-last; w: of `depthwise_pack`.  Unless kw is 0 it is the width of the window,
-    which has no dilation there, sw its stride, and mirrored whether it is back.  Shared by lines of
-    y in order; by channels too where lines are less than threads.  S: how x and y are stored.
+    which has no dilation there, sw its stride, and mirrored whether it is back; (0, 1, 0) has the
+    shortest code.  Shared by lines of y in order; by channels too where lines are less than
+    threads.  S: how x and y are stored.
     """
     walk = _walk(target, T, "window_dots", kw, sw, mirrored, S)
     lanes = target.lanes(ITEMSIZE[T])
@@ -338,6 +343,7 @@ def _dw_reach(c: KernelCall) -> Reach:
     multiply_adds=lambda c: P.count_window_products(c.numbers),
     samples=lambda c: P.part_samples(c, c.numbers, 0, c.ldx),
     params=FORWARD,
+    smaller=lambda T, kw, sw, *S: (T, 0, 1, *S),
 )
 def depthwise_dw(target: Target, T: str, kw: int, sw: int, S: str = "") -> Body:
     """part[p][c, k] = sum over the lines of part p of dy[n, o, c] x[n, o s - p + k d, c].
