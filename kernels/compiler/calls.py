@@ -46,7 +46,7 @@ class RecordField:
         kind = f"i{8 * self.size}"
         into += [
             f"%{name}.at = getelementptr i8, ptr %record, i64 {self.at}",
-            f"%{name}.n = load {kind}, ptr %{name}.at, align {min(self.size, UNIT)}",
+            f"%{name}.n = load {kind}, ptr %{name}.at, align {1 if self.at % UNIT else UNIT}",
         ]
         value = f"%{name}.n"
         if self.size < 8:

@@ -113,38 +113,44 @@ class Tiles:
                 self.c, self.checked = I64(0), True
                 before()
 
-            def choose(fast: Any) -> None:
-                with b.if_else(fast) as (yes, no):
-                    with yes:
-                        mask, self.v.mask, self.checked = self.v.mask, None, False
-                        body()
-                    with no:
-                        self.v.mask, self.checked = mask, True
-                        body()
-
-            def channels(found: list[Any]) -> None:
-                (self.c,) = found
-                if self.v.mask is None:
-                    choose(whole)
-                else:
-                    self.checked = True
-                    body()
-
-            def masked(c: Any) -> None:
-                left, self.c = b.sub(g.channels, c), c
-                self.v.narrow(left)
-                choose(b.and_(whole, b.icmp_signed(">=", left, I64(self.v.lanes))))
-
-            if self.v.masks:
-                counted(b, I64(0), b.add(g.channels, I64(self.v.lanes - 1)), self.v.lanes, masked)
-                self.v.mask = None
-            else:
-                self.v.walk(g.channels, channels, 1)
+            self._walk_channels(body, whole)
             if after is not None:
                 self.c, self.checked = I64(0), True
                 after()
 
         counted(b, I64(0), g.tiles, 1, tile)
+
+    def _walk_channels(self, body: Callable[[], None], whole: Any) -> None:
+        """Run `body` for every vector of channels; `whole`: whether the tile needs no checks."""
+        b, g = self.b, self.g
+
+        def choose(fast: Any) -> None:
+            with b.if_else(fast) as (yes, no):
+                with yes:
+                    mask, self.v.mask, self.checked = self.v.mask, None, False
+                    body()
+                with no:
+                    self.v.mask, self.checked = mask, True
+                    body()
+
+        def channels(found: list[Any]) -> None:
+            (self.c,) = found
+            if self.v.mask is None:
+                choose(whole)
+            else:
+                self.checked = True
+                body()
+
+        def masked(c: Any) -> None:
+            left, self.c = b.sub(g.channels, c), c
+            self.v.narrow(left)
+            choose(b.and_(whole, b.icmp_signed(">=", left, I64(self.v.lanes))))
+
+        if self.v.masks:
+            counted(b, I64(0), b.add(g.channels, I64(self.v.lanes - 1)), self.v.lanes, masked)
+            self.v.mask = None
+        else:
+            self.v.walk(g.channels, channels, 1)
 
     def _whole(self) -> Any:
         """Return whether all pixels of the tile are there, and all columns that they see."""
@@ -263,22 +269,14 @@ class ShortTiles(Tiles):
     The terms of every sum keep their order, and the sum its bits.
     """
 
-    def walk(self, body: Callable[[], None], *_: None) -> None:
-        """Run `body` for every tile and vector of channels."""
-        b, g = self.b, self.g
+    def _walk_channels(self, body: Callable[[], None], whole: Any) -> None:
+        """Run `body` for every vector of channels, checked."""
 
-        def tile(t: Any) -> None:
-            first = b.mul(t, I64(self.many))
-            self.o, self.col = b.add(g.first, first), b.add(g.col, b.mul(t, g.col_tile))
-            self.x_at, self.y_at = b.mul(t, g.x_tile), b.mul(first, g.y_pixel)
+        def channels(found: list[Any]) -> None:
+            (self.c,) = found
+            body()
 
-            def channels(found: list[Any]) -> None:
-                (self.c,) = found
-                body()
-
-            self.v.walk(g.channels, channels, 1)
-
-        counted(b, I64(0), g.tiles, 1, tile)
+        self.v.walk(self.g.channels, channels, 1)
 
     def walk_lines(
         self, pairs: Sequence[Sequence[Any]], body: Callable[[Sequence[Any], Any, Any], None]

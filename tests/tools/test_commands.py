@@ -22,6 +22,7 @@ from engine.tools import cli
 from engine.tools.commands import version
 from engine.tools.commands.root import root
 from engine.tools.commands.table import COMMANDS, STATUSES
+from engine.tools.trimmed.plans import list_artifacts
 from tests.support.places import GOLDENS, ROOT
 
 MLP = GOLDENS / "mlp"
@@ -363,11 +364,17 @@ def test_a_path_that_is_too_long_is_an_error_of_one_line(
     assert said.count("\n") == 1
 
 
-def test_the_folder_of_a_run_is_refused_with_its_artifacts(
+def test_the_folder_of_a_run_stands_for_its_artifacts(tmp_path: Path) -> None:
+    shutil.copytree(MLP, tmp_path / "run/artifacts")
+    assert list_artifacts(tmp_path / "run") == list_artifacts(tmp_path / "run/artifacts")
+
+
+def test_a_folder_with_two_sets_of_artifacts_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run/artifacts").mkdir(parents=True)
     shutil.copy(MLP / "training_model.onnx", tmp_path / "run/artifacts")
+    shutil.copy(MLP / "checkpoint", tmp_path / "run")
     assert cli.main(["build", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert said == (

@@ -12,6 +12,7 @@ from engine.tools.trimmed.records import (
     BARRIER,
     GROUP,
     KINDS,
+    REPEAT,
     TILED,
     CalledStep,
     OperandPlace,
@@ -70,24 +71,31 @@ def list_words(step: PlanStep, places: Sequence[OperandPlace]) -> list[tuple[obj
 
 def test_the_words_of_every_step_are_in_its_record() -> None:
     for seed in range(5):
-        plans = [draw_steps(seed, 40), [], draw_steps(seed + 100, 3)]
+        long, other = draw_steps(seed, 40), draw_steps(seed + 50, 4)
+        again = [*other, *long[-30:], *other, *long[:-1]]
+        plans = [long, [], draw_steps(seed + 100, 3), again]
         made = StepRecords(plans, 1)
         content = made.content
-        steps, tilings, kinds, *starts = struct.unpack_from("<6I", content)
+        steps, tilings, kinds, *starts = struct.unpack_from("<7I", content)
         assert (steps, kinds) == (sum(map(len, plans)), made.kinds)
-        at = 24 + 4 * tilings
+        assert made.repeats > 1
+        at = 28 + 4 * tilings
         sizes = struct.unpack_from(f"<{kinds}H", content, at)
         first = at + 2 * kinds
         for plan, start in zip(plans, starts, strict=True):
-            at = first + 2 * start
+            at, after, left = first + 2 * start, 0, 0  # left: steps of a run that repeats
             for step, places in plan:
                 (head,) = struct.unpack_from("<H", content, at)
+                if head == REPEAT:
+                    low, high, left = struct.unpack_from("<3H", content, at + 2)
+                    at, after = first + 2 * (low | high << 16), at + 8
+                    (head,) = struct.unpack_from("<H", content, at)
                 at += 2
                 assert bool(head & BARRIER) == step.barrier
                 assert bool(head & TILED) == bool(step.tiles)
                 if step.tiles:
                     (tiling,) = struct.unpack_from("<H", content, at)
-                    (count,) = struct.unpack_from("<I", content, 24 + 4 * tiling)
+                    (count,) = struct.unpack_from("<I", content, 28 + 4 * tiling)
                     assert count == step.tiles << 1 | step.numbered
                     at += 2
                 assert bool(head & GROUP) == bool(step.group)
@@ -98,7 +106,17 @@ def test_the_words_of_every_step_are_in_its_record() -> None:
                 assert size == calls.size
                 assert [*read_words(calls, content[at : at + size])] == list_words(step, places)
                 at += size
+                left -= left > 0
+                if after and not left:
+                    at, after = after, 0
         assert len({calls.name for calls in made.calls}) == kinds
+
+
+def test_plans_that_are_alike_take_few_bytes() -> None:
+    plan = draw_steps(0, 200)
+    once = len(StepRecords([plan], 1).content)
+    twice = len(StepRecords([plan, plan], 1).content)
+    assert once < twice < 1.1 * once
 
 
 def test_one_thread_takes_no_memory_for_steps() -> None:

@@ -42,7 +42,7 @@ from engine.tools.trimmed.bundle import (
 )
 from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.tools.trimmed.export import GraphTemplate
-from engine.tools.trimmed.records import ALONE, BARRIER, GROUP, KINDS, TILED
+from engine.tools.trimmed.records import ALONE, BARRIER, GROUP, KINDS, REPEAT, TILED
 from engine.tools.trimmed.targets import Platform
 from engine.training.loss_scale import FACTOR, GROWTH_INTERVAL, INITIAL, LEAST, MOST
 from engine.training.state import PROGRESS
@@ -404,7 +404,9 @@ class Source:
             bits = {"BARRIER": BARRIER, "ALONE": ALONE, "TILED": TILED, "GROUP": GROUP}
             yield f"enum {{ KIND = {(1 << KINDS) - 1}, UNIT = {UNIT} }}; /* of heads of steps */"
             yield f"enum {{ {', '.join(f'IS_{name} = {bit}' for name, bit in bits.items())} }};"
-            yield f"enum {{ PLANS = {len(self.bundle.entries)} }};"
+            yield f"enum {{ PLANS = {len(self.bundle.entries)}, REPEAT = {REPEAT} }};"
+            repeats = any(level.bundle and level.bundle.steps.repeats for level in self.levels)
+            yield f"#define HAS_REPEATS {int(repeats)}"
         else:
             yield f"#define KERNEL_COUNT {len(self.levels[0].symbols)}u"
         if self.graph:

@@ -109,6 +109,8 @@ def list_runners(threads: int) -> list[KernelSpec]:
 def list_artifacts(folder: Path) -> dict[str, Path]:
     """Return the paths of the artifacts in a folder, by what they are; some may be missing.
 
+    folder: theirs, or that of a run, which has them in `artifacts` and none beside it.
+
     Raises:
         FileError: the training model or the checkpoint is missing.
     """
@@ -116,11 +118,14 @@ def list_artifacts(folder: Path) -> dict[str, Path]:
         "train": "training_model.onnx", "eval": "eval_model.onnx",
         "optimizer": "optimizer_model.onnx", "checkpoint": "checkpoint",
     }  # fmt: skip
+    inner = folder / "artifacts"
+    is_run = (inner / names["train"]).exists()
+    if is_run and not any((folder / name).exists() for name in names.values()):
+        folder, is_run = inner, False
     paths = {key: folder / name for key, name in names.items() if (folder / name).exists()}
     for key in ("train", "checkpoint"):
         if key not in paths:
-            inner = folder / "artifacts"  # of a run
-            near = f"; nearest: {os.fspath(inner)!r}" if (inner / names["train"]).exists() else ""
+            near = f"; nearest: {os.fspath(inner)!r}" if is_run else ""
             raise FileError(f"{os.fspath(folder)}: no file {names[key]!r}{near}")
     return paths
 

@@ -11,6 +11,12 @@
     u16  steps      of a step that is a `GROUP`'s first: how many the group has
          record     of the step: the fields that differ from call to call
 
+A run of steps that an earlier plan has to the last byte is there once.  In its place are
+
+    u16  head       whose kind of call is `REPEAT`
+    u32  from       units from the first step to the run, the lower half first
+    u16  steps      of the run, in which no group begins or ends in the middle
+
 Steps follow one another, plan after plan.  A unit is two bytes, `UNIT`, and the runtime and the
 code of kernels read everything where the library has it.
 """
@@ -29,8 +35,12 @@ from engine.plan.plan import PlanStep
 from engine.runtime.program import LAUNCH, WORKER
 
 KINDS = 12  # bits of a head that hold the kind of a call
+REPEAT = (1 << KINDS) - 1
 BARRIER, ALONE, TILED, GROUP = (1 << KINDS + i for i in range(4))
-MOST = (1 << 16) - 1  # tilings, and steps of a group
+MOST = (1 << 16) - 1  # tilings, and steps of a group or of a run that is repeated
+REPEAT_BYTES = 8  # of what is in the place of such a run
+TRIED = 16  # places of a step that are tried as the start of a run
+WORTH = 16  # calls from which on a byte less of a field is worth more than reading it by parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class StepRecords:
 
     calls: the kinds of calls, in the order of the object's table, those that run plans last.
     content: the bytes described above.
+    repeats: how many runs of steps are there once for several plans.
     """
 
     def __init__(self, plans: Sequence[Sequence[CalledStep]], threads: int) -> None:
@@ -71,7 +82,7 @@ class StepRecords:
                 tilings.setdefault(step.tiles << 1 | step.numbered, len(tilings))
         longest = max((step.group for step, _ in every), default=0)
         for count, most, what in (
-            (len(order), 1 << KINDS, "kinds of calls"),
+            (len(order), REPEAT, "kinds of calls"),
             (len(tilings), MOST, "tilings"),
             (longest, MOST, "steps in a group"),
         ):
@@ -92,21 +103,32 @@ class StepRecords:
             self.calls.append(Calls(spec.symbol, f"{spec.symbol}.called", None, 0, alone=False))
         self.kinds = len(order)
         self._threads, self._steps, self._tilings = threads, len(every), len(tilings)
-        code, starts = bytearray(), []
+        code, starts = _StepText(), []
         numbers, taken = {key: i for i, key in enumerate(order)}, dict.fromkeys(order, 0)
         for plan in plans:
-            starts.append(len(code) // UNIT)
+            starts.append(len(code.content) // UNIT)
+            units = list[tuple[bytes, int]]()
+            left = 0  # steps of the group
             for step, _ in plan:
                 key = (step.kernel, len(step.args), len(step.consts))
                 head = numbers[key] | BARRIER * step.barrier | ALONE * step.alone
                 words = [head | TILED * bool(step.tiles) | GROUP * bool(step.group)]
                 words += [tilings[step.tiles << 1 | step.numbered]] if step.tiles else []
                 words += [step.group] if step.group else []
-                code += struct.pack(f"<{len(words)}H", *words) + columns[key].records[taken[key]]
+                written = struct.pack(f"<{len(words)}H", *words) + columns[key].records[taken[key]]
                 taken[key] += 1
+                if left:
+                    units[-1] = units[-1][0] + written, units[-1][1] + 1
+                else:
+                    units.append((written, 1))
+                left = max(step.group, left) - 1 if step.group or left else 0
+            code.append(units)
+        self.repeats = code.repeats
         counts = (len(every), len(tilings), len(order), *starts, *tilings)
         sizes = [column.size // UNIT for column in columns.values()]
-        self.content = struct.pack(f"<{len(counts)}I{len(sizes)}H", *counts, *sizes) + code
+        self.content = struct.pack(f"<{len(counts)}I{len(sizes)}H", *counts, *sizes) + bytes(
+            code.content
+        )
 
     def count_words(self) -> int:
         """Return the words in a model's memory that steps take, which one thread does not need."""
@@ -115,6 +137,58 @@ class StepRecords:
         words = self._steps * (STEP.size + CALL.size)
         words += self._tilings * (TILES.size + CALL.size * MOVE.size)
         return words + (self._threads * CALL.size if self._tilings else 0)
+
+
+class _StepText:
+    """The steps of all plans as bytes, without what is there already.
+
+    content: the bytes so far.  repeats: how many runs are in the place of others.
+    """
+
+    def __init__(self) -> None:
+        self.content, self.repeats = bytearray(), 0
+        self._units: list[tuple[bytes, int]] = []  # as written; an empty one parts what is not
+        self._at: list[int] = []  # where each begins
+        self._places: dict[tuple[bytes, int], list[int]] = {}
+
+    def append(self, units: Sequence[tuple[bytes, int]]) -> None:
+        """Append a plan: groups and steps outside of them, each with its number of steps."""
+        i = 0
+        while i < len(units):
+            first, count = self._find_run(units, i)
+            run = units[i : i + count]
+            if sum(len(text) for text, _ in run) > REPEAT_BYTES:
+                self._write((b"", 0))
+                at = self._at[first] // UNIT
+                words = (REPEAT, at & MOST, at >> 16, sum(steps for _, steps in run))
+                self.content += struct.pack("<4H", *words)
+                self.repeats += 1
+                i += count
+            else:
+                self._write(units[i])
+                i += 1
+        self._write((b"", 0))
+
+    def _find_run(self, units: Sequence[tuple[bytes, int]], i: int) -> tuple[int, int]:
+        """Return where the longest run of units from unit i on is already, and its length."""
+        found = 0, 0
+        for first in self._places.get(units[i], ())[:TRIED]:
+            count = steps = 0
+            while i + count < len(units) and first + count < len(self._units):
+                unit = units[i + count]
+                steps += unit[1]
+                if self._units[first + count] != unit or steps > MOST:
+                    break
+                count += 1
+            found = max(found, (first, count), key=lambda pair: pair[1])
+        return found
+
+    def _write(self, unit: tuple[bytes, int]) -> None:
+        if unit[1]:
+            self._places.setdefault(unit, []).append(len(self._units))
+        self._units.append(unit)
+        self._at.append(len(self.content))
+        self.content += unit[0]
 
 
 class _CallWords:
@@ -156,17 +230,18 @@ class _CallWords:
         low = min(values)
         step = math.gcd(*(value - low for value in values))
         most = (max(values) - low) // step if step else 0
-        size = next(size for size in (0, 1, 2, 4, 8) if most < 1 << 8 * size)
+        sizes = (0, 1, 2, 3, 4, 8) if len(values) > WORTH else (0, 1, 2, 4, 8)
+        size = next(size for size in sizes if most < 1 << 8 * size)
         self._taken.append((RecordField(low, step, size), list(values)))
         return len(self._taken) - 1
 
     def _place_fields(self) -> int:
-        """Place the fields, large ones first; returns the size of a record.
+        """Place the fields, those of even sizes first; returns the size of a record.
 
         Numbers that differ alike from call to call have one place.
         """
         at, known = 0, dict[tuple[int, ...], int]()
-        for size in (8, 4, 2, 1):
+        for size in (8, 4, 2, 3, 1):
             for i, (field, values) in enumerate(self._taken):
                 if field.size == size:
                     place = known.setdefault(field.count(values), at)

@@ -509,9 +509,12 @@ static int64_t *read_steps(const struct tables *t, struct plan *p, const uint16_
                            int64_t *tilings, const uint8_t *base)
 {
     struct steps s = find_steps(t->steps);
+    struct place here = {next, NULL, 0};
     int64_t *call = p->table + STEP_WORDS * p->steps;
     for (int64_t *step = p->table; step < p->table + STEP_WORDS * p->steps;
          step += STEP_WORDS, call += CALL_WORDS) {
+        enter_run(&s, &here);
+        next = here.next;
         unsigned head = *next++;
         step[STEP_KERNEL] = (int64_t)(uintptr_t)t->kernels[head & KIND];
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)call;
@@ -525,7 +528,8 @@ static int64_t *read_steps(const struct tables *t, struct plan *p, const uint16_
             step[STEP_GROUP] = *next++;
         call[CALL_BASE] = (int64_t)(uintptr_t)base;
         call[CALL_RECORD] = (int64_t)(uintptr_t)next;
-        next += s.sizes[head & KIND];
+        here.next = next + s.sizes[head & KIND];
+        leave_run(&here, 1);
     }
     return call;
 }

@@ -10,9 +10,10 @@ static void walk(const model *m, const struct plan *plan, const int64_t *status)
     int64_t call[CALL_WORDS];
     call[CALL_BASE] = (int64_t)(uintptr_t)at(m, m->d.param_at);
     call[CALL_THREAD] = 0;
-    const uint16_t *next = plan->code;
+    struct place here = {plan->code, NULL, 0};
     for (int64_t left = plan->steps, steps; left; left -= steps) {
-        const uint16_t *first = next;
+        enter_run(&s, &here);
+        const uint16_t *first = here.next, *next = first;
         int64_t tiles = 1;
         steps = 1;
         if ((*first & IS_BARRIER) && status[STATUS_KIND])
@@ -40,6 +41,8 @@ static void walk(const model *m, const struct plan *plan, const int64_t *status)
                 next += s.sizes[head & KIND];
             }
         }
+        here.next = next;
+        leave_run(&here, steps);
     }
 }
 #endif

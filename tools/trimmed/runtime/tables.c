@@ -116,6 +116,32 @@ static struct steps find_steps(const uint32_t *block)
     s.code = s.sizes + block[KIND_COUNT];
     return s;
 }
+
+/* A place among the steps of a plan, some runs of which may be another plan's. */
+struct place {
+    const uint16_t *next, *after; /* after a run of another plan; NULL: in no such run */
+    int64_t left;                 /* steps of the run */
+};
+
+/* Go to the run of another plan that begins at a place, if one does. */
+static void enter_run(const struct steps *s, struct place *p)
+{
+    if (HAS_REPEATS && (*p->next & KIND) == REPEAT) {
+        const uint16_t *run = p->next;
+        p->next = s->code + (run[1] | (uint32_t)run[2] << 16);
+        p->left = run[3];
+        p->after = run + 4;
+    }
+}
+
+/* Go back from such a run if these steps were its last ones. */
+static void leave_run(struct place *p, int64_t steps)
+{
+    if (HAS_REPEATS && p->after && !(p->left -= steps)) {
+        p->next = p->after;
+        p->after = NULL;
+    }
+}
 #endif
 
 /* Everything that does not change while a model exists.  Places are in bytes from the start of the
