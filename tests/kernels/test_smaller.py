@@ -21,7 +21,7 @@ SMALLER = {name for name, template in list_templates().items() if template.small
 
 
 def list_graphs(case: Case) -> Iterator[Graph]:
-    """Yield the graph of a case row, and that of its gradients if it has some."""
+    """Yield the graph of a case row, and the graph of its gradients if it has some."""
     one = OneNode(case)
     yield one.graph
     if case.grad:
