@@ -109,7 +109,7 @@ def list_runners(threads: int) -> list[KernelSpec]:
 def list_artifacts(folder: Path) -> dict[str, Path]:
     """Return the paths of the artifacts in a folder, by what they are; some may be missing.
 
-    folder: theirs, or that of a run, which has them in `artifacts` and none beside it.
+    folder: theirs, or the folder of a run, which has them in `artifacts` and none beside it.
 
     Raises:
         FileError: the training model or the checkpoint is missing.

@@ -236,7 +236,7 @@ class _CallWords:
         return len(self._taken) - 1
 
     def _place_fields(self) -> int:
-        """Place the fields, those of even sizes first; returns the size of a record.
+        """Place the fields, even sizes first; returns the size of a record.
 
         Numbers that differ alike from call to call have one place.
         """

@@ -117,7 +117,7 @@ static struct steps find_steps(const uint32_t *block)
     return s;
 }
 
-/* A place among the steps of a plan, some runs of which may be another plan's. */
+/* A place among the steps of a plan; a run of them may be in another plan. */
 struct place {
     const uint16_t *next, *after; /* after a run of another plan; NULL: in no such run */
     int64_t left;                 /* steps of the run */
