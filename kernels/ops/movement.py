@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from engine.base.element_types import FLOATS, ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
@@ -57,6 +57,7 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import OPEN, Field, Words
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
+TRANSPOSED = (BITS[8], BITS[4], BITS[2])  # those that registers transpose
 WOVEN = (2, 3)  # lines that are woven into one: fewer than a transpose pays for
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
 
@@ -211,7 +212,7 @@ def _transpose_reach(c: KernelCall) -> Reach:
     "x: T[...]  y: out T[...]  g: i64[]",
     words={"g": TRANSPOSE_WORDS},
     reach=_transpose_reach,
-    T=("f32", "f64"),
+    T=TRANSPOSED,
     stands_for=list_same_size,
 )
 def transposed_copy(target: Target, T: str) -> Body:
@@ -341,7 +342,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
     # In the order of y, so that what is written adjoins.
     order = sorted(range(len(dims)), key=lambda a: -abs(y[a]))
     size, (xs, ys) = collapse(dims, (x, y), order)
-    cross = _find_crossing(size, xs, ys) if T in FLOATS else None
+    cross = _find_crossing(size, xs, ys) if T in TRANSPOSED else None
     if cross is not None:
         # x and y are contiguous along different axes: these two are a matrix, the others its outer
         # dimensions.

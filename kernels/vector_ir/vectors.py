@@ -264,7 +264,8 @@ def transpose(target: Target, T: str) -> Any:
 
     log2(lanes) rounds of two-row interleaves (Eklundh 1972); the ranges do not overlap.
     """
-    lanes, vt = target.lanes(ITEMSIZE[T]), ir.VectorType(LLVM[T], target.lanes(ITEMSIZE[T]))
+    lanes = target.lanes(ITEMSIZE[T])
+    vt = ir.VectorType(LLVM.get(T, ir.IntType(8 * ITEMSIZE[T])), lanes)
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:

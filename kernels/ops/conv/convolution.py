@@ -221,13 +221,17 @@ def _pack_reach(c: KernelCall) -> Reach:
         factors = str(c.params[1]) if len(c.params) > 1 else ""
         if factors and q["channels"] % 2:
             c.refuse(f"words of two of {q['channels']} channels; expected an even number")
+        if factors:  # reads all taps of a filter, and vectors up to the end of the weights
+            taps = min(c.c_step, c.j_step)
+            whole = c.span(0, *walks, (q["channels"], c.c_step), (taps, 1))
+            w = max(w, whole, c.groups * c.group)
         panels = _panels_reach(c, factors, n, depth, c.panel, unit=1)
         b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
     return {"w": w, "b": b}
 
 
 @kernel(
-    "w: T[...]   b: out T[...]   work: scratch T[threads, lanes, lanes]   g: i64[]",
+    "w: T[...]   b: out T[...]   work: scratch T[threads, 2, lanes, lanes]   g: i64[]",
     words={"g": PACK_WORDS},
     reach=_pack_reach,
 )
@@ -300,6 +304,7 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
     width = target.nv * lanes
     each, panel_at, turn = count_in_row(P), view_panel(P), Native("turn", (P, T))
     pair, convert = Native("pair", (P, T, 1)), Native("convert", (P, T))
+    transpose = Native("transpose", (T,))
 
     @inline
     def both(dst, x, y, n):
@@ -311,9 +316,23 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
 
     write = both if each == 2 else first_alone
 
+    @inline
+    def collect(square, w, at, js, taps, filters, left):
+        # square[t][i] = tap t of filter i.  Squares of registers read whole vectors: a tap alone
+        # does not pay for that, and after the last filters of w there is nothing to read.
+        if taps > 1 and filters == lanes and left >= lanes:
+            transpose(square, lanes, off(w, at), js)
+        else:
+            for i in range(filters):
+                for t in range(taps):
+                    square[t * lanes + i] = w[at + i * js + t]
+
     def body(w, b, work, g, tid, nthreads):
         n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
-        first, second = off(work, tid * lanes * lanes), off(work, tid * lanes * lanes + lanes)
+        # Taps of a filter for one channel lie side by side; one of the steps passes all of them.
+        volume, size = imin(cs, js), g.groups * g.group
+        first = off(work, 2 * tid * lanes * lanes)
+        second = off(first, lanes * lanes)
         panels = udiv(n + width - 1, width)
         for unit in range(g.count * g.groups * panels):
             panel = unit - udiv(unit, panels) * panels
@@ -324,38 +343,52 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
                 panel_at(off(b, q.b_at + group * q.b_group)), panel * width * kd * kh * kw * depth
             )
             columns = imin(width, n - panel * width)
-            src = off(w, group * g.group + panel * width * js + q.first)
+            filters = group * g.group + panel * width * js
             begin, end = share_blocks(depth, lanes, tid, nthreads)
-            for d in range(kd):
-                for h in range(kh):
-                    for v in range(kw):
-                        taps = off(src, d * q.step_d + h * q.step_h + v * q.step_w)
-                        rows = off(into, ((d * kh + h) * kw + v) * depth * stored)
-                        c = begin
-                        while c < end:
-                            j = 0
-                            # A row is of one tap and of a channel or two: neighbours in w only
-                            # where a filter has a single tap.
-                            if cs == 1 and c + lanes <= end:
-                                while j + lanes <= columns:
-                                    at = off(taps, j * js + each * c)
-                                    turn(off(rows, c * stored + j), stored, at, js)
-                                    j += lanes
-                            for r in range(c, imin(c + lanes, end)):
-                                at = off(taps, each * r * cs)
-                                dst = off(rows, r * stored)
-                                if js == 1:
-                                    write(off(dst, j), off(at, j), off(at, cs + j), columns - j)
-                                else:
-                                    # Filters apart in w: a vector of each channel is collected.
-                                    for i in range(j, columns, lanes):
-                                        many = imin(lanes, columns - i)
-                                        for p in range(many):
-                                            first[p] = at[(i + p) * js]
-                                            if each == 2:
-                                                second[p] = at[(i + p) * js + cs]
-                                        write(off(dst, i), first, second, many)
-                            c += lanes
+            if kd * kh * kw == 0:  # a residue of dX that no tap reaches
+                end = begin
+            c = begin
+            while c < end:
+                last, j = imin(c + lanes, end), 0
+                # A row of b is of one tap and of a channel or two: neighbours in w only where a
+                # filter has a single tap.
+                if cs == 1 and c + lanes <= end:
+                    while j + lanes <= columns:
+                        at = off(w, filters + j * js + each * c)
+                        turn(off(into, c * stored + j), stored, at, js)
+                        j += lanes
+                if js == 1:
+                    for r in range(c, last):
+                        at = off(w, filters + each * r * cs)
+                        write(off(into, r * stored), at, off(at, cs), columns)
+                    j = columns
+                # Filters apart in w: their taps are turned into vectors of filters.
+                while j < columns:
+                    many = imin(lanes, columns - j)
+                    for r in range(c, last):
+                        for t in range(0, volume, lanes):
+                            at, taps = filters + j * js + each * r * cs + t, imin(lanes, volume - t)
+                            # Elements from the last filter's taps to the end of w.
+                            left = size - at - (many - 1) * js
+                            collect(first, w, at, js, taps, many, left)
+                            if each == 2:
+                                collect(second, w, at + cs, js, taps, many, left - cs)
+                            for d in range(kd):
+                                for h in range(kh):
+                                    for v in range(kw):
+                                        # For dX some taps are left out, and taps run back.
+                                        row = d * q.step_d + h * q.step_h + v * q.step_w
+                                        row = (row + q.first - t) * lanes
+                                        if row >= 0 and row < taps * lanes:
+                                            to = ((d * kh + h) * kw + v) * depth + r
+                                            write(
+                                                off(into, to * stored + j),
+                                                off(first, row),
+                                                off(second, row),
+                                                many,
+                                            )
+                    j += lanes
+                c += lanes
 
     return body
 
@@ -452,7 +485,7 @@ def _pack(
         j_step=steps[1],
         panels=panels,
     )
-    work = lowering.temp(T, (lowering.threads * lowering.target.lanes(ITEMSIZE[T]) ** 2,))
+    work = lowering.temp(T, (2 * lowering.threads * lowering.target.lanes(ITEMSIZE[T]) ** 2,))
     lowering.call(conv_pack(T, P) if P else conv_pack(T), w=w, b=b, work=work, g=words)
     return placed, b
 

@@ -14,6 +14,7 @@ CASES = (
     Case("Transpose", (f32(2, 3, 1, 5),), {"perm": [3, 2, 0, 1]}, grad=(0,)),
     Case("Transpose", (f32(2, 3, 2, 5, 3),), {"perm": [4, 1, 3, 0, 2]}, grad=(0,)),
     Case("Transpose", (f32(2, 3, 70, 90),), {"perm": [0, 2, 3, 1]}, grad=(0,), bench=True),
+    Case("Transpose", (Tensor((70, 45), "int16", 0, 100),), bench=True),
     Case("Transpose", (Tensor((2, 2, 5000), "int16", 0, 100),), {"perm": [0, 2, 1]},
          name="transpose-pairs"),
     Case("Transpose", (f32(20000),), {"perm": [0]}, name="transpose-long-line"),
