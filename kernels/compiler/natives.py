@@ -34,6 +34,7 @@ from engine.kernels.vector_ir import (
     slide,
     slide_dots,
     tile,
+    tile_registers,
     unpack,
     vectors,
 )
@@ -267,6 +268,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "invoke": _invoke,
     "update_rows": _update_rows,
     "tile": tile.tile,
+    "tile_column": tile_registers.tile_column,
     "bend": curves.bend,
     "dots": dots.dots,
     "multiply_adds": registers.multiply_adds,

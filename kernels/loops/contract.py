@@ -36,8 +36,18 @@ def column(target: Target, T: str, a_cols: int, nv: int, P: str = "") -> Inline:
     column(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail)
 
     A tile of one or two rows takes as long as one of four.  Where tiles have six, two or three rows
-    too many are taken together with the last six: two tiles of four, and one row.
+    too many are taken together with the last six: two tiles of four, and one row.  With tile
+    registers, one function takes all rows.
     """
+    if P == "bf16" and target.has_tile_registers:
+        tiles = Native("tile_column", (T, a_cols, nv, P))
+
+        @inline
+        def run_in_registers(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
+            tiles(a, b, c, bias, k, lda, ldb, ldc, mb, mode, tail)
+
+        return run_in_registers
+
     mr = target.mr
     whole, four, two, one = (Native("tile", (T, a_cols, n, nv, P)) for n in (mr, 4, 2, 1))
 

@@ -78,6 +78,15 @@ class Target:
         return whole and f"+{wanted}" in self.features.split(",")
 
     @property
+    def has_tile_registers(self) -> bool:
+        """True if it multiplies bf16 by tile registers (AMX), which a process asks Linux for.
+
+        Libraries ask (`tools/trimmed/runtime/cpu.c`).  Python does not: see `detect_host`.
+        """
+        named = f"+{TILE_PRODUCTS}" in self.features.split(",")
+        return named and self.multiplies("bf16") and "linux" in self.triple.split("-")
+
+    @property
     def products(self) -> tuple[str, ...]:
         """The types of 16 bits that plans multiply in, and sum in float32."""
         return tuple(P for P in FACTORS if self.multiplies(P))
@@ -165,6 +174,9 @@ HALF_PRODUCTS = {
     "x86_64": {"bf16": "avx512bf16"},
     "aarch64": {"bf16": "bf16", "f16": "fullfp16"},
 }
+# LLVM's feature of products of bf16 by tile registers.  The name of a CPU alone does not stand for
+# it: Linux may refuse a process these registers.
+TILE_PRODUCTS = "amx-bf16"
 # Instructions that sum four products of 8-bit integers in a lane, and LLVM's features, by
 # architecture and bytes of a vector.
 DOTS = {
@@ -234,7 +246,7 @@ def make(
 
 @functools.cache
 def detect_host() -> Target:
-    """Return the CPU this process runs on.
+    """Return the CPU this process runs on, without tile registers: nothing here asks for them.
 
     Raises:
         EngineError: it is a 32-bit process.
@@ -244,6 +256,7 @@ def detect_host() -> Target:
 
     triple = llvm.get_process_triple()
     features = llvm.get_host_cpu_features()
+    features.update({name: False for name in features if name.startswith("amx-")})
     flags = features.flatten()
     cpu = llvm.get_host_cpu_name()
     if not triple.startswith("x86_64"):

@@ -73,7 +73,7 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> 
     return op
 
 
-def _choose_writer(target: Target, P: str, mr: int) -> type[_Tile]:
+def _choose_writer(target: Target, P: str, mr: int) -> type[RegisterTile]:
     """Return the class that writes a tile of so many rows."""
     own = target.multiplies(P)
     if P == "f16":
@@ -81,10 +81,10 @@ def _choose_writer(target: Target, P: str, mr: int) -> type[_Tile]:
     if P == "bf16":
         has_squares = own and target.arch == "aarch64" and target.by_lane
         return _SquareTile if has_squares and mr % 2 == 0 else _PairTile
-    return _Tile
+    return RegisterTile
 
 
-class _Tile:
+class RegisterTile:
     """Writes the body of one register tile."""
 
     def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
@@ -120,8 +120,8 @@ class _Tile:
         for block, masked in ((full, False), (part, True)):
             b.position_at_end(block)
             bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
-            mask = self._mask(tail) if masked else None
-            self._finish(values, (c, ldc), (edge, ldc), (bias, bias_edge), mode, mask)
+            mask = self.mask_tail(tail) if masked else None
+            self.finish(values, (c, ldc), (edge, ldc), (bias, bias_edge), mode, mask)
             b.ret_void()
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
@@ -136,7 +136,7 @@ class _Tile:
         rows = [a if self.a_cols else b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
 
         def one(kk: Any, acc: Grid) -> Grid:
-            right = self._right(b.gep(bp, [b.mul(kk, ldb)]))
+            right = self.load_right(b.gep(bp, [b.mul(kk, ldb)]))
             if not self.a_cols:
                 left = [splat(b, self._factor(row, kk), self.lanes) for row in rows]
                 return self._multiply(left, right, acc)
@@ -185,7 +185,7 @@ class _Tile:
             else:
                 rows = apart(b.gep(a, [self._place(kk)]), lda, self.mr)
                 left = [[load(b, p, self.vt, self.align) for p in rows]]
-            right = [self._right(p) for p in apart(b.gep(bp, [b.mul(kk, ldb)]), ldb, step)]
+            right = [self.load_right(p) for p in apart(b.gep(bp, [b.mul(kk, ldb)]), ldb, step)]
             if in_order:
                 loaded = self._together([*left, *right])
                 left, right = loaded[: len(left)], loaded[len(left) :]
@@ -215,7 +215,7 @@ class _Tile:
         """Return factor, or word, kk of a row of A."""
         return self.b.load(self.b.gep(row, [self._place(kk)]), typ=self.scalar)
 
-    def _right(self, row: Any) -> list[Any]:
+    def load_right(self, row: Any) -> list[Any]:
         """Return the vectors of a row of B."""
         at = [self.b.gep(row, [I64(j * self.lanes)]) for j in range(self.nv)]
         return [load(self.b, p, self.vt, self.size) for p in at]
@@ -294,7 +294,8 @@ class _Tile:
             merged[i][j].add_incoming(out[i][j], latch)
         return merged
 
-    def _mask(self, tail: Any) -> Any:
+    def mask_tail(self, tail: Any) -> Any:
+        """Return the mask of the first `tail` lanes."""
         iota = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
         return self.b.icmp_signed("<", iota, splat(self.b, tail, self.lanes))
 
@@ -325,12 +326,12 @@ class _Tile:
             b.call(copy, [bias_spare, width, bias_edge, width, rows_if(BIAS, 1), tail])
         last = (b.select(ragged, spare, edge), b.select(ragged, width, ldc))
         biases = (bias, b.select(ragged, bias_spare, bias_edge))
-        self._finish(values, (c, ldc), last, biases, mode, None)
+        self.finish(values, (c, ldc), last, biases, mode, None)
         with b.if_then(ragged):
             b.call(copy, [edge, ldc, spare, width, I64(self.mr), tail])
         b.ret_void()
 
-    def _finish(
+    def finish(
         self, values: Grid, c: Row, edge: Row, bias: tuple[Any, Any], mode: Any, mask: Any
     ) -> None:
         """C = act(values (+ C) (+ bias)); c, edge: where C and its last vector start, and ldc."""
@@ -381,7 +382,7 @@ class _Tile:
                     store_part(b, v, at[i][j], self.size, mask)
 
 
-class _PairTile(_Tile):
+class _PairTile(RegisterTile):
     """Writes the body of a tile whose factors are pairs of bf16.
 
     A target without an instruction for them, which no plan multiplies pairs for, multiplies float32
@@ -410,7 +411,7 @@ class _PairTile(_Tile):
             for row in rows:
                 low = load(b, b.gep(row, [self._place(kk)]), I16, 2)
                 left.append(splat(b, b.bitcast(b.zext(low, I32), self.scalar), self.lanes))
-            return self._multiply(left, self._right(b.gep(bp, [b.mul(kk, ldb)])), acc)
+            return self._multiply(left, self.load_right(b.gep(bp, [b.mul(kk, ldb)])), acc)
 
         return self._loop(words, b.lshr(b.add(k, one), one), 1, acc, last)
 
@@ -466,7 +467,9 @@ class _SquareTile(_PairTile):
 
         def turn(kk: Any, acc: Grid) -> Grid:
             lefts = self._turn_rows(a, kk, lda, step)
-            rows = [self._right(b.gep(bp, [b.mul(b.add(kk, I64(p)), ldb)])) for p in range(step)]
+            rows = [
+                self.load_right(b.gep(bp, [b.mul(b.add(kk, I64(p)), ldb)])) for p in range(step)
+            ]
             for p, left in enumerate(lefts):
                 right = self._interleave(rows[2 * p], rows[2 * p + 1])
                 left, right = ([b.bitcast(v, pairs) for v in side] for side in (left, right))
@@ -513,7 +516,7 @@ class _SquareTile(_PairTile):
         return self.b.shuffle_vector(x, y, mask)
 
 
-class _RunTile(_Tile):
+class _RunTile(RegisterTile):
     """Writes the body of a tile of factors of f16, for CPUs that add products of f16 to f16.
 
     Vectors of f16 have twice the lanes of float32.  So runs of `RUN` products are summed in f16,
@@ -555,7 +558,7 @@ class _RunTile(_Tile):
                 rows = [b.gep(a, [b.add(kk, b.mul(lda, I64(i)))]) for i in range(self.mr)]
                 left = [*map(list, zip(*(self._spread(p, step) for p in rows), strict=True))]
             for p in range(step):
-                right = self._right(b.gep(bp, [b.mul(b.add(kk, I64(p)), ldb)]))
+                right = self.load_right(b.gep(bp, [b.mul(b.add(kk, I64(p)), ldb)]))
                 mine = slice(p % 2 * self.mr, (p % 2 + 1) * self.mr)
                 out[mine] = self._multiply(left[p], right, out[mine])
             return out
@@ -575,7 +578,7 @@ class _RunTile(_Tile):
 
         return self._loop(I64(0), k, RUN, sums, run)
 
-    def _right(self, row: Any) -> list[Any]:
+    def load_right(self, row: Any) -> list[Any]:
         size = self.wide.count
         return [
             self._load_factors(self.b.gep(row, [I64(j)]), size)
@@ -634,7 +637,7 @@ class _HalfTile(_RunTile):
         return load(self.b, pointer, ir.VectorType(ir.HalfType(), n), self.align)
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
-        return _Tile._multiply(self, left, right, acc)
+        return RegisterTile._multiply(self, left, right, acc)
 
     def _join(self, x: Any, y: Any) -> Any:
         return self.b.fadd(x, y)

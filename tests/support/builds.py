@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.io import onnx_io
-from engine.kernels.machine.target import detect_host
+from engine.kernels.machine.target import Target, detect_host
 from engine.runtime.program import LAUNCH
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build, build_library
@@ -51,15 +51,21 @@ def make_root() -> Path:
 
 
 @functools.cache
-def make_source(name: str, *, library: bool = False, threads: int = 1) -> Source:
-    """The generated text of a build of the mlp golden, or of a library of its kernels."""
-    planned = make_plans(list_artifacts(GOLDENS / "mlp"), detect_host(), threads, [2], {})
+def make_source(
+    name: str, *, library: bool = False, threads: int = 1, target: Target | None = None
+) -> Source:
+    """The generated text of a build of the mlp golden, or of a library of its kernels.
+
+    target: None for this machine.
+    """
+    target = target or detect_host()
+    planned = make_plans(list_artifacts(GOLDENS / "mlp"), target, threads, [2], {})
     specs = planned.list_kernels()
     symbols = [spec.symbol for spec in specs]
     if library and LAUNCH.symbol not in symbols:
         symbols.append(LAUNCH.symbol)
-    bundle = None if library else Bundle(planned, detect_host(), threads)
-    level = CpuLevel(detect_host(), symbols, bundle)
+    bundle = None if library else Bundle(planned, target, threads)
+    level = CpuLevel(target, symbols, bundle)
     return Source(name, [level], threads, "0" * 16, federated=not library)
 
 

@@ -54,3 +54,16 @@ def count_half_multiply_adds(code: bytes) -> int:
     words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
     by_vector, by_lane = words & 0xBFE0FC00 == 0x0E400C00, words & 0xBFC0F400 == 0x0F001000
     return int((by_vector | by_lane).sum())
+
+
+def count_tile_products(code: bytes) -> dict[str, int]:
+    """Count the instructions of an object for x86 that configure, multiply and release tiles.
+
+    They are of VEX with 128 bits and map 0F38: the opcodes 49 without and 5C with prefix F3.
+    """
+    patterns = {
+        "ldtilecfg": rb"\xc4[\x42\x62\xc2\xe2]\x78\x49[^\xc0]",
+        "tdpbf16ps": rb"\xc4\xe2[\x42\x4a\x52\x5a\x62\x6a\x72\x7a]\x5c",
+        "tilerelease": rb"\xc4\xe2\x78\x49\xc0",
+    }
+    return {name: len(re.findall(pattern, code, re.DOTALL)) for name, pattern in patterns.items()}

@@ -16,6 +16,7 @@ from engine.kernels.vocabulary.call import KernelCall, Machine, reach_into
 from engine.kernels.vocabulary.op import Array, Operand, TensorType
 from engine.plan.plan import KernelSpec
 from engine.plan.words import Packed
+from tests.support.tile_unit import TileTarget, emit_emulated
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _LINKERS: dict[Target, Linker] = {}
@@ -110,5 +111,6 @@ class Calls:
         key = spec, self.target
         if key not in _ADDRESSES:
             linker = _LINKERS.setdefault(self.target, Linker(self.target))
-            _ADDRESSES[key] = linker.add(spec.symbol, get_object(spec, self.target))
+            make = emit_emulated if isinstance(self.target, TileTarget) else get_object
+            _ADDRESSES[key] = linker.add(spec.symbol, make(spec, self.target))
         return _ENTRY(_ADDRESSES[key])

@@ -14,7 +14,7 @@ from engine.kernels.machine.target import detect_host
 from engine.tools.trimmed.cpu import list_needs
 from engine.tools.trimmed.selftest import STEPS
 from engine.tools.trimmed.targets import TARGETS, resolve
-from tests.support.builds import make_build_for
+from tests.support.builds import compile_c, make_build_for, make_source, needs_cc
 
 SYSROOT = ("-L", "/usr/aarch64-linux-gnu")
 
@@ -110,6 +110,53 @@ def test_a_cpu_that_gains_a_model_nothing_is_left_out() -> None:
     """Products of integers, by which a newer core gains, are not in this model."""
     manifest = json.loads((make_build_for("aarch64", "mlp") / "manifest.json").read_text("utf-8"))
     assert manifest["cpus"] == ["generic"]
+
+
+CPUID = """
+static inline int __get_cpuid(unsigned leaf, unsigned *a, unsigned *b, unsigned *c, unsigned *d)
+{
+    *a = *b = *c = *d = ~0u;
+    return leaf != 0;
+}
+
+static inline int __get_cpuid_count(unsigned leaf, unsigned part, unsigned *a, unsigned *b,
+                                    unsigned *c, unsigned *d)
+{
+    return part < 2 && __get_cpuid(leaf, a, b, c, d);
+}
+"""
+MAIN = """
+#include "mnist.c"
+#include <stdio.h>
+int main(void)
+{
+    char said[MODEL_MESSAGE_BYTES] = "";
+    int level, code = choose_level(&level, said);
+    puts(said);
+    return code == MODEL_OK ? 0 : code == MODEL_BAD_CPU ? 1 : 2;
+}
+"""
+
+
+@needs_cc
+@pytest.mark.skipif(detect_host().vector < 64, reason="needs saved registers of AVX-512")
+def test_tile_registers_need_a_permission(tmp_path: Path) -> None:
+    """Of a system that may not save them, on a CPU that claims to have all features."""
+    triple = "x86_64-unknown-linux-gnu"
+    target = resolve(triple=triple, cpu="sapphirerapids", features="+amx-bf16").target
+    made = make_source("mnist", target=target)
+    source = made.write_source()
+    files = {"mnist.h": made.write_header(), "mnist.c": source, "main.c": MAIN, "cpuid.h": CPUID}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    linked = re.findall(r"^extern const .*?(\w+)\[\] HIDDEN", source, re.MULTILINE)
+    absent = [f"-Wl,--defsym={symbol}=0" for symbol in linked]
+    program = compile_c(tmp_path / "main", f"-I{tmp_path}", tmp_path / "main.c", *absent)
+    done = subprocess.run([program], capture_output=True, text=True)
+    lacks = r"this CPU lacks (saved tile registers, )?permission for tiles: the library was built"
+    assert done.returncode in (0, 1)  # 0: a machine that has them
+    expected = rf"{lacks} for sapphirerapids\n" if done.returncode else r"\n"
+    assert re.fullmatch(expected, done.stdout)
 
 
 def test_what_targets_need() -> None:

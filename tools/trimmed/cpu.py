@@ -6,7 +6,8 @@ instruction that it does not have stops the program; with code for several CPUs 
 that this one can run.  Listed are the features that LLVM makes
 arithmetic of; it never makes instructions of others, such as AES, from code like ours.
 
-Sources of the bits: Intel's and AMD's manuals for CPUID; Linux's hwcap.h.
+Sources of the bits: Intel's and AMD's manuals for CPUID; Linux's hwcap.h and, for the permission,
+Documentation/arch/x86/xstate.rst.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ _BITS: dict[str, dict[str, tuple[int, int]]] = {
 # Registers that the system must keep, in bits of XCR0: the lower 32 bytes, and all of AVX-512.
 _KEPT = {"avx": (0x6, "saved ymm registers"), "avx512f": (0xE6, "saved zmm registers")}
 
+# Tile registers: two features, two bits of XCR0, and the answer of the system for this process.
+_TILES = {
+    "amx-bf16": (3, 1 << 22), "amx-tile": (3, 1 << 24), "saved tile registers": (6, 0x60000),
+    "permission for tiles": (7, 1),
+}  # fmt: skip
+
 
 def list_needs(target: Target) -> dict[str, tuple[int, int]]:
     """Return the features that the kernels of a target may use: the word of each and its mask."""
@@ -47,7 +54,7 @@ def list_needs(target: Target) -> dict[str, tuple[int, int]]:
     for name, (mask, meaning) in _KEPT.items():
         if name in needs:
             needs[meaning] = (6, mask)
-    return needs
+    return needs | (_TILES if target.has_tile_registers else {})
 
 
 def can_choose(platform: Platform, *, freestanding: bool) -> bool:

@@ -398,6 +398,8 @@ class Source:
         yield f"#define ANCHOR {quote(ANCHOR)}"
         yield f"#define LEVELS {len(self.levels)}"
         yield f"#define NEEDS {sum(len(list_needs(level.target)) for level in self.levels)}"
+        has_tiles = any(level.target.has_tile_registers for level in self.levels)
+        yield f"#define TILE_REGISTERS {int(has_tiles)}"
         yield write_c_header()
         if self.bundle:
             yield "#define OWN_PLANS"

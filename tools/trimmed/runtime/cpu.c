@@ -4,7 +4,9 @@
  *
  * NEEDS is the number of features that tools/trimmed/cpu.py lists for all levels; without any there
  * is no check.  On ARM, only Linux reports the instructions, so other systems and archives without
- * a C library do not check, and have one level. */
+ * a C library do not check, and have one level.
+ *
+ * TILE_REGISTERS is 1 if code uses tile registers of x86, which it does on Linux alone. */
 
 #if NEEDS \
     && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
@@ -15,11 +17,26 @@
 #include <sys/auxv.h>
 #endif
 
-enum { CPU_WORDS = 7 };
+enum { CPU_WORDS = 8 };
 
 #ifdef __x86_64__
-/* Words: ECX of leaf 1; EBX, ECX, EDX of leaf 7; EAX of its subleaf 1; ECX of leaf 0x80000001; and
- * which registers the system saves. */
+#if TILE_REGISTERS
+/* Ask the system for tile registers, without which their first use ends the process; return 1 if it
+ * gives them.  It gives them to all threads at once, and frames of signals grow by 8 KB. */
+static uint32_t ask_for_tiles(void)
+{
+    enum { ARCH_PRCTL = 158, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+    long result = ARCH_PRCTL;
+    __asm__ volatile("syscall"
+                     : "+a"(result)
+                     : "D"((long)ARCH_REQ_XCOMP_PERM), "S"((long)XTILEDATA)
+                     : "rcx", "r11", "memory");
+    return result == 0;
+}
+#endif
+
+/* Words: ECX of leaf 1; EBX, ECX, EDX of leaf 7; EAX of its subleaf 1; ECX of leaf 0x80000001;
+ * which registers the system saves; and whether it gives this process tile registers. */
 static void ask_features(uint32_t *answers)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
@@ -36,6 +53,10 @@ static void ask_features(uint32_t *answers)
         answers[5] = c;
     if (answers[0] & 1u << 27) /* the system allows xgetbv */
         __asm__("xgetbv" : "=a"(answers[6]), "=d"(d) : "c"(0));
+#if TILE_REGISTERS
+    if (answers[3] & 1u << 24 && (answers[6] & 0x60000) == 0x60000)
+        answers[7] = ask_for_tiles();
+#endif
 }
 #else
 /* Words: the two vectors in which the Linux kernel describes the CPU. */
