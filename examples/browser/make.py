@@ -2,11 +2,12 @@
 
 `python make.py` writes gestures/.  Then
 
-    edgegrad build gestures/ --target wasm32 --bindings js --batch 1,8 --name gestures -o build/
+    edgegrad build gestures/ --target wasm32,wasm32-relaxed --bindings js --batch 1,8 \\
+        --name gestures -o build/
     python -m http.server
 
-makes the package that index.html loads, and shows it at http://localhost:8000.  The server hands
-out files; the training is in the page.
+makes the package that index.html loads, with the modules that it chooses from, and shows it at
+http://localhost:8000.  The server hands out files; the training is in the page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 // The page: strokes become samples, each is learnt at once, and the checkpoint is kept in IndexedDB.
 
 import { Model } from "./build/js/gestures.js";
+import { load, remove, save } from "./build/js/storage.js";
 
 const GESTURES = ["circle", "zigzag", "line"];
 const GUESS = GESTURES.length; // the last choice
@@ -10,7 +11,7 @@ const STEPS = 40; // after each stroke
 
 const find = (id) => document.getElementById(id);
 const paper = find("paper").getContext("2d");
-let model, kept; // the model, and the database
+let model;
 let strokes = []; // what was drawn: { points: Float32Array, label }
 let chosen = 0;
 let drawing = null;
@@ -76,23 +77,6 @@ function choose(index) {
   );
 }
 
-// --- IndexedDB: one record with the checkpoint and the strokes
-
-const wait = (request) =>
-  new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-
-async function openDatabase() {
-  const request = indexedDB.open("gestures", 1);
-  request.onupgradeneeded = () => request.result.createObjectStore("training");
-  return wait(request);
-}
-
-const table = (mode) => kept.transaction("training", mode).objectStore("training");
-const save = () => wait(table("readwrite").put({ checkpoint: model.checkpoint(), strokes }, "last"));
-
 // --- drawing
 
 function begin(event) {
@@ -127,13 +111,12 @@ async function end() {
     learn();
   }
   guess(sample);
-  await save();
+  await save("last", model.checkpoint(), strokes);
 }
 
 async function start() {
-  kept = await openDatabase();
-  const last = await wait(table("readonly").get("last"));
-  strokes = last?.strokes ?? [];
+  const last = await load("last");
+  strokes = last?.data ?? [];
   const first = () => fetch("./build/checkpoint").then((answer) => answer.arrayBuffer());
   model = await Model.create(last?.checkpoint ?? (await first()));
   model.setLearningRate(0.003);
@@ -150,7 +133,7 @@ async function start() {
   canvas.onpointermove = move;
   canvas.onpointerup = end;
   find("forget").onclick = async () => {
-    await wait(table("readwrite").delete("last"));
+    await remove("last");
     location.reload();
   };
   document.body.dataset.ready = "yes";

@@ -56,21 +56,23 @@ import('./js/mnist.js').then(async ({ Model }) => {
 
 @needs_browser
 @pytest.mark.parametrize(
-    ("targets", "threads", "isolates", "chosen"),
+    ("case", "targets", "threads", "isolates", "chosen"),
     [
-        ("wasm32,wasm32-relaxed", 1, False, "relaxed"),
-        ("wasm32,wasm32-threads", 2, True, "threads"),
-        ("wasm32,wasm32-threads", 2, False, ""),
+        ("mlp", "wasm32,wasm32-relaxed", 1, False, "relaxed"),
+        ("mlp", "wasm32,wasm32-threads", 2, True, "threads"),
+        ("mlp", "wasm32,wasm32-threads", 4, True, "threads"),
+        ("cnn", "wasm32,wasm32-threads", 2, True, "threads"),  # its steps are worth sharing
+        ("mlp", "wasm32,wasm32-threads", 2, False, ""),
     ],
 )
 @shows("JavaScript", "WebAssembly, browsers", "run", "Chromium")
 def test_chromium_trains(
-    targets: str, threads: int, isolates: bool, chosen: str, tmp_path: Path
+    case: str, targets: str, threads: int, isolates: bool, chosen: str, tmp_path: Path
 ) -> None:
     """With the best module that it may use: threads are for pages isolated from other origins."""
-    package = make_package("mlp", "js", targets, threads)
+    package = make_package(case, "js", targets, threads)
     shutil.copytree(package, tmp_path, dirs_exist_ok=True)
-    drill.write_steps("mlp", tmp_path / "steps")
+    drill.write_steps(case, tmp_path / "steps")
     size = (tmp_path / "steps").stat().st_size // 10
     (tmp_path / "page.html").write_text(
         '<!doctype html><link rel="icon" href="data:,"><script type="module">'
@@ -79,9 +81,58 @@ def test_chromium_trains(
     with serve(tmp_path, isolates=isolates) as address, browser() as running:
         page = running.open_address(f"{address}/page.html")
         losses, error, modules = wait_for(page, "globalThis.done")
-    assert losses == pytest.approx(drill.Reference("mlp").losses[:3], rel=1e-5)
+    assert losses == pytest.approx(drill.Reference(case).losses[:3], rel=1e-5)
     assert error.startswith("3 ")
     assert set(modules) == {f"/js/{chosen}/mnist.wasm".replace("//", "/")}
+
+
+KEEPING = """
+(async () => {
+    const { Model } = await import('./js/mnist.js');
+    const { list, load, remove, save } = await import('./js/storage.js');
+    const tell = (error) => `${error.name} ${error.code} ${error.message}`;
+    const first = new Uint8Array(await (await fetch('checkpoint')).arrayBuffer());
+    const found = [await load('last')];
+    const model = await Model.create(first);
+    await save('last', model.checkpoint(), { epoch: 3 });
+    await save('other', first);
+    const kept = await load('last');
+    found.push(await list(), kept.data, kept.checkpoint.join() === model.checkpoint().join());
+    const again = await Model.create(kept.checkpoint);
+    found.push(again.parameters().join() === model.parameters().join());
+    found.push(await save('last', first, () => 1).catch(tell), (await load('last')).data);
+    found.push(await save('last', 'text').catch(tell), await load(1).catch(tell));
+    await remove('last');
+    found.push(await load('last'), await list());
+    delete globalThis.indexedDB;
+    Object.defineProperty(globalThis, 'indexedDB', { value: undefined });
+    return [...found, await load('other').catch(tell)];
+})()
+"""
+
+
+@needs_browser
+def test_checkpoints_are_kept_in_the_page(tmp_path: Path) -> None:
+    """A record that is refused leaves the one that was there."""
+    shutil.copytree(make_package("mlp", "js", "wasm32"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "page.html").write_text('<!doctype html><link rel="icon" href="data:,">')
+    with serve(tmp_path) as address, browser() as running:
+        found = running.open_address(f"{address}/page.html").ask(KEEPING)
+    function, text, number, without = (found.pop(i) for i in (5, 6, 6, -1))
+    assert found == [
+        None,
+        ["last", "other"],
+        {"epoch": 3},
+        True,
+        True,
+        {"epoch": 3},
+        None,
+        ["other"],
+    ]
+    assert function.startswith("ModelError 4 cannot keep checkpoint 'last': ")
+    assert text == "ModelError 1 checkpoint 'last': expected bytes, as of model.checkpoint()"
+    assert number == "ModelError 1 name: expected text, got number"
+    assert without == ("ModelError 4 cannot read checkpoint 'other': there is no IndexedDB here")
 
 
 def draw(kind: str, turn: int) -> list[tuple[float, float]]:
@@ -128,7 +179,16 @@ def test_the_page_learns_three_gestures_and_keeps_them(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, EXAMPLE / "make.py"], cwd=tmp_path, env={"PYTHONPATH": PATHS}, check=True
     )
-    words = ["--target", "wasm32", "--bindings", "js", "--batch", "1,8", "--name", "gestures"]
+    words = [
+        "--target",
+        "wasm32,wasm32-relaxed",
+        "--bindings",
+        "js",
+        "--batch",
+        "1,8",
+        "--name",
+        "gestures",
+    ]
     words += ["-o", str(tmp_path / "build")]
     assert cli.main(["build", str(tmp_path / "gestures"), *words]) == 0
     with serve(tmp_path) as address, browser() as running:

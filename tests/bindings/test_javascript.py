@@ -34,7 +34,7 @@ def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     folder = make_package(case, "js", "wasm32")
     drill.write_steps(case, tmp_path / "steps")
     words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "1000")
-    own = {f"{name}.{end}" for name in ("mnist", "federated") for end in ("js", "d.ts")}
+    own = {f"{name}.{end}" for name in ("mnist", "storage", "federated") for end in ("js", "d.ts")}
     assert list_packed(folder / "js") == {*own, "mnist.wasm", "package.json", "README.md"}
     printed = run("node", BINDINGS / "drill.mjs", *words)
     drill.check(printed, tmp_path / "out", case, exact=False, turns=False)
@@ -55,6 +55,63 @@ def test_threads_train_resume_and_refuse(tmp_path: Path) -> None:
         printed.append(run("node", BINDINGS / "drill.mjs", *words))
         drill.check(printed[-1], tmp_path / out, "mlp", exact=False, turns=False)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+BREAKING = """
+import { readFile } from "node:fs/promises";
+import { Worker } from "node:worker_threads";
+const [folder, checkpoint] = process.argv.slice(1);
+const { Model, Phase } = await import(`${folder}/mnist.js`);
+const bytes = new Uint8Array(await readFile(`${folder}/threads/mnist.wasm`));
+let at = 8;
+function read() { // a number of LEB128
+    let value = 0;
+    for (let shift = 0; ; shift += 7) {
+        value |= (bytes[at] & 127) << shift;
+        if (bytes[at++] < 128) return value;
+    }
+}
+let body = [0, 0]; // the largest function's: where it begins and ends
+while (at < bytes.length) {
+    const id = bytes[at++], size = read(), end = at + size;
+    for (let count = id === 10 ? read() : 0; count > 0; count--) {
+        const length = read(), begin = at;
+        if (length > body[1] - body[0]) body = [begin, begin + length];
+        at = begin + length;
+    }
+    at = end;
+}
+at = body[0];
+for (let count = read(); count > 0; count--) { read(); at++; } // its local variables
+bytes[at] = 0; // unreachable
+bytes.fill(1, at + 1, body[1] - 1);
+const module = await WebAssembly.compile(bytes);
+const { postMessage } = Worker.prototype;
+Worker.prototype.postMessage = function (message) {
+    return postMessage.call(this, message.module ? { ...message, module } : message);
+};
+const model = await Model.create(await readFile(checkpoint));
+const x = new Float32Array(model.inputInfo(Phase.TRAIN, 0).bytes / 4);
+const y = new BigInt64Array(model.inputInfo(Phase.TRAIN, 1).bytes / 8);
+const tell = (error) => console.log(`${error.name} ${error.code} ${error.message}`);
+try {
+    for (let k = 0; k < 2000; k++) model.trainStep([x, y]); // until the thread has a share
+} catch (error) { tell(error); }
+try { model.checkpoint(); } catch (error) { tell(error); }
+model.destroy();
+Worker.prototype.postMessage = postMessage;
+const next = await Model.create(await readFile(checkpoint));
+console.log(next.threads(), Number.isFinite(next.trainStep([x, y])[0][0]));
+"""
+
+
+@needs_node
+def test_a_trap_of_a_thread_ends_the_step(tmp_path: Path) -> None:
+    """And the next model has threads that work: a convolution, whose steps threads share."""
+    folder = make_package("cnn", "js", SHARED, 2)
+    words = ("node", "--input-type=module", "-e", BREAKING, folder / "js", folder / "checkpoint")
+    said = "ModelError 5 the call has trapped, thread 1: unreachable; the model can only be "
+    assert run(*words) == f"{said}destroyed\n" * 2 + "2 true\n"
 
 
 COUNTING = """

@@ -132,6 +132,25 @@ struct team {
     int32_t changes; /* how often sleepers were woken */
 };
 
+/* The first worker that has trapped in the memory of this module; 0: none.  A step waits for its
+ * share, which nobody completes, so who waits traps, too. */
+static int32_t ended;
+
+/* Note that worker `tid` has trapped; return the first that has.  0 only asks. */
+__attribute__((export_name("ended"))) int32_t model_ended(int32_t tid)
+{
+    int32_t none = 0;
+    if (tid)
+        __atomic_compare_exchange_n(&ended, &none, tid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&ended, __ATOMIC_SEQ_CST);
+}
+
+static void check_workers(void)
+{
+    if (__atomic_load_n(&ended, __ATOMIC_SEQ_CST))
+        __builtin_trap();
+}
+
 static int64_t lock(int32_t *locked)
 {
     while (__atomic_exchange_n(locked, 1, __ATOMIC_SEQ_CST)) /* for a few instructions */
@@ -152,6 +171,8 @@ static int64_t wait(int32_t *changes, int32_t *locked, int64_t forever, int64_t 
     unlock(locked);
     if ((char *)__builtin_frame_address(0) > &__heap_base)
         __builtin_wasm_memory_atomic_wait32(changes, seen, forever);
+    else
+        check_workers();
     return lock(locked);
 }
 
@@ -164,6 +185,7 @@ static int64_t wake(int32_t *changes)
 
 static int64_t give(int64_t nothing)
 {
+    check_workers();
     return nothing;
 }
 

@@ -2,11 +2,21 @@
 
 let work = null;
 
-async function take({ module, memory, stack, tid, m }, port) {
+async function take({ module, memory, stack, floor, tid, m }, port) {
   if (module) {
     const { exports } = await WebAssembly.instantiate(module, { env: { memory } });
     exports.__stack_pointer.value = stack;
-    work = (model) => exports.@name@_worker(model, tid);
+    work = (model) => {
+      try {
+        exports.@name@_worker(model, tid);
+      } catch (error) {
+        // The caller waits for this thread and hears no messages: the text goes where its stack was.
+        const text = new TextEncoder().encode(`${error.message}\0`);
+        new Uint8Array(memory.buffer, floor, text.length).set(text);
+        exports.ended(tid);
+        throw error;
+      }
+    };
   } else {
     work(m); // until the model ends
   }

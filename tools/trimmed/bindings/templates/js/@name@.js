@@ -137,9 +137,12 @@ function hear(worker) {
       reject(new ModelError(ErrorCode.BAD_STATE, `a thread cannot run: ${message ?? "its script is missing"}`));
     };
     if (worker.once) {
+      const exit = () => fail({ message: "it has ended" });
       worker.once("error", fail);
+      worker.once("exit", exit);
       worker.once("message", () => {
         worker.off("error", fail);
+        worker.off("exit", exit);
         resolve();
       });
     } else {
@@ -187,7 +190,8 @@ class Team {
       }
       await team.#tell((index) => {
         const tid = index + 1;
-        return { module, memory, tid, stack: findEnd(team.instance, tid) };
+        const [floor, stack] = [tid - 1, tid].map((t) => findEnd(team.instance, t));
+        return { module, memory, tid, floor, stack };
       });
     } catch (error) {
       team.stop();
@@ -225,6 +229,18 @@ class Team {
   stop() {
     this.#workers.forEach((worker) => worker.terminate());
   }
+
+  // What a trap, of the caller's thread or of the first other one, has to say.
+  explain(error) {
+    const { ended, memory } = this.instance.exports;
+    const tid = ended?.(0) ?? 0;
+    let said = error.message;
+    if (tid !== 0) {
+      const text = new Uint8Array(memory.buffer).slice(findEnd(this.instance, tid - 1));
+      said = `thread ${tid}: ${DECODER.decode(text.subarray(0, text.indexOf(0)))}`;
+    }
+    return new ModelError(ErrorCode.BAD_STATE, `the call has trapped, ${said}; the model can only be destroyed`);
+  }
 }
 
 // Grow a memory until it has so many bytes.
@@ -245,6 +261,19 @@ function spareTeam(team) {
   spare = team;
 }
 
+// The team of a model that was destroyed, once it is idle; null if there is none, or a thread has ended.
+async function takeSpare() {
+  const team = spare;
+  spare = null;
+  try {
+    await team?.finish();
+    return team;
+  } catch {
+    team.stop();
+    return null;
+  }
+}
+
 // A model has an instance of the module, and so a memory, of its own:
 // first the stack, then constants, the model, stacks of other threads, and arguments of the call that
 // is made.
@@ -254,7 +283,7 @@ export class Model {
   #m = 0;
   #arguments; // where they begin
   #top; // where the next one goes
-  #broken = false; // a trap left the instance in the middle of a call
+  #trap = null; // the error of a trap, which left the instance in the middle of a call
 
   // Compile the module, which the first model does otherwise.
   // source: the module, its bytes, or where it is; by default the best of this package that can run.
@@ -271,10 +300,7 @@ export class Model {
   // A model with the values of a checkpoint; null: `setParameters` gives them.
   static async create(checkpoint = null) {
     const module = await Model.load();
-    const team = spare ?? (await Team.make(module));
-    spare = null;
-    await team.finish();
-    return new Model(team, checkpoint);
+    return new Model((await takeSpare()) ?? (await Team.make(module)), checkpoint);
   }
 
   // A model with the values of a checkpoint file; Node.js only.
@@ -317,10 +343,8 @@ export class Model {
   // End the model; its memory serves the next one.
   destroy() {
     if (this.#instance !== null) {
-      this.#call("destroy");
-      if (this.#broken) {
-        this.#team.stop();
-      } else {
+      if (this.#trap === null) {
+        this.#call("destroy");
         spareTeam(this.#team);
       }
       this.#instance = null;
@@ -369,6 +393,9 @@ export class Model {
     if (this.#instance === null) {
       throw new ModelError(ErrorCode.BAD_STATE, "the model was destroyed");
     }
+    if (this.#trap !== null) {
+      throw this.#trap;
+    }
     return this.#instance.exports;
   }
 
@@ -381,11 +408,13 @@ export class Model {
   }
 
   #run(name, ...given) {
+    const call = this.#exports[`@name@_${name}`];
     try {
-      return this.#exports[`@name@_${name}`](...given);
+      return call(...given);
     } catch (error) {
-      this.#broken = true;
-      throw error;
+      this.#trap = this.#team.explain(error);
+      this.#team.stop();
+      throw this.#trap;
     } finally {
       this.#top = this.#arguments;
     }
