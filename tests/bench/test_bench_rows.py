@@ -51,7 +51,7 @@ def test_a_bench_can_be_named_and_has_what_it_measures(each: Bench) -> None:
     assert (each.subjects is None) == (not subjects)
     assert set(each.usual) <= set(subjects) or each.subjects is None
     assert not {name.partition(".")[0] for name in subjects} & set(rows.list_modules())
-    options = command.make_parser([each]).parse_args([each.name])
+    options = running.make_parser([each]).parse_args([each.name])
     titles = each.list_titles(options)
     assert titles
     assert len(set(titles)) == len(titles) or each.name.startswith("predictions")
@@ -61,8 +61,8 @@ def test_a_bench_can_be_named_and_has_what_it_measures(each: Bench) -> None:
 @pytest.mark.parametrize("name", [n for n, each in BENCHES.items() if each.small is not None])
 def test_the_smallest_form_names_a_subject(name: str) -> None:
     words = (BENCHES[name].small or "").split()
-    options = command.make_parser([BENCHES[name]]).parse_args([name, *words])
-    ((each, subjects),) = command.choose_benches(options.words)
+    options = running.make_parser([BENCHES[name]]).parse_args([name, *words])
+    ((each, subjects),) = running.choose_benches(options.words)
     assert each is BENCHES[name]
     assert len(subjects) == 1
 
