@@ -20,6 +20,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"
 NOT_RUN = {
     "README.md": 2,
     "docs/benchmarks.md": 10,
+    "docs/browsers.md": 1,
     "docs/cluster.md": 3,
     "docs/compatibility.md": 1,
     "docs/csharp.md": 2,
@@ -36,6 +37,7 @@ NOT_RUN = {
     "docs/microcontrollers.md": 2,
     "docs/models.md": 1,
     "docs/performance.md": 2,
+    "docs/precision.md": 1,
     "docs/quickstart.md": 2,
     "docs/raspberry-pi.md": 8,
     "docs/reports.md": 1,
