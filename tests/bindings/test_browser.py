@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,33 @@ def test_chromium_trains(
     assert losses == pytest.approx(drill.Reference(case).losses[:3], rel=1e-5)
     assert error.startswith("3 ")
     assert set(modules) == {f"/js/{chosen}/mnist.wasm".replace("//", "/")}
+
+
+REFUSED = """<!doctype html><link rel="icon" href="data:,"><script type="module">
+import('./js/mnist.js').then(({ Model }) => Model.create())
+    .catch((error) => { globalThis.done = `${error.name} ${error.code} ${error.message}`; });
+</script>"""
+POLICY = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'self' 'unsafe-inline'\">"
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("flags", "head", "said"),
+    [
+        (["--js-flags=--no-enable-sse4-1"], "", "5 WebAssembly has no SIMD here, which this "),
+        ([], POLICY, "4 cannot compile http://.*/js/mnist.wasm: "),
+    ],
+)
+def test_a_page_in_which_no_module_runs_is_told_why(
+    flags: list[str], head: str, said: str, tmp_path: Path
+) -> None:
+    """On a processor without vectors, and under a policy that allows no WebAssembly."""
+    shutil.copytree(make_package("mlp", "js", "wasm32"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "page.html").write_text(head + REFUSED)
+    with serve(tmp_path) as address, browser(*flags) as running:
+        page = running.open_address(f"{address}/page.html")
+        message = wait_for(page, "globalThis.done")
+    assert re.match(f"ModelError {said}", message), message
 
 
 KEEPING = """

@@ -151,6 +151,50 @@ def test_the_best_module_that_can_run_is_chosen() -> None:
     assert "relaxed/mnist.wasm" in list_packed(folder / "js")
 
 
+@needs_node
+@pytest.mark.parametrize(
+    ("setting", "threads"),
+    [
+        ("navigator = { hardwareConcurrency: 2 }", 2),
+        ("navigator = { hardwareConcurrency: 1 }", 1),
+        ("crossOriginIsolated = false", 1),
+    ],
+)
+def test_threads_are_taken_where_they_help(setting: str, threads: int) -> None:
+    folder = make_package("mlp", "js", SHARED, 2)
+    script = f"globalThis.{setting};\n{COUNTING}"
+    words = ("node", "--input-type=module", "-e", script, folder / "js/mnist.js")
+    assert run(*words, folder / "checkpoint") == f"{threads}\n"
+
+
+LOADING = """
+const { Model } = await import(process.argv[1]);
+const source = process.argv[2] === "bytes" ? new Uint8Array(9) : process.argv[2];
+console.log(await Model.load(source).catch((e) => `${e.name} ${e.code} ${e.message}`));
+"""
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("flag", "setting", "source", "said"),
+    [
+        ("--no-enable-sse4-1", "", "", "5 WebAssembly has no SIMD here, which this module needs"),
+        ("", "delete globalThis.WebAssembly;", "", "5 there is no WebAssembly here, as in "),
+        ("", "", "nothing.wasm", "4 cannot load file:.*/js/nothing.wasm: ENOENT"),
+        ("", "", "https://127.0.0.1:9/a.wasm", "4 cannot load https://127.0.0.1:9/a.wasm: "),
+        ("", "", "bytes", "4 cannot compile the module: "),
+    ],
+)
+def test_a_module_that_cannot_run_is_refused(
+    flag: str, setting: str, source: str, said: str
+) -> None:
+    """As on processors without vectors, and in browsers that are locked down."""
+    folder = make_package("mlp", "js", "wasm32,wasm32-relaxed")
+    words = ("--input-type=module", "-e", setting + LOADING, folder / "js/mnist.js")
+    printed = run("node", *filter(None, [flag]), *words, *filter(None, [source]))
+    assert re.match(f"ModelError {said}", printed), printed
+
+
 CROWDED = """
 const { Model } = await import(process.argv[1]);
 const { readFile } = await import("node:fs/promises");

@@ -86,15 +86,19 @@ function number(name, value) {
 }
 
 async function read(url) {
-  if (url.protocol !== "file:") {
+  try {
+    if (url.protocol === "file:") {
+      const { readFile } = await import("node:fs/promises");
+      return await readFile(url);
+    }
     const answer = await fetch(url);
     if (!answer.ok) {
-      throw new ModelError(ErrorCode.BAD_FILE, `cannot load ${url}: status ${answer.status}`);
+      throw new Error(`status ${answer.status}`);
     }
-    return answer.arrayBuffer();
+    return await answer.arrayBuffer();
+  } catch (error) {
+    throw new ModelError(ErrorCode.BAD_FILE, `cannot load ${url}: ${error.message}`);
   }
-  const { readFile } = await import("node:fs/promises");
-  return readFile(url);
 }
 
 // Whether there are workers and several cores for them, and memory can be shared: by pages, only by
@@ -109,20 +113,34 @@ function has(feature) {
   return WebAssembly.validate(PROBES[feature]) && (feature !== "threads" || canShare());
 }
 
-// Compile a source, or the best module of this package that can run here.
-async function compile(source) {
+// Where the best module of this package is that can run here; the last one needs the least.
+function choose() {
+  if (typeof WebAssembly !== "object") {
+    throw new ModelError(ErrorCode.BAD_STATE, "there is no WebAssembly here, as in browsers locked down");
+  }
   const [needs, find] = MODULES.find(([features]) => features.every(has)) ?? MODULES.at(-1);
   const missing = needs.find((feature) => !has(feature));
   if (missing) {
     const message = `WebAssembly has no ${missing} here, which this module needs`;
     throw new ModelError(ErrorCode.BAD_STATE, message);
   }
-  source ??= find();
+  return find();
+}
+
+// Compile a source, or the best module of this package that can run here.
+async function compile(source) {
+  const best = choose();
+  source ??= best;
   if (source instanceof WebAssembly.Module) {
     return source;
   }
   const isPlace = source instanceof URL || typeof source === "string";
-  return WebAssembly.compile(isPlace ? await read(new URL(source, import.meta.url)) : source);
+  const bytes = isPlace ? await read(new URL(source, import.meta.url)) : source;
+  try {
+    return await WebAssembly.compile(bytes);
+  } catch (error) { // bytes of something else, or a policy of the page
+    throw new ModelError(ErrorCode.BAD_FILE, `cannot compile ${isPlace ? source : "the module"}: ${error.message}`);
+  }
 }
 
 // Where the memory of a model begins in an instance: after the stack and the constants.
