@@ -7,6 +7,9 @@ Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QG
           DynamicQuantizeMatMul begins by quantising a, and QAttention continues with attention in
           float32.  Scales and zero points of activations may be computed, as
           DynamicQuantizeLinear does
+          DynamicQuantizeLSTM y = LSTM of (w - w_zero) w_scale and (r - r_zero) r_scale.  X and the
+          states stay float32, where onnxruntime rounds them to 255 steps of their range in each
+          product; so gradients flow through them
 Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1, QAttention-1 and the like
 """
 
@@ -20,12 +23,14 @@ from engine.base.element_types import ONNX_CODE
 from engine.kernels.ops import activation, elementwise, matmul, quantization, softmax, split
 from engine.kernels.ops.attention.contrib import JOINED, infer_joined_parts
 from engine.kernels.ops.pool import pool
-from engine.kernels.vocabulary.facts import Role
+from engine.kernels.ops.recurrent import recurrent
+from engine.kernels.vocabulary.facts import Role, Samples
 from engine.kernels.vocabulary.op import MANY, MS, OURS, Kind, Nodes, Op, Site, TensorType
 
 _FAMILIES = (activation, elementwise, matmul, pool, softmax, split)
 # The operators that these stand for: their shape rules are the shape rules here.
 _PLAIN = {op.name: op for family in _FAMILIES for op in family.OPS if not op.domain}
+_LSTM = next(op for op in recurrent.OPS if (op.domain, op.name) == ("", "LSTM"))
 _ROUNDING = "DequantizeLinear QuantizeLinear"
 
 
@@ -238,6 +243,68 @@ def _expand_attention(nodes: Nodes) -> tuple[str, ...]:
     return tuple(made) if outputs > 1 else (made,)
 
 
+# --- a recurrence whose weights are integers
+
+_LSTM_ATTRS = {name: value for name, value in _LSTM.attrs.items() if name != "layout"}
+
+
+def _check_weight(site: Site, i: int, scale: int, what: str) -> TensorType:
+    """Return the float weight for LSTM that input i [directions, n, 4 hidden] stands for.
+
+    scale: the input with its scales, before the one with its zero points.
+    """
+    weight = site.type(i)
+    if weight.rank != 3 or weight.dtype not in ("u8", "i8"):
+        site.fail(f"{what} (input {i}) is {weight}", "u8, i8 of [directions, n, 4 hidden_size]")
+    directions, n, columns = weight.shape
+    for k, name in ((scale, "scale"), (scale + 1, "zero_point")):
+        kind = site.type(k)
+        if kind.shape not in ((directions,), (directions, columns)):
+            site.fail(
+                f"{what}_{name} (input {k}) is {kind}",
+                f"[{directions}], or [{directions},{columns}] for one a channel",
+            )
+    real = site.real(0).dtype
+    if site.type(scale).dtype != real:
+        site.fail(f"{what}_scale (input {scale}) is {site.type(scale)}", real)
+    # An unsigned zero point of signed weights would shift all of them out of range.
+    if site.type(scale + 1).dtype != weight.dtype:
+        site.fail(f"{what}_zero_point (input {scale + 1}) is {site.type(scale + 1)}", weight.dtype)
+    quantization.check_scale(site, scale)
+    return TensorType(real, (directions, columns, n))
+
+
+def _infer_lstm(site: Site) -> tuple[TensorType, ...]:
+    weights = (_check_weight(site, 1, 8, "W"), _check_weight(site, 2, 10, "R"))
+    attrs = {**_LSTM.attrs, **site.attrs}
+    ins = (site.type(0), *weights, *site.ins[3:8])
+    return tuple(
+        _LSTM.infer(
+            replace(site, op="LSTM", domain="", opset=14, ins=ins, values=(None,) * 8, attrs=attrs)
+        )
+    )
+
+
+def _expand_lstm(nodes: Nodes) -> tuple[str, ...]:
+    def read_weight(i: int, scale: int) -> str:
+        """Return input i as LSTM has it: floats [directions, 4 hidden, n]."""
+        parts = []
+        for k in (scale, scale + 1):
+            # A direction or a channel of one has a scale: the axis of n has none.
+            directions, *columns = nodes.site.type(k).dims
+            shape = nodes.const([directions, 1, *(columns or [1])], "i64")
+            parts.append(nodes.op("Reshape", nodes.x(k), shape))
+        real = ONNX_CODE[nodes.site.type(0).dtype]
+        x, zero = (nodes.op("Cast", x, to=real) for x in (nodes.x(i), parts[1]))
+        x = nodes.op("Mul", nodes.op("Sub", x, zero), parts[0])
+        return str(nodes.op("Transpose", x, perm=[0, 2, 1]))
+
+    rest = [_get_name(nodes, i) for i in range(3, 8)]
+    attrs = {k: v for k, v in nodes.site.attrs.items() if v not in (None, ())}
+    weights = read_weight(1, 8), read_weight(2, 10)
+    return tuple(nodes.op("LSTM", nodes.x(0), *weights, *rest, outputs=3, **attrs))
+
+
 _WINDOW: dict[str, Kind] = {"kernel_shape": "ints", "strides": "ints", "pads": "ints"}
 _POOL = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0, "channels_last": 0}
 _SUMS: dict[str, Any] = {
@@ -326,6 +393,21 @@ OPS = (
         becomes=f"MatMulInteger {OURS}::JoinedAttention {OURS}::ScaledSums",
         **_SUMS,
         **JOINED,
+    ),
+    Op(
+        name="DynamicQuantizeLSTM",
+        domain=MS,
+        inputs=(12, 12),
+        outputs=3,
+        may_be_absent=frozenset(range(3, 8)),
+        attrs=_LSTM_ATTRS,
+        takes=_LSTM.takes,
+        roles={1: Role.WEIGHT, 2: Role.RECURRENT_WEIGHT, 3: Role.BIAS},
+        infer=_infer_lstm,
+        expand=_expand_lstm,
+        becomes="Cast LSTM Mul Reshape Sub Transpose",
+        no_gradient=frozenset((1, 2, 4, 9, 11)),
+        samples=Samples.RECURRENT,
     ),
     Op(
         name="ScaledSums",

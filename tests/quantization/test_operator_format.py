@@ -172,3 +172,57 @@ def test_scales_of_sums_are_checked(name: str, value: Array, error: str) -> None
     model = build([node], (TensorProto.UINT8, [2, 4]), **constants)
     with pytest.raises(EngineError, match=f"layer.*{error}"):
         make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str) -> None:
+    """As onnxruntime's quantiser writes it: nearer to the float model than onnxruntime is."""
+    d, i, n = (1 if direction == "forward" else 2), 240, 320
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y", "h"], hidden_size=n,
+                            direction=direction)  # fmt: skip
+    model = build(
+        [node], (TensorProto.FLOAT, [9, 2, i]), w=draw(d, 4 * n, i, scale=0.06),
+        r=draw(d, 4 * n, n, scale=0.06), b=draw(d, 8 * n, scale=0.1),
+    )  # fmt: skip
+    source, made = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(model, source)
+    x = draw(9, 2, i)
+    peer.quantize_dynamic(source, made)
+    written = onnx.load(made)
+    assert [node.op_type for node in written.graph.node] == ["DynamicQuantizeLSTM"]
+    (ours,) = edgegrad.Session(made, threads=1).run(["y"], {"x": x})
+    exact, theirs = run_peer(model, x), run_peer(written, x)
+    # Only the weights are rounded here; there, inputs and states are, too.
+    assert np.abs(ours - exact).max() < 0.03
+    assert np.abs(ours - theirs).max() < 0.03
+    assert np.abs(ours - exact).mean() < np.abs(theirs - exact).mean()
+    # The plan holds large weights as the file does; the other constants are biases.
+    plan = make_plan(onnx_io.load(written), {"x": x.shape}, target=detect_host(), threads=1)
+    assert plan.compute_region_bytes("const") < d * (4 * n * (i + n) + 4 * 8 * n) + 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("w", np.ones((1, 5, 12), np.float32), r"W \(input 1\) is f32\[1,5,12\]; supported: u8"),
+        ("ws", np.full(2, 0.1, np.float32), r"W_scale \(input 8\) is f32\[2\]; supported: \[1\]"),
+        ("rs", np.ones((1, 3), np.float32), r"R_scale \(input 10\) is f32\[1,3\]; .*\[1,12\]"),
+        ("ws", np.full(1, 0.1, np.float64), r"W_scale \(input 8\) is f64\[1\]; supported: f32"),
+        ("rs", np.array([np.nan], np.float32), r"scale \(input 10\) is nan at \[0\]"),
+        ("wz", np.zeros(1, np.uint8), r"W_zero_point \(input 9\) is u8\[1\]; supported: i8"),
+        ("rz", np.zeros((12,), np.int8), r"R_zero_point \(input 11\) is i8\[12\]"),
+        ("w", np.ones((1, 4, 12), np.int8), r"expected the shape \[1, 12, 5\]"),
+    ],
+)
+def test_weights_of_recurrences_are_checked(name: str, value: Array, error: str) -> None:
+    constants: dict[str, Any] = {
+        "w": np.ones((1, 5, 12), np.int8), "r": np.ones((1, 3, 12), np.int8),
+        "ws": np.full(1, 0.1, np.float32), "wz": np.zeros(1, np.int8),
+        "rs": np.full((1, 12), 0.1, np.float32), "rz": np.zeros((1, 12), np.int8),
+    } | {name: value}  # fmt: skip
+    ins = ["x", "w", "r", "", "", "", "", "", "ws", "wz", "rs", "rz"]
+    node = helper.make_node("DynamicQuantizeLSTM", ins, ["y"], domain=MS, name="layer",
+                            hidden_size=3)  # fmt: skip
+    model = build([node], (TensorProto.FLOAT, [4, 2, 5]), **constants)
+    with pytest.raises(EngineError, match=f"layer.*{error}"):
+        make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.tools.dev.cases.attention_contrib import attend_joined
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed
+from engine.tools.dev.cases.recurrent import recurrence
 
 MS = "com.microsoft"
 LIMITS = {
@@ -280,6 +281,44 @@ def _attention() -> Iterator[Case]:
                    outs=1 + any(t is past for t in ins), reference=_qattention)  # fmt: skip
 
 
+def _lstm(x: Any, w: Any, r: Any, *ins: Any, **attrs: Any) -> list[Any]:
+    """By weights that are transposed and have scales for a direction or for each channel."""
+    scale, zero, r_scale, r_zero = (
+        a.astype(float).reshape(len(w), 1, -1).swapaxes(1, 2) for a in ins[5:]
+    )
+    w, r = (w.swapaxes(1, 2) - zero) * scale, (r.swapaxes(1, 2) - r_zero) * r_scale
+    return list(recurrence("LSTM", x, w, r, *ins[:5], **attrs)[:3])
+
+
+def _lstms() -> Iterator[Case]:
+    """Signed and unsigned weights, a scale for each direction or channel, all optional inputs."""
+    n, i, t, b = 6, 5, 4, 3
+    both: dict[str, Any] = {"direction": "bidirectional"}
+    rows: tuple[tuple[int, tuple[int, ...], tuple[int, str], dict[str, Any]], ...] = (
+        (1, (), (0, "int8"), {}),
+        (2, (4 * n,), (0, "int8"), both),
+        (1, (), (128, "uint8"), {"direction": "reverse", "clip": 0.7, "input_forget": 1}),
+        (2, (), (128, "uint8"), {**both, "activations": ["Sigmoid", "Tanh", "Relu"] * 2}),
+    )
+    for d, per, (low, kind), more in rows:
+        side = [scales(d, *per) / 4, np.full((d, *per), low, kind)]
+        full = d == 2 and bool(per)
+        rest = [
+            f32(d, 8 * n),
+            np.array([4, 2, 3], np.int32) if full else None,
+            *([f32(d, b, n)] * 2 if full else [None] * 2),
+            f32(d, 3 * n) if full else None,
+        ]
+        weights = [
+            np.random.default_rng(5).integers(*LIMITS[kind], (d, k, 4 * n)).astype(kind)
+            for k in (i, n)
+        ]
+        grad = (0, 3, 5, 6) if full else (0, 3)
+        ins = (f32(t, b, i), *weights, *rest, *side, *side)
+        attrs = {"hidden_size": n, **more}
+        yield Case("DynamicQuantizeLSTM", ins, attrs, grad, MS, outs=3, tol=4e-6, reference=_lstm)
+
+
 def _fake(x: Any, scale: Any, zero: Any, quant_min: int = 0, quant_max: int = 255) -> list[Any]:
     level = np.rint(x / scale) + zero
     value = (np.clip(level, quant_min, quant_max) - zero) * scale
@@ -400,4 +439,7 @@ TRACKED = (
          reference=_track, name="tracked-scale-nothing"),
 )  # fmt: skip
 
-CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *_attention(), *FAKE, *ROUNDED, *TRACKED)
+CASES = (
+    *QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *_attention(), *_lstms(), *FAKE, *ROUNDED,
+    *TRACKED,
+)  # fmt: skip
