@@ -3,8 +3,11 @@
 A row builds a library with ziglang, links a program with it (tests/c/train.c), trains `STEPS` steps
 on the machine or in an emulator, and compares the losses with the engine's here: for
 libraries of ops with the losses of the same closed plans.  Programs for macOS, Android and iOS
-cannot be run here; their linked files are examined instead.  --page writes docs/build-matrix.md.  A
-run takes hours; rows that --folder has of the same sources are not made again.
+cannot be run here; their linked files are examined instead.
+
+--page replaces the rows of docs/build-matrix.md whose cells have all been made, and keeps the
+others, so that a run of hours can be made in pieces: --targets and --kinds choose them.  Cells that
+--folder has of the same sources are not made again.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ from bench.tables import make_markdown
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
-from engine.kernels.machine.target import detect_host
 from engine.models.images import build_cnn, build_mlp
 from engine.models.mobilenets import build_mobilenet_v2
 from engine.models.post_norm import build_minilm
 from engine.models.recurrent import build_gru
 from engine.tools import cli
+from engine.tools.benchmark import machine
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.dev.emulators import Emulator, find_emulator
 from engine.tools.trimmed import binary, opset
@@ -44,8 +47,10 @@ from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 
 DRIVERS = ROOT / "tests" / "c"
 STEPS, RATE = 3, 1e-4
-TOLERANCE = 2e-3  # Adam's steps have one size; where a gradient is rounding, it decides their sign
-KINDS = ("plain", "--size", "--ops")
+# Adam's steps have one size: where a gradient is rounding, it decides their sign.  The first loss
+# comes before any step.  Two plans of the engine for MobileNetV2 differ by 4e-3 at the third.
+FIRST, LATER = 1e-5, 1e-2
+KINDS = {"plain": "As it comes", "size": "`--size`", "ops": "`--ops`"}
 NAMES = ("native", *(name for name in TARGETS if not resolve(name).is_bare))
 
 
@@ -106,14 +111,17 @@ def compute_engine_losses(folder: Path, batch: int, *, closed: bool) -> list[flo
     return losses
 
 
-def judge(found: Sequence[float], expected: Sequence[float]) -> str:
-    """`equal` to the last bit, or the largest relative difference; over TOLERANCE it is WRONG."""
-    if list(found) == list(expected):
+def judge(losses: Sequence[float], expected: Sequence[float]) -> str:
+    """`equal` to the last bit, or the largest relative difference; over FIRST before any step of
+    the optimizer, and over LATER after one, it is WRONG.
+    """
+    if list(losses) == list(expected):
         return "equal"
-    if len(found) != len(expected):
-        return f"WRONG: {len(found)} losses"
-    worst = np.max(np.abs(np.subtract(found, expected) / expected))  # NaN if one is
-    return f"{worst:.0e}" if worst <= TOLERANCE else f"WRONG: {worst:.0e}"
+    if len(losses) != len(expected):
+        return f"WRONG: {len(losses)} losses"
+    differences = np.abs(np.subtract(losses, expected) / expected)
+    is_right = differences[0] <= FIRST and bool(np.all(differences <= LATER))  # not where NaN is
+    return f"{'' if is_right else 'WRONG: '}{np.max(differences):.0e}"
 
 
 class Matrix:
@@ -142,7 +150,7 @@ class Matrix:
         if existing := self.cells.get(make_key(target, name, kind)):
             return existing
         platform, begin = resolve(target), time.perf_counter()
-        out = self.folder / "ops" / target if kind == "--ops" else self.folder / "build"
+        out = self.folder / "ops" / target if kind == "ops" else self.folder / "build"
         try:
             said = self._fill_cell(platform, name, kind, out)
         except (EngineError, RuntimeError, subprocess.TimeoutExpired) as error:
@@ -160,7 +168,7 @@ class Matrix:
             "mnist",
             platform,
             batches,
-            size=kind == "--size",
+            size=kind == "size",
             freestanding=bool(platform.sdk),
             compiler="zig",
         )
@@ -168,7 +176,7 @@ class Matrix:
     def _fill_cell(self, platform: Platform, name: str, kind: str, out: Path) -> str:
         """Build or plan, then run or examine; returns the verdict."""
         folder, batch = self.artifacts[name], MODELS[name].batch
-        if kind == "--ops":
+        if kind == "ops":
             if not (out / "manifest.json").exists():
                 config = opset.read(self.config)
                 build_library(config, [], out, self._make_options(platform, [1], kind))
@@ -184,8 +192,8 @@ class Matrix:
             return examine(platform, out)
         if device.list_missing():
             return f"linked, not run: needs {', '.join(device.list_missing())}"
-        losses = train(platform, device, out, folder / "checkpoint", kind == "--ops")
-        closed = kind == "--ops"
+        losses = train(platform, device, out, folder / "checkpoint", kind == "ops")
+        closed = kind == "ops"
         if (name, closed) not in self.losses:
             self.losses[name, closed] = compute_engine_losses(folder, batch, closed=closed)
         return judge(losses, self.losses[name, closed])
@@ -249,14 +257,18 @@ def _digest(chosen: Sequence[str]) -> str:
 PAGE = """\
 # The matrix of builds
 
-Made by `make builds` of commit {commit} ({date}), on {arch} with vectors of {vector} bytes. A run
-takes hours, so later versions may lack a row here, and their libraries are smaller;
-[Trimmed builds](trimmed-builds.md) has sizes of this version.
+`make builds` makes this page. A run takes hours, so it can be made in pieces, such as
+`make builds ARGS="--targets raspberrypi4 wasm32"`: a piece replaces its rows. Each row says from
+which commit it is, and its date; later libraries are often smaller.
+[Trimmed builds](trimmed-builds.md) has sizes of this version. The last piece was made on
+{machine}.
 
 Each cell is a library that ziglang linked: its size; the seconds for planning, compiling kernels
 that were not cached, linking and training, on a machine shared with others; and how the losses of
 {steps} steps of a program that uses the library differ from the engine's on this machine: `equal`
-to the last bit, or the largest relative difference; more than {tolerance:.0e} is an error.
+to the last bit, or the largest relative difference. More than {first:.0e} at the first step is an
+error, and more than {later:.0e} later: Adam's steps have one size, so where a gradient is rounding,
+rounding decides their direction.
 
 Linux on ARM and RISC-V runs under qemu's user mode, Windows under Wine, WebAssembly in Node.js;
 code for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
@@ -266,51 +278,61 @@ code for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs o
 to make it.
 
 Models: {models}.
-
-{made} of {all} cells were built; the others are empty.
 """
 
 
-def make_page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]) -> str:
-    """Return the document for these cells, by their keys."""
-    keys = [make_key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
-    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h %as"]
-    said = subprocess.run(git, check=True, capture_output=True, text=True).stdout
-    commit, date = said.split()
-    head = PAGE.format(
-        commit=commit,
-        date=date,
-        arch=detect_host().arch,
-        vector=detect_host().vector,
+def read_rows(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Return the cells of the rows that a page has, by kind and target; of other models none."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    kind = ""
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        if line.startswith("## "):
+            kind = next((k for k, title in KINDS.items() if line == f"## {title}"), "")
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 2 + len(MODELS) and cells[0] in NAMES:
+            rows[kind, cells[0]] = cells[1:]
+    return rows
+
+
+def write_page(rows: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Write the matrix of builds: rows that are complete, and the others as the page has them.
+
+    A row is of one commit: cells of other models stay in it where they are of the same.
+
+    rows: for each model of the run.
+    """
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h, %as"]
+    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    made: dict[tuple[str, str], dict[str, str]] = {}
+    for name, cells in rows.items():
+        for target, kind, size, took, verdict in cells:
+            row = made.setdefault((str(kind), str(target)), {})
+            row[name] = f"{size:,.0f} KiB, {took:.0f} s, {verdict}"
+    shown = read_rows(path)
+    for key, row in made.items():
+        if len(row) == len(rows):
+            old = dict(zip((*MODELS, "of"), shown.get(key, ()), strict=False))
+            kept = old if old.get("of") == commit else {}
+            shown[key] = [*((kept | row).get(name, "") for name in MODELS), commit]
+    lines = PAGE.format(
+        machine=machine.describe()["processor"],
         steps=STEPS,
-        tolerance=TOLERANCE,
-        models="; ".join(f"{name}: {MODELS[name].what}" for name in chosen),
-        made=sum(k in cells for k in keys),
-        all=len(keys),
-    )
-    lines = head.splitlines()
-    for kind in KINDS:
-        lines += ["", f"## {'As it comes' if kind == 'plain' else f'`{kind}`'}", ""]
-        rows = [[t, *(cells.get(make_key(t, m, kind), "") for m in chosen)] for t in targets]
-        lines += make_markdown(["target", *chosen], rows)
-    return "\n".join(lines) + "\n"
-
-
-def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
-    """Write the matrix of builds."""
-    made = {
-        make_key(str(target), name, str(kind)): f"{size:,.0f} KiB, {took:.0f} s, {verdict}"
-        for name, rows in found.items()
-        for target, kind, size, took, verdict in rows
-    }
-    path.write_text(make_page(made, NAMES, list(found)), "utf-8")
+        first=FIRST,
+        later=LATER,
+        models="; ".join(f"{name}: {model.what}" for name, model in MODELS.items()),
+    ).splitlines()
+    for kind, title in KINDS.items():
+        lines += ["", f"## {title}", ""]
+        table = [[t, *shown.get((kind, t), [""] * (1 + len(MODELS)))] for t in NAMES]
+        lines += make_markdown(["target", *MODELS, "of"], table)
+    path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each target and kind of build."""
     matrix = Matrix(options.folder, list(MODELS))
     for target in options.targets:
-        for kind in KINDS:
+        for kind in options.kinds:
             cell = matrix.run(target, kind, name)
             yield target, kind, cell.size / 1024, cell.seconds, cell.verdict
 
@@ -324,6 +346,7 @@ BENCHES = (
         measure,
         options=(
             Option("targets", NAMES, "to build for"),
+            Option("kinds", tuple(KINDS), "of builds"),
             Option("folder", ROOT / "build" / "matrix", "of rows that are kept"),
         ),
         page=write_page,

@@ -420,10 +420,21 @@ def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
     assert bench.main([*words, "--document", str(document)]) == 0
     assert document.read_text("utf-8") == text
 
+    # A piece replaces its own rows alone.
+    kept = "| riscv64 | 64 KiB, 4 s, equal |  |  |  |  | 1a2b3c4, 2026-01-01 |"
+    old = [kept if line.startswith("| riscv64 ") else line for line in text.splitlines()]
+    document.write_text("\n".join(old).replace("equal |", "old |", 1), "utf-8")
+    assert bench.main([*words, "--kinds", "size", "--document", str(document)]) == 0
+    text = document.read_text("utf-8")
+    assert text.count(kept) == 3
+    assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", text)) == 2
+
 
 def test_verdicts() -> None:
     assert builds.judge([1.0, 2.0], [1.0, 2.0]) == "equal"
     assert builds.judge([1.0, 2.000002], [1.0, 2.0]) == "1e-06"
+    assert builds.judge([1.0, 2.01], [1.0, 2.0]) == "5e-03"
+    assert builds.judge([1.001, 2.0], [1.0, 2.0]) == "WRONG: 1e-03"
     assert builds.judge([1.0, 2.1], [1.0, 2.0]) == "WRONG: 5e-02"
     assert builds.judge([1.0], [1.0, 2.0]) == "WRONG: 1 losses"
     assert builds.judge([1.0, float("nan")], [1.0, 2.0]) == "WRONG: nan"
