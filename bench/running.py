@@ -62,7 +62,7 @@ def list_usual(bench: Bench) -> list[str]:
 def make_parser(given: Sequence[Bench], text: str = "") -> argparse.ArgumentParser:
     """Return the parser of all that benches take.
 
-    text: the description where there are none; that of benches is of their modules.
+    text: the description where there are none; benches are described by their modules.
     """
     if given:
         text = "\n\n".join(

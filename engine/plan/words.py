@@ -135,7 +135,7 @@ class Words:
         field = self.fields.get(name)
         if field is None or not field.names:
             return self.members[name]
-        return self.members[f"{name}_{field.names[0]}"]._replace(reads="place")
+        return Member(field, self.members[f"{name}_{field.names[0]}"].offset, "place")
 
     @property
     def addresses(self) -> int:

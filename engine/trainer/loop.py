@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import monotonic
@@ -27,6 +26,7 @@ from engine.trainer.history import RESERVED, History, is_better
 from engine.trainer.interrupts import Interrupts
 from engine.trainer.measuring import TrainingMetrics
 from engine.trainer.ranks import split_part
+from engine.trainer.reports.process import measure_peak
 from engine.trainer.request import Request
 from engine.trainer.run_checkpoints import RunCheckpoints, Standing
 from engine.trainer.schedules import Constant
@@ -473,16 +473,6 @@ class Loop:
         row["seconds"] = self.standing.epoch_seconds
         if self.standing.training_seconds > 0:
             row["samples_per_second"] = fit.samples / self.standing.training_seconds
-        if memory := _measure_peak_memory():
+        if memory := measure_peak():
             row["memory"] = memory
         return row
-
-
-def _measure_peak_memory() -> int:
-    """Return the peak resident size of this process in bytes; 0 where Windows does not tell."""
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -216,7 +216,7 @@ def _read_numbers(texts: Array, dtype: str, name: str) -> Array:
         raise ModelError(str(error)) from None
 
 
-def adopt_weights(graph: Graph) -> None:
+def make_initializers(graph: Graph) -> None:
     """Make initializers of the constants of a graph that has its weights among them, in place.
 
     Paddle2ONNX and spox write weights as nodes: there are no other weights then, and some node has
@@ -228,15 +228,15 @@ def adopt_weights(graph: Graph) -> None:
     """
     if any(a.dtype.kind == "f" and a.ndim for a in graph.initializers.values()):
         return
-    found: dict[str, Array] = {}
+    constants: dict[str, Array] = {}
     for node in graph.nodes:
         value = node.attrs.get("value") if (node.domain, node.op) == ("", "Constant") else None
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1:
-            found[node.outputs[0]] = value
+            constants[node.outputs[0]] = value
     seconds = (node.inputs[1] for node in graph.nodes if len(node.inputs) > 1)
-    if any(name in found and found[name].ndim > 1 for name in seconds):
-        graph.initializers |= found
-        graph.nodes = [node for node in graph.nodes if found.keys().isdisjoint(node.outputs)]
+    if any(name in constants and constants[name].ndim > 1 for name in seconds):
+        graph.initializers |= constants
+        graph.nodes = [node for node in graph.nodes if constants.keys().isdisjoint(node.outputs)]
 
 
 def read_texts(graph: Graph, source: str) -> None:

@@ -21,13 +21,13 @@ from engine.graphs.io.messages import (
     BFLOAT,
     IN_GRAPHS,
     PACKED,
-    adopt_weights,
     check_packed,
     count_stored,
     find_code,
     fold_strings,
     make_content,
     make_default_info,
+    make_initializers,
     make_tensor,
     make_value_info,
     read_text_type,
@@ -78,7 +78,7 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which is not changed.
 
     Functions are inlined, and unsupported opsets converted (`convert`).  The constants of a file
-    without other weights become initializers (`adopt_weights`).  Initializers in external files are
+    without other weights become initializers (`make_initializers`).  Initializers in external files are
     read from the folder of the model's path.  Initializers in a file of at least `mapping.LARGE`
     bytes stay in the file, which is mapped, so it must not be overwritten in place while the graph
     is used.  NumPy has no bfloat16: values of this type become float32 and are listed in the
@@ -211,7 +211,7 @@ class _MessageReader:
         for text in out.list_texts():
             if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
                 raise ModelError(f"{self.source}: {text!r} is not UTF-8")
-        adopt_weights(out)
+        make_initializers(out)
         try:
             return out.sort().check()
         except ModelError as error:

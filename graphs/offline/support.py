@@ -33,7 +33,7 @@ from engine.system.paths import Paths
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
 FORWARD, UNSUPPORTED = "forward only", "unsupported"
 
-# For symbolic dimensions, one after another; only those of `PRIMES` for the first axes of inputs.
+# For symbolic dimensions, one after another; the first axes of inputs take only `PRIMES`.
 PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 MULTIPLES, LARGE = range(64, 384, 32), range(512, 1152, 64)
 _LOST = "the type of {} is not known"

@@ -145,9 +145,9 @@ def test_checkpoints_are_kept_in_the_page(tmp_path: Path) -> None:
     shutil.copytree(make_package("mlp", "js", "wasm32"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "page.html").write_text('<!doctype html><link rel="icon" href="data:,">')
     with serve(tmp_path) as address, browser() as running:
-        found = running.open_address(f"{address}/page.html").ask(KEEPING)
-    function, text, number, without = (found.pop(i) for i in (5, 6, 6, -1))
-    assert found == [
+        answers = running.open_address(f"{address}/page.html").ask(KEEPING)
+    function, text, number, without = (answers.pop(i) for i in (5, 6, 6, -1))
+    assert answers == [
         None,
         ["last", "other"],
         {"epoch": 3},

@@ -188,7 +188,7 @@ def check_halves(
 @pytest.mark.parametrize("half", EPSILON)
 def test_a_pool_that_keeps_taps_takes_halves(half: Precision) -> None:
     """Maxima and their gradients are copies, so all are exact."""
-    x = np.arange(2 * 3 * 32 * 32, dtype=np.float32).reshape(2, 3, 32, 32) % 37 - 18
+    x = np.arange(4 * 3 * 32 * 32, dtype=np.float32).reshape(4, 3, 32, 32) % 37 - 18
     window = {"kernel_shape": [2, 2], "strides": [2, 2]}
     nodes = [
         Node("Neg", ("x",), ("a",), name="a"),

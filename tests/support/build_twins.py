@@ -24,8 +24,10 @@ class Both:
         folder: Path | None = None,
         made: Path | None = None,
         precision: Precision = "f32",
+        copies: int = 1,
     ) -> None:
         self.trace = np.load(GOLDENS / case / "trace.npz")
+        self.copies = copies  # of each sample in a batch: small values stay float32
         folder = folder or GOLDENS / case
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(
@@ -40,7 +42,8 @@ class Both:
         self.trainer = self.face.Trainer(folder / "checkpoint")
 
     def batch(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.trace["x"][k], self.trace["y"][k]
+        x, y = (np.repeat(self.trace[name][k], self.copies, axis=0) for name in "xy")
+        return x, y
 
     def step(self, k: int) -> tuple[Any, Any]:
         rate = float(self.trace["learning_rates"][k])

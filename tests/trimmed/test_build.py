@@ -228,9 +228,9 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
 def test_a_build_in_float16_scales_its_loss_like_the_engine(joined: bool, tmp_path: Path) -> None:
     """Through overflow and growth, and from the engine's checkpoint and back."""
     planning = PlanOptions(precision="f16")
-    options = Options("mnist", resolve("native"), [4], joined=joined, planning=planning)
+    options = Options("mnist", resolve("native"), [16], joined=joined, planning=planning)
     build(GOLDENS / "cnn", tmp_path, options)
-    both = Both("cnn", made=tmp_path, precision="f16")
+    both = Both("cnn", made=tmp_path, precision="f16", copies=4)
     whole = Trainer(GOLDENS / "cnn", precision="f16", threads=1)
     if joined:
         both.state = whole.state

@@ -176,8 +176,9 @@ def test_wrong_words(words: list[str], error: Any, message: str, folder: Path) -
 
 
 def test_folders_that_cannot_be_prepared(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match=r"no file 'training_model\.onnx'"):
-        cli.invoke(["prepare", str(tmp_path), "--batch", "1"])
+        cli.invoke(["prepare", str(tmp_path / "empty"), "--batch", "1"])
     model = onnx.load(folder / "eval_model.onnx")
     model.opset_import.append(helper.make_opsetid("my.ops", 1))
     big = onnx.numpy_helper.from_array(np.zeros(3, np.float32), "big")

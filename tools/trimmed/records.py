@@ -171,7 +171,7 @@ class _StepText:
 
     def _find_run(self, units: Sequence[tuple[bytes, int]], i: int) -> tuple[int, int]:
         """Return where the longest run of units from unit i on is already, and its length."""
-        found = 0, 0
+        longest = 0, 0
         for first in self._places.get(units[i], ())[:TRIED]:
             count = steps = 0
             while i + count < len(units) and first + count < len(self._units):
@@ -180,8 +180,8 @@ class _StepText:
                 if self._units[first + count] != unit or steps > MOST:
                     break
                 count += 1
-            found = max(found, (first, count), key=lambda pair: pair[1])
-        return found
+            longest = max(longest, (first, count), key=lambda pair: pair[1])
+        return longest
 
     def _write(self, unit: tuple[bytes, int]) -> None:
         if unit[1]:
