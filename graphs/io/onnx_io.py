@@ -78,11 +78,11 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which is not changed.
 
     Functions are inlined, and unsupported opsets converted (`convert`).  The constants of a file
-    without other weights become initializers (`make_initializers`).  Initializers in external files are
-    read from the folder of the model's path.  Initializers in a file of at least `mapping.LARGE`
-    bytes stay in the file, which is mapped, so it must not be overwritten in place while the graph
-    is used.  NumPy has no bfloat16: values of this type become float32 and are listed in the
-    metadata `files.BFLOATS`.
+    without other weights become initializers (`make_initializers`).  Initializers in external files
+    are read from the folder of the model's path.  Initializers in a file of at least
+    `mapping.LARGE` bytes stay in the file, which is mapped, so it must not be overwritten in place
+    while the graph is used.  NumPy has no bfloat16: values of this type become float32 and are
+    listed in the metadata `files.BFLOATS`.
 
     data: the content of the file at the path, if the caller has read it.
 
