@@ -14,6 +14,10 @@ The choices are made such that sizes that can differ do differ:
   model accepts it.
 - Small numbers, and numbers with many divisors: n % 2 and min(n, 10) are the same for all large
   primes and yet depend on n.
+- A symbol that is also the size of a value that other inputs decide, by the types of the file, has
+  the number of this size: the labels of scores of the shape [batch, dim_0] have the shape [batch,
+  dim_0], and dim_0 may be any function of the width of a picture.  This is tried where the model
+  refuses numbers that are independent, so a file that is wrong about a size does no harm.
 - 1 for each symbol, for several of a group, and for all.  A size of 1 is broadcast, so symbols that
   fit at all other sizes only if they are equal may still differ, and the size of a result of both
   is neither.
@@ -243,10 +247,21 @@ def infer_by_trial(
     return _Trials(graph, walk, walk_of).run()
 
 
+class _Dependent(NamedTuple):
+    """Symbols that are sizes of values, by the types of the file, and the part that makes those.
+
+    places: for each symbol the value, and the axis.
+    """
+
+    places: Mapping[str, tuple[str, int]]
+    part: Graph
+
+
 class _Trials:
     """Search for groups of symbols, and for numbers, that a model accepts.
 
     choices, found: the accepted choices, and the result of inference for each.
+    measure: returns a choice with the numbers of the dependent symbols.
     """
 
     def __init__(
@@ -257,6 +272,7 @@ class _Trials:
         self.choices: list[Choice] = []
         self.found: list[Inferred] = []
         self.failure: ShapeError | None = None
+        self.measure: Callable[[Choice], Choice] = lambda choice: choice
 
     def run(self) -> Inferred:
         groups = self.find_groups()
@@ -276,20 +292,40 @@ class _Trials:
     # --- the search
 
     def find_groups(self) -> Groups:
-        """Return the groups of symbols that the model accepts only if they are equal, or 1."""
+        """Return the groups of symbols that the model accepts only if they are equal, or 1.
+
+        Dependent symbols (`measure`) are in none.
+        """
         symbols = list_symbols(self.graph)
-        for pool in _POOLS:
-            groups: Groups = tuple((s,) for s in symbols)
-            if self.is_accepted(groups, pool):
+        if groups := self.find_independent(symbols):
+            return groups
+        dependent = None if self.walk_of is None else _find_dependent(self.graph, symbols)
+        if dependent is not None and self.walk_of is not None:
+            plain, walk = self.measure, self.walk_of(dependent.part)
+            self.measure = functools.partial(_measure_sizes, dependent.places, walk)
+            others = [s for s in symbols if s not in dependent.places]
+            if groups := self.find_independent(others) or self.find_equal(others):
                 return groups
+            self.measure = plain
+        if groups := self.find_equal(symbols):
+            return groups
+        assert self.failure is not None
+        raise self.failure
+
+    def find_independent(self, symbols: Sequence[str]) -> Groups:
+        """Return a group for each symbol if the model accepts that, otherwise none."""
+        groups = tuple((s,) for s in symbols)
+        return groups if any(self.is_accepted(groups, pool) for pool in _POOLS) else ()
+
+    def find_equal(self, symbols: Sequence[str]) -> Groups:
+        """Return as many groups as the model accepts, or none."""
         for pool in _POOLS:
-            groups = (tuple(symbols),)
+            groups: Groups = (tuple(symbols),)
             if self.is_accepted(groups, pool):
                 while (finer := self.split(groups, pool)) is not None:
                     groups = finer
                 return groups
-        assert self.failure is not None
-        raise self.failure
+        return ()
 
     def split(self, groups: Groups, pool: Sequence[int]) -> Groups | None:
         """Return the groups with one split in two, or None."""
@@ -309,6 +345,7 @@ class _Trials:
             return False
         choices = [_make_choice(groups, pool[k * count :]) for k in range(2)]
         try:
+            choices = [self.measure(choice) for choice in choices]
             inferred = [self.walk(choice) for choice in choices]
             first, second = map(_find_ranks, inferred)
             for name, rank in first.items():
@@ -325,9 +362,10 @@ class _Trials:
 
     def add(self, choice: Choice) -> Inferred | None:
         """Add a choice to the base, and return its result; None if the model refuses the choice."""
-        if choice in self.choices:
-            return self.found[self.choices.index(choice)]
         try:
+            choice = self.measure(choice)
+            if choice in self.choices:
+                return self.found[self.choices.index(choice)]
             inferred = self.walk(choice)
         except InternalError:
             raise
@@ -556,6 +594,53 @@ def _make_choice(groups: Groups, numbers: Sequence[int]) -> Choice:
 def _find_ranks(found: Inferred) -> dict[str, int]:
     """Return the rank of every value."""
     return {name: t.rank for name, t in found.types.items()}
+
+
+def _find_dependent(graph: Graph, symbols: Sequence[str]) -> _Dependent | None:
+    """Return the symbols of inputs that are sizes of values which those inputs do not decide."""
+    places: dict[str, tuple[str, int]] = {}
+    made = [name for node in graph.nodes for name in node.outputs if name in graph.types]
+    for symbol in symbols:
+        reached = {name for name, t in graph.inputs.items() if symbol in t.shape}
+        for node in graph.nodes:
+            if not reached.isdisjoint(node.list_reads()):
+                reached.update(node.outputs)
+        for name in made:
+            if name not in reached and symbol in graph.types[name].shape:
+                places[symbol] = (name, graph.types[name].shape.index(symbol))
+                break
+    if not places:
+        return None
+    wanted = [name for name, _ in places.values()]
+    read, kept = set(wanted), list[Node]()
+    for node in reversed(graph.nodes):
+        if not read.isdisjoint(node.outputs):
+            kept.append(copy(node))
+            read.update(node.list_reads())
+    inputs = {name: t for name, t in graph.inputs.items() if name in read}
+    if any(not places.keys().isdisjoint(t.shape) for t in inputs.values()):
+        return None
+    held = {name: a for name, a in graph.initializers.items() if name in read}
+    part = Graph(graph.name, inputs, wanted, held, kept[::-1], dict(graph.opsets))
+    return _Dependent(places, part)
+
+
+def _measure_sizes(
+    places: Mapping[str, tuple[str, int]], walk: Walk, choice: Mapping[str, int]
+) -> Choice:
+    """Return a choice with the sizes that values have for it.
+
+    Raises:
+        ShapeError: such a size is not a number, or the value has no such axis.
+    """
+    free = {s: n for s, n in choice.items() if s not in places}
+    types = walk(free).types
+    for symbol, (name, axis) in places.items():
+        size = dict(enumerate(types[name].shape)).get(axis)
+        if not isinstance(size, int):
+            raise ShapeError(f"dimension {axis} of {name!r} is not known: {types[name]}")
+        free[symbol] = size
+    return free
 
 
 def _list_halves(group: tuple[str, ...]) -> Iterator[Groups]:

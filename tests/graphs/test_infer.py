@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,36 @@ def test_an_input_may_have_the_size_of_a_polynomial() -> None:
     assert str(bind(g, {"x": (2, 6, 4)}).inputs["labels"]) == "i64[12]"
     with pytest.raises(ShapeError, match=r"'6\*n'.* is 13"):
         bind(g, {"x": (2, 6, 4), "labels": (13,)})
+
+
+@pytest.mark.parametrize("stride", [2, 3, 8])
+def test_an_input_may_have_the_size_of_another_value(stride: int) -> None:
+    """Targets of a convolution with strides: `out` is no polynomial of t, and t = out = 1 is rare.
+
+    Where the file says nothing, or says what is wrong, all sizes that fit are still tried.
+    """
+    kernel = {"kernel_shape": [3], "pads": [1, 1], "strides": [stride]}
+    nodes = [
+        Node("Conv", ("x", "w"), ("c",), kernel),
+        Node("Shape", ("c",), ("s",)),
+        Node("Sub", ("c", "target"), ("y",)),
+        Node("Reshape", ("y", "s"), ("z",)),
+    ]
+    g = graph(
+        {"x": ("n", 2, "t"), "target": ("n", 2, "out")}, nodes, {"w": np.ones((2, 2, 3), F32)}
+    )
+    told = g.copy()
+    told.types["c"] = TensorType("f32", ("n", 2, "out"))
+    types = infer(told).types
+    assert [str(types[name]) for name in "cyz"] == ["f32[n,2,out]"] * 3
+    assert "s" not in told.initializers
+    bound = infer(bind(told, {"x": (4, 2, 24), "target": (4, 2, 24 // stride)}), settled=True)
+    assert str(bound.types["z"]) == f"f32[4,2,{24 // stride}]"
+    wrong = g.copy()
+    wrong.types["c"] = TensorType("f32", ("n", "out"))
+    for silent in (g, wrong):
+        with contextlib.suppress(ShapeError):
+            infer(silent)
 
 
 def test_sizes_with_a_limit_are_met() -> None:
