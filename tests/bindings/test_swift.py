@@ -1,4 +1,4 @@
-"""Swift and Objective-C: the package for Apple's systems, as far as it can be checked elsewhere."""
+"""Swift: the package for Apple's systems, as far as it can be checked elsewhere."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @shows("Swift", "macOS", "made")
 @shows("Swift", "iOS", "made")
+@shows("Objective-C", "macOS", "made")
+@shows("Objective-C", "iOS", "made")
 def test_the_framework_has_a_library_for_each_system(package: Path, tmp_path: Path) -> None:
     """An archive as Apple's linker reads it, of objects for the system."""
     framework = package / "CMnist.xcframework"

@@ -30,7 +30,8 @@ BARE = {
 # Columns, and the languages of `--bindings`; None: each build has it.
 COLUMNS = {
     "C": None, "C++17": None, "Python": None, "JavaScript": "js", "Java": "java",
-    "Kotlin": "kotlin", "Swift": "swift", "C#": "csharp", "Rust": "rust", "Go": "go",
+    "Kotlin": "kotlin", "Swift": "swift", "Objective-C": "swift", "C#": "csharp", "Rust": "rust",
+    "Go": "go",
 }  # fmt: skip
 
 

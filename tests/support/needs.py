@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,10 @@ needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs ca
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs go")
 needs_mono = pytest.mark.skipif(
     not (shutil.which("mcs") and shutil.which("mono")), reason="needs mcs and mono"
+)
+GNUSTEP = Path("/usr/include/GNUstep")  # headers of Objective-C's Foundation
+needs_gnustep = pytest.mark.skipif(
+    not (GNUSTEP / "Foundation/Foundation.h").exists(), reason="needs libgnustep-base-dev"
 )
 
 

@@ -53,6 +53,7 @@ SHOWN = (
     "java",
     "kotlin",
     "swift",
+    "objc",
     "csharp",
     "rust",
     "go",

@@ -1,4 +1,4 @@
-"""Swift, and Objective-C by the module of the header: a class over functions of C.
+"""Swift: a class over functions of C, and beside it Objective-C's.
 
 The package has a static library for each target, in a framework that Xcode chooses from.
 """
@@ -9,6 +9,7 @@ import plistlib
 from collections.abc import Mapping
 
 from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.bindings import objective_c
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -207,7 +208,7 @@ def _fill(api: Api) -> Mapping[str, str]:
         "enums": join_parts(map(_write_enumeration, api.enumerations)),
         "makers": join_parts(map(_write_maker, api.makers)),
         "members": join_parts(_write_member(f, api) for f in api.members),
-    }
+    } | {**objective_c.fill(api)}
 
 
 def _place(name: str, platform: Platform) -> str:

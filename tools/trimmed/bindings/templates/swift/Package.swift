@@ -1,14 +1,18 @@
 // swift-tools-version:5.7
-// Training of one model: a library of Swift, and the module C@Name@ for Objective-C and C.
+// Training of one model: a library of Swift, one of Objective-C, and the module C@Name@ for C.
 import PackageDescription
 
 let package = Package(
     name: "@Name@",
     platforms: [.macOS(.v11), .iOS(.v13)],
-    products: [.library(name: "@Name@", targets: ["@Name@"])],
+    products: [
+        .library(name: "@Name@", targets: ["@Name@"]),
+        .library(name: "@Name@ObjC", targets: ["@Name@ObjC"]),
+    ],
     targets: [
         .binaryTarget(name: "C@Name@", path: "C@Name@.xcframework"),
         .target(name: "@Name@", dependencies: ["C@Name@"]),
+        .target(name: "@Name@ObjC", dependencies: ["C@Name@"]),
         .executableTarget(name: "Example", dependencies: ["@Name@"], path: "Examples"),
     ]
 )

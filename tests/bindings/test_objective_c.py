@@ -1,0 +1,121 @@
+"""Objective-C: the class of Apple's package, with GNUstep's Foundation on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.tools.trimmed import binary
+from tests.bindings import drill
+from tests.bindings.packages import make_package
+from tests.support.builds import needs_cc, run
+from tests.support.needs import GNUSTEP, needs_gnustep
+from tests.support.places import BINDINGS
+
+SOURCES = "swift/Sources/MnistObjC"
+# How the runtime of GCC wants code, which has neither ARC nor subscripts.
+PLAIN = ["-fobjc-runtime=gcc", "-fobjc-exceptions", "-fexceptions"]
+PLAIN += ["-fconstant-string-class=NSConstantString"]
+FOUNDATION = """
+#pragma clang system_header
+#include <stdint.h>
+#import <objc/NSObject.h>
+#define NS_ASSUME_NONNULL_BEGIN _Pragma("clang assume_nonnull begin")
+#define NS_ASSUME_NONNULL_END _Pragma("clang assume_nonnull end")
+#define NS_ENUM(kind, name) enum name : kind name; enum name : kind
+NS_ASSUME_NONNULL_BEGIN
+@interface NSString : NSObject
+@property(readonly, nullable) const char *UTF8String;
++ (nullable instancetype)stringWithUTF8String:(const char *)bytes;
++ (instancetype)stringWithFormat:(NSString *)form, ... __attribute__((format(__NSString__, 1, 2)));
+- (NSString *)stringByAppendingString:(NSString *)other;
+- (NSUInteger)lengthOfBytesUsingEncoding:(NSUInteger)encoding;
+@end
+enum { NSUTF8StringEncoding = 4 };
+NSString *NSStringFromClass(Class kind);
+extern NSString *const NSLocalizedDescriptionKey;
+@interface NSNumber : NSObject
++ (NSNumber *)numberWithLongLong:(long long)number;
+@end
+@interface NSData : NSObject
+@property(readonly) NSUInteger length;
+@property(readonly) const void *bytes;
++ (instancetype)dataWithBytes:(nullable const void *)bytes length:(NSUInteger)length;
+@end
+@interface NSMutableData : NSData
+@property(readonly) void *mutableBytes;
++ (nullable instancetype)dataWithLength:(NSUInteger)length;
+@end
+@interface NSArray<T> : NSObject
+@property(readonly) NSUInteger count;
+- (T)objectAtIndex:(NSUInteger)index;
+@end
+@interface NSMutableArray<T> : NSArray<T>
++ (instancetype)array;
+- (void)addObject:(T)object;
+@end
+@interface NSDictionary<K, V> : NSObject
++ (instancetype)dictionaryWithObjects:(const V *)v forKeys:(const K *)k count:(NSUInteger)count;
+@end
+@interface NSError : NSObject
++ (instancetype)errorWithDomain:(NSString *)domain
+                           code:(NSInteger)code
+                       userInfo:(nullable NSDictionary<NSString *, id> *)facts;
+@end
+NS_ASSUME_NONNULL_END
+"""
+
+
+def compile_objective_c(source: Path, package: Path, *options: str | Path) -> None:
+    """Compile a source; a warning is an error, except in headers of the system."""
+    words = [sys.executable, "-m", "ziglang", "cc", "-O2", "-fno-sanitize=all", "-Wall", "-Wextra"]
+    words += ["-Werror", "-Wno-unused-command-line-argument"]
+    words += [f"-I{package / SOURCES}/include", f"-I{package}", *map(str, options)]
+    words.append(str(source))
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_cc
+@needs_gnustep
+def test_objective_c_trains_resumes_and_refuses(tmp_path: Path) -> None:
+    """Over the library of this machine, which has the same functions as one for Apple's systems."""
+    package, native = make_package("mlp", "swift", "macos-aarch64"), make_package("mlp", "go")
+    own = run("cc", "-print-file-name=include", **os.environ).strip()  # GCC's of Objective-C
+    headers = ["-isystem", GNUSTEP, "-isystem", own]
+    objects = []
+    for source in (package / SOURCES / "MnistModel.m", BINDINGS / "Drill.m"):
+        objects.append(tmp_path / f"{source.stem}.o")
+        compile_objective_c(source, package, *PLAIN, *headers, "-c", "-o", objects[-1])
+    libraries = [f"-L{native}", "-lmnist", "-lgnustep-base", "-lobjc", f"-Wl,-rpath,{native}"]
+    run("cc", *objects, *libraries, "-o", tmp_path / "drill", **os.environ)
+    drill.write_steps("mlp", tmp_path / "steps")
+    words = (native / "checkpoint", tmp_path / "steps", tmp_path / "out", "1000")
+    printed = run(tmp_path / "drill", *words)
+    drill.check(printed, tmp_path / "out", "mlp", exact=True)
+
+
+def test_the_class_compiles_for_apple_with_and_without_arc(tmp_path: Path) -> None:
+    """With declarations of what it uses of Foundation, which only Apple's SDK has."""
+    package = make_package("mlp", "swift", "macos-aarch64")
+    (tmp_path / "Foundation").mkdir()
+    (tmp_path / "Foundation/Foundation.h").write_text(FOUNDATION)
+    source, made = package / SOURCES / "MnistModel.m", tmp_path / "model.o"
+    for option in ("-fobjc-arc", "-fno-objc-arc"):
+        words = ["-target", "aarch64-macos", option, f"-I{tmp_path}", "-c", "-o", str(made)]
+        compile_objective_c(source, package, *words)
+        assert binary.read(made).system == "macos"
+
+
+def test_the_class_has_every_function() -> None:
+    package = make_package("mlp", "swift", "macos-aarch64")
+    header = (package / "mnist.h").read_text()
+    names = set(re.findall(r"(?m)^MNIST_API [^;]*?\b(mnist_\w+)\(", header))
+    text = (package / SOURCES / "MnistModel.m").read_text()
+    # A model in the caller's memory, and threads that a system would start, are for C alone.
+    assert names - set(re.findall(r"\bmnist_\w+", text)) == {"mnist_create_in", "mnist_worker"}
+    declared = (package / SOURCES / "include/MnistModel.h").read_text()
+    assert "/// The number of optimizer steps done, which AdamW's formulas use." in declared

@@ -1,0 +1,58 @@
+// Training of one model from Objective-C: each method is the function of @name@.h with its name.
+//
+//     NSError *error = nil;
+//     @Name@Model *model = [@Name@Model create:@"checkpoint" error:&error];
+//     [model setLearningRate:0.01f error:&error];
+//     NSArray<NSData *> *outputs = [model trainStep:@[images, labels] error:&error];
+//     float loss = *(const float *)outputs[0].bytes;
+//     [model optimizerStep:&error];
+//     [model lazyResetGrad];
+#import <Foundation/Foundation.h>
+
+NS_ASSUME_NONNULL_BEGIN
+
+/// The domain of errors: their codes are those of C, and their descriptions C's messages.
+extern NSString *const @Name@ErrorDomain;
+
+/*@objcEnums@*/
+
+/// Name, type and shape of an input, an output or a parameter.
+@interface @Name@Tensor : NSObject {
+  @private
+    NSString *_name;
+    @Name@Dtype _dtype;
+    NSArray<NSNumber *> *_dims;
+    NSUInteger _bytes;
+    BOOL _trainable;
+}
+@property(nonatomic, readonly, copy) NSString *name;
+@property(nonatomic, readonly) @Name@Dtype dtype;
+@property(nonatomic, readonly, copy) NSArray<NSNumber *> *dims;
+@property(nonatomic, readonly) NSUInteger bytes;
+@property(nonatomic, readonly, getter=isTrainable) BOOL trainable;
+- (instancetype)init __attribute__((unavailable));
+@end
+
+/// A model.  Values are the bytes of tensors, in the order of this processor; what a method returns
+/// is a copy.  A call that is refused changes nothing, returns NO or nil, and sets an error.  Calls
+/// of several threads wait for one another.  The memory goes with the last reference, or before
+/// that with `close`.
+@interface @Name@Model : NSObject {
+  @private
+    struct @name@ *_m;
+}
+- (instancetype)init __attribute__((unavailable));
+
+/// End the model and give its memory back.
+- (void)close;
+
+/// Return the content of a checkpoint file.
+- (nullable NSData *)checkpoint:(BOOL)includeOptimizerState error:(NSError **)error;
+
+/// Return all float32 parameters one after another.
+- (nullable NSData *)parameters:(BOOL)trainableOnly error:(NSError **)error;
+
+/*@objcDeclarations@*/
+@end
+
+NS_ASSUME_NONNULL_END
