@@ -85,7 +85,7 @@ def test_objective_c_trains_resumes_and_refuses(tmp_path: Path) -> None:
     """Over the library of this machine, which has the same functions as one for Apple's systems."""
     package, native = make_package("mlp", "swift", "macos-aarch64"), make_package("mlp", "go")
     own = run("cc", "-print-file-name=include", **os.environ).strip()  # GCC's of Objective-C
-    headers = ["-isystem", GNUSTEP, "-isystem", own]
+    headers = ["-isystem", str(GNUSTEP), "-isystem", own]
     objects = []
     for source in (package / SOURCES / "MnistModel.m", BINDINGS / "Drill.m"):
         objects.append(tmp_path / f"{source.stem}.o")
