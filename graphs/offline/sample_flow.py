@@ -11,7 +11,8 @@ Any other use of samples mixes them, as training batch normalisations do, and it
 Of the backward pass those parts are followed that a user has written (told_gradients.py): given the
 gradients of the whole batch, they must make gradients of each sample alone, or sums over samples
 where the value that the gradient is of is the same for all.
-A node that is not known to keep samples apart is taken to mix them.  The sizes and constants that
+A node that is not known to keep samples apart is followed through the nodes that it stands for, as
+quantisers are, and is taken to mix samples if it stands for none.  The sizes and constants that
 the batch gives show whether a node takes the whole of their axis, as the Slice of `x[:, 0]` does,
 and whether it repeats a constant for each of them, as class tokens are.
 """
@@ -34,10 +35,11 @@ from engine.graphs.offline.sample_values import (
 )
 from engine.graphs.offline.told_gradients import ToldGradient, read
 from engine.graphs.passes.control import unroll
-from engine.graphs.passes.infer import bind
+from engine.graphs.passes.expand import expand
+from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.simplify import find_ancestors
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.op import Array
+from engine.kernels.vocabulary.op import Array, Op
 
 # Nodes that add up elements.
 _ADDING = frozenset({Samples.SUM, Samples.MATMUL, Samples.GEMM, Samples.EINSUM})
@@ -75,6 +77,11 @@ def find_loss(
     return replace(flow, is_told=bool(told))
 
 
+def _is_unsaid(op: Op) -> bool:
+    """Return whether an op of this package says nothing of samples, and its expansion may."""
+    return op.samples is Samples.MIXED and op.expr is None and op.becomes is not None
+
+
 class _Following(SampleRules):
     """Follows samples through the nodes of a graph, for a batch of one size."""
 
@@ -87,6 +94,10 @@ class _Following(SampleRules):
         told: Sequence[ToldGradient],
     ) -> None:
         whole = unroll(bind(graph, shapes))
+        inferred = infer(whole)
+        # Weights are left as they are: their floats would take several times their bytes.
+        constant = {*inferred.constants, *whole.initializers}
+        expand(whole, inferred, lambda n, op: _is_unsaid(op) and not constant.issuperset(n.inputs))
         followed = whole.copy()
         followed.outputs = graph.outputs[:1]
         forward = find_ancestors(followed)

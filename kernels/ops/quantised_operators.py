@@ -287,7 +287,7 @@ def _infer_lstm(site: Site) -> tuple[TensorType, ...]:
 
 def _expand_lstm(nodes: Nodes) -> tuple[str, ...]:
     def read_weight(i: int, scale: int) -> str:
-        """Return input i as LSTM has it: floats [directions, 4 hidden, n]."""
+        """Return input i for LSTM, as floats [directions, 4 hidden, n]."""
         parts = []
         for k in (scale, scale + 1):
             # A direction or a channel of one has a scale: the axis of n has none.

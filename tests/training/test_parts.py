@@ -17,6 +17,7 @@ from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import LossValue, MixedError
+from engine.quantization import quantize
 from tests.support.tied_words import DEEP, IDS, TIED, WORDS, read_content
 from tests.support.tiny import (
     DROPPING,
@@ -32,6 +33,13 @@ from tests.support.tiny import (
 IGNORING = np.where(np.arange(20) % 3 == 0, -100, LABELS)
 WEIGHTS = np.array([0.5, 1.0, 3.0], np.float32)
 TARGETS = np.random.default_rng(5).standard_normal((20, 3)).astype(np.float32)
+
+
+def fill(text: str) -> str:
+    """Give w and its scales and zero points values."""
+    text = text.replace("uint8[6,6] w", f"uint8[6,6] w = {{{', '.join(['130'] * 36)}}}")
+    text = text.replace("float[6] ws", f"float[6] ws = {{{', '.join(['0.1'] * 6)}}}")
+    return text.replace("uint8[6] wz", f"uint8[6] wz = {{{', '.join(['9'] * 6)}}}")
 
 
 def close(one: Trainer, two: Trainer) -> None:
@@ -94,6 +102,65 @@ def test_an_op_of_ones_own_holds_samples_as_it_declares(samples: Samples) -> Non
             assert find_loss(graph, {"x": (6, 4)}, {"x": 1}) == LossValue(is_mean=True)
     finally:
         unregister(op)
+
+
+QUANTISED = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+    g (float[N,6] x) => (float y)
+    <float s = {0.05}, uint8 z = {128}, uint8[6,6] w, float[6] ws, uint8[6] wz> {
+        q = QuantizeLinear(x, s, z)
+        $
+        f = DequantizeLinear(r, s, z)
+        y = ReduceMean<keepdims = 0>(f) }"""
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "r = Identity(q)",
+        "r = QLinearMatMul(q, s, z, w, s, z, s, z)",
+        "r = com.microsoft.QGemm<transB = 1>(q, s, z, w, ws, wz, , s, z)",
+        "r = com.microsoft.QLinearAdd(q, s, z, q, s, z, s, z)",
+        "r = com.microsoft.QLinearConcat<axis = 1>(s, z, q, s, z, q, s, z)",
+        "t = Transpose(q) r = QLinearMatMul(w, s, z, t, s, z, s, z)",
+        "i = MatMulInteger(q, w, z, z) k = Cast<to = 1>(i) r = QuantizeLinear(k, s, z)",
+    ],
+)
+def test_samples_go_through_integers_apart(layer: str) -> None:
+    """They are followed through what operators on integers stand for."""
+    graph = onnx_io.load(parser.parse_model(fill(QUANTISED.replace("$", layer))))
+    assert find_loss(graph, {"x": (4, 6)}, {"x": 1}) == LossValue(is_mean=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "error"),
+    [
+        ("d, ds, dz = DynamicQuantizeLinear(x) r = Identity(d)", "reduces the samples"),
+        ("t = Transpose(q) r = com.microsoft.QLinearSoftmax(t, s, z, s, z)", "over the samples"),
+    ],
+)
+def test_integers_that_mix_samples_are_refused(layer: str, error: str) -> None:
+    graph = onnx_io.load(parser.parse_model(fill(QUANTISED.replace("$", layer))))
+    with pytest.raises(MixedError, match=error):
+        find_loss(graph, {"x": (6, 6)}, {"x": 1})
+
+
+def test_a_head_on_integers_trains_within_a_budget() -> None:
+    """In parts that give what the whole batch gives."""
+    model = quantize(forward(), X).to_bytes()
+
+    def make(**options: Any) -> Trainer:
+        return Trainer.from_onnx(
+            model, CrossEntropyLoss(), SGD(0.05), train="head", threads=1, **options
+        )
+
+    whole = make()
+    whole.step(X, LABELS)
+    budget = whole.plan_of(X, LABELS).nbytes - 64
+    parted = make(memory_budget=budget)
+    parted.step(X, LABELS)
+    assert "parts" in parted.plan.summary()
+    for name, value in whole.state.parameters:
+        np.testing.assert_allclose(parted.state.parameters[name].data, value.data, rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_crossing", [False, True])
