@@ -264,10 +264,10 @@ class Planner:
         self._check_bytes(draft)
         if not closed:
             make_rows(draft, self.target, self.threads)
-        if closed or self.kernels is not None:
-            interpret_formulas(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
-            _check_kernels(draft, self.kernels, recipe.precision)
+            _keep_kernels(draft, self.threads, self.kernels, recipe.precision)
+        elif closed:
+            interpret_formulas(draft, self.threads)
         if self.options.budget is None:
             once = take_once(draft) if self.answers else []
             settle_updates(draft)
@@ -353,22 +353,25 @@ class Planner:
         return plan, least
 
 
-def _check_kernels(draft: Draft, kernels: KernelSet, precision: str) -> None:
-    """Check that the calls of a draft, in this precision, are of these kernels.
+def _keep_kernels(draft: Draft, threads: int, kernels: KernelSet, precision: str) -> None:
+    """Call only these kernels in a draft of this precision; formulas are interpreted instead.
 
     Raises:
-        LackingKernelError: one is of another, naming the node.
+        LackingKernelError: a call needs another, naming the node.
     """
-    others = ""
+    advice = "install numba and llvmlite (pip install edgegrad)"
     if precision != "f32":
-        others = (
-            f", or leave precision {precision}: kernels for f32 are shipped, and auto takes them"
-        )
+        advice += f", or leave precision {precision}: kernels for f32 are shipped, and auto takes "
+        advice += "them"
+    try:
+        interpret_formulas(draft, threads, kernels)
+    except UnsupportedOpError as error:
+        raise LackingKernelError(f"{error}, and nothing can compile one here: {advice}") from error
     for call in draft.calls:
         if call.spec not in kernels:
             raise LackingKernelError(
                 f"{call.source}: the kernel {call.spec.symbol} is not shipped, and nothing can "
-                f"compile it here: install numba and llvmlite (pip install edgegrad){others}"
+                f"compile it here: {advice}"
             )
 
 

@@ -39,29 +39,36 @@ class KernelSet:
         equal results.
     target: what plans for this set are made for.
     shipment: the shipped kernels, if any.
-    level: the name of their level.
+    levels: those whose libraries have them, the best first.
     compiles: whether kernels that are not shipped are compiled.
     """
 
     name: str
     target: Target
     shipment: Shipment | None = None
-    level: str = ""
+    levels: tuple[Level, ...] = ()
     compiles: bool = True
-    _addresses: list[int] | None = None  # of the shipped kernels by number, once loaded
+    _addresses: dict[str, list[int]] | None = None  # of the shipped kernels by kind, once loaded
 
     def __contains__(self, spec: object) -> bool:
         """Return whether a plan may use this kernel."""
-        return self.compiles or (self.shipment is not None and spec in self.shipment)
+        if self.compiles or self.shipment is None or not isinstance(spec, KernelSpec):
+            return self.compiles
+        kind = self.shipment.find_kind(spec)
+        return any(kind in level.kinds for level in self.levels)
 
-    def load(self) -> list[int]:
-        """Load the shipped kernels, once; returns their addresses by number.
+    def load(self) -> dict[str, list[int]]:
+        """Load the shipped kernels, once; returns their addresses by kind and number.
 
         Raises:
             FileError: their library is damaged.
         """
         if self._addresses is None:
-            self._addresses = self.shipment.load(self.level) if self.shipment else []
+            addresses: dict[str, list[int]] = {}
+            if self.shipment is not None:
+                for level in reversed(self.levels):  # the best one's replace the others
+                    addresses |= self.shipment.load(level.name, level.kinds)
+            self._addresses = addresses
         return self._addresses
 
     def start_early(self) -> None:
@@ -82,7 +89,11 @@ class KernelSet:
         wanted, addressed = list(kernels), dict[str, int]()
         if self.shipment is not None:
             numbers, addresses = self.shipment.find_numbers(wanted), self.load()
-            addressed = {symbol: addresses[number] for symbol, number in numbers.items()}
+            addressed = {
+                symbol: addresses[kind][number]
+                for symbol, (kind, number) in numbers.items()
+                if kind in addresses
+            }
         rest = [k for k in wanted if k.symbol not in addressed]
         if rest and not self.compiles:
             specs = [k.spec if isinstance(k, Kernel) else k for k in rest]
@@ -109,8 +120,10 @@ def _make_native(most: Level | None) -> KernelSet:
             f"level {wanted}), and numba and llvmlite, which compile them, are not installed: "
             "pip install edgegrad"
         )
-    target = find_host() if most is None else most.make_target()
-    return KernelSet(f"native {target.name}", target, None, compiles=True)
+    if most is not None:  # levels with other instructions may have targets of one name
+        return KernelSet(f"native {most.name}", most.make_target())
+    target = find_host()
+    return KernelSet(f"native {target.name}", target)
 
 
 def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet | None:
@@ -130,7 +143,7 @@ def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet |
 @functools.cache
 def _of_shipment(found: Shipment, level: Level, mode: str, system: str) -> KernelSet:
     name = f"{mode} {level.name} {found.digest}"
-    return KernelSet(name, level.make_target(system), found, level.name, compiles=mode == "auto")
+    return KernelSet(name, level.make_target(system), found, level.chain, compiles=mode == "auto")
 
 
 def list_usable() -> list[KernelSet]:
@@ -169,9 +182,11 @@ def list_usable() -> list[KernelSet]:
 def _list_levels() -> list[Level]:
     """Return the levels whose libraries are here and run on this CPU, the best first."""
     shipment = shipped.open_shipment()
-    return (
-        [] if shipment is None else [v for v in levels.list_levels() if v.name in shipment.levels]
-    )
+    if shipment is None:
+        return []
+    return [
+        v for v in levels.list_levels() if {each.name for each in v.chain} <= {*shipment.levels}
+    ]
 
 
 def choose_current(prepared: Container[str] = ()) -> KernelSet:

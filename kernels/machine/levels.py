@@ -1,11 +1,15 @@
 """Instruction-set levels: the CPUs that shipped kernels are compiled for, and which this one is.
 
 A level is a baseline that many CPUs share.  It is chosen at run time by the features that the CPU
-has, never by its name, as NumPy dispatches its own loops; the features are those that NumPy found.
+has, never by its name, as NumPy dispatches its own loops; the features are those that NumPy found,
+and of those that it does not know, the ones that Linux names.
 
-One level serves all 64-bit ARM under Linux: newer instructions gain float32 nothing, and by LLVM's
-models of Cortex-A72 and Neoverse N1 the loops of generic code take the cycles of code for that very
-core; on Cortex-A53 the hot loop of a product takes 140 instead of 94 (bench/cores.py).
+A level may extend another one by instructions for products of 16- or 8-bit numbers.  Kernels that
+do not multiply such are the same for both, so its library has the others alone.
+
+One level serves float32 on all 64-bit ARM under Linux: newer instructions gain it nothing, and by
+LLVM's models of Cortex-A72 and Neoverse N1 the loops of generic code take the cycles of code for
+that very core; on Cortex-A53 the hot loop of a product takes 140 instead of 94 (bench/cores.py).
 """
 
 from __future__ import annotations
@@ -14,14 +18,22 @@ import functools
 import importlib
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.base.errors import EngineError
-from engine.kernels.machine.target import Target, make
+from engine.kernels.machine.target import FACTORS, Target, make
 from engine.system.config import PREFIX, switch
 
 SYSTEMS = {"linux": "unknown-linux-gnu", "darwin": "apple-macosx11.0.0", "win32": "w64-windows-gnu"}
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}  # other names of architectures
+
+
+# The kinds of shipped kernels: of 16-bit numbers, of products of 8-bit integers, and all others.
+FLOATS, INTEGERS = "f32", "i8"
+KINDS = (FLOATS, INTEGERS, *FACTORS)
+# Features that NumPy may not know, and the words for them in /proc/cpuinfo.
+_WORDS = {"AVX512VNNI": "avx512_vnni", "AVX512BF16": "avx512_bf16", "ASIMDBF16": "bf16"}
+_CPUINFO = "/proc/cpuinfo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,8 @@ class Level:
     also: features that they need as well, which older versions of NumPy do not tell.  Every CPU
         that has `needs` has them.
     systems: the values of `sys.platform` for which kernels of this level are shipped.
+    features: LLVM's features beyond those of the CPU.
+    base: the level that this one extends; None if its library has all kernels that it can run.
     """
 
     name: str
@@ -43,12 +57,46 @@ class Level:
     needs: frozenset[str]
     also: frozenset[str] = frozenset()
     systems: tuple[str, ...] = tuple(SYSTEMS)
+    features: str = ""
+    base: Level | None = None
+
+    def extend(self, name: str, needs: str, features: str) -> Level:
+        """Return a level with more instructions for products of small numbers."""
+        return replace(
+            self,
+            name=name,
+            needs=self.needs.union(needs.split()),
+            features=",".join(filter(None, [self.features, features])),
+            base=self,
+        )
 
     def make_target(self, system: str = sys.platform) -> Target:
         """Return the target of kernels of this level on a system, a value of `sys.platform`."""
         arch = "arm64" if (self.arch, system) == ("aarch64", "darwin") else self.arch
-        features = "+neon" if self.instructions == "neon" and self.cpu == "generic" else ""
-        return make(f"{arch}-{SYSTEMS[system]}", self.cpu, features, self.instructions)
+        return make(f"{arch}-{SYSTEMS[system]}", self.cpu, self.features, self.instructions)
+
+    @property
+    def chain(self) -> tuple[Level, ...]:
+        """The levels whose libraries a process loads: this one, its base, the base's, and so on."""
+        return (self,) if self.base is None else (self, *self.base.chain)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of kernels in the library of this level, in the order of `KINDS`.
+
+        Numbers of 16 bits are shipped where the CPU multiplies them.
+        """
+        gained = list_gains(self.make_target(self.systems[0]))
+        if self.base is None:
+            gained |= {FLOATS, INTEGERS}
+        else:
+            gained -= list_gains(self.base.make_target(self.systems[0]))
+        return tuple(kind for kind in KINDS if kind in gained)
+
+
+def list_gains(target: Target) -> set[str]:
+    """Return the kinds of small numbers that a target has instructions to multiply."""
+    return {*target.products, *([INTEGERS] if target.dots else [])}
 
 
 def _make_x86(name: str, instructions: str, needs: str, also: str = "") -> Level:
@@ -58,14 +106,28 @@ def _make_x86(name: str, instructions: str, needs: str, also: str = "") -> Level
 
 _V2, _V3 = "SSE3 SSSE3 SSE41 SSE42 POPCNT", "AVX AVX2 FMA3 F16C"
 _V4 = "AVX512F AVX512CD AVX512BW AVX512DQ AVX512VL"
+_AVX512 = _make_x86("x86-64-v4", "avx512", f"{_V2} {_V3} {_V4}", "BMI BMI2 LZCNT MOVBE")
+_VNNI = _AVX512.extend("x86-64-v4-vnni", "AVX512VNNI", "+avx512vnni")
+_ARM = Level(
+    "aarch64", "aarch64", "generic", "neon", frozenset({"ASIMD"}), systems=("linux",),
+    features="+neon",
+)  # fmt: skip
+_FP16 = _ARM.extend("aarch64-fp16", "ASIMDHP ASIMDDP", "+fullfp16,+dotprod")
 # The best of an architecture first.
 LEVELS = (
-    _make_x86("x86-64-v4", "avx512", f"{_V2} {_V3} {_V4}", "BMI BMI2 LZCNT MOVBE"),
+    _VNNI.extend("x86-64-v4-bf16", "AVX512BF16", "+avx512bf16"),
+    _VNNI,
+    _AVX512,
     _make_x86("x86-64-v3", "avx2", f"{_V2} {_V3}", "BMI BMI2 LZCNT MOVBE"),
     _make_x86("x86-64-v2", "sse", _V2),
-    Level("apple-m1", "aarch64", "apple-m1", "neon", frozenset({"ASIMD"}), systems=("darwin",)),
-    Level("aarch64", "aarch64", "generic", "neon", frozenset({"ASIMD"}), systems=("linux",)),
-)
+    Level(
+        "apple-m1", "aarch64", "apple-m1", "neon", frozenset({"ASIMD"}), systems=("darwin",),
+        features="+fullfp16,+dotprod",
+    ),
+    _FP16.extend("aarch64-bf16", "ASIMDBF16", "+bf16"),
+    _FP16,
+    _ARM,
+)  # fmt: skip
 
 
 def name_machine() -> str:
@@ -76,7 +138,7 @@ def name_machine() -> str:
 
 @functools.cache
 def list_features() -> dict[str, bool]:
-    """Return the features of this CPU that NumPy knows of, and whether they are there.
+    """Return the features of this CPU that NumPy or Linux name, and whether they are there.
 
     Empty where NumPy does not tell, so that no level fits.
     """
@@ -84,7 +146,23 @@ def list_features() -> dict[str, bool]:
         umath = importlib.import_module("numpy._core._multiarray_umath")
     except ImportError:
         return {}
-    return dict(getattr(umath, "__cpu_features__", {}))
+    known = dict(getattr(umath, "__cpu_features__", {}))
+    return read_words(_CPUINFO) | known if known else {}
+
+
+def read_words(path: str) -> dict[str, bool]:
+    """Return the features of `_WORDS`, and whether a file like /proc/cpuinfo names them.
+
+    Empty if there is no such file, as on systems other than Linux.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition(":") for line in file.read().partition("\n\n")[0].splitlines()]
+    except OSError:
+        return {}
+    rows = [row.split() for key, _, row in lines if key.strip() in ("flags", "Features")]
+    words = {word for row in rows for word in row}
+    return {name: word in words for name, word in _WORDS.items()}
 
 
 def find_most() -> Level | None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base.plan_options import PlanOptions
 from engine.errors import EngineError, FileError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import load, shipped, source
+from engine.kernels.compiler import emit
 from engine.kernels.machine import levels
 from engine.kernels.machine.hosts import find_host
 from engine.kernels.machine.levels import LEVELS
@@ -36,6 +40,9 @@ from tests.support.places import GOLDENS
 
 MODELS = ("mlp", "cnn")
 HERE = levels.list_levels()
+needs_bf16 = pytest.mark.skipif(
+    "x86-64-v4-bf16" not in [level.name for level in HERE], reason="needs a CPU with AVX512_BF16"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rest.
     """
     out = tmp_path_factory.mktemp("shipped")
-    used = zoo.list_kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
+    used = zoo.list_kernels(
+        plan
+        for name in MODELS
+        for precision in ("f32", "bf16")
+        for plan in zoo.of_golden(GOLDENS / name, precision)
+    )
     rest = {
         KernelSpec("formula", ("real",)),
         KernelSpec("reduce_rows", ("f32", "sum", "x", "total", "-")),
@@ -78,21 +90,115 @@ def trained(name: str) -> tuple[bytes, Module]:
 def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "name_machine", lambda: "x86_64")
     monkeypatch.setattr(sys, "platform", "linux")
-    known = {name for level in LEVELS[:3] for name in level.needs | level.also}
+    here = [level for level in LEVELS if level.arch == "x86_64"]
+    known = {name for level in here for name in level.needs | level.also}
 
     def chosen(lacking: str) -> list[str]:
         actual = {name: name not in lacking.split() for name in known}
         monkeypatch.setattr(levels, "list_features", lambda: actual)
         return [level.name for level in levels.list_levels()]
 
-    assert chosen("") == ["x86-64-v4", "x86-64-v3", "x86-64-v2"]
+    assert chosen("") == [
+        "x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4", "x86-64-v3", "x86-64-v2",
+    ]  # fmt: skip
+    assert chosen("AVX512BF16") == ["x86-64-v4-vnni", "x86-64-v4", "x86-64-v3", "x86-64-v2"]
+    assert chosen("AVX512BF16 AVX512VNNI") == ["x86-64-v4", "x86-64-v3", "x86-64-v2"]
     assert chosen("AVX512BW") == ["x86-64-v3", "x86-64-v2"]
     assert chosen("FMA3") == ["x86-64-v2"]
     assert chosen("BMI2") == ["x86-64-v2"]
     assert chosen("SSE42") == []
-    old = {name: True for level in LEVELS[:3] for name in level.needs}  # numpy before 2.4
+    old = {name: True for level in here for name in level.needs}  # NumPy 2.3 knows no BMI2
     monkeypatch.setattr(levels, "list_features", lambda: old)
-    assert levels.list_levels()[0].name == "x86-64-v4"
+    assert levels.list_levels()[0].name == "x86-64-v4-bf16"
+
+
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        ("ASIMD", "aarch64"),  # Cortex-A72, of the Raspberry Pi 4
+        ("ASIMD ASIMDHP ASIMDDP", "aarch64-fp16"),  # Cortex-A76, of the Raspberry Pi 5
+        ("ASIMD ASIMDHP ASIMDDP ASIMDBF16", "aarch64-bf16"),  # Neoverse V1 and N2
+        ("ASIMD ASIMDBF16", "aarch64"),
+        ("", ""),
+    ],
+)
+def test_a_level_of_arm_is_chosen_by_features(
+    features: str, best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "name_machine", lambda: "aarch64")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(levels, "list_features", lambda: dict.fromkeys(features.split(), True))
+    assert [level.name for level in levels.list_levels()][:1] == [best][: len(best)]
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "name", "is_there"),
+    [
+        ("flags\t\t", "fpu avx512_vnni avx512_bf16", "AVX512BF16", True),
+        ("flags\t\t", "fpu avx512_vnni", "AVX512BF16", False),
+        ("Features\t", "fp asimd asimdhp asimddp bf16", "ASIMDBF16", True),
+        ("Features\t", "fp asimd asimdhp asimddp", "ASIMDBF16", False),
+        ("model name\t", "bf16", "ASIMDBF16", False),
+    ],
+)
+def test_linux_names_what_numpy_does_not_know(
+    row: str, words: str, name: str, is_there: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\n{row}: {words}\nbugs\t\t:\n\nprocessor\t: 1\n", "utf-8")
+    assert levels.read_words(str(path))[name] == is_there
+    assert levels.read_words(str(tmp_path / "none")) == {}
+
+
+def test_a_library_has_what_its_level_adds() -> None:
+    rows = {level.name: (level.kinds, len(level.chain)) for level in LEVELS}
+    assert rows == {
+        "x86-64-v4-bf16": (("bf16",), 3),
+        "x86-64-v4-vnni": (("i8",), 2),
+        "x86-64-v4": (("f32", "i8"), 1),
+        "x86-64-v3": (("f32", "i8"), 1),
+        "x86-64-v2": (("f32", "i8"), 1),
+        "apple-m1": (("f32", "i8", "f16"), 1),
+        "aarch64-bf16": (("bf16",), 3),
+        "aarch64-fp16": (("i8", "f16"), 2),
+        "aarch64": (("f32", "i8"), 1),
+    }
+
+
+EXTENDED = [level for level in LEVELS if level.base is not None]
+
+
+@pytest.mark.parametrize("level", EXTENDED, ids=lambda level: level.name)
+def test_kernels_of_other_kinds_are_those_of_the_base(level: levels.Level) -> None:
+    """So that the library of a level need not have them."""
+    multiply = ("gemm", "conv", "conv_dw", "winograd", "depthwise", "lstm", "quantised_dots")
+    wanted = {s.template: s for s in ship.list_kernels() if ship.name_kind(s) == "f32"}
+    chosen = [wanted[name] for name in (*multiply, "map", "softmax_rows", "layer_norm")]
+    assert level.base is not None
+    targets = level.make_target("linux"), level.base.make_target("linux")
+    own, base = (load.get_codes(chosen, target, load.OBJECT) for target in targets)
+    assert own == base
+
+
+INSTRUCTIONS = {  # by level, of kernels of a kind
+    "x86-64-v4-bf16": ("bf16", "vdpbf16ps"),
+    "x86-64-v4-vnni": ("i8", "vpdpbusd"),
+    "aarch64-bf16": ("bf16", "bfmmla"),
+    "aarch64-fp16": ("f16", r"fmla\s+v\d+\.8h"),
+}
+
+
+@pytest.mark.parametrize("level", EXTENDED, ids=lambda level: level.name)
+def test_products_use_the_instructions_of_the_level(level: levels.Level) -> None:
+    kind, instruction = INSTRUCTIONS[level.name]
+    template = "integer_gemm" if kind == "i8" else "gemm_mixed"
+    specs = [s for s in ship.list_kernels() if (s.template, ship.name_kind(s)) == (template, kind)]
+    assert level.base is not None
+    for each, is_wanted in ((level, True), (level.base, False)):
+        target = each.make_target("linux")
+        module = llvm.parse_bitcode(load.get_bitcode(specs[0], target), llvm.create_context())
+        text = emit.make_machine(target).emit_assembly(module)
+        assert (re.search(instruction, text) is not None) == is_wanted
 
 
 def test_kernels_stay_within_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +208,7 @@ def test_kernels_stay_within_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels.list_levels() == [least]
     chosen = source.choose_current()
     assert chosen.target == least.make_target() != find_host()
-    assert chosen.name == f"native {least.make_target().name}"
+    assert chosen.name == f"native {least.name}"
     monkeypatch.setenv("EDGEGRAD_LEVEL", "x86-64-v9")
     wanted = ", ".join(level.name for level in HERE)
     with pytest.raises(EngineError, match=f"EDGEGRAD_LEVEL='x86-64-v9'.*can run: {wanted}"):
@@ -219,6 +325,79 @@ assert not {{"numba", "llvmlite"}} & set(sys.modules), sys.modules.keys()
 """
     for mode in ("shipped", "auto"):
         subprocess.run([sys.executable, "-c", code, mode], check=True)
+
+
+@needs_bf16
+@pytest.mark.usefixtures("here")
+def test_a_wheel_multiplies_in_16_bits_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiled kernels do to the last bit, and only where its level has these products."""
+    losses = {}
+    for mode in ("shipped", "native"):
+        monkeypatch.setenv("EDGEGRAD_KERNELS", mode)
+        monkeypatch.setenv("EDGEGRAD_LEVEL", "x86-64-v4-bf16")
+        monkeypatch.setattr(source, "can_compile", lambda mode=mode: mode == "native")
+        losses[mode], module = train_narrow()
+        assert module.plan(*_shapes("cnn")).count_halves()
+        assert "gemm_mixed" in {spec.template for spec in module.plan(*_shapes("cnn")).specs}
+    assert losses["shipped"] == losses["native"]
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    monkeypatch.setenv("EDGEGRAD_LEVEL", "x86-64-v4")
+    with pytest.raises(UnsupportedOpError, match=r"no kernel.*install numba.*auto takes them"):
+        train_narrow()
+
+
+def train_narrow() -> tuple[list[float], Module]:
+    """The losses of three steps of bf16 of a golden model, and its module."""
+    trace = np.load(GOLDENS / "cnn" / "trace.npz")
+    state = CheckpointState.load_checkpoint(GOLDENS / "cnn" / "checkpoint")
+    module = Module(GOLDENS / "cnn" / "training_model.onnx", state, precision="bf16", threads=2)
+    optimizer = Optimizer(GOLDENS / "cnn" / "optimizer_model.onnx", module)
+    losses = []
+    for step in range(3):
+        losses.append(float(module(trace["x"][step], trace["y"][step])))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return losses, module
+
+
+@needs_bf16
+def test_auto_takes_16_bits_of_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where it has them for all nodes: otherwise the plan is in float32."""
+    folder = ship.ship_kernels(
+        [s for s in ship.list_kernels() if s.template in ("gemm", "gemm_mixed")]
+        + [KernelSpec("formula", ("real",))],
+        HERE[:1], sys.platform, tmp_path,
+    ).parent  # fmt: skip
+    monkeypatch.setattr(shipped, "FOLDER", folder)
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    monkeypatch.setattr(source, "can_compile", lambda: False)
+    graph = Graph("g", {"x": TensorType("f32", (512, 1024))}, ["y"], {}, [], {"": 17})
+    names = ["x", "a", "b", "y"]
+    for i in range(3):
+        graph.nodes.append(Node("MatMul", (names[i], f"w{i}"), (names[i + 1],), name=f"m{i}"))
+        graph.initializers[f"w{i}"] = np.ones((1024, 1024), np.float32)
+    chosen = {}
+    for level in ("x86-64-v4-bf16", "x86-64-v4"):
+        monkeypatch.setenv("EDGEGRAD_LEVEL", level)
+        kernels = source.choose_current()
+        plan = make_plan(
+            graph.copy(), {}, target=kernels.target, threads=1, kernels=kernels,
+            options=PlanOptions(precision="auto"),
+        )  # fmt: skip
+        assert set(kernels.resolve(plan.kernels)) == {spec.symbol for spec in plan.specs}
+        chosen[level] = plan.precision
+    assert chosen["x86-64-v4-bf16"].startswith("bf16, predicted ")
+    assert chosen["x86-64-v4"] == "f32, as the CPU has no products of 16 bits"
+    monkeypatch.setenv("EDGEGRAD_LEVEL", "x86-64-v4-bf16")
+    graph.nodes += [Node("Sinh", ("y",), ("z",), name="sinh")]
+    graph.nodes += [Node("MatMul", ("z", "w0"), ("v",), name="last")]
+    graph.outputs = ["v"]
+    kernels = source.choose_current()
+    plan = make_plan(
+        graph, {}, target=kernels.target, threads=1, kernels=kernels,
+        options=PlanOptions(precision="auto"),
+    )  # fmt: skip
+    assert re.match("f32, predicted .*no other can be planned here", plan.precision)
 
 
 def chain(*ops: str) -> Graph:

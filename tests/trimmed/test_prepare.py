@@ -165,7 +165,7 @@ def test_an_artifact_may_be_missing(work: Work, folder: Path) -> None:
         (["--batch", "1", "--threads", "two"], click.UsageError, "'two': expected numbers"),
         (["--batch", "1", "--threads", "9999"], EngineError, "threads=9999: expected 1 to"),
         (["--batch", "1", "--shape", "x=a"], click.UsageError, "'x=a': expected NAME=D,D"),
-        (["--batch", "1", "--target", "raspberrypi1"], EngineError, "one of x86-64-v4, "),
+        (["--batch", "1", "--target", "raspberrypi1"], EngineError, "one of x86-64-v4-bf16, "),
         (["--batch", "1", "--target", "vax"], EngineError, "unknown target 'vax'"),
     ],
 )
@@ -449,7 +449,7 @@ def test_a_target_needs_an_installation_that_ships_kernels(
 
 
 @needs_level
-@pytest.mark.parametrize("target", ["raspberrypi4", "apple-m1"])
+@pytest.mark.parametrize("target", ["raspberrypi4", "raspberrypi5", "apple-m1"])
 def test_plans_for_another_architecture(
     target: str, folder: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +460,7 @@ def test_plans_for_another_architecture(
     level = prepare.make_kernel_set(target)
     assert {s[:2] for s in prepared.made.settings} == {(level.name, level.target.name)}
     assert level.target.arch == "aarch64"
+    assert level.target.multiplies("f16") == (target != "raspberrypi4")
     assert [s[2] for s in prepared.made.settings] == [1, 4]
 
 

@@ -19,7 +19,7 @@ from engine.base.errors import BudgetError, EngineError, InputError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.kernels.binaries import source
 from engine.kernels.binaries.source import KernelSet
-from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level
+from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level, list_gains
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
@@ -175,17 +175,19 @@ def make_kernel_set(name: str) -> KernelSet:
 
 
 def _find_level(name: str) -> Level:
-    """Return the level of shipped kernels that a name stands for.
+    """Return the level of shipped kernels that a name stands for: the best that its CPU can run.
 
     Raises:
-        EngineError: there is none, or there are several for that architecture.
+        EngineError: there is none, or there are several, none of which extends all others.
     """
     levels = [level for level in LEVELS if level.name == name]
     if not levels:
-        triple = resolve(name).target
-        systems = [s for s in SYSTEMS if _SYSTEMS[s] in triple.triple]
-        levels = [v for v in LEVELS if v.arch == triple.arch and {*systems} & {*v.systems}]
-    if len(levels) != 1:
+        target = resolve(name).target
+        systems = [s for s in SYSTEMS if _SYSTEMS[s] in target.triple]
+        levels = [v for v in LEVELS if v.arch == target.arch and {*systems} & {*v.systems}]
+        gained = list_gains(target)
+        levels = [v for v in levels if v.base is None or list_gains(v.make_target()) <= gained]
+    if not levels or not {*levels} <= {*levels[0].chain}:
         known = ", ".join(level.name for level in levels or LEVELS)
         raise EngineError(f"--target {name}: give the level of its shipped kernels, one of {known}")
     return levels[0]

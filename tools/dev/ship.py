@@ -2,11 +2,12 @@
 
     python -m engine.tools.dev.ship [--level LEVEL ...] [--system SYSTEM] [--out FOLDER] [--jobs N]
 
-Wheels have these libraries (kernels/binaries/shipped.py reads them).  A library has every kernel
-that `find_kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt:
-what the plans of all models of the benchmarks and tests use, collected by `python -m
-engine.tools.dev.zoo`.  It is compiled and linked by the path of trimmed builds, needs no other
-library, and is the same for every distribution of Linux.
+Wheels have these libraries (kernels/binaries/shipped.py reads them).  The kernels are all that
+`find_kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt: what
+the plans of all models of the benchmarks and tests use, collected by `python -m
+engine.tools.dev.zoo`.  A library has the kinds that its level is shipped with.  It is compiled and
+linked by the path of trimmed builds, needs no other library, and is the same for every distribution
+of Linux.
 """
 
 from __future__ import annotations
@@ -15,17 +16,30 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
+from engine.base.element_types import ITEMSIZE
 from engine.base.errors import EngineError
+from engine.kernels.analysis.flops import find_factors
 from engine.kernels.binaries import fingerprint, load, shipped
 from engine.kernels.compiler.emit import emit_library
-from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level, name_machine
+from engine.kernels.machine.levels import (
+    FLOATS,
+    INTEGERS,
+    KINDS,
+    LEVELS,
+    SYSTEMS,
+    Level,
+    name_machine,
+)
+from engine.kernels.machine.target import FACTORS
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
@@ -48,6 +62,14 @@ def read_zoo() -> list[KernelSpec]:
     return [KernelSpec(template, tuple(params)) for template, *params in rows]
 
 
+def name_kind(spec: KernelSpec) -> str:
+    """Return the kind of a kernel, one of `KINDS`."""
+    words = re.findall(r"\w+", repr(spec.params))
+    half = next((P for P in FACTORS if P in words), "")
+    factors = find_factors(spec)
+    return half or (INTEGERS if ITEMSIZE.get(factors) == 1 else FLOATS)
+
+
 def list_kernels() -> list[KernelSpec]:
     """Return all kernels that wheels ship."""
     return list(dict.fromkeys((*ALWAYS, *find_kernel_set(OpSet(all_if_none=True)), *read_zoo())))
@@ -63,13 +85,14 @@ def ship_kernels(
 ) -> Path:
     """Make a folder of shipped kernels: a library for each level, and the manifest; returns that.
 
+    levels: those to ship; the ones that they extend are shipped, too.
     system: a value of `sys.platform`.
     jobs: processes that emit objects side by side; compiling takes all cores.
 
     Raises:
         EngineError: a kernel cannot be compiled, or nothing can link for the system.
     """
-    wanted = sorted({*ALWAYS, *specs}, key=repr)
+    wanted = sorted({*ALWAYS, *specs}, key=lambda spec: (KINDS.index(name_kind(spec)), repr(spec)))
     keys = [
         shipped.make_spec_key(s)
         + shipped.make_takes_key(list_templates()[s.template].takes(*s.params))
@@ -80,18 +103,21 @@ def ship_kernels(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / shipped.KEYS).write_bytes(b"".join(keys))
     made = {shipped.KEYS: folder / shipped.KEYS}
-    for level in levels:
-        progress.say(f"compiling {len(wanted)} kernels for {level.name}")
-        made[level.name] = _make_library(wanted, level, system, folder, jobs)
+    for level in dict.fromkeys(each for chosen in levels for each in chosen.chain):
+        own = [spec for spec in wanted if name_kind(spec) in level.kinds]
+        progress.say(f"compiling {len(own)} kernels for {level.name}")
+        made[level.name] = _make_library(own, level, system, folder, jobs)
         progress.say(f"{made[level.name].name}: {made[level.name].stat().st_size:,} bytes")
     sources = fingerprint.digest_package()
     compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite")]
     digest = hashlib.sha256(b"".join([sources, *keys, *map(str.encode, compilers)]))
+    counts = Counter(map(name_kind, wanted))
     manifest = {
         "version": shipped.VERSION,
         "digest": digest.hexdigest()[:12],
         "sources": sources.hex(),
         "compilers": compilers,
+        "kinds": {kind: counts[kind] for kind in KINDS},
         "files": {name: read_row(path) for name, path in made.items()},
     }
     path = folder / shipped.MANIFEST
@@ -135,7 +161,7 @@ def _make_library(
         defines={
             "SHIPPED_COUNT": str(len(specs)),
             "SHIPPED_SHARE": str(SHARE),
-            "SHIPPED_OBJECTS(X)": " ".join(f"X({i})" for i in range(len(objects))),
+            "SHIPPED_OBJECTS(X)": "".join(f" X({i})" for i in range(len(objects))) or " ",
         },
         size=True,
         threads=False,

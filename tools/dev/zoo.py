@@ -4,10 +4,11 @@ python -m engine.tools.dev.zoo [--families FOLDER | --ops NAME ...]
 
 It plans, for float32, every case row of the tests and its gradient, the golden models, the models
 and optimizers of the benchmarks, and the exports of all model families that FOLDER has (`python -m
-bench families --models FOLDER` leaves them there).  The kernels of these plans go to zoo.txt, a
-JSON list a line.  Without FOLDER, kernels that are already in the file stay in it.  With --ops,
-only the case rows of these ops are planned, which takes seconds.  The kernels of a plan depend on
-its shapes alone, not on the target.
+bench families --models FOLDER` leaves them there).  The golden models and those of the benchmarks
+are planned for 16 bits, too.  The kernels of these plans go to zoo.txt, a JSON list a line.
+Without FOLDER, kernels that are already in the file stay in it.  With --ops, only the case rows of
+these ops are planned, which takes seconds.  The kernels of a plan depend on its shapes and on the
+16-bit types that its target multiplies.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import numpy as np
 import onnx
 
 from engine.base.errors import EngineError, InputError
+from engine.base.plan_options import PlanOptions, Precision
 from engine.data.tokens import ByteTokenizer
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.levels import LEVELS
+from engine.kernels.machine.target import Target
 from engine.models.catalog import find_architecture
 from engine.models.layers import CLASSES
 from engine.models.named_model import make
@@ -46,14 +49,20 @@ from engine.tools.trimmed import plans
 from engine.tools.trimmed.progress import SILENT
 
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
-TARGET = LEVELS[0].make_target("linux")
+_EACH = [level.make_target(level.systems[0]) for level in LEVELS]
+# By precision, the target of the first level that multiplies this type.
+TARGETS: dict[Precision, Target] = {
+    "f32": LEVELS[0].make_target("linux"),
+    "bf16": next(t for t in _EACH if t.multiplies("bf16")),
+    "f16": next(t for t in _EACH if t.multiplies("f16")),
+}
 THREADS = (1, 2)
 # Of models by name that are not workloads, with the shapes of samples as in their data.
 SAMPLES = {
     "mlp": (20,), "cnn": (3, 32, 32), "textcnn": (128,), "text_transformer": (128,),
     "gru_tagger": (32,), "ds_cnn": (1, 40, 98), "unet_small": (3, 64, 64),
 }  # fmt: skip
-_OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
+_DOUBLE = re.compile(r"\bf64\b")
 
 
 def find_named(name: str, shape: tuple[int, ...]) -> Workload:
@@ -79,15 +88,23 @@ def of_case(case: Case) -> Iterator[Plan]:
     one = OneNode(case)
     for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
         for threads in THREADS:
-            yield make_plan(graph.copy(), {}, target=TARGET, threads=threads)
+            yield make_plan(graph.copy(), {}, target=TARGETS["f32"], threads=threads)
 
 
-def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
+def of_folder(
+    folder: Path,
+    batch: int,
+    shapes: plans.Shapes | None = None,
+    precision: Precision = "f32",
+) -> Iterator[Plan]:
     """Yield the plans of artifacts: of each model, and of training steps in one."""
     files, given = plans.list_artifacts(folder), shapes or {}
+    target, planning = TARGETS[precision], PlanOptions(precision=precision)
     for threads in THREADS:
-        yield from plans.make_plans(files, TARGET, threads, [batch], given).list_plans()
-        request = PlanRequest(TARGET, threads)
+        yield from plans.make_plans(
+            files, target, threads, [batch], given, planning=planning
+        ).list_plans()
+        request = PlanRequest(target, threads, planning=planning)
         yield from plan_training_steps(files, request, [batch], given, SILENT).values()
 
 
@@ -110,9 +127,9 @@ def list_goldens() -> list[Path]:
     return sorted(path.parent for path in GOLDENS.glob("*/training_model.onnx"))
 
 
-def of_golden(folder: Path) -> Iterator[Plan]:
+def of_golden(folder: Path, precision: Precision = "f32") -> Iterator[Plan]:
     """Yield the plans of a golden model, for the batch size of its trace."""
-    yield from of_folder(folder, find_batch(folder))
+    yield from of_folder(folder, find_batch(folder), precision=precision)
 
 
 def find_batch(golden: Path) -> int:
@@ -143,10 +160,13 @@ def plan_everything(families: Path | None) -> Iterator[Plan]:
         yield from of_case(case)
     yield from optimizer_plans.make_plans()
     for golden in list_goldens():
-        yield from of_golden(golden)
+        for precision in TARGETS:
+            yield from of_golden(golden, precision)
     for work in MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            yield from of_folder(work.write(Path(folder)), work.x[0])
+            written = work.write(Path(folder))
+            for precision in TARGETS:
+                yield from of_folder(written, work.x[0], precision=precision)
     for path in sorted(families.glob("*.onnx")) if families else ():
         try:
             yield from of_export(path)
@@ -155,9 +175,9 @@ def plan_everything(families: Path | None) -> Iterator[Plan]:
 
 
 def list_kernels(made: Iterable[Plan]) -> set[KernelSpec]:
-    """Return the kernels of plans that compute with float32, integers and booleans alone."""
+    """Return the kernels of plans, without those that compute with float64."""
     specs = {spec for plan in made for spec in plan.specs}
-    return {spec for spec in specs if not _OTHER_TYPES.search(repr(spec.params))}
+    return {spec for spec in specs if not _DOUBLE.search(repr(spec.params))}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
