@@ -5,7 +5,7 @@ engine.tools.dev.ship` makes them.  The folder holds
 
     manifest.json   version; a digest of what the kernels compute; how many kernels of each kind
                     there are; size and SHA-256 of every file
-    kernels.keys    16 bytes a kernel, those of a kind together: 8 of the SHA-256 of its spec, 4 of
+    kernels.keys    16 bytes a kernel, sorted by kind: 8 of the SHA-256 of its spec, 4 of
                     the CRC-32 of what it takes, and 4 that are 0
     LEVEL.so        (.dylib, .dll) the kernels of the level's kinds (kernels/machine/levels.py), in
                     the order of the keys

@@ -178,7 +178,7 @@ def _find_level(name: str) -> Level:
     """Return the level of shipped kernels that a name stands for: the best that its CPU can run.
 
     Raises:
-        EngineError: there is none, or there are several, none of which extends all others.
+        EngineError: there is none, or there are several and no best one.
     """
     levels = [level for level in LEVELS if level.name == name]
     if not levels:

@@ -4,8 +4,8 @@ python -m engine.tools.dev.zoo [--families FOLDER | --ops NAME ...]
 
 It plans, for float32, every case row of the tests and its gradient, the golden models, the models
 and optimizers of the benchmarks, and the exports of all model families that FOLDER has (`python -m
-bench families --models FOLDER` leaves them there).  The golden models and those of the benchmarks
-are planned for 16 bits, too.  The kernels of these plans go to zoo.txt, a JSON list a line.
+bench families --models FOLDER` leaves them there).  Golden models and models of the benchmarks are
+planned for 16 bits, too.  The kernels of these plans go to zoo.txt, a JSON list a line.
 Without FOLDER, kernels that are already in the file stay in it.  With --ops, only the case rows of
 these ops are planned, which takes seconds.  The kernels of a plan depend on its shapes and on the
 16-bit types that its target multiplies.
