@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
@@ -85,10 +87,32 @@ def match_parameters(graph: Graph, patterns: Sequence[str]) -> list[str]:
         names.update(n for n in paths.resolve([wanted], graph.initializers)
                      if n in graph.initializers)  # fmt: skip
         if not names:
-            why = tell(graph, known)
+            why = tell(graph, known) or ("" if known else _locate_weights(graph))
             raise NameNotFoundError(
                 f"parameters to train: {pattern!r} matches none of {len(known)} parameters"
                 f"{paths.suggest_nearest(wanted, known)}{f'; {why}' if why else ''}"
             )
         chosen = chosen - names if pattern != wanted else chosen | names
     return [name for name in graph.initializers if name in chosen]
+
+
+def _locate_weights(graph: Graph) -> str:
+    """Return where a graph without parameters has float arrays: within its control flow."""
+    for node in graph.nodes:
+        bodies = [a.graph for a in node.attrs.values() if isinstance(a, Subgraph)]
+        count = 0
+        while bodies:
+            body = bodies.pop()
+            inner = [value for n in body.nodes for value in n.attrs.values()]
+            arrays = [*body.initializers.values(), *inner]
+            count += sum(
+                a.size for a in arrays
+                if isinstance(a, np.ndarray) and a.size > 1 and a.dtype.kind == "f"
+            )  # fmt: skip
+            bodies += [value.graph for value in inner if isinstance(value, Subgraph)]
+        if count:
+            return (
+                f"{count:,} float values are in the body of {node.op} {node.name!r}, where nothing "
+                "is trained: export the model for one case of its control flow"
+            )
+    return ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine import Trainer
+from engine.errors import NameNotFoundError
 from engine.graphs.io import onnx_io
-from engine.graphs.offline.parameters import list_parameters
+from engine.graphs.offline.parameters import list_parameters, match_parameters
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {
@@ -82,3 +84,17 @@ def test_weights_that_a_branch_reads_are_parameters() -> None:
             >
         }""")
     assert list_parameters(onnx_io.load(proto)) == ["v", "w"]
+
+
+def test_weights_within_branches_are_told() -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        m (float[b, 3] x, bool c) => (float[b, 3] y) {
+            y = If (c) <
+                then_branch = a () => (float[b, 3] o) {
+                    w = Constant <value = float[3] {1, 2, 3}> () o = Mul(x, w)
+                },
+                else_branch = e () => (float[b, 3] o) { o = Identity(x) }
+            >
+        }""")
+    with pytest.raises(NameNotFoundError, match=r"0 parameters; 3 float values .* body of If"):
+        match_parameters(onnx_io.load(proto), ["*"])
