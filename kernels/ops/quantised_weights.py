@@ -21,7 +21,7 @@ from engine.kernels.loops.quantised import (
     quantised_rows,
 )
 from engine.kernels.ops.index.gather import wide_index
-from engine.kernels.vocabulary.facts import ChannelsLast, Role
+from engine.kernels.vocabulary.facts import ChannelsLast, Role, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -405,6 +405,7 @@ OPS = (
         infer=_gather_infer,
         lower=_gather_lower,
         calls=(quantised_rows, *MAP_KERNELS),
+        samples=Samples.FIRST_AXIS,
         no_gradient=frozenset(range(4)),
     ),
     Op(
@@ -418,6 +419,7 @@ OPS = (
         infer=_nbits_infer,
         expand=_nbits_expand,
         becomes=f"{OURS}::QuantizedMatMul",
+        samples=Samples.AXIS_APART,  # the last one, which is summed over
         grad=_nbits_grad,
         attrs={"bits": 4, "block_size": 32},
     ),

@@ -15,6 +15,7 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.custom import Grad, Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import LossValue, MixedError
 from engine.quantization import quantize
@@ -142,6 +143,33 @@ def test_integers_that_mix_samples_are_refused(layer: str, error: str) -> None:
     graph = onnx_io.load(parser.parse_model(fill(QUANTISED.replace("$", layer))))
     with pytest.raises(MixedError, match=error):
         find_loss(graph, {"x": (6, 6)}, {"x": 1})
+
+
+def load_packed(text: str) -> Graph:
+    """A model whose weights q, of 4 bits, and scales s are given for `$`."""
+    numbers, scales = ", ".join(["130"] * 128), ", ".join(["0.1"] * 8)
+    constants = f"<uint8[8,1,16] q = {{{numbers}}}, float[8,1] s = {{{scales}}}>"
+    head = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g'
+    return onnx_io.load(parser.parse_model(f"{head} {text.replace('$', constants)}"))
+
+
+MULTIPLIED = """p = com.microsoft.MatMulNBits<K = 32, N = 8, bits = 4, block_size = 32>(t, q, s)
+    y = ReduceMean<keepdims = 0>(p)"""
+
+
+def test_samples_go_through_packed_weights_apart() -> None:
+    """Rows of a table, then a product, as in language models of 4 bits."""
+    graph = load_packed(f"""(int64[N,5] i) => (float y) $ {{
+        z = Constant<value_ints = [8, 16]>() r = Reshape(q, z)
+        t = com.microsoft.GatherBlockQuantized<bits = 4, block_size = 32>(r, i, s)
+        {MULTIPLIED} }}""")
+    assert find_loss(graph, {"i": (4, 5)}, {"i": 1}) == LossValue(is_mean=True)
+
+
+def test_samples_that_packed_weights_add_up_are_refused() -> None:
+    graph = load_packed(f"(float[N,6] x) => (float y) $ {{ t = Transpose(x) {MULTIPLIED} }}")
+    with pytest.raises(MixedError, match=r"\(MatMulNBits\) works along the samples"):
+        find_loss(graph, {"x": (32, 6)}, {"x": 1})
 
 
 def test_a_head_on_integers_trains_within_a_budget() -> None:
