@@ -114,7 +114,7 @@ func main() {
 	fmt.Println("loss", loss)
 	fmt.Println("alike", train(resumed, 9) == loss && train(opened, 9) == loss)
 	must(0, model.Save(os.Args[3], true))
-	done, group := opened.GetStep(), sync.WaitGroup{}
+	done, group := opened.Step(), sync.WaitGroup{}
 	for thread := 0; thread < 2; thread++ {
 		group.Add(1)
 		go func() {
@@ -126,13 +126,13 @@ func main() {
 		}()
 	}
 	group.Wait()
-	fmt.Println("turns", opened.GetStep()-done)
+	fmt.Println("turns", opened.Step()-done)
 	values := must(model.Parameters(true))
 	must(0, resumed.SetParameters(values, true))
 	fmt.Println("parameters", len(values), reflect.DeepEqual(values, must(resumed.Parameters(true))))
 	must(0, model.SetStep(10))
 	must(0, model.SetLinearRate(0.5, 20, 40))
-	fmt.Println("rate", model.GetLearningRate())
+	fmt.Println("rate", model.LearningRate())
 
 	for _, each := range []*mnist.Model{model, resumed, opened} {
 		each.Close()

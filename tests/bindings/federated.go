@@ -28,7 +28,7 @@ func must[T any](value T, err error) T {
 // work makes the steps of a phase over all samples; it returns how many the last epoch had, and
 // their mean loss.
 func (d *device) work(m *mnist.Model, phase mnist.Phase, epochs int) (int64, float32, error) {
-	batch := int(m.GetBatch())
+	batch := int(m.Batch())
 	width := len(d.x) / len(d.labels)
 	step := m.EvalStep
 	if phase == mnist.PhaseTrain {

@@ -55,6 +55,15 @@ _ANSWERS = {  # type, and what is made of the call
 }
 
 
+def _name_members(api: Api) -> dict[str, str]:
+    """Return the names of the methods: a getter has the name of what it returns, as Go wants it."""
+    getters = {f.name for f in api.members if f.name.startswith("get_") and not f.arguments}
+    return {
+        f.name: join_pascal(f.name.removeprefix("get_") if f.name in getters else f.name)
+        for f in api.functions
+    }
+
+
 def _list_declared(function: ApiFunction) -> list[str]:
     ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in function.given]
     return [f"{name} {kind}" for kind, name in ways if kind]
@@ -99,7 +108,8 @@ def _write_method(
 
 def _write_member(function: ApiFunction, api: Api) -> str:
     """Return the method, with its contract."""
-    name, declared, gotten = join_pascal(function.name), _list_declared(function), function.gotten
+    names = _name_members(api)
+    name, declared, gotten = names[function.name], _list_declared(function), function.gotten
     passed = ["m.live()"] * function.acts + _list_passed(function)
     call = f"C.@name@_{function.name}({', '.join(passed)})"
     result, made = _ANSWERS[function.answer]
@@ -128,7 +138,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         rest, result = _write_record(function), f"({result}, error)"
     else:
         lines.append(made.format(call, info=info))
-    contract = describe(function, join_pascal, "// ", "nil")
+    contract = describe(function, lambda word: names.get(word, join_pascal(word)), "// ", "nil")
     if function.acts:
         return _write_method(contract, name, declared, result, lines) + rest
     return _write_function(contract, f"{name}({', '.join(declared)}) {result}".rstrip(), lines)
