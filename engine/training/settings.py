@@ -153,7 +153,7 @@ class RecipeOptions(ArtifactOptions):
     loss_inputs: Sequence[str] | None = declare_option(
         (),
         "The output on which the loss is computed, then the name of the target, which may be a "
-        "value of the model; by default the first output and a new input.",
+        "value of the model; by default the only output and a new input.",
         flag="--loss-input",
         metavar="NAME",
     )

@@ -20,6 +20,7 @@ from engine.checking.report import NO_GRADIENT, NO_KERNEL
 from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.infer import infer
 from engine.kernels.analysis.cost import get_nominal
 from engine.kernels.machine.target import explain_storage
 from engine.kernels.vocabulary.op import TensorType, title_op
@@ -279,3 +280,25 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
     assert {f["node"]: f["lacks"] for f in actual["faults"]} == {
         "/unheard": NO_KERNEL, "/total": NO_GRADIENT
     }  # fmt: skip
+
+
+def test_all_outputs_of_a_model_are_learnt(tmp_path: Path) -> None:
+    """A detector has several, and its parameters reach one or another; indices have no loss."""
+    types = {"x": TensorType("f32", ("batch", 6))}
+    nodes = [
+        Node("Gemm", ("x", "v"), ("scores",)),
+        Node("Gemm", ("x", "w"), ("wide",)),
+        Node("Reshape", ("wide", "shape"), ("boxes",)),
+        Node("ArgMax", ("scores",), ("best",), {"axis": 1, "keepdims": 0}),
+    ]
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((6, 8), np.float32) for n in "vw"}
+    arrays["shape"] = np.array([0, 2, 4])
+    graph = Graph("two", types, ["scores", "boxes", "best"], arrays, nodes, {"": 17})
+    graph.types = infer(graph.copy()).types
+    onnx_io.save(graph, tmp_path / "two.onnx")
+    status, actual = run(tmp_path / "two.onnx", "--batch", 4, "--brief", "--threads", 1)
+    assert (status, actual["status"]) == (0, "trains")
+    assert [i["shape"] for i in actual["inputs"]] == [[4, 6], [4], [4, 2, 4]]
+    status, actual = run(tmp_path / "two.onnx", "--batch", 4, "--brief", "--loss", "l1")
+    assert [i["shape"] for i in actual["inputs"]] == [[4, 6], [4, 8], [4, 2, 4]]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.base.element_types import FLOATS
 from engine.base.errors import EngineError, InternalError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.base.sparse_update import SparseUpdate
@@ -17,6 +18,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.optim_types import OptimizerSpec
 from engine.lora import Lora
 from engine.loss_types import Loss
+from engine.loss_types.several import Losses
 from engine.runtime.roofline import Roofline
 from engine.system import config
 from engine.tools.trimmed.plans import bind_shapes, count_samples, list_artifacts
@@ -55,8 +57,8 @@ class CheckRequest:
 class TrainingChoices:
     """Options that make a forward model trainable.
 
-    loss: its name; None chooses by the first output: cross-entropy for two dimensions, which are
-        samples and classes, otherwise the mean square.
+    loss: its name; None chooses by the output: cross-entropy for two dimensions, which are samples
+        and classes, otherwise the mean square.  Of several outputs, the sum of their losses.
     """
 
     loss: str | None = None
@@ -190,13 +192,17 @@ def make_recipe(graph: Graph, made: TrainingChoices) -> Recipe:
 
 
 def _choose_loss(graph: Graph, name: str | None) -> Loss | None:
-    """Return the loss of a name, or the one that fits the first output of a model."""
+    """Return the loss of a name, or the one that fits; of several outputs, the sum of theirs."""
     if name == "none":
         return None
-    if name is None:
-        first = graph.types.get(graph.outputs[0])
-        name = "cross_entropy" if first is None or len(first.shape) == 2 else "mse"
-    return names.make_loss(name, {}, "--loss")
+    types = {output: graph.types.get(output) for output in graph.outputs}
+    losses: dict[str, Loss] = {}
+    for output, t in types.items():
+        fitting = "cross_entropy" if t is None or len(t.shape) == 2 else "mse"
+        if t is None or t.dtype in FLOATS:
+            losses[output] = names.make_loss(name or fitting, {}, "--loss")
+    loss = next(iter(losses.values()), None) or names.make_loss(name or "mse", {}, "--loss")
+    return Losses.of(losses) if loss.takes == 1 and len(types) > 1 else loss
 
 
 def _make_optimizer(name: str) -> OptimizerSpec | None:

@@ -31,8 +31,8 @@ _CANNOT, _OVER = 3, 4  # exit status
 @options.take_threads("as a Module here")
 @click.option(
     "--loss", metavar="NAME",
-    help="For a forward model: the loss.  [default: cross_entropy for an output of two dimensions, "
-    "otherwise mse]",
+    help="For a forward model: the loss; of several outputs, the sum of theirs.  [default: "
+    "cross_entropy for an output of two dimensions, otherwise mse]",
 )  # fmt: skip
 @click.option(
     "--optimizer", default="adamw", show_default=True, metavar="NAME",
