@@ -46,7 +46,7 @@ class Level:
     also: features that they need as well, which older versions of NumPy do not tell.  Every CPU
         that has `needs` has them.
     systems: the values of `sys.platform` for which kernels of this level are shipped.
-    features: LLVM's features beyond those of the CPU.
+    features: LLVM's features that the CPU does not imply.
     base: the level that this one extends; None if its library has all kernels that it can run.
     """
 
