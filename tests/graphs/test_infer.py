@@ -259,7 +259,7 @@ def test_an_input_may_have_the_size_of_a_polynomial() -> None:
 
 @pytest.mark.parametrize("stride", [2, 3, 8])
 def test_an_input_may_have_the_size_of_another_value(stride: int) -> None:
-    """Targets of a convolution with strides: `out` is not a polynomial of t, and t = out = 1 is rare.
+    """Targets of a convolution with strides: only t = out = 1 fits if both are free.
 
     Where the file says nothing, or says what is wrong, all sizes that fit are still tried.
     """
