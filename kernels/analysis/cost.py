@@ -42,6 +42,10 @@ TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its
 # would take without: `python -m bench cores.factors`.
 RUNS = 1.1
 
+# Vector instructions that a kernel takes to read or write a number of 16 bits: it is widened or
+# rounded, or woven into pairs of factors.  So half the bytes gain less where caches hold them.
+CONVERSION = 2.0
+
 TASKS = 1 << 13  # whose arithmetic is cached; plans of one draft share most of theirs
 OTHERS = 0.5  # efficiency of kernels that efficiency.txt does not have
 EFFICIENCY = Path(__file__).with_name("efficiency.txt")
@@ -187,7 +191,9 @@ def _time_arithmetic(task: Task, machine: Roofline) -> float:
     if instructions:
         done += instructions * max((_count_elements(u, task.tiles) for u in task.uses), default=0)
     sums = RUNS if find_factors(task.spec) == "f16" else 1
-    return 2 * done * sums * count_factor_bytes(task.spec) / 4 / machine.flops
+    operations = done * sums * count_factor_bytes(task.spec) / 4
+    halves = sum([_count_elements(u, task.tiles) for u in task.uses if u.nbytes == 2 * u.elements])
+    return 2 * (operations + CONVERSION * halves) / machine.flops
 
 
 def _count_elements(use: Use, tiles: int) -> int:

@@ -83,6 +83,21 @@ def test_products_of_16_bits_take_half_as_long() -> None:
     assert limits == [2 * 512**3 / 1e9, 512**3 / 1e9], "a profile's"
 
 
+def test_half_the_bytes_gain_where_memory_holds_them() -> None:
+    """In a cache, widening and rounding take as long as the bytes of float32."""
+    gains = []
+    for size in (1 << 16, 1 << 28):
+        wide = call(MAP, "a", "b", "y", nbytes=size)
+        wide = wide._replace(uses=(*wide.uses[:2], wide.uses[2]._replace(mode="u")))
+        uses = tuple(use._replace(nbytes=use.nbytes // 2) for use in wide.uses)
+        half = Task(KernelSpec("map", (MAP.replace("f32[]", "bf16[]"), 0)), uses, ())
+        seconds = [predict_seconds([task, task], 1, again=True)[1] for task in (wide, half)]
+        gains.append(seconds[0] / seconds[1])
+    near, far = gains
+    assert near < 1.1
+    assert far == pytest.approx(2, 0.05)
+
+
 def test_formulas_of_many_instructions_take_longer() -> None:
     plain = call(MAP, "a", "b", "y", nbytes=1 << 20)
     costly = call(MAP.replace("add(a,b)", "erf(tanh(exp(add(a,b))))"), *"aby", nbytes=1 << 20)
