@@ -322,7 +322,7 @@ def test_a_target_that_only_stores_a_type_is_told(
 
 
 def test_auto_takes_float16_where_its_loss_is_scaled() -> None:
-    graph, places = golden("transformer")
+    graph, places = golden("cnn")
     target = make("aarch64-unknown-linux-gnu", "cortex-a76", "+fullfp16", "neon")
     shapes = batch(graph, 64)
 
