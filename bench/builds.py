@@ -111,16 +111,16 @@ def compute_engine_losses(folder: Path, batch: int, *, closed: bool) -> list[flo
     return losses
 
 
-def judge(losses: Sequence[float], expected: Sequence[float]) -> str:
+def judge(losses: Sequence[float], expected: Sequence[float], *, later: float = LATER) -> str:
     """`equal` to the last bit, or the largest relative difference; over FIRST before any step of
-    the optimizer, and over LATER after one, it is WRONG.
+    the optimizer, and over `later` after one, it is WRONG.
     """
     if list(losses) == list(expected):
         return "equal"
     if len(losses) != len(expected):
         return f"WRONG: {len(losses)} losses"
     differences = np.abs(np.subtract(losses, expected) / expected)
-    is_right = differences[0] <= FIRST and bool(np.all(differences <= LATER))  # not where NaN is
+    is_right = differences[0] <= FIRST and bool(np.all(differences <= later))  # not where NaN is
     return f"{'' if is_right else 'WRONG: '}{np.max(differences):.0e}"
 
 

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import functools
 import shutil
-import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from engine.artifacts import AdamW, CrossEntropyLoss, MSELoss, generate_artifacts
+from bench import firmware
 from engine.errors import EngineError
-from engine.graphs.io import onnx_io
-from engine.models.images import build_autoencoder
-from engine.models.sound import build_ds_cnn
-from engine.tools.benchmark.workload import list_parameters
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import TARGETS, resolve
-from tests.support.builds import load, make_root, needs_cc
-from tests.support.places import DRIVERS, GOLDENS
+from tests.support.builds import make_root, needs_cc
+from tests.support.places import GOLDENS
 from tests.support.shown import shows
 
-QEMU = "qemu-system-arm"
-# qemu's boards, and the addresses of their flash and RAM.
-BOARDS = {
-    "cortex-m7": ("mps2-an500", "0", "0x20000000"),
-    "cortex-m4": ("mps2-an386", "0", "0x20000000"),
-    "cortex-m33": ("mps2-an505", "0x10000000", "0x38000000"),
-    "cortex-m55": ("mps3-an547", "0", "0x20000000"),
-}
 BARE = [name for name in TARGETS if resolve(name).is_bare]
-STEPS = 4
 # Functions of a compiler's own library that archives need: double precision and divisions,
 # for which these CPUs have no instructions.
 DOUBLES = {
@@ -53,57 +37,15 @@ NM = "llvm-nm-19"
 
 
 @functools.cache
-def make_artifacts(case: str) -> Path:
-    """Return the folder of the artifacts of a golden, or of a model for small devices."""
-    if case == "mlp":
-        return GOLDENS / case
-    graph, loss = (
-        (build_autoencoder((64,)), MSELoss())
-        if case == "autoencoder"
-        else (build_ds_cnn((1, 10, 49), channels=16, blocks=2), CrossEntropyLoss())
-    )
-    folder = make_root() / f"{case}-artifacts"
-    folder.mkdir()
-    onnx_io.save(graph, folder / "forward.onnx")
-    generate_artifacts(
-        str(folder / "forward.onnx"), requires_grad=list_parameters(graph, ()), loss=loss,
-        optimizer=AdamW(), artifact_directory=folder,
-    )  # fmt: skip
+def make_artifacts(name: str) -> Path:
+    """Return the folder of the artifacts of a model for small devices."""
+    folder = make_root() / f"{name}-artifacts"
+    firmware.write_model(name, folder)
     return folder
 
 
-def train_natively(case: str, batch: int, folder: Path) -> list[float]:
-    """Return the losses of the steps of firmware.c on this machine."""
-    build(make_artifacts(case), folder, Options("mnist", resolve("native"), [batch]))
-    trainer = load(folder).Trainer(folder / "checkpoint")
-    arrays: list[np.ndarray[Any, Any]] = []
-    for port in trainer.state._handle.phases[0]["train"][0]:
-        is_float = np.dtype(port["dtype"]) == np.float32
-        places = np.arange(int(np.prod(port["shape"])))
-        floats, labels = (places % 7).astype(np.float32) / np.float32(7), places % 2
-        arrays.append((floats if is_float else labels.astype(np.int64)).reshape(port["shape"]))
-    return [float(np.float32(trainer.step(*arrays))) for _ in range(STEPS)]
-
-
-def make_firmware(case: str, target: str, batch: int, folder: Path) -> Path:
-    """Build a model for a board, and link firmware.c with the archive."""
-    options = Options("mnist", resolve(target), [batch])
-    build(make_artifacts(case), folder, options)
-    numbers = ",".join(map(str, (folder / "checkpoint").read_bytes()))
-    text = f"static const unsigned char checkpoint[] = {{{numbers}}};\n"
-    (folder / "checkpoint.h").write_text(text)
-    _, flash, ram = BOARDS[target]
-    memory = (DRIVERS / "firmware.ld").read_text().replace("FLASH_BEGIN", flash)
-    (folder / "firmware.ld").write_text(memory.replace("RAM_BEGIN", ram))
-    return link(
-        [], [DRIVERS / "firmware.c"], options.platform, folder / "firmware.elf",
-        kind="executable", include=[folder], size=True, threads=False, freestanding=True,
-        flags=["-T", str(folder / "firmware.ld"), str(folder / "libmnist.a")],
-    )  # fmt: skip
-
-
 @needs_cc
-@pytest.mark.skipif(not shutil.which(QEMU), reason=f"needs {QEMU}")
+@pytest.mark.skipif(not shutil.which(firmware.QEMU), reason=f"needs {firmware.QEMU}")
 @pytest.mark.parametrize(
     ("case", "target", "batch"),
     [
@@ -121,17 +63,25 @@ def test_a_board_trains_as_this_machine_does(
     case: str, target: str, batch: int, tmp_path: Path
 ) -> None:
     """With no system and no library, in static memory: losses equal this machine's to rounding."""
-    program = make_firmware(case, target, batch, tmp_path / "board")
-    words = [QEMU, "-M", BOARDS[target][0], "-nographic", "-semihosting", "-kernel", str(program)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    *lines, last = said.split()
-    assert last == "done", said
-    losses = [struct.unpack(">f", bytes.fromhex(line))[0] for line in lines]
-    expected = train_natively(case, batch, tmp_path / "native")
+    artifacts, board = make_artifacts(case), tmp_path / "board"
+    program, manifest = firmware.make_firmware(artifacts, target, batch, board)
+    losses = firmware.run_firmware(program, target)
+    expected = firmware.train_natively(artifacts, batch, tmp_path / "native")
     assert losses == pytest.approx(expected, rel=1e-5)
     assert losses[-1] < losses[0]
+    flash, ram = firmware.count_memory(program, target)
+    checkpoint = (board / "checkpoint").stat().st_size
+    assert flash > manifest["report"]["parts"]["kernels"] + checkpoint
+    assert manifest["report"]["memory"] <= ram < manifest["report"]["memory"] + 1024
+
+
+def test_a_page_gets_the_rows_of_a_board(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    begin = "| MLP 64-48-10 | 3,610 | 8 | `cortex-m7` |"
+    page.write_text(f"# Sizes\n\n{begin} 1 KiB | 2 KiB | 3.0 KiB | equal |\n| other | 1 |\n")
+    firmware.write_page({"mlp": [("cortex-m7", 8, 3610, 36.2, 71.4, 2.71, "1e-07")]}, page)
+    row = f"{begin} 36 KiB | 71 KiB | 2.7 KiB | 1e-07 |"
+    assert page.read_text() == f"# Sizes\n\n{row}\n| other | 1 |\n"
 
 
 @pytest.mark.skipif(not shutil.which(NM), reason=f"needs {NM}")

@@ -1,0 +1,261 @@
+"""Sizes of libraries against what they are to be, and of programs for boards without a system.
+
+firmware        a program that trains (tests/c/firmware.c) is linked for a board and runs in qemu:
+                its flash without the checkpoint, its RAM without the stack, and the largest
+                relative difference of its losses from those on this machine; --page replaces the
+                rows of docs/microcontrollers.md
+firmware.goals  libraries of one sample, stripped: their bytes, the most that they are to have, and
+                the memory of a model beyond its parameters, gradients, moments and activations
+
+Needs ziglang and, for the first, the Debian package qemu-system-arm.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import struct
+import subprocess
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.builds import DRIVERS, FIRST, MODELS, judge
+from bench.rows import Bench, Cells, Option
+from engine.artifacts import AdamW, CrossEntropyLoss, MSELoss, generate_artifacts
+from engine.errors import InputError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.models.images import build_autoencoder, build_mlp
+from engine.models.sound import build_ds_cnn
+from engine.tools.benchmark.workload import list_parameters, write_artifacts
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.targets import resolve
+
+QEMU = "qemu-system-arm"
+STEPS = 4  # of firmware.c
+# qemu's boards, and the addresses of their flash and RAM.
+BOARDS = {
+    "cortex-m7": ("mps2-an500", "0", "0x20000000"),
+    "cortex-m4": ("mps2-an386", "0", "0x20000000"),
+    "cortex-m33": ("mps2-an505", "0x10000000", "0x38000000"),
+    "cortex-m55": ("mps3-an547", "0", "0x20000000"),
+}
+# What a model cannot do without; the rest of its memory is the runtime's.
+OWN = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
+
+
+@dataclass(frozen=True)
+class Small:
+    """A model that a microcontroller trains, and the samples of a step."""
+
+    graph: Callable[[], Graph]
+    batch: int
+    what: str
+    reconstructs: bool = False
+
+
+MODELS_OF_BOARDS = {
+    "mlp": Small(partial(build_mlp, (64,), hidden=(48,)), 8, "MLP 64-48-10"),
+    "autoencoder": Small(build_autoencoder, 1, "autoencoder 64-64-8-64-64", reconstructs=True),
+    "ds_cnn": Small(
+        partial(build_ds_cnn, (1, 10, 49), channels=16, blocks=2),
+        1,
+        "DS-CNN, 16 channels, 2 blocks, 10x49",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A kind of library, and the most bytes that it is to have; 0 where none are said."""
+
+    target: str
+    is_small: bool
+    most: int
+
+
+GOALS = {
+    "mlp": (
+        Goal("raspberrypi4", False, 48_000),
+        Goal("raspberrypi4", True, 40_000),
+        Goal("x86-64-v3", False, 64_000),
+    ),
+    "MobileNetV2": (Goal("raspberrypi4", False, 150_000), Goal("raspberrypi4", True, 100_000)),
+    "MiniLM": (Goal("raspberrypi4", False, 100_000), Goal("raspberrypi4", True, 0)),
+}
+
+
+# --- boards
+
+
+def write_model(name: str, folder: Path) -> int:
+    """Write the artifacts of a model for boards; returns the number of its parameters."""
+    model = MODELS_OF_BOARDS[name]
+    graph = model.graph()
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx_io.save(graph, folder / "forward.onnx")
+    names = list_parameters(graph, ())
+    generate_artifacts(
+        str(folder / "forward.onnx"), requires_grad=names,
+        loss=MSELoss() if model.reconstructs else CrossEntropyLoss(), optimizer=AdamW(),
+        artifact_directory=folder,
+    )  # fmt: skip
+    return sum(graph.initializers[each].size for each in names)
+
+
+def make_firmware(
+    artifacts: Path, target: str, batch: int, folder: Path
+) -> tuple[Path, dict[str, Any]]:
+    """Build a model for a board, and link firmware.c with the archive; the program and the
+    manifest of the build.
+    """
+    options = Options("mnist", resolve(target), [batch])
+    manifest = build(artifacts, folder, options)
+    numbers = ",".join(map(str, (folder / "checkpoint").read_bytes()))
+    text = f"static const unsigned char checkpoint[] = {{{numbers}}};\n"
+    (folder / "checkpoint.h").write_text(text)
+    _, flash, ram = BOARDS[target]
+    memory = (DRIVERS / "firmware.ld").read_text().replace("FLASH_BEGIN", flash)
+    (folder / "firmware.ld").write_text(memory.replace("RAM_BEGIN", ram))
+    program = link(
+        [], [DRIVERS / "firmware.c"], options.platform, folder / "firmware.elf",
+        kind="executable", include=[folder], size=True, threads=False, freestanding=True,
+        flags=["-T", str(folder / "firmware.ld"), str(folder / "libmnist.a")],
+    )  # fmt: skip
+    return program, manifest
+
+
+def run_firmware(program: Path, target: str) -> list[float]:
+    """Return the losses that a program prints on its board in qemu.
+
+    Raises:
+        InputError: qemu is not here, or the program fails, and the message has what it printed.
+    """
+    if not shutil.which(QEMU):
+        raise InputError(f"{QEMU} is not here; Debian's package of this name has it")
+    words = [QEMU, "-M", BOARDS[target][0], "-nographic", "-semihosting", "-kernel", str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    said = done.stdout + done.stderr
+    if done.returncode or said.split()[-1:] != ["done"]:
+        raise InputError(f"the program for {target} fails with status {done.returncode}: {said}")
+    return [struct.unpack(">f", bytes.fromhex(line))[0] for line in said.split()[:-1]]
+
+
+def train_natively(artifacts: Path, batch: int, folder: Path) -> list[float]:
+    """Return the losses of the steps of firmware.c on this machine."""
+    build(artifacts, folder, Options("mnist", resolve("native"), [batch]))
+    spec: Any = importlib.util.spec_from_file_location("mnist", folder / "mnist.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    trainer = module.Trainer(folder / "checkpoint")
+    arrays: list[np.ndarray[Any, Any]] = []
+    for port in trainer.state._handle.phases[0]["train"][0]:
+        is_float = np.dtype(port["dtype"]) == np.float32
+        places = np.arange(int(np.prod(port["shape"])))
+        floats, labels = (places % 7).astype(np.float32) / np.float32(7), places % 2
+        arrays.append((floats if is_float else labels.astype(np.int64)).reshape(port["shape"]))
+    return [float(np.float32(trainer.step(*arrays))) for _ in range(STEPS)]
+
+
+def count_memory(program: Path, target: str) -> tuple[int, int]:
+    """Return the bytes of flash and of RAM of a program for a board, an ELF file of 32 bits.
+
+    Flash has what the file has of each segment; RAM has the segments that run there, with what is
+    zero at the start.
+    """
+    content = program.read_bytes()
+    (begin,) = struct.unpack_from("<I", content, 28)
+    size, count = struct.unpack_from("<2H", content, 42)
+    flash = ram = 0
+    for i in range(count):
+        kind, _, at, _, held, taken = struct.unpack_from("<6I", content, begin + i * size)
+        if kind == 1:  # loaded
+            flash += held
+            ram += taken if at >= int(BOARDS[target][2], 0) else 0
+    return flash, ram
+
+
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each board."""
+    model = MODELS_OF_BOARDS[name]
+    with tempfile.TemporaryDirectory() as place:
+        artifacts = Path(place, "artifacts")
+        parameters = write_model(name, artifacts)
+        expected = train_natively(artifacts, model.batch, Path(place, "native"))
+        for target in options.targets:
+            program, manifest = make_firmware(artifacts, target, model.batch, Path(place, target))
+            losses = run_firmware(program, target)
+            flash, ram = count_memory(program, target)
+            flash -= (Path(place, target) / "checkpoint").stat().st_size
+            areas = manifest["report"]["areas"]
+            own = sum(size for area, size in areas.items() if area not in OWN)
+            yield (
+                target, model.batch, parameters, flash / 1024, ram / 1024, own / 1024,
+                judge(losses, expected, later=FIRST),
+            )  # fmt: skip
+
+
+def write_page(rows: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Replace the rows of these models and boards in a page."""
+    lines = path.read_text("utf-8").splitlines()
+    for name, cells in rows.items():
+        for target, batch, parameters, flash, ram, own, worst in cells:
+            begin = f"| {MODELS_OF_BOARDS[name].what} | {parameters:,} | {batch} | `{target}` |"
+            row = f"{begin} {flash:.0f} KiB | {ram:.0f} KiB | {own:.1f} KiB | {worst} |"
+            lines = [row if line.startswith(begin) else line for line in lines]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+# --- libraries
+
+
+def measure_goals(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each kind of library of a model, for steps of one sample."""
+    with tempfile.TemporaryDirectory() as place:
+        artifacts = Path(place, "artifacts")
+        artifacts.mkdir()
+        graph = MODELS_OF_BOARDS[name].graph() if name == "mlp" else MODELS[name].graph()
+        write_artifacts(graph, artifacts)
+        for goal in GOALS[name]:
+            options = Options("mnist", resolve(goal.target), [1], size=goal.is_small)
+            report = build(artifacts, Path(place, "build"), options)["report"]
+            own = sum(report["areas"][area] for area in OWN)
+            parts = report["parts"]
+            yield (
+                goal.target, "--size" if goal.is_small else "", report["library"] / 1000,
+                goal.most / 1000 if goal.most else None,
+                "" if not goal.most else "met" if report["library"] <= goal.most else "missed",
+                parts["kernels"] / 1000, (parts["plans"] + parts["constants"]) / 1000,
+                100 * (report["memory"] / own - 1),
+            )  # fmt: skip
+
+
+BENCHES = (
+    Bench(
+        "firmware",
+        "flash and RAM of programs for microcontrollers, which train in qemu",
+        {name: name for name in MODELS_OF_BOARDS},
+        ("target", "batch", "parameters:,", "flash KiB:.0f", "RAM KiB:.0f", "runtime's RAM KiB:.1f",
+         "losses"),
+        measure,
+        options=(Option("targets", tuple(BOARDS), "boards"),),
+        page=write_page,
+        document="docs/microcontrollers.md",
+    ),
+    Bench(
+        "firmware.goals",
+        "bytes of libraries of one sample, and the most that they are to have",
+        {name: name for name in GOALS},
+        ("target", "kind", "KB:.1f", "goal KB:.0f", "verdict", "kernels KB:.1f", "plans KB:.1f",
+         "memory beside tensors %:.1f"),
+        measure_goals,
+    ),
+)  # fmt: skip
