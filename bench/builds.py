@@ -295,7 +295,7 @@ def read_rows(path: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def write_page(rows: Mapping[str, Sequence[Cells]], path: Path) -> None:
-    """Write the matrix of builds: rows that are complete, others from the page.
+    """Write the matrix of builds: rows that are complete, and the others unchanged.
 
     A row is of one commit: cells of other models stay in it where they are of the same.
 

@@ -48,7 +48,7 @@ BOARDS = {
     "cortex-m33": ("mps2-an505", "0x10000000", "0x38000000"),
     "cortex-m55": ("mps3-an547", "0", "0x20000000"),
 }
-# What a model cannot do without; the rest of its memory is the runtime's.
+# Memory that every model needs; the rest of it is the runtime's.
 OWN = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
 
 
