@@ -269,14 +269,35 @@ def _find_widest(site: Site) -> str:
     return max(kinds, key=ITEMSIZE.__getitem__)
 
 
+def _check_places(site: Site) -> None:
+    """Refuse parts that are not within the inputs: a kernel would read what follows them."""
+    begins, sizes, counts = (tuple(site.attrs.get(name, ())) for name in PLACES)
+    if not (begins or sizes or counts):
+        return
+    if len(counts) != len(site.ins) or min(counts, default=0) < 0:
+        site.fail(f"counts = {list(counts)}", f"{len(site.ins)} numbers from 0 on, one per input")
+    if not len(begins) == len(sizes) == sum(counts):
+        site.fail(
+            f"{len(begins)} begins and {len(sizes)} sizes", f"{sum(counts)}, the sum of counts"
+        )
+    parts = zip(begins, sizes, strict=True)
+    for i, count in enumerate(counts):
+        t = site.type(i)
+        for begin, size in islice(parts, count):
+            if t.dtype not in FLOATS or min(begin, size) < 0 or begin + size > t.size:
+                site.fail(f"elements {begin} to {begin + size} of input {i}, {t}", "parts of it")
+
+
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, {**CLIP, **PLACES})
+    _check_places(site)
     return (site.type(0),)
 
 
 def _factor_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, {**CLIP, **PLACES})
     check_floats(site)
+    _check_places(site)
     return (FACTOR, TensorType(_find_widest(site), (1,)))[: max(site.n_outs, 1)]
 
 
