@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 
 from engine.base.errors import EngineError, InputError
-from engine.base.plan_options import PlanOptions, Precision
+from engine.base.plan_options import DEFAULTS, PRECISIONS, PlanOptions, Precision
 from engine.data.tokens import ByteTokenizer
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
@@ -52,9 +52,7 @@ GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
 _EACH = [level.make_target(level.systems[0]) for level in LEVELS]
 # By precision, the target of the first level that multiplies this type.
 TARGETS: dict[Precision, Target] = {
-    "f32": LEVELS[0].make_target("linux"),
-    "bf16": next(t for t in _EACH if t.multiplies("bf16")),
-    "f16": next(t for t in _EACH if t.multiplies("f16")),
+    p: next(t for t in _EACH if p == DEFAULTS.precision or t.multiplies(p)) for p in PRECISIONS
 }
 THREADS = (1, 2)
 # Of models by name that are not workloads, with the shapes of samples as in their data.
