@@ -64,9 +64,9 @@ class Cpu:
 def list_cpus() -> list[Cpu]:
     """Return every CPU that rows are made for."""
     x86 = (("Nehalem", "x86-64-v2"), ("Haswell", "x86-64-v3"))
-    arm = ("cortex-a53", "cortex-a72", "cortex-a76")
-    here = [Cpu("", list_levels()[0].name)]
-    return [*here, *(Cpu(*row) for row in x86), *(Cpu(name, "aarch64") for name in arm)]
+    arm = [(name, "aarch64") for name in ("cortex-a53", "cortex-a72")]
+    arm += [("cortex-a76", "aarch64-fp16")]
+    return [Cpu("", list_levels()[0].name), *(Cpu(*row) for row in (*x86, *arm))]
 
 
 class Wheels:

@@ -34,7 +34,7 @@ NOT_RUN = {
     "docs/java.md": 3,
     "docs/javascript.md": 3,
     "docs/kotlin.md": 4,
-    "docs/microcontrollers.md": 2,
+    "docs/microcontrollers.md": 3,
     "docs/models.md": 1,
     "docs/performance.md": 2,
     "docs/precision.md": 1,
