@@ -26,7 +26,7 @@ from engine.kernels.machine.target import detect_host
 from engine.tools.benchmark import machine
 from engine.tools.benchmark.workloads import WORKLOADS
 
-README, BENCHMARKS = "README.md", "docs/benchmarks.md"
+README, INDEX, BENCHMARKS = "README.md", "docs/index.md", "docs/benchmarks.md"
 INFERENCE, PRECISION = "docs/inference.md", "docs/precision.md"
 WIDTH = 140  # characters of a line of a document
 Row = Mapping[str, Any]  # a row of a bench, by the titles of its columns; "subject" is one
@@ -153,6 +153,7 @@ def measure_figure(name: str, options: Namespace) -> Iterator[Cells]:
 
 # --- the figures
 
+_FIRST = (README, INDEX)  # the pages that a person meets first
 _LEADING = "mlp cnn mobilenet minilm"
 _OTHERS = "resnet18 mobilenet_v3 vit gpt2 lstm mobilenet_head"
 _HALVES = "minilm vit gpt2 mobilenet resnet18 lstm"
@@ -169,7 +170,7 @@ FIGURES = {
         f"steps {_LEADING} --threads 1 2 --time 2 --kinds ort torch",
         (
             View(BENCHMARKS, (*_STEP, "% of peak", *_ORT, *_TORCH)),
-            View(README, (*_STEP, *_ORT, *_TORCH), only=("threads", 2)),
+            *(View(page, (*_STEP, *_ORT, *_TORCH), only=("threads", 2)) for page in _FIRST),
         ),
     ),
     "step-avx2": Figure(
@@ -199,7 +200,10 @@ FIGURES = {
     ),
     "peak": Figure(
         f"memory {_LEADING} transformer",
-        (View(BENCHMARKS, _MEMORY), View(README, _MEMORY, only=("subject", "mobilenet"))),
+        (
+            View(BENCHMARKS, _MEMORY),
+            *(View(page, _MEMORY, only=("subject", "mobilenet")) for page in _FIRST),
+        ),
     ),
     "answer": Figure(
         "answers --threads 1 2 --turns 5",
