@@ -480,15 +480,11 @@ class _Trials:
                 wanted.append(node.outputs[0])
         if not wanted:
             return None
-        read, kept = set(wanted), list[Node]()
-        for node in reversed(nodes):
-            if not read.isdisjoint(node.outputs):
-                kept.append(copy(node))
-                read.update(node.list_reads())
+        kept, read = _keep_makers(nodes, wanted)
         held = {n: a for n, a in initializers.items() if n in read}
         used = {n: t for n, t in inputs.items() if n in read}
         name, opsets = self.graph.name, dict(self.graph.opsets)
-        return Graph(name, used, wanted, held, kept[::-1], opsets)
+        return Graph(name, used, wanted, held, kept, opsets)
 
     def take_input(self, name: str, inputs: dict[str, TensorType]) -> bool:
         """Make a value an input of the part, if only its shape matters; return whether that was
@@ -596,6 +592,16 @@ def _find_ranks(found: Inferred) -> dict[str, int]:
     return {name: t.rank for name, t in found.types.items()}
 
 
+def _keep_makers(nodes: Sequence[Node], wanted: Sequence[str]) -> tuple[list[Node], set[str]]:
+    """Return copies of the nodes that some values need, in order, and all values that they read."""
+    read, kept = set(wanted), list[Node]()
+    for node in reversed(nodes):
+        if not read.isdisjoint(node.outputs):
+            kept.append(copy(node))
+            read.update(node.list_reads())
+    return kept[::-1], read
+
+
 def _find_dependent(graph: Graph, symbols: Sequence[str]) -> _Dependent | None:
     """Return the symbols of inputs that are sizes of values which those inputs do not decide."""
     places: dict[str, tuple[str, int]] = {}
@@ -612,16 +618,12 @@ def _find_dependent(graph: Graph, symbols: Sequence[str]) -> _Dependent | None:
     if not places:
         return None
     wanted = [name for name, _ in places.values()]
-    read, kept = set(wanted), list[Node]()
-    for node in reversed(graph.nodes):
-        if not read.isdisjoint(node.outputs):
-            kept.append(copy(node))
-            read.update(node.list_reads())
+    kept, read = _keep_makers(graph.nodes, wanted)
     inputs = {name: t for name, t in graph.inputs.items() if name in read}
     if any(not places.keys().isdisjoint(t.shape) for t in inputs.values()):
         return None
     held = {name: a for name, a in graph.initializers.items() if name in read}
-    part = Graph(graph.name, inputs, wanted, held, kept[::-1], dict(graph.opsets))
+    part = Graph(graph.name, inputs, wanted, held, kept, dict(graph.opsets))
     return _Dependent(places, part)
 
 
