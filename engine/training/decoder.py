@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,25 @@ def find_caches(model: Model) -> dict[str, str]:
     return presents
 
 
+def find_scores(model: Model, presents: Mapping[str, str]) -> str:
+    """Return the output of a decoder that holds the scores; presents: as `find_caches` found."""
+    answers = [n for n in model.outputs if n not in presents.values()]
+    return LOGITS if LOGITS in answers else answers[0]
+
+
+def describe_use(
+    model: Model, presents: Mapping[str, str], batch: int, tokens: int, rows: int
+) -> Decoding:
+    """Return what a plan for a prompt or a step of a decoder is made of.
+
+    presents: as `find_caches` found.  tokens: of a prompt, or 1 for a step.
+    rows: of the caches of a step; 0 for a prompt.
+    """
+    counts = {IDS: tokens, POSITIONS: tokens, MASK: rows or tokens}
+    shapes = ((name, (batch, counts[name])) for name in model.inputs if name not in presents)
+    return Decoding(tuple(presents.items()), tuple(shapes), rows)
+
+
 @check_arguments(batch=AT_LEAST_1, capacity=AT_LEAST_1)
 class Decoder:
     """Texts that a decoder continues token by token, with the keys and values of their tokens.
@@ -103,8 +122,7 @@ class Decoder:
         self._find, self._batch, self._limit = find, batch, capacity
         self._model = find()[0]
         self._presents = find_caches(self._model)
-        answers = [n for n in self._model.outputs if n not in self._presents.values()]
-        self._scores = LOGITS if LOGITS in answers else answers[0]
+        self._scores = find_scores(self._model, self._presents)
         self._step: BoundProgram | None = None
         self._rows = 0  # of the caches of `_step`
         self._prompt = self._choose_prompt(1)  # tokens of the prompt that was planned last
@@ -233,15 +251,6 @@ class Decoder:
 
     # --- programs
 
-    def _list_shapes(self, tokens: int, rows: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return the shapes of all inputs but the caches."""
-        counts = {IDS: tokens, POSITIONS: tokens, MASK: rows}
-        return tuple(
-            (name, (self.batch, counts[name]))
-            for name in self._model.inputs
-            if name not in self._presents
-        )
-
     def _choose_prompt(self, count: int) -> int:
         """Return the tokens of the plan for a prompt: a power of two, within the limit."""
         size = LEAST_PROMPT
@@ -250,8 +259,7 @@ class Decoder:
         return size if self._limit is None else max(count, min(size, self._limit))
 
     def _get_prompt_program(self) -> BoundProgram:
-        shapes = self._list_shapes(self._prompt, self._prompt)
-        decoding = Decoding(tuple(self._presents.items()), shapes, 0)
+        decoding = describe_use(self._model, self._presents, self.batch, self._prompt, 0)
         return self._model.get_prompt_program(decoding)
 
     def _make_room(self, needed: int, seed: int | None) -> BoundProgram:
@@ -267,7 +275,7 @@ class Decoder:
         if self._limit is not None:
             rows = min(rows, self._limit)
         self._get_prompt_program()  # before the step, as it may need larger regions
-        decoding = Decoding(tuple(self._presents.items()), self._list_shapes(1, rows), rows)
+        decoding = describe_use(self._model, self._presents, self.batch, 1, rows)
         step = self._model.make_step_program(decoding)
         self._check_step(step, rows, seed)
         if self._step is not None:

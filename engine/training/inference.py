@@ -222,6 +222,23 @@ def open_model(source: ModelSource | Any, threads: int | None = None) -> Model:
     return model
 
 
+def read_sharing(source: str | os.PathLike[str] | bytes, state: CheckpointState) -> bytes:
+    """Return a model whose initializers with the names of parameters of a state are inputs instead.
+
+    Raises:
+        InputError, ShapeError, DTypeError: the parameters do not fit; the message names one.
+        FileError, ModelError, UnsupportedOpError: the model cannot be read.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline.sharing import share_parameters
+    from engine.kernels.vocabulary.op import TensorType
+
+    what = "model" if isinstance(source, bytes) else os.fspath(source)
+    parameters = {n: TensorType(slot.dtype, slot.shape) for n, slot in state.slots.items()}
+    trained = [name for name, slot in state.slots.items() if slot.trainable]
+    return onnx_io.to_bytes(share_parameters(onnx_io.load(source), parameters, trained, what))
+
+
 def open_sharing(source: str | os.PathLike[str] | bytes, other: Model) -> Model:
     """Open a model for answers that has the parameters of another, which it does not copy.
 
@@ -229,20 +246,11 @@ def open_sharing(source: str | os.PathLike[str] | bytes, other: Model) -> Model:
     runs take turns with runs of the other model.
 
     Raises:
-        InputError, ShapeError, DTypeError: the parameters do not fit; the message names one.
-        FileError, ModelError, UnsupportedOpError: the model cannot be read.
+        EngineError: as `read_sharing`.
     """
     state, memory = other.state, other.memory
-    what = "model" if isinstance(source, bytes) else os.fspath(source)
     with other.planning("read", other.records):
-        from engine.graphs.io import onnx_io
-        from engine.graphs.offline.sharing import share_parameters
-        from engine.kernels.vocabulary.op import TensorType
-
-        parameters = {n: TensorType(slot.dtype, slot.shape) for n, slot in state.slots.items()}
-        trained = [name for name, slot in state.slots.items() if slot.trainable]
-        graph = share_parameters(onnx_io.load(source), parameters, trained, what)
-        raw = onnx_io.to_bytes(graph)
+        raw = read_sharing(source, state)
     own = Memory(memory.kernels, memory.planning, memory.lock)
     model = Model(raw, state, own, other.threads, "model", records=Records, answers=True)
     freeze_constants([model], own)

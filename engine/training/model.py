@@ -296,7 +296,7 @@ class Model(BoundModel):
         key = (self.what, Decoding.what, self.selected, self.memory.planning, decoding)
         program = self.find_program(key)
         if program is None:
-            plan, file = self._plan_decoding(decoding)
+            plan, file = self.plan_decoding(decoding)
             program = self._bind_shared(plan, file)
             self.memory.keep(key, program)
         return program
@@ -307,11 +307,11 @@ class Model(BoundModel):
         Raises:
             EngineError: as `Planners.decode`.
         """
-        plan, _ = self._plan_decoding(decoding)
+        plan, _ = self.plan_decoding(decoding)
         return self.load(plan)
 
     @preparing()
-    def _plan_decoding(self, decoding: Decoding) -> tuple[Plan, bytes | None]:
+    def plan_decoding(self, decoding: Decoding) -> tuple[Plan, bytes | None]:
         """Return the plan for a prompt or a step of this decoder, and its file if it is kept."""
         make = partial(self._planners.decode, decoding)
         shapes = [list(shape) for _, shape in decoding.shapes]

@@ -14,6 +14,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.training import decoder as decoders
+from tests.support.decoders import count_positions
 
 GPT2 = DecoderSizes(layers=2, width=64, heads=4, keys=4, wide=128, words=100, positions=64)
 QWEN2 = DecoderSizes(layers=2, width=64, heads=4, keys=2, wide=128, words=100, positions=64)
@@ -144,23 +145,6 @@ def test_generation_takes_the_best_token_or_a_chosen_one() -> None:
     assert worst[0] == session.decoder().append(PROMPT).argmin()
     with pytest.raises(ShapeError, match=r"choose returned the shape .1, 100.; expected .1."):
         session.generate(PROMPT, 2, choose=lambda scores: scores)
-
-
-def count_positions(graph: Graph, past: str) -> Graph:
-    """Let a decoder count positions by the size of its past, as `past` computes it."""
-    del graph.inputs["position_ids"]
-    graph.initializers |= {"one": np.array(1), "axis": np.array([0]), "few": np.array(3)}
-    graph.nodes[:0] = [
-        Node("Shape", ("past_key_values.0.key",), ("rows",), {"start": 2, "end": 3}),
-        Node("Shape", ("input_ids",), ("count",), {"start": 1, "end": 2}),
-        Node("Squeeze", ("rows",), ("before",)),
-        Node("Min", ("before", "few"), ("before.few",)),
-        Node("Squeeze", ("count",), ("new",)),
-        Node("Add", (past, "new"), ("after",)),
-        Node("Range", (past, "after", "one"), ("positions",)),
-        Node("Unsqueeze", ("positions", "axis"), ("position_ids",)),
-    ]
-    return graph
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from engine.tools.trimmed import opset
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
 from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.report import write_report
 from engine.tools.trimmed.targets import resolve
@@ -77,8 +78,24 @@ from engine.tools.trimmed.targets import resolve
 )
 @click.option(
     "--only",
-    type=click.Choice(["inference", "train"]),
-    help="Leave out the plans, kernels and functions that inference, or training, does not use.",
+    type=click.Choice(["inference", "train", "decoder"]),
+    help="Leave out the plans, kernels and functions that this use does not need.",
+)
+@click.option(
+    "--decoder",
+    type=options.Existing(),
+    metavar="MODEL",
+    help="Add a decoder with caches, which continues texts with the parameters of the artifacts; "
+    "without artifacts, with its own.  [default: decoder.onnx in the folder, with --positions]",
+)
+@click.option(
+    "--positions", type=int, metavar="N", help="How many tokens the caches of the decoder hold."
+)
+@click.option(
+    "--prompt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many first tokens of a text are answered together; 1: none.  [default: 16]",
 )
 @click.option(
     "--report",
@@ -111,6 +128,9 @@ def command(
     bindings: tuple[str, ...],
     export: bool,
     only: Only | None,
+    decoder: Path | None,
+    positions: int | None,
+    prompt: int | None,
     report: bool,
     compiler: str,
     as_json: bool,
@@ -121,8 +141,10 @@ def command(
     (docs/everywhere.md).  Their packages can have a library for each of several targets:
     --target NAME,NAME.  Several batch sizes share one memory.
     """
-    if (artifacts is None) == (ops is None):
-        raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
+    if (artifacts is None and decoder is None) == (ops is None):
+        raise click.UsageError("give a folder of artifacts, or --ops CONFIG, or --decoder MODEL")
+    if positions is None and (decoder is not None or prompt is not None):
+        raise click.UsageError("a decoder has caches: give --positions, the tokens that they hold")
     if planning.budget is not None and ops is not None:
         raise click.UsageError("--budget is for plans, and a library of ops has none")
     if planning.precision != "f32" and ops is not None:
@@ -137,13 +159,17 @@ def command(
     target, *others = target.split(",")
     if others and not bindings:
         raise click.UsageError("several targets are for packages of --bindings")
-    if (export or report or only) and ops is not None:
-        asked_for = "--export" if export else "--report" if report else "--only"
+    words = {"--export": export, "--report": report, "--only": only, "--positions": positions}
+    if ops is not None and (asked_for := next((w for w, given in words.items() if given), "")):
         raise click.UsageError(f"{asked_for} is for artifacts, and a library of ops has none")
-    source = ops.parent if ops is not None else artifacts
+    source = ops.parent if ops is not None else artifacts or decoder
     assert source is not None
+    wanted = None
+    if positions is not None:
+        wanted = DecoderOptions(positions, prompt or 0, decoder)
+    source = source.resolve()
     asked = Options(
-        name or source.resolve().name.replace("-", "_"),
+        name or (source.name if artifacts or ops else source.stem).replace("-", "_"),
         resolve(target, triple=triple, cpu=cpu, features=features),
         batches,
         threads or 1,
@@ -160,11 +186,12 @@ def command(
         [resolve(name) for name in others],
         export,
         only or "",
+        wanted,
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, StagePrinter())
     else:
-        manifest = build(source, out, asked, StagePrinter())
+        manifest = build(artifacts, out, asked, StagePrinter())
     if as_json:
         options.print_json(manifest)
         return

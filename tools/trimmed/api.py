@@ -39,10 +39,10 @@ _DECLARATION = re.compile(r"(?P<result>.*?)@name@_(?P<name>\w+)\((?P<rest>.*)\)"
 _MEMBER = re.compile(r"@NAME@_(\w+)(?: = (\d+))?,?(?:\s*/\*(.*?)\*/)?", re.DOTALL)
 MODEL, MESSAGE = "@name@ *m", "char *message"
 
-Only = Literal["", "inference", "train"]  # the one use of a library; empty: all
+Only = Literal["", "inference", "train", "decoder"]  # the one use of a library; empty: all
 Kind = Literal[
     "text", "flag", "phase", "int", "long", "float", "size",
-    "bytes", "buffer", "floats", "float_buffer", "doubles", "double_buffer",
+    "bytes", "buffer", "floats", "float_buffer", "doubles", "double_buffer", "ints",
     "memory", "inputs", "outputs",
     "out_text", "out_int", "out_long", "out_float", "out_size",
 ]  # fmt: skip
@@ -56,7 +56,7 @@ _OUTS: dict[str, Kind] = {
 }  # fmt: skip
 _POINTED: dict[str, Kind] = {
     "const void": "bytes", "void": "buffer", "const float": "floats", "float": "float_buffer",
-    "const double": "doubles", "double": "double_buffer",
+    "const double": "doubles", "double": "double_buffer", "const int32_t": "ints",
 }  # fmt: skip
 _LISTS: dict[str, Kind] = {"const void *const *": "inputs", "void *const *": "outputs"}
 
@@ -203,21 +203,28 @@ class ApiFunction:
         return self.answer == "memory" and not self.result.startswith("const")
 
     def exists(
-        self, *, freestanding: bool, threads: int, only: Only = "", federated: bool = False
+        self,
+        *,
+        freestanding: bool,
+        threads: int,
+        only: Only = "",
+        federated: bool = False,
+        decodes: bool = False,
     ) -> bool:
         """Return whether a library has it.
 
-        only, federated: as in `Options` of a build.
+        only, federated: as in `Options` of a build.  decodes: whether it has a decoder.
 
         Raises:
             InternalError: it stands under a condition that no rule knows.
         """
-        trains, answers = only != "inference", only != "train"
+        trains, answers = only in ("", "train"), only in ("", "inference")
         known = {
             "#if @NAME@_TRAINS": trains,
             "#if @NAME@_ANSWERS": answers,
             "#if @NAME@_TRAINS && @NAME@_ANSWERS": trains and answers,
             "#if @NAME@_FEDERATED": federated,
+            "#if @NAME@_DECODES": decodes,
             "#ifndef EDGEGRAD_FREESTANDING": not freestanding,
             "#if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1": freestanding
             and threads > 1,
@@ -280,7 +287,7 @@ def list_functions(header: str) -> tuple[ApiFunction, ...]:
                     tuple(
                         c
                         for c in conditions
-                        if re.search("EDGEGRAD|@NAME@_(TRAINS|ANSWERS|FEDERATED)", c)
+                        if re.search("EDGEGRAD|@NAME@_(TRAINS|ANSWERS|FEDERATED|DECODES)", c)
                     ),
                     comment,
                 )

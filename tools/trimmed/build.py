@@ -30,6 +30,7 @@ from engine.tools.trimmed.bindings.languages import LANGUAGES, check_languages
 from engine.tools.trimmed.bindings.package import Language, write_headers, write_package
 from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.cpu import can_choose
+from engine.tools.trimmed.decoders import DecoderOptions, find_decoder
 from engine.tools.trimmed.export import make_graph
 from engine.tools.trimmed.generate import MESSAGE_BYTES, CpuLevel, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
@@ -64,7 +65,9 @@ class Options:
     bindings: languages, by their names in `LANGUAGES`, that get a package in a folder of that name.
     also: platforms for which these packages have the library, too.
     export: put the graph of the inference model into the library, which then writes ONNX files.
-    only: leave out the plans, kernels and functions that inference, or training, does not use.
+    only: leave out the plans, kernels and functions that inference, training, or a decoder does not
+        use.
+    decoder: add a decoder, which continues texts.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Options:
     also: Sequence[Platform] = ()
     export: bool = False
     only: Only = ""
+    decoder: DecoderOptions | None = None
 
     @property
     def each(self) -> list[Options]:
@@ -103,20 +107,23 @@ class Options:
         if self.platform.is_bare:  # there are no other builds
             object.__setattr__(self, "freestanding", True)
         for wish, chosen, reason in (
-            ("--joined", self.joined and self.only == "inference", "updates in training steps"),
+            ("--joined", self.joined and self.only != "train", "updates in training steps"),
             ("--federated", self.federated, "trains and evaluates"),
             ("--bindings", bool(self.bindings), "needs all functions"),
-            ("--export", self.export and self.only == "train", "writes the inference model"),
+            ("--export", self.export and self.only != "inference", "writes the inference model"),
         ):
             if chosen and self.only:
                 raise InputError(f"{wish} {reason}: leave out --only {self.only}")
+        if self.only == "decoder" and self.decoder is None:
+            raise InputError("--only decoder: give --positions, the tokens that its caches hold")
 
 
 def build(
-    folder: Path, out: Path, options: Options, progress: StagePrinter = SILENT
+    folder: Path | None, out: Path, options: Options, progress: StagePrinter = SILENT
 ) -> dict[str, Any]:
     """Build a library that trains the model whose artifacts are in `folder`; returns its manifest.
 
+    folder: None if the library has a decoder alone, whose parameters are then constants.
     out: the folder to write to.  Nothing in it changes unless the whole build succeeds.
 
     Raises:
@@ -133,12 +140,21 @@ def build(
     for language in map(LANGUAGES.__getitem__, options.bindings):
         for each in options.each:
             _find_compiler(each, language)
-    files = list_artifacts(folder)
-    content = _read_first_values(files["checkpoint"])
-    checkpoint = CheckpointStamp.of(content)
-    keep_trained(out, checkpoint)
+    files = {} if folder is None else list_artifacts(folder)
+    if options.decoder is not None:
+        files["decoder"] = find_decoder(folder, options.decoder)
+    if not files:
+        raise InputError("there is nothing to build: give artifacts, or a decoder")
+    content, checkpoint = b"", None
+    if "checkpoint" in files:
+        content = _read_first_values(files["checkpoint"])
+        checkpoint = CheckpointStamp.of(content)
+        keep_trained(out, checkpoint)
+    else:
+        options = replace(options, only="decoder")
     with staged(out) as made:
-        (made / "checkpoint").write_bytes(content)
+        if checkpoint is not None:
+            (made / "checkpoint").write_bytes(content)
         del content  # it is as large as all parameters
         return _build(files, made, options.each, checkpoint, progress)
 
@@ -216,6 +232,7 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
                 planning=options.planning,
                 only=options.only,
                 small=options.size,
+                decoder=options.decoder,
             )
         )
     digest = _digest(options, (str(plan) for planned in plans for plan in planned.list_plans()))
@@ -246,19 +263,20 @@ def _build(
     files: Mapping[str, Path],
     out: Path,
     each: Sequence[Options],
-    checkpoint: CheckpointStamp,
+    checkpoint: CheckpointStamp | None,
     progress: StagePrinter,
 ) -> dict[str, Any]:
     """Build into a folder that has the checkpoint already; returns the manifest.
 
     each: the options for each platform, the build's own first.
+    checkpoint: None for a decoder alone, which has none.
     """
     options, *others = each
     own = _compile(files, options, progress)
     name, source, codes = options.name, own.source, own.codes
     planned = own.bundles[-1].planned
     _write(out, source, codes, options)
-    examples = ("example.c", "example.cpp") if options.only != "inference" else ()
+    examples = ("example.c", "example.cpp") if options.only in ("", "train") else ()
     for file in (*examples, *["device.c"] * options.federated):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
@@ -266,7 +284,7 @@ def _build(
         linked = linker.submit(_link, out, codes, options)
         recorded = ""
         has_program = not options.freestanding and _find_compiler(options).programs
-        if has_program and "train" in planned.plans:
+        if has_program and checkpoint is not None and "train" in planned.plans:
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
@@ -281,7 +299,8 @@ def _build(
     for language in options.bindings:
         progress.say(f"writing the package for {LANGUAGES[language].title}")
         _write_bindings(out, libraries, LANGUAGES[language], options)
-    manifest["checkpoint"] = asdict(checkpoint)
+    if checkpoint is not None:
+        manifest["checkpoint"] = asdict(checkpoint)
     api = source.list_api(freestanding=options.freestanding)
     manifest["functions"] = [f"{name}_{function.name}" for function in api]
     if planned.inference is not None:
@@ -384,7 +403,10 @@ def _write(out: Path, source: Source, codes: Sequence[bytes], options: Options) 
     (out / f"{name}.h").write_text(source.write_header(), "utf-8")
     (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
     if not (options.static or options.freestanding or options.only):  # Python's is of all phases
-        for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):
+        files = {"device.py": f"{name}.py", "library.py": f"{name}_library.py"}
+        if options.decoder is not None:
+            files["decoder.py"] = f"{name}_decoder.py"
+        for file, named in files.items():
             (out / named).write_text(source.write_python(file), "utf-8")
         if options.federated:
             federated.write_package(out, name)
@@ -551,7 +573,10 @@ def _describe_contents(bundle: Bundle, name: str) -> dict[str, Any]:
         for phase, plan in planned.plans.items()
         if phase in planned.inputs
     }
-    return {
+    writing = planned.decoder
+    sizes = writing and writing.options
+    more = {"decoder": {"positions": sizes.positions, "prompt": sizes.prompt}} if sizes else {}
+    return more | {
         "batches": list(planned.batches),
         "phases": phases,
         "inference": describe_inference(planned),
@@ -565,6 +590,10 @@ def _describe_contents(bundle: Bundle, name: str) -> dict[str, Any]:
                 phase: planned.plans[phase].summary()
                 for phase in ("optimizer",)
                 if phase in planned.plans
+            },
+            **{
+                f"decoder, {use}": plan.summary()
+                for use, plan in (writing.plans.items() if writing else ())
             },
         },
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from engine.plan.plan import (
 from engine.plan.plan_file import Writer
 from engine.plan.states import FORMS
 from engine.runtime.program import list_moves
+from engine.tools.trimmed.decoders import USES
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import find_initializers
 from engine.tools.trimmed.records import CalledStep, OperandPlace, StepRecords
@@ -86,8 +88,10 @@ class Bundle:
     """Plans of a model for one target as bytes, and the sizes of the memory they need.
 
     entries: the optimizer's plan, and then for each batch size the plans of training, evaluation
-        and inference, in this order.  An entry is None if the model has no such phase.
-    io: the bytes of the inputs and outputs of each phase of PHASES.
+        and inference, in this order; at the end a decoder's, of `USES`.  An entry is None if the
+        model has no such phase.
+    phases: of each entry: one of PHASES or of USES.
+    io: the bytes of the inputs and outputs of each phase.
     tables, constants: the two parts of the file that the runtime reads.
     """
 
@@ -105,10 +109,19 @@ class Bundle:
             looks them up and checks that the plans were made for it.
         """
         self.planned, self.target, self.threads = planned, target, threads
-        self.entries = [planned.plans.get("optimizer")]
+        self.entries, self.phases = [planned.plans.get("optimizer")], ["optimizer"]
         for plans in planned.batches.values():
             self.entries += [plans.get(phase) for phase in PHASES[:3]]
-        self.io = [self._count_io(phase) for phase in PHASES]
+            self.phases += PHASES[:3]
+        self._areas = list(PHASES)  # phases by their inputs and outputs in memory
+        self._inputs, self._outputs = dict(planned.inputs), dict(planned.outputs)
+        if planned.decoder is not None:
+            self.entries += [planned.decoder.plans.get(use) for use in USES]
+            self.phases += USES
+            self._areas += USES
+            self._inputs |= planned.decoder.inputs
+            self._outputs |= planned.decoder.outputs
+        self.io = [self._count_io(phase) for phase in self._areas]
         self.moved = self._find_moved_parameters()
         made_for = (digest_kernels(), describe_target(target)) if is_file else ("", "")
         self._out = Writer(*made_for, threads, stripped=True)
@@ -173,6 +186,7 @@ class Bundle:
         """
         planned = self.planned
         every = [planned.plans, *planned.batches.values()]
+        every += [planned.decoder.plans] if planned.decoder else []
         every_plan = [plans[phase] for plans in every if phase in plans]
         return max((align(p.compute_region_bytes("io")) for p in every_plan), default=0)
 
@@ -211,12 +225,14 @@ class Bundle:
         `lay_out` of plan_read.c.
         """
         rows, n = self._out.count_rows, len(self.planned.parameters)
+        caches = self.planned.decoder.cache_bytes if self.planned.decoder else 0
         areas = {
             "parameters": [self.count_region("param")],
             "gradients": [self.count_region("grad")],
             "optimizer state": [self.state],
             "copies of statistics": [self.kept * self.copies],
-            "inputs and outputs": self.io,
+            "caches of the decoder": [caches],
+            "inputs and outputs": [*self.io, -caches],
             "work memory": [align(self.work) + 64],
             "steps and their words": [8 * self.steps.count_words()],
             "names and shapes": [
@@ -269,10 +285,11 @@ class Bundle:
                 out.add_port(port, dtype, self._add_buffer(*located[port.buffer]))
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
             filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
-            if index and RESET in self.planned.inputs[_name_phase(index)]:
+            phase = self.phases[index]
+            if index and RESET in self._inputs[phase]:
                 del filled["reset"]  # an input of the caller's
             columns = {c: 1 + places[name] for c, name in filled.items() if name in places}
-            inputs = len(self.planned.inputs[_name_phase(index)]) if index else 0
+            inputs = len(self._inputs[phase]) if index else 0
             if "rate" in columns:  # of all plans that update, as the caller does not see it
                 (flag,) = (p for p in plan.outputs if p.name == DONE or not index)
                 columns["done"] = 1 + plan.buffers[flag.buffer].offset
@@ -324,7 +341,7 @@ class Bundle:
         """Return where the regions begin for an entry, from the parameters on, and 0 for the
         constants; as `lay_out` of plan_read.c has them.
         """
-        phase = PHASES.index(_name_phase(index)) if index else PHASES.index("optimizer")
+        phase = self._areas.index(self.phases[index])
         sizes = {"param": self.count_region("param"), "grad": self.count_region("grad")}
         sizes |= {"state": self.state, "": self.kept * self.copies}
         sizes |= {"io" if i == phase else f"io {i}": size for i, size in enumerate(self.io)}
@@ -341,11 +358,21 @@ class Bundle:
         if not index:
             return []
         ins, outs = ({p.name: p for p in ports} for ports in (plan.inputs, plan.outputs))
-        phase = _name_phase(index)
-        return [
-            *(ins[name] for name in self.planned.inputs[phase]),
-            *(outs[name] for name in self.planned.outputs[phase]),
+        phase = self.phases[index]
+        ports = [
+            *(ins[name] for name in self._inputs[phase]),
+            *(outs[name] for name in self._outputs[phase]),
         ]
+        if phase not in USES:
+            return ports
+        # The names of caches tell nobody anything; the scores of a step are of one token.
+        assert self.planned.decoder is not None
+        at = len(self._inputs[phase])
+        first = self.planned.decoder.places["CACHES"] if phase == "step" else at + 1
+        last = at if phase == "step" else len(ports)
+        if phase == "step":
+            ports[at] = replace(ports[at], shape=ports[at].shape[1:])
+        return [replace(p, name="cache") if first <= i < last else p for i, p in enumerate(ports)]
 
     def _add_parameters(self) -> None:
         out, slots = self._out, self.planned.state.slots
@@ -390,11 +417,6 @@ class Bundle:
             out.add("io", size=size)
         for batch in self.planned.batches:
             out.add("batch", samples=batch)
-
-
-def _name_phase(index: int) -> str:
-    """Return the phase of an entry; the first, which is the optimizer's, is not asked for."""
-    return PHASES[(index - 1) % 3]
 
 
 def _find_header_type(name: str, dtype: str) -> int:

@@ -49,8 +49,9 @@ from engine.training.state import PROGRESS
 
 RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "helpers.c", "tables.c", "cpu.c", "threads.c", "plan_read.c", "runtime.c",
-         "run.c", "create.c", "steps.c", "parameters.c", "checkpoint_read.c", "pieces.c",
-         "checkpoint_write.c", "export.c", "message.c", "federated.c", "files.c")  # fmt: skip
+         "run.c", "create.c", "steps.c", "decoder.c", "parameters.c", "checkpoint_read.c",
+         "pieces.c", "checkpoint_write.c", "export.c", "message.c", "federated.c",
+         "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
 PER_LEVEL = 3  # blocks of data that plans have: tables, steps, constants
 LINKED = {
@@ -219,6 +220,7 @@ class Source:
         self.target, self.bundle, self.graph = levels[-1].target, levels[-1].bundle, graph
         self.federated = federated
         self.only: Only = self.bundle.planned.only if self.bundle else ""
+        self.decoder = self.bundle.planned.decoder if self.bundle else None
         aliases = self._list_aliases()
         twice = sorted(made for made in aliases.values() if aliases.get(made, made) != made)
         if twice:
@@ -276,6 +278,7 @@ class Source:
                 threads=self.threads,
                 only=self.only,
                 federated=self.federated,
+                decodes=self.decoder is not None,
             )
         ]
 
@@ -349,9 +352,11 @@ class Source:
         bundles = [level.bundle for level in self.levels if level.bundle]
         if bundles:
             yield from self._list_sizes(max(bundles, key=Bundle.count_memory))
-        yield "TRAINS", int(self.only != "inference"), "whether there are training steps"
-        yield "ANSWERS", int(self.only != "train"), "whether there are steps of inference"
+        yield "TRAINS", int(self.only in ("", "train")), "whether there are training steps"
+        answers = int(self.only in ("", "inference"))
+        yield "ANSWERS", answers, "whether there are steps of inference"
         yield "FEDERATED", int(self.federated), "whether there are functions of federations"
+        yield "DECODES", int(self.decoder is not None), "whether there is a decoder"
         yield "THREADS", self.threads, "threads of a step, the caller's included"
         yield "PROPERTY_BYTES", count_property_bytes(self.target), "user properties"
         yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
@@ -371,6 +376,9 @@ class Source:
         yield "KEPT_BYTES", kept, "running statistics from before steps that may be refused"
         yield "WORK_BYTES", bundle.work, "work memory of a step, shared by all phases"
         yield "IO_BYTES", sum(bundle.io), "inputs, outputs"
+        if planned.decoder:
+            yield "POSITIONS", planned.decoder.options.positions, "tokens that the caches hold"
+            yield "CACHE_BYTES", planned.decoder.cache_bytes, "caches, a part of IO_BYTES"
         yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"
         for phase in ("train", "eval", "infer"):
             for what, names in (("inputs", planned.inputs), ("outputs", planned.outputs)):
@@ -411,6 +419,10 @@ class Source:
             yield f"#define HAS_REPEATS {int(repeats)}"
         else:
             yield f"#define KERNEL_COUNT {len(self.levels[0].symbols)}u"
+        if self.decoder:
+            places = {f"IN_{word}": at for word, at in self.decoder.places.items()}
+            places["PROMPT_TOKENS"] = self.decoder.options.prompt
+            yield f"enum {{ {', '.join(f'{word} = {at}' for word, at in places.items())} }};"
         if self.graph:
             yield f"#define GRAPH_BYTES {len(self.graph.content)}u"
             yield f"#define HOLES {self.graph.write_holes()}"

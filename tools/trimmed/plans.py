@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.base.errors import FileError, InputError, ModelError, StateError
 from engine.base.plan_options import DEFAULTS, PlanOptions
+from engine.checkpoint.storage import Checkpoint
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
@@ -23,9 +24,16 @@ from engine.plan.verify import verify
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.api import Only
+from engine.tools.trimmed.decoders import (
+    DecoderOptions,
+    DecoderPlans,
+    check_decoder,
+    plan_decoder,
+)
 from engine.tools.trimmed.kernel_set import find_makers
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.training import checks
+from engine.training.inference import read_sharing
 from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -34,7 +42,9 @@ from engine.training.state import CheckpointState
 
 SAMPLES = 8  # of a step, where neither the model nor anybody says
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
-_ONLY: dict[str, tuple[str, ...]] = {"inference": ("infer",), "train": ("train",)}
+_ONLY: dict[str, tuple[str, ...]] = {
+    "inference": ("infer",), "train": ("train",), "decoder": (),
+}  # fmt: skip
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -57,6 +67,7 @@ class Planned:
         and the axis along which they are joined.
     batches: by number of samples, the plans of all phases but the optimizer's.
     makers: by symbol of a kernel, the name of an op that calls it; empty unless plans are closed.
+    decoder: the plans that continue texts, or None.
     """
 
     plans: Mapping[str, Plan]
@@ -74,11 +85,13 @@ class Planned:
     joined: Mapping[str, tuple[Sequence[str], int]]
     batches: Mapping[int, Mapping[str, Plan]]
     makers: Mapping[str, str]
+    decoder: DecoderPlans | None = None
 
     def list_plans(self) -> list[Plan]:
-        """Return every plan once: the plans of all batch sizes, then the optimizer's."""
+        """Return every plan once: of all batch sizes, then the optimizer's and the decoder's."""
         rest = [plan for plans in self.batches.values() for plan in plans.values()]
-        return [*rest, *(p for p in self.plans.values() if p not in rest)]
+        writing = self.decoder.plans.values() if self.decoder else ()
+        return [*rest, *(p for p in self.plans.values() if p not in rest), *writing]
 
     @property
     def scales_loss(self) -> bool:
@@ -143,6 +156,7 @@ def make_plans(
     planning: PlanOptions = DEFAULTS,
     only: Only = "",
     small: bool = False,
+    decoder: DecoderOptions | None = None,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `list_artifacts`).
 
@@ -156,6 +170,7 @@ def make_plans(
     planning: options of the plans.
     only: the use to make plans for; empty: all phases.
     small: call the smaller kernel in the place of each that has one.
+    decoder: plan `files["decoder"]`, too, which shares the parameters.
 
     Raises:
         BudgetError: no plan of a model keeps to the budget; it says the least that would do.
@@ -163,8 +178,11 @@ def make_plans(
             joined.
         EngineError: a model cannot be read or planned; the message names the model and the node.
     """
-    progress.say(f"reading {files['train'].parent}")
-    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    progress.say(f"reading {next(iter(files.values())).parent}")
+    if "checkpoint" in files:
+        state = CheckpointState.load_checkpoint(files["checkpoint"])
+    else:  # of a decoder alone, whose values are constants
+        state = CheckpointState(Checkpoint(trainable={}, frozen={}))
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory(planning=planning)
@@ -172,7 +190,7 @@ def make_plans(
     def open_model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)
 
-    models = {"train": open_model(files["train"], "training model")}
+    models = {"train": open_model(files["train"], "training model")} if "train" in files else {}
     inference, parts = None, dict[str, tuple[Sequence[str], int]]()
     if "eval" in files:
         models["eval"] = open_model(files["eval"], "eval model")
@@ -182,15 +200,23 @@ def make_plans(
         if names:
             inference, source = _make_inference(models["eval"], state, names)
             models["infer"] = open_model(source, "inference model")
+    if only == "decoder":
+        batches = [1]
     batches = batches or [_find_fixed_batch(models["train"], shapes)]
     _check(models, state)
     used = {phase: m for phase, m in models.items() if phase in _ONLY.get(only, PHASES)}
-    if not used:
+    if not used and decoder is None:
         raise ModelError(
             "--only inference: there is no inference model: the artifacts have no eval model, or "
             "no forward output was found in it"
         )
-    freeze_constants(list(used.values()), memory)
+    writers = list[Model]()
+    if decoder is not None:
+        progress.say("comparing a step of the decoder with a whole text, on this machine")
+        raw = read_sharing(os.fspath(files["decoder"]), state)
+        check_decoder(raw, state, planning, decoder.positions)
+        writers.append(open_model(raw, "decoder"))
+    freeze_constants([*used.values(), *writers], memory)
     graphs, states, update = [m.graph for m in used.values()], lay_out((), {}), None
     optimizer = None
     if "optimizer" in files and "train" in used:
@@ -215,7 +241,14 @@ def make_plans(
     plans = dict(every[batches[0]])
     if optimizer is not None and update is None:
         plans["optimizer"] = optimizer.plan_update(states)
-    listed = models["train"].parameters
+    writing = None
+    if decoder is not None:
+        progress.say(f"planning the decoder, {decoder.positions} positions")
+        writing = plan_decoder(decoder, *writers)
+        if small:
+            smaller = {use: use_small_kernels(plan) for use, plan in writing.plans.items()}
+            writing = replace(writing, plans=smaller)
+    listed = models["train"].parameters if models else []
     return Planned(
         plans=plans,
         inputs={phase: each.inputs for phase, each in used.items()},
@@ -232,6 +265,7 @@ def make_plans(
         joined=parts,
         batches=every,
         makers=find_makers(graphs, plans.values()) if closed else {},
+        decoder=writing,
     )
 
 

@@ -32,6 +32,7 @@ _GIVEN = {  # type, what is passed to C, and how C's parameters are declared
     "float_buffer": ("float[]", "{0}, Size({0})", "[In, Out] float[] {0}, UIntPtr {0}Size"),
     "doubles": ("double[]", "{0}, Size({0})", "double[] {0}, UIntPtr {0}Size"),
     "double_buffer": ("double[]", "{0}, Size({0})", "[In, Out] double[] {0}, UIntPtr {0}Size"),
+    "ints": ("int[]", "{0}, Size({0})", "int[] {0}, UIntPtr {0}Size"),
     "inputs": ("params Array[]", "IntPtr.Zero", "IntPtr {0}"),
     "outputs": ("", "IntPtr.Zero", "IntPtr {0}"),
     "out_text": ("string", "out var {0}", "out IntPtr {0}"),

@@ -29,6 +29,7 @@ _GIVEN = {  # type, and what is passed to C
     "float_buffer": ("[]float32", "(*C.float)(first({0})), C.size_t(len({0}))"),
     "doubles": ("[]float64", "(*C.double)(first({0})), C.size_t(len({0}))"),
     "double_buffer": ("[]float64", "(*C.double)(first({0})), C.size_t(len({0}))"),
+    "ints": ("[]int32", "(*C.int32_t)(first({0})), C.size_t(len({0}))"),
     "inputs": ("...any", "nil"),
     "outputs": ("", "nil"),
 }

@@ -53,6 +53,7 @@ _GIVEN = {
     "float_buffer": _Way("float[]", "{0}", "float[]", "object", _SIZED, "FLOATS", "COPY_BACK"),
     "doubles": _Way("double[]", "{0}", "double[]", "object", _SIZED, "DOUBLES", "ABORT"),
     "double_buffer": _Way("double[]", "{0}", "double[]", "object", _SIZED, "DOUBLES", "COPY_BACK"),
+    "ints": _Way("int[]", "{0}", "int[]", "object", _SIZED, "INTS", "ABORT"),
     "inputs": _Way("Object...", "", "", "", "NULL"),
     "outputs": _Way("", "", "", "", "NULL"),
 }
@@ -79,6 +80,7 @@ _ANSWERS = {  # type, what is made of the call, native type, C's type, what is m
     "memory": ("Values", "return read({0}, {info});", "long", "int64_t", "(int64_t)(intptr_t){0}"),
 }
 
+_HELD = {"BYTES": "char", "INTS": "int32_t", "FLOATS": "float", "DOUBLES": "double"}  # in C
 _ABIS = {"aarch64": "arm64-v8a", "arm": "armeabi-v7a", "x86_64": "x86_64"}  # Android's names
 
 
@@ -194,7 +196,7 @@ def _write_glue(function: ApiFunction) -> str:
         taken += [f"{way.c} {argument.name}"] if way.c else []
         call.append(way.call.format(argument.name))
         if way.hold:
-            kind = {"BYTES": "char", "FLOATS": "float", "DOUBLES": "double"}[way.hold]
+            kind = _HELD[way.hold]
             hold = f"hold(env, GET_{way.hold}, {argument.name})"
             before.append(f"{kind} *{argument.name}_ = {hold};")
             held = f"{argument.name}, {argument.name}_, {way.mode}"

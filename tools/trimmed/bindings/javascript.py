@@ -45,6 +45,7 @@ _GIVEN = {
         "Float64Array", "...{0}_",
         "const {0}_ = this.#copy({name}, {0}, Float64Array);", "this.#fetch({0}_, {0});",
     ),
+    "ints": Way("Int32Array", "...this.#copy({name}, {0}, Int32Array)"),
     "inputs": Way("Values[] | null", "0", "this.#place(Phase.{phase}, {0});"),
     "outputs": Way("", "0"),
 }  # fmt: skip

@@ -43,6 +43,7 @@ _GIVEN = {
         "NSMutableData *", "{0}.mutableBytes, {0}.length / 8",
         '!areNumbers(@"{0}", {0}, 8, error)',
     ),
+    "ints": Way("NSData *", "addressOf({0}), {0}.length / 4", '!areNumbers(@"{0}", {0}, 4, error)'),
     "inputs": Way("nullable NSArray<NSData *> *", "NULL"),
     "outputs": Way("", "NULL"),
 }  # fmt: skip

@@ -29,6 +29,7 @@ _GIVEN = {  # type, what is passed to C, and C's types
     "float_buffer": ("&mut [f32]", "{0}.as_mut_ptr(), {0}.len()", "*mut f32, usize"),
     "doubles": ("&[f64]", "data({0}), {0}.len()", "*const f64, usize"),
     "double_buffer": ("&mut [f64]", "{0}.as_mut_ptr(), {0}.len()", "*mut f64, usize"),
+    "ints": ("&[i32]", "data({0}), {0}.len()", "*const i32, usize"),
     "inputs": ("&[Values<'_>]", "core::ptr::null()", "*const *const u8"),
     "outputs": ("", "core::ptr::null()", "*const *mut u8"),
     "out_text": ("String", "&mut {0}", "*mut *const u8"),

@@ -35,6 +35,7 @@ _GIVEN = {  # type, and what is passed to C
     "float_buffer": ("inout [Float]", "&{0}, {0}Count"),
     "doubles": ("[Double]", "{0}, {0}.count"),
     "double_buffer": ("inout [Double]", "&{0}, {0}Count"),
+    "ints": ("[Int32]", "{0}, {0}.count"),
     "inputs": ("Numbers...", "nil"),
     "outputs": ("", "nil"),
 }

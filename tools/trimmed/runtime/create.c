@@ -84,6 +84,8 @@ static int make_model(model **out, int level, uint8_t *memory, size_t size, size
 #endif
     zero(d.seen, (size_t)d.parameter_count);
     fill_states(m);
+    if (MODEL_DECODES)
+        m->loaded = !d.parameter_count; /* a decoder alone has constants */
     code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
 #if !IN_PLACE
     if (!code && (code = start_team(&m->team, m->words, level_of(m)->runners)))

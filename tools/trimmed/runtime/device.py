@@ -386,5 +386,11 @@ class Trainer:
         every = results if isinstance(results, tuple) else (results,)
         return {name: every[i] for i, name in enumerate(self.outputs)}
 
+    def decoder(self) -> Any:
+        """Return the decoder of the model, which continues a text with its parameters."""
+        if "append" not in _C:
+            raise StateError("this build has no decoder: edgegrad build --positions")
+        return _load(f"{NAME}_decoder").Decoder(self.state._handle, _L)
+
     def save(self, path: File) -> None:
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)

@@ -123,7 +123,8 @@ def check(array: np.ndarray, info: dict[str, Any], what: str, batches: Any = ())
 # --- models
 
 
-def _describe_port(found: Any) -> dict[str, Any]:
+def describe_port(found: Any) -> dict[str, Any]:
+    """Return the name, type and shape of a tensor of C."""
     t = found.contents
     return {
         "name": t.name.decode(),
@@ -198,7 +199,7 @@ class Handle:
             self.model = (HERE / f"{NAME}.onnx").read_bytes()
         m = self.pointer
         count = functions["parameter_count"](m)
-        self.parameters = [_describe_port(functions["parameter_info"](m, i)) for i in range(count)]
+        self.parameters = [describe_port(functions["parameter_info"](m, i)) for i in range(count)]
         count = functions["batch_count"](m)
         self.batches = [functions["batch_size"](m, i) for i in range(count)]
         self.phases = [self._list_ports(batch) for batch in self.batches]
@@ -218,8 +219,8 @@ class Handle:
             if functions["output_count"](m, p):
                 ins, outs = functions["input_count"](m, p), functions["output_count"](m, p)
                 phases[phase] = (
-                    [_describe_port(functions["input_info"](m, p, i)) for i in range(ins)],
-                    [_describe_port(functions["output_info"](m, p, i)) for i in range(outs)],
+                    [describe_port(functions["input_info"](m, p, i)) for i in range(ins)],
+                    [describe_port(functions["output_info"](m, p, i)) for i in range(outs)],
                 )
         return phases
 

@@ -144,6 +144,37 @@ typedef struct @name@_tensor {
 @NAME@_API int @name@_infer(@name@ *m, const void *const *inputs, void *const *outputs);
 #endif
 
+#if @NAME@_DECODES
+/* --- decoder: a text that grows by tokens, with their keys and values in caches
+ *
+ * The caches lie in the model's memory and hold @NAME@_POSITIONS tokens.  A token adds its row to
+ * them in place.  Rows stay as they are if the parameters change later; only truncation to 0
+ * forgets them all.
+ *
+ *     @name@_append(m, prompt, 5);
+ *     const float *scores = @name@_scores(m);      of each token that could be next
+ *     @name@_append(m, &best, 1);
+ */
+
+/* Add tokens to the text.  The first ones are answered together.  @NAME@_BAD_INPUT: there are none,
+ * or more than the caches hold.  @NAME@_BAD_LABEL: a token is out of range.  After an error, the
+ * text is as it was, without scores. */
+@NAME@_API int @name@_append(@name@ *m, const int32_t *tokens, size_t count);
+
+/* Return the scores of the token after the text, as it was appended last, and their type and shape.
+ * They are valid until the next call of a function of the decoder.  NULL: there are none, as after
+ * truncation. */
+@NAME@_API const void *@name@_scores(const @name@ *m);
+@NAME@_API const @name@_tensor *@name@_scores_info(const @name@ *m);
+
+/* Forget all tokens after the first `length`. */
+@NAME@_API int @name@_truncate(@name@ *m, int64_t length);
+
+/* The number of tokens of the text, and the largest. */
+@NAME@_API int64_t @name@_get_length(const @name@ *m);
+@NAME@_API int64_t @name@_get_capacity(const @name@ *m);
+#endif
+
 #if @NAME@_TRAINS
 /* Update the parameters from the gradients, which stay as they are.  @NAME@_BAD_STATE: neither a
  * train step nor the caller has written gradients yet, or train steps are joined. */

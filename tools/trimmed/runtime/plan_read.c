@@ -3,7 +3,8 @@
  * The format is described in engine/plan/file_schema.py.  That file also declares the tables and
  * columns; their numbers are the enums T_... and C_... here.  A plan is a row of T_PLAN.  The first
  * row is the optimizer's plan.  Then come, for each batch size, the plans of training, evaluation
- * and inference; a plan has no steps if the model has no such phase.  The steps, arguments and
+ * and inference; a plan has no steps if the model has no such phase.  A build with a decoder ends
+ * with its two, of a step and of a prompt.  The steps, arguments and
  * ports of a plan are the rows of their tables that come after the rows of the plans before it.
  * A build has its steps apart from these tables: tools/trimmed/records.py describes them.
  *
@@ -624,6 +625,8 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
                       struct taken *done)
 {
     int phase = row ? (row - 1) % OPTIMIZER : OPTIMIZER;
+    if (MODEL_DECODES && row > OPTIMIZER * d->batch_count)
+        phase = STEP + row - 1 - OPTIMIZER * d->batch_count;
     const size_t io[] = {n->io[phase], n->io_at[phase]}; /* the size of the region, and its place */
     size_t at = (size_t)row, steps = (size_t)cell(t, C_PLAN_STEPS, at);
     size_t ports = (size_t)cell(t, C_PLAN_PORTS, at);
@@ -692,6 +695,6 @@ static void read_plans(struct tables *t, struct design *d, const struct sizes *n
     place_states(t, d, n->state);
     for (int i = 0; i < d->batch_count; i++)
         batches[i] = (int64_t)cell(t, C_BATCH_SAMPLES, (size_t)i);
-    for (int i = 0; i <= OPTIMIZER * d->batch_count && !problem(t); i++)
+    for (int i = 0; i <= OPTIMIZER * d->batch_count + DECODER_PLANS && !problem(t); i++)
         read_plan(t, d, n, i, a, memory, regions, &done);
 }

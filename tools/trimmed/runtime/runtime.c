@@ -23,6 +23,10 @@ struct model {
     int is_waiting;    /* steps wait for an update; statistics from before the first are kept */
     int batch; /* the index of the batch size that was set last */
     size_t property_bytes;
+#if MODEL_DECODES
+    int64_t filled;   /* tokens of the text: the rows of the caches that count */
+    size_t scores_at; /* the scores after the last token; 0: there are none */
+#endif
     struct design d;
     char message[MODEL_MESSAGE_BYTES];
 #if !IN_PLACE

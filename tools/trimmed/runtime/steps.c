@@ -104,6 +104,7 @@ static int need_values(model *m)
     return fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
 }
 
+#if MODEL_TRAINS || MODEL_ANSWERS
 /* Write the inputs of the formulas of a plan that updates parameters. */
 static int begin_update(model *m, const struct plan *plan)
 {
@@ -216,6 +217,7 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
             copy(outputs[i], at(m, results[i].at), results[i].tensor.bytes);
     return MODEL_OK;
 }
+#endif
 
 #if MODEL_ANSWERS
 int model_infer(model *m, const void *const *inputs, void *const *outputs)

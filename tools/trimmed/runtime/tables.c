@@ -83,7 +83,9 @@ struct plan {
     const struct port *ports; /* inputs, then outputs */
 };
 
-enum { OPTIMIZER = 3, PHASES }; /* after the phases of enum model_phase */
+/* After the phases of enum model_phase, the last two of builds with a decoder. */
+enum { DECODER_PLANS = MODEL_DECODES ? 2 : 0 };
+enum { OPTIMIZER = 3, STEP, PROMPT, PHASES = OPTIMIZER + 1 + DECODER_PLANS };
 
 enum { MOST_STATES = 6, MOST_DIMS = 64 };
 
@@ -151,7 +153,7 @@ struct design {
     const struct parameter *parameters;
     const uint32_t *sorted; /* the parameters in the order of names, trainable ones first */
     const int64_t *batches;
-    struct plan *plans; /* the optimizer's, then for each batch size one for each phase */
+    struct plan *plans; /* the optimizer's, for each batch size one for each phase, a decoder's */
     uint32_t *places;   /* scratch of the checkpoint's reader and writer */
     uint8_t *seen;
     struct state states[MOST_STATES];
