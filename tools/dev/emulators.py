@@ -109,11 +109,13 @@ def find_emulator(target: str) -> Emulator | None:
         quiet = {"WINEPREFIX": str(_make_folder() / "wine"), "WINEDEBUG": "-all",
                  "WINEDLLOVERRIDES": "mscoree,mshtml,winemenubuilder.exe="}  # fmt: skip
         return Emulator((find_wine() or "wine64",), (find_wine() or "wine64",), "", quiet)
-    if target == "wasm32":
+    if target in ("wasm32", "wasm32-relaxed"):
         script = _make_folder() / "wasi.mjs"
         script.write_text(WASI)
         # With threads of its own Node 20 crashes as a program of WASI ends whose memory has grown.
-        return Emulator(("node", "--no-warnings", "--single-threaded", str(script)), ("node",))
+        flags = ["--no-warnings", "--single-threaded"]
+        flags += ["--experimental-wasm-relaxed-simd"] if target != "wasm32" else []
+        return Emulator(("node", *flags, str(script)), ("node",))
     return None
 
 
