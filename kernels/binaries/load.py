@@ -89,6 +89,7 @@ def get_library(
     calls: Sequence[Calls] = (),
     constants: tuple[str, int] = ("", 0),
     has_threads: bool = True,
+    distances: bool = False,
 ) -> bytes:
     """Return one object of many kernels and constant data; see `emit.emit_library`."""
     from engine.kernels.compiler import emit
@@ -97,6 +98,7 @@ def get_library(
     return emit.emit_library(
         parts, table, data, target,
         calls=calls, constants=constants, small=small, has_threads=has_threads,
+        distances=distances,
     )  # fmt: skip
 
 

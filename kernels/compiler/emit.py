@@ -126,6 +126,7 @@ def emit_library(
     constants: tuple[str, int] = ("", 0),
     small: bool = False,
     has_threads: bool = True,
+    distances: bool = False,
 ) -> bytes:
     """Return one object of many kernels, given as bitcode by symbol; equal functions are kept once.
 
@@ -143,19 +144,23 @@ def emit_library(
         another CPU may have it.
     small: as of `optimize`.
     has_threads: False if one thread alone runs the kernels of a model, which needs no atomics.
+    distances: whether the table has, instead of addresses, the bytes from its start to each kernel,
+        of 32 bits: a library is shorter by 28 bytes for each, as no loader has to fill them in.
 
     A large block passes through LLVM as a mark and zeros, and its bytes replace them in the object:
     written out as text it would take a hundred times its size.
     """
     tm = make_machine(target)
     context = llvm.create_context()
-    blocks = [_define_block(name, content) for name, content in data.items()]
+    block, size = constants
+    blocks = [
+        _define_block(name, content, UNIT_BLOCK if calls and name != block else BLOCK)
+        for name, content in data.items()
+    ]
     if parts:
         names = [each.name for each in calls] or list(parts)
-        addresses = ", ".join(f'ptr @"{name}"' for name in names)
-        blocks.append(f'@"{table}" = hidden constant [{len(names)} x ptr] [{addresses}], align 16')
+        blocks.append(_define_table(table, names, str(tm.target_data) if distances else ""))
         blocks += [f'declare void @"{symbol}"(ptr, i64, i64)' for symbol in parts]
-        block, size = constants
         if size and block not in data:
             blocks.append(f'@"{block}" = external hidden constant [{size} x i8], align 64')
         for each in calls:
@@ -201,6 +206,7 @@ def _reduce_to_calls(passes: llvm.ModulePassManager) -> None:
     passes.add_dead_arg_elimination_pass()
 
 
+BLOCK, UNIT_BLOCK = 64, 8  # alignment of blocks of data: for registers of kernels, and for words
 LARGE = 4096  # bytes of a block from which on it is put into the finished object
 
 
@@ -209,7 +215,22 @@ def _mark(name: str) -> bytes:
     return hashlib.sha512(name.encode()).digest()
 
 
-def _define_block(name: str, content: bytes) -> str:
+def _define_table(table: str, names: Sequence[str], layout: str) -> str:
+    """Return the definition of the table of kernels, see `emit_library`.
+
+    layout: of data, for a table of distances; empty: of addresses.
+    """
+    rows, kind = [f'ptr @"{name}"' for name in names], "ptr"
+    if layout:
+        word = "i32" if "-p:32:" in layout else "i64"
+        places = [f'{word} ptrtoint (ptr @"{each}" to {word})' for each in (table, *names)]
+        rows, kind = [f"{word} sub ({place}, {places[0]})" for place in places[1:]], "i32"
+        if word == "i64":
+            rows = [f"i32 trunc ({row} to i32)" for row in rows]
+    return f'@"{table}" = hidden constant [{len(names)} x {kind}] [{", ".join(rows)}], align 16'
+
+
+def _define_block(name: str, content: bytes, alignment: int) -> str:
     """Return the definition of a block of constant data, see `emit_library`.
 
     Kernels read it, but LLVM is not to take its values for theirs: it may be filled in later.
@@ -221,7 +242,7 @@ def _define_block(name: str, content: bytes) -> str:
         first, rest = f"[{len(mark)} x i8]", f"[{len(content) - len(mark)} x i8]"
         kind = f"<{{ {first}, {rest} }}>"
         value = f'<{{ {first} c"{_quote(mark)}", {rest} zeroinitializer }}>'
-    return f'@"{name}" = hidden externally_initialized constant {kind} {value}, align 64'
+    return f'@"{name}" = hidden externally_initialized constant {kind} {value}, align {alignment}'
 
 
 def _fill(code: bytes, data: Mapping[str, bytes]) -> bytes:

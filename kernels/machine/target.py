@@ -78,6 +78,11 @@ class Target:
         return whole and f"+{wanted}" in self.features.split(",")
 
     @property
+    def is_elf(self) -> bool:
+        """True if its object files are of ELF, as everywhere but with Apple, Microsoft and Wasm."""
+        return not any(word in self.triple for word in ("apple", "windows", "wasm"))
+
+    @property
     def has_tile_registers(self) -> bool:
         """True if it multiplies bf16 by tile registers (AMX), which a process asks Linux for.
 

@@ -42,7 +42,7 @@ def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     (data,) = source.list_data()
     code = emit.emit_library(
         parts, source.name_table(0), data, target,
-        calls=bundle.steps.calls, constants=source.find_constants(0),
+        calls=bundle.steps.calls, constants=source.find_constants(0), distances=target.is_elf,
     )  # fmt: skip
     (folder / "mnist.h").write_text(source.write_header())
     (folder / "mnist.c").write_text(source.write_source())

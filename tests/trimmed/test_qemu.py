@@ -458,7 +458,7 @@ def test_the_bound_of_later_losses_is_what_rounding_does_to_the_engine(tmp_path:
 
 @needs_emulator("wasm32")
 def test_webassembly_rounds_as_a_cpu_without_fused_multiply_adds() -> None:
-    """Its losses differ from this machine's, and are those of SSE to the last bit."""
+    """Its losses differ from this machine's, and are equal to SSE's to the last bit."""
     if not find_emulator("x86-64-v2"):
         pytest.skip("needs an x86-64 machine")
     assert selftest("cnn", "wasm32") == selftest("cnn", "x86-64-v2")

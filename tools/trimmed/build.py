@@ -241,7 +241,8 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
         if bundles and _is_like(target, planned, bundles[0]):
             continue
         symbols = [spec.symbol for spec in planned.list_kernels()]
-        bundle = Bundle(planned, target, options.threads)
+        packs = bundles[0].packs if bundles else None
+        bundle = Bundle(planned, target, options.threads, packs=packs)
         bundles.insert(0, bundle)
         levels.insert(0, CpuLevel(target, symbols, bundle))
     graph = make_graph(plans[-1]) if options.export else None
@@ -389,6 +390,7 @@ def _compile_kernels(
         calls=level.bundle.steps.calls if level.bundle else (),
         constants=source.find_constants(number),
         has_threads=options.threads > 1,
+        distances=level.target.is_elf,
     )
 
 

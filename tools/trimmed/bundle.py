@@ -38,6 +38,7 @@ from engine.plan.plan_file import Writer
 from engine.plan.states import FORMS
 from engine.runtime.program import list_moves
 from engine.tools.trimmed.decoders import USES
+from engine.tools.trimmed.packing import pack
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import find_initializers
 from engine.tools.trimmed.records import CalledStep, OperandPlace, StepRecords
@@ -45,7 +46,10 @@ from engine.training.model_file import RESET
 from engine.training.state import PROGRESS
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
-PROPERTY_BYTES, BARE_PROPERTY_BYTES = 4096, 256  # of user properties; on bare metal
+PACKED_PART = 128  # of a model's memory: the most that its plans take there, to be packed
+UNPACKING = 512  # bytes of code that unpacks plans, and more than that to be worth it
+# Of user properties: a part of the parameters' bytes within limits; and on bare metal.
+PROPERTY_PART, LEAST_PROPERTY_BYTES, PROPERTY_BYTES, BARE_PROPERTY_BYTES = 16, 1024, 4096, 256
 PROPERTY_HEAD = 32  # bytes of `struct property` of runtime.c, before the name and the text
 # Of the learning rate, the loss scale and the counts while a checkpoint is written.
 OWN_PROPERTY_ROOM = align(sum(-(-(PROPERTY_HEAD + len(name) + 2) // 8) * 8 for name in PROGRESS))
@@ -79,9 +83,15 @@ def handle_bytes(threads: int) -> int:
     return 768 if threads == 1 else 1344 + 128 * threads
 
 
-def count_property_bytes(target: Target) -> int:
-    """Return the bytes that are kept for user properties; bare metal has little memory."""
-    return BARE_PROPERTY_BYTES if "none" in target.triple.split("-") else PROPERTY_BYTES
+def count_property_bytes(target: Target, parameters: int) -> int:
+    """Return the bytes that are kept for user properties: bare metal has little memory, and small
+    models are to need little.
+
+    parameters: the bytes of the parameters.
+    """
+    if "none" in target.triple.split("-"):
+        return BARE_PROPERTY_BYTES
+    return min(PROPERTY_BYTES, max(LEAST_PROPERTY_BYTES, align(parameters // PROPERTY_PART)))
 
 
 class Bundle:
@@ -93,6 +103,7 @@ class Bundle:
     phases: of each entry: one of PHASES or of USES.
     io: the bytes of the inputs and outputs of each phase.
     tables, constants: the two parts of the file that the runtime reads.
+    packs: whether a library has tables and steps packed (packing.py).
     """
 
     def __init__(
@@ -102,11 +113,13 @@ class Bundle:
         threads: int,
         *,
         is_file: bool = False,
+        packs: bool | None = None,
     ) -> None:
         """Write the file.
 
         is_file: whether the plans are not part of a library: they name their kernels, and a library
             looks them up and checks that the plans were made for it.
+        packs: whether a library has its plans packed; None: where it gains by that, see `_packs`.
         """
         self.planned, self.target, self.threads = planned, target, threads
         self.entries, self.phases = [planned.plans.get("optimizer")], ["optimizer"]
@@ -137,6 +150,9 @@ class Bundle:
         self.constants = bytes(self._out.constants)
         whole = self._out.to_bytes()
         self.tables = whole[: len(whole) - len(self.constants)]
+        self.packs = False
+        if not is_file:
+            self.packs = self._gains_by_packing() if packs is None else packs
 
     def write_file(self) -> bytes:
         """Return the whole file: the plans, and then a line of JSON and the inference model for
@@ -151,7 +167,25 @@ class Bundle:
         assert self._steps is not None, "the plans are a file"
         return self._steps
 
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """The blocks of the plans in a library, by the ends of symbols."""
+        plans = {"tables": self.tables, "steps": self.steps.content}
+        if self.packs:
+            plans = {name: pack(content) for name, content in plans.items()}
+        return plans | {"constants": self.constants}
+
     # --- sizes
+
+    def _gains_by_packing(self) -> bool:
+        """Return whether packed plans save more of the library than code to unpack them takes, and
+        whole they are little beside the rest of a model's memory.
+        """
+        plans = (self.tables, self.steps.content)
+        whole = sum(map(len, plans))
+        if whole * PACKED_PART > self.count_memory():
+            return False
+        return whole - sum(len(pack(content)) for content in plans) > UNPACKING
 
     def _find_moved_parameters(self) -> frozenset[str]:
         """Return the parameters that training steps change otherwise than by updates:
@@ -234,6 +268,7 @@ class Bundle:
             "caches of the decoder": [caches],
             "inputs and outputs": [*self.io, -caches],
             "work memory": [align(self.work) + 64],
+            "unpacked plans": [len(self.tables) + len(self.steps.content)] if self.packs else [],
             "steps and their words": [8 * self.steps.count_words()],
             "names and shapes": [
                 n * PARAMETER_ROOM,
@@ -245,7 +280,9 @@ class Bundle:
                 rows("port") * PORT_ROOM,
                 8 * (rows("parameter_dim") + rows("port_dim")),
             ],
-            "properties": [count_property_bytes(self.target) + OWN_PROPERTY_ROOM],
+            "properties": [
+                count_property_bytes(self.target, self.count_region("param")) + OWN_PROPERTY_ROOM
+            ],
             "bookkeeping": [handle_bytes(self.threads)],
         }
         return {name: sum(map(align, sizes)) for name, sizes in areas.items()}

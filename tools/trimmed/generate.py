@@ -53,6 +53,7 @@ PARTS = ("bytes.c", "helpers.c", "tables.c", "cpu.c", "threads.c", "plan_read.c"
          "pieces.c", "checkpoint_write.c", "export.c", "message.c", "federated.c",
          "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
+MOST_PARAMETERS = 1 << 31  # bytes, of models whose plans are files
 PER_LEVEL = 3  # blocks of data that plans have: tables, steps, constants
 LINKED = {
     "kernel_names": "names",
@@ -358,7 +359,8 @@ class Source:
         yield "FEDERATED", int(self.federated), "whether there are functions of federations"
         yield "DECODES", int(self.decoder is not None), "whether there is a decoder"
         yield "THREADS", self.threads, "threads of a step, the caller's included"
-        yield "PROPERTY_BYTES", count_property_bytes(self.target), "user properties"
+        parameters = self.bundle.count_region("param") if self.bundle else MOST_PARAMETERS
+        yield "PROPERTY_BYTES", count_property_bytes(self.target, parameters), "user properties"
         yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
 
     def _list_sizes(self, bundle: Bundle) -> Iterator[tuple[str, int, str]]:
@@ -405,6 +407,7 @@ class Source:
         yield f"#define PROXIMAL_WEIGHT {quote(MU)}"
         yield f"#define ANCHOR {quote(ANCHOR)}"
         yield f"#define LEVELS {len(self.levels)}"
+        yield f"#define KERNEL_DISTANCES {int(self.target.is_elf)}"
         yield f"#define NEEDS {sum(len(list_needs(level.target)) for level in self.levels)}"
         has_tiles = any(level.target.has_tile_registers for level in self.levels)
         yield f"#define TILE_REGISTERS {int(has_tiles)}"
@@ -417,6 +420,7 @@ class Source:
             yield f"enum {{ PLANS = {len(self.bundle.entries)}, REPEAT = {REPEAT} }};"
             repeats = any(level.bundle and level.bundle.steps.repeats for level in self.levels)
             yield f"#define HAS_REPEATS {int(repeats)}"
+            yield f"#define PACKED_PLANS {int(self.bundle.packs)}"
         else:
             yield f"#define KERNEL_COUNT {len(self.levels[0].symbols)}u"
         if self.decoder:
@@ -465,12 +469,7 @@ class Source:
         places: dict[bytes, tuple[int, str]] = {}
         for number, level in enumerate(self.levels):
             assert level.bundle is not None
-            contents = {
-                "tables": level.bundle.tables,
-                "steps": level.bundle.steps.content,
-                "constants": level.bundle.constants,
-            }
-            for word, content in contents.items():
+            for word, content in level.bundle.contents.items():
                 own = number, self.link_name(f"{word}_{number}")
                 yield content, *places.setdefault(content, own)
 
@@ -482,7 +481,7 @@ class Source:
         rows = []
         for number, level in enumerate(self.levels):
             table, needs = self.name_table(number), write_needs(level.target)
-            yield f"extern const kernel {table}[] HIDDEN;"
+            yield f"extern const kernel_row {table}[] HIDDEN;"
             if needs:
                 yield f"static const struct need needs_{number}[] = {{{needs}}};"
             count = len(list_needs(level.target))
@@ -492,11 +491,12 @@ class Source:
                 quote(level.target.cpu), f"needs_{number}" if needs else "NULL", str(count), table,
             ]  # fmt: skip
             if not steps or self.threads > 1:
-                row.append(f"{table} + {runners}")
+                row.append(str(runners))
             if level.bundle:
                 b = level.bundle
                 row += plans[PER_LEVEL * number : PER_LEVEL * (number + 1)]
-                row += map(str, (len(b.tables), len(b.constants), b.count_memory()))
+                sizes = len(b.tables), len(b.steps.content), len(b.constants), b.count_memory()
+                row += map(str, sizes)
             rows.append(f"    {{{', '.join(row)}}},")
         yield "\n".join(["static const struct level levels[] = {", *rows, "};"])
 

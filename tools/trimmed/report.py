@@ -32,7 +32,7 @@ def make_report(
             kernels[name] = kernels.get(name, 0) + size
     parts = {
         "kernels": sum(kernels.values()),
-        "plans": sum(map(len, {b.tables for b in bundles} | {b.steps.content for b in bundles})),
+        "plans": sum(map(len, {b.contents[name] for b in bundles for name in ("tables", "steps")})),
         "constants": sum(map(len, {b.constants for b in bundles})),
         "inference model": graph,
     }

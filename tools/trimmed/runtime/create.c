@@ -88,7 +88,8 @@ static int make_model(model **out, int level, uint8_t *memory, size_t size, size
         m->loaded = !d.parameter_count; /* a decoder alone has constants */
     code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
 #if !IN_PLACE
-    if (!code && (code = start_team(&m->team, m->words, level_of(m)->runners)))
+    const struct level *own = level_of(m);
+    if (!code && (code = start_team(&m->team, m->words, kernel_at(own->kernels, own->runner + 1))))
         fail(m, code, "the system gave fewer than %d threads", (int64_t)MODEL_THREADS);
 #endif
     if (code)
@@ -107,8 +108,21 @@ int model_create_in(model **out, void *memory, size_t size, const void *checkpoi
         return code;
     struct tables t;
     const struct level *own = level_at(level);
-    open_tables(&t, own, own->tables, own->table_bytes, own->constants, own->constant_bytes);
-    return make_model(out, level, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
+    const uint8_t *tables = own->tables;
+    size_t used = HANDLE_BYTES;
+#if PACKED_PLANS
+    code = check_memory(memory, size, own->memory, message);
+    if (code)
+        return code;
+    uint8_t *mine = (uint8_t *)memory + used;
+    unpack(mine, own->table_bytes, tables);
+    unpack(mine + own->table_bytes, own->step_bytes, own->steps);
+    tables = mine;
+    used += ALIGNED(own->table_bytes + own->step_bytes);
+#endif
+    open_tables(&t, own, tables, own->table_bytes, own->constants, own->constant_bytes);
+    t.steps = find_block(own, memory);
+    return make_model(out, level, memory, size, used, &t, checkpoint, bytes, message);
 }
 #else
 /* Check the head of a plan file.  On success *size is the size of the head and the tables, and

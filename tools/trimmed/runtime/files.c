@@ -334,8 +334,10 @@ int model_export_model(model *m, const char *path)
 
 void model_worker(model *m, int tid)
 {
-    if (m && tid > 0 && tid < MODEL_THREADS)
-        level_of(m)->runners[1](m->words, tid, MODEL_THREADS);
+    if (m && tid > 0 && tid < MODEL_THREADS) {
+        const struct level *level = level_of(m);
+        kernel_at(level->kernels, level->runner + 1)(m->words, tid, MODEL_THREADS);
+    }
 }
 
 #endif

@@ -37,7 +37,7 @@ struct tables {
     struct column columns[COLUMNS];
     const uint8_t *constants;
     size_t constant_bytes;
-    const kernel *kernels; /* of the library */
+    const kernel_row *kernels; /* of the library */
 #ifdef OWN_PLANS
     const uint32_t *steps; /* of the library */
 #endif
@@ -171,6 +171,16 @@ static void check_rows(struct tables *t)
 }
 #endif
 
+#ifdef OWN_PLANS
+/* Return the steps of a level: packed plans are in the model's memory, after its handle. */
+static const uint32_t *find_block(const struct level *level, const uint8_t *memory)
+{
+    (void)memory;
+    const void *block = PACKED_PLANS ? memory + HANDLE_BYTES + level->table_bytes : level->steps;
+    return block;
+}
+#endif
+
 static void open_tables(struct tables *t, const struct level *level, const uint8_t *data,
                         size_t size, const uint8_t *constants, size_t constant_bytes)
 {
@@ -181,9 +191,6 @@ static void open_tables(struct tables *t, const struct level *level, const uint8
         check_rows(t);
 #endif
     t->kernels = level->kernels;
-#ifdef OWN_PLANS
-    t->steps = (const uint32_t *)(const void *)level->steps;
-#endif
     t->constants = constants;
     t->constant_bytes = constant_bytes;
 }
@@ -517,7 +524,7 @@ static int64_t *read_steps(const struct tables *t, struct plan *p, const uint16_
         enter_run(&s, &here);
         next = here.next;
         unsigned head = *next++;
-        step[STEP_KERNEL] = (int64_t)(uintptr_t)t->kernels[head & KIND];
+        step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_at(t->kernels, head & KIND);
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)call;
         step[STEP_BARRIER] = head & IS_BARRIER;
         step[STEP_ALONE] = head & IS_ALONE;
@@ -575,7 +582,7 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
         size_t row = done->steps++, call = (size_t)cell(t, C_STEP_CALL, row);
         size_t number = (size_t)cell(t, C_CALL_KERNEL, call);
         number = t->rows[T_KERNEL] ? kernels[number] : number;
-        step[STEP_KERNEL] = (int64_t)(uintptr_t)t->kernels[number];
+        step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_at(t->kernels, number);
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
         step[STEP_BARRIER] = cell(t, C_STEP_BARRIER, row) != 0;
         step[STEP_ALONE] = cell(t, C_STEP_ALONE, row) != 0;

@@ -6,7 +6,7 @@
 static void walk(const model *m, const struct plan *plan, const int64_t *status)
 {
     const struct level *level = level_of(m);
-    struct steps s = find_steps((const uint32_t *)(const void *)level->steps);
+    struct steps s = find_steps(find_block(level, m->memory));
     int64_t call[CALL_WORDS];
     call[CALL_BASE] = (int64_t)(uintptr_t)at(m, m->d.param_at);
     call[CALL_THREAD] = 0;
@@ -37,7 +37,7 @@ static void walk(const model *m, const struct plan *plan, const int64_t *status)
                 next += (head & IS_GROUP) != 0;
                 call[CALL_RECORD] = (int64_t)(uintptr_t)next;
                 call[CALL_TILE] = tile;
-                level->kernels[head & KIND](call, part, parts);
+                kernel_at(level->kernels, head & KIND)(call, part, parts);
                 next += s.sizes[head & KIND];
             }
         }
@@ -63,7 +63,8 @@ static int run(model *m, const struct plan *plan)
     m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
-    level_of(m)->runners[0](m->words, 0, plan->runners);
+    const struct level *level = level_of(m);
+    kernel_at(level->kernels, level->runner)(m->words, 0, plan->runners);
 #endif
     int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
     if (!kind) {

@@ -35,7 +35,6 @@ struct model {
 #endif
 };
 
-enum { HANDLE_BYTES = IN_PLACE ? 768 : 1344 + 128 * MODEL_THREADS };
 _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small");
 _Static_assert(sizeof(struct property) <= PROPERTY_HEAD, "PROPERTY_HEAD is too small");
 

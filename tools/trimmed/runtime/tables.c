@@ -2,6 +2,23 @@
 
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
+/* A row of a table of kernels: of ELF the bytes from the start of the table to the kernel, which no
+ * loader has to fill in, otherwise the kernel itself. */
+#if KERNEL_DISTANCES
+typedef int32_t kernel_row;
+#else
+typedef kernel kernel_row;
+#endif
+
+static kernel kernel_at(const kernel_row *table, size_t number)
+{
+#if KERNEL_DISTANCES
+    return (kernel)((uintptr_t)table + (uintptr_t)(intptr_t)table[number]);
+#else
+    return table[number];
+#endif
+}
+
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* A build for one thread reads steps where the library has them.  The executor, which shares steps
@@ -11,6 +28,8 @@ typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 #else
 #define IN_PLACE 0
 #endif
+
+enum { HANDLE_BYTES = IN_PLACE ? 768 : 1344 + 128 * MODEL_THREADS }; /* of struct model */
 
 /* A feature of CPUs that code uses; cpu.c explains it. */
 struct need {
@@ -24,13 +43,13 @@ struct level {
     const char *cpu;
     const struct need *needs;
     size_t need_count;
-    const kernel *kernels; /* of all plans */
+    const kernel_row *kernels; /* of all plans */
 #if !IN_PLACE
-    const kernel *runners; /* the kernel that runs plans, then the one for other threads */
+    size_t runner; /* the number of the kernel that runs plans; the one for other threads follows */
 #endif
 #ifdef OWN_PLANS
     const uint8_t *tables, *steps, *constants; /* the plans of this build */
-    size_t table_bytes, constant_bytes;
+    size_t table_bytes, step_bytes, constant_bytes; /* of what is packed, its bytes in memory */
     size_t memory; /* bytes of a model */
 #endif
 };
@@ -101,6 +120,30 @@ struct state {
 };
 
 #ifdef OWN_PLANS
+#if PACKED_PLANS
+/* Write the `n` bytes that are packed at `from`; tools/trimmed/packing.py describes how. */
+static void unpack(uint8_t *to, size_t n, const uint8_t *from)
+{
+    for (const uint8_t *end = to + n; to < end;) {
+        size_t token = *from++, count = token + 1;
+        const uint8_t *source = from;
+        if (token & 0x80) {
+            size_t distance = *from++;
+            if (token & 0x40)
+                distance |= (size_t)*from++ << 8;
+            count = (token & 0x3F) + 3;
+            source = to - distance;
+        } else {
+            from += count;
+        }
+        while (count--) {
+            *to++ = *source++;
+            NO_LIBRARY_CALL();
+        }
+    }
+}
+#endif
+
 /* The steps of this build; tools/trimmed/records.py describes the block that has them. */
 enum { STEP_COUNT, TILING_COUNT, KIND_COUNT, PLAN_STARTS }; /* words at its start */
 

@@ -99,12 +99,12 @@ static void stop_team(struct team *t, int64_t *words)
 #endif
 }
 
-static int start_team(struct team *t, int64_t *words, const kernel *runners)
+static int start_team(struct team *t, int64_t *words, kernel worker)
 {
     for (int i = 0; i < MODEL_THREADS - 1; i++) {
         t->members[i].words = words;
         t->members[i].tid = i + 1;
-        t->members[i].worker = runners[1];
+        t->members[i].worker = worker;
 #ifdef _WIN32
         t->threads[i] = CreateThread(NULL, 0, live, &t->members[i], 0, NULL);
         int made = t->threads[i] != NULL;
@@ -201,11 +201,11 @@ static void team_words(struct team *t, int64_t *words)
     words[CONTEXT_SPINS] = SPINS;
 }
 
-static int start_team(struct team *t, int64_t *words, const kernel *runners)
+static int start_team(struct team *t, int64_t *words, kernel worker)
 {
     (void)t;
     (void)words;
-    (void)runners;
+    (void)worker;
     return MODEL_OK; /* the caller starts its threads */
 }
 
@@ -239,11 +239,11 @@ static void team_words(struct team *t, int64_t *words)
 #endif
 }
 
-static int start_team(struct team *t, int64_t *words, const kernel *runners)
+static int start_team(struct team *t, int64_t *words, kernel worker)
 {
     (void)t;
     (void)words;
-    (void)runners;
+    (void)worker;
     return MODEL_OK;
 }
 
