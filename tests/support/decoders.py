@@ -92,8 +92,9 @@ def make_decoder_build(
     shape: str, languages: str = "", target: str = "native", threads: int = 1, prompt: int = 0
 ) -> Path:
     """Return the folder of a build of these artifacts with the decoder, called `mnist`."""
-    out = make_root() / f"writer-{shape}-{languages}-{target}-{threads}-{prompt}"
     named = languages.split(",") if languages else []
+    folder = "-".join(["writer", shape, *named, target, str(threads), str(prompt)])
+    out = make_root() / folder  # without commas, which linkers split paths at
     options = Options(
         "mnist", resolve(target), [], threads, bindings=named,
         decoder=DecoderOptions(CAPACITY, prompt),
