@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -103,17 +103,21 @@ def make_tiles(
 
 def find_sample_cuts(
     draft: Draft, target: Target, threads: int, names: Collection[str]
-) -> list[Collection[str]]:
-    """Return of each call which of some values a segment cuts with it."""
+) -> list[Mapping[str, int]]:
+    """Return of each call which of some values a segment cuts with it, with the bytes of a sample.
+
+    Of a call that no segment can have there are none.
+    """
     calls = [replace(call, segment=1) for call in draft.calls]
     draft = Draft(draft.values, calls, draft.inputs, draft.outputs)
     job = _Tiles(draft, target.tile_bytes, threads, frozenset())
-    cuts_of_calls: list[Collection[str]] = []
+    cuts_of_calls: list[Mapping[str, int]] = []
     for place, call in enumerate(calls):
-        cuts = {name for _, name in call.args if name in names}
-        if cuts:
+        cuts = dict[str, int]()
+        if any(name in names for _, name in call.args):
             m = job.make_member(place, call)
-            cuts &= m.cuts.keys() if m.tiling and job.count([m]) else set()
+            if m.tiling and job.count([m]):
+                cuts = {n: size // m.tiling.rows for n, size in m.cuts.items() if n in names}
         cuts_of_calls.append(cuts)
     return cuts_of_calls
 
