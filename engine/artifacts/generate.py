@@ -106,6 +106,7 @@ def generate_artifacts(
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
     from engine.graphs.io import onnx_io
+    from engine.graphs.io.keras_models import drop_stray_inputs
     from engine.graphs.offline import precision, sparse, ties, training
     from engine.graphs.offline.normalize import separate_equal
     from engine.graphs.offline.parameters import list_parameters
@@ -120,7 +121,8 @@ def generate_artifacts(
         _list_names("frozen_params", frozen_params),
     )
     spec, method = _choose_loss(loss), _choose_optimizer(optimizer)
-    forward = control.unroll(separate_equal(precision.widen_weights(onnx_io.load(model))))
+    forward = drop_stray_inputs(precision.widen_weights(onnx_io.load(model)))
+    forward = control.unroll(separate_equal(forward))
     for note in forward.notes:
         warn_user(note, ModelWarning)
     paths = Paths.of(forward.metadata)

@@ -16,7 +16,7 @@ import numpy as np
 from engine.base import arguments, limits
 from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE, SUPPORTED, widen_bfloats
 from engine.base.errors import DTypeError, EngineError, InputError, ModelError, UnsupportedOpError
-from engine.graphs.io import amounts, opsets, schemas, scopes, weights
+from engine.graphs.io import amounts, keras_models, opsets, schemas, scopes, weights
 from engine.graphs.io.messages import (
     BFLOAT,
     IN_GRAPHS,
@@ -115,10 +115,11 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
             mapping.check_stamps(graph.metadata[mapping.STAMPS], path)
         origin = read_provenance(exported.graph, graph.producer, graph.initializers)
         graph.gone, graph.notes = origin.gone, origin.notes
-        graph.parameters, graph.buffers = origin.parameters, origin.buffers
+        graph.parameters = origin.parameters
+        graph.buffers = (*origin.buffers, *keras_models.list_constants(graph))
         if origin.paths != Paths():
             graph.metadata.setdefault(METADATA, origin.paths.write())
-        return graph
+        return keras_models.separate_equal(graph)
     except RecursionError as error:
         raise ModelError(f"{source}: subgraphs are deeper than Python can follow") from error
     except UnicodeDecodeError as error:  # older protobufs decode texts when they are read

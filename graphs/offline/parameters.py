@@ -24,7 +24,8 @@ def list_parameters(graph: Graph) -> list[str]:
     If the exporter has recorded the parameters of the module, and has folded none of them, these
     are returned.  Otherwise they are the initializers of float32 or float64, other than scalars,
     from which a gradient can flow to an output of the model: this excludes running statistics of
-    batch normalisations, sizes, bounds and whatever the exporter calls a buffer.
+    batch normalisations, scales of weights that are stored as integers, sizes, bounds and whatever
+    the exporter calls a buffer.
 
     If a model has adapters (lora.py), only their parameters are returned; everything else stays a
     constant.
@@ -52,6 +53,8 @@ def _find_differentiable(graph: Graph) -> set[str]:
         stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}
+        if node.op == "DequantizeLinear" and node.inputs[0] in graph.initializers:
+            stop.add(1)
         if trains_rounded and node.op == "QuantizeLinear" and _is_undone(node, readers):
             stop.discard(0)
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)

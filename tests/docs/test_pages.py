@@ -33,6 +33,7 @@ NOT_RUN = {
     "docs/install.md": 4,
     "docs/java.md": 3,
     "docs/javascript.md": 3,
+    "docs/keras.md": 3,
     "docs/kotlin.md": 4,
     "docs/microcontrollers.md": 3,
     "docs/models.md": 1,
