@@ -44,11 +44,12 @@ class _Decoder(Layers):
     form: the node that adds rows to caches: "concat", a Concat as PyTorch's exporters write it;
         "attention", ONNX's Attention; "grouped", com.microsoft's GroupQueryAttention.
     bits: 4 for MatMulNBits, 32 for MatMul.
+    level: accuracy_level of MatMulNBits; 4: what it reads is rounded to 8 bits.
     """
 
-    def __init__(self, sizes: DecoderSizes, form: str, bits: int, seed: int) -> None:
+    def __init__(self, sizes: DecoderSizes, form: str, bits: int, seed: int, level: int) -> None:
         super().__init__(seed)
-        self.sizes, self.form, self.bits = sizes, form, bits
+        self.sizes, self.form, self.bits, self.level = sizes, form, bits, level
         self.rng = np.random.default_rng(seed)
         self.inputs = {
             "input_ids": TensorType("i64", ("batch", "new")),
@@ -76,7 +77,7 @@ class _Decoder(Layers):
             scales = np.full(rows * blocks, 0.02 / 4, np.float32)
             y = self.add_op("MatMulNBits", x, self.add_constant(f"{name}.packed", packed),
                             self.add_constant(f"{name}.scales", scales), K=columns, N=rows,
-                            bits=BITS, block_size=BLOCK)  # fmt: skip
+                            bits=BITS, block_size=BLOCK, accuracy_level=self.level)  # fmt: skip
             self.nodes[-1].domain = MS
         if not bias:
             return y
@@ -229,10 +230,11 @@ class _Decoder(Layers):
 
 
 def build_gpt2_decoder(
-    sizes: DecoderSizes = GPT2_SMALL, form: str = "concat", bits: int = 32, seed: int = 0
-) -> Graph:
+    sizes: DecoderSizes = GPT2_SMALL, form: str = "concat", bits: int = 32, seed: int = 0,
+    level: int = 0,
+) -> Graph:  # fmt: skip
     """Return a GPT-2 with caches, and random weights; its last layer is the table of words."""
-    to = _Decoder(sizes, form, bits, seed)
+    to = _Decoder(sizes, form, bits, seed, level)
     s = sizes
     table = to.add_weight("wte", s.words, s.width)
     places = to.add_op("Gather", to.add_weight("wpe", s.positions, s.width), "position_ids")
@@ -258,13 +260,14 @@ def build_gpt2_decoder(
 
 
 def build_qwen2_decoder(
-    sizes: DecoderSizes = QWEN2_HALF, form: str = "concat", bits: int = 32, seed: int = 0
-) -> Graph:
+    sizes: DecoderSizes = QWEN2_HALF, form: str = "concat", bits: int = 32, seed: int = 0,
+    level: int = 0,
+) -> Graph:  # fmt: skip
     """Return a Qwen2 with caches, and random weights.
 
     Its last layer is the table of words; with 4 bits it has integers of its own.
     """
-    to = _Decoder(sizes, form, bits, seed)
+    to = _Decoder(sizes, form, bits, seed, level)
     s = sizes
     narrow = s.keys * s.head
 

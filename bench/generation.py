@@ -2,6 +2,7 @@
 
 The models are of the sizes of GPT-2 small and Qwen2-0.5B, with random weights.  GPT-2's caches grow
 by Concat, Qwen2's are in GroupQueryAttention, for which onnxruntime shares a buffer between calls.
+Products of "rounded" models round what they read to 8 bits (accuracy_level 4 of MatMulNBits).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MODELS = {
     "gpt2_int4": partial(build_gpt2_decoder, GPT2_SMALL, "concat", 4),
     "qwen2": partial(build_qwen2_decoder, QWEN2_HALF, "grouped"),
     "qwen2_int4": partial(build_qwen2_decoder, QWEN2_HALF, "grouped", 4),
+    "qwen2_int4_rounded": partial(build_qwen2_decoder, QWEN2_HALF, "grouped", 4, level=4),
 }
 SECONDS = 1.0  # that the tokens of a turn take at least, up to `MOST` tokens
 MOST = 64

@@ -21,6 +21,7 @@ from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import (
     block_dot,
+    block_integers,
     columns,
     curves,
     dots,
@@ -282,6 +283,9 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "halves": packing.halves,
     "unpack": unpack.unpack,
     "block_dot": block_dot.block_dot,
+    "round_blocks": block_integers.round_blocks,
+    "block_tile": block_integers.block_tile,
+    "block_rest": block_integers.block_rest,
     "integer_tile": integer_dots.integer_tile,
     "integer_window": integer_dots.integer_window,
     "rows": rows.rows,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from engine.kernels.loops.block_integers import INTEGER_BLOCKS, can_round, lower_integer_blocks
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.loops.quantised import (
     QUANTISED_KERNELS,
@@ -36,6 +37,7 @@ from engine.kernels.vocabulary.op import (
 )
 
 BITS = (2, 4, 8)
+ROUNDS = 4  # the accuracy_level of a MatMulNBits whose rows may be rounded to 8 bits
 PACKED = ("u8", "i8")
 
 # --- a matrix of integers: inputs 1 to 3 of the ops below
@@ -160,14 +162,12 @@ def _conv_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _product_lower(lowering: Lowering) -> None:
     """Lower the product; the channels of channels-last images are the last axis, too."""
-    lower_quantised_gemm(
-        lowering,
-        lowering.x(0),
-        _read_matrix(lowering),
-        lowering.y(0),
-        trans=bool(lowering.site.attrs["trans"]),
-        bias=lowering.x(4) if lowering.site.has(4) else None,
-    )
+    attrs, a, matrix, y = lowering.site.attrs, lowering.x(0), _read_matrix(lowering), lowering.y(0)
+    trans, bias = bool(attrs["trans"]), lowering.x(4) if lowering.site.has(4) else None
+    if attrs.get("rounds") and trans and can_round(matrix, a.type.dtype):
+        lower_integer_blocks(lowering, a, matrix, y, bias)
+    else:
+        lower_quantised_gemm(lowering, a, matrix, y, trans=trans, bias=bias)
 
 
 def _product_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -175,8 +175,10 @@ def _product_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     site = grad.site
     da = db = None
     if grad.wants(0):
-        # Forward: Y = A W; so dA = dY W^T, by the same integers read across.
-        attrs = {**site.attrs, "trans": 1 - int(site.attrs["trans"])}
+        # Forward: Y = A W; so dA = dY W^T, by the same integers read across.  Where rows of A are
+        # rounded, it is as if they were not; dY never is.
+        attrs = {k: v for k, v in site.attrs.items() if k != "rounds"}
+        attrs["trans"] = 1 - int(attrs["trans"])
         ins = [grad.x(i) if site.has(i) else "" for i in (1, 2, 3)]
         da = grad.op(site.op, dy, *ins, domain=OURS, **attrs)
     if site.has(4) and grad.wants(4):
@@ -244,19 +246,18 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
     return (a.but((*a.shape[:-1], n)),)
 
 
-def _nbits_product(nodes: Nodes, a: str, trans: int, bias: str = "") -> str:
+def _nbits_product(nodes: Nodes, a: str, trans: int, bias: str = "", rounds: int = 0) -> str:
     """Return the product of a value with W, or with W^T where `trans`."""
     ins = [nodes.x(i) if nodes.site.has(i) else "" for i in (1, 2, 3)]
-    return str(
-        nodes.op(
-            "QuantizedMatMul", a, *ins, bias, domain=OURS, trans=trans, **_read_nbits(nodes.site)
-        )
-    )
+    attrs = {**_read_nbits(nodes.site), "trans": trans, "rounds": rounds}
+    return str(nodes.op("QuantizedMatMul", a, *ins, bias, domain=OURS, **attrs))
 
 
 def _nbits_expand(nodes: Nodes) -> tuple[str, ...]:
     """Y = A W^T + bias, W[N, K] = (B - zero) scale in blocks of K; the zero of none 2^(bits - 1)"""
-    return (_nbits_product(nodes, nodes.x(0), 1, nodes.x(5) if nodes.site.has(5) else ""),)
+    bias = nodes.x(5) if nodes.site.has(5) else ""
+    rounds = int(nodes.site.attrs["accuracy_level"] == ROUNDS)
+    return (_nbits_product(nodes, nodes.x(0), 1, bias, rounds),)
 
 
 def _nbits_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -374,10 +375,10 @@ OPS = (
         inputs=(3, 5),
         outputs=1,
         needs=_NEEDS,
-        attrs={**_ATTRS, "trans": 0},
+        attrs={**_ATTRS, "trans": 0, "rounds": 0},
         infer=_matmul_infer,
         lower=_product_lower,
-        calls=QUANTISED_KERNELS,
+        calls=(*QUANTISED_KERNELS, *INTEGER_BLOCKS),
         grad=_product_grad,
         no_gradient=_FROZEN,
     ),
@@ -415,13 +416,13 @@ OPS = (
         inputs=(3, 6),
         outputs=1,
         needs={"N": "int", "K": "int"},
-        takes={"accuracy_level": "int", "weight_prepacked": "int"},
+        takes={"weight_prepacked": "int"},
         infer=_nbits_infer,
         expand=_nbits_expand,
         becomes=f"{OURS}::QuantizedMatMul",
         samples=Samples.AXIS_APART,  # the last one, which is summed over
         grad=_nbits_grad,
-        attrs={"bits": 4, "block_size": 32},
+        attrs={"bits": 4, "block_size": 32, "accuracy_level": 0},
     ),
     Op(
         name="GatherBlockQuantized",

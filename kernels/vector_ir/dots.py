@@ -35,6 +35,37 @@ def dots(target: Target, T: str, mr: int, nr: int) -> Any:
     return op
 
 
+def add_lanes(b: Any, vectors: list[Any], lanes: int) -> Any:
+    """Return a vector whose first elements are the sums over the lanes of each of some vectors.
+
+    Halves of two are added as one, as long as there are two; then the halves of the last.
+    """
+    parts = lanes  # of each sum
+    while parts > 1:
+        pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0],) * 2]
+        length = vectors[0].type.count
+        starts = range(0, length, parts)
+        low, high = (
+            [s + p for s in starts for p in range(first, first + parts // 2)]
+            for first in (0, parts // 2)
+        )
+        if len(vectors) > 1:
+            low, high = ([*half, *(length + p for p in half)] for half in (low, high))
+        masks = [ir.Constant(ir.VectorType(I32, len(half)), half) for half in (low, high)]
+        vectors = [
+            b.fadd(*(b.shuffle_vector(first, second, mask) for mask in masks))
+            for first, second in pairs
+        ]
+        parts //= 2
+    while len(vectors) > 1:
+        length = vectors[0].type.count
+        mask = ir.Constant(ir.VectorType(I32, 2 * length), list(range(2 * length)))
+        vectors = [
+            b.shuffle_vector(x, y, mask) for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
 class _Dots:
     """Writes the body of one such product."""
 
@@ -57,7 +88,7 @@ class _Dots:
         acc = [[zero] * self.nr for _ in range(self.mr)]
         whole = b.and_(k, I64(-self.lanes))
         acc = self._loop(I64(0), whole, self.lanes, acc, self.vt, left, right)
-        sums = [self._join(row) for row in acc]
+        sums = [add_lanes(b, row, self.lanes) for row in acc]
         single = [
             [b.extract_element(row, I32(j)) for j in range(self.nr)] for row in sums
         ]  # of what is left of each row, less than a vector
@@ -97,37 +128,6 @@ class _Dots:
                 phi.add_incoming(acc[i][j], entry)
                 phi.add_incoming(out[i][j], loop)
         return merged
-
-    def _join(self, vectors: list[Any]) -> Any:
-        """Return a vector whose first elements are the sums over each of some vectors.
-
-        Halves of two are added as one, as long as there are two; then the halves of the last.
-        """
-        b, parts = self.b, self.lanes  # of each sum
-        while parts > 1:
-            pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0],) * 2]
-            length = vectors[0].type.count
-            starts = range(0, length, parts)
-            low, high = (
-                [s + p for s in starts for p in range(first, first + parts // 2)]
-                for first in (0, parts // 2)
-            )
-            if len(vectors) > 1:
-                low, high = ([*half, *(length + p for p in half)] for half in (low, high))
-            masks = [ir.Constant(ir.VectorType(I32, len(half)), half) for half in (low, high)]
-            vectors = [
-                b.fadd(*(b.shuffle_vector(first, second, mask) for mask in masks))
-                for first, second in pairs
-            ]
-            parts //= 2
-        while len(vectors) > 1:
-            length = vectors[0].type.count
-            mask = ir.Constant(ir.VectorType(I32, 2 * length), list(range(2 * length)))
-            vectors = [
-                b.shuffle_vector(x, y, mask)
-                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        return vectors[0]
 
     def _finish(self, values: list[Any], c: Any, bias: Any, mode: Any) -> None:
         """Store act(values (+ C) (+ bias)) in a row of C."""

@@ -25,6 +25,7 @@ POLICY = {
     "graphs/io/messages.py": "the fields of a message that have the numbers of a constant",
     "kernels/loops/integer_gemm.py": "the types of results of products of integers",
     "kernels/ops/integer_products.py": "the types that operands of integer layers must have",
+    "kernels/vector_ir/block_integers.py": "the types of operands in signatures of compiled code",
     "kernels/vector_ir/integer_dots.py": "the types of operands in signatures of compiled code",
     "kernels/vocabulary/instructions.py": "the types that each set of instructions computes with",
     "kernels/ops/movement.py": "the type as which an element is moved, by its bytes",

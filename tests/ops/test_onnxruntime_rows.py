@@ -71,10 +71,10 @@ def _model(one: OneNode) -> onnx.ModelProto:
 
 
 def _compare(one: OneNode, session: onnxruntime.InferenceSession) -> None:
-    """Run a row here and there, which rounds inputs to 8 bits in LSTM, and where accuracy_level is
-    4.
+    """Run a row here and there, which rounds inputs to 8 bits in LSTM.
 
-    Integers are the same ones.
+    Where accuracy_level is 4, both round alike, but it computes in floats if scales are not
+    constant; test_integer_blocks.py compares the others.  Integers are the same ones.
     """
     rough = one.node.attrs.get("accuracy_level") == 4 or one.node.op == "DynamicQuantizeLSTM"
     outcome = run(one.graph, one.inputs)

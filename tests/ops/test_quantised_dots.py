@@ -10,17 +10,9 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.loops.quantised import FEW, STEP
 from engine.kernels.vector_ir import unpack
 from engine.kernels.vocabulary.op import MS, TensorType
+from tests.support.packed_integers import pack
 
 COLUMNS, DEPTH = 37, 128
-
-
-def pack(values: np.ndarray, bits: int) -> np.ndarray:
-    """Return integers [..., n] in bytes, the first ones of a byte in its lowest bits."""
-    per = 8 // bits
-    padded = np.zeros((*values.shape[:-1], -(-values.shape[-1] // per) * per), np.int64)
-    padded[..., : values.shape[-1]] = values
-    parts = padded.reshape(*values.shape[:-1], -1, per) << (bits * np.arange(per))
-    return np.asarray(parts.sum(-1), np.uint8)
 
 
 def test_the_lowering_knows_how_many_integers_are_unpacked_at_a_time() -> None:

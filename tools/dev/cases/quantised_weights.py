@@ -73,6 +73,21 @@ def _nbits(a: Any, b: Any, s: Any, z: Any = None, index: Any = None, bias: Any =
     return [a @ w.T + bias]
 
 
+def _rounded(a: Any, *rest: Any, K: int, block_size: int, accuracy_level: int,
+             **sizes: Any) -> list[Array]:  # fmt: skip
+    """Rows rounded to 8 bits by blocks, in float32 as onnxruntime rounds them."""
+    assert accuracy_level == 4
+    blocks = -(-K // block_size)
+    cut = np.zeros((*a.shape[:-1], blocks * block_size), np.float32)
+    cut[..., :K] = a
+    cut = cut.reshape(*a.shape[:-1], blocks, block_size)
+    largest = np.abs(cut).max(-1, keepdims=True)
+    factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    levels = np.rint(cut * factor) * (largest / np.float32(127)).astype(np.float64)
+    levels = levels.reshape(*a.shape[:-1], -1)[..., :K]
+    return _nbits(levels, *rest, K=K, block_size=block_size, **sizes)
+
+
 def _table(data: Any, index: Any, s: Any, z: Any = None, *, bits: int = 4, block_size: int = 128,
            **_: Any) -> list[Array]:  # fmt: skip
     rows, columns = data.shape[0], data.shape[1] * 8 // bits
@@ -102,12 +117,24 @@ NBITS = (
     Case("MatMulNBits", (f32(5, 40), raw(3, 3, 4), scales(9)), SIZES | {"bits": 2}, (0,), MS,
          reference=_nbits),
     Case("MatMulNBits", (f32(64, 512), zeros(384, 16, 16), scales(384, 16), zeros(384, 8)),
-         {"N": 384, "K": 512, "block_size": 32, "accuracy_level": 4}, (0,), MS,
-         reference=lambda *ins, accuracy_level, **sizes: _nbits(*ins, **sizes), tol=4e-6,
-         bench=True),
+         {"N": 384, "K": 512, "block_size": 32}, (0,), MS, reference=_nbits, tol=4e-6, bench=True,
+         name="nbits-many-rows"),
     Case("MatMulNBits", (f32(1, 512), zeros(384, 16, 16), scales(384, 16), zeros(384, 8)),
          {"N": 384, "K": 512, "block_size": 32}, (0,), MS, reference=_nbits, tol=4e-6, bench=True,
          name="nbits-few-rows"),
+    *(Case("MatMulNBits", (f32(rows, 512), zeros(384, 16, 16), scales(384, 16), zeros(384, 8)),
+           {"N": 384, "K": 512, "block_size": 32, "accuracy_level": 4}, (0,), MS,
+           reference=_rounded, bench=True, name=f"nbits-rounded-{rows}") for rows in (1, 64)),
+    *(Case("MatMulNBits", (f32(2, 3, k), raw(n, -(-k // block), block * bits // 8),
+                           f32(n * -(-k // block), **ANY),
+                           raw(n, -(-k // block * bits // 8)) if has else None, None, f32(n)),
+           {"N": n, "K": k, "bits": bits, "block_size": block, "accuracy_level": 4},
+           (0, 2, 5), MS, reference=_rounded,
+           name=f"nbits-rounded-{bits}-{block}-{'zeros' if has else 'none'}")
+      for bits, block, has, n, k in ((4, 16, 1, 9, 200), (4, 32, 0, 7, 400), (4, 64, 1, 3, 128),
+                                     (4, 128, 0, 5, 384), (4, 256, 1, 6, 300), (8, 16, 0, 6, 90),
+                                     (8, 32, 1, 9, 416), (8, 64, 0, 3, 40), (8, 128, 1, 4, 500),
+                                     (8, 256, 0, 5, 700))),
 )  # fmt: skip
 
 WIDE = {"rows": 37, "columns": 70}  # more than a panel, and no whole vectors
