@@ -3,7 +3,8 @@
 A training step of each workload is profiled on 2 threads, in every precision.  A line of the table
 is of the machine that measured it; each is a share of the limits of that machine.
 
-efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
+efficiency           for each kernel template, and the type of 16 bits or fewer that it multiplies,
+                     how often it ran, the milliseconds, and the limit of
                      kernels/analysis/cost.py over the time; `usual` is of all usual workloads,
                      and `--page` writes the table, which plans then use
 efficiency.workload  the time of a step as the table now says it, by this machine and by the nominal
@@ -22,7 +23,7 @@ from bench.programs import Training, load, written
 from bench.rows import Bench, Cells
 from engine.base.plan_options import PRECISIONS, Precision
 from engine.errors import InputError
-from engine.kernels.analysis.cost import begin, predict_limits, predict_steps
+from engine.kernels.analysis.cost import begin, name_row, predict_limits, predict_steps
 from engine.kernels.analysis.flops import list_tasks
 from engine.kernels.binaries.load import get_addresses
 from engine.kernels.ops.recurrent import recurrent
@@ -74,11 +75,11 @@ def measure_walks(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
     """Yield a row a template of a walk over time, the one that takes longest first."""
     walks = {template.name for template in recurrent.KERNELS if template.multiply_adds}
     rows = list_rows(starmap(profile_walk, product(names, PRECISIONS)))
-    return (row for row in rows if row[0] in walks)
+    return (row for row in rows if str(row[0]).split(".")[0] in walks)
 
 
 def list_rows(profiles: Iterable[tuple[Plan, Profile]]) -> Iterator[Cells]:
-    """Yield the row of each kernel template of profiled plans."""
+    """Yield the row of each kernel template, with its factors, of profiled plans."""
     counts: dict[str, int] = defaultdict(int)
     least: dict[str, float] = defaultdict(float)
     taken: dict[str, float] = defaultdict(float)
@@ -88,13 +89,13 @@ def list_rows(profiles: Iterable[tuple[Plan, Profile]]) -> Iterator[Cells]:
             len(calls) :
         ]
         for task, bound, step in zip(calls, bounds, profile.steps, strict=True):
-            template = task.spec.template
-            counts[template] += 1
-            least[template] += bound
-            taken[template] += max(step.seconds - begin(task, plan.threads), 0.0)
-    for template in sorted(taken, key=lambda t: -taken[t]):
-        part = least[template] / taken[template] if taken[template] else 1.0
-        yield template, counts[template], 1e3 * taken[template], part
+            name = name_row(task.spec)
+            counts[name] += 1
+            least[name] += bound
+            taken[name] += max(step.seconds - begin(task, plan.threads), 0.0)
+    for name in sorted(taken, key=lambda n: -taken[n]):
+        part = least[name] / taken[name] if taken[name] else 1.0
+        yield name, counts[name], 1e3 * taken[name], part
 
 
 def write_table(found: Mapping[str, Sequence[Cells]], path: Path) -> None:

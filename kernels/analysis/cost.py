@@ -53,7 +53,7 @@ EFFICIENCY = Path(__file__).with_name("efficiency.txt")
 
 @functools.cache
 def read_efficiencies() -> Mapping[str, float]:
-    """Return the part of a machine's limits that kernels reach, by template, of efficiency.txt.
+    """Return the part of a machine's limits that kernels reach, by `name_row`, of efficiency.txt.
 
     `python -m bench efficiency --page` writes the file: what the usual workloads reach on 2 threads
     of a Zen 4 server part with AVX-512.  `efficiency.walks --page` writes the kernels that walk
@@ -62,6 +62,23 @@ def read_efficiencies() -> Mapping[str, float]:
     """
     lines = EFFICIENCY.read_text("utf-8").splitlines()
     return {name: float(part) for name, part in map(str.split, lines)}
+
+
+def name_row(spec: KernelSpec) -> str:
+    """Return the row of a kernel in efficiency.txt: its template, and the type of 16 bits or fewer
+    that it multiplies.
+    """
+    factors = find_factors(spec)
+    is_narrow = bool(factors) and ITEMSIZE[factors] < ITEMSIZE["f32"]
+    return f"{spec.template}.{factors}" if is_narrow else spec.template
+
+
+def find_efficiency(spec: KernelSpec) -> float:
+    """Return the part of a machine's limits that a kernel reaches; by its template alone if the
+    table does not have its factors.
+    """
+    reached = read_efficiencies()
+    return reached.get(name_row(spec), reached.get(spec.template, OTHERS))
 
 
 def get_nominal(threads: int) -> Roofline:
@@ -97,13 +114,12 @@ def predict_seconds(
     machine: what they run on; None for the nominal one.
     again: whether all have run before, so that what they touched last is still in the caches.
     """
-    times, reached = [], read_efficiencies()
+    times = []
     limits_of = predict_limits(
         calls, threads, get_nominal(threads) if machine is None else machine, again
     )
     for task, limit in zip(calls, limits_of, strict=True):
-        part = reached.get(task.spec.template, OTHERS)
-        times.append(begin(task, threads) + limit / part)
+        times.append(begin(task, threads) + limit / find_efficiency(task.spec))
     return times
 
 

@@ -34,7 +34,7 @@ def call(formula: str, *names: str, nbytes: int) -> Task:
 
 
 def test_every_row_is_of_a_kernel() -> None:
-    assert read_efficiencies().keys() <= list_templates().keys()
+    assert {name.split(".")[0] for name in read_efficiencies()} <= list_templates().keys()
 
 
 def test_the_table_is_what_the_bench_writes(

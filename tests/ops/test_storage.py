@@ -23,6 +23,7 @@ from engine.kernels.ops.attention.backward import attention_grad
 from engine.kernels.ops.attention.forward import attention
 from engine.kernels.ops.conv import convolution, weight_gradient
 from engine.kernels.ops.conv.convolution import conv
+from engine.kernels.ops.conv.winograd_tiles import LARGE
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.registry import list_ops
@@ -294,7 +295,9 @@ def test_a_convolution_stores_what_it_reads_and_writes_apart(
     shapes = {"x": x_shape, "w": w_shape, "dy": y_shape}
     given = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
     for module in (convolution, weight_gradient):
-        monkeypatch.setattr(module, "is_cheaper", lambda *_: kind == "winograd")
+        monkeypatch.setattr(
+            module, "choose_tiles", lambda *_: LARGE if kind == "winograd" else None
+        )
     monkeypatch.setattr(storage, "SMALL", 0)
 
     attrs = {"pads": [1, 1, 1, 1]}

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.graphs.ir.graph import Graph, Node
+from engine.base.plan_options import PlanOptions
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import measure_work
 from engine.kernels.binaries.load import get_linker, get_object
 from engine.kernels.loops.window import Axis, count_parts
+from engine.kernels.machine.levels import list_levels
 from engine.kernels.machine.target import Target, detect_host
-from engine.kernels.ops.conv import convolution, weight_gradient, winograd, winograd_calls
+from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
+from engine.kernels.ops.conv.winograd_tiles import LARGE, SMALL, TAPS, TileForm
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program as Rows
 from engine.plan.plan import align
 from engine.runtime.arena import allocate
 from engine.runtime.program import BoundProgram
 from tests.support.halves import round_to_half
-from tests.support.harness import run
+from tests.support.harness import execute, run
+from tests.support.pairs import with_factors
 from tests.support.targets import OTHERS, list_runnable
 
 DIRECT, WINOGRAD = False, True
@@ -63,7 +68,7 @@ def graph(given: dict[str, np.ndarray], pads: list[int], what: str) -> Graph:
 def choose(monkeypatch: pytest.MonkeyPatch, is_winograd: bool) -> None:
     """From here on, plans have one of the two algorithms wherever there is a choice."""
     for module in (convolution, weight_gradient):
-        monkeypatch.setattr(module, "is_cheaper", lambda *_: is_winograd)
+        monkeypatch.setattr(module, "choose_tiles", lambda *_: LARGE if is_winograd else None)
 
 
 def values(
@@ -294,10 +299,10 @@ def test_the_choice_of_layers(row: Any) -> None:
     for name, want in (("avx512", on_16), ("neon", on_4)):
         target = Target("", "", "", 64 if name == "avx512" else 16, 6, 4 if name == "avx512" else 2)
         actual = (
-            winograd_calls.is_cheaper(target, "f32", images, axes, ci, co, 1),
-            winograd_calls.is_cheaper(target, "f32", images, back, co, ci, 1),
+            winograd_calls.choose_tiles(target, "f32", images, axes, ci, co, 1),
+            winograd_calls.choose_tiles(target, "f32", images, back, co, ci, 1),
         )
-        assert actual == want, name
+        assert actual == tuple(LARGE if is_winograd else None for is_winograd in want), name
 
 
 def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +311,7 @@ def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
     def pays(T: str = "f32", groups: int = 1, *axes: Axis) -> bool:
         d, h, w = axes or (plain, axis, axis)
-        return winograd_calls.is_cheaper(detect_host(), T, 8, (d, h, w), 64, 64, groups)
+        return winograd_calls.choose_tiles(detect_host(), T, 8, (d, h, w), 64, 64, groups) is LARGE
 
     assert pays()
     assert not pays("f64")
@@ -317,6 +322,30 @@ def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     assert not pays("f32", 1, Axis(3, 1, 3), axis, axis)
     monkeypatch.setenv("EDGEGRAD_CONVOLUTION", "direct")
     assert not pays()
+
+
+# The same of factors of 16 bits, on vectors of 16 elements: what the direct kernel takes twice as
+# many of at once.  Large images are left to large tiles, which do fewer operations.
+HALVES = (
+    ("resnet, 56", 8, 56, 64, 64, LARGE, LARGE),
+    ("resnet, 28", 8, 28, 128, 128, SMALL, LARGE),
+    ("resnet, 14", 8, 14, 256, 256, SMALL, LARGE),
+    ("resnet, 7", 8, 7, 512, 512, SMALL, None),
+    ("resnet, 7, alone", 1, 7, 512, 512, None, None),
+    ("vgg, second", 8, 224, 64, 64, LARGE, LARGE),
+    ("few channels", 8, 32, 4, 4, None, None),
+)
+
+
+@pytest.mark.parametrize("row", HALVES, ids=lambda r: r[0])
+def test_the_choice_of_tiles_for_factors_of_16_bits(row: Any) -> None:
+    """Small ones are of bf16 alone."""
+    _, images, size, ci, co, of_bf16, of_f16 = row
+    axis = Axis(size, size, 3, pad=1, pad_end=1)
+    target = Target("", "", "", 64, 6, 4)
+    for P, want in (("bf16", of_bf16), ("f16", of_f16)):
+        axes = (Axis(), axis, axis)
+        assert winograd_calls.choose_tiles(target, "f32", images, axes, ci, co, 1, P) is want, P
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -340,13 +369,13 @@ def test_threads_share_the_panels_of_pieces(threads: int, channels: int) -> None
     target = OTHERS["x86-64-v3"]
     lowering: Any = SimpleNamespace(target=target, threads=threads)
     width = target.nv * target.lanes(4)
-    pieces = winograd_calls._cut_columns(lowering, "f32", channels, 512)
+    pieces = winograd_calls._cut_columns(lowering, LARGE, "f32", channels, 512)
     assert [first for first, _ in pieces] == [i * pieces[0][1] for i in range(len(pieces))]
     assert sum(n for _, n in pieces) == 512
     for _, n in pieces[:-1]:
         assert n % (threads * width) == 0
-        least = 4 * winograd.PRODUCTS * channels * threads * width
-        assert 4 * winograd.PRODUCTS * channels * n <= max(winograd_calls.FILTERS, least)
+        least = 4 * LARGE.products * channels * threads * width
+        assert 4 * LARGE.products * channels * n <= max(winograd_calls.FILTERS, least)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 16])
@@ -365,13 +394,33 @@ def matrix(program: str, count: int) -> np.ndarray:
     return np.array(Rows.of(program, "f64").formulas.evaluate([*np.eye(count)]))
 
 
+@pytest.mark.parametrize("form", [LARGE, SMALL], ids=["large", "small"])
+def test_transforms_are_those_of_a_convolution(form: TileForm) -> None:
+    """Along an axis, forward and of the gradient of a filter, in double precision."""
+    rng = np.random.default_rng(0)
+    d, g, dy = (rng.standard_normal(n) for n in (form.size, TAPS, form.out))
+    v, u, s = (
+        matrix(program, a.size) @ a
+        for program, a in ((form.window, d), (form.filter, g), (form.spread, dy))
+    )
+    y, dg = matrix(form.output, form.size) @ (v * u), matrix(form.gather, form.size) @ (v * s)
+    np.testing.assert_allclose(y, np.correlate(d, g, "valid"), atol=1e-12)
+    np.testing.assert_allclose(dg, np.correlate(d, dy, "valid"), atol=1e-12)
+
+
+# Of tiles, the least and the most error of factors of bf16, in errors of direct products.
+ERRORS = ((LARGE, 3.5, 5.5), (SMALL, 1.4, 2.0))
+
+
+@pytest.mark.parametrize("row", ERRORS, ids=["large", "small"])
 @pytest.mark.parametrize("is_positive", [False, True])
-def test_transformed_operands_are_too_inexact_in_halves(is_positive: bool) -> None:
-    """They have 4 times the error of direct products of halves, so products are of float32."""
+def test_transformed_operands_of_small_tiles_may_be_halves(is_positive: bool, row: Any) -> None:
+    """Those of large tiles have 4 times the error of direct products of halves."""
+    form, least, most = row
     rng, channels = np.random.default_rng(0), 64
-    x = rng.standard_normal((32, channels, winograd.IN, winograd.IN))
+    x = rng.standard_normal((32, channels, form.size, form.size))
     x = np.maximum(x, 0) if is_positive else x
-    w = rng.standard_normal((16, channels, winograd.TAPS, winograd.TAPS))
+    w = rng.standard_normal((16, channels, TAPS, TAPS))
 
     def direct(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], (2, 3))
@@ -385,17 +434,64 @@ def test_transformed_operands_are_too_inexact_in_halves(is_positive: bool) -> No
         return np.asarray(np.einsum("ij,abjk,lk->abil", made, values, made))
 
     def by_winograd(x: np.ndarray, w: np.ndarray, cut: Callable[..., np.ndarray]) -> np.ndarray:
-        v = cut(transformed(x, winograd.WINDOW, winograd.IN))
-        u = cut(transformed(w, winograd.FILTER, winograd.TAPS))
+        v = cut(transformed(x, form.window, form.size))
+        u = cut(transformed(w, form.filter, TAPS))
         products = np.einsum("tcij,ocij->toij", v, u)
-        return transformed(products, winograd.OUTPUT, winograd.IN)
+        return transformed(products, form.output, form.size)
 
-    def error(found: np.ndarray) -> float:
-        return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    def error(made: np.ndarray) -> float:
+        return float(np.linalg.norm(made - exact) / np.linalg.norm(exact))
 
     exact, stored = direct(x, w), halved(x)
     np.testing.assert_allclose(by_winograd(x, w, np.asarray), exact, atol=1e-11)
     rounded = error(direct(stored, halved(w)))
     assert 2.0**-9.5 < rounded < 2.0**-8
-    assert 3.5 * rounded < error(by_winograd(stored, w, halved)) < 5.5 * rounded
+    assert least * rounded < error(by_winograd(stored, w, halved)) < most * rounded
     assert error(by_winograd(stored, w, np.asarray)) < rounded  # weights are not rounded
+
+
+# Tiles that images do not fill, in lines that end between the two of a word; and filters in blocks.
+PRODUCTS = (
+    ((2, 18, 9, 7), 34, [1, 1, 1, 1], 2), ((1, 32, 12, 13), 64, [2, 1, 0, 2], 3),
+    ((3, 40, 3, 4), 130, [1, 1, 1, 1], 4), ((2, 6, 21, 70), 6, [1, 1, 1, 1], 2),
+    ((1, 16, 1, 1), 16, [1, 1, 1, 1], 2), ((1, 6, 2, 3), 6, [4, 4, 3, 4], 1),
+    ((1, 1200, 4, 5), 20, [1, 1, 1, 1], 1), ((0, 16, 8, 8), 16, [1, 1, 1, 1], 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["own", "portable"])
+@pytest.mark.parametrize("row", PRODUCTS, ids=lambda r: "x".join(map(str, (*r[0], r[1]))))
+def test_small_tiles_multiply_factors_of_bf16(
+    monkeypatch: pytest.MonkeyPatch, row: Any, target: str
+) -> None:
+    """In all directions; the error is what their rounding makes, and no more."""
+    for module in (convolution, weight_gradient):
+        monkeypatch.setattr(module, "choose_tiles", lambda *_: SMALL)
+    host = detect_host() if target == "own" else list_levels()[-1].make_target()
+    images, _, pads, threads = row
+    given = layer(row, "dX", np.float32)
+    nodes = [
+        Node("Conv", ("x", "w"), ("y",), {"pads": pads}, name="conv"),
+        Node("ConvGrad", ("dy", "x", "w"), ("dx", "dw"), {"pads": pads}, "com.microsoft", "grad"),
+    ]
+
+    def make_graph(arrays: dict[str, np.ndarray]) -> Graph:
+        kinds = {name: find_type(a) for name, a in arrays.items()}
+        return Graph("g", kinds, ["y", "dx", "dw"], {}, [replace(n) for n in nodes], OPSETS)
+
+    options = PlanOptions(precision="bf16")
+    plan = make_plan(
+        make_graph(given), {}, target=with_factors(host), threads=threads, options=options
+    )
+    kinds = {(spec.template, *spec.params[-1:]) for spec in plan.specs}
+    if images[0]:
+        assert {("winograd", "bf16"), ("winograd_dw", "bf16"), ("winograd_fold", 2)} <= kinds
+    made = execute(plan, given, target=host)
+    exact = {name: a.astype(np.float64) for name, a in given.items()}
+    choose(monkeypatch, DIRECT)
+    want = run(make_graph(exact), exact)
+    for name in ("y", "dx", "dw"):
+        scale = np.linalg.norm(want[name])
+        assert np.linalg.norm(made[name] - want[name]) <= 2.0**-7.5 * scale
+    again = execute(plan, given, target=host)
+    assert all(np.array_equal(made[name], again[name]) for name in made)

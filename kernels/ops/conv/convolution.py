@@ -31,7 +31,7 @@ from engine.kernels.ops.conv.patches import Job, sweep
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_KERNELS,
     backward,
-    is_cheaper,
+    choose_tiles,
     lower_winograd,
     may_fit,
 )
@@ -621,8 +621,9 @@ def convolve(
         lower_few(lowering, operands, axes, relu=bool(curve))
         return
     P = choose_factors(lowering, x, ci)
-    if is_cheaper(lowering.target, find_stored(x)[0], images, axes, ci, co, groups, P):
-        lower_winograd(lowering, operands, axes, mode)
+    form = choose_tiles(lowering.target, find_stored(x)[0], images, axes, ci, co, groups, P)
+    if form:
+        lower_winograd(lowering, operands, axes, mode, form)
         return
     j = patches.make_job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
     jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume), P)
@@ -649,10 +650,10 @@ def convolve_back(
     # With a stride dX is several convolutions, of other windows.
     whole = all(a.stride == 1 for a in axes)
     P = choose_factors(lowering, dy, co // groups)
-    if whole and is_cheaper(
-        lowering.target, find_stored(dy)[0], images, backward(axes), co, ci, groups, P
-    ):
-        lower_winograd(lowering, operands, backward(axes), mode, back=True)
+    T, turned = find_stored(dy)[0], backward(axes)
+    form = choose_tiles(lowering.target, T, images, turned, co, ci, groups, P) if whole else None
+    if form:
+        lower_winograd(lowering, operands, turned, mode, form, back=True)
         return
     # A stride asks for as many convolutions as it has residues, so a large one is refused.
     phases = math.prod(min(a.stride, a.size) for a in axes)

@@ -32,7 +32,7 @@ from engine.kernels.ops.conv.few_channels import FEW_WEIGHTS_KERNELS, is_few, lo
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_WEIGHTS_KERNELS,
-    is_cheaper,
+    choose_tiles,
     lower_winograd_weights,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -447,8 +447,9 @@ def lower_weights(
         lower_few_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
     T, P = find_stored(x)[0], choose_factors(lowering, x)
-    if weights.out and is_cheaper(lowering.target, T, images, axes, ci, co, groups, P):
-        lower_winograd_weights(lowering, (x, dy, weights.out), axes, weights.reset)
+    form = choose_tiles(lowering.target, T, images, axes, ci, co, groups, P)
+    if weights.out and form:
+        lower_winograd_weights(lowering, (x, dy, weights.out), axes, weights.reset, form)
         weights = _Sum()
     if weights.have:
         j = patches.make_job(axes, images, ci // groups, ci, volume * (ci // groups))

@@ -2,45 +2,38 @@
 
 It is the transpose of winograd.py in the filters, with the same matrices:
 
-    dg = G' ( sum over tiles (A dy) * (B' d) )
+    dg = G' ( sum over tiles (A dy A') * (B' d B) ) G
 
-where 36 products [Ci, tiles] [tiles, Co] sum over the tiles, block by block, into matrices that
+where products [Ci, tiles] [tiles, Co] sum over the tiles, block by block, into matrices that
 stay transformed until the end.  Threads share tiles and filters; the sums over their tiles are
 added in order, so the result depends on the number of threads but never on their timing.
 
 Error     max |dw^ - dw| <= 12 u max_c |x_c|_2 max_j |dy_j|_2, u = 2**-24, |.|_2 over all pixels
           of a channel; 7 u is measured (tests/ops/test_winograd.py)
+Halves    as in winograd.py: factors of 16 bits are of small tiles
 Source    winograd.py
 """
 
 from __future__ import annotations
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import strip
+from engine.kernels.loops.contract import count_in_row, depth_of, strip
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv.winograd import (
     APART,
-    AT_P,
-    AT_Q,
     FILTERS_WORK,
+    HALF_WORK,
     IMAGE,
-    IN,
-    OUT,
-    P2,
-    PRODUCTS,
-    Q2,
-    TAPS,
     TILES,
-    WINDOW,
-    P,
-    Q,
     columns_of,
     direct_products,
+    find_factors,
     image_reach,
     lines,
     read_tiles,
     reader,
 )
+from engine.kernels.ops.conv.winograd_tiles import LARGE, SMALL, TAPS, TileForm, get_tiles
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -56,17 +49,6 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import round_to_unit
 from engine.plan.words import Field, Words
-
-# A dy, of outputs
-SPREAD = f"""d0[] d1[] d2[] d3[] ->
-    a = d0 + {P2} * d2; b = {P} * d1 + {P**3} * d3;
-    c = d0 + {Q2} * d2; d = {Q} * d1 + {Q**3} * d3;
-    t0[] = d0; t1[] = a + b; t2[] = a - b; t3[] = c + d; t4[] = c - d; t5[] = d3"""
-# G' m, of products
-GATHER = f"""m0[] m1[] m2[] m3[] m4[] m5[] ->
-    a = m1 + m2; b = m1 - m2; c = m3 + m4; d = m3 - m4;
-    g0[] = m0 + {AT_P} * a + {AT_Q} * c; g1[] = {AT_P * P} * b + {AT_Q * Q} * d;
-    g2[] = {AT_P * P2} * a + {AT_Q * Q2} * c + m5"""
 
 WINOGRAD_DW_WORDS = Words(
     "winograd_dw",
@@ -92,39 +74,46 @@ WINOGRAD_FOLD_WORDS = Words(
 
 
 def _reach(c: KernelCall) -> Reach:
-    tiles, n, channels = read_tiles(c), c.columns, c.channels
-    x = image_reach(c, "x", tiles["images"], channels)
+    tiles, n, P = read_tiles(c), c.columns, find_factors(c)
+    form, each = get_tiles(P), count_in_row(P)
+    x = image_reach(c, "x", tiles["images"], c.channels)
     dy = image_reach(c, "y", tiles["images"], c.first + n)
+    part = c.mt * form.products * c.channels * n
     if not n:
         return {}
-    own, wide = columns_of(c), OUT * tiles["span"] + 2
-    block, ld = tiles["block"], round_to_unit(own, c.lanes)
-    v_step, s_step = block * channels + APART, block * ld + APART
+    own, wide = columns_of(c), form.out * tiles["span"] + 2
+    block, ld = -(-tiles["block"] // each), round_to_unit(own, c.lanes)
+    v_step, s_step = block * c.channels + APART, block * ld + APART
+    # Words of two tiles are made of the products of both, which lie after the lines.
+    pixels = (form.size + 1) * wide + (form.products if P else 0)
     used = max(
-        PRODUCTS * v_step + (PRODUCTS - 1) * s_step + block * ld,
-        c.line + (IN + 1) * wide * max(channels, own),
+        form.products * v_step + (form.products - 1) * s_step + block * ld,
+        c.line + pixels * max(c.channels, own),
     )
-    return {"x": x, "dy": dy, "work": c.scratch(c.room, used, c.mt * c.nt)}
+    return {"x": x, "dy": dy, "part": part, "work": c.scratch(c.room, used, c.mt * c.nt)}
 
 
 @kernel(
-    f"""
-    x: X[...]   dy: Y[...]   part: out T[mt, {PRODUCTS}, channels, columns]   work: scratch T[...]
+    """
+    x: X[...]   dy: Y[...]   part: out T[...]   work: scratch T[...]
     g: i64[] where min(mt, nt) >= 1
     """,
     words={"g": WINOGRAD_DW_WORDS},
     reach=_reach,
     multiply_adds=direct_products,
 )
-def winograd_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
+def winograd_dw(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> Body:
     """part[i][p][c][j] = the sum of the products p of x's channel c and dY's channel first + j.
 
-    Part i, of `mt`, sums over its share of the tiles.  x, dy: channels-last.  X, Y: how they are
-    stored.
+    part: T[mt, products, channels, columns].  Part i sums over its share of the tiles.  x, dy:
+    channels-last.  X, Y: how they are stored.  P: bf16, to which what is transformed is rounded, or
+    T if empty.
     """
-    lanes = target.lanes(ITEMSIZE[T])
-    width, rows = target.nv * lanes, strip(target, T, 1)
-    read, spread = reader(T, WINDOW, IN, X), reader(T, SPREAD, OUT, Y)
+    lanes, form, depth = target.lanes(ITEMSIZE[T]), get_tiles(P), depth_of(P)
+    width, rows, products = target.nv * lanes, strip(target, T, 1, P), form.products
+    pairs = int(bool(P))
+    read = reader(form, T, form.window, X, P, pairs)
+    spread = reader(form, T, form.spread, Y, P, pairs)
     zero = Native("zero", (T,))
 
     def body(x, dy, part, work, g, tid, nthreads):
@@ -135,11 +124,12 @@ def winograd_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
         n = n1 - n0
         if tm < g.mt and n > 0:
             ld = udiv(n + lanes - 1, lanes) * lanes
-            v, sums = off(work, tid * g.room), off(part, tm * PRODUCTS * channels * g.columns)
-            v_step, s_step = tiles.block * channels + APART, tiles.block * ld + APART
-            s, line = off(v, PRODUCTS * v_step), off(v, g.line)
+            v, sums = off(work, tid * g.room), off(part, tm * products * channels * g.columns)
+            block = depth(tiles.block)
+            v_step, s_step = block * channels + APART, block * ld + APART
+            s, line = off(v, products * v_step), off(v, g.line)
             if first == last:  # no images: a sum of nothing
-                for i in range(PRODUCTS * channels):
+                for i in range(products * channels):
                     zero(off(sums, i * g.columns + n0), n)
             mode = 0
             while first < last:
@@ -148,10 +138,10 @@ def winograd_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
                 count = udiv(last - first + blocks - 1, blocks)
                 # Forward, along an axis: y = A' ((G g) * (B' d)), summed over channels.  So dg = G'
                 # ((A dy) * (B' d)), summed over tiles: B' d of x as in the forward pass, and A dy
-                # by SPREAD.
+                # by `spread`.
                 read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
                 spread(off(dy, g.first + n0), s, line, tiles, g.y, first, count, n, ld, s_step)
-                for p in range(PRODUCTS):
+                for p in range(products):
                     left, into = off(v, p * v_step), off(sums, p * channels * g.columns + n0)
                     for j in range(0, n, width):
                         b, c, w = off(s, p * s_step + j), off(into, j), imin(width, n - j)
@@ -163,22 +153,34 @@ def winograd_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     return body
 
 
+def _get_form(out: str | int) -> TileForm:
+    """Return the tiles of so many outputs along an axis."""
+    return next(form for form in (LARGE, SMALL) if form.out == out)
+
+
+def _fold_reach(c: KernelCall) -> Reach:
+    form = _get_form(c.params[1] if len(c.params) > 1 else LARGE.out)
+    return {"part": max(c.parts, 1) * form.products * c.channels * c.columns}
+
+
 @kernel(
     f"""
-    part: update T[max(parts, 1), {PRODUCTS}, channels, columns]
+    part: update T[...]
     dw: out T[first + columns, channels, {TAPS}, {TAPS}] updates if adds   keep: b1[1] if adds
     work: scratch T[threads, ({FILTERS_WORK}) * tile_columns + lanes * lanes]   g: i64[]
     """,
     words={"g": WINOGRAD_FOLD_WORDS},
+    reach=_fold_reach,
 )
-def winograd_fold(target: Target, T: str) -> Body:
+def winograd_fold(target: Target, T: str, out: int = LARGE.out) -> Body:
     """dw[first + j, c] = G' (sum_i part[i][:, c, j]) G, parts in order.  Uses up part.
 
-    part: as in `winograd_dw`.  Adds to dw when `adds` and not keep[0].
+    part: as in `winograd_dw`, of tiles with so many outputs.  Adds to dw when `adds` and not
+    keep[0].
     """
-    lanes = target.lanes(ITEMSIZE[T])
-    width, taps = target.nv * lanes, TAPS * TAPS
-    transform, transpose = lines(T, GATHER, IN), Native("transpose", (T,))
+    lanes, form = target.lanes(ITEMSIZE[T]), _get_form(out)
+    width, taps, size, products = target.nv * lanes, TAPS * TAPS, form.size, form.products
+    transform, transpose = lines(T, form.gather, size), Native("transpose", (T,))
     add = loop(T, "x[] y[] -> x[] = x + y")
 
     def body(part, dw, keep, work, g, tid, nthreads):
@@ -188,9 +190,9 @@ def winograd_fold(target: Target, T: str) -> Body:
         if g.adds != 0 and keep[0] == 0:
             adds = 1
         blocks = udiv(channels + lanes - 1, lanes)
-        square = off(work, tid * ((taps * lanes + IN * TAPS) * width + lanes * lanes))
+        square = off(work, tid * ((taps * lanes + HALF_WORK) * width + lanes * lanes))
         half = off(square, lanes * lanes)
-        rows = off(half, IN * TAPS * width)
+        rows = off(half, HALF_WORK * width)
         begin, end = share(blocks * udiv(columns + width - 1, width), tid, nthreads)
         for unit in range(begin, end):
             panel = udiv(unit, blocks)
@@ -198,19 +200,19 @@ def winograd_fold(target: Target, T: str) -> Body:
             high, n = imin(lanes, channels - c), imin(width, columns - j0)
             for i in range(high):
                 first = off(part, (c + i) * columns + j0)
-                for p in range(PRODUCTS):
+                for p in range(products):
                     into = off(first, p * plane)
-                    # Parts of other threads, in order, before the transform: there are 36 sums and
-                    # 9 weights, but one transform for all parts.
+                    # Parts of other threads, in order, before the transform: there are more sums
+                    # than weights, but one transform for all parts.
                     for m in range(1, g.parts):
-                        add(into, off(into, m * PRODUCTS * plane), into, n)
-                for r in range(IN):
-                    of = off(first, IN * r * plane)
+                        add(into, off(into, m * products * plane), into, n)
+                for r in range(size):
+                    of = off(first, size * r * plane)
                     to = off(half, r * TAPS * width)
-                    transform(of, plane, 0, IN, to, width, TAPS, square, n)
+                    transform(of, plane, 0, size, to, width, TAPS, square, n)
                 for s in range(TAPS):
                     of, to = off(half, s * width), off(rows, (i * taps + s) * width)
-                    transform(of, TAPS * width, 0, IN, to, TAPS * width, TAPS, square, n)
+                    transform(of, TAPS * width, 0, size, to, TAPS * width, TAPS, square, n)
             # rows[c, tap][j] to the rows [c, tap] of each j, by squares of vectors.
             whole, wide = udiv(high * taps, lanes) * lanes, udiv(n, lanes) * lanes
             into = off(dw, (g.first + j0) * row + c * taps)
