@@ -21,11 +21,13 @@ from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
 from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS, gemm, gemm_mixed
 from engine.kernels.vector_ir.tile import RUN
 from engine.kernels.vocabulary.kernel import Template
+from engine.kernels.vocabulary.op import MS, TensorType
 from engine.models.catalog import find_architecture
 from engine.models.named_model import make
 from engine.models.recurrent import build_gru, build_lstm
@@ -272,6 +274,59 @@ def test_one_library_computes_integers_as_each_cpu_does_best(
         losses = [[row[0] for row in LINE.findall(text)] for text in said]
         assert len(losses[0]) == STEPS
         assert losses[0] == losses[1]
+
+
+@pytest.fixture(scope="module")
+def rounded_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts of a float head on products of rows that are rounded to 8 bits: 4 bits, then 8."""
+    rng, k, n, block = np.random.default_rng(0), 208, 72, 32
+    constants = {
+        "q4": rng.integers(0, 256, (n, -(-k // block), block // 2), np.uint8),
+        "s4": rng.uniform(0.01, 0.02, n * -(-k // block)).astype(np.float32),
+        "z4": rng.integers(0, 256, n * 4, np.uint8),
+        "q8": rng.integers(0, 256, (n, -(-n // block), block), np.uint8),
+        "s8": rng.uniform(0.001, 0.002, n * -(-n // block)).astype(np.float32),
+        "w": rng.standard_normal((n, 4)).astype(np.float32),
+    }
+    sizes = {"N": n, "block_size": block, "accuracy_level": 4}
+    nodes = [
+        Node("MatMulNBits", ("x", "q4", "s4", "z4"), ("a",), {"K": k, "bits": 4, **sizes}, MS, "a"),
+        Node("Relu", ("a",), ("r",), {}, "", "r"),
+        Node("MatMulNBits", ("r", "q8", "s8"), ("b",), {"K": n, "bits": 8, **sizes}, MS, "b"),
+        Node("MatMul", ("b", "w"), ("y",), {}, "", "head"),
+    ]
+    inputs = {"x": TensorType("f32", ("batch", k))}
+    graph = Graph("rounded", inputs, ["y"], constants, nodes, {"": 17, MS: 1}, ir_version=10)
+    graph.types = {"y": TensorType("f32", ("batch", 4))}
+    folder = tmp_path_factory.mktemp("rounded")
+    generate_artifacts(
+        onnx.load_from_string(onnx_io.to_bytes(graph)),
+        requires_grad=["w"],
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(pytest.param(name, marks=needs_emulator(name)) for name in ("raspberrypi5", "wasm32")),
+        *(
+            pytest.param(name, marks=[needs_emulator(name), pytest.mark.whole])
+            for name in ("raspberrypi4", "raspberrypi2", "riscv64")
+        ),
+    ],
+)
+def test_rows_are_rounded_and_multiplied_alike(
+    target: str, rounded_backbone: Path, tmp_path: Path
+) -> None:
+    """With sdot, without, and by plain products of 16 bits."""
+    build(rounded_backbone, tmp_path, Options("mnist", resolve(target), [4], compiler="zig"))
+    kernels = (tmp_path / "manifest.json").read_text("utf-8")
+    assert all(f"{name}_blocks" in kernels for name in ("round", "integer"))
+    losses_of(tmp_path, target)
 
 
 def make_recurrence(kind: str, folder: Path) -> Path:
