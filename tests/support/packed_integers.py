@@ -1,4 +1,4 @@
-"""Integers of less than a byte, packed as MatMulNBits has them."""
+"""Integers of less than a byte in the bytes of a MatMulNBits."""
 
 from __future__ import annotations
 
