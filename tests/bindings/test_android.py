@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.support.builds import (
     run,
 )
 from tests.support.needs import needs_emulator, needs_java
-from tests.support.places import BINDINGS, GOLDENS
+from tests.support.places import BINDINGS, DRIVERS, GOLDENS
 from tests.support.shown import shows
 
 # The function of bionic that glibc has under another name.
@@ -38,7 +39,12 @@ DECLARED = set(re.findall(r"void (\w+)\(void\)", bionic.write_stub()))
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a build for the processors of phones and of the emulator."""
     out = tmp_path_factory.mktemp("android")
-    words = ["--target", "android-aarch64,android-x86_64", "--bindings", "kotlin,java"]
+    words = [
+        "--target",
+        "android-aarch64,android-armv7,android-x86_64",
+        "--bindings",
+        "kotlin,java",
+    ]
     words += ["--batch", "4", "--threads", "2", "--name", "mnist", "-o", str(out)]
     assert cli.main(["build", str(GOLDENS / "mlp"), *words]) == 0
     return out
@@ -47,12 +53,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @shows("C", "Android, AArch64", "linked")
 @shows("Java", "Android, AArch64", "linked")
 @shows("Kotlin", "Android, AArch64", "linked")
+@shows("Java", "Android, ARMv7", "linked")
+@shows("Kotlin", "Android, ARMv7", "linked")
 @shows("C", "Android, x86-64", "linked")
 @shows("Kotlin", "Android, x86-64", "linked")
 def test_a_package_has_a_library_for_each_processor(package: Path) -> None:
     """It needs only bionic, and only functions that are declared."""
     libraries = package / "kotlin/src/main/jniLibs"
-    machines = {"arm64-v8a": "aarch64", "x86_64": "x86_64"}
+    machines = {"arm64-v8a": "aarch64", "armeabi-v7a": "arm", "x86_64": "x86_64"}
     assert {p.name for p in libraries.iterdir()} == set(machines)
     for folder, machine in machines.items():
         made = binary.read(libraries / folder / "libmnist.so")
@@ -108,6 +116,25 @@ def test_the_library_of_phones_trains_in_qemu(tmp_path: Path) -> None:
     expected = read_losses(run(here, native / "checkpoint", tmp_path / "expected"))
     assert losses == pytest.approx(expected, rel=1e-4)
     assert len((tmp_path / "new").read_bytes()) == len((tmp_path / "expected").read_bytes())
+
+
+@needs_emulator("raspberrypi2")
+@shows("C", "Android, ARMv7", "emulated", "on Linux")
+def test_the_code_of_phones_of_32_bits_trains_in_qemu(tmp_path: Path) -> None:
+    """As a program with a C library in it that passes floats as Android does, in registers for
+    integers, which glibc here does not.
+    """
+    folder, native = make_build_for("android-armv7", "mlp"), make_build("mlp", batches=(8,))
+    flags = ("-target", "arm-linux-musleabi", "-mcpu=cortex_a7", "-mfloat-abi=softfp", "-static")
+    zig = (sys.executable, "-m", "ziglang", "cc", *flags, DRIVERS / "train.c")
+    run(*zig, *list_sources(folder), "-o", tmp_path / "there", **os.environ)
+    words = (folder / "checkpoint", "4", "0.01")
+    said = run("qemu-arm-static", "-cpu", "cortex-a7", tmp_path / "there", *words)
+    here = compile_c(tmp_path / "here", DRIVERS / "train.c", *list_sources(native))
+    losses, expected = (
+        [float.fromhex(line) for line in text.split()] for text in (said, run(here, *words))
+    )
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @needs_cc

@@ -43,6 +43,8 @@ def name_rows(target: str) -> tuple[str, ...]:
     if platform.is_bare:
         return (BARE.get(platform.target.cpu, platform.target.cpu),)
     system = SYSTEMS.get(platform.system, platform.system)
+    if system == "Android" and platform.machine == "arm":
+        return ("Android, ARMv7",)
     machine = MACHINES.get(platform.machine, platform.machine)
     return (system if system in ("macOS", "iOS") else f"{system}, {machine}",)
 

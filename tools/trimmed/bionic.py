@@ -1,4 +1,4 @@
-"""Bionic, Android's C library: what ziglang lacks to compile and link for 64-bit Android.
+"""Bionic, Android's C library: what ziglang lacks to compile and link for Android.
 
 A library needs its C library twice: headers to be compiled with, and a file that lists its
 functions to be linked with.  `runtime/bionic.h` declares the functions that builds call, and both

@@ -113,11 +113,19 @@ def find_compiler(
         raise EngineError(f"{tried}; {_NEED}")
     # Clang's own target for Android would call functions of a library for atomic additions.
     is_bionic = platform.is_bionic and not freestanding
-    target = [f"{platform.machine}-linux-none"] if is_bionic else platform.zig.split()
+    target = _name_bionic(platform) if is_bionic else platform.zig.split()
     target += ["-isystem", str(_find_darwin_headers())] if has_headers else []
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", *target)
     has_all = not (is_bionic or platform.sdk)
     return Compiler(zig, zig=True, bionic=is_bionic, programs=has_all)
+
+
+def _name_bionic(platform: Platform) -> list[str]:
+    """Return ziglang's name of a system like Android, without a C library."""
+    if platform.machine != "arm":
+        return [f"{platform.machine}-linux-none"]
+    cpu = platform.target.cpu.replace("-", "_")  # floats are passed in registers for integers
+    return ["arm-linux-eabi", f"-mcpu={cpu}", "-mfloat-abi=softfp"]
 
 
 def _find_darwin_headers() -> Path:
@@ -177,7 +185,7 @@ def link(
         common += [f"-I{path.resolve()}" for path in include]
         if driver.bionic:
             bionic.write_headers(work / "bionic")
-            common += ["-isystem", "bionic"]
+            common += ["-isystem", "bionic", "-DEDGEGRAD_BIONIC"]
         inputs = []
         for i, code in enumerate(objects):
             (work / f"kernels{i}.o").write_bytes(code)

@@ -92,7 +92,7 @@ class Platform:
 
     @property
     def is_bionic(self) -> bool:
-        """True for 64-bit Android, whose C library `bionic.py` describes to ziglang."""
+        """True for Android, whose C library `bionic.py` describes to ziglang."""
         return self.system == "android" and self.target.arch in _BIONIC
 
     @property
@@ -168,7 +168,7 @@ _BARE_CORES = {
     "generic-rv32": "freestanding -mcpu=generic_rv32+m+a+f+c -mabi=ilp32f",
 }
 
-_BIONIC = ("aarch64", "x86_64")  # architectures of Android that need no SDK
+_BIONIC = ("aarch64", "armv7a", "x86_64")  # architectures of Android that need no SDK
 _LINUX = "unknown-linux-gnu"
 _WASM = "wasm32-unknown-wasi"
 _SHARED_MEMORY = "+atomics,+bulk-memory"  # linkers share memory among modules that have both
@@ -193,6 +193,7 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
     "x86-64-v4": (f"x86_64-{_LINUX}", "x86-64-v4", "", "avx512"),
     "android-aarch64": ("aarch64-linux-android24", _ARM64, "+neon", "neon"),
+    "android-armv7": ("armv7a-linux-androideabi24", "cortex-a7", None, "neon32"),
     "android-x86_64": ("x86_64-linux-android24", "x86-64-v2", "", "sse"),
     "ios-arm64": ("arm64-apple-ios13.0", "apple-a9", "", "neon"),
     "ios-simulator": ("arm64-apple-ios14.0-simulator", "apple-m1", "", "neon"),
@@ -227,6 +228,7 @@ _OTHER_NAMES = {
     "aarch64": "arm64 armv8 jetson graviton",
     "x86-64": "x64 amd64",
     "android-aarch64": "android android-arm64",
+    "android-armv7": "android-arm armeabi-v7a",
     "ios-arm64": "ios ios-aarch64",
     "macos-arm64": "macos macos-aarch64",
     "windows-x86_64": "windows windows-x64",
@@ -247,6 +249,7 @@ _NO_FLOATS = (
 _REFUSED = {
     "esp32": _XTENSA, "esp32-s2": _XTENSA, "esp32-s3": _XTENSA,
     "esp32-c3": _NO_FLOATS, "esp32-c6": _NO_FLOATS, "rp2040": _NO_FLOATS, "pico": _NO_FLOATS,
+    "android-x86": "has 32 bits, as no phone of x86; emulators run android-x86_64",
     "cortex-m0": _NO_FLOATS, "cortex-m0+": _NO_FLOATS, "cortex-m3": _NO_FLOATS,
 }  # fmt: skip
 
@@ -315,7 +318,7 @@ def _refuse(name: str) -> str:
     """Return the reason why there is no target of a name."""
     chips = {_fold(chip): why for chip, why in _REFUSED.items()}
     if why := chips.get(_fold(name)):
-        return f"target {name!r}: this chip {why}"
+        return f"target {name!r}: this {'system' if 'android' in name else 'chip'} {why}"
     return (
         f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: {', '.join(TARGETS)}; "
         "`edgegrad targets` lists their other names; processors have LLVM's names, as cortex-a76"

@@ -1,4 +1,4 @@
-/* Bionic, Android's C library, as far as builds call it, for 64-bit processors.
+/* Bionic, Android's C library, as far as builds call it.
  *
  * ziglang has no headers for Android, so this file takes the place of each that the source of a
  * build includes, and the library is linked with an empty one that has the functions declared here
@@ -21,6 +21,15 @@ extern char *realpath(const char *path, char *out);
 extern void *memcpy(void *to, const void *from, size_t bytes);
 extern void *memmove(void *to, const void *from, size_t bytes);
 extern void *memset(void *to, int value, size_t bytes);
+#ifdef __arm__ /* compilers call these for them, in 32-bit code alone */
+extern void __aeabi_memcpy(void *to, const void *from, size_t bytes);
+extern void __aeabi_memcpy4(void *to, const void *from, size_t bytes);
+extern void __aeabi_memcpy8(void *to, const void *from, size_t bytes);
+extern void __aeabi_memset(void *to, size_t bytes, int value);
+extern void __aeabi_memclr(void *to, size_t bytes);
+extern void __aeabi_memclr4(void *to, size_t bytes);
+extern void __aeabi_memclr8(void *to, size_t bytes);
+#endif
 extern int memcmp(const void *a, const void *b, size_t bytes);
 extern int strcmp(const char *a, const char *b);
 extern size_t strlen(const char *text);
@@ -46,10 +55,14 @@ extern int getpid(void);
 extern long sysconf(int name);
 
 /* sys/stat.h */
+#ifdef __arm__
+typedef unsigned short mode_t;
+#else
 typedef unsigned int mode_t;
+#endif
 enum { S_IFMT = 0170000, S_IFREG = 0100000 };
 struct stat {
-    uint64_t st_dev, st_ino;
+    uint64_t st_dev, st_ino; /* on ARM the second is padding and half a number, which nothing reads */
 #ifdef __x86_64__
     uint64_t st_nlink;
     mode_t st_mode;
@@ -57,6 +70,11 @@ struct stat {
     uint64_t st_rdev;
     int64_t st_size;
     int64_t rest[11];
+#elif defined(__arm__)
+    uint32_t st_mode, st_nlink, st_uid, st_gid;
+    uint64_t st_rdev, unused;
+    int64_t st_size;
+    int64_t rest[6];
 #else
     mode_t st_mode;
     uint32_t st_nlink, st_uid, st_gid;
@@ -65,10 +83,13 @@ struct stat {
     int64_t rest[9];
 #endif
 };
-_Static_assert(sizeof(void *) == 8, "32-bit Android has other sizes");
 #ifdef __x86_64__
 _Static_assert(offsetof(struct stat, st_size) == 48 && sizeof(struct stat) == 144, "stat");
+#elif defined(__arm__)
+_Static_assert(offsetof(struct stat, st_mode) == 16, "stat");
+_Static_assert(offsetof(struct stat, st_size) == 48 && sizeof(struct stat) == 104, "stat");
 #else
+_Static_assert(sizeof(void *) == 8, "x86 of 32 bits has other sizes");
 _Static_assert(offsetof(struct stat, st_size) == 48 && sizeof(struct stat) == 128, "stat");
 #endif
 extern int stat(const char *path, struct stat *out);
@@ -85,11 +106,12 @@ extern int sched_yield(void);
 
 /* pthread.h */
 typedef long pthread_t;
+enum { MUTEX_WORDS = sizeof(void *) == 8 ? 10 : 1, CONDITION_WORDS = sizeof(void *) == 8 ? 12 : 1 };
 typedef struct pthread_mutex {
-    int32_t opaque[10];
+    int32_t opaque[MUTEX_WORDS];
 } pthread_mutex_t;
 typedef struct pthread_cond {
-    int32_t opaque[12];
+    int32_t opaque[CONDITION_WORDS];
 } pthread_cond_t;
 extern int pthread_create(pthread_t *out, const void *attributes, void *(*run)(void *), void *with);
 extern int pthread_join(pthread_t thread, void **out);

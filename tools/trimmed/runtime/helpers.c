@@ -1,5 +1,6 @@
 /* Functions that compilers for small CPUs call where the CPU lacks an instruction.  With them, an
- * archive for 32-bit ARM needs no compiler library for whole numbers and no mathematical library.
+ * archive for 32-bit ARM needs no compiler library for whole numbers and no mathematical library,
+ * nor does a library for 32-bit Android that ziglang links.
  * They are weak: a program's own functions replace them.
  *
  * Source: Run-time ABI for the Arm Architecture, 4.3: "The standard integer functions" and "The
@@ -7,7 +8,7 @@
 
 #define HELPER __attribute__((weak, used))
 
-#if defined(__arm__) && defined(EDGEGRAD_FREESTANDING)
+#if defined(__arm__) && (defined(EDGEGRAD_FREESTANDING) || defined(EDGEGRAD_BIONIC))
 
 uint32_t __aeabi_uidiv(uint32_t n, uint32_t d);
 uint64_t __aeabi_uidivmod(uint32_t n, uint32_t d);
@@ -43,6 +44,45 @@ HELPER uint32_t __aeabi_uidiv(uint32_t n, uint32_t d)
     uint64_t rest;
     return (uint32_t)divide(n, d, &rest);
 }
+
+/* The names that LLVM has for Android. */
+#ifdef EDGEGRAD_BIONIC
+uint64_t __udivdi3(uint64_t n, uint64_t d);
+uint64_t __umoddi3(uint64_t n, uint64_t d);
+int64_t __divdi3(int64_t n, int64_t d);
+int64_t __moddi3(int64_t n, int64_t d);
+
+HELPER uint64_t __udivdi3(uint64_t n, uint64_t d)
+{
+    uint64_t rest;
+    return divide(n, d, &rest);
+}
+
+HELPER uint64_t __umoddi3(uint64_t n, uint64_t d)
+{
+    uint64_t rest;
+    divide(n, d, &rest);
+    return rest;
+}
+
+static uint64_t magnitude(int64_t n)
+{
+    return n < 0 ? 0 - (uint64_t)n : (uint64_t)n;
+}
+
+HELPER int64_t __divdi3(int64_t n, int64_t d)
+{
+    uint64_t rest, quotient = divide(magnitude(n), magnitude(d), &rest);
+    return (int64_t)((n < 0) != (d < 0) ? 0 - quotient : quotient);
+}
+
+HELPER int64_t __moddi3(int64_t n, int64_t d)
+{
+    uint64_t rest;
+    divide(magnitude(n), magnitude(d), &rest);
+    return (int64_t)(n < 0 ? 0 - rest : rest);
+}
+#endif
 
 /* The quotient is the lower half of the result, the rest the upper. */
 HELPER uint64_t __aeabi_uidivmod(uint32_t n, uint32_t d)
