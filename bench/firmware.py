@@ -36,6 +36,7 @@ from engine.models.images import build_autoencoder, build_mlp
 from engine.models.sound import build_ds_cnn
 from engine.tools.benchmark.workload import list_parameters, write_artifacts
 from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 
@@ -112,14 +113,21 @@ def write_model(name: str, folder: Path) -> int:
 
 
 def make_firmware(
-    artifacts: Path, target: str, batch: int, folder: Path
+    artifacts: Path | None,
+    target: str,
+    batch: int,
+    folder: Path,
+    decoder: DecoderOptions | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Build a model for a board, and link firmware.c with the archive; the program and the
     manifest of the build.
+
+    artifacts: None for a decoder alone.
     """
-    options = Options("mnist", resolve(target), [batch])
+    options = Options("mnist", resolve(target), [batch], decoder=decoder)
     manifest = build(artifacts, folder, options)
-    numbers = ",".join(map(str, (folder / "checkpoint").read_bytes()))
+    content = (folder / "checkpoint").read_bytes() if artifacts else bytes(1)
+    numbers = ",".join(map(str, content))
     text = f"static const unsigned char checkpoint[] = {{{numbers}}};\n"
     (folder / "checkpoint.h").write_text(text)
     _, flash, ram = BOARDS[target]

@@ -1,5 +1,7 @@
 /* A program for a board without a system: it trains a few steps from the checkpoint in its flash
- * and prints the bits of each loss by semihosting.  The memory of the model is a static array. */
+ * and prints the bits of each loss by semihosting.  The memory of the model is a static array.
+ * With a library that has a decoder alone, it continues a text, and prints the bits of the first
+ * score of each token. */
 
 #define EDGEGRAD_FREESTANDING
 #include "mnist.h"
@@ -56,6 +58,33 @@ static void fill(const mnist_tensor *t, void *to)
             labels[i] = i % 2;
 }
 
+#if MNIST_DECODES
+static void append(mnist *m, const int32_t *tokens, size_t count)
+{
+    if (mnist_append(m, tokens, count)) {
+        say(mnist_message(m));
+        stop(1);
+    }
+    say_bits(*(const float *)mnist_scores(m));
+}
+
+static void train(void)
+{
+    static const int32_t prompt[] = {5, 7, 9, 11, 13};
+    char why[MNIST_MESSAGE_BYTES];
+    mnist *m;
+    (void)fill;
+    if (mnist_create_in(&m, memory, sizeof memory, NULL, sizeof checkpoint - 1, why)) {
+        say(why);
+        stop(1);
+    }
+    append(m, prompt, 5);
+    for (int32_t token = 3; token < 13; token++)
+        append(m, &token, 1);
+    say("done\n");
+    stop(0);
+}
+#else
 static void train(void)
 {
     char why[MNIST_MESSAGE_BYTES];
@@ -77,6 +106,7 @@ static void train(void)
     say("done\n");
     stop(0);
 }
+#endif
 
 __attribute__((used)) void _start(void)
 {

@@ -12,8 +12,10 @@ import pytest
 from bench import firmware
 from engine.errors import EngineError
 from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import TARGETS, resolve
+from tests.support import decoders
 from tests.support.builds import make_root, needs_cc
 from tests.support.places import GOLDENS
 from tests.support.shown import shows
@@ -73,6 +75,23 @@ def test_a_board_trains_as_this_machine_does(
     checkpoint = (board / "checkpoint").stat().st_size
     assert flash > manifest["report"]["parts"]["kernels"] + checkpoint
     assert manifest["report"]["memory"] <= ram < manifest["report"]["memory"] + 1024
+
+
+@needs_cc
+@pytest.mark.skipif(not shutil.which(firmware.QEMU), reason=f"needs {firmware.QEMU}")
+def test_a_board_continues_a_text_with_parameters_in_flash(tmp_path: Path) -> None:
+    path = decoders.make_artifacts("gpt2") / "decoder.onnx"
+    decoder = DecoderOptions(decoders.CAPACITY, path=path)
+    program, manifest = firmware.make_firmware(None, "cortex-m7", 1, tmp_path, decoder)
+    scores = firmware.run_firmware(program, "cortex-m7")
+    expected = decoders.answer_drill("gpt2", is_alone=True)[: len(scores), 0]
+    assert len(scores) == 11
+    assert scores == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
+    flash, ram = firmware.count_memory(program, "cortex-m7")
+    parts, memory = manifest["report"]["parts"], manifest["report"]["memory"]
+    assert flash > parts["kernels"] + parts["constants"]
+    assert memory <= ram < memory + 1024
+    assert memory < parts["constants"] / 2
 
 
 def test_a_page_gets_the_rows_of_a_board(tmp_path: Path) -> None:
