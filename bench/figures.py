@@ -158,6 +158,10 @@ _LEADING = "mlp cnn mobilenet minilm"
 _OTHERS = "resnet18 mobilenet_v3 vit gpt2 lstm mobilenet_head"
 _HALVES = "minilm vit gpt2 mobilenet resnet18 lstm"
 _TORCH = ("PyTorch ms = torch ms", "PyTorch / ours = torch ratio")
+_COMPILED = (
+    "torch.compile ms = torch-compiled ms", "torch.compile / ours = torch-compiled ratio",
+    "its start s = torch-compiled start s",
+)  # fmt: skip
 _ORT = ("ORT-training ms = ort ms", "ORT-training / ours = ort ratio")
 _STEP = ("batch", "threads", "edgegrad ms = step ms")
 _HALF = ("f32 ms", "16 bits ms = half ms", "f32 / 16 bits = f32 / half")
@@ -176,6 +180,10 @@ FIGURES = {
     "step-avx2": Figure(
         f"steps {_LEADING} --threads 1 2 --time 2 --level x86-64-v3 --kinds torch",
         (View(BENCHMARKS, (*_STEP, "% of peak", *_TORCH)),),
+    ),
+    "step-compiled": Figure(
+        "steps mlp cnn --threads 1 --time 2 --kinds torch-compiled",
+        (View(BENCHMARKS, (*_STEP, "start s", *_COMPILED)),),
     ),
     "step-others": Figure(
         f"steps {_OTHERS} --threads 1 2 --time 2 --kinds torch",

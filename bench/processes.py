@@ -19,7 +19,10 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 class Worker:
-    """Process that reads numbers of steps from standard input, and answers each by `done`."""
+    """Process that reads numbers of steps from standard input, and answers each by `done`.
+
+    Another answer says why it ends.
+    """
 
     def __init__(self, name: str, pid: int, ask: IO[str], answers: IO[str]) -> None:
         self._name, self._ask, self._answers = name, ask, answers
@@ -37,7 +40,8 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         if answer != "done\n":
-            raise EngineError(f"the process of {self._name} ended before its steps did")
+            why = f": {answer.strip()}" if answer.strip() else ""
+            raise EngineError(f"the process of {self._name} ended before its steps did{why}")
 
     def await_rest(self) -> None:
         """Wait until no thread of the process works or spins."""

@@ -109,8 +109,8 @@ def hold(level: str, kinds: Sequence[str]) -> Iterator[None]:
 
 
 def list_titles(options: Namespace) -> tuple[str, ...]:
-    """Return the columns, two of them for each kind of peer."""
-    of_peer = ("ms:.2f", "ratio:.2f")
+    """Return the columns, three of them for each kind of peer."""
+    of_peer = ("ms:.2f", "ratio:.2f", "start s:.1f")
     return (*COLUMNS, *(f"{kind} {what}" for kind in options.kinds for what in of_peer))
 
 
@@ -142,7 +142,7 @@ def make_cells(row: BenchmarkRow, kinds: Sequence[str]) -> Cells:
     return [
         row.batch, row.threads, 1e3 * row.step, 100 * row.spread, row.ratio, row.gflops,
         100e9 * row.gflops / row.peak, row.memory / 1e6, row.start, failed,
-        *(x for p in of_peers for x in ((1e3 * p.seconds, p.ratio) if p else (None, None))),
+        *(x for p in of_peers for x in ((1e3 * p.seconds, p.ratio, p.start) if p else (None,) * 3)),
     ]  # fmt: skip
 
 

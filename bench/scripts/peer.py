@@ -7,7 +7,7 @@ eager and has them as they come; `torch-compiled` is the first by torch.compile,
 the first under autocast to bfloat16.
 
 Needs only what the peer needs.  Every line on standard input is a number of training steps to run;
-each is answered by a line when they are done.
+each is answered by a line when they are done, or that says why they cannot be.
 """
 
 from __future__ import annotations
@@ -82,8 +82,14 @@ def main() -> None:
         open_ort(folder, threads) if peer == "ort" else open_torch(workload, folder, threads, peer)
     )
     for line in sys.stdin:
-        for _ in range(int(line)):
-            step()
+        try:
+            for _ in range(int(line)):
+                step()
+        except Exception as error:
+            # Compilers of a peer fail in many ways, such as without g++.
+            lines = [*filter(None, str(error).splitlines()), ""]
+            print(f"{type(error).__name__}: {lines[0]}", file=answers, flush=True)
+            raise
         print("done", file=answers, flush=True)
 
 

@@ -212,15 +212,21 @@ def test_a_peer_takes_turns_and_has_a_ratio(
     monkeypatch.setattr(beside, "SCRIPT", script)
     broken = tmp_path / "broken.py"
     broken.write_text("")
+    talking = tmp_path / "talking.py"
+    talking.write_text("input()\nprint('OSError: no compiler')\n")
     kinds = [("quick", beside.make_opener(sys.executable, "quick"))]
     (row,) = measure.measure(["mlp"], [1], 0.01, 2, kinds).rows
     assert set(row.peers) == {"quick"}
     assert 0 < row.peers["quick"].ratio < 1
+    assert row.peers["quick"].start > 0
     monkeypatch.setattr(beside, "SCRIPT", broken)
     (row,) = measure.measure(["mlp"], [1], 0.01, 2, kinds).rows
     assert row.failed == "quick: the process of quick ended before its steps did"
     assert row.step > 0
     assert not row.peers
+    monkeypatch.setattr(beside, "SCRIPT", talking)
+    (row,) = measure.measure(["mlp"], [1], 0.01, 2, kinds).rows
+    assert row.failed.endswith("ended before its steps did: OSError: no compiler")
 
 
 # --- files, tables, comparisons

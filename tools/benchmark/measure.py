@@ -340,12 +340,15 @@ def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) 
     with open_child(folder, row.threads):  # makes and keeps plans and kernels
         pass
     others: dict[str, Runner] = {}
+    starts: dict[str, float] = {}
     failed = []
     with ExitStack() as stack:
         for name, open_ in peers:
             try:
+                begin = time.perf_counter()
                 runner = stack.enter_context(open_(row.workload, folder, row.threads))
                 runner.train(1)
+                starts[name] = time.perf_counter() - begin
                 others[name] = runner
             except EngineError as error:
                 failed.append(f"{name}: {error}")
@@ -355,7 +358,9 @@ def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) 
         (passes,) = take_turns([_Inference(mine)], seconds / 4)
     steps = [each for turn in turns[0] for each in turn]
     values = {
-        name: Peer(_find_typical(theirs), _find_typical(theirs) / _find_typical(turns[0]))
+        name: Peer(
+            _find_typical(theirs), _find_typical(theirs) / _find_typical(turns[0]), starts[name]
+        )
         for name, theirs in zip(others, turns[1:], strict=True)
     }
     return BenchmarkRow(

@@ -25,10 +25,13 @@ class Peer:
 
     seconds: the median time of a step. ratio: the median of its turns over the median of ours,
         measured in turns; above 1 it is slower.
+    start: seconds from the start of its process to the end of its first step, with all that it
+        compiles.
     """
 
     seconds: float
     ratio: float
+    start: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ def _parse_row(values: Mapping[str, Any]) -> BenchmarkRow:
         if name in known
     }
     given["peers"] = {
-        str(name): Peer(*(math.nan if peer[n] is None else float(peer[n]) for n in _PEER))
+        str(name): Peer(*(math.nan if peer.get(n) is None else float(peer[n]) for n in _PEER))
         for name, peer in values.get("peers", {}).items()
     }
     row = BenchmarkRow(**given)
