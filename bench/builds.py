@@ -54,7 +54,11 @@ TRIALS, TIMES = 8, 4  # of parameters one unit in the last place away; and the b
 # What a module of WebAssembly has for its page beside the API.
 MODULE = ("__heap_base", "__stack_pointer", "_initialize", "free", "malloc", "memory")
 KINDS = {"plain": "As it comes", "size": "`--size`", "ops": "`--ops`"}
-NAMES = ("native", *(name for name in TARGETS if not resolve(name).is_bare))
+# Modules that share memory are made for packages alone, and tried with these.
+NAMES = (
+    "native",
+    *(n for n in TARGETS if not (resolve(n).is_bare or resolve(n).shares_memory)),
+)
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,6 @@ class Matrix:
             "mnist",
             platform,
             batches,
-            2 if platform.shares_memory else 1,  # whose modules are for several threads alone
             size=kind == "size",
             freestanding=bool(platform.sdk),
             compiler="zig",
@@ -213,7 +216,6 @@ class Matrix:
                 config = opset.read(self.config)
                 build_library(config, [], out, self._make_options(platform, [1], kind))
             words = [str(folder), "--target", platform.name, "--batch", str(batch)]
-            words += ["--threads", "2"] if platform.shares_memory else []
             words += ["--ops", str(self.config), "-o", str(out / "mnist.plan")]
             if cli.main(["plan", *words]):
                 return "WRONG: no plan"
