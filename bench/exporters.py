@@ -10,7 +10,6 @@ puts the rows into docs/keras.md.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tempfile
 import warnings
@@ -70,12 +69,13 @@ def compare(path: Path) -> Cells:
     remark = str(data["remark"])
     trainer = Trainer.from_onnx(path, "mse", SGD(), frozen_batch_norm=True)
     trainer.learning_rate = RATE
-    outputs = measure_relative(trainer.predict(inputs), data["output"])
+    outputs = measure_relative(np.asarray(trainer.predict(inputs)), data["output"])
     losses = np.array([float(trainer.step(*inputs, data["y"])) for _ in data["losses"]])
     off = np.abs(losses / data["losses"] - 1)[: 1 if remark else None].max()
     exported = path.with_suffix(".trained.onnx")
     trainer.export(exported)
-    inference = measure_relative(run_elsewhere(exported, inputs), trainer.predict(inputs))
+    ours = np.asarray(trainer.predict(inputs))
+    inference = measure_relative(run_elsewhere(exported, inputs), ours)
     if not max(outputs, off, inference) <= TOLERANCE:
         remark = f"{WRONG}: more than {TOLERANCE:.0e}"
     return outputs, float(off), inference, remark
@@ -95,19 +95,16 @@ def measure(script: str, _: Namespace) -> Iterator[Cells]:
                 yield name, None, None, None, f"{WRONG}: {error}"
 
 
-def find_mark(name: str) -> re.Pattern[str]:
-    """Return the pattern of the place of an exporter's table in the page."""
-    return re.compile(rf"(<!-- compared: {name} -->\n).*?(<!-- end -->\n)", re.S)
-
-
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
     """Put tables into the page; those of other exporters stay."""
     text = path.read_text("utf-8")
     titles, formats = zip(*((c + ":").split(":")[:2] for c in COLUMNS), strict=True)
     for name, rows in found.items():
         shown = [[*map(format_cell, cells, formats)] for cells in rows]
+        before, mark, rest = text.partition(f"<!-- compared: {name} -->\n")
+        _, end, after = rest.partition("\n<!-- end -->\n")
         table = "\n".join(["", *make_markdown(titles, shown), ""])
-        text = find_mark(name).sub(lambda m, table=table: f"{m[1]}{table}{m[2]}", text)
+        text = "".join([before, mark, table, end, after])
     path.write_text(text, "utf-8")
 
 

@@ -36,10 +36,14 @@ def get_declaration(graph: Graph, node: Node) -> Op:
         )
     if op is None:
         known = sorted(name for domain, name in list_ops() if domain == node.domain)
+        supported = (
+            f"the {len(known)} operators of this domain that docs/operators.md lists" if known
+            else "the domains and operators that docs/operators.md lists, and your own "
+            "(docs/custom-ops.md)"
+        )  # fmt: skip
         raise UnsupportedOpError(
             f"{where} in {graph.name!r} is not supported{suggest_nearest(node.op, known)}; "
-            "supported: the "
-            f"{len(known)} operators of this domain that docs/operators.md lists"
+            f"supported: {supported}"
         )
     raise UnsupportedOpError(f"{where}: supported from opset {op.since}")
 

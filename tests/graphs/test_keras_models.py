@@ -90,7 +90,7 @@ def test_constants_among_the_inputs_are_not_asked_for(tmp_path: Path) -> None:
     trainer = Trainer.from_onnx(tmp_path / "model.onnx", "mse", SGD())
     x = np.ones((3, 4), np.float32)
     assert np.isfinite(trainer.step(x, 2 * x))
-    np.testing.assert_allclose(trainer.predict(x).shape, (3, 4))
+    assert np.shape(trainer.predict(x)) == (3, 4)
 
 
 def test_scales_of_integer_weights_are_not_trained(tmp_path: Path) -> None:

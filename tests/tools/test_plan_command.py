@@ -7,8 +7,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from engine.graphs.ir.graph import Graph
 from engine.tools import cli
 from engine.tools.trimmed.plans import bind_shapes
 from engine.training import plan_cache
@@ -184,9 +188,35 @@ def test_a_size_that_follows_from_the_batch_is_not_asked_for() -> None:
     """The labels of a model that tells each position are as many as all its positions."""
     declared = {"x": ("batch", 16), "labels": ("16*batch",), "weights": ("rows", 2)}
     expected = {"x": (4, 16), "labels": (64,), "weights": (4, 2)}
-    assert bind_shapes(declared, 4, {}, "model") == expected
+    graph = Graph("model", {}, [], {}, [], {"": 17})
+    assert bind_shapes(declared, 4, {}, "model", graph) == expected
     given = {"x": (4, 16), "weights": (4, 2)}
-    assert bind_shapes(declared, None, given, "model") == expected
+    assert bind_shapes(declared, None, given, "model", graph) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "shape"),
+    [("mse", "target", "[2,3,16,16]"), ("cross_entropy", "labels", "[2,16,16]")],
+)
+def test_a_size_that_the_model_computes_is_not_asked_for(
+    loss: str, target: str, shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pictures of any size, halved and doubled again: no symbol of the file has that size."""
+    weights = {n: numpy_helper.from_array(np.ones(s, np.float32), n)
+               for n, s in (("w", (4, 1, 3, 3)), ("v", (4, 3, 2, 2)))}  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("ConvTranspose", ["h", "v"], ["y"], strides=[2, 2]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, "height", "width"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, "rows", "columns"])
+    graph = helper.make_graph(nodes, "unet", [x], [y], [*weights.values()])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset]), tmp_path / "model.onnx")
+    words = [str(tmp_path / "model.onnx"), "--loss", loss, "--shape", "x=2,1,15,15"]
+    assert cli.main(["check", *words]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if f"input {target}" in line)
+    assert told.endswith(f"here {shape}")
 
 
 @pytest.mark.parametrize("source", [FORWARD, str(MLP)])

@@ -164,7 +164,7 @@ def _of_artifacts(
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     given = asked.shapes or {}
     batch = asked.batch or count_samples(declared, given)
-    shapes = bind_shapes(declared, batch, given, model.what)
+    shapes = bind_shapes(declared, batch, given, model.what, model.graph)
     progress.say("planning")
     return check(
         subject,

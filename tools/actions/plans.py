@@ -136,7 +136,7 @@ def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
     is_open = any(isinstance(d, str) for shape in declared.values() for d in shape[:1])
     unsaid = count_samples(declared, given) if is_open else None
     for batch in asked.batches or (unsaid,):
-        shapes = bind_shapes(declared, batch, given, f"model {path.name}")
+        shapes = bind_shapes(declared, batch, given, f"model {path.name}", graph)
         title = path.name if batch is None else f"{path.name}, batch {batch}"
         by_title[title] = make_plan(
             graph, shapes, target=asked.target, threads=asked.threads, options=asked.planning

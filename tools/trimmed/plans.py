@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export, sparse
 from engine.graphs.offline.integer_weights import is_rounded
+from engine.graphs.passes.infer import infer
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
-from engine.kernels.vocabulary.op import Dim
+from engine.kernels.vocabulary.op import Dim, TensorType
 from engine.plan.plan import LOSS_SCALE, Kernel, KernelSpec, Plan
 from engine.plan.states import StateLayout, lay_out
 from engine.plan.verify import verify
@@ -403,7 +404,7 @@ def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
 def find_input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's inputs, in numbers; see `bind_shapes`."""
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
-    return bind_shapes(declared, batch, given, model.what)
+    return bind_shapes(declared, batch, given, model.what, model.graph)
 
 
 def count_samples(
@@ -415,13 +416,18 @@ def count_samples(
 
 
 def bind_shapes(
-    declared: Mapping[str, Sequence[int | str]], batch: int | None, given: Shapes, what: str
+    declared: Mapping[str, Sequence[int | str]],
+    batch: int | None,
+    given: Shapes,
+    what: str,
+    graph: Graph,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of inputs, in numbers.
 
     An input has its given shape, if there is one.  Otherwise a symbolic dimension has the size of
     its symbol in a given shape, or the batch size if the symbol is the first dimension of an input.
-    A polynomial of symbols, such as `128*batch`, has its value.
+    A polynomial of symbols, such as `128*batch`, has its value.  A symbol of targets, such as the
+    width of what a detector makes of an image, has the size that the model computes.
 
     declared: the shapes that the inputs have in the model.
     what: what messages call the model.
@@ -440,19 +446,79 @@ def bind_shapes(
         for d in first:
             if evaluate(d, {s: n for s, n in each.items() if s != d}) == d:
                 symbols.setdefault(d, batch)
-    bound_shapes = {}
-    for name, dims in declared.items():
-        bound = [evaluate(d, symbols) if isinstance(d, str) else d for d in dims]
-        if name in given:
-            bound_shapes[name] = tuple(given[name])
-        elif all(isinstance(d, int) for d in bound):
-            bound_shapes[name] = tuple(d for d in bound if isinstance(d, int))
-        else:
+    shapes = _replace_symbols(declared, symbols, given)
+    bound = {name: shape for name, shape in shapes.items() if _is_bound(shape)}
+    if 0 < len(bound) < len(shapes):
+        symbols |= _compute_sizes(graph, bound, [n for n in shapes if n not in bound])
+        shapes = _replace_symbols(declared, symbols, given)
+    for name, shape in shapes.items():
+        if not _is_bound(shape):
             raise InputError(
-                f"input {name!r} of the {what} has shape {list(dims)}: give --shape "
-                f"{name}=" + ",".join("N" if isinstance(d, str) else str(d) for d in bound)
+                f"input {name!r} of the {what} has shape {list(declared[name])}: give --shape "
+                f"{name}=" + ",".join("N" if isinstance(d, str) else str(d) for d in shape)
             )
-    return bound_shapes
+    return {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
+
+
+def _replace_symbols(
+    declared: Mapping[str, Sequence[Dim]], symbols: Mapping[str, Dim], given: Shapes
+) -> dict[str, tuple[Dim, ...]]:
+    return {
+        name: tuple(given[name]) if name in given
+        else tuple(evaluate(d, symbols) if isinstance(d, str) else d for d in dims)
+        for name, dims in declared.items()
+    }  # fmt: skip
+
+
+def _is_bound(shape: Sequence[Dim]) -> bool:
+    return not any(isinstance(d, str) for d in shape)
+
+
+def _compute_sizes(
+    graph: Graph, known: Mapping[str, tuple[Dim, ...]], unknown: Sequence[str]
+) -> dict[str, int]:
+    """Return the sizes of symbols that values have which are computed of known inputs alone."""
+    symbolic, part = graph.copy(), graph.copy()
+    infer(symbolic)
+    made = {"", *part.initializers, *(name for name in part.inputs if name not in unknown)}
+    part.inputs = {
+        name: t.but(known[name]) if name in known else t
+        for name, t in part.inputs.items()
+        if name in made
+    }
+    nodes = []
+    for node in part.nodes:
+        if made.issuperset(node.list_reads()):
+            nodes.append(node)
+            made.update(node.outputs)
+    part.nodes, part.types = nodes, {}
+    part.outputs = [name for node in nodes for name in node.outputs if name]
+    infer(part, settled=True)
+    pairs = [(symbolic.types[n], t) for n, t in part.types.items() if n in symbolic.types]
+    for node in graph.nodes:
+        for target in set(unknown).intersection(node.inputs):
+            pairs += _match_target(graph.inputs[target], [part.types.get(i) for i in node.inputs])
+    return {
+        d: n
+        for named, numbered in pairs
+        for d, n in zip(named.shape, numbered.shape, strict=False)
+        if isinstance(d, str) and isinstance(n, int)
+    }
+
+
+def _match_target(
+    target: TensorType, operands: Sequence[TensorType | None]
+) -> Iterator[tuple[TensorType, TensorType]]:
+    """Yield the type of a target with the type that an operand of its loss gives it.
+
+    A target of numbers has the shape of the output, and labels have it without the classes.
+    """
+    rank = len(target.shape)
+    for t in operands:
+        if t is not None and len(t.shape) == rank:
+            yield target, t
+        elif t is not None and len(t.shape) == rank + 1:
+            yield target, t.but((t.shape[0], *t.shape[2:]))
 
 
 def forward_outputs(model: Model) -> list[str]:
