@@ -3,7 +3,7 @@
 A row for each model of scripts/keras_models.py or scripts/jax_models.py, which the Python of
 EDGEGRAD_BENCH_PEERS exports and trains.  The columns are the largest differences: between the
 outputs, relative to the largest one if that is above 1; between the losses, relative to each; and
-between the engine's outputs after training and those of its inference model in stock onnxruntime.
+between the outputs of the engine after training and of its inference model in stock onnxruntime.
 A row is WRONG if one of them exceeds the tolerance, or if the engine refuses a model.  `--page`
 puts the rows into docs/keras.md.
 """
@@ -96,7 +96,7 @@ def measure(script: str, _: Namespace) -> Iterator[Cells]:
 
 
 def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
-    """Put tables into the page; those of other exporters stay."""
+    """Put tables into the page; other exporters keep theirs."""
     text = path.read_text("utf-8")
     titles, formats = zip(*((c + ":").split(":")[:2] for c in COLUMNS), strict=True)
     for name, rows in found.items():

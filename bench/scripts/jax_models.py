@@ -41,7 +41,7 @@ class Stack(nnx.Module):
     """Layers and functions, one after another, and a linear layer."""
 
     def __init__(self, *parts: Callable[..., Any], width: int) -> None:
-        self.parts = nnx.List([*parts, linear(width, CLASSES)])
+        self.parts = nnx.List([*parts, make_linear(width, CLASSES)])
 
     def __call__(self, x: Any) -> Any:
         for part in self.parts:
@@ -49,11 +49,11 @@ class Stack(nnx.Module):
         return x
 
 
-def linear(width: int, outputs: int) -> nnx.Linear:
+def make_linear(width: int, outputs: int) -> nnx.Linear:
     return nnx.Linear(width, outputs, rngs=random_numbers)
 
 
-def convolution(channels: int, outputs: int, **options: Any) -> nnx.Conv:
+def make_convolution(channels: int, outputs: int, **options: Any) -> nnx.Conv:
     return nnx.Conv(channels, outputs, (3, 3), rngs=random_numbers, **options)
 
 
@@ -61,21 +61,29 @@ def pool(x: Any) -> Any:
     return nnx.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
 
 
-def mean(x: Any) -> Any:
+def average(x: Any) -> Any:
     return x.mean((1, 2))
 
 
 @model()
 def dense() -> Made:
     norm = nnx.LayerNorm(32, rngs=random_numbers)
-    return Stack(linear(20, 32), nnx.gelu, norm, width=32), (20,)
+    return Stack(make_linear(20, 32), nnx.gelu, norm, width=32), (20,)
 
 
 @model()
 def convolutions() -> Made:
     norm = nnx.BatchNorm(8, rngs=random_numbers, use_running_average=True)
-    grouped = convolution(8, 8, feature_group_count=8)
-    parts = (convolution(3, 8, use_bias=False), norm, nnx.relu, pool, grouped, nnx.silu, mean)
+    grouped = make_convolution(8, 8, feature_group_count=8)
+    parts = (
+        make_convolution(3, 8, use_bias=False),
+        norm,
+        nnx.relu,
+        pool,
+        grouped,
+        nnx.silu,
+        average,
+    )
     return Stack(*parts, width=8), (16, 16, 3)
 
 
@@ -83,7 +91,7 @@ def convolutions() -> Made:
 def transposed() -> Made:
     norm = nnx.GroupNorm(8, num_groups=4, rngs=random_numbers)
     wider = nnx.ConvTranspose(8, 4, (3, 3), strides=(2, 2), rngs=random_numbers)
-    parts = (convolution(3, 8), norm, nnx.softplus, wider, nnx.leaky_relu, mean)
+    parts = (make_convolution(3, 8), norm, nnx.softplus, wider, nnx.leaky_relu, average)
     return Stack(*parts, width=4), (8, 8, 3)
 
 
@@ -92,7 +100,7 @@ def attention() -> Made:
     class Attention(nnx.Module):
         def __init__(self) -> None:
             self.heads = nnx.MultiHeadAttention(2, 16, decode=False, rngs=random_numbers)
-            self.norm, self.last = nnx.RMSNorm(16, rngs=random_numbers), linear(16, CLASSES)
+            self.norm, self.last = nnx.RMSNorm(16, rngs=random_numbers), make_linear(16, CLASSES)
 
         def __call__(self, x: Any) -> Any:
             return self.last(self.norm(x + self.heads(x)).mean(1))
@@ -104,7 +112,7 @@ def attention() -> Made:
 def experts() -> Made:
     class Experts(nnx.Module):
         def __init__(self) -> None:
-            self.gate, self.last = linear(16, 4), linear(8, CLASSES)
+            self.gate, self.last = make_linear(16, 4), make_linear(8, CLASSES)
             self.weights = nnx.Param(0.1 * jax.random.normal(jax.random.key(1), (4, 16, 8)))
             self.heat = nnx.Param(jnp.array(0.7))
 
@@ -126,7 +134,7 @@ def functions() -> Made:
         x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
         return jax.nn.log_softmax(x) + jnp.logaddexp(x, 0.0)
 
-    return Stack(linear(16, 16), bend, width=16), (16,)
+    return Stack(make_linear(16, 16), bend, width=16), (16,)
 
 
 def write(name: str, folder: Path) -> None:

@@ -49,13 +49,15 @@ def stack(shape: tuple[int, ...], *parts: Any, dtype: str = "float32") -> keras.
     return keras.Model(start, layers.Dense(CLASSES)(value))
 
 
-def gelu(x: Any) -> Any:
+def apply_gelu(x: Any) -> Any:
     return keras.activations.gelu(x, approximate=True)  # tf2onnx has no Erfc
 
 
 @model()
 def dense() -> keras.Model:
-    return stack((20,), layers.Dense(32, activation="relu"), layers.Dense(32, activation=gelu))
+    return stack(
+        (20,), layers.Dense(32, activation="relu"), layers.Dense(32, activation=apply_gelu)
+    )
 
 
 @model()
@@ -138,7 +140,7 @@ def transformer() -> keras.Model:
     start = keras.Input((12, 16))
     attended = layers.MultiHeadAttention(2, 8)(start, start, use_causal_mask=True)
     first = layers.LayerNormalization()(attended + start)
-    inner = layers.Dense(32, activation=gelu)(first)
+    inner = layers.Dense(32, activation=apply_gelu)(first)
     last = layers.LayerNormalization()(layers.Dense(16)(inner) + first)
     return keras.Model(start, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(last)))
 
@@ -213,7 +215,7 @@ def called_twice() -> keras.Model:
     return stack((20,), shared, shared)
 
 
-def application(name: str, **options: Any) -> None:
+def register_application(name: str, **options: Any) -> None:
     """Register a network of keras.applications."""
 
     def make() -> keras.Model:
@@ -225,10 +227,10 @@ def application(name: str, **options: Any) -> None:
     MODELS[name] = make, FOLDED
 
 
-application("MobileNetV2", alpha=0.35)
-application("MobileNetV3Small", include_preprocessing=False)
-application("EfficientNetB0")
-application("EfficientNetV2B0", include_preprocessing=False)
+register_application("MobileNetV2", alpha=0.35)
+register_application("MobileNetV3Small", include_preprocessing=False)
+register_application("EfficientNetB0")
+register_application("EfficientNetV2B0", include_preprocessing=False)
 
 
 def move_weights(net: keras.Model, random: np.random.Generator) -> None:
@@ -266,7 +268,7 @@ def write(name: str, folder: Path) -> None:
         gradients = tape.gradient(loss, net.trainable_variables)
         for weight, gradient in zip(net.trainable_variables, gradients, strict=True):
             weight.assign_sub(RATE * tf.convert_to_tensor(gradient))
-    arrays = {f"x{k}": x for k, x in enumerate(inputs)}
+    arrays: dict[str, Any] = {f"x{k}": x for k, x in enumerate(inputs)}
     np.savez(
         folder / f"{name}.npz", y=target, output=output, losses=losses, remark=remark, **arrays
     )

@@ -152,7 +152,7 @@ class Bundle:
         self.tables = whole[: len(whole) - len(self.constants)]
         self.packs = False
         if not is_file:
-            self.packs = self._gains_by_packing() if packs is None else packs
+            self.packs = self._saves_by_packing() if packs is None else packs
 
     def write_file(self) -> bytes:
         """Return the whole file: the plans, and then a line of JSON and the inference model for
@@ -177,7 +177,7 @@ class Bundle:
 
     # --- sizes
 
-    def _gains_by_packing(self) -> bool:
+    def _saves_by_packing(self) -> bool:
         """Return whether packed plans save more of the library than code to unpack them takes, and
         whole they are little beside the rest of a model's memory.
         """

@@ -62,7 +62,7 @@ typedef unsigned int mode_t;
 #endif
 enum { S_IFMT = 0170000, S_IFREG = 0100000 };
 struct stat {
-    uint64_t st_dev, st_ino; /* on ARM the second is padding and half a number, which nothing reads */
+    uint64_t st_dev, st_ino; /* the second, on ARM: padding and half a number, never read */
 #ifdef __x86_64__
     uint64_t st_nlink;
     mode_t st_mode;

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-class Decoder:
+class DeviceDecoder:
     """A text that is continued token by token, with the names of `engine.Decoder`.
 
     A model has the caches of one text: all its decoders continue the same one.
@@ -20,7 +20,7 @@ class Decoder:
         self._handle, self._library, self._functions = handle, library, library.functions
 
     def __repr__(self) -> str:
-        return f"Decoder(batch=1, length={self.length}, capacity={self.capacity})"
+        return f"DeviceDecoder(batch=1, length={self.length}, capacity={self.capacity})"
 
     @property
     def length(self) -> int:

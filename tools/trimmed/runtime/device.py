@@ -390,7 +390,7 @@ class Trainer:
         """Return the decoder of the model, which continues a text with its parameters."""
         if "append" not in _C:
             raise StateError("this build has no decoder: edgegrad build --positions")
-        return _load(f"{NAME}_decoder").Decoder(self.state._handle, _L)
+        return _load(f"{NAME}_decoder").DeviceDecoder(self.state._handle, _L)
 
     def save(self, path: File) -> None:
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
