@@ -74,6 +74,7 @@ WINDOWS = {
     "two_channels": Window((37, 2, 1, 1), (3, 2, 5, 5), {}),
     "few_filters": Window((9, 34, 1, 1), (2, 34, 8, 9), {}),
     "odd": Window((21, 17, 1, 1), (2, 17, 9, 7), {}),
+    "odd_taps": Window((22, 17, 3, 3), (2, 17, 9, 8), {**PADS, "strides": [2, 2]}, bias=True),
     "taps": Window((40, 18, 5, 3), (2, 18, 9, 7), PADS, bias=True),
     "deep": Window((72, 130, 3, 3), (1, 130, 6, 5), PADS),
     "strided": Window((34, 18, 3, 3), (2, 18, 9, 8), {**PADS, "strides": [2, 2]}),
@@ -139,9 +140,11 @@ def test_a_convolution_multiplies_factors_of_16_bits(
     plan = make_plan(graph, {}, target=with_factors(target), threads=threads, options=options)
     made = execute(plan, given, target=target)
 
-    # An odd number of channels is not multiplied in pairs, of pixels it is.
+    # Of an odd number of channels, pairs are of neighbours in the sum, forward and of bf16; pixels
+    # are always paired.
     groups = window.attrs.get("group", 1)
-    is_even = {"y": window.w[1] % 2 == 0, "dx": window.w[0] // groups % 2 == 0}
+    pairs = half == "bf16" and groups == 1 and window.w[2:] != (1, 1)
+    is_even = {"y": window.w[1] % 2 == 0 or pairs, "dx": window.w[0] // groups % 2 == 0}
     factors = {"y": {"x", "w"}, "dx": {"dy", "w"}, "dw": {"x", "dy"}, "db": set()}
     kernels = [(spec.template, spec.params) for spec in plan.specs]
     assert any(t == "conv_dw" and params[3:] == (half,) for t, params in kernels)

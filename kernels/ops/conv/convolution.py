@@ -109,7 +109,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
 
 def _panels_reach(c: KernelCall, P: str, n: int, depth: int, panel: int, unit: int = 0) -> int:
     """Return the reach into panels of factors P, as `panels_reach`: in words if P is not empty."""
-    reach = panels_reach(c, n, depth // count_in_row(P), panel, unit)
+    reach = panels_reach(c, n, -(-depth // count_in_row(P)), panel, unit)
     return -(-reach // 2) if P and count_in_row(P) == 1 else reach
 
 
@@ -123,8 +123,8 @@ def _reach(c: KernelCall) -> Reach:
         rows, n, depth, mc = q["rows"], q["columns"], q["depth"], q["mc"]
         if not rows * n * c.groups:
             continue
-        if depth % each or q["kc"] % each:
-            c.refuse(f"words of two factors in sums of {depth}, {q['kc']} at a time; expected even")
+        if q["kc"] % each:
+            c.refuse(f"words of two factors, {q['kc']} at a time; expected an even number")
         last = c.groups * n
         if depth:
             panels = _panels_reach(c, factors, n, depth, q["panel"])
@@ -133,7 +133,7 @@ def _reach(c: KernelCall) -> Reach:
             x = max(x, c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (depth, 1)))
         elif depth:
             x = max(x, patches.images_reach(c, q, c.groups))
-            work = max(work, min(mc, rows) * min(q["kc"], depth) // each)
+            work = max(work, -(-min(mc, rows) * min(q["kc"], depth) // each))
         if q["scatter"]:
             walks = zip((patches.count_images(q), *q["out"]), q["y_step"], strict=True)
             y = max(y, c.span(q["y_at"], *walks) + last - 1)
@@ -219,8 +219,6 @@ def _pack_reach(c: KernelCall) -> Reach:
         if c.j_step == depth and q["first"] == 0 and q["step"][2] == 1:
             w = max(w, c.span(0, *walks, (depth, 1)))
         factors = str(c.params[1]) if len(c.params) > 1 else ""
-        if factors and q["channels"] % 2:
-            c.refuse(f"words of two of {q['channels']} channels; expected an even number")
         if factors:  # reads all taps of a filter, and vectors up to the end of the weights
             taps = min(c.c_step, c.j_step)
             whole = c.span(0, *walks, (q["channels"], c.c_step), (taps, 1))
@@ -239,7 +237,8 @@ def conv_pack(target: Target, T: str, P: str = "") -> Body:
     """b[panel][tap, c][j] = w[...], the panels of every job and group.
 
     w: T[Co, Ci/groups, taps...].  P: of the factors; a word of b holds two, of two channels if they
-    are pairs, otherwise of two filters.
+    are pairs, otherwise of two filters.  Of an odd number of channels, pairs are of neighbours in
+    the sum: of the last channel of a tap and the first one of the next.
     """
     if P:
         return _pack_factors(target, T, P)
@@ -339,13 +338,32 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
             group = udiv(unit, panels) - udiv(unit, panels * g.groups) * g.groups
             q = off(g.panels, udiv(unit, panels * g.groups))
             kd, kh, kw, depth = q.taps_d, q.taps_h, q.taps_w, udiv(q.channels, each)
-            into = off(
-                panel_at(off(b, q.b_at + group * q.b_group)), panel * width * kd * kh * kw * depth
-            )
+            whole = kd * kh * kw * q.channels
+            words = udiv(whole + each - 1, each)
+            into = off(panel_at(off(b, q.b_at + group * q.b_group)), panel * width * words)
             columns = imin(width, n - panel * width)
             filters = group * g.group + panel * width * js
             begin, end = share_blocks(depth, lanes, tid, nthreads)
             if kd * kh * kw == 0:  # a residue of dX that no tap reaches
+                end = begin
+            if each * depth != q.channels:
+                # Few channels, as of pictures: the words are few, and made one by one.
+                first_word, last_word = share(words, tid, nthreads)
+                for r in range(first_word, last_word):
+                    for j in range(0, columns, lanes):
+                        many = imin(lanes, columns - j)
+                        for half in range(2):
+                            k = 2 * r + half
+                            tap = udiv(k, q.channels)
+                            line = udiv(tap, kw)
+                            d = udiv(line, kh)
+                            row = d * q.step_d + (line - d * kh) * q.step_h
+                            row += (tap - line * kw) * q.step_w + q.first
+                            at = filters + j * js + (k - tap * q.channels) * cs + row
+                            for i in range(many):
+                                value = w[at + i * js] if k < whole else 0.0
+                                first[half * lanes * lanes + i] = value
+                        write(off(into, r * stored + j), first, second, many)
                 end = begin
             c = begin
             while c < end:
@@ -420,6 +438,12 @@ def choose_factors(lowering: Lowering, x: Operand, channels: int = 0) -> str:
     return "" if channels % 2 else get_factors(lowering, find_stored(x)[0])
 
 
+def get_pairs(lowering: Lowering, x: Operand) -> str:
+    """Return the type that factors are rounded to, if words have two of them."""
+    P = get_factors(lowering, find_stored(x)[0])
+    return P if count_in_row(P) == 2 else ""
+
+
 def _choose_blocks(lowering: Lowering, j: Job, T: str, P: str) -> Job:
     """Choose threads and cache blocks of a job."""
     each = 2 if P else 1  # factors of a word
@@ -430,7 +454,7 @@ def _choose_blocks(lowering: Lowering, j: Job, T: str, P: str) -> Job:
     kc = count_parts(j.depth, max(1, count_parts(j.depth, each * lowering.target.kc * 3 // 2)))
     run = j.unit * j.channels
     # Whole runs of taps: a run is gathered by one copy.
-    kc = round_up(kc, run if 0 < run <= kc else each)
+    kc = round_up(kc, math.lcm(run, each) if 0 < run <= kc else each)
     rows = count_parts(count_parts(j.rows, lowering.target.mr), mt) * lowering.target.mr
     return replace(j, mt=mt, nt=nt, kc=kc, mc=min(lowering.target.mc, rows))
 
@@ -445,7 +469,7 @@ def _lay_panels(
     for j in jobs:
         # Jobs of fewer columns than a panel has store narrower panels, of whole vectors.
         stored = min(round_up(j.columns, lanes), width)
-        size = count_parts(j.columns, width) * stored * (j.depth // 2 if P else j.depth)
+        size = count_parts(j.columns, width) * stored * (count_parts(j.depth, 2) if P else j.depth)
         placed = _choose_blocks(lowering, j, T, P)
         out.append(replace(placed, panel=stored, b_at=at, b_group=size))
         at += size * groups
@@ -621,13 +645,15 @@ def convolve(
         lower_few(lowering, operands, axes, relu=bool(curve))
         return
     P = choose_factors(lowering, x, ci)
+    # Between taps of all channels, words may have factors of two taps.
+    own = P if P or groups > 1 or volume == 1 else get_pairs(lowering, x)
     form = choose_tiles(lowering.target, find_stored(x)[0], images, axes, ci, co, groups, P)
     if form:
         lower_winograd(lowering, operands, axes, mode, form)
         return
     j = patches.make_job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
-    jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume), P)
-    _run(lowering, (x, b, y, bias), jobs, groups, P, mode)
+    jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume), own)
+    _run(lowering, (x, b, y, bias), jobs, groups, own, mode)
 
 
 def convolve_back(
