@@ -233,7 +233,7 @@ def measure_goals(name: str, _: Namespace) -> Iterator[Cells]:
         graph = MODELS_OF_BOARDS[name].graph() if name == "mlp" else MODELS[name].graph()
         write_artifacts(graph, artifacts)
         for goal in GOALS[name]:
-            options = Options("mnist", resolve(goal.target), [1], size=goal.is_small)
+            options = Options(name.lower(), resolve(goal.target), [1], size=goal.is_small)
             report = build(artifacts, Path(place, "build"), options)["report"]
             own = sum(report["areas"][area] for area in OWN)
             parts = report["parts"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.firmware import GOALS, OWN, Goal
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.report import write_report
@@ -44,11 +45,13 @@ def test_a_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.skipif(not shutil.which(GCC), reason=f"needs {GCC}")
-def test_the_library_of_a_small_model_stays_small(tmp_path: Path) -> None:
-    """docs/trimmed-builds.md has the sizes of others."""
-    options = Options("mnist", resolve("raspberrypi4"), [1])
-    manifest = build(GOLDENS / "mlp", tmp_path / "out", options)
-    assert manifest["sizes"]["library"] <= 48_000
+@pytest.mark.parametrize("goal", GOALS["mlp"], ids=str)
+def test_the_library_of_a_small_model_stays_small(goal: Goal, tmp_path: Path) -> None:
+    """`python -m bench firmware.goals` measures it for others."""
+    options = Options("mlp", resolve(goal.target), [1], size=goal.is_small)
+    report = build(GOLDENS / "mlp", tmp_path / "out", options)["report"]
+    assert report["library"] <= goal.most
+    assert report["memory"] <= 1.1 * sum(report["areas"][area] for area in OWN)
 
 
 def test_a_library_of_ops_has_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
