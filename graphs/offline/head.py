@@ -10,6 +10,7 @@ The layer keeps the names of its node and of its parameters.  New weights are no
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,9 +68,15 @@ def drop_normalisation(graph: Graph, output: int = 0) -> str:
     Before   scores = Gemm(...); p = Softmax(scores); output p
     After    scores = Gemm(...); output scores
 
+    If the output is rounded to integers and back, as in models of TensorFlow Lite, so is the
+    Softmax, and that is dropped with it.
+
     Returns the op that was dropped; empty if another op makes the output.
     """
-    maker = graph.find_producers().get(graph.outputs[output])
+    makers = graph.find_producers()
+    maker = makers.get(graph.outputs[output])
+    while maker is not None and (quantiser := _find_quantiser(maker, makers)) is not None:
+        maker = makers.get(quantiser.inputs[0])
     if maker is None or maker.domain or maker.op not in _NORMALISING:
         return ""
     scores = maker.inputs[0]
@@ -94,10 +101,13 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
     Before   scores = Gemm(d, DequantizeLinear(w_quantized, s, z), DequantizeLinear(b_quantized, t))
     After    scores = Gemm(d, w, b)
 
+    Scores are no longer rounded: they had the range of the integer layer.
+
     Raises:
         ModelError: see `find_head`.
     """
     name = graph.outputs[output]
+    _drop_roundings(graph, name)
     node, *_ = _find_layer(graph, name)
     makers = graph.find_producers()
     for i, value in enumerate(node.inputs[1:], 1):
@@ -113,6 +123,35 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
             prune(graph)
     head = find_head(graph, name)
     return [each for each in (head.weight, head.bias) if each]
+
+
+def _drop_roundings(graph: Graph, output: str) -> None:
+    """Drop roundings between a layer and its scores, and of a bias that is added to them.
+
+    Before   h = MatMul(d, w); t = Add(h, DequantizeLinear(b_quantized, s));
+             q = QuantizeLinear(t, r); scores = DequantizeLinear(q, r)
+    After    h = MatMul(d, w); t = Add(h, b); scores = Identity(t)
+    """
+    makers, value = graph.find_producers(), output
+    while (node := makers.get(value)) is not None:
+        quantiser = _find_quantiser(node, makers)
+        if quantiser is not None:
+            node.op, node.inputs, node.attrs = "Identity", quantiser.inputs[:1], {}
+        elif node.op == "Add" and not node.domain:
+            node.inputs = tuple(
+                (_fold_dequantiser(graph, makers[i]) or i) if i in makers else i
+                for i in node.inputs
+            )
+        elif node.op not in _KEEPING or node.domain:
+            break
+        value = next((i for i in node.inputs if i not in graph.initializers), "")
+    prune(graph)
+
+
+def _find_quantiser(node: Node, makers: Mapping[str, Node]) -> Node | None:
+    """Return the QuantizeLinear whose integers a node makes floats again, if it does this."""
+    maker = makers.get(node.inputs[0]) if node.op == "DequantizeLinear" else None
+    return maker if maker is not None and maker.op == "QuantizeLinear" else None
 
 
 def _fold_dequantiser(graph: Graph, node: Node) -> str:

@@ -15,7 +15,12 @@ from onnx.reference import ReferenceEvaluator
 from engine.errors import ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.graphs.offline.head import count_output_classes, drop_normalisation, replace_head
+from engine.graphs.offline.head import (
+    count_output_classes,
+    drop_normalisation,
+    replace_head,
+    unfreeze_head,
+)
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 6] y) '
 IMAGE = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4, 2, 2] x) => (float[n, 6] y) '
@@ -133,3 +138,23 @@ def test_normalisation_at_the_end_goes(op: str) -> None:
     assert model.types["h"].shape == ("n", 6)
     onnx_io.to_bytes(model)
     assert drop_normalisation(model) == ""
+
+
+@pytest.mark.parametrize("softmax", ["", "p = Softmax(d) k = QuantizeLinear(p, r, o) "])
+def test_a_head_whose_scores_are_rounded_becomes_floats(softmax: str) -> None:
+    """As converters of TensorFlow Lite write it: every value is rounded."""
+    last = "k" if softmax else "q"
+    lite = graph(
+        "{ wf = DequantizeLinear<axis=1>(w, s, z) bf = DequantizeLinear<axis=0>(b, s) "
+        "h = MatMul(x, wf) t = Add(h, bf) q = QuantizeLinear(t, r, o) "
+        f"d = DequantizeLinear(q, r, o) {softmax} y = DequantizeLinear({last}, r, o) }}",
+        w=RNG.integers(-127, 128, (4, 6)).astype(np.int8), s=np.full(6, 0.01),
+        z=np.zeros(6, np.int8), b=RNG.integers(-99, 99, 6).astype(np.int32),
+        r=np.float32(0.1), o=np.int8(0),
+    )  # fmt: skip
+    assert drop_normalisation(lite) == ("Softmax" if softmax else "")
+    weight, bias = unfreeze_head(lite)
+    assert {node.op for node in lite.nodes} == {"MatMul", "Add", "Identity"}
+    assert lite.initializers[weight].shape == (4, 6)
+    assert lite.initializers[bias].shape == (6,)
+    assert lite.initializers[weight].dtype == lite.initializers[bias].dtype == np.float32
