@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.tools.trimmed import binary
 from tests.bindings import drill
 from tests.bindings.packages import make_package
-from tests.support.builds import needs_cc, run
+from tests.support.builds import list_decoder_functions, needs_cc, run
 from tests.support.needs import GNUSTEP, needs_gnustep
 from tests.support.places import BINDINGS
 
@@ -116,6 +116,7 @@ def test_the_class_has_every_function() -> None:
     names = set(re.findall(r"(?m)^MNIST_API [^;]*?\b(mnist_\w+)\(", header))
     text = (package / SOURCES / "MnistModel.m").read_text()
     # A model in the caller's memory, and threads that a system would start, are for C alone.
-    assert names - set(re.findall(r"\bmnist_\w+", text)) == {"mnist_create_in", "mnist_worker"}
+    others = {f"mnist_{name}" for name in ("create_in", "worker", *list_decoder_functions())}
+    assert names - set(re.findall(r"\bmnist_\w+", text)) == others
     declared = (package / SOURCES / "include/MnistModel.h").read_text()
     assert "/// The number of optimizer steps done, which AdamW's formulas use." in declared

@@ -20,6 +20,7 @@ from engine.graphs.io import onnx_io
 from engine.kernels.machine.target import Target, detect_host
 from engine.runtime.program import LAUNCH
 from engine.tools import cli
+from engine.tools.trimmed.api import ApiFunction, list_functions
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import CpuLevel, Source
@@ -51,6 +52,17 @@ def make_root() -> Path:
 
 
 @functools.cache
+def find_functions(library: bool = False) -> dict[str, ApiFunction]:
+    """Return the functions of the header of such a build by their names."""
+    header = make_source("mnist", library=library).read_header()
+    return {function.name: function for function in list_functions(header)}
+
+
+def list_decoder_functions() -> set[str]:
+    """Return the names of the functions that only builds with a decoder have."""
+    return {n for n, f in find_functions().items() if "#if @NAME@_DECODES" in f.conditions}
+
+
 def make_source(
     name: str, *, library: bool = False, threads: int = 1, target: Target | None = None
 ) -> Source:

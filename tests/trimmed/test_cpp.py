@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.trimmed.api import ApiFunction, list_functions, write_cpp, write_ctypes
+from engine.tools.trimmed.api import list_functions, write_cpp, write_ctypes
 from engine.tools.trimmed.generate import RUNTIME
 from tests.support.builds import (
     SANITIZE,
     STRICT,
     WARNINGS,
     compile_c,
+    find_functions,
     list_sources,
     make_build,
     make_source,
@@ -26,11 +27,6 @@ from tests.support.places import DRIVERS, GOLDENS
 from tests.support.shown import shows
 
 LETTERS = {"int": "i", "size_t": "n", "float": "f", "int64_t": "l", "void": "0"}
-
-
-def find_functions(library: bool) -> dict[str, ApiFunction]:
-    header = make_source("mnist", library=library).read_header()
-    return {function.name: function for function in list_functions(header)}
 
 
 @pytest.mark.parametrize("library", [False, True])
@@ -53,8 +49,8 @@ def test_python_calls_functions_as_they_are_declared(library: bool) -> None:
     text = make_source("mnist", library=library).write_python("library.py")
     (table,) = re.findall(r'_FUNCTIONS = """([^"]*)"""', text)
     rows = re.findall(r"(\w+):(\w+)", table)
-    federated = "#if @NAME@_FEDERATED"
-    there = [name for name, f in functions.items() if not (library and federated in f.conditions)]
+    others = {"#if @NAME@_DECODES", *(["#if @NAME@_FEDERATED"] if library else [])}
+    there = [name for name, f in functions.items() if not others.intersection(f.conditions)]
     assert [name for name, _ in rows] == [name for name in there if name != "worker"]
     for name, letters in rows:
         function = functions[name]
@@ -79,7 +75,9 @@ ELSEWHERE = {
 
 
 def test_the_classes_of_python_use_every_function() -> None:
-    text = "".join((RUNTIME / file).read_text("utf-8") for file in ("device.py", "library.py"))
+    text = "".join(
+        (RUNTIME / file).read_text("utf-8") for file in ("decoder.py", "device.py", "library.py")
+    )
     called = set(re.findall(r'"(\w+)"', text))
     called |= {name + end for name in re.findall(r'f"(\w+){end}"', text) for end in ("", "_f64")}
     assert set(find_functions(library=False)) - ELSEWHERE - called == set()

@@ -113,7 +113,7 @@ def find_compiler(
         raise EngineError(f"{tried}; {_NEED}")
     # Clang's own target for Android would call functions of a library for atomic additions.
     is_bionic = platform.is_bionic and not freestanding
-    target = _name_bionic(platform) if is_bionic else platform.zig.split()
+    target = _name_bionic(platform) if platform.is_bionic else platform.zig.split()
     target += ["-isystem", str(_find_darwin_headers())] if has_headers else []
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", *target)
     has_all = not (is_bionic or platform.sdk)
