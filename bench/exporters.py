@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.processes import SCRIPTS, find_peer_python
+from bench.measuring import ROOT
+from bench.processes import find_peer_python
 from bench.recipes import measure_relative
 from bench.rows import WRONG, Bench, Cells
 from bench.tables import format_cell, make_markdown
@@ -30,17 +31,17 @@ from engine.errors import EngineError
 
 Array = npt.NDArray[Any]
 TOLERANCE, RATE = 1e-5, 0.01
-SUBJECTS = {"keras": "keras_models.py", "jax": "jax_models.py"}
+SUBJECTS = {"keras": "keras_models", "jax": "jax_models"}
 COLUMNS = ("model", "outputs:.0e", "losses:.0e", "inference:.0e", "remark")
 
 
 def export_models(script: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Have the models written by the peers' Python; yield names, and why one cannot be written."""
-    command = [find_peer_python(), SCRIPTS / script, folder]
+    command = [find_peer_python(), "-m", f"bench.scripts.{script}", folder]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            [*map(str, command)], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder
+            [*map(str, command)], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT
         ) as process,
     ):
         assert process.stdout is not None

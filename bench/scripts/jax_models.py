@@ -1,6 +1,6 @@
 """JAX's side of `bench exporters`: models of Flax, exported by jax2onnx, and three steps of SGD.
 
-    python jax_models.py FOLDER [NAME ...]
+    python -m bench.scripts.jax_models FOLDER [NAME ...]
 
 Needs JAX, Flax and jax2onnx.  Writes and prints as keras_models.py does.
 """
@@ -8,8 +8,6 @@ Needs JAX, Flax and jax2onnx.  Writes and prints as keras_models.py does.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,11 @@ from flax import nnx
 from jax import numpy as jnp
 from jax2onnx import to_onnx
 
-ROWS, CLASSES, RATE, STEPS = 4, 5, 0.01, 3
+from bench.scripts.exported import CLASSES, MODELS, RATE, ROWS, STEPS, export_named, model
+
 SCALARS = "one of its parameters is a scalar, which is trained only by name: only the first loss"
 random_numbers = nnx.Rngs(0)
 Made = tuple[Callable[..., Any], tuple[int, ...]]  # a module, and the shape of a sample
-Make = Callable[[], Made]
-MODELS: dict[str, tuple[Make, str]] = {}
-
-
-def model(remark: str = "") -> Callable[[Make], Make]:
-    def register(make: Make) -> Make:
-        MODELS[make.__name__] = make, remark
-        return make
-
-    return register
 
 
 class Stack(nnx.Module):
@@ -160,19 +149,6 @@ def write(name: str, folder: Path) -> None:
     np.savez(folder / f"{name}.npz", y=target, output=output, losses=losses, remark=remark, x0=x)
 
 
-def main() -> None:
-    logging.disable(logging.CRITICAL)
-    reports = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of libraries is not part of the report
-    folder, *names = sys.argv[1:]
-    for name in names or MODELS:
-        reason = ""
-        try:
-            write(name, Path(folder))
-        except Exception as error:  # whatever the exporter raises, there is nothing to compare
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
-        print(f"{name}\t{reason}", file=reports, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    logging.disable(logging.CRITICAL)
+    export_named(write)

@@ -1,6 +1,6 @@
 """Keras's side of `bench exporters`: models, exported by tf2onnx, and three steps of SGD.
 
-    python keras_models.py FOLDER [NAME ...]
+    python -m bench.scripts.keras_models FOLDER [NAME ...]
 
 Needs TensorFlow, Keras and tf2onnx.  Writes NAME.onnx and NAME.npz, with inputs `x<i>`, the target
 `y`, the `output`, `losses` of the mean square and `remark`, for each model and then prints the name
@@ -11,8 +11,6 @@ TensorFlow leaves out biases of zeros when it exports.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-ROWS, CLASSES, RATE, STEPS = 4, 5, 0.01, 3
+from bench.scripts.exported import CLASSES, MODELS, RATE, ROWS, STEPS, export_named, model
+
 FOLDED = "batch normalisations are folded: only the first loss is compared"
 TWO_BIASES = "ONNX's LSTM has two biases for Keras's one: only the first loss is compared"
-Make = Callable[[], keras.Model]
-MODELS: dict[str, tuple[Make, str]] = {}
-
-
-def model(remark: str = "") -> Callable[[Make], Make]:
-    def register(make: Make) -> Make:
-        MODELS[make.__name__] = make, remark
-        return make
-
-    return register
 
 
 def stack(shape: tuple[int, ...], *parts: Any, dtype: str = "float32") -> keras.Model:
@@ -274,18 +263,5 @@ def write(name: str, folder: Path) -> None:
     )
 
 
-def main() -> None:
-    reports = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of libraries is not part of the report
-    folder, *names = sys.argv[1:]
-    for name in names or MODELS:
-        reason = ""
-        try:
-            write(name, Path(folder))
-        except Exception as error:  # whatever the exporter raises, there is nothing to compare
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
-        print(f"{name}\t{reason}", file=reports, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    export_named(write)
