@@ -5,9 +5,9 @@ on the machine or in an emulator, and compares the losses with the engine's here
 libraries of ops with the losses of the same closed plans.  Programs for macOS, Android and iOS
 cannot be run here; their linked files are examined instead.
 
---page replaces the rows of docs/build-matrix.md whose cells have all been made, and keeps the
-others, so that a run of hours can be made in pieces: --targets and --kinds choose them.  Cells that
---folder has of the same sources are not made again.
+--page replaces each row of docs/build-matrix.md as soon as its cells have been made, and keeps the
+others, so that a run of hours can be made in pieces, or stopped and called again: cells and losses
+of the engine that --folder has of the same sources are not made again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.measuring import ROOT
-from bench.rows import Bench, Cells, Option
+from bench.rows import WRONG, Bench, Cells, Option
 from bench.tables import make_markdown
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
@@ -51,6 +52,7 @@ STEPS, RATE = 3, 1e-4
 # decides their sign, so the bound of later losses is what rounding does to the engine's own.
 FIRST = 1e-5
 TRIALS, TIMES = 8, 4  # of parameters one unit in the last place away; and the bound over the worst
+PATIENCE = 3600  # seconds: a run beside others is stopped at times
 # What a module of WebAssembly has for its page beside the API.
 MODULE = ("__heap_base", "__stack_pointer", "_initialize", "free", "malloc", "memory")
 KINDS = {"plain": "As it comes", "size": "`--size`", "ops": "`--ops`"}
@@ -92,6 +94,11 @@ class Cell:
     size: int
     seconds: float
     verdict: str
+
+    def __str__(self) -> str:
+        is_wrong = self.verdict.startswith(WRONG)
+        sizes = f"{self.size / 1024:,.0f} KiB, {self.seconds:.0f} s"
+        return self.verdict if is_wrong else f"{sizes}, {self.verdict}"
 
 
 def compute_engine_losses(folder: Path, batch: int, *, closed: bool, trial: int = 0) -> list[float]:
@@ -153,14 +160,14 @@ def judge(losses: Sequence[float], expected: Sequence[float], *, later: float) -
     if list(losses) == list(expected):
         return "equal"
     if len(losses) != len(expected):
-        return f"WRONG: {len(losses)} losses"
+        return f"{WRONG}: {len(losses)} losses"
     differences = np.abs(np.subtract(losses, expected) / expected)
     is_right = differences[0] <= FIRST and bool(np.all(differences <= later))  # not where NaN is
-    return f"{'' if is_right else 'WRONG: '}{np.max(differences):.0e}"
+    return f"{'' if is_right else f'{WRONG}: '}{np.max(differences):.0e}"
 
 
 class Matrix:
-    """Maker of cells, which keeps each as soon as it is made.
+    """Maker of cells, which keeps each, and the losses it is compared with, as soon as it is made.
 
     folder: the folder of the original sources, within the given one.
     chosen: the models, whose ops the libraries of `--ops` are made for.
@@ -171,9 +178,9 @@ class Matrix:
         self.artifacts = {name: self.folder / "artifacts" / name for name in chosen}
         self.config = self.folder / "required_operators.config"
         self.file = self.folder / "cells.json"
-        self.expected: dict[tuple[str, bool], Expected] = {}
-        kept = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
-        self.cells = {key: Cell(**cell) for key, cell in kept.items()}
+        self.losses = self.folder / "losses.json"
+        self.cells = {key: Cell(**row) for key, row in _read_kept(self.file).items()}
+        self.expected = {key: Expected(**row) for key, row in _read_kept(self.losses).items()}
         if not self.config.exists():
             for name, path in self.artifacts.items():
                 path.mkdir(parents=True, exist_ok=True)
@@ -189,14 +196,22 @@ class Matrix:
         try:
             said = self._fill_cell(platform, name, kind, out)
         except (EngineError, RuntimeError, subprocess.TimeoutExpired) as error:
-            said = f"WRONG: {str(error).splitlines()[0]}"
+            said = f"{WRONG}: {str(error).splitlines()[0]}"
         made = out / platform.file_name("static" if platform.sdk else "shared", "mnist")
         size = made.stat().st_size if made.exists() else 0
         cell = Cell(size, time.perf_counter() - begin, said)
         self.cells[make_key(target, name, kind)] = cell
-        cells = {k: asdict(c) for k, c in self.cells.items()}
-        self.file.write_text(json.dumps(cells, indent=1), "utf-8")
+        _keep(self.cells, self.file)
         return cell
+
+    def find_expected(self, name: str, *, closed: bool) -> Expected:
+        """Return the losses of the engine, which are computed once."""
+        key = f"{name}{', closed' if closed else ''}"
+        if key not in self.expected:
+            made = expect(self.artifacts[name], MODELS[name].batch, closed=closed)
+            self.expected[key] = made
+            _keep(self.expected, self.losses)
+        return self.expected[key]
 
     def _make_options(self, platform: Platform, batches: Sequence[int], kind: str) -> Options:
         return Options(
@@ -218,7 +233,7 @@ class Matrix:
             words = [str(folder), "--target", platform.name, "--batch", str(batch)]
             words += ["--ops", str(self.config), "-o", str(out / "mnist.plan")]
             if cli.main(["plan", *words]):
-                return "WRONG: no plan"
+                return f"{WRONG}: no plan"
         else:
             shutil.rmtree(out, ignore_errors=True)
             build(folder, out, self._make_options(platform, [batch], kind))
@@ -228,11 +243,17 @@ class Matrix:
         if device.list_missing():
             return f"linked, not run: needs {', '.join(device.list_missing())}"
         losses = train(platform, device, out, folder / "checkpoint", kind == "ops")
-        closed = kind == "ops"
-        if (name, closed) not in self.expected:
-            self.expected[name, closed] = expect(folder, batch, closed=closed)
-        expected = self.expected[name, closed]
+        expected = self.find_expected(name, closed=kind == "ops")
         return judge(losses, expected.losses, later=expected.later)
+
+
+def _read_kept(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text("utf-8")) if file.exists() else {}
+
+
+def _keep(rows: Mapping[str, Cell | Expected], file: Path) -> None:
+    kept = {key: asdict(row) for key, row in rows.items()}
+    file.write_text(json.dumps(kept, indent=1), "utf-8")
 
 
 def make_key(target: str, model: str, kind: str) -> str:
@@ -264,17 +285,18 @@ def train(
     )
     arguments = [str(checkpoint), str(STEPS), str(RATE)]
     arguments += [str(out / "mnist.plan")] if planned else []
-    return [float.fromhex(line) for line in device.run(program, *arguments).split()]
+    printed = device.run(program, *arguments, timeout=PATIENCE)
+    return [float.fromhex(line) for line in printed.split()]
 
 
 def examine(platform: Platform, out: Path) -> str:
     """Return a description of the linked file for a platform whose programs do not run here."""
     if platform.sdk:
-        return "archive" if (out / "libmnist.a").exists() else "WRONG: no archive"
+        return "archive" if (out / "libmnist.a").exists() else f"{WRONG}: no archive"
     facts = binary.read(out / platform.file_name("shared", "mnist"))
     allowed = MODULE if platform.is_wasm else ()
     others = sorted(n for n in facts.exports if not n.startswith("mnist_") and n not in allowed)
-    return f"WRONG: exports {others[:3]}" if others else "linked, not run"
+    return f"{WRONG}: exports {others[:3]}" if others else "linked, not run"
 
 
 def _digest(chosen: Sequence[str]) -> str:
@@ -294,9 +316,9 @@ def _digest(chosen: Sequence[str]) -> str:
 PAGE = """\
 # The matrix of builds
 
-`make builds` makes this page. A run takes hours, so it can be made in pieces, such as
-`make builds ARGS="--targets raspberrypi4 wasm32"`: a piece replaces its rows. Each row says from
-which commit it is, and its date; later libraries are often smaller.
+`make builds` makes this page. A run takes hours, so it can be stopped and called again, or made in
+pieces, such as `make builds ARGS="raspberrypi4 wasm32"`: a piece replaces its rows. Each row says
+from which commit it is, and its date; later libraries are often smaller.
 [Trimmed builds](trimmed-builds.md) has sizes of this version. The last piece was made on
 {machine}.
 
@@ -336,25 +358,19 @@ def read_rows(path: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def write_page(rows: Mapping[str, Sequence[Cells]], path: Path) -> None:
-    """Write the matrix of builds: rows that are complete, and the others unchanged.
+    """Write the matrix of builds: the rows of targets that were made, and the others unchanged.
 
     A row is of one commit: cells of other models stay in it where they are of the same.
-
-    rows: for each model of the run.
     """
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h, %as"]
     commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
-    made: dict[tuple[str, str], dict[str, str]] = {}
-    for name, cells in rows.items():
-        for target, kind, size, took, verdict in cells:
-            row = made.setdefault((str(kind), str(target)), {})
-            row[name] = f"{size:,.0f} KiB, {took:.0f} s, {verdict}"
     shown = read_rows(path)
-    for key, row in made.items():
-        if len(row) == len(rows):
-            old = dict(zip((*MODELS, "of"), shown.get(key, ()), strict=False))
-            kept = old if old.get("of") == commit else {}
-            shown[key] = [*((kept | row).get(name, "") for name in MODELS), commit]
+    for target, cells in rows.items():
+        for kind, *texts in cells:
+            *old, of = shown.get((str(kind), target), [""] * (1 + len(MODELS)))
+            kept = old if of == commit else [""] * len(MODELS)
+            row = [str(text or other) for text, other in zip(texts, kept, strict=True)]
+            shown[str(kind), target] = [*row, commit]
     lines = PAGE.format(
         machine=machine.describe()["processor"],
         steps=STEPS,
@@ -370,24 +386,23 @@ def write_page(rows: Mapping[str, Sequence[Cells]], path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def measure(name: str, options: Namespace) -> Iterator[Cells]:
-    """Yield a row for each target and kind of build."""
+def measure(target: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each kind of build."""
     matrix = Matrix(options.folder, list(MODELS))
-    for target in options.targets:
-        for kind in options.kinds:
-            cell = matrix.run(target, kind, name)
-            yield target, kind, cell.size / 1024, cell.seconds, cell.verdict
+    for kind in options.kinds:
+        chosen = {name: matrix.run(target, kind, name) for name in MODELS if name in options.models}
+        yield kind, *(str(chosen[name]) if name in chosen else None for name in MODELS)
 
 
 BENCHES = (
     Bench(
         "builds",
         "every target and kind of trimmed build with five models; takes hours",
-        {name: name for name in MODELS},
-        ("target", "kind", "KiB:,.0f", "s:.0f", "losses"),
+        {name: name for name in NAMES},
+        ("kind", *MODELS),
         measure,
         options=(
-            Option("targets", NAMES, "to build for"),
+            Option("models", tuple(MODELS), "to build"),
             Option("kinds", tuple(KINDS), "of builds"),
             Option("folder", ROOT / "build" / "matrix", "of rows that are kept"),
         ),

@@ -468,7 +468,7 @@ def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
 def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
     """Of one target and one model; a second run makes nothing."""
     document = tmp_path / "page.md"
-    words = ["builds", "mlp", "--targets", "native", "--folder", str(tmp_path)]
+    words = ["builds", "native", "--models", "mlp", "--folder", str(tmp_path)]
     assert bench.main([*words, "--document", str(document)]) == 0
     text = document.read_text("utf-8")
     assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", text)) == 3
