@@ -26,6 +26,7 @@ from engine.base.errors import (
     warn_user,
 )
 from engine.base.fields import expand_options
+from engine.base.other_names import LOSS_INPUTS
 from engine.base.signatures import check_arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
@@ -190,7 +191,7 @@ def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callabl
         return spec.build
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
-            f"the model has outputs {inputs}: name the one the loss is taken of by loss_input_names"
+            f"the model has outputs {inputs}: choose those of the loss by {LOSS_INPUTS}"
         )
     return lambda graph: spec.build(graph, *inputs)
 

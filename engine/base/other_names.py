@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# The one option of ours whose name differs by where it is given; messages name all of them.
+LOSS_INPUTS = "loss_inputs (of commands --loss-input, of generate_artifacts loss_input_names)"
+
 
 class Here(NamedTuple):
     """The meaning of a name of another framework in this package.

@@ -237,7 +237,7 @@ def _refuse_keyword(
 ) -> TypeError:
     """Return the error of a keyword that a function does not take, with what may be meant."""
     title = function.__qualname__.removesuffix(".__init__")
-    hint = other_names.suggest_in_python(name)
+    hint = other_names.suggest_in_python(name) or suggest_nearest(name, known)
     if not hint and owner is not None:
         takers = [
             f"{owner.__name__}.{each}"
@@ -247,7 +247,6 @@ def _refuse_keyword(
         ]  # fmt: skip
         names = " and ".join(filter(None, (", ".join(takers[:-1]), *takers[-1:])))
         hint = f"; {names} {'take' if takers[1:] else 'takes'} it" if takers else ""
-    hint = hint or suggest_nearest(name, known)
     return TypeError(f"{title}() got an unexpected keyword argument {name!r}{hint}")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import InputError
+from engine.base.other_names import LOSS_INPUTS
 from engine.base.representation import represent
 from engine.base.signatures import check_arguments
 
@@ -87,6 +88,6 @@ class NamedLoss(Loss):
             raise InputError(
                 f"{type(self).__name__} takes {_COUNTS[self.takes]} model "
                 f"output{'s' if self.takes > 1 else ''}{may if self.targets else ''}; found "
-                f"{list(inputs)}: choose by loss_input_names"
+                f"{list(inputs)}: choose by {LOSS_INPUTS}"
             )
         return (*inputs, *map(arguments.DefaultName, self.targets[given:]))

@@ -10,6 +10,7 @@ import numpy as np
 from engine.base import arguments
 from engine.base.element_types import FLOATS, NUMPY
 from engine.base.errors import DTypeError, ModelError
+from engine.base.other_names import LOSS_INPUTS
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
@@ -67,7 +68,7 @@ class LossNodes:
         elif known.dtype != t.dtype or known.rank != t.rank:
             raise ModelError(
                 f"{graph.name}: the loss needs {name!r} as {t}, but the model has one that is "
-                f"{known}; name another by loss_input_names"
+                f"{known}; name another by {LOSS_INPUTS}"
             )
         return name
 

@@ -67,6 +67,13 @@ def test_makers_and_predict_answer_too() -> None:
         constructor("none", seeds=3)
 
 
+def test_an_own_keyword_comes_before_other_methods() -> None:
+    """`Trainer.check` has `batch`; of `fit` it is called `batch_size`."""
+    fit: Any = make_trainer().fit
+    with pytest.raises(TypeError, match=r"fit\(\) got .* 'batch'; nearest: 'batch_size'$"):
+        fit(DATA, batch=32)
+
+
 def test_run_toml_answers_too() -> None:
     with pytest.raises(InputError, match=r"unknown key 'validation_split'; here it is 'validation'"
                        r" in \[data\]"):  # fmt: skip
