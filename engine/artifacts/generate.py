@@ -191,7 +191,7 @@ def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callabl
         return spec.build
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
-            f"the model has outputs {inputs}: choose those of the loss by {LOSS_INPUTS}"
+            f"the model has outputs {inputs}: choose the operands of the loss by {LOSS_INPUTS}"
         )
     return lambda graph: spec.build(graph, *inputs)
 

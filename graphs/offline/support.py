@@ -37,6 +37,7 @@ FORWARD, UNSUPPORTED = "forward only", "unsupported"
 PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 MULTIPLES, LARGE = range(64, 384, 32), range(512, 1152, 64)
 _LOST = "the type of {} is not known"
+WIDEST = 60  # letters of a name in the table
 SMALL = 64  # least elements of a constant of floats that counts as a trained weight
 
 
@@ -63,7 +64,7 @@ class Support:
 
 
 class SupportTable(list[Support]):
-    """Table of the nodes of a model, in order; `str` formats it.
+    """Table of the nodes of a model, in order; `str` formats it, without the middle of long names.
 
     notes: sentences after the rows, on folded nodes that make the model train differently from the
         exported module, and on weights of integers or half floats.
@@ -80,7 +81,8 @@ class SupportTable(list[Support]):
         rows = [["node", *["module"] * known, "op", "opset", "status", ""]]
         for r in self:
             op = f"{r.domain}::{r.op}" if r.domain else r.op
-            rows.append([r.node, *[r.module] * known, op, str(r.opset), r.status, r.reason])
+            names = map(_shorten_name, (r.node, *[r.module] * known))
+            rows.append([*names, op, str(r.opset), r.status, r.reason])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
         lines = [
             "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
@@ -95,6 +97,12 @@ class SupportTable(list[Support]):
         todo = [f"what to do about {', '.join(advised[what])}: {what}" for what in advised if what]
         end = [f"{len(self)} nodes: {total}", *todo, *(f"warning: {note}" for note in self.notes)]
         return "\n".join([*(line.rstrip() for line in lines), *end])
+
+
+def _shorten_name(name: str) -> str:
+    """Return a name of at most `WIDEST` letters, for a longer one without its middle."""
+    half = (WIDEST - 3) // 2
+    return name if len(name) <= WIDEST else f"{name[:half]}...{name[-half:]}"
 
 
 def check_support(model: onnx_io.Model) -> SupportTable:

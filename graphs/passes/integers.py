@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,9 @@ def compute_in_integers(
              y = Relu(Conv(d, v, c)); r = QuantizeLinear(y, u, p)
     After    r = engine::IntegerConv(q, w packed, sums, z, s t / u, b) low=p offset=p to=u8
 
-    A layer stays as it is if its weights less their zero points need more than 8 bits, if it has
-    several groups and is not depthwise, or if what it reads is scaled by channel.
+    A layer stays as it is if it has several groups and is not depthwise, or if what it reads is
+    scaled by channel.  Weights that need 9 bits less their zero points, as uint8 does, have shifts:
+    what each column of the packed weights is too large by.
 
     No code depends on the scales and zero points of quantisers that stay.
 
@@ -81,14 +82,28 @@ class _Activation:
 
 @dataclass(frozen=True, slots=True)
 class _Quantised:
-    """Constant weights: integers less their zero points, and scales along an axis.
+    """Constant weights, of 8 bits, with scales and shifts along an axis, or one for all.
 
-    axis: None if one scale belongs to all.
+    shifts: what the integers are too large by.  axis: None if one scale and shift belong to all.
     """
 
     integers: Array
     scales: Array
+    shifts: Array
     axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """The weights of a layer as [depth, columns]; scales and shifts: of the columns, or one.
+
+    repeats: how often the sum over the depth goes over what a depthwise window sees; 0: others.
+    """
+
+    integers: Array
+    scales: Array
+    shifts: Array
+    repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +200,12 @@ class _Integers:
                 return None
             if attrs.get("transB", 0):
                 w = _transpose(w, (1, 0))
-        flat = _flatten(node, w)
-        if flat is None:
+        matrix = _flatten(node, w)
+        if matrix is None:
             return None
-        matrix, scales = flat
-        unit = np.float32(x.scale) * scales
+        unit = np.float32(x.scale) * matrix.scales
         bias = node.inputs[2] if len(node.inputs) > 2 else ""
-        integers = self.read_bias(bias, unit, matrix.shape[1]) if bias else None
+        integers = self.read_bias(bias, unit, matrix.integers.shape[1]) if bias else None
         if bias and integers is None:
             return self.add_bias(node, x, matrix, unit, bias)
         result = self.find_result(node.outputs[0])
@@ -205,10 +219,9 @@ class _Integers:
         zero = self.types[node.inputs[2]]
         if x_scale is None or y_scale is None or y_zero is None or w is None or zero.size != 1:
             return None
-        flat = _flatten(node, w)
-        if flat is None:
+        matrix = _flatten(node, w)
+        if matrix is None:
             return None
-        matrix, scales = flat
         bias = None
         if len(node.inputs) > 8 and node.inputs[8]:
             bias = values[8]
@@ -217,7 +230,7 @@ class _Integers:
         to = self.types[node.outputs[0]].dtype
         low, high = find_limits(to)
         result = _Result(node.outputs[0], to, np.float32(y_scale), low, high, int(y_zero))
-        unit = np.float32(x_scale) * scales
+        unit = np.float32(x_scale) * matrix.scales
         return [self.make_layer(node, node.inputs[0], node.inputs[2], matrix, result, unit, bias)]
 
     def replace_bare(self, node: Node) -> list[Node] | None:
@@ -226,15 +239,15 @@ class _Integers:
         if inputs[2] and self.types[inputs[2]].size != 1:
             return None
         w = self.join_weights(inputs[1], "", inputs[3], axis=0 if node.op == "ConvInteger" else 1)
-        flat = None if w is None else _flatten(node, w)
-        if flat is None:
+        matrix = None if w is None else _flatten(node, w)
+        if matrix is None:
             return None
         zero = inputs[2] or self.add_zero(self.types[inputs[0]].dtype)
         result = _Result(node.outputs[0], "i32")
-        return [self.make_layer(node, inputs[0], zero, flat[0], result, None, None)]
+        return [self.make_layer(node, inputs[0], zero, matrix, result, None, None)]
 
     def add_bias(
-        self, node: Node, x: _Activation, matrix: Array, unit: Array, bias: str
+        self, node: Node, x: _Activation, matrix: _Matrix, unit: Array, bias: str
     ) -> list[Node] | None:
         """Return the layer with a result of floats, to which the bias is added as it is."""
         if node.op == "Conv":
@@ -296,7 +309,7 @@ class _Integers:
         return self.join_weights(integers, scale, zero, axis=int(maker.attrs.get("axis", 1)))
 
     def join_weights(self, name: str, scale: str, zero: str, *, axis: int) -> _Quantised | None:
-        """Return weights less their zero points; None if they are not constants of 8 bits.
+        """Return weights less their zero points as far as 8 bits hold them; None if not constant.
 
         scale: "" for 1.
         """
@@ -311,11 +324,16 @@ class _Integers:
         along = [-1 if i == axis else 1 for i in range(w.ndim)]
         if any(v.size not in (1, w.shape[axis]) or v.ndim > 1 for v in (scales, zeros)):
             return None
-        centred = w.astype(np.int16) - zeros.astype(np.int16).reshape(along)
-        if centred.min() < -128 or centred.max() > 127:
-            return None
+        shifts = zeros.astype(np.int16).reshape(-1)
+        centred = w.astype(np.int16) - shifts.reshape(along if shifts.size > 1 else ())
+        if centred.min() >= -128 and centred.max() <= 127:
+            shifts = np.zeros(1, np.int16)
+        else:  # as int8, which differs from uint8 by half of the range
+            least = 128 if w.dtype == np.uint8 else 0
+            centred, shifts = w.astype(np.int16) - least, shifts - least
         flat = scales.reshape(-1)
-        return _Quantised(centred.astype(np.int8), flat, axis if flat.size > 1 else None)
+        is_one = flat.size == shifts.size == 1
+        return _Quantised(centred.astype(np.int8), flat, shifts, None if is_one else axis)
 
     def read_bias(self, name: str, unit: Array, columns: int) -> Array | None:
         """Return the integers of a bias in units of the sums; None if it is not stored so."""
@@ -393,19 +411,19 @@ class _Integers:
         node: Node,
         x: str,
         zero: str,
-        matrix: Array,
+        matrix: _Matrix,
         result: _Result,
         unit: Array | None,
         bias: Array | None,
     ) -> Node:
         """Return the node of a layer, after adding its constants.
 
-        matrix: weights [depth, columns].  unit: the value of 1 in a sum of each column.
+        unit: the value of 1 in a sum of each column.
         """
-        columns = matrix.shape[1]
+        columns = matrix.integers.shape[1]
         self.gone.update(result.gone)
-        sums = matrix.astype(np.int64).sum(0).astype(np.int32)
-        inputs = [x, self.add(node, "packed", pack_panels(matrix))]
+        sums = matrix.integers.astype(np.int64).sum(0).astype(np.int32)
+        inputs = [x, self.add(node, "packed", pack_panels(matrix.integers))]
         inputs += [self.add(node, "sums", fill_panels(sums)), zero]
         if unit is not None:
             factor = unit if result.scale is None else unit / result.scale
@@ -414,13 +432,17 @@ class _Integers:
         if bias is not None:
             inputs += [""] * (5 - len(inputs))
             inputs.append(self.add(node, "bias", fill_panels(bias.reshape(-1))))
+        if matrix.shifts.any():
+            inputs += [""] * (6 - len(inputs))
+            shifts = np.broadcast_to(matrix.shifts.astype(np.int32), (columns,))
+            inputs.append(self.add(node, "shift", fill_panels(shifts)))
         attrs: dict[str, Any] = {"columns": columns, "to": result.to}
         attrs |= {"low": result.low, "high": result.high, "offset": result.offset}
         is_conv = "Conv" in node.op
         if is_conv:
             attrs |= {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
             attrs["kernel_shape"] = list(self.types[node.inputs[_place(node)]].shape[2:])
-            attrs["depthwise"] = int(node.attrs.get("group", 1) > 1)
+            attrs["depthwise"] = matrix.repeats
         op = "IntegerConv" if is_conv else "IntegerMatMul"
         return Node(op, tuple(inputs), (result.name,), attrs, OURS, node.name)
 
@@ -443,26 +465,42 @@ def _take_single(value: Array | None) -> Any:
 
 def _transpose(w: _Quantised, order: tuple[int, ...]) -> _Quantised:
     axis = None if w.axis is None else order.index(w.axis)
-    return _Quantised(w.integers.transpose(order), w.scales, axis)
+    return replace(w, integers=w.integers.transpose(order), axis=axis)
 
 
-def _flatten(node: Node, w: _Quantised) -> tuple[Array, Array] | None:
-    """Return weights as [depth, columns] with their scales; None if the layer has another form."""
-    integers = w.integers
-    if "Conv" in node.op:
-        if w.axis not in (None, 0) or integers.ndim not in (3, 4, 5):
-            return None
-        groups = int(node.attrs.get("group", 1))
-        if groups > 1:
-            # Of windows over one channel each the depth is the taps.
-            if integers.shape[1] != 1 or groups != integers.shape[0]:
-                return None
-            matrix = integers.reshape(groups, -1).T
-        else:
-            # Channels are the fastest, as they lie in patches.
-            matrix = np.moveaxis(integers, 1, -1).reshape(len(integers), -1).T
-    elif integers.ndim != 2 or w.axis not in (None, 1):
+def _flatten(node: Node, w: _Quantised) -> _Matrix | None:
+    """Return weights as a matrix; None if the layer has another form, or sums that are too long."""
+    made = _flatten_window(node, w) if "Conv" in node.op else _flatten_product(w)
+    if made is None:
         return None
-    else:
-        matrix = integers
-    return None if matrix.shape[0] > DEEPEST else (matrix, w.scales)
+    # A shift takes a ninth bit.
+    deepest = DEEPEST // 2 if made.shifts.any() else DEEPEST
+    return made if made.integers.shape[0] <= deepest else None
+
+
+def _flatten_product(w: _Quantised) -> _Matrix | None:
+    if w.integers.ndim != 2 or w.axis not in (None, 1):
+        return None
+    return _Matrix(w.integers, w.scales, w.shifts)
+
+
+def _flatten_window(node: Node, w: _Quantised) -> _Matrix | None:
+    integers = w.integers
+    if w.axis not in (None, 0) or integers.ndim not in (3, 4, 5):
+        return None
+    groups = int(node.attrs.get("group", 1))
+    if groups == 1:
+        # Channels are the fastest, as they lie in patches.
+        matrix = np.moveaxis(integers, 1, -1).reshape(len(integers), -1).T
+        return _Matrix(matrix, w.scales, w.shifts)
+    if integers.shape[1] != 1 or groups != integers.shape[0]:
+        return None
+    # Of windows over one channel each the depth is the taps.
+    matrix = integers.reshape(groups, -1).T
+    if not w.shifts.any():
+        return _Matrix(matrix, w.scales, w.shifts, repeats=1)
+    # A sum over a few taps of a channel is short: weights of 9 bits are two of 8.
+    exact = matrix.astype(np.int16) - w.shifts
+    most = np.clip(exact, -128, 127)
+    parts = np.concatenate([most, exact - most]).astype(np.int8)
+    return _Matrix(parts, w.scales, np.zeros(1, np.int16), repeats=2)

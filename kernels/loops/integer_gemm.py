@@ -1,9 +1,10 @@
 """Products of 8-bit integers: sums of 32 bits, scaled and rounded as they are stored.
 
-    Y[m, n] = out(bias[n] + sum_k (A[m, k] - zero) B[k, n])
+    Y[m, n] = out(bias[n] + sum_k (A[m, k] - zero) (B[k, n] - shift[n]))
 
 B is packed when the graph is planned (vocabulary/integers.py) and read where it is.  The zero point
-of A is not subtracted from each factor, but zero times the sum over a column of B once.
+of A is not subtracted from each factor, but zero times the sum over a column of B once, and the
+shift of a column times the sum over a row of A.
 
 Error     none in the sums, which are exact modulo 2^32; scaling is one product in float32 and one
           rounding, as in onnxruntime (integer_dots.py)
@@ -41,8 +42,10 @@ BLOCK = 1 << 18  # bytes of A that stay in the second-level cache while all of B
 # What all integer kernels take beside activations: weights and what belongs to their columns.
 OPERANDS = """
     w: i8[...]   sums: i32[up(n, 16)]   zero: T[1]   bias: i32[up(n, 16)] if mode & BIAS
-    factor: f32[up(n, 16)] if Y != "i32"   work: scratch i32[threads, up(n, 16)]
+    factor: f32[up(n, 16)] if Y != "i32"   work: scratch i32[threads, starts, up(n, 16)]
     """
+SHIFT = "shift: i32[up(n, 16)] if starts > 1"
+STARTS = "rows that sums start from: 1; with shifts 1 more than a block has rows"
 RESULT: dict[str, str | Field] = {
     "mode": "BIAS or 0",
     "low": Field("least result of 8 bits", range="signed"),
@@ -71,18 +74,40 @@ def prepare_start(target: Target, T: str) -> Inline:
     return run
 
 
+def shift_starts(T: str) -> Inline:
+    """Return an inline function: what the sums of m rows start from, if columns have shifts.
+
+    shift_starts(start, a, lda, zero, shift, k, m, n)
+
+    Row 0 of `start` is of `prepare_start`; row 1 + i gets this less shift[j] sum_k (A[i, k] - zero)
+    in n columns.
+    """
+    total = loop("i32", f"x:{T}[] -> sum(cast(i32, x))")
+    lower = loop("i32", "b[] c[] r -> y[] = b - c * r")
+
+    @inline
+    def run(start, a, lda, zero, shift, k, m, n):
+        for i in range(m):
+            row = total(off(a, i * lda), k) - k * zero[0]
+            lower(start, shift, row, off(start, (i + 1) * n), n)
+
+    return run
+
+
 def rectangle(target: Target, X: str, Y: str) -> Inline:
     """Return an inline function: m rows and n columns of Y; all start at whole panels.
 
-    rectangle(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset)
+    rectangle(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset)
+
+    Row i starts from start[i lds:].
     """
     rows, panels = find_shape(target)
     widths = [panels >> i for i in range(panels.bit_length())]
     columns = functools.reduce(_follow, [_sweep(X, Y, rows, width) for width in widths])
 
     @inline
-    def run(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset):
-        columns(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, 0)
+    def run(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset):
+        columns(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, 0)
 
     return run
 
@@ -96,7 +121,7 @@ def _sweep(X: str, Y: str, rows: int, width: int) -> Inline:
     before = (width - 1) * PANEL
 
     @inline
-    def run(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j):
+    def run(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, j):
         ldb = udiv(k + GROUP - 1, GROUP) * PANEL * GROUP
         while j + before < n:
             tail = imin(n - j - before, PANEL)
@@ -104,14 +129,14 @@ def _sweep(X: str, Y: str, rows: int, width: int) -> Inline:
             i = 0
             while i + rows <= m:
                 whole(
-                    off(a, i * lda), b, off(y, i * ldy + j), s, f,
-                    k, lda, ldb, ldy, low, high, offset, tail,
+                    off(a, i * lda), b, off(y, i * ldy + j), off(s, i * lds), f,
+                    k, lda, ldb, ldy, lds, low, high, offset, tail,
                 )  # fmt: skip
                 i += rows
             while i < m:
                 one(
-                    off(a, i * lda), b, off(y, i * ldy + j), s, f,
-                    k, lda, ldb, ldy, low, high, offset, tail,
+                    off(a, i * lda), b, off(y, i * ldy + j), off(s, i * lds), f,
+                    k, lda, ldb, ldy, lds, low, high, offset, tail,
                 )  # fmt: skip
                 i += 1
             j += width * PANEL
@@ -124,9 +149,9 @@ def _follow(first: Inline, second: Inline) -> Inline:
     """Return an inline function: the columns of the first, then the columns of the second."""
 
     @inline
-    def run(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j):
-        j = first(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j)
-        return second(a, lda, w, y, ldy, start, factor, k, m, n, low, high, offset, j)
+    def run(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, j):
+        j = first(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, j)
+        return second(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, j)
 
     return run
 
@@ -137,6 +162,7 @@ INTEGER_GEMM_WORDS = Words(
     n="columns of Y",
     k="length of the sums",
     rows="rows of A that are multiplied with all of B, one after another",
+    starts=STARTS,
     grid=Field("into how many parts threads cut the work", names=("rows", "columns")),
     **RESULT,
 )
@@ -144,8 +170,8 @@ INTEGER_GEMM_WORDS = Words(
 
 @kernel(
     f"""
-    x: T[m, k]   y: out Y[m, n]   {OPERANDS}
-    g: i64[] where min(rows, k, min(grid)) >= 1 and mode <= BIAS
+    x: T[m, k]   y: out Y[m, n]   {OPERANDS} {SHIFT}
+    g: i64[] where min(rows, k, min(grid)) >= 1 and mode <= BIAS and (starts == 1 or starts > rows)
     """,
     words={"g": INTEGER_GEMM_WORDS},
     reach=lambda c: {"w": round_to_unit(c.n, PANEL) * round_to_unit(c.k, GROUP)},
@@ -154,13 +180,13 @@ INTEGER_GEMM_WORDS = Words(
     Y=Y_TYPES,
 )
 def integer_gemm(target: Target, T: str, Y: str) -> Body:
-    """Y = out(bias + (X - zero) W), by rows of X; w: packed, overwrites y.
+    """Y = out(bias + (X - zero) (W - shift)), by rows of X; w: packed, overwrites y.
 
     sums: of the columns of W.  factor: a result less its zero point for each unit of a sum.
     """
-    run, prepare = rectangle(target, T, Y), prepare_start(target, T)
+    run, prepare, lower = rectangle(target, T, Y), prepare_start(target, T), shift_starts(T)
 
-    def body(x, y, w, sums, zero, bias, factor, work, g, tid, nthreads):
+    def body(x, y, w, sums, zero, bias, factor, work, shift, g, tid, nthreads):
         mt, nt = g.grid_rows, g.grid_columns
         if tid < mt * nt:
             tm = udiv(tid, nt)
@@ -169,16 +195,21 @@ def integer_gemm(target: Target, T: str, Y: str) -> Body:
             columns = udiv(udiv(g.n + PANEL - 1, PANEL) + nt - 1, nt) * PANEL
             m0, n0 = imin(tm * rows, g.m), imin(tn * columns, g.n)
             m1, n1 = imin(m0 + rows, g.m), imin(n0 + columns, g.n)
-            start = off(work, tid * udiv(g.n + PANEL - 1, PANEL) * PANEL)
+            start = off(work, tid * g.starts * udiv(g.n + PANEL - 1, PANEL) * PANEL)
             size = udiv(n1 - n0 + PANEL - 1, PANEL) * PANEL
             prepare(start, off(bias, n0), off(sums, n0), zero, size, g.mode)
             b = off(w, n0 * udiv(g.k + GROUP - 1, GROUP) * GROUP)
+            first, lds = start, 0  # all rows start alike
+            if g.starts > 1:
+                first, lds = off(start, size), size
             i = m0
             while i < m1:
                 mb = imin(g.rows, m1 - i)
+                if g.starts > 1:
+                    lower(start, off(x, i * g.k), g.k, zero, off(shift, n0), g.k, mb, size)
                 run(
-                    off(x, i * g.k), g.k, b, off(y, i * g.n + n0), g.n, start, off(factor, n0),
-                    g.k, mb, n1 - n0, g.low, g.high, g.offset,
+                    off(x, i * g.k), g.k, b, off(y, i * g.n + n0), g.n, first, lds,
+                    off(factor, n0), g.k, mb, n1 - n0, g.low, g.high, g.offset,
                 )  # fmt: skip
                 i += mb
 
@@ -190,7 +221,8 @@ class Weights:
     """Packed weights with what belongs to their columns, as integer kernels take them.
 
     w: in panels.  sums: of the columns.  zero: the zero point of activations.  factor: None where
-    the sums are the result.  low, high, offset: of results of 8 bits.
+    the sums are the result.  shift: what each column of the weights is too large by; None where it
+    is 0.  low, high, offset: of results of 8 bits.
     """
 
     w: Operand
@@ -198,6 +230,7 @@ class Weights:
     zero: Operand
     factor: Operand | None
     bias: Operand | None
+    shift: Operand | None
     low: int
     high: int
     offset: int
@@ -205,8 +238,12 @@ class Weights:
     @property
     def operands(self) -> dict[str, Any]:
         """The tensors by the names that kernels have for them."""
-        names = "w", "sums", "zero", "factor", "bias"
+        names = "w", "sums", "zero", "factor", "bias", "shift"
         return {name: getattr(self, name) for name in names}
+
+    def count_starts(self, rows: int) -> int:
+        """Return the rows that the sums of a block of rows start from."""
+        return 1 + rows if self.shift else 1
 
     def words(self) -> Mapping[str, Any]:
         """Return the fields of `RESULT`."""
@@ -222,17 +259,22 @@ def lower_integer_gemm(
     threads = lowering.threads
     _, rows, columns = split_threads(m, n, 1, threads, PANEL)
     high, _ = find_shape(lowering.target)
+    # A block of A stays near the core, and with it what its rows start from.
+    row = max(k, 4 * n) if weights.shift else k
+    block = max(BLOCK // row // high * high, high)
+    starts = weights.count_starts(block)
     lowering.call(
         integer_gemm(x.type.dtype, y.type.dtype),
         x=x,
         y=y,
         **weights.operands,
-        work=lowering.temp("i32", (threads * round_to_unit(n, PANEL),)),
+        work=lowering.temp("i32", (threads * starts * round_to_unit(n, PANEL),)),
         g=INTEGER_GEMM_WORDS.pack(
             m=m,
             n=n,
             k=k,
-            rows=max(BLOCK // k // high * high, high),
+            rows=block,
+            starts=starts,
             grid=(rows, columns),
             **weights.words(),
         ),

@@ -1,6 +1,7 @@
 """Products and convolutions of 8-bit integers by constant weights, with sums of 32 bits.
 
-Forward   y = out(bias[j] + sum_k (x[k] - zero) w[k, j]), for rows of x or windows of images
+Forward   y = out(bias[j] + sum_k (x[k] - zero) (w[k, j] - shift[j])), for rows of x or windows of
+          images
           out: the sum (i32); times factor[j] (f32); rounded, ties to even, plus `offset`, and
           clipped to [low, high] (u8, i8).  Passes make these ops of frozen layers alone, so they
           have no gradient (graphs/passes/integers.py)
@@ -18,9 +19,10 @@ from engine.kernels.vocabulary.facts import ChannelsLast
 from engine.kernels.vocabulary.integers import GROUP, PANEL
 from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Site, TensorType
 
-# x; w in panels; sums of its columns; the zero point of x; factor; bias
-# Zero points of weights are subtracted before they are packed: one of x is enough for a kernel.
-_INPUTS: dict[str, Any] = {"inputs": (4, 6), "may_be_absent": frozenset({4})}
+# x; w in panels; sums of its columns; the zero point of x; factor; bias; shift
+# Zero points of weights are subtracted before they are packed, if 8 bits hold what remains; shifts
+# are for those that need 9 bits.
+_INPUTS: dict[str, Any] = {"inputs": (4, 7), "may_be_absent": frozenset({4, 5})}
 _RESULT: dict[str, Any] = {"low": 0, "high": 0, "offset": 0}
 _NEEDS: dict[str, Kind] = {"columns": "int", "to": "string"}
 
@@ -32,8 +34,8 @@ def _check(site: Site, depth: int) -> str:
     if site.type(0).dtype not in ("u8", "i8") or site.type(3).dtype != site.type(0).dtype:
         site.fail(f"activations are {site.type(0)}, their zero point {site.type(3)}", "u8, i8")
     # All that belongs to columns is read by whole panels, whose last columns may be of no use.
-    kinds = {1: "i8", 2: "i32", 4: "f32", 5: "i32"}
-    sizes = {1: panels * groups * PANEL * GROUP, **dict.fromkeys((2, 4, 5), panels * PANEL)}
+    kinds = {1: "i8", 2: "i32", 4: "f32", 5: "i32", 6: "i32"}
+    sizes = {1: panels * groups * PANEL * GROUP, **dict.fromkeys((2, 4, 5, 6), panels * PANEL)}
     for i, kind in kinds.items():
         if site.has(i) and (site.type(i).dtype != kind or site.type(i).size != sizes[i]):
             site.fail(f"input {i} is {site.type(i)}", f"{sizes[i]} of {kind}")
@@ -50,8 +52,11 @@ def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _conv_infer(site: Site) -> tuple[TensorType, ...]:
     x, taps = site.type(0), list(site.attrs["kernel_shape"])
-    # A depthwise sum is over the taps of one channel, another one over all channels as well.
-    depth = 1 if site.attrs["depthwise"] else int(x.dims[1])
+    # A depthwise sum is over the taps of one channel, once or twice; another one over all channels.
+    depthwise = int(site.attrs["depthwise"])
+    if depthwise and site.has(6):
+        site.wrong("shifts of depthwise weights")
+    depth = depthwise or int(x.dims[1])
     for n in taps:
         depth *= n
     to = _check(site, depth)
@@ -62,10 +67,18 @@ def _conv_infer(site: Site) -> tuple[TensorType, ...]:
 def _read_weights(lowering: Lowering) -> Weights:
     site = lowering.site
     w, sums, zero = (lowering.x(i) for i in (1, 2, 3))
-    factor, bias = (lowering.x(i) if site.has(i) else None for i in (4, 5))
+    factor, bias, shift = (lowering.x(i) if site.has(i) else None for i in (4, 5, 6))
     low, high, offset = (int(site.attrs[name]) for name in ("low", "high", "offset"))
     return Weights(
-        w=w, sums=sums, zero=zero, factor=factor, bias=bias, low=low, high=high, offset=offset
+        w=w,
+        sums=sums,
+        zero=zero,
+        factor=factor,
+        bias=bias,
+        shift=shift,
+        low=low,
+        high=high,
+        offset=offset,
     )
 
 
@@ -81,7 +94,7 @@ def _conv_lower(lowering: Lowering) -> None:
     x, y, attrs = lowering.x(0), lowering.y(0), lowering.site.attrs
     if y.type.size:
         axes = find_windows(lowering.site, x.type, list(attrs["kernel_shape"]))
-        depthwise = bool(attrs["depthwise"])
+        depthwise = int(attrs["depthwise"])
         lower_integer_conv(lowering, x, _read_weights(lowering), y, axes, depthwise=depthwise)
 
 
@@ -96,7 +109,7 @@ OPS = (
         infer=_matmul_infer,
         lower=_matmul_lower,
         calls=(integer_gemm,),
-        no_gradient=frozenset(range(6)),
+        no_gradient=frozenset(range(7)),
         internal=True,
     ),
     Op(
@@ -110,7 +123,7 @@ OPS = (
         infer=_conv_infer,
         lower=_conv_lower,
         calls=(integer_gemm, *INTEGER_CONV_KERNELS),
-        no_gradient=frozenset(range(6)),
+        no_gradient=frozenset(range(7)),
         layout=ChannelsLast((0,), (0,)),
         internal=True,
     ),

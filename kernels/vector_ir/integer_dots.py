@@ -46,23 +46,24 @@ _MADD = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}  # b
 
 
 def integer_tile(target: Target, X: str, Y: str, rows: int, panels: int) -> Any:
-    """integer_tile(a, b, y, start, factor, k, lda, ldb, ldy, low, high, zero, tail)
+    """integer_tile(a, b, y, start, factor, k, lda, ldb, ldy, lds, low, high, zero, tail)
 
-    Y[i, j] = out(start[j] + sum_p A[i, p] B[p, j]) for `rows` rows and `panels` panels of columns.
+    Y[i, j] = out(S[i, j] + sum_p A[i, p] B[p, j]) for `rows` rows and `panels` panels of columns.
 
     A[i, p] is a[i lda + p], of the type X; if that is not the sign that the target multiplies, its
     highest bit is flipped first.  B is packed, `ldb` bytes from panel to panel; steps after the
-    last, up to a whole group, have factors 0 there.  Y[i, j] is y[i ldy + j].  Of the last panel
-    `tail` columns are stored; start and factor have whole panels.  K >= 1.
+    last, up to a whole group, have factors 0 there.  Y[i, j] is y[i ldy + j], S[i, j] is
+    start[i lds + j].  Of the last panel `tail` columns are stored; S and factor have whole panels.
+    K >= 1.
     out: the sum itself where Y is i32; the sum as float32 times factor[j] where it is f32; this
     rounded to the nearest integer, ties to even, plus `zero`, from `low` to `high`, if 8 bits.
     """
     name = f"integer_tile_{X}{Y}_{rows}x{panels}x{target.lanes(4)}{target.dots}"
     emit = call_outlined(name, lambda fn: _DotTile(fn, target, X, Y).build(rows, panels))
 
-    def op(typingctx, a, b, y, start, factor, k, lda, ldb, ldy, low, high, zero, tail):
+    def op(typingctx, a, b, y, start, factor, k, lda, ldb, ldy, lds, low, high, zero, tail):
         kinds = (NUMBA[X], types.int8, NUMBA[Y], types.int32, types.float32)
-        return types.void(*[types.CPointer(t) for t in kinds], *[types.int64] * 8), emit
+        return types.void(*[types.CPointer(t) for t in kinds], *[types.int64] * 9), emit
 
     return op
 
@@ -245,7 +246,7 @@ class _DotTile(_Sums):
 
     def build(self, rows: int, panels: int) -> None:
         b = self.b
-        a, bp, y, start, factor, k, lda, ldb, ldy, low, high, zero, tail = self.fn.args
+        a, bp, y, start, factor, k, lda, ldb, ldy, lds, low, high, zero, tail = self.fn.args
         for pointer in (a, bp, y, start, factor):
             pointer.add_attribute("noalias")
         self.prepare(low, high, zero, tail)
@@ -269,7 +270,7 @@ class _DotTile(_Sums):
             at = I64(PANEL * j)
             self.finish(
                 self.join(list(itertools.islice(step, self.vectors))),
-                b.gep(start, [at]),
+                b.gep(start, [b.add(b.mul(lds, I64(i)), at)]),
                 b.gep(factor, [at]),
                 b.gep(y, [b.add(b.mul(ldy, I64(i)), at)]),
                 ragged=j + 1 == panels,

@@ -62,6 +62,19 @@ def test_a_model_that_trains() -> None:
     }
 
 
+def test_long_names_lose_their_middle_in_the_table() -> None:
+    """tf2onnx joins the names of all operations that it has merged."""
+    name = "model/relu/Relu;" * 30 + "end"
+    proto = model(FINE)
+    proto.graph.node[0].name = name
+    table = engine.supported(proto)
+    assert table[0].node == name
+    row = str(table).splitlines()[1].split()[0]
+    assert len(row) <= 60
+    assert row.startswith("model/relu/Relu;")
+    assert row.endswith(";end")
+
+
 @pytest.fixture
 def _no_gradient_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(declared(), ("", "Tanh"), replace(declared()["", "Tanh"], grad=None))

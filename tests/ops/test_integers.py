@@ -93,43 +93,58 @@ TARGETS = ("native", "x86-64-v3", *(pytest.param(t, marks=pytest.mark.whole) for
            ("x86-64-v4", "x86-64-v2")))  # fmt: skip
 
 
+def draw_weights(shape: tuple[int, ...], columns: int, kind: str) -> tuple[Array, Array]:
+    """Weights, and zero points of columns: 0 of int8; of uint8 any, so that 9 bits are used."""
+    if kind == "i8":
+        return draw(shape), np.zeros(columns, np.int8)
+    return draw(shape, kind), RNG.integers(0, 256, columns).astype(np.uint8)
+
+
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("weights", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_are_exact(kind: str, target: str) -> None:
+def test_products_are_exact(kind: str, weights: str, target: str) -> None:
     """Ragged rows, sums and columns; all of one or several panels, on one and two threads."""
     if target != "native" and detect_host().arch != "x86_64":
         pytest.skip("an x86 target")
     zero, y_zero = np.array(7, KINDS[kind]), np.array(11, KINDS[kind])
     node = helper.make_node("QLinearMatMul", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"], ["y"])
     for m, k, n, threads in ((13, 37, 150, 2), (1, 4, 16, 1), (7, 3, 1, 1), (3, 130, 40, 2)):
-        x, w = draw((m, k), kind), draw((k, n))
+        x, (w, wz) = draw((m, k), kind), draw_weights((k, n), n, weights)
         ws = RNG.uniform(0.001, 0.01, n).astype(np.float32)
         ys = np.array(k * 0.01, np.float32)
         constants: dict[str, Any] = {
-            "xs": SCALE, "xz": zero, "w": w, "ws": ws, "wz": np.zeros(n, np.int8), "ys": ys,
+            "xs": SCALE,
+            "xz": zero,
+            "w": w,
+            "ws": ws,
+            "wz": wz,
+            "ys": ys,
             "yz": y_zero,
-        }  # fmt: skip
+        }
         graph = build([node], x, **constants)
         assert list_kernels(graph, x) == {"integer_gemm"}
         made = run(graph, {"x": x}, threads=threads, target=resolve(target).target)["y"]
-        sums = (x.astype(np.int64) - int(zero)) @ w.astype(np.int64)
+        sums = (x.astype(np.int64) - int(zero)) @ (w.astype(np.int64) - wz)
         np.testing.assert_array_equal(made, requantise(sums, SCALE * ws / ys, y_zero))
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("weights", KINDS)
 @pytest.mark.parametrize(("channels", "filters", "groups", "taps", "stride", "pad", "dilation"), [
     (19, 24, 1, 3, 2, 1, 1), (3, 40, 1, 3, 1, 2, 2), (24, 24, 24, 3, 1, 1, 1),
     (40, 40, 40, 5, 2, 2, 1), (16, 33, 1, 1, 1, 0, 1),
 ])  # fmt: skip
 def test_convolutions_are_exact(
     channels: int, filters: int, groups: int, taps: int, stride: int, pad: int, dilation: int,
-    target: str,
+    weights: str, target: str,
 ) -> None:  # fmt: skip
     """Dense, dilated, depthwise and 1x1; windows see zero points outside of the image."""
     if target != "native" and detect_host().arch != "x86_64":
         pytest.skip("an x86 target")
     zero, y_zero = np.array(131, np.uint8), np.array(120, np.uint8)
-    x, w = draw((2, channels, 9, 8), "u8"), draw((filters, channels // groups, taps, taps))
+    x = draw((2, channels, 9, 8), "u8")
+    w, wz = draw_weights((filters, channels // groups, taps, taps), filters, weights)
     b = RNG.integers(-5000, 5000, filters).astype(np.int32)
     ws = RNG.uniform(0.001, 0.01, filters).astype(np.float32)
     ys = np.array(0.7, np.float32)
@@ -138,11 +153,19 @@ def test_convolutions_are_exact(
         pads=[pad] * 4, strides=[stride] * 2, dilations=[dilation] * 2,
     )  # fmt: skip
     constants: dict[str, Any] = {
-        "xs": SCALE, "xz": zero, "w": w, "ws": ws, "wz": np.zeros(filters, np.int8), "ys": ys,
-        "yz": y_zero, "b": b,
-    }  # fmt: skip
+        "xs": SCALE,
+        "xz": zero,
+        "w": w,
+        "ws": ws,
+        "wz": wz,
+        "ys": ys,
+        "yz": y_zero,
+        "b": b,
+    }
     graph = build([node], x, **constants)
-    sums = convolve(x.astype(np.int64) - int(zero), w, stride, pad, dilation, groups)
+    assert any("integer" in kernel for kernel in list_kernels(graph, x))
+    centred = w.astype(np.int64) - wz.reshape(-1, 1, 1, 1)
+    sums = convolve(x.astype(np.int64) - int(zero), centred, stride, pad, dilation, groups)
     across = (1, -1, 1, 1)
     sums += b.reshape(across)
     wanted = requantise(sums, (SCALE * ws / ys).reshape(across), y_zero)
@@ -151,21 +174,24 @@ def test_convolutions_are_exact(
         np.testing.assert_array_equal(made, wanted)
 
 
-def test_sums_are_results_too() -> None:
-    """MatMulInteger and ConvInteger, with a zero point that is computed."""
-    x, w = draw((5, 21), "u8"), draw((21, 18))
+@pytest.mark.parametrize("weights", KINDS)
+def test_sums_are_results_too(weights: str) -> None:
+    """MatMulInteger, with a zero point of activations that is computed."""
+    x, w = draw((5, 21), "u8"), draw((21, 18), weights)
+    wz = np.array(121 if weights == "u8" else 0, KINDS[weights])
     cast = helper.make_node("Cast", ["p"], ["xz"], to=TensorProto.UINT8)
     nodes = [
         helper.make_node("ReduceMin", ["f"], ["p"], keepdims=0),
         cast,
-        helper.make_node("MatMulInteger", ["x", "w", "xz"], ["y"]),
+        helper.make_node("MatMulInteger", ["x", "w", "xz", "wz"], ["y"]),
         helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
     ]
-    graph = build([nodes[3], *nodes[:3]], x + np.uint8(3), w=w)
+    graph = build([nodes[3], *nodes[:3]], x + np.uint8(3), w=w, wz=wz)
     fed = np.maximum(x, 3)
+    assert "integer_gemm" in list_kernels(graph, fed)
     made = run(graph, {"x": fed})["y"]
     np.testing.assert_array_equal(
-        made, (fed.astype(np.int64) - int(fed.min())) @ w.astype(np.int64)
+        made, (fed.astype(np.int64) - int(fed.min())) @ (w.astype(np.int64) - int(wz))
     )
     assert made.dtype == np.int32
 
@@ -236,7 +262,6 @@ def test_layers_of_other_scales_share_their_kernels() -> None:
 
 
 NEAR_MISSES: dict[str, dict[str, Any]] = {
-    "weights beyond 8 bits": {"wz": np.array(5, np.uint8), "w": draw((6, 10), "u8")},
     "weights that are computed": {"w": None},
     "activations scaled by column": {"xs": np.full(6, 0.03, np.float32),
                                      "xz": np.full(6, 100, np.uint8)},

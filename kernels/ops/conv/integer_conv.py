@@ -14,12 +14,15 @@ from engine.kernels.loops.integer_gemm import (
     BLOCK,
     OPERANDS,
     RESULT,
+    SHIFT,
+    STARTS,
     X_TYPES,
     Y_TYPES,
     Weights,
     lower_integer_gemm,
     prepare_start,
     rectangle,
+    shift_starts,
 )
 from engine.kernels.loops.window import Axes
 from engine.kernels.machine.target import Target
@@ -46,6 +49,15 @@ from engine.plan.words import Field, Words
 INTEGER_CONV_WORDS = Words(
     "integer_conv",
     n="channels of Y",
+    starts=STARTS,
+    **RESULT,
+    job=Field("the window", of=P.JOB),
+)
+INTEGER_DEPTHWISE_WORDS = Words(
+    "integer_depthwise",
+    n="channels of Y",
+    starts="1",
+    repeats="how often a window sees each of its taps, with other weights",
     **RESULT,
     job=Field("the window", of=P.JOB),
 )
@@ -98,6 +110,8 @@ def _conv_reach(c: KernelCall) -> Reach:
         c.refuse(f"sums of {q['depth']} for {q['columns']} of {c.n} channels")
     if q["ldx"] != q["channels"]:
         c.refuse(f"{q['channels']} channels of pixels {q['ldx']} apart")
+    if c.starts not in (1, 1 + q["mc"]):
+        c.refuse(f"{c.starts} rows to start from for blocks of {q['mc']}")
     depth = round_to_unit(q["depth"], GROUP)
     size = q["mc"] * depth
     return {
@@ -110,7 +124,7 @@ def _conv_reach(c: KernelCall) -> Reach:
 
 @kernel(
     f"""
-    x: T[...]   y: out Y[...]   patches: scratch T[...]   {OPERANDS}
+    x: T[...]   y: out Y[...]   patches: scratch T[...]   {OPERANDS} {SHIFT}
     g: i64[] where mode <= BIAS
     """,
     words={"g": INTEGER_CONV_WORDS},
@@ -122,11 +136,11 @@ def _conv_reach(c: KernelCall) -> Reach:
     Y=Y_TYPES,
 )
 def integer_conv(target: Target, T: str, Y: str) -> Body:
-    """Y = out(bias + (P - zero) W), as `integer_gemm`; x, y: channels-last."""
+    """Y = out(bias + (P - zero) (W - shift)), as `integer_gemm`; x, y: channels-last."""
     run, prepare, gather = rectangle(target, T, Y), prepare_start(target, T), _gather(T)
-    high, _ = find_shape(target)
+    lower, (high, _) = shift_starts(T), find_shape(target)
 
-    def body(x, y, patches, w, sums, zero, bias, factor, work, g, tid, nthreads):
+    def body(x, y, patches, w, sums, zero, bias, factor, work, shift, g, tid, nthreads):
         q = g.job
         mt, nt = q.mt, q.nt
         if tid < mt * nt:
@@ -137,19 +151,24 @@ def integer_conv(target: Target, T: str, Y: str) -> Body:
             columns = udiv(udiv(g.n + PANEL - 1, PANEL) + nt - 1, nt) * PANEL
             m0, n0 = imin(tm * rows, q.rows), imin(tn * columns, g.n)
             m1, n1 = imin(m0 + rows, q.rows), imin(n0 + columns, g.n)
-            start = off(work, tid * udiv(g.n + PANEL - 1, PANEL) * PANEL)
+            start = off(work, tid * g.starts * udiv(g.n + PANEL - 1, PANEL) * PANEL)
             size = udiv(n1 - n0 + PANEL - 1, PANEL) * PANEL
             prepare(start, off(bias, n0), off(sums, n0), zero, size, g.mode)
             # Rows of P end in whole groups.  Panels hold 0 for the steps after the last, so any
             # bytes will do there, and no tile has a rest.
             depth = udiv(q.depth + GROUP - 1, GROUP) * GROUP
             b, mine = off(w, n0 * depth), off(patches, tid * q.mc * depth)
+            first, lds = start, 0  # all rows start alike
+            if g.starts > 1:
+                first, lds = off(start, size), size
             i = m0
             while i < m1 and n0 < n1:
                 mb = imin(q.mc, m1 - i)
                 gather(x, mine, depth, q, i, mb, zero)
+                if g.starts > 1:
+                    lower(start, mine, depth, zero, off(shift, n0), q.depth, mb, size)
                 run(
-                    mine, depth, b, off(y, i * g.n + n0), g.n, start, off(factor, n0),
+                    mine, depth, b, off(y, i * g.n + n0), g.n, first, lds, off(factor, n0),
                     depth, mb, n1 - n0, g.low, g.high, g.offset,
                 )  # fmt: skip
                 i += mb
@@ -162,7 +181,7 @@ def _depthwise_reach(c: KernelCall) -> Reach:
     q, lines, taps = P.check_window(c, job)
     if q["ldx"] != c.n:
         c.refuse(f"{c.n} channels of pixels {q['ldx']} apart")
-    groups = round_to_unit(taps, GROUP)
+    groups = round_to_unit(c.repeats * taps, GROUP)
     return {
         "x": P.images_reach(c, q, 1, by_lines=True),
         "w": round_to_unit(c.n, PANEL) * groups,
@@ -193,23 +212,27 @@ def see(table, q, n, od, oh, ow, channels):
 @kernel(
     f"""
     x: T[...]   y: out Y[...]   edge: scratch T[threads, n]   at: scratch i64[...]   {OPERANDS}
-    g: i64[] where mode <= BIAS
+    g: i64[] where mode <= BIAS and starts == 1 and repeats >= 1
     """,
-    words={"g": INTEGER_CONV_WORDS},
+    words={"g": INTEGER_DEPTHWISE_WORDS},
     reach=_depthwise_reach,
     multiply_adds=lambda c: P.count_window_products(P.list_jobs(c.job)[0]),
     T=X_TYPES,
     Y=Y_TYPES,
 )
 def integer_depthwise(target: Target, T: str, Y: str) -> Body:
-    """Y[c] = out(bias[c] + sum over taps of (X[c] - zero) W[c]); x, y: channels-last."""
+    """Y[c] = out(bias[c] + sum over taps of (X[c] - zero) W[c]); x, y: channels-last.
+
+    Weights that need 9 bits come as two of 8 bits, for a tap that is seen twice.
+    """
     prepare, fill = prepare_start(target, T), loop(T, "z* -> y[] = z")
     window = Native("integer_window", (T, Y))
 
     def body(x, y, edge, at, w, sums, zero, bias, factor, work, g, tid, nthreads):
         q = g.job
         taps = q.taps_d * q.taps_h * q.taps_w
-        groups = udiv(taps + GROUP - 1, GROUP)
+        seen = g.repeats * taps
+        groups = udiv(seen + GROUP - 1, GROUP)
         size = udiv(g.n + PANEL - 1, PANEL) * PANEL
         start, table, outside = (
             off(work, tid * size),
@@ -220,7 +243,7 @@ def integer_depthwise(target: Target, T: str, Y: str) -> Body:
         # A tap outside of the image reads a pixel of zero points, so that windows have no tests.
         fill(zero, outside, g.n)
         # Steps after the last tap have weights of 0, whatever they see.
-        for t in range(taps, groups * GROUP):
+        for t in range(seen, groups * GROUP):
             table[t] = -1
         # Columns of windows from the first to the one before the last see no column outside.
         first = udiv(imax(q.pad_w, 0) + q.stride_w - 1, q.stride_w)
@@ -236,6 +259,8 @@ def integer_depthwise(target: Target, T: str, Y: str) -> Body:
                     shift = (ow - first) * q.stride_w * g.n
                 else:
                     see(table, q, n, od, oh, ow, g.n)
+                    for t in range(taps, seen):
+                        table[t] = table[t - taps]
                 window(
                     off(x, shift), outside, table, w, off(y, (line * q.out_w + ow) * g.n), start,
                     factor, groups, g.n, g.low, g.high, g.offset,
@@ -245,11 +270,11 @@ def integer_depthwise(target: Target, T: str, Y: str) -> Body:
 
 
 def lower_integer_conv(
-    lowering: Lowering, x: Operand, weights: Weights, y: Operand, axes: Axes, *, depthwise: bool
+    lowering: Lowering, x: Operand, weights: Weights, y: Operand, axes: Axes, *, depthwise: int
 ) -> None:
     """Call the kernel for a window: a product if it is one pixel, otherwise of patches.
 
-    depthwise: each output channel reads the input channel of its number.
+    depthwise: how often a window sees each tap of the channel of its number; 0: it sees all.
     """
     images, channels = x.type.dims[:2]
     n = y.type.dims[1]
@@ -259,13 +284,17 @@ def lower_integer_conv(
         lower_integer_gemm(lowering, x, weights, y, (j.rows, n, channels))
         return
     threads, T, Y = lowering.threads, x.type.dtype, y.type.dtype
-    work = lowering.temp("i32", (threads * round_to_unit(n, PANEL),))
+    columns = round_to_unit(n, PANEL)
     if depthwise:
-        words = INTEGER_CONV_WORDS.pack(n=n, **weights.words(), job=j.words())
-        at = lowering.temp("i64", (threads * round_to_unit(math.prod(j.taps), GROUP),))
+        words = INTEGER_DEPTHWISE_WORDS.pack(
+            n=n, starts=1, repeats=depthwise, **weights.words(), job=j.words()
+        )
+        seen = round_to_unit(depthwise * math.prod(j.taps), GROUP)
+        operands = {k: v for k, v in weights.operands.items() if k != "shift"}
         lowering.call(
-            integer_depthwise(T, Y), x=x, y=y, edge=lowering.temp(T, (threads * n,)), at=at,
-            **weights.operands, work=work, g=words,
+            integer_depthwise(T, Y), x=x, y=y, edge=lowering.temp(T, (threads * n,)),
+            at=lowering.temp("i64", (threads * seen,)), **operands,
+            work=lowering.temp("i32", (threads * columns,)), g=words,
         )  # fmt: skip
         return
     high, _ = find_shape(lowering.target)
@@ -274,10 +303,11 @@ def lower_integer_conv(
     # A block of P is written once and read once for every few panels: it stays near the core.
     mc = max(min(BLOCK // 4 // depth, -(-j.rows // mt)) // high * high, high)
     j = replace(j, mt=mt, nt=nt, mc=mc)
-    words = INTEGER_CONV_WORDS.pack(n=n, **weights.words(), job=j.words())
+    starts = weights.count_starts(mc)
+    words = INTEGER_CONV_WORDS.pack(n=n, starts=starts, **weights.words(), job=j.words())
     lowering.call(
         integer_conv(T, Y), x=x, y=y, patches=lowering.temp(T, (threads * mc * depth,)),
-        **weights.operands, work=work, g=words,
+        **weights.operands, work=lowering.temp("i32", (threads * starts * columns,)), g=words,
     )  # fmt: skip
 
 
