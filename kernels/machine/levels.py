@@ -32,7 +32,10 @@ _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}  # other na
 FLOATS, INTEGERS = "f32", "i8"
 KINDS = (FLOATS, INTEGERS, *FACTORS)
 # Features that NumPy may not know, and the words for them in /proc/cpuinfo.
-_WORDS = {"AVX512VNNI": "avx512_vnni", "AVX512BF16": "avx512_bf16", "ASIMDBF16": "bf16"}
+_WORDS = {
+    "AVXVNNI": "avx_vnni", "AVX512VNNI": "avx512_vnni", "AVX512BF16": "avx512_bf16",
+    "ASIMDBF16": "bf16",
+}  # fmt: skip
 _CPUINFO = "/proc/cpuinfo"
 
 
@@ -106,6 +109,7 @@ def _make_x86(name: str, instructions: str, needs: str, also: str = "") -> Level
 
 _V2, _V3 = "SSE3 SSSE3 SSE41 SSE42 POPCNT", "AVX AVX2 FMA3 F16C"
 _V4 = "AVX512F AVX512CD AVX512BW AVX512DQ AVX512VL"
+_AVX2 = _make_x86("x86-64-v3", "avx2", f"{_V2} {_V3}", "BMI BMI2 LZCNT MOVBE")
 _AVX512 = _make_x86("x86-64-v4", "avx512", f"{_V2} {_V3} {_V4}", "BMI BMI2 LZCNT MOVBE")
 _VNNI = _AVX512.extend("x86-64-v4-vnni", "AVX512VNNI", "+avx512vnni")
 _ARM = Level(
@@ -118,7 +122,8 @@ LEVELS = (
     _VNNI.extend("x86-64-v4-bf16", "AVX512BF16", "+avx512bf16"),
     _VNNI,
     _AVX512,
-    _make_x86("x86-64-v3", "avx2", f"{_V2} {_V3}", "BMI BMI2 LZCNT MOVBE"),
+    _AVX2.extend("x86-64-v3-vnni", "AVXVNNI", "+avxvnni"),
+    _AVX2,
     _make_x86("x86-64-v2", "sse", _V2),
     Level(
         "apple-m1", "aarch64", "apple-m1", "neon", frozenset({"ASIMD"}), systems=("darwin",),

@@ -9,12 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from engine.artifacts import SGD
 from engine.errors import EngineError, FileError
+from engine.graphs.io import onnx_io
 from engine.kernels.binaries.load import get_library
 from engine.kernels.machine.target import make
+from engine.models.catalog import find_architecture
+from engine.models.named_model import make as make_named
 from engine.plan.plan import KernelSpec
+from engine.quantization import quantize
 from engine.tools import cli
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build_library
@@ -22,6 +28,8 @@ from engine.tools.trimmed.build import build as build_model
 from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import Compiler, _list_small_flags, find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
+from engine.trainer.trainer import Trainer
+from tests.support.builds import needs_cc
 from tests.support.places import GOLDENS
 from tests.support.shown import shows
 
@@ -180,12 +188,19 @@ def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> No
         resolve(**words)
 
 
+X86_64 = ["cascadelake", "x86-64-v4", "alderlake", "x86-64-v3", "x86-64-v2"]  # the best first
+
+
 @pytest.mark.parametrize(
     ("name", "triple", "cpu"),
     [
         ("rpi5", "aarch64-unknown-linux-gnu", "cortex-a76"),
         ("Raspberry Pi 5", "aarch64-unknown-linux-gnu", "cortex-a76"),
-        ("x86_64", "x86_64-unknown-linux-gnu", "cascadelake,x86-64-v4,x86-64-v3,x86-64-v2"),
+        (
+            "x86_64",
+            "x86_64-unknown-linux-gnu",
+            "cascadelake,x86-64-v4,alderlake,x86-64-v3,x86-64-v2",
+        ),
         ("pico2", "thumbv8m.main-none-unknown-eabihf", "cortex-m33"),
         ("neoverse-n1", "aarch64-unknown-linux-gnu", "neoverse-n1"),
         ("znver4", "x86_64-unknown-linux-gnu", "znver4"),
@@ -407,3 +422,22 @@ def test_a_32_bit_process_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch
         detect_host()
     monkeypatch.undo()
     assert detect_host().lanes(4) >= 4
+
+
+@needs_cc
+def test_code_for_dot_products_is_left_out_of_float_models_alone(tmp_path: Path) -> None:
+    """Plans of integers are the same for AVX-512 with and without VNNI, and the kernels differ."""
+    rng = np.random.default_rng(0)
+    graph = make_named(find_architecture("mlp"), classes=4, input_shape=(24,), seed=0).graph
+    quantize(graph, rng.standard_normal((32, 24), np.float32)).save(tmp_path / "int8.onnx")
+    onnx_io.save(graph, tmp_path / "float.onnx")
+    floats = {"x86-64-v4", "x86-64-v3", "x86-64-v2"}
+    for name, train, wanted in (("float", "*", floats), ("int8", "head", {*X86_64})):
+        folder = tmp_path / name
+        Trainer.from_onnx(
+            tmp_path / f"{name}.onnx", "cross_entropy", SGD(), train=train, folder=folder
+        )
+        made = build_model(
+            folder, tmp_path / f"{name}_build", Options("one", resolve("x86-64"), [4])
+        )
+        assert {*made["cpus"]} == wanted

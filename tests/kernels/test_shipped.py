@@ -99,11 +99,14 @@ def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
         return [level.name for level in levels.list_levels()]
 
     assert chosen("") == [
-        "x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4", "x86-64-v3", "x86-64-v2",
+        "x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4", "x86-64-v3-vnni", "x86-64-v3", "x86-64-v2",
     ]  # fmt: skip
-    assert chosen("AVX512BF16") == ["x86-64-v4-vnni", "x86-64-v4", "x86-64-v3", "x86-64-v2"]
-    assert chosen("AVX512BF16 AVX512VNNI") == ["x86-64-v4", "x86-64-v3", "x86-64-v2"]
-    assert chosen("AVX512BW") == ["x86-64-v3", "x86-64-v2"]
+    no_vex = "AVXVNNI"
+    v3 = ["x86-64-v3", "x86-64-v2"]
+    assert chosen(f"AVX512BF16 {no_vex}") == ["x86-64-v4-vnni", "x86-64-v4", *v3]
+    assert chosen(f"AVX512BF16 AVX512VNNI {no_vex}") == ["x86-64-v4", *v3]
+    assert chosen("AVX512BW") == ["x86-64-v3-vnni", *v3]  # Alder Lake
+    assert chosen(f"AVX512BW {no_vex}") == v3
     assert chosen("FMA3") == ["x86-64-v2"]
     assert chosen("BMI2") == ["x86-64-v2"]
     assert chosen("SSE42") == []
@@ -136,6 +139,8 @@ def test_a_level_of_arm_is_chosen_by_features(
     [
         ("flags\t\t", "fpu avx512_vnni avx512_bf16", "AVX512BF16", True),
         ("flags\t\t", "fpu avx512_vnni", "AVX512BF16", False),
+        ("flags\t\t", "fpu avx2 avx_vnni", "AVXVNNI", True),
+        ("flags\t\t", "fpu avx512_vnni", "AVXVNNI", False),
         ("Features\t", "fp asimd asimdhp asimddp bf16", "ASIMDBF16", True),
         ("Features\t", "fp asimd asimdhp asimddp", "ASIMDBF16", False),
         ("model name\t", "bf16", "ASIMDBF16", False),
@@ -156,6 +161,7 @@ def test_a_library_has_what_its_level_adds() -> None:
         "x86-64-v4-bf16": (("bf16",), 3),
         "x86-64-v4-vnni": (("i8",), 2),
         "x86-64-v4": (("f32", "i8"), 1),
+        "x86-64-v3-vnni": (("i8",), 2),
         "x86-64-v3": (("f32", "i8"), 1),
         "x86-64-v2": (("f32", "i8"), 1),
         "apple-m1": (("f32", "i8", "f16"), 1),
@@ -183,6 +189,7 @@ def test_kernels_of_other_kinds_are_those_of_the_base(level: levels.Level) -> No
 INSTRUCTIONS = {  # by level, of kernels of a kind
     "x86-64-v4-bf16": ("bf16", "vdpbf16ps"),
     "x86-64-v4-vnni": ("i8", "vpdpbusd"),
+    "x86-64-v3-vnni": ("i8", r"\{vex\}\s+vpdpbusd\s.*%ymm"),  # in the encoding of AVX2
     "aarch64-bf16": ("bf16", "bfmmla"),
     "aarch64-fp16": ("f16", r"fmla\s+v\d+\.8h"),
 }

@@ -5,6 +5,7 @@ set.
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from bench.programs import load
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import detect_host
+from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.integers import GROUP, PANEL, pack_panels
 from engine.tools.trimmed.targets import resolve
 from tests.support.harness import run
@@ -89,7 +90,7 @@ def convolve(x: Array, w: Array, stride: int, pad: int, dilation: int, groups: i
 
 SCALE = np.array(0.03, np.float32)
 # On this CPU, and on those without its instructions.
-TARGETS = ("native", "x86-64-v3", *(pytest.param(t, marks=pytest.mark.whole) for t in
+TARGETS = ("native", "x86-64-v3", "evex", *(pytest.param(t, marks=pytest.mark.whole) for t in
            ("x86-64-v4", "x86-64-v2")))  # fmt: skip
 
 
@@ -100,13 +101,33 @@ def draw_weights(shape: tuple[int, ...], columns: int, kind: str) -> tuple[Array
     return draw(shape, kind), RNG.integers(0, 256, columns).astype(np.uint8)
 
 
+class Evex(Target):
+    """A target of AVX2 that sums by `vpdpbusd` of 256 bits, in the encoding of AVX-512."""
+
+    @property
+    def dots(self) -> str:
+        return "vpdpbusd"
+
+
+def find_target(name: str) -> Target:
+    """Return the target of a name; "evex" stands for AVX-VNNI on CPUs that have AVX-512 VNNI."""
+    if name != "native" and detect_host().arch != "x86_64":
+        pytest.skip("an x86 target")
+    if name != "evex":
+        return resolve(name).target
+    if detect_host().dots != "vpdpbusd" or detect_host().vector != 64:
+        pytest.skip("needs AVX-512 VNNI")
+    base = resolve("x86-64-v3").target
+    made = Evex(**{field.name: getattr(base, field.name) for field in fields(base)})
+    return replace(made, features="+avx512vl,+avx512vnni")
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("weights", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_exact(kind: str, weights: str, target: str) -> None:
     """Ragged rows, sums and columns; all of one or several panels, on one and two threads."""
-    if target != "native" and detect_host().arch != "x86_64":
-        pytest.skip("an x86 target")
+    own = find_target(target)
     zero, y_zero = np.array(7, KINDS[kind]), np.array(11, KINDS[kind])
     node = helper.make_node("QLinearMatMul", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"], ["y"])
     for m, k, n, threads in ((13, 37, 150, 2), (1, 4, 16, 1), (7, 3, 1, 1), (3, 130, 40, 2)):
@@ -124,7 +145,7 @@ def test_products_are_exact(kind: str, weights: str, target: str) -> None:
         }
         graph = build([node], x, **constants)
         assert list_kernels(graph, x) == {"integer_gemm"}
-        made = run(graph, {"x": x}, threads=threads, target=resolve(target).target)["y"]
+        made = run(graph, {"x": x}, threads=threads, target=own)["y"]
         sums = (x.astype(np.int64) - int(zero)) @ (w.astype(np.int64) - wz)
         np.testing.assert_array_equal(made, requantise(sums, SCALE * ws / ys, y_zero))
 
@@ -140,8 +161,7 @@ def test_convolutions_are_exact(
     weights: str, target: str,
 ) -> None:  # fmt: skip
     """Dense, dilated, depthwise and 1x1; windows see zero points outside of the image."""
-    if target != "native" and detect_host().arch != "x86_64":
-        pytest.skip("an x86 target")
+    own = find_target(target)
     zero, y_zero = np.array(131, np.uint8), np.array(120, np.uint8)
     x = draw((2, channels, 9, 8), "u8")
     w, wz = draw_weights((filters, channels // groups, taps, taps), filters, weights)
@@ -170,7 +190,7 @@ def test_convolutions_are_exact(
     sums += b.reshape(across)
     wanted = requantise(sums, (SCALE * ws / ys).reshape(across), y_zero)
     for threads in (1, 2):
-        made = run(graph, {"x": x}, threads=threads, target=resolve(target).target)["y"]
+        made = run(graph, {"x": x}, threads=threads, target=own)["y"]
         np.testing.assert_array_equal(made, wanted)
 
 

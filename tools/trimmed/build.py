@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.base.element_types import NUMPY
+from engine.base.element_types import ITEMSIZE, NUMPY
 from engine.base.errors import CheckpointError, InputError, UnsupportedOpError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.storage import has_external_data
+from engine.kernels.analysis.flops import find_factors
 from engine.kernels.binaries import load
 from engine.kernels.machine.target import Target
+from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.system import files as files_io
@@ -255,7 +257,14 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
 
 
 def _is_like(target: Target, planned: Planned, other: Bundle) -> bool:
-    """Return whether another CPU has the same plans and kernels, except for tuning."""
+    """Return whether another CPU has the same plans and kernels, except for tuning.
+
+    Plans of integers may be the same where kernels are not: these sum products by what a CPU has.
+    """
+    if target.dots != other.target.dots:
+        specs = (spec for spec in planned.list_kernels() if spec.template in list_templates())
+        if any(ITEMSIZE.get(find_factors(spec)) == 1 for spec in specs):
+            return False
     kernels = [replace(each, cpu="", features="") for each in (target, other.target)]
     return kernels[0] == kernels[1] and planned.is_like(other.planned)
 

@@ -176,7 +176,8 @@ RELAXED_SIMD = "+relaxed-simd"  # LLVM's feature of multiply-adds that may round
 _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8 = "thumbv8m.main-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
-_X86_64, _ARM64 = "cascadelake,x86-64-v4,x86-64-v3,x86-64-v2", "cortex-a76,generic"
+_X86_64 = "cascadelake,x86-64-v4,alderlake,x86-64-v3,x86-64-v2"
+_ARM64 = "cortex-a76,generic"
 # name -> (triple, LLVM CPUs, LLVM features or None for its set's, instruction set)
 # Of several CPUs the best is first, and all run the code of the last.
 TARGETS: dict[str, tuple[str, str, str | None, str]] = {
