@@ -10,6 +10,10 @@ The sides named `norms` normalise with the statistics of the batch (`Qat(norms="
 others have folded normalisations.  `learned`: scales are trained.
 
 `--per-tensor` gives all weights of a layer one scale, which loses more.
+
+`accuracy.resident` moves a float model to mirrored data by SGD at one rate: all layers in floats;
+or, after quantisation, the last layer in floats, or the last layers (--last) or all as integers in
+place.  `before` is the accuracy without it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import numpy as np
 
 from bench.lessons import Lesson, load_digits, make_sounds, split
 from bench.rows import Bench, Cells, Option
-from engine.artifacts import AdamW
+from engine.artifacts import SGD, AdamW, SparseUpdate
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.models.catalog import find_architecture
@@ -183,6 +187,68 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         yield side, " ".join(f"{one:.1f}" for one in each), mean, off, unlike[side]
 
 
+def mirror(lesson: Lesson) -> Lesson:
+    """Return a lesson whose samples run backwards."""
+    x, held = (np.ascontiguousarray(each[..., ::-1]) for each in (lesson.x, lesson.held_x))
+    return Lesson(x, lesson.y, held, lesson.held_y)
+
+
+def move_model(
+    task: Task, lesson: Lesson, folder: Path, seed: int, options: Namespace
+) -> Iterator[tuple[str, Path]]:
+    """Yield the model of a seed before and after each way of training it on a mirrored lesson."""
+    begun, integers, out = (folder / f"{name}.onnx" for name in ("begun", "integers", "moved"))
+    trainer = Trainer.from_onnx(
+        onnx_io.to_bytes(build(task, lesson, seed)), "cross_entropy", AdamW(lr=task.rate),
+        threads=options.threads, seed=seed,
+    )  # fmt: skip
+    epochs = options.epochs or task.epochs
+    trainer.fit((lesson.x, lesson.y[:, 0]), epochs=epochs, batch_size=task.batch, progress=False)
+    trainer.export(begun)
+    quantize(begun, lesson.x[:CALIBRATED], Quantization(threads=options.threads)).save(integers)
+    yield "before", integers
+    sparse = SparseUpdate(last=options.last, integers=True)
+    sides: dict[str, tuple[Path, dict[str, Any]]] = {
+        "float32, all": (begun, {}),
+        "int8, frozen but the head": (integers, {"train": "head"}),
+        "int8, sparse in place": (integers, {"update": sparse}),
+        "int8, all in place": (integers, {"update": SparseUpdate(layers=["*"], integers=True)}),
+    }
+    moved = mirror(lesson)
+    x, y = moved.x[: options.samples], moved.y[: options.samples, 0]
+    for side, (model, given) in sides.items():
+        trainer = Trainer.from_onnx(
+            model,
+            "cross_entropy",
+            SGD(lr=options.rate),
+            threads=options.threads,
+            seed=seed,
+            **given,
+        )
+        trainer.fit(
+            (x, y), epochs=options.epochs or options.moving, batch_size=task.batch,
+            schedule="cosine", progress=False,
+        )  # fmt: skip
+        trainer.export(out)
+        yield side, out
+
+
+def measure_moves(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each way of moving the model of a task."""
+    task, accuracies, unlike = TASKS[name], dict[str, list[float]](), dict[str, int]()
+    lesson = task.lesson()
+    moved = mirror(lesson)
+    with tempfile.TemporaryDirectory() as made:
+        for seed in range(options.seeds):
+            for side, path in move_model(task, lesson, Path(made), seed, options):
+                accuracy, others = measure_accuracy(path, moved)
+                accuracies.setdefault(side, []).append(accuracy)
+                unlike[side] = unlike.get(side, 0) + others
+    for side, each in accuracies.items():
+        mean = float(np.mean(each))
+        yield side, " ".join(f"{one:.1f}" for one in each), mean, unlike[side]
+
+
 BENCHES = (
     Bench(
         "accuracy",
@@ -194,6 +260,23 @@ BENCHES = (
             Option("seeds", 3, "seeds of weights and of the order of batches"),
             Option("threads", 1, "threads of a training"),
             Option("per-tensor", False, "give all weights of a layer one scale"),
+            Option("epochs", 0, "epochs of each training; 0: the task decides"),
+        ),
+        small="keywords --seeds 1 --epochs 1",
+    ),
+    Bench(
+        "accuracy.resident",
+        "accuracy of models moved to other data: in floats, frozen integers, integers in place",
+        {name: name for name in TASKS},
+        ("trained", "accuracy of each seed %", "mean:.2f", "unlike"),
+        measure_moves,
+        options=(
+            Option("seeds", 2, "seeds of weights and of the order of batches"),
+            Option("threads", 1, "threads of a training"),
+            Option("rate", 0.02, "learning rate of SGD, which falls to 0"),
+            Option("moving", 10, "epochs on the other data"),
+            Option("samples", 1024, "of the other data"),
+            Option("last", 4, "layers of a sparse update"),
             Option("epochs", 0, "epochs of each training; 0: the task decides"),
         ),
         small="keywords --seeds 1 --epochs 1",

@@ -6,6 +6,10 @@ With a budget, as 150MB, our training keeps to it.  EDGEGRAD_BENCH_PEERS adds th
 thread.  `own` is the part of the process that this work adds to Python, NumPy, the package and the
 batch.  Its time is the median of the steps.  With a budget, training of integers keeps to it in a
 further row; float32 has none.
+
+`memory.resident` trains a model by SGD: all layers or the last ones (--last) of the float32 model
+and of its integers in place; and the last layer of the integers in float32, where everything else
+is frozen.  Normalisations keep their statistics.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +28,11 @@ from bench.measuring import MIB, call_fresh, run, run_for_output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
 from bench.steps import USUAL_KINDS, find_peers
+from engine.artifacts import SGD, LossType, SparseUpdate, generate_artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import unfreeze_head
+from engine.graphs.offline.parameters import list_parameters
+from engine.graphs.offline.resident import list_resident
 from engine.quantization import quantize
 from engine.system.config import switch
 from engine.tools.benchmark.workload import write_artifacts
@@ -80,6 +88,40 @@ def measure_heads(name: str, options: Namespace) -> Iterator[Cells]:
                 )  # fmt: skip
 
 
+def write_sides(name: str, folder: Path, size: int, last: int) -> None:
+    """Write artifacts of each way in which `memory.resident` trains a model of a workload."""
+    work = WORKLOADS[name]
+    x, y = work.batch(size)
+    forward = onnx_io.to_bytes(work.build())
+    integers, head = (quantize(forward, x).graph for _ in range(2))
+    trained = unfreeze_head(head)
+    sparse = SparseUpdate(last=last)
+    sides: dict[str, tuple[bytes, list[str], SparseUpdate | None]] = {
+        "float32, all": (forward, list_parameters(onnx_io.load(forward)), None),
+        "float32, sparse": (forward, [], sparse),
+        "int8, frozen but the head": (onnx_io.to_bytes(head), trained, None),
+        "int8, sparse in place": (onnx_io.to_bytes(integers), [], replace(sparse, integers=True)),
+        "int8, all in place": (onnx_io.to_bytes(integers), list_resident(integers), None),
+    }
+    for side, (model, names, update) in sides.items():
+        generate_artifacts(
+            model, names, loss=LossType.CrossEntropyLoss, optimizer=SGD(),
+            artifact_directory=folder / side, update=update, frozen_batch_norm=True,
+        )  # fmt: skip
+        np.savez(folder / side / "batch.npz", x=x, y=y)
+
+
+def measure_sides(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each size of a batch and each way."""
+    for size in options.batch:
+        with tempfile.TemporaryDirectory() as place:
+            call_fresh(write_sides, name, Path(place), size, options.last)
+            for folder in sorted(Path(place).iterdir()):
+                peak, seconds, own = train_head(folder, options.budget)
+                weights = (folder / "checkpoint").stat().st_size
+                yield size, folder.name, weights / MIB, peak / MIB, own / MIB, 1e3 * seconds
+
+
 def train_head(folder: Path, budget: str) -> tuple[float, float, float]:
     """Return the peak in bytes, the seconds of a step, and the bytes that the training adds."""
     command = [sys.executable, SCRIPTS / "peak.py", folder, 1, STEPS, *([budget] if budget else [])]
@@ -114,5 +156,19 @@ BENCHES = (
             Option("budget", "", "of integers alone, in further rows, as 12MB"),
         ),
         small="mobilenet_v3_head --batch 1",
+    ),
+    Bench(
+        "memory.resident",
+        "peak memory in MiB of training float32, frozen integers, and integers in place",
+        {name: name for name in USUAL},
+        ("batch", "trained", "checkpoint:.1f", "process:.0f", "own:.0f", "ms:.1f"),
+        measure_sides,
+        usual=("mobilenet",),
+        options=(
+            Option("batch", (1, 8), "sizes of batches"),
+            Option("last", 8, "layers of a sparse update"),
+            Option("budget", "", "of all plans, as 100MB"),
+        ),
+        small="mlp --batch 1 --last 1",
     ),
 )  # fmt: skip

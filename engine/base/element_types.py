@@ -85,6 +85,12 @@ HALVES = tuple(t.name for t in _ROWS if t.kind == "half")
 REALS = (*FLOATS, *HALVES)  # every type of fractions
 INTEGERS = tuple(t.name for t in _ROWS if t.kind in ("int", "unsigned"))
 UNSIGNED = tuple(t.name for t in _ROWS if t.kind == "unsigned")
+TRAINED_INTEGERS = ("i32", "i8", "u8")  # that training changes in place, where they stand for reals
+
+
+def find_gradient_type(dtype: str) -> str:
+    """Return the element type of the gradient of a parameter."""
+    return "f32" if dtype in TRAINED_INTEGERS else dtype
 
 
 def widen_bfloats(array: Any) -> Any:

@@ -39,6 +39,8 @@ class SparseUpdate:
             the share of their input channels that is trained, more than 0 and at most 1.  It is
             the first ceil(share * channels) of them, and only these channels of the input are kept
             for the backward pass.
+        integers: whether quantised weights and biases may be chosen, too.  They are trained as the
+            integers that they are, in place, by SGD without momentum; `layers=["*"]` chooses all.
 
     Raises:
         InputError: nothing is chosen, or a number is out of range.
@@ -49,6 +51,7 @@ class SparseUpdate:
     norms: bool = False
     last: int = 0
     channels: Mapping[str, float] = field(default_factory=dict)
+    integers: bool = False
 
     def __post_init__(self) -> None:
         if not (self.layers or self.biases or self.norms or self.last or self.channels):

@@ -139,11 +139,14 @@ class Forward:
         self.graph, self._is_changed = made.graph, True
         return made
 
-    def choose_parameters(self, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    def choose_parameters(
+        self, patterns: Sequence[str], *, integers: bool = False
+    ) -> tuple[list[str], list[str]]:
         """Return the names of the parameters to train, and of the others.
 
         patterns: `HEAD` alone stands for the last layer, unless a parameter matches it; if its
             weights are integers, they become floats.
+        integers: whether patterns match quantised weights and biases, too.
 
         Raises:
             NameNotFoundError: a pattern matches nothing.
@@ -152,7 +155,7 @@ class Forward:
 
         if list(patterns) == [HEAD] and not self._has_adapters:
             patterns = self._unfreeze_head() or patterns
-        trained = match_parameters(self.graph, patterns)
+        trained = match_parameters(self.graph, patterns, integers=integers)
         if self._has_adapters:
             trained += [name for name in self._head if name not in trained]
         mine = set(trained)

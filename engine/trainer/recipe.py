@@ -106,7 +106,9 @@ class Recipe:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        trained, frozen = forward.choose_parameters(train)
+        update = self.options.update
+        integers = update is not None and update.integers
+        trained, frozen = forward.choose_parameters(train, integers=integers)
         self.make(forward.save(folder), trained, frozen, folder)
         return trained, frozen
 

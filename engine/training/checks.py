@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from engine.base.element_types import NUMPY, SUPPORTED
+from engine.base.element_types import NUMPY, SUPPORTED, find_gradient_type
 from engine.base.errors import DTypeError, ModelError, ShapeError, suggest_nearest
 from engine.training.bound_model import BoundModel
 from engine.training.model_file import BUFFER, RESET
@@ -27,7 +28,8 @@ def check(model: BoundModel, slots: Mapping[str, Slot]) -> None:
                 f"the {model.what} accumulates a gradient of {owner!r}, which is not a "
                 f"trainable parameter of the checkpoint{suggest_nearest(owner, known)}"
             )
-        _check_type(model, name, owner, slots[owner])
+        gradient = replace(slots[owner], dtype=find_gradient_type(slots[owner].dtype))
+        _check_type(model, name, owner, gradient)
     fixed = sorted(slots.keys() & set(model.interface.constants))
     if fixed:
         raise ModelError(

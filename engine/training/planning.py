@@ -22,6 +22,7 @@ from engine.training.model_file import BUFFER, ModelFile, fold_constants
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.planner.planner import Planner
+    from engine.training.state import Slot
 
 Array = npt.NDArray[Any]
 
@@ -90,6 +91,7 @@ class Planners:
         Raises:
             UnknownValueError: other values decide shapes, too; the error names them.
             NotJoinableError: the optimizer model cannot be joined.
+            StateError: gradients of integers would have to be kept.
             EngineError: as `Planner.plan`.
         """
         from engine.graphs.ir.graph import find_type
@@ -98,6 +100,7 @@ class Planners:
         model, values = self._model, values or {}
         slots = model.state.slots
         buffers = model.buffers if update is None else []
+        _refuse_integers([n[: -len(BUFFER)] for n in buffers], slots)
         places = {n: Place("param", slots[n].offset) for n in model.parameters}
         places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in buffers}
         bound = {**shapes, **{n: slots[n].shape for n in model.parameters}}
@@ -234,12 +237,16 @@ class Planners:
 
         The parameters of an element type, their gradients and each state are flat tensors.  The
         plan has one output, the flag that says that the update was done.
+
+        Raises:
+            StateError: it updates integers, whose gradients are not kept.
         """
         from engine.graphs.offline import optimizers
         from engine.graphs.planner.draft import Place
         from engine.kernels.vocabulary.op import TensorType
 
         model, state = self._model, self._model.state
+        _refuse_integers(state.trainable_names(), state.slots)
         graph, kinds = model.constants.copy(), state.trainable_kinds()
         places, begins = dict[str, Place](), dict[str, tuple[int, tuple[int, ...]]]()
         ends = optimizers.list_endings(kinds)
@@ -288,4 +295,19 @@ class Planners:
             closed=model.closed,
             options=model.memory.planner_options,
             answers=model.answers,
+        )
+
+
+def _refuse_integers(trained: Sequence[str], slots: Mapping[str, Slot]) -> None:
+    """Refuse a plan that needs the kept gradients of these parameters where some are integers.
+
+    Raises:
+        StateError: there are some.
+    """
+    wrong = next((name for name in trained if not slots[name].has_gradient), None)
+    if wrong is not None:
+        raise StateError(
+            f"{wrong!r} is {slots[wrong].dtype} and trained in place: no gradient of it is kept, "
+            "to be accumulated or for a plan of the update alone.  Trainer.step and "
+            "`edgegrad build --joined` update it as soon as its gradient is complete"
         )

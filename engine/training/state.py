@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.element_types import FLOATS, ITEMSIZE, NUMPY, OF_NUMPY, SUPPORTED
+from engine.base.element_types import (
+    FLOATS,
+    ITEMSIZE,
+    NUMPY,
+    OF_NUMPY,
+    SUPPORTED,
+    TRAINED_INTEGERS,
+)
 from engine.base.errors import (
     CheckpointError,
     DTypeError,
@@ -69,7 +76,10 @@ def name_dtype(dtype: Any, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a parameter is kept: `offset` bytes into region param (and grad, if it is trained)."""
+    """Where a parameter is kept: `offset` bytes into region param (and grad, if it is trained).
+
+    Integers that are trained have no place in region grad: a step updates them at once.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -80,6 +90,11 @@ class Slot:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def has_gradient(self) -> bool:
+        """True if region grad has a place for its gradient."""
+        return self.trainable and self.dtype in FLOATS
 
     @property
     def end(self) -> int:
@@ -144,11 +159,17 @@ class Parameter:
 
         Raises:
             StateError: the last step was a plan that updates each parameter as soon as its gradient
-                is complete, so that no gradient was kept.
+                is complete, so that no gradient was kept; or the parameter is integers.
         """
         state = self._state
         if not self.requires_grad or not (state.has_module and state.loaded):
             return None
+        if not state.slots[self._name].has_gradient:
+            raise StateError(
+                f"the gradient of {self._name!r} is not kept: it is "
+                f"{state.slots[self._name].dtype}, which a step updates as soon as its gradient is "
+                "complete"
+            )
         if state.gradients_gone:
             raise StateError(
                 f"the gradient of {self._name!r} was not kept: the last step updated each "
@@ -272,20 +293,21 @@ def lay_out_slots(
     dtypes: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Slot]:
-    """Lay out parameters: trainable ones first, f32 before f64, each by name.
+    """Lay out parameters: trainable ones first, f32 before f64 before integers, each by name.
 
     The result is in the order of `dtypes`.
 
     Raises:
-        DTypeError: a trainable parameter is neither f32 nor f64.
+        DTypeError: a trainable parameter is of a type that is not trained.
     """
     offset, slots, trained = 0, dict[str, Slot](), set(trainable)
     for name in (*sort_by_layout(trainable, dtypes), *sorted(frozen)):
         dtype, shape = dtypes[name], tuple(shapes[name])
         is_trained = name in trained
-        if is_trained and dtype not in FLOATS:
+        if is_trained and dtype not in (*FLOATS, *TRAINED_INTEGERS):
             raise DTypeError(
-                f"parameter {name!r} of {dtype} cannot be trained; supported: f32, f64"
+                f"parameter {name!r} of {dtype} cannot be trained; supported: "
+                + ", ".join((*FLOATS, *TRAINED_INTEGERS))
             )
         slots[name] = Slot(dtype, shape, offset, is_trained)
         offset = slots[name].end
@@ -585,7 +607,7 @@ class CheckpointState:
         The result is in the order of the file.
 
         Raises:
-            DTypeError: a trainable parameter is neither f32 nor f64.
+            DTypeError: a trainable parameter is of a type that is not trained.
         """
         return lay_out_slots(self._trainable, self._frozen, self._dtypes, shapes)
 
@@ -616,11 +638,11 @@ class CheckpointState:
             self.changes.note([(0, self.region_bytes("param"))])
 
     def region_bytes(self, region: str) -> int:
-        """Return the size in bytes of region param, grad (the trained part of param) or state."""
+        """Return the size in bytes of region param, grad (its trained floats) or state."""
         if region == "state":
             return self.regions["state"].nbytes if "state" in self.regions else 0
         return sum(
-            s.end - s.offset for s in self.slots.values() if region == "param" or s.trainable
+            s.end - s.offset for s in self.slots.values() if region == "param" or s.has_gradient
         )
 
     def trainable_kinds(self) -> dict[str, str]:
@@ -637,7 +659,8 @@ class CheckpointState:
         *Requires* that the region exists.
         """
         pieces: list[Array] = []
-        for kind, run in groupby(self.trainable_names(), key=self._dtypes.__getitem__):
+        names = [name for name in self.trainable_names() if self.slots[name].has_gradient]
+        for kind, run in groupby(names, key=self._dtypes.__getitem__):
             slots = [self.slots[name] for name in run]
             piece = self.regions["grad"][slots[0].offset : slots[-1].end]
             pieces.append(piece.view(NUMPY[kind]))

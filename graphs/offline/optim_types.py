@@ -7,12 +7,13 @@ with: it is kept in the checkpoint.  `Optimizer.set_learning_rate` and schedules
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import EnumMeta, IntEnum
 from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 from engine.base import arguments
+from engine.base.element_types import TRAINED_INTEGERS
 from engine.base.errors import InputError
 from engine.base.representation import represent
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, check_arguments
@@ -77,7 +78,25 @@ class Method(method.Method, OptimizerSpec):
         from engine.graphs.offline import optimizers
 
         is_divided = optimizers.is_divided(self.groups, kinds)
+        self._refuse_integers([name for name in kinds if kinds[name] in TRAINED_INTEGERS])
         return self.rule(is_divided=is_divided), optimizers.split(self.groups, kinds)
+
+    def _refuse_integers(self, names: Sequence[str]) -> None:
+        """Refuse options that parameters of integers do not have.
+
+        Raises:
+            InputError: there are such parameters.
+        """
+        if names and (type(self) is not SGD or self.momentum):
+            raise InputError(
+                f"{self}: it keeps floats for each value that it trains; {names[0]!r} is integers, "
+                "which SGD without momentum trains in place"
+            )
+        if names and self.clip_grad is not None:
+            raise InputError(
+                f"clip_grad={self.clip_grad}: gradients of integers such as {names[0]!r} are in "
+                "units of their scales and have no norm together with others"
+            )
 
     def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
         from engine.graphs.offline import optimizers

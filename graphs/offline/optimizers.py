@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from engine.base import arguments
-from engine.base.element_types import FLOATS, ITEMSIZE
+from engine.base.element_types import FLOATS, ITEMSIZE, TRAINED_INTEGERS, find_gradient_type
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -40,7 +40,8 @@ CLIPPING = "InplaceClipGradNorm"
 FACTOR = (OURS, "ClipFactor")
 SCALARS = ("learning_rate", "step")  # inputs of every optimizer model
 LISTS = ("params", "gradients")  # the others, for each element type
-ENDINGS = ("", *(f".{dtype}" for dtype in sorted(FLOATS)))  # of inputs, by element type
+# Of the names of inputs, by element type.
+ENDINGS = ("", *(f".{dtype}" for dtype in sorted((*FLOATS, *TRAINED_INTEGERS))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,17 @@ def list_inputs(graph: Graph, name: str) -> list[str]:
     return [name + ending for ending in ENDINGS if name + ending in graph.inputs]
 
 
+def _list_types(dtype: str) -> dict[str, str]:
+    """Return the element types of the inputs `LISTS` for parameters of a type."""
+    return dict(zip(LISTS, (dtype, find_gradient_type(dtype)), strict=True))
+
+
 def is_divided(groups: Sequence[Group], kinds: Mapping[str, str]) -> bool:
-    """Return whether a node updates only some of the parameters, whose element types are given."""
-    return bool(groups) or len(set(kinds.values())) > 1
+    """Return whether a node of the domain `engine` names the parameters that it updates, as some of
+    these, or integers; kinds: the element types of the parameters.
+    """
+    several = len(set(kinds.values())) > 1
+    return bool(groups) or several or not {*kinds.values()}.isdisjoint(TRAINED_INTEGERS)
 
 
 def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[NodeParameters]:
@@ -162,7 +171,7 @@ def declare(graph: Graph, rule: OptimizerRule, kinds: Mapping[str, str]) -> None
     graph.inputs["learning_rate"] = TensorType("f32", (1,))
     graph.inputs["step"] = TensorType("i64", (1,))
     for dtype, ending in list_endings(kinds).items():
-        types = dict.fromkeys(LISTS, dtype)
+        types = _list_types(dtype)
         types |= {state.name: state.dtype or dtype for state in (*rule.states, *rule.unread)}
         graph.inputs |= {n + ending: TensorType(f"seq({T})", ()) for n, T in types.items()}
 
@@ -305,7 +314,10 @@ def list_states(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
     """
     nodes, ends = list_updates(graph), list_endings(kinds)
     fixed = {"learning_rate": "f32[1]", "step": "i64[1]"}
-    fixed |= {name + end: f"seq({dtype})" for dtype, end in ends.items() for name in LISTS}
+    fixed |= {
+        name + end: f"seq({T})" for dtype, end in ends.items()
+        for name, T in _list_types(dtype).items()
+    }  # fmt: skip
     missing = [n for n in fixed if n not in graph.inputs]
     if missing:
         raise ModelError(
@@ -378,7 +390,7 @@ def _check_rules(
             )
     flat, size = graph.copy(), (1,)  # as in plans, for a parameter of one element
     for dtype, end in list_endings(kinds).items():
-        types = dict.fromkeys(LISTS, dtype) | {s.name: s.dtype or dtype for s in states}
+        types = _list_types(dtype) | {s.name: s.dtype or dtype for s in states}
         flat.inputs |= {name + end: TensorType(T, size) for name, T in types.items()}
     infer(flat)
 

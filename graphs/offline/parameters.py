@@ -13,6 +13,7 @@ from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
+from engine.graphs.offline.resident import list_resident
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.ops.registry import list_ops
 from engine.system.paths import Paths
@@ -72,18 +73,20 @@ def _is_undone(node: Node, readers: Mapping[str, Sequence[Node]]) -> bool:
     return bool(after) and all(reader.op == "DequantizeLinear" for reader in after)
 
 
-def match_parameters(graph: Graph, patterns: Sequence[str]) -> list[str]:
+def match_parameters(graph: Graph, patterns: Sequence[str], *, integers: bool = False) -> list[str]:
     """Return the parameters that patterns name, in the order of the model.
 
     patterns: names, or patterns of names with `*`, `?` and `[...]`, with upper and lower case
         distinct, of the initializers themselves or of their paths in the module, see
         engine/system/paths.py.  A name stands for the initializer of that name, whatever it is.  A
         pattern that begins with `!` removes its matches from the earlier ones.
+    integers: whether patterns match quantised weights and biases, too.
 
     Raises:
         NameNotFoundError: a pattern matches nothing.
     """
     known, chosen, paths = list_parameters(graph), set[str](), Paths.of(graph.metadata)
+    known += list_resident(graph) if integers else []
     for pattern in arguments.check_names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")
         names = {name for name in known if paths.matches(name, wanted)}

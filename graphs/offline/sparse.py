@@ -47,6 +47,7 @@ from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
+from engine.graphs.offline.resident import list_resident
 from engine.graphs.passes.batchnorm import list_batch_norms, list_folded_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -144,6 +145,9 @@ def choose_and_split(
     """
     candidates = Paths.of(graph.metadata).resolve(candidates, graph.initializers)
     known = candidates or [n for n in list_parameters(graph) if n not in {*frozen}]
+    if update.integers and not candidates:
+        integers = {*list_resident(graph)}.difference(frozen)
+        known = [n for n in graph.initializers if n in integers.union(known)]
     lost = [name for name in known if name not in graph.initializers]
     if lost:
         raise NameNotFoundError(
@@ -152,7 +156,8 @@ def choose_and_split(
         )
     chosen = choose(name_nodes(graph), update, known)
     split(graph, chosen.parts)
-    rest = [name for name in known if name not in chosen.trained]
+    # Integers that are not trained stay constants, with which their layers compute in integers.
+    rest = [n for n in known if n not in chosen.trained and graph.initializers[n].dtype.kind == "f"]
     trained = [name + TRAINED if name in chosen.parts else name for name in chosen.trained]
     still = [name + FROZEN for name in chosen.parts]
     return trained, [*frozen, *rest, *still], list(chosen.frozen_norms)
@@ -243,14 +248,20 @@ def _fuse(graph: Graph, known: set[str]) -> Graph:
 
 
 def _moves(node: Node) -> bool:
-    """Return whether a node only moves the elements of its first input; see `_move_axes`."""
+    """Return whether a node makes a value for each element of its first input alone, wherever it
+    puts it; see `_move_axes`.
+    """
     op = list_ops().get((node.domain, node.op))
-    return op is not None and (op.keeps_elements or op.title == "Transpose")
+    if op is None:
+        return False
+    return op.keeps_elements or op.title in ("Transpose", "DequantizeLinear")
 
 
 def _move_axes(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return the axes of a parameter after a node that moves it, or None if they are unknown."""
     if axes is None or node.op in ("Identity", "Cast"):
+        return axes
+    if node.op == "DequantizeLinear":  # each element becomes a float where it is
         return axes
     if node.op != "Transpose":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.base.element_types import FLOATS, OF_NUMPY
+from engine.base.element_types import FLOATS, OF_NUMPY, TRAINED_INTEGERS, find_gradient_type
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -25,6 +25,7 @@ from engine.graphs.offline.normalize import (
 )
 from engine.graphs.offline.proximal import hold, make_anchors
 from engine.graphs.offline.quantize import list_tracked, track_ranges
+from engine.graphs.offline.resident import find_resident, scale_gradient
 from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, set_training_form
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -71,7 +72,7 @@ def choose(
     Raises:
         InputError: a name is in both lists.
         NameNotFoundError: a name is not an initializer (nor, for training, an input).
-        DTypeError: a parameter to train is not float32 or float64.
+        DTypeError: a parameter to train is neither float32, float64 nor a quantised integer.
     """
     train, freeze = list(requires_grad or ()), list(frozen or ())
     both = sorted(set(train) & set(freeze))
@@ -126,7 +127,7 @@ def make_artifacts(
         ModelError: the model uses a name that the artifacts need; see also `differentiate` and
             `infer`.
         NameNotFoundError: an additional output is not a value of the graph.
-        DTypeError: a parameter to train is not f32 or f64.
+        DTypeError: a parameter to train is neither f32, f64 nor integers that are dequantised.
     """
     users = dict(forward.inputs)
     name_nodes(forward)
@@ -138,8 +139,11 @@ def make_artifacts(
     parameters = turn_into_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
-        if t.dtype not in FLOATS:
-            raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64")
+        if t.dtype not in (*FLOATS, *TRAINED_INTEGERS):
+            raise DTypeError(
+                f"requires_grad: {name!r} is {t}; supported: f32, f64, and i8, u8 and i32 that "
+                "DequantizeLinear reads"
+            )
     infer(forward)
     before, outputs = set(forward.list_values()), [*forward.outputs]
     made = outputs if build_loss is None else [build_loss(forward)]
@@ -251,11 +255,19 @@ def _append_gradients(
     names = [n for n in graph.inputs if n in chosen]
     if not names:
         return prune(graph)
-    gradients = differentiate(graph, graph.outputs[0], names, types)
+    resident = find_resident(graph, names, types)
+    wrt = [value for n in names for value in (resident[n].values if n in resident else [n])]
+    gradients = differentiate(graph, graph.outputs[0], wrt, types)
     if is_held:
+        if resident:
+            raise InputError(
+                f"proximal=True: {next(iter(resident))!r} is integers; floats are held"
+            )
         gradients = hold(graph, choice.trainable, gradients)
+    gradients |= {name: scale_gradient(graph, each, gradients) for name, each in resident.items()}
     for name in names:
-        graph.inputs[f"{name}_grad.accumulation.buffer"] = types[name]
+        buffer = types[name].but(dtype=find_gradient_type(types[name].dtype))
+        graph.inputs[f"{name}_grad.accumulation.buffer"] = buffer
     graph.inputs[RESET] = TensorType("b1", (1,))
     titles = Names(graph)
     for i, name in enumerate(names, 1):

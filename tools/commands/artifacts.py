@@ -94,6 +94,12 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     help="Sparse update: train the first input channels of matching weights, such as "
     "'*.conv2.*=0.25'.  Repeatable.",
 )
+@click.option(
+    "--integers",
+    is_flag=True,
+    help="Sparse update: quantised weights and biases are chosen, too, and trained as integers in "
+    "place, by --optimizer SGD; --layers '*' trains all.",
+)
 @options.take_output_names
 @options.of(RecipeOptions, "recipe")
 @click.option(
@@ -120,6 +126,7 @@ def command(
     norms: bool,
     last: int,
     channels: tuple[str, ...],
+    integers: bool,
     outputs: tuple[str, ...],
     classes: int | None,
     seed: int,
@@ -148,9 +155,11 @@ def command(
         None if optimizer == "none" else names.make_optimizer(optimizer, settings, "--optimizer")
     )
     update = None
-    if layers or biases or norms or last or channels:
+    if layers or biases or norms or last or channels or integers:
         shares = tables.parse_assignments(channels, "--channels")
-        update = SparseUpdate(layers=layers, biases=biases, norms=norms, last=last, channels=shares)
+        update = SparseUpdate(
+            layers=layers, biases=biases, norms=norms, last=last, channels=shares, integers=integers
+        )
     recipe = Recipe(
         chosen,
         method,

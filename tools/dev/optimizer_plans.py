@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engine.base.element_types import TRAINED_INTEGERS, find_gradient_type
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
 from engine.graphs.offline.optimizers import clip_in_steps, place
@@ -36,8 +37,8 @@ ROWS: dict[str, Method] = {
 
 def make_plans() -> Iterator[Plan]:
     """Return the plans of all rows and cases, and of a clipping whose result steps do not read."""
-    yield from map(plan_of, ROWS.values())
-    yield from (plan_of(case.method) for case in list_cases())
+    for method in (*ROWS.values(), *(case.method for case in list_cases())):
+        yield from make_plans_of(method)
     size = TensorType("f32", (SIZES["mlp"],))
     node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
     graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
@@ -69,13 +70,20 @@ def plan_of_table() -> Plan:
     return make_plan(graph, {}, target=detect_host(), threads=1)
 
 
-def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
-    """Return a plan of one step over this many parameters for a single thread."""
-    kinds = dict.fromkeys(NAMES, "f32")
+def make_plans_of(method: Method) -> Iterator[Plan]:
+    """Return the plans of one step over parameters of each element type that it updates."""
+    yield plan_of(method)
+    if isinstance(method, SGD) and not method.momentum and method.clip_grad is None:
+        yield from (plan_of(method, kind=kind) for kind in TRAINED_INTEGERS)
+
+
+def plan_of(method: Method, size: int = SIZES["minilm"], kind: str = "f32") -> Plan:
+    """Return a plan of one step over this many parameters of a type for a single thread."""
+    kinds = dict.fromkeys(NAMES, kind)
     graph, each = method.build(17, kinds), (size // TENSORS // ROW, ROW)
-    layout = lay_out(method.rule().states, dict.fromkeys(NAMES, ("f32", each)))
-    for name in ("params", "gradients"):
-        graph.inputs[name] = TensorType("f32", (size,))
+    layout = lay_out(method.rule().states, dict.fromkeys(NAMES, (kind, each)))
+    graph.inputs["params"] = TensorType(kind, (size,))
+    graph.inputs["gradients"] = TensorType(find_gradient_type(kind), (size,))
     for k, state in enumerate(layout.states):
         flat = layout.join_states(k, NAMES)
         graph.inputs[state.name] = TensorType(flat.dtype, flat.shape)

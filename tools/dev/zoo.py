@@ -149,7 +149,9 @@ def of_ops(names: Collection[str]) -> Iterator[Plan]:
     for case in rows:
         if case.op in names:
             yield from of_case(case)
-    yield from (optimizer_plans.plan_of(method) for method in updates if method.op in names)
+    for method in updates:
+        if method.op in names:
+            yield from optimizer_plans.make_plans_of(method)
 
 
 def plan_everything(families: Path | None) -> Iterator[Plan]:

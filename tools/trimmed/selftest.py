@@ -29,6 +29,7 @@ from engine.base.errors import StateError
 from engine.base.plan_options import PRECISIONS, Precision
 from engine.system import files as files_io
 from engine.tools.trimmed.plans import Planned
+from engine.training.joined import JoinedStep
 
 STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size
 # Of models that scale their loss: small enough that no CPU skips a step, whatever sums of float16
@@ -141,6 +142,7 @@ def record_steps(
         optimizer.set_learning_rate(RATE)
     if planned.scales_loss:
         state.loss_scale = SCALE
+    joined = JoinedStep(module, optimizer) if planned.is_joined and optimizer is not None else None
     plans, seed, losses = [each["train"] for each in planned.batches.values()], 1, []
     for step in range(max(STEPS, len(plans))):
         plan, inputs = plans[step % len(plans)], []
@@ -149,10 +151,10 @@ def record_steps(
             port = ports[name]
             made, seed = make_input(plan.buffers[port.buffer].dtype, port.shape, seed)
             inputs.append(made)
-        results = module(*inputs)
+        results = module(*inputs) if joined is None else joined.run(inputs, check_finite=False)
         loss = results[0] if isinstance(results, tuple) else results
         losses.append(float(np.float32(loss.reshape(-1)[0])))
-        if optimizer is not None:
+        if optimizer is not None and joined is None:
             optimizer.step()
             module.lazy_reset_grad()
     trained = (p.data.reshape(-1) for _, p in state.parameters if p.requires_grad)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from engine.base.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE, TRAINED_INTEGERS, find_gradient_type
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import SIGNALS, Method
@@ -201,7 +201,8 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
     """Return the shape rule: the flag, then parameters and states as they are after the step.
 
     Inputs before the signal must be there; after it comes the factor of gradients, f64[1].
-    Gradients have the type of the parameters, a state its own, the learning rate is f32[1].
+    Gradients have the type of the parameters, or f32 where these are integers; a state has its own,
+    the learning rate is f32[1].
     """
     at = 1 + update.has_step
 
@@ -212,12 +213,15 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
             site.fail(", ".join(f"{n} {x}" for n, x in decays.items()), "from 0 to below 1")
         p, states = site.type(at), update.states(site.attrs)
         signal = at + 2 + len(states)
+        if p.dtype in TRAINED_INTEGERS and (states or not update.has_step):
+            site.fail(f"parameters of {p.dtype}", "f32, f64; SGD without momentum takes integers")
         expected = {0: RATE, signal: TensorType("b1", (1,)), signal + 1: FACTOR}
         if update.has_step:
             expected[1] = TensorType("i64", (1,))
         for i, state in enumerate(states, at + 2):
             if state.form != "parameter" or state.dtype is not None:
                 expected[i] = TensorType(state.dtype or p.dtype, site.type(i).shape)
+        expected[at + 1] = p.but(dtype=find_gradient_type(p.dtype))
         is_sequence = p.dtype.startswith("seq(")  # as in files; plans have flat tensors
         for i in (*range(signal), *(i for i in (signal, signal + 1) if site.has(i))):
             if site.type(i) != expected.get(i, p) and not is_sequence:

@@ -2,6 +2,7 @@
 
 SGD       p = p - r d;  with momentum m = mu m + (1 - damp) d, the first time m = d, and
           p = p - r m, or p - r (d + mu m) by Nesterov                                    (torch)
+          Parameters that are integers: integer_sgd.py
 Error     a step: 3 roundings of float
 Source    torch.optim
 
@@ -14,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from engine.base.element_types import TRAINED_INTEGERS
 from engine.base.errors import InputError
 from engine.base.signatures import AT_LEAST_0
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
+from engine.kernels.ops.optimizer.integer_sgd import integer_sgd, update_integers
 from engine.kernels.ops.optimizer.method import FIRST, SIGNALS, Group, Method, OptimizerRule
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
@@ -105,7 +108,9 @@ def momentum(target: Target, T: str, nesterov: int) -> Formula:
 
 def _lower(lowering: Lowering) -> None:
     node = OptimizerNode(lowering, SGD, has_step=lowering.site.op == SGD.op)
-    if node.states:
+    if node.T in TRAINED_INTEGERS:
+        update_integers(node)
+    elif node.states:
         node.update(momentum)
     else:
         node.update(sgd, skipped=0 if node.real("weight_decay") else BLOCK)
@@ -124,6 +129,6 @@ OPS = (
         optimizer=STATELESS,
         joined=SIGNALS,
     ),
-    optimizer(SGD, sgd, momentum, lower=_lower),
+    optimizer(SGD, sgd, momentum, integer_sgd, lower=_lower),
 )
-KERNELS = (sgd.template, momentum.template)
+KERNELS = (sgd.template, momentum.template, integer_sgd)

@@ -49,7 +49,13 @@ static int close_to(double found, double expected)
 
 static double first_number(const model_tensor *t, const void *at)
 {
-    return t->dtype == MODEL_F64 ? *(const double *)at : (double)*(const float *)at;
+    switch (t->dtype) {
+    case MODEL_F64: return *(const double *)at;
+    case MODEL_I32: return *(const int32_t *)at; /* integers that are trained in place */
+    case MODEL_I8: return *(const int8_t *)at;
+    case MODEL_U8: return *(const uint8_t *)at;
+    default: return (double)*(const float *)at;
+    }
 }
 
 /* Return the sum of the squares of the trained parameters. */
