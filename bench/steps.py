@@ -24,7 +24,8 @@ from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.errors import InputError
 from engine.system import config
 from engine.tools.benchmark import measure
-from engine.tools.benchmark.result import BenchmarkRow, Result
+from engine.tools.benchmark.energy import find_counters
+from engine.tools.benchmark.result import BenchmarkRow, Peer, Result
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 from engine.tools.trimmed.progress import StagePrinter
 
@@ -109,9 +110,11 @@ def hold(level: str, kinds: Sequence[str]) -> Iterator[None]:
 
 
 def list_titles(options: Namespace) -> tuple[str, ...]:
-    """Return the columns, three of them for each kind of peer."""
-    of_peer = ("ms:.2f", "ratio:.2f", "start s:.1f")
-    return (*COLUMNS, *(f"{kind} {what}" for kind in options.kinds for what in of_peer))
+    """Return the columns, some of them for each kind of peer; of energy where it is counted."""
+    of_peer, own = ["ms:.2f", "ratio:.2f", "start s:.1f"], [*COLUMNS]
+    if find_counters():
+        of_peer, own = [*of_peer, "J:.4f"], [*own, "J a step:.4f"]
+    return (*own, *(f"{kind} {what}" for kind in options.kinds for what in of_peer))
 
 
 COLUMNS = (
@@ -132,18 +135,27 @@ def measure_steps(name: str, options: Namespace) -> Iterator[Cells]:
         before = options.__dict__.setdefault("made", [])
         before += made.rows
         Result(made.machine, tuple(before)).write(options.json)
-    yield from (make_cells(row, options.kinds) for row in made.rows)
+    is_metered = bool(find_counters())
+    yield from (make_cells(row, options.kinds, is_metered) for row in made.rows)
 
 
-def make_cells(row: BenchmarkRow, kinds: Sequence[str]) -> Cells:
-    """Return the cells of a row."""
+def make_cells(row: BenchmarkRow, kinds: Sequence[str], is_metered: bool = False) -> Cells:
+    """Return the cells of a row; is_metered: whether some are of energy."""
     of_peers = [row.peers.get(kind) for kind in kinds]
     failed = row.failed and (row.failed if math.isfinite(row.step) else f"{WRONG}: {row.failed}")
     return [
         row.batch, row.threads, 1e3 * row.step, 100 * row.spread, row.ratio, row.gflops,
         100e9 * row.gflops / row.peak, row.memory / 1e6, row.start, failed,
-        *(x for p in of_peers for x in ((1e3 * p.seconds, p.ratio, p.start) if p else (None,) * 3)),
+        *([row.joules] if is_metered else []),
+        *(cell for peer in of_peers for cell in _make_peer_cells(peer, is_metered)),
     ]  # fmt: skip
+
+
+def _make_peer_cells(peer: Peer | None, is_metered: bool) -> Cells:
+    """Return the cells of a peer in a row, which are empty if it took no part."""
+    if peer is None:
+        return [None] * (3 + is_metered)
+    return [1e3 * peer.seconds, peer.ratio, peer.start, *([peer.joules] if is_metered else [])]
 
 
 BENCHES = (

@@ -27,6 +27,7 @@ from engine.profiling.scaling import Balance, predict_seconds
 from engine.runtime import roofline
 from engine.system import config
 from engine.tools.benchmark import machine
+from engine.tools.benchmark.energy import Meter, find_counters
 from engine.tools.benchmark.rest import await_rest
 from engine.tools.benchmark.result import BenchmarkRow, Peer, Result
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
@@ -311,7 +312,8 @@ def _measure_answer(row: BenchmarkRow, subject: _Subject, seconds: float) -> Ben
             except EngineError as error:
                 failed = f"onnxruntime: {error}"
         mine = stack.enter_context(subject.open("edgegrad", row.threads))
-        turns = take_turns([_Answers(mine), *map(_Answers, others.values())], seconds)
+        meters = _attach_meters([_Answers(mine), *map(_Answers, others.values())])
+        turns = take_turns(meters, seconds)
         memory = mine.memory
     took = [each for turn in turns[0] for each in turn]
     typical = _find_typical(turns[0])
@@ -324,10 +326,11 @@ def _measure_answer(row: BenchmarkRow, subject: _Subject, seconds: float) -> Ben
         memory=memory,
         start=mine.start,
         peers={
-            name: Peer(_find_typical(theirs), _find_typical(theirs) / typical)
-            for name, theirs in zip(others, turns[1:], strict=True)
+            name: Peer(_find_typical(theirs), _find_typical(theirs) / typical, joules=meter.joules)
+            for name, theirs, meter in zip(others, turns[1:], meters[1:], strict=True)
         },
         failed=failed,
+        joules=meters[0].joules,
     )
 
 
@@ -353,15 +356,19 @@ def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) 
             except EngineError as error:
                 failed.append(f"{name}: {error}")
         mine = stack.enter_context(open_child(folder, row.threads))
-        turns = take_turns([mine, *others.values()], seconds)
+        meters = _attach_meters([mine, *others.values()])
+        turns = take_turns(meters, seconds)
         memory = mine.memory
         (passes,) = take_turns([_Inference(mine)], seconds / 4)
     steps = [each for turn in turns[0] for each in turn]
     values = {
         name: Peer(
-            _find_typical(theirs), _find_typical(theirs) / _find_typical(turns[0]), starts[name]
+            _find_typical(theirs),
+            _find_typical(theirs) / _find_typical(turns[0]),
+            starts[name],
+            meter.joules,
         )
-        for name, theirs in zip(others, turns[1:], strict=True)
+        for name, theirs, meter in zip(others, turns[1:], meters[1:], strict=True)
     }
     return BenchmarkRow(
         row.workload,
@@ -377,7 +384,14 @@ def _measure_row(row: BenchmarkRow, folder: Path, seconds: float, peers: Peers) 
         mine.start,
         values,
         "; ".join(failed),
+        joules=meters[0].joules,
     )
+
+
+def _attach_meters(runners: Sequence[Runner]) -> list[Meter]:
+    """Return the runners, each with a meter of the energy of its steps."""
+    counters = find_counters()
+    return [Meter(runner.train, counters) for runner in runners]
 
 
 class _Inference:

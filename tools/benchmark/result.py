@@ -27,11 +27,13 @@ class Peer:
         measured in turns; above 1 it is slower.
     start: seconds from the start of its process to the end of its first step, with all that it
         compiles.
+    joules: of the processors for a step; NaN: unknown.
     """
 
     seconds: float
     ratio: float
     start: float = math.nan
+    joules: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class BenchmarkRow:
     peers: other libraries by name.
     failed: why there are no figures.
     predicted: a training step on as many cores as threads; NaN: not asked for.
+    joules: of the processors for a training step, or an answer; NaN: the machine does not tell.
     """
 
     workload: str
@@ -65,6 +68,7 @@ class BenchmarkRow:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     failed: str = ""
     predicted: float = math.nan
+    joules: float = math.nan
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -99,11 +103,11 @@ class Result:
                 f"{self.what} ms", "± %", "train/infer", "GFLOP/s", "% of peak", "memory MB",
                 "start s"]  # fmt: skip
         is_predicted = any(math.isfinite(row.predicted) for row in self.rows)
-        if is_predicted:
-            head.append("predicted ms")
+        is_metered = any(math.isfinite(row.joules) for row in self.rows)
+        head += ["predicted ms"] * is_predicted + [f"J a {self.what}"] * is_metered
         for name in names:
-            head += [f"{name} ms", "ratio"]
-        cells = [head, *(_list_cells(row, names, is_predicted) for row in self.rows)]
+            head += [f"{name} ms", "ratio", *["J"] * is_metered]
+        cells = [head, *(_list_cells(row, names, is_predicted, is_metered) for row in self.rows)]
         if self.what != "step":  # no row has both
             cells = [[*row[:RATIO], *row[RATIO + 1 :]] for row in cells]
         table = align_cells(cells)
@@ -175,7 +179,7 @@ def _parse_row(values: Mapping[str, Any]) -> BenchmarkRow:
     }
     row = BenchmarkRow(**given)
     numbers = (row.batch, row.threads, row.step, row.spread, row.inference, row.flops, row.peak,
-               row.memory, row.start, row.predicted)  # fmt: skip
+               row.memory, row.start, row.predicted, row.joules)  # fmt: skip
     for value in numbers:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{value!r} is not a number")
@@ -245,7 +249,9 @@ def _compare_values(a: BenchmarkRow, b: BenchmarkRow) -> list[str]:
     ]  # fmt: skip
 
 
-def _list_cells(row: BenchmarkRow, peers: Sequence[str], is_predicted: bool) -> list[str]:
+def _list_cells(
+    row: BenchmarkRow, peers: Sequence[str], is_predicted: bool, is_metered: bool
+) -> list[str]:
     cells = [
         row.workload, str(row.batch), str(row.threads), _format_number(1e3 * row.step),
         _format_number(100 * row.spread, 0), _format_number(row.ratio),
@@ -255,13 +261,13 @@ def _list_cells(row: BenchmarkRow, peers: Sequence[str], is_predicted: bool) -> 
     ]  # fmt: skip
     if is_predicted:
         cells.append(_format_number(1e3 * row.predicted))
+    if is_metered:
+        cells.append(_format_number(row.joules, 4))
     for name in peers:
-        peer = row.peers.get(name)
-        cells += (
-            ["", ""]
-            if peer is None
-            else [_format_number(1e3 * peer.seconds), _format_number(peer.ratio)]
-        )
+        peer = row.peers.get(name, Peer(math.nan, math.nan))
+        cells += [_format_number(1e3 * peer.seconds), _format_number(peer.ratio)]
+        if is_metered:
+            cells.append(_format_number(peer.joules, 4))
     return cells
 
 
