@@ -35,7 +35,7 @@ from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, make_shape_key, note_number
 from engine.plan.context import RANDOM, STATUS
-from engine.plan.plan import DONE, FAULT, NOISE, UNWRITTEN, KernelSpec, Mode, Phase
+from engine.plan.plan import DONE, FAULT, LASTING, NOISE, UNWRITTEN, KernelSpec, Mode, Phase
 from engine.plan.words import Packed, Words
 
 SIGNAL = (OURS, "UpdateSignal")  # of joined graphs
@@ -89,6 +89,9 @@ class _NodeLowering:
         name = f"{self.job.titles[self.node]}#c{self.temps}"
         made = self.piece.values[name] = _make_constant(name, value)
         return Operand(name, made.type)
+
+    def keeps(self, operand: Operand) -> bool:
+        return operand.name in self.job.kept
 
     def fault(self) -> Operand:
         return self.piece.add(FAULT, TensorType("i64", (STATUS.size,)), region="io")
@@ -247,6 +250,7 @@ class DraftSource:
         threads: int,
         sizes: Sizes,
         precision: str = "f32",
+        keeps: bool = False,
     ) -> None:
         """Start with nothing lowered.
 
@@ -256,6 +260,7 @@ class DraftSource:
         target: the CPU whose vectors and caches decide block sizes.
         threads: how many threads share the work of each call.
         precision: see `choose_storage`, which has changed `types` accordingly.
+        keeps: whether what follows from constants and parameters alone is made once (once.py).
         """
         for name, t in types.items():
             if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
@@ -281,10 +286,22 @@ class DraftSource:
                 self.roots[node.outputs[0]] = self.find_root(node.inputs[0])
         self.titles = make_titles(graph.nodes, types)
         self.pieces: dict[Node | str, list[Piece]] = {}
-        self.memo = NodeMemo(types, constants, self.roots, self.accumulated, self.used, self.titles)
+        self.kept = self._list_kept() if keeps else frozenset()
+        self.memo = NodeMemo(
+            types, constants, self.roots, self.accumulated, self.used, self.titles, self.kept
+        )
         self.made = 0
         self.takes: dict[KernelSpec, tuple[tuple[str, ...], ...]] = {}
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
+
+    def _list_kept(self) -> frozenset[str]:
+        """Return the values that follow from constants and parameters alone."""
+        lasting = (name for name, place in self.places.items() if place.region in LASTING)
+        kept = {*self.constants, *lasting}
+        for node in self.graph.nodes:
+            if node.inputs and all(name in kept for name in node.list_reads()):
+                kept |= {name for name in node.outputs if name}
+        return frozenset(kept)
 
     def find_takes(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
         """Return the element types of each pointer of a kernel; its template is asked once."""

@@ -122,8 +122,8 @@ class Planner:
         self.closed, self.without, self.options = closed, frozenset(without), options
         self.answers, self.passed = answers, 0
         self._own: int | None = None  # bytes of the constants of the graph, once known
-        # By whether it is closed, and its precision; used last first.
-        self._recipes: dict[tuple[bool, str], list[tuple[Noted, DraftSource]]] = {}
+        # By whether it is closed, its precision, and whether it keeps; used last first.
+        self._recipes: dict[tuple[bool, str, bool], list[tuple[Noted, DraftSource]]] = {}
         self._ladders: dict[Shape, Ladder] = {}  # used last last
 
     @collecting_later()
@@ -217,7 +217,7 @@ class Planner:
 
     def _get_recipe(self, given: Mapping[str, int], closed: bool, precision: str) -> DraftSource:
         """Return the recipe for these sizes of symbolic dimensions, a known one or a new one."""
-        recipes = self._recipes.setdefault((closed, precision), [])
+        recipes = self._recipes.setdefault((closed, precision, self._keeps()), [])
         for at, (answers, recipe) in enumerate(recipes):
             if recipe.sizes.take(given) and recipe.sizes.holds(answers):
                 recipes.insert(0, recipes.pop(at))
@@ -226,6 +226,10 @@ class Planner:
         answers, recipe = self._run(resize(self.graph, sizes.given), sizes, closed, precision)
         recipes[:] = [(answers, recipe), *recipes[: KEPT - 1]]
         return recipe
+
+    def _keeps(self) -> bool:
+        """Return whether plans keep what follows from constants and parameters alone."""
+        return self.answers and self.options.budget is None
 
     def _run(
         self, graph: Graph, sizes: Sizes, closed: bool, precision: str
@@ -253,6 +257,7 @@ class Planner:
                 self.threads,
                 sizes,
                 precision,
+                self._keeps(),
             )
         return answers, recipe
 
@@ -270,7 +275,7 @@ class Planner:
         elif closed:
             interpret_formulas(draft, self.threads)
         if self.options.budget is None:
-            once = take_once(draft) if self.answers else []
+            once = take_once(draft) if self._keeps() else []
             settle_updates(draft)
             order(draft)
             if self.answers:

@@ -20,6 +20,7 @@ from engine.kernels.loops.contract import (
     pack_rows,
     same,
     view_panel,
+    words_of,
 )
 from engine.kernels.loops.few_rows import few_rows
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
@@ -39,6 +40,7 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
+    share,
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType, get_factors
@@ -65,7 +67,7 @@ GEMM_WORDS = Words(
     grid=Field("into how many parts threads cut the work", names=("batch", "rows", "columns")),
     kc="depth of a block",
     nc="columns of a block",
-    direct="whether B is read where it is, not packed",
+    panel="elements from panel to panel of B where it is read; 0: it is packed into scratch memory",
     batch=Field("dimensions of the batch", names=LEVELS),
     a_step=Field("strides of A along them, 0 where it is broadcast", names=LEVELS),
     b_step=Field("strides of B along them, 0 where it is broadcast", names=LEVELS),
@@ -87,13 +89,19 @@ def _reach_matrices(c: KernelCall, trans_a: bool, trans_b: bool) -> Reach:
 
 
 def _reach(c: KernelCall) -> Reach:
-    n, trans_b = c.n, c.flag(-1)
-    direct = not trans_b and c.direct
-    if direct and (n % c.lanes or c.nc % c.lanes):
-        c.refuse(f"B of {n} columns, {c.nc} at a time, is read where it is, by {c.lanes}")
+    n, k, trans_b, width = c.n, c.k, c.flag(-1), c.tile_columns
+    direct = not trans_b and c.panel
     reach = _reach_matrices(c, bool(c.flag(-2)), bool(trans_b))
     if not reach:
         return {}
+    if direct:
+        if c.nc % width and c.nc < n:
+            c.refuse(f"panels of B have {width} columns, which {c.nc} at a time do not begin at")
+        last = (n - 1) // width  # the panels before the last one are whole
+        ends = [last * c.panel + (k - 1) * c.ldb + round_to_unit(n - last * width, c.lanes)]
+        ends += [(last - 1) * c.panel + (k - 1) * c.ldb + width] if last else []
+        steps = c.span(0, *zip(c.batch, c.b_step, strict=True))
+        reach = {**reach, "b": steps - 1 + max(ends)}
     work = c.scratch(c.per_thread, _work_of(c, direct), math.prod(c.grid))
     return {**reach, "work": work}
 
@@ -285,6 +293,45 @@ def gemm_mixed(
     return _by_threads(target, T, by_columns)
 
 
+@kernel(
+    """
+    x: T[at + (count - 1) * stride + n * k] if count * n * k
+    b: out T[count, words(k, P), up(n, tile_columns)]
+    count, stride, at, n, k: i64
+    """
+)
+def gemm_pack(target: Target, T: str, trans: int, P: str = "") -> Body:
+    """b[i, panel][k][j] = panels of the matrix [k, n] at x + i stride + at, as tiles read them.
+
+    `trans`: it is stored as [n, k].  The columns of a last panel after n are not written.  P: as of
+    `tile`.
+    """
+    width = target.nv * target.lanes(ITEMSIZE[T])
+    pack = (pack_cols if trans else pack_rows)(target, T, "", P)
+    words, depth, view = words_of(P), depth_of(P), view_panel(P)
+
+    @inline
+    def rows(x, j, n, k, into, w):
+        pack(off(x, j), n, into, k, w)
+
+    @inline
+    def cols(x, j, n, k, into, w):
+        pack(off(x, j * k), k, into, k, w)
+
+    one = cols if trans else rows
+
+    def body(x, b, count, stride, at, n, k, tid, nthreads):
+        panels = udiv(n + width - 1, width)
+        begin, end = share(count * panels, tid, nthreads)
+        for i in range(begin, end):
+            d = udiv(i, panels)
+            j = (i - d * panels) * width
+            into = off(view(off(b, d * panels * width * words(k))), j * depth(k))
+            one(off(x, d * stride + at), j, n, k, into, imin(width, n - j))
+
+    return body
+
+
 def _pack_b(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool) -> Inline:
     """Return the `pack_b` of `block` for B stored as B; is_plain: it may be read where it is."""
     pack = (pack_cols if trans_b else pack_rows)(target, T, B, P)
@@ -306,8 +353,8 @@ def _pack_b(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool
     @inline
     def rows_or_none(b, into, g, k0, kb, j0, nb):
         ldb = g.ldb
-        if g.direct != 0:
-            return off(b, k0 * ldb + j0), width, ldb
+        if g.panel != 0:
+            return off(b, k0 * ldb + udiv(j0, width) * g.panel), g.panel, ldb
         pack(off(b, k0 * ldb + j0), ldb, into, kb, nb)
         return into, depth(kb) * width, width
 
@@ -432,7 +479,14 @@ def lower_gemm(
     deepest = 2 * target.kc if stored and stored.factors else target.kc
     kc, nc = balance(k, deepest, lanes), balance(columns, target.nc, width)
     few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
-    direct = not trans[1] and n % lanes == 0 and few and (not stored or stored.is_plain_b)
+    in_rows = not trans[0] or (m == 1 and not ld[0])
+    is_few = not stored and in_rows and m <= FEW[int(trans[1])]
+    is_one = dims == [1] or not any(sb)  # B for the whole batch
+    panel = 0
+    if not stored and not is_few and lowering.keeps(b) and is_one and not ld[1]:
+        b, trans, ld, panel = _keep_panels(lowering, b, (n, k), trans, ld, width)
+    elif not trans[1] and n % lanes == 0 and few and (not stored or stored.is_plain_b):
+        panel = width
     words = GEMM_WORDS.pack(
         m=m,
         n=n,
@@ -444,13 +498,12 @@ def lower_gemm(
         grid=grid,
         kc=kc,
         nc=nc,
-        direct=int(direct),
+        panel=panel,
         batch=[1] * pad + dims,
         a_step=[0] * pad + sa,
         b_step=[0] * pad + sb,
     )
-    in_rows = not trans[0] or (m == 1 and not ld[0])
-    if not stored and in_rows and m <= FEW[int(trans[1])]:
+    if is_few:
         lowering.call(
             gemm_few(kind, int(trans[1])),
             a=a, b=b, c=y, bias=bias, reset=reset, resets=int(reset is not None), g=words,
@@ -466,6 +519,23 @@ def lower_gemm(
         a=a, b=b, c=y, bias=bias, reset=reset, work=work,
         resets=int(reset is not None), per_thread=per_thread, g=words,
     )  # fmt: skip
+
+
+def _keep_panels(
+    lowering: Lowering,
+    b: Operand,
+    nk: tuple[int, int],
+    trans: tuple[bool, bool],
+    ld: tuple[int, int],
+    width: int,
+) -> tuple[Operand, tuple[bool, bool], tuple[int, int], int]:
+    """Return B as panels that are made once, with `trans` and `ld` for them and their distance."""
+    n, k = nk
+    panels = lowering.temp(b.type.dtype, (round_to_unit(n, width) * k,))
+    lowering.call(
+        gemm_pack(b.type.dtype, int(trans[1])), x=b, b=panels, count=1, stride=0, at=0, n=n, k=k
+    )
+    return panels, (trans[0], False), (ld[0], width), k * width
 
 
 def _find_stored(
@@ -484,5 +554,6 @@ def _find_stored(
     return Stored(A, B, C, factor, trans_a)
 
 
-GEMM_KERNELS = (gemm, gemm_few, gemm_mixed, *MAP_KERNELS)  # what `lower_gemm` calls
-KERNELS = (gemm, gemm_few, gemm_mixed)
+# What `lower_gemm` calls.
+GEMM_KERNELS = (gemm, gemm_few, gemm_mixed, gemm_pack, *MAP_KERNELS)
+KERNELS = (gemm, gemm_few, gemm_mixed, gemm_pack)

@@ -301,6 +301,12 @@ class Lowering(Protocol):
     def const(self, value: Array) -> Operand:
         """Return a constant tensor."""
 
+    def keeps(self, operand: Operand) -> bool:
+        """Return whether what is made of an operand is kept, as it is the same in each run.
+
+        Plans of answers keep what follows from constants and parameters alone.
+        """
+
     def fault(self) -> Operand:
         """Return the plan's words `STATUS`: a kernel sets them, the kind last, to report bad data.
 

@@ -62,7 +62,7 @@ def test_bytes_that_are_in_a_cache_take_less() -> None:
 def test_products_of_16_bits_take_half_as_long() -> None:
     words = GEMM_WORDS.pack(
         m=512, n=512, k=512, lda=512, ldb=512, ldc=512, mode=0, grid=(1, 1, 1), kc=256, nc=512,
-        direct=0, batch=(1, 1, 1), a_step=(0, 0, 0), b_step=(0, 0, 0),
+        panel=0, batch=(1, 1, 1), a_step=(0, 0, 0), b_step=(0, 0, 0),
     )  # fmt: skip
     machine = Roofline(1, 1e9, ((1 << 20, 1e12), (1 << 30, 1e12)))
     wide, half = (

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.base.plan_options import PlanOptions
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
@@ -23,6 +24,7 @@ from engine.graphs.offline.optim_types import SGD
 from engine.graphs.passes import storage
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import infer
+from engine.graphs.planner.draft import Place
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops.gemm import gemm_mixed
 from engine.kernels.machine.levels import LEVELS
@@ -30,6 +32,7 @@ from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.registry import list_ops, list_templates
 from engine.kernels.vocabulary.op import OURS, Op, read_op_keys
 from engine.plan.collective import ORDINAL
+from engine.plan.plan import align
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, wrap
 from engine.tools.dev.cases.case import Case, Tensor, f32
@@ -144,6 +147,7 @@ def recorded() -> Record:
                 make_plan(graph.copy(), {}, target=detect_host(), threads=2)
                 if case.op in PRODUCTS:
                     make_plan(graph.copy(), {}, target=WITH_BF16, threads=2, options=HALF)
+                    plan_answers(graph.copy())
             op = list_ops().get((case.domain, case.op))
             if may_be_halves(case):
                 with mock.patch.object(storage, "SMALL", 0):
@@ -163,6 +167,18 @@ def recorded() -> Record:
         optimizer_plans.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
         list(optimizer_plans.make_plans())
     return record
+
+
+def plan_answers(graph: Graph) -> None:
+    """Plan answers of a graph all of whose floats are parameters, which are packed once."""
+    places, end = dict[str, Place](), 0
+    for name, t in graph.inputs.items():
+        if t.dtype in FLOATS:
+            places[name], end = Place("param", end), end + align(t.size * ITEMSIZE[t.dtype])
+    make_plan(
+        graph, {}, target=detect_host(), threads=2, places=places, region_bytes={"param": end},
+        answers=True,
+    )  # fmt: skip
 
 
 def expand_symbolic(graph: Graph) -> None:

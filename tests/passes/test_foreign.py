@@ -175,7 +175,7 @@ def test_gradients_of_a_gru_take_the_products_of_its_forward_pass() -> None:
     one = OneNode(row)
     backward, names = backward_of(one, {"y0": normal(4, 1, 3, 5), "y1": normal(1, 3, 5)})
     plan = make_plan(backward.copy(), {}, target=detect_host(), threads=1)
-    packed = [step for step in plan.steps if step.kernel.startswith("recurrent_pack")]
+    packed = [step for step in plan.steps if step.kernel.startswith("gemm_pack")]
     assert len(packed) == 3  # forward R_z and R_r, R_n; backward R
     (gradient,) = [n for n in backward.nodes if n.op == "GRUGrad"]
     made = gradient.inputs[6:]  # Y, the gates, and the gradients of Y and Y_h

@@ -37,6 +37,18 @@ def session() -> Session:
     return Session(make_model(BLOCK), threads=2)
 
 
+# Products with a matrix stored as rows and one as columns: of several blocks of K, and of a last
+# panel that is not whole.
+PRODUCTS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,32,9,9] x, float[81,900] w1, float[77,900] w2, float[77] b2) => (float[N,77] y) {
+    r = ReduceMean<axes = [1], keepdims = 0>(x)
+    shape = Constant<value = int64[2] {-1, 81}>()
+    f = Reshape(r, shape)
+    h = MatMul(f, w1)
+    y = Gemm<transB = 1>(h, w2, b2)
+}"""
+
+
 def make_input(batch: int = 2) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(batch).standard_normal((batch, 32, 9, 9), np.float32)}
 
@@ -59,6 +71,25 @@ def test_weights_are_folded_and_packed_once(session: Session) -> None:
     assert all("pack" not in kind for kind in kinds[plan.once :])
     assert plan.compute_region_bytes("made") > 0
     assert f"steps 0..{plan.once - 1} once" in str(plan)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_factors_of_products_are_packed_once(threads: int) -> None:
+    """Of few rows they are read where they are, as each element is used once or twice."""
+    session, other = (Session(make_model(PRODUCTS), threads=threads) for _ in range(2))
+    other._calls.model.answers = False
+    plain: list[Plan] = []
+    for batch in (1, 3, 40):
+        feed = make_input(batch)
+        (expected,) = other.run(None, feed)
+        assert np.array_equal(session.run(None, feed)[0], expected)
+        plain.append(find_programs(other)[-1].plan)
+        plan = find_programs(session)[-1].plan
+        packed = [step.kernel for step in plan.steps[: plan.once]]
+        assert packed == {1: [], 3: ["gemm_pack_f32_0"]}.get(
+            batch, ["gemm_pack_f32_0", "gemm_pack_f32_1"]
+        )
+    assert not any("pack" in step.kernel for plan in plain for step in plan.steps)
 
 
 def test_steps_that_run_once_are_not_profiled(session: Session) -> None:

@@ -361,7 +361,7 @@ def test_an_aarch64_build_trains_in_16_bits(
     source = make_recurrence(case, tmp_path / case) if is_recurrent else GOLDENS / case
     build(source, tmp_path, options)
     if is_recurrent:  # R is laid out as factors: the walk multiplies them, not X and W alone
-        assert "recurrent_pack_f32_0_f16" in (tmp_path / "manifest.json").read_text("utf-8")
+        assert "gemm_pack_f32_0_f16" in (tmp_path / "manifest.json").read_text("utf-8")
     program, checkpoint = tmp_path / "selftest", tmp_path / "checkpoint"
     assert (count_squares(program.read_bytes()) > 100) == bool(features)
     assert (count_half_multiply_adds(program.read_bytes()) > 100) == (precision == "f16")

@@ -19,8 +19,6 @@ from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import (
     depth_of,
-    pack_cols,
-    pack_rows,
     same,
     strip,
     view_panel,
@@ -376,46 +374,6 @@ def place(T: str, S: str) -> Inline:
         return mine, n
 
     return in_place if S == T else in_scratch
-
-
-@kernel(
-    """
-    r: T[at + (directions - 1) * stride + n * k] if directions * n * k
-    b: out T[directions, words(k, P), up(n, tile_columns)]
-    directions, stride, at, n, k: i64
-    """
-)
-def recurrent_pack(target: Target, T: str, trans: int, P: str = "") -> Body:
-    """b[d, panel][k][j] = panels of the matrix [k, n] at r + d stride + at.
-
-    `trans`: it is stored as [n, k].  The columns of a last panel after n are not written.  P: as of
-    `product`.
-    """
-    width = target.nv * target.lanes(ITEMSIZE[T])
-    # R is packed once for all steps, in panels as the register tile reads them.
-    pack = (pack_cols if trans else pack_rows)(target, T, "", P)
-    words, depth, view = words_of(P), depth_of(P), view_panel(P)
-
-    @inline
-    def rows(r, j, n, k, into, w):
-        pack(off(r, j), n, into, k, w)
-
-    @inline
-    def cols(r, j, n, k, into, w):
-        pack(off(r, j * k), k, into, k, w)
-
-    one = cols if trans else rows
-
-    def body(r, b, directions, stride, at, n, k, tid, nthreads):
-        panels = udiv(n + width - 1, width)
-        begin, end = share(directions * panels, tid, nthreads)
-        for i in range(begin, end):
-            d = udiv(i, panels)
-            j = (i - d * panels) * width
-            into = off(view(off(b, d * panels * width * words(k))), j * depth(k))
-            one(off(r, d * stride + at), j, n, k, into, imin(width, n - j))
-
-    return body
 
 
 @kernel(

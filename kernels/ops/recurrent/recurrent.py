@@ -33,7 +33,6 @@ from engine.kernels.ops.recurrent.lstm_step import lstm_grad_step, lstm_step
 from engine.kernels.ops.recurrent.recurrence import (
     recurrent_bias,
     recurrent_lengths,
-    recurrent_pack,
 )
 from engine.kernels.ops.recurrent.sequence import (
     DEFAULTS,
@@ -608,6 +607,6 @@ OPS = (
     ),
 )
 KERNELS = (
-    recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_step, lstm_grad,
+    recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_step, lstm_grad,
     lstm_grad_step, gru, gru_grad_after, gru_grad_before,
 )  # fmt: skip

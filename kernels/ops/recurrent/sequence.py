@@ -11,7 +11,7 @@ from engine.base import limits
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import COLUMN_WORDS, reduce_cols
-from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
+from engine.kernels.loops.gemm import GEMM_KERNELS, gemm_pack, lower_gemm
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.recurrent.cells import Curve, read_curves
 from engine.kernels.ops.recurrent.recurrence import (
@@ -19,7 +19,6 @@ from engine.kernels.ops.recurrent.recurrence import (
     count_scratch,
     recurrent_bias,
     recurrent_lengths,
-    recurrent_pack,
 )
 from engine.kernels.vocabulary.kernel import drop_same
 from engine.kernels.vocabulary.op import (
@@ -233,10 +232,10 @@ class Walk:
         columns = round_to_unit(n, width)
         out = self.lowering.temp(self.T, (self.d * columns * count_words(k, self.P),))
         self.lowering.call(
-            recurrent_pack(self.T, int(trans), *([self.P] if self.P else [])),
-            r=r,
+            gemm_pack(self.T, int(trans), *([self.P] if self.P else [])),
+            x=r,
             b=out,
-            directions=self.d,
+            count=self.d,
             stride=self.shape.gates * size,
             at=gate * size,
             n=n,
@@ -384,5 +383,5 @@ class Walk:
 
 
 # The kernels that walks call, forward and backward, in addition to those with the cells.
-WALK_KERNELS = (recurrent_bias, recurrent_pack, recurrent_lengths, *GEMM_KERNELS)
-WALK_BACK_KERNELS = (recurrent_pack, recurrent_lengths, reduce_cols, *GEMM_KERNELS)
+WALK_KERNELS = (recurrent_bias, recurrent_lengths, *GEMM_KERNELS)
+WALK_BACK_KERNELS = (recurrent_lengths, reduce_cols, *GEMM_KERNELS)
