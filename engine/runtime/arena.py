@@ -46,6 +46,19 @@ def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
     return raw[start : start + nbytes]
 
 
+def allocate_output(dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return an array for an output, aligned as `allocate` does and with room after it.
+
+    It is of the allocator of arrays, which has the pages of arrays that were freed, unlike the
+    system.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw: Bytes = np.empty(nbytes + 2 * ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    made: npt.NDArray[Any] = raw[start : start + nbytes].view(dtype)
+    return made.reshape(shape)
+
+
 def _map_huge_pages(nbytes: int) -> Bytes:
     """Return zeros that begin at a huge page, and let Linux back them with huge pages.
 

@@ -52,7 +52,7 @@ from engine.plan.context import (
 from engine.plan.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Phase, Plan
 from engine.plan.verify import verify
 from engine.plan.words import LINE
-from engine.runtime.arena import Bytes, allocate, make_view
+from engine.runtime.arena import Bytes, allocate, allocate_output, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
 from engine.runtime.made import MadeValues
 from engine.runtime.timing import TIMED_KERNEL, Clock, Stopwatch
@@ -66,6 +66,7 @@ LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
 
 _STEP_BYTES = STEP.dtype.itemsize
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+LEAST_LENT = 1 << 16  # bytes of an output from which on writing it elsewhere beats copying it
 MOST_COMPRESSED = 1 << 16  # bytes of region const that the compressed plan of a program holds, too
 _HALF = 256  # bytes that are set aside for a mutex, and for a condition
 _BAD = {LABEL: "label", INDEX: "index", LENGTH: "length"}
@@ -196,6 +197,24 @@ def _make_constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
         offset = plan.buffers[index].offset
         made[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
     return known.setdefault(hashlib.sha256(made.data).digest(), made)
+
+
+def _list_lendable(plan: Plan, pointers: tuple[Array, Array, Array]) -> list[tuple[str, Array]]:
+    """Return the large outputs whose bytes nothing else has, and which arguments point to them.
+
+    pointers: of each argument that points to a buffer its place, the region and the offset there.
+    """
+    at, region, offset = pointers
+    spans = [(b.offset, b.offset + b.nbytes) for b in plan.buffers if b.region == "io" and b.nbytes]
+    lendable = list[tuple[str, Array]]()
+    for port in plan.outputs:
+        b = plan.buffers[port.buffer]
+        begin, end = b.offset, b.offset + b.nbytes
+        is_alone = sum(low < end and begin < high for low, high in spans) == 1
+        if b.region == "io" and is_alone and b.nbytes >= LEAST_LENT:
+            is_here = (region == REGIONS.index("io")) & (offset == begin)
+            lendable.append((port.name, at[is_here].astype(np.intp)))
+    return lendable
 
 
 _teams: dict[tuple[int, Resolver], Team] = {}
@@ -335,6 +354,7 @@ class BoundProgram:
         always = plan.steps[plan.once :]
         self._runners = 1 if all(step.alone for step in always) else plan.threads
         self._write(plan, code)
+        self._lendable = _list_lendable(plan, self._pointers)
         self._moved, self._changes = list_moves(plan), changes
         self._written = list_written(plan, ("fwd", "bwd", "opt"))
         self._ports = tuple(
@@ -450,6 +470,25 @@ class BoundProgram:
         self._status = status.view(STATUS.dtype)
         self._status_at = self._status.ctypes.data
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
+
+    def lend_outputs(self, names: Collection[str]) -> dict[str, Array]:
+        """Let runs write those of some outputs that are large to new arrays; return these.
+
+        `take_back_outputs` ends that.  Until then `outputs` does not have them.
+        """
+        lent = dict[str, Array]()
+        for name, places in self._lendable:
+            if name not in names:
+                continue
+            own = self.outputs[name]
+            lent[name] = made = allocate_output(own.dtype, own.shape)
+            self._args[places] = made.ctypes.data
+        return lent
+
+    def take_back_outputs(self) -> None:
+        """Let runs write all outputs to `outputs` again."""
+        for name, places in self._lendable:
+            self._args[places] = self.outputs[name].ctypes.data
 
     def run(self, step: int = 0, seed: int | None = None, watch: Stopwatch | None = None) -> Before:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.

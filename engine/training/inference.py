@@ -159,10 +159,17 @@ class _Calls:
             self.check_outputs(names, {} if out is None else out, outputs)
         for name, place in program.inputs.items():
             place[...] = feed[name]
+        if out is None:
+            lent = program.lend_outputs(names) if len({*names}) == len(names) else {}
+            try:
+                program.run(state.draws, seed)
+            finally:
+                if lent:
+                    program.take_back_outputs()
+            state.draws += program.draws
+            return [lent[n] if n in lent else outputs[n].copy() for n in names]
         program.run(state.draws, seed)
         state.draws += program.draws
-        if out is None:
-            return [outputs[name].copy() for name in names]
         for name in out:
             out[name][...] = outputs[name]
         return [out[name] if name in out else outputs[name].copy() for name in names]
