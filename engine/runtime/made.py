@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 
 from engine.plan.plan import Plan
+from engine.runtime.arena import allocate
 from engine.runtime.change_clock import ChangeClock, Span, have_overlap, merge_spans
 
 
@@ -48,13 +50,60 @@ def _list_reads(plan: Plan, steps: Iterable[int]) -> tuple[Span, ...]:
     return merge_spans((b.offset, b.offset + b.nbytes) for b in buffers if b.region == "param")
 
 
+def share_made(
+    plan: Plan, changes: ChangeClock | None, known: MutableMapping[bytes, MadeValues]
+) -> MadeValues:
+    """Return the values that a plan makes once, which it shares with plans that make the same.
+
+    So plans for several shapes have one copy of the weights.
+
+    known: the values of plans that have the same regions param and frozen, by `digest_once`.
+    """
+    key = digest_once(plan)
+    made = known.get(key)
+    if made is None:
+        made = known[key] = MadeValues(plan, changes)
+    return made
+
+
+def digest_once(plan: Plan) -> bytes:
+    """Return the digest of all that decides region made: the steps that run once, and its size.
+
+    Buffers in regions that outlive a run are where they are, constants are what they hold, and work
+    memory is only told apart.
+    """
+    contents, numbers = dict(plan.constants), dict[int, int]()
+
+    def describe(index: int) -> object:
+        if index < 0:
+            return None
+        b = plan.buffers[index]
+        kind = b.region, b.dtype, b.shape
+        if b.region == "const":
+            return *kind, hashlib.sha256(contents[index]).digest()
+        if b.region == "work":
+            return *kind, numbers.setdefault(index, len(numbers))
+        return *kind, b.offset
+
+    parts: list[object] = [plan.target, plan.threads, plan.compute_region_bytes("made")]
+    for step in plan.steps[: plan.once]:
+        args = [(a.mode, describe(a.buffer)) for a in step.args]
+        parts.append((step.kernel, step.consts, args))
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
 class MadeValues:
     """Values in region made, and which steps have to run before they are valid.
 
+    Programs whose plans make the same share them, and so the numbers of these steps.
+
+    memory: the region.
     changes: the changes of region param; None if nobody notes them, as if all may have changed.
     """
 
     def __init__(self, plan: Plan, changes: ChangeClock | None) -> None:
+        nbytes = plan.compute_region_bytes("made")
+        self.memory = allocate(nbytes, zero=False, what=f"plan {plan.name}: region made")
         self._chains, self._changes, self._once = list_chains(plan), changes, plan.once
         self._follows = any(chain.reads for chain in self._chains)
         self._made: int | None = None  # the reading of the clock when all were valid

@@ -54,7 +54,7 @@ from engine.plan.verify import verify
 from engine.plan.words import LINE
 from engine.runtime.arena import Bytes, allocate, allocate_output, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
-from engine.runtime.made import MadeValues
+from engine.runtime.made import MadeValues, share_made
 from engine.runtime.timing import TIMED_KERNEL, Clock, Stopwatch
 from engine.system import forks
 from engine.system.lock import RunLock
@@ -317,6 +317,7 @@ class BoundProgram:
         file: bytes | None = None,
         group: RankGroup | None = None,
         changes: ChangeClock | None = None,
+        made: MutableMapping[bytes, MadeValues] | None = None,
     ) -> None:
         """Bind a plan, which is verified.
 
@@ -326,6 +327,7 @@ class BoundProgram:
         file: the plan as a file for its target, if that is at hand.
         group: the ranks among which collective steps sum (collective.py).
         changes: the changes of region param, which runs note; None if nobody notes them.
+        made: what steps that run once make, by `digest_once`, which programs share.
 
         Raises:
             StateError: the plan has collective steps, and there is no group.
@@ -347,12 +349,10 @@ class BoundProgram:
         if "io" not in regions:
             what = f"plan {plan.name}: region io"
             self._own["io"] = allocate(plan.compute_region_bytes("io"), what=what)
-        if made := plan.compute_region_bytes("made"):
-            what = f"plan {plan.name}: region made"
-            self._own["made"] = allocate(made, zero=False, what=what)
-        self._once, self._made = plan.once, MadeValues(plan, changes)
+        self._once, self.made = plan.once, share_made(plan, changes, {} if made is None else made)
         always = plan.steps[plan.once :]
         self._runners = 1 if all(step.alone for step in always) else plan.threads
+        self._memory: dict[str, Bytes] = {}
         self._write(plan, code)
         self._lendable = _list_lendable(plan, self._pointers)
         self._moved, self._changes = list_moves(plan), changes
@@ -456,12 +456,13 @@ class BoundProgram:
 
     def bind(self, regions: Mapping[str, Bytes]) -> None:
         """Let every pointer point to its bytes in these regions, and inputs and outputs with it."""
-        memory = {**regions, **self._own}
-        self._memory = memory  # keeps the bytes alive
+        memory = {**regions, **self._own, "made": self.made.memory}
         bases = np.array([memory[r].ctypes.data if r in memory else 0 for r in REGIONS], np.int64)
         at, region, offset = self._pointers
         self._args[at] = bases[region] + offset
-        self._made.forget()
+        if self._memory:  # another one before, whose contents may have been others
+            self.made.forget()
+        self._memory = memory  # keeps the bytes alive
         self.inputs, self.outputs = (
             {name: make_view(memory["io"], *place) for name, place in side.items()}
             for side in self._ports
@@ -472,7 +473,7 @@ class BoundProgram:
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
     def lend_outputs(self, names: Collection[str]) -> dict[str, Array]:
-        """Let runs write those of some outputs that are large to new arrays; return these.
+        """Let runs write the large ones of some outputs to new arrays; return these.
 
         `take_back_outputs` ends that.  Until then `outputs` does not have them.
         """
@@ -518,7 +519,7 @@ class BoundProgram:
         self._prepare(step, seed)
         if self._sums is None:
             if self._once:
-                self._made.renew(self._run_once)
+                self.made.renew(self._run_once)
             self._run_steps(table, self._once, len(table) - self._once)
         else:
             for _ in self._run_stages(table, self._sums.stages, self._sums):

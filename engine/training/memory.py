@@ -14,6 +14,7 @@ from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
+from engine.runtime.made import MadeValues
 from engine.runtime.mapping import MappedFile
 from engine.runtime.program import BoundProgram
 from engine.system.config import plan_bytes
@@ -46,6 +47,7 @@ class Memory:
     frozen: the large constants.  laid: by offset, the bytes of those that stay in their file.
     files: the files of these constants.
     constants: the contents of region const by their digests.
+    made: what plans make once, by the digests of the steps that make it.
     programs: the programs of the models' plans, the least recently used first; a key has all that
         decides a plan.
     others: programs with inputs and outputs of their own, which their owners keep.
@@ -73,6 +75,7 @@ class Memory:
         self.laid: dict[int, int] = {}
         self.files: tuple[MappedFile, ...] = ()
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
+        self.made: weakref.WeakValueDictionary[bytes, MadeValues] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], BoundProgram] = {}
         self.others: weakref.WeakSet[BoundProgram] = weakref.WeakSet()
         self.planning = planning
@@ -155,12 +158,17 @@ class Memory:
     def keep(self, key: tuple[Any, ...], program: BoundProgram) -> None:
         """Keep a new program; programs long not used go while the limit is passed.
 
-        `config.plan_bytes` limits the memory that programs have for themselves.
+        `config.plan_bytes` limits the memory that programs have for themselves, and what they make
+        of the weights beyond one copy.
         """
         self.programs[key] = program
-        total = sum(p.nbytes for p in self.programs.values())
-        while total > plan_bytes() and len(self.programs) > 1:
-            total -= self.programs.pop(next(iter(self.programs))).nbytes
+        while self._count_bytes() > plan_bytes() and len(self.programs) > 1:
+            del self.programs[next(iter(self.programs))]
+
+    def _count_bytes(self) -> int:
+        """Return the bytes of all programs, without the largest of their regions made."""
+        made = {id(p.made): p.made.memory.nbytes for p in self.programs.values()}
+        return sum(p.nbytes for p in self.programs.values()) + sum(sorted(made.values())[:-1])
 
     def lay_constants(self, arrays: Sequence[Array]) -> list[int]:
         """Make region frozen for large constants and return their offsets there.

@@ -138,7 +138,9 @@ class Model(BoundModel):
         shared = {**self.memory.get_regions(self.state), **regions}
         resolve, constants = self.memory.kernels.resolve, self.memory.constants
         group = None if self.ranks is None else self.ranks.group
-        return BoundProgram(plan, resolve, shared, constants, file, group, self.state.changes)
+        return BoundProgram(
+            plan, resolve, shared, constants, file, group, self.state.changes, self.memory.made
+        )
 
     def make_key(
         self,

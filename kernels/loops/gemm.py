@@ -554,6 +554,6 @@ def _find_stored(
     return Stored(A, B, C, factor, trans_a)
 
 
-# What `lower_gemm` calls.
+# The kernels that `lower_gemm` calls.
 GEMM_KERNELS = (gemm, gemm_few, gemm_mixed, gemm_pack, *MAP_KERNELS)
 KERNELS = (gemm, gemm_few, gemm_mixed, gemm_pack)

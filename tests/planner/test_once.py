@@ -5,6 +5,7 @@ tests/training/test_following.py has the same for parameters, which change.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from engine.kernels.machine.target import detect_host
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.verify import verify
+from engine.runtime.made import digest_once
 from engine.runtime.program import BoundProgram
 from tests.support.blocks import make_model
 
@@ -127,14 +129,49 @@ def test_further_shapes_and_moved_memory_keep_answers(session: Session) -> None:
 def test_they_run_when_a_plan_is_bound_and_not_again(session: Session) -> None:
     session.run(None, make_input())
     (program,) = find_programs(session)
-    first = program._own["made"].view(np.uint8).copy()
-    program._own["made"].view(np.uint8)[...] = 0
+    first = program.made.memory.view(np.uint8).copy()
+    program.made.memory.view(np.uint8)[...] = 0
     session.run(None, make_input())
-    assert not program._own["made"].any()
+    assert not program.made.memory.any()
     program.bind(program._memory)
     session.run(None, make_input())
-    made = program._own["made"].view(np.uint8)
+    made = program.made.memory.view(np.uint8)
     assert np.count_nonzero(made != first) == 0
+
+
+def test_plans_for_several_shapes_share_what_they_make_of_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which one copy does not count in the memory for plans, as all plans need it."""
+    session = Session(make_model(PRODUCTS), threads=1)
+    answers = {batch: session.run(None, make_input(batch))[0] for batch in (20, 40, 30, 1)}
+    programs = find_programs(session)
+    large = [p for p in programs if p.plan.once]
+    assert len(large) == 3
+    assert len({id(p.made) for p in large}) == 1
+    memory = session._calls.model.memory
+    assert memory._count_bytes() == sum(p.nbytes for p in programs)
+    made = large[0].made
+    monkeypatch.setattr(BoundProgram, "_run_once", lambda *_: pytest.fail("made again"))
+    for batch, expected in answers.items():
+        assert np.array_equal(session.run(None, make_input(batch))[0], expected)
+    memory.programs.clear()
+    assert made in memory.made.values()
+    del made, large, programs
+    gc.collect()
+    assert not memory.made
+
+
+def test_what_is_made_of_other_constants_is_not_shared(session: Session) -> None:
+    plan = find_plan(session)
+    read = {a.buffer for step in plan.steps[: plan.once] for a in step.args}
+    changed = set()
+    for place, (n, data) in enumerate(plan.constants):
+        other = list(plan.constants)
+        other[place] = n, bytes([data[0] ^ 1]) + data[1:]
+        if digest_once(replace(plan, constants=tuple(other))) != digest_once(plan):
+            changed.add(n)
+    assert changed == {n for n, _ in plan.constants} & read != set()
 
 
 def test_a_sum_into_zeros_runs_each_time() -> None:

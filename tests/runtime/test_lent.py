@@ -11,7 +11,7 @@ from engine.errors import LabelError
 from engine.inference import Session
 from engine.runtime.program import LEAST_LENT
 
-# Two large outputs, one of which other nodes read, and a small one.
+# Two large outputs and a small one; other nodes read the first.
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[N,300] x, int64[M] at)
 => (float[N,400] h, float[N,1] small, float[M,400] rows) {
