@@ -103,7 +103,8 @@ def command(
         platform = resolve(target, triple=triple, cpu=cpu, features=features)
         batches = [] if batch_size is None else [batch_size]
         wanted = Options("model", platform, batches, threads or 1, dict(shapes), planning=planning)
-        device = check_device(source, choices, wanted, Room(ram, flash), StagePrinter())
+        progress = StagePrinter(is_open=True)  # whether more libraries follow, this one decides
+        device = check_device(source, choices, wanted, Room(ram, flash), progress)
         if as_json:
             options.print_json(device.as_dict())
         else:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,7 @@ from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
-from engine.tools.trimmed.progress import SILENT, StagePrinter
+from engine.tools.trimmed.progress import SILENT, Part, StagePrinter
 from engine.tools.trimmed.project_files import write_board_library, write_project_files
 from engine.tools.trimmed.report import make_report
 from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record_steps
@@ -210,17 +211,15 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
 
     A CPU is left out if the next one has the same plans and kernels: its instructions gain nothing.
     """
-    platform = options.platform
-    is_told = can_choose(platform, freestanding=options.freestanding)
-    targets = platform.targets if is_told else (platform.target,)
+    platform, targets = options.platform, _list_targets(options)
     if len(targets) < len(platform.targets):
         progress.say(
             f"code for {platform.target.cpu} alone: this library could not ask which CPU runs it"
         )
     plans = []
     for target in targets:
-        if len(targets) > 1:
-            progress.say(f"code for {target.cpu}")
+        more = f": code for {target.cpu}" if len(targets) > 1 else ""
+        progress.begin("planning", f"planning for {platform.name}{more}")
         plans.append(
             make_plans(
                 files,
@@ -241,6 +240,7 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
     bundles, levels = list[Bundle](), list[CpuLevel]()
     for target, planned in zip(reversed(targets), reversed(plans), strict=True):
         if bundles and _is_like(target, planned, bundles[0]):
+            progress.drop("kernels")
             continue
         symbols = [spec.symbol for spec in planned.list_kernels()]
         packs = bundles[0].packs if bundles else None
@@ -254,6 +254,23 @@ def _compile(files: Mapping[str, Path], options: Options, progress: StagePrinter
         for number, bundle in enumerate(bundles)
     ]
     return _Compiled(options, source, bundles, codes)
+
+
+def _list_targets(options: Options) -> Sequence[Target]:
+    """Return the CPUs of a platform that a library can have code for, the best first."""
+    platform = options.platform
+    is_told = can_choose(platform, freestanding=options.freestanding)
+    return platform.targets if is_told else (platform.target,)
+
+
+def _count_parts(each: Sequence[Options], *, has_test: bool) -> Counter[Part]:
+    """Return the parts of a build by their kind, as `StagePrinter.expect` takes them.
+
+    A library is linked for the build, and in the package of each language for every platform.
+    """
+    cpus = sum(len(_list_targets(options)) for options in each)
+    links = 1 + len(each[0].bindings) * len(each) + has_test
+    return Counter[Part]({"planning": cpus, "kernels": cpus, "linking": links})
 
 
 def _is_like(target: Target, planned: Planned, other: Bundle) -> bool:
@@ -282,6 +299,9 @@ def _build(
     checkpoint: None for a decoder alone, which has none.
     """
     options, *others = each
+    has_program = not options.freestanding and _find_compiler(options).programs
+    has_test = has_program and "train" in files and options.only in ("", "train")
+    progress.expect(_count_parts(each, has_test=has_test))
     own = _compile(files, options, progress)
     name, source, codes = options.name, own.source, own.codes
     planned = own.bundles[-1].planned
@@ -290,11 +310,10 @@ def _build(
     for file in (*examples, *["device.c"] * options.federated):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
-        progress.say(_describe_linking(options))
+        progress.begin("linking", _describe_linking(options))
         linked = linker.submit(_link, out, codes, options)
         recorded = ""
-        has_program = not options.freestanding and _find_compiler(options).programs
-        if has_program and checkpoint is not None and "train" in planned.plans:
+        if has_test and checkpoint is not None:
             progress.say("recording the self-test: a few steps on this machine")
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
@@ -303,12 +322,9 @@ def _build(
     manifest = _make_manifest(source, options, library)
     manifest |= _describe_contents(own.bundles[-1], name)
     libraries = [own]
-    for other in others:
-        progress.say(f"the same for {other.platform.name}")
-        libraries.append(_compile(files, other, progress))
+    libraries += [_compile(files, other, progress) for other in others]
     for language in options.bindings:
-        progress.say(f"writing the package for {LANGUAGES[language].title}")
-        _write_bindings(out, libraries, LANGUAGES[language], options)
+        _write_bindings(out, libraries, LANGUAGES[language], options, progress)
     if checkpoint is not None:
         manifest["checkpoint"] = asdict(checkpoint)
     api = source.list_api(freestanding=options.freestanding)
@@ -324,7 +340,7 @@ def _build(
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     if recorded:
-        progress.say("linking the self-test")
+        progress.begin("linking", "linking the self-test")
         _make_selftest(out, codes, source, recorded, options)
     return manifest
 
@@ -348,7 +364,9 @@ def build_library(
     name, platform = check_name(options.name), options.platform
     _find_compiler(options)
     wanted = {spec.symbol: spec for spec in find_kernel_set(config)}
+    progress.expect(Counter[Part]({"planning": len(models), "kernels": 1, "linking": 1}))
     for folder in models:
+        progress.begin("planning", f"planning {folder}")
         planned = make_plans(
             list_artifacts(folder),
             platform.target,
@@ -373,7 +391,7 @@ def build_library(
         codes = [_compile_kernels(source, 0, specs, options, progress)]
         _write(made, source, codes, options)
         (made / "src" / "example.c").write_text(source.write_example("example.c"), "utf-8")
-        progress.say(_describe_linking(options))
+        progress.begin("linking", _describe_linking(options))
         library = _link(made, codes, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
         manifest = _make_manifest(source, options, library)
@@ -488,7 +506,11 @@ def _link(out: Path, codes: Sequence[bytes], options: Options) -> Path:
 
 
 def _write_bindings(
-    out: Path, libraries: Sequence[_Compiled], language: Language, options: Options
+    out: Path,
+    libraries: Sequence[_Compiled],
+    language: Language,
+    options: Options,
+    progress: StagePrinter,
 ) -> None:
     """Write the package of a language, with a library for each platform."""
     name, package = options.name, out / language.name
@@ -505,6 +527,7 @@ def _write_bindings(
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, "utf-8")
     for library, platform in zip(libraries, platforms, strict=True):
+        progress.begin("linking", f"the package for {language.title}: linking for {platform.name}")
         place = package / language.place(name, platform)
         header = library.source.write_header()
         for path, text in write_headers(language, api, header):
