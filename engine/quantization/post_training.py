@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from engine.base.errors import UnsupportedOpError
 from engine.base.fields import select_options
 from engine.base.signatures import check_arguments
 from engine.graphs.io.writable_model import WritableModel
@@ -131,6 +132,31 @@ def round_untrained(model: Model, aware: Quantized, options: Qat) -> Quantized:
     """
     asked = Quantization(**vars(select_options(options, Quantization)))
     return _quantise(model, None, asked, aware.ranges)
+
+
+def freeze_in_integers(model: Model) -> tuple[Quantized, tuple[str, ...]]:
+    """Quantise all but the last product of a model, without data: for its sizes, not its values.
+
+    Returns:
+        The model, whose every range is [-1, 1], and the parameters of the last product.
+
+    Raises:
+        EngineError: as for `quantize`; fewer than two products could use integers.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline import static_quantization as static
+    from engine.graphs.offline.precision import widen_graph
+
+    raw = widen_graph(model.copy() if isinstance(model, Graph) else onnx_io.load(model))
+    scheme = static.choose_scheme(static.prepare_forward(raw), ())
+    *rest, last = scheme.products
+    if not rest:
+        raise UnsupportedOpError("int8: the model has one product that could use integers")
+    options = Quantization(keep_float=[last.node.name])
+    made = _quantise(raw, None, options, dict.fromkeys(scheme.ranged, (-1.0, 1.0)))
+    (node,) = (n for n in made.graph.nodes if n.name == last.node.name)
+    return made, tuple(name for name in node.inputs if name in made.graph.initializers)
 
 
 def _quantise(

@@ -8,9 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
+from engine.artifacts import LossType, OptimType, generate_artifacts
+from engine.graphs.io import onnx_io
+from engine.quantization import Quantization, quantize
+from engine.quantization.post_training import freeze_in_integers
 from engine.tools import cli
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_build_for
 from tests.support.places import GOLDENS
 
@@ -71,9 +79,38 @@ def test_a_forward_model_may_train_fewer_layers(
     shutil.copy(GOLDENS / "mlp" / "forward.onnx", path)
     status, answer = check(capsys, "--batch", "8", "--ram", "4KB", source=str(path))
     assert status == 4
-    last = answer["variants"][-1]
-    assert last["change"] == "SparseUpdate(biases=True, last=2)"
-    assert last["ram"] <= answer["variants"][0]["ram"]
+    first, *_, sparse, integers = answer["variants"]
+    assert sparse["change"] == "SparseUpdate(biases=True, last=2)"
+    assert sparse["ram"] <= first["ram"]
+    assert integers["change"] == "int8, of which the last layer is trained"
+    assert integers["ram"] < sparse["ram"] / 2
+    assert integers["checkpoint"] < first["checkpoint"] / 2
+
+
+def test_integers_have_the_sizes_of_a_quantised_model(tmp_path: Path) -> None:
+    """Whose ranges come from data: the libraries have the same code and memory, and other
+    values.
+    """
+    made, trained = freeze_in_integers(str(GOLDENS / "mlp" / "forward.onnx"))
+    samples = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    last = next(node for node in reversed(made.graph.nodes) if set(trained) & set(node.inputs))
+    options = Quantization(keep_float=[last.name], threads=1)
+    real = quantize(GOLDENS / "mlp" / "forward.onnx", samples, options)
+    sizes = []
+    for name, graph in (("assumed", made.graph), ("measured", real.graph)):
+        artifacts = tmp_path / name
+        artifacts.mkdir()
+        generate_artifacts(
+            onnx.load_from_string(onnx_io.to_bytes(graph)),
+            requires_grad=list(trained),
+            loss=LossType.CrossEntropyLoss,
+            optimizer=OptimType.AdamW,
+            artifact_directory=artifacts,
+        )
+        wanted = Options("mnist", resolve("cortex-m7"), [8])
+        report = build(artifacts, tmp_path / f"{name}-build", wanted)["report"]
+        sizes.append((report["memory"], report["parts"]["kernels"], report["parts"]["constants"]))
+    assert sizes[0] == sizes[1]
 
 
 def test_a_target_alone_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

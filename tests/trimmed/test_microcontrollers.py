@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +16,7 @@ from engine.errors import EngineError
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
+from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support import decoders
 from tests.support.builds import make_root, needs_cc
@@ -114,6 +117,23 @@ def test_an_archive_needs_at_most_its_compilers_arithmetic(target: str, tmp_path
     ]
     needed, defined = ({line for line in lines if ":" not in line} for lines in listed)
     assert needed - defined == COMPILER.get(target, set())
+
+
+@pytest.mark.parametrize("target", BARE)
+def test_platformio_finds_a_library(target: str, tmp_path: Path) -> None:
+    """By a manifest as `pio pkg pack` takes it, whose flags are of the library's own folder."""
+    out = tmp_path / "build"
+    out.mkdir()
+    (out / "mnist.h").write_text("/* calls */\n")
+    (out / "libmnist.a").write_bytes(b"!<arch>\n")
+    write_board_libraries(out, "mnist", resolve(target), out / "libmnist.a")
+    folder = out / "platformio/mnist"
+    manifest = json.loads((folder / "library.json").read_text())
+    assert re.fullmatch(r"\d+\.\d+\.\d+\w*", manifest["version"])
+    assert (manifest["name"], manifest["headers"]) == ("mnist", "mnist.h")
+    assert manifest["build"]["flags"] == ["-DEDGEGRAD_FREESTANDING", "-Llib", "-lmnist"]
+    assert (folder / "lib/libmnist.a").read_bytes() == (out / "libmnist.a").read_bytes()
+    assert (folder / "include/mnist.h").read_text().startswith("#ifndef EDGEGRAD_FREESTANDING")
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")

@@ -7,15 +7,18 @@ that fits ends the search.
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.base.errors import BudgetError, EngineError, InternalError
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.io import onnx_io
+from engine.quantization.post_training import freeze_in_integers
 from engine.tools.actions.checks import LAST, TrainingChoices, make_recipe
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.build import Options, build
@@ -108,8 +111,8 @@ class DeviceCheck:
             yield f"{change}: not possible: {why}"
         if all(map(self.room.list_excess, self.needs)):
             yield (
-                "nothing that was tried fits: train fewer layers (SparseUpdate), or take a "
-                "smaller model"
+                "nothing that was tried fits: train fewer layers (SparseUpdate), freeze layers of "
+                "int8 (edgegrad quantize --keep-float), or take a smaller model"
             )
 
 
@@ -131,16 +134,16 @@ def check_device(
         work = Path(folder)
         artifacts = source if source.is_dir() else work / "artifacts"
         if not source.is_dir():
-            _write_artifacts(source, made, artifacts, None)
+            _write_artifacts(source, made, None, artifacts)
         needs = [_measure("", artifacts, options, work, progress)]
         refused: list[tuple[str, str]] = []
-        for change, changed, update in _list_variants(options, room, needs[0], source):
+        for change, changed, write in _list_variants(options, room, needs[0], source, made):
             if not room.list_excess(needs[-1]):
                 break
             try:
-                if update is not None:
-                    _write_artifacts(source, made, work / "sparse", update)
-                mine = artifacts if update is None else work / "sparse"
+                mine = artifacts if write is None else work / str(len(needs))
+                if write is not None:
+                    write(mine)
                 needs.append(_measure(change, mine, changed, work, progress))
             except InternalError:
                 raise
@@ -153,7 +156,7 @@ def check_device(
 
 
 def _write_artifacts(
-    source: Path, made: TrainingChoices, folder: Path, update: SparseUpdate | None
+    source: Path, made: TrainingChoices, update: SparseUpdate | None, folder: Path
 ) -> None:
     """Write the artifacts of a forward model."""
     recipe = make_recipe(onnx_io.load(source), made)
@@ -161,6 +164,20 @@ def _write_artifacts(
         recipe = replace(recipe, options=RecipeOptions(update=update))
     folder.mkdir()
     recipe.write(Forward(source), made.train, str(folder))
+
+
+def _write_integers(source: Path, made: TrainingChoices, folder: Path) -> None:
+    """Write the artifacts of a forward model in int8, of whose last layer alone floats are trained.
+
+    Without data its values are of no use; its sizes are those that `edgegrad quantize` gives.
+
+    Raises:
+        EngineError: the model is quantised, or no two of its products can use integers.
+    """
+    quantised, trained = freeze_in_integers(os.fspath(source))
+    folder.mkdir()
+    recipe = make_recipe(quantised.graph, made)
+    recipe.write(Forward.of(quantised.graph), trained, str(folder))
 
 
 def _measure(
@@ -187,15 +204,30 @@ def _set_budget(options: Options, budget: int) -> Options:
 
 
 def _list_variants(
-    options: Options, room: Room, need: Need, source: Path
-) -> Iterator[tuple[str, Options, SparseUpdate | None]]:
-    """Yield changes of a training that take less: a name, the options, what is trained."""
+    options: Options, room: Room, need: Need, source: Path, made: TrainingChoices
+) -> Iterator[tuple[str, Options, Callable[[Path], None] | None]]:
+    """Yield changes of a training that take less: a name, the options, and what writes other
+    artifacts into a folder.
+    """
     sized = ""
     if "flash" in room.list_excess(need):
         options, sized = replace(options, size=True), " --size"
         yield "--size", options, None
-    if room.ram is None or "RAM" not in room.list_excess(need):
-        return
+    if "RAM" in room.list_excess(need):
+        yield from _list_smaller_steps(options, room, need, sized)
+        if not source.is_dir():
+            update = SparseUpdate(biases=True, last=LAST)
+            write = partial(_write_artifacts, source, made, update)
+            yield f"SparseUpdate(biases=True, last={LAST}){sized}", options, write
+    if not source.is_dir():
+        integers = partial(_write_integers, source, made)
+        yield f"int8, of which the last layer is trained{sized}", options, integers
+
+
+def _list_smaller_steps(
+    options: Options, room: Room, need: Need, sized: str
+) -> Iterator[tuple[str, Options, None]]:
+    """Yield changes of steps that take less RAM, and train the same."""
     joined, single = replace(options, joined=True), ""
     yield f"--joined{sized}", joined, None
     if max(options.batches, default=1) > 1:
@@ -203,9 +235,7 @@ def _list_variants(
         yield f"--batch 1{sized}, adding up gradients of steps", alone, None
         joined = replace(joined, batches=[1])
         yield f"--batch 1 --joined{sized}", joined, None
-    budget = room.ram - sum(n for area, n in need.areas.items() if area not in _BUDGETED)
-    if budget > 0:
+    others = sum(n for area, n in need.areas.items() if area not in _BUDGETED)
+    if room.ram is not None and room.ram > others:
+        budget = room.ram - others
         yield f"{single}--joined --budget {budget}{sized}", _set_budget(joined, budget), None
-    if not source.is_dir():
-        update = SparseUpdate(biases=True, last=LAST)
-        yield f"SparseUpdate(biases=True, last={LAST}){sized}", options, update

@@ -86,7 +86,8 @@ def command(
 
     With --ram or --flash, the library for --target is made, and the bytes of its code and of a
     model's memory are compared with these limits.  If they do not fit, the command tries changes
-    until one does: --size, --joined, single samples, a budget, fewer layers.
+    until one does: --size, --joined, single samples, a budget, fewer layers, and frozen layers
+    of int8.
 
     Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget or the
     device.

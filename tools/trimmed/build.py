@@ -42,7 +42,7 @@ from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, list_artifacts, list_runners, make_plans
 from engine.tools.trimmed.progress import SILENT, Part, StagePrinter
-from engine.tools.trimmed.project_files import write_board_library, write_project_files
+from engine.tools.trimmed.project_files import write_board_libraries, write_project_files
 from engine.tools.trimmed.report import make_report
 from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record_steps
 from engine.tools.trimmed.staging import staged
@@ -318,7 +318,7 @@ def _build(
             precision = options.planning.precision
             recorded = record_steps(files, planned, options.threads, checkpoint, precision)
     library = linked.result()
-    write_board_library(out, name, options.platform, library)
+    write_board_libraries(out, name, options.platform, library)
     manifest = _make_manifest(source, options, library)
     manifest |= _describe_contents(own.bundles[-1], name)
     libraries = [own]

@@ -1,11 +1,13 @@
-"""Files by which CMake, pkg-config, make and Arduino find a build, where it lies.
+"""Files by which CMake, pkg-config, make, PlatformIO and Arduino find a build, where it lies.
 
 All name every path relative to themselves, so a build can be moved.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import engine
@@ -61,7 +63,7 @@ version={version}
 author=edgegrad
 maintainer=edgegrad
 sentence=Training of one model on the board.
-paragraph=Made by edgegrad build for {target}, for boards whose compiler passes floats in registers.
+paragraph={paragraph}
 category=Data Processing
 url=
 architectures=*
@@ -69,6 +71,7 @@ includes={name}.h
 precompiled=full
 ldflags=-l{name}
 """
+_PARAGRAPH = "Made by edgegrad build for {target}, with floats passed in its registers for floats."
 _FREESTANDING = "#ifndef EDGEGRAD_FREESTANDING\n#define EDGEGRAD_FREESTANDING\n#endif\n"
 _SKETCH = """\
 // A model without values yet, in memory of the sketch; {name}.h describes the calls.
@@ -140,25 +143,42 @@ def write_project_files(
         (out / "src/Makefile").write_text(makefile, "utf-8")
 
 
-def write_board_library(out: Path, name: str, platform: Platform, library: Path) -> None:
-    """Write the folder `arduino`, a library for sketches, if there are boards with the core.
+def write_board_libraries(out: Path, name: str, platform: Platform, library: Path) -> None:
+    """Write the folder `platformio`, a library for its projects, if the target is bare metal; and
+    `arduino`, one for sketches, if there are boards with the core.
 
     library: the archive.
     """
-    if platform.target.cpu not in _BOARDS:
+    if not platform.is_bare:
         return
-    folder = out / "arduino" / name
-    header = (out / f"{name}.h").read_text("utf-8")
-    files = {
-        "library.properties": _ARDUINO.format(
-            name=name, version=engine.__version__, target=platform.name
-        ),
-        f"src/{name}.h": _FREESTANDING + header,
-        "examples/Begin/Begin.ino": _SKETCH.format(name=name, NAME=name.upper()),
+    about = {"name": name, "version": engine.__version__, "target": platform.name}
+    header = _FREESTANDING + (out / f"{name}.h").read_text("utf-8")
+    flags = ["-DEDGEGRAD_FREESTANDING", "-Llib", f"-l{name}"]
+    manifest = {
+        "name": name,
+        "version": engine.__version__,
+        "description": _PARAGRAPH.format(**about),
+        "frameworks": "*",
+        "platforms": "*",
+        "headers": f"{name}.h",
+        "build": {"flags": flags},
     }
+    files = {"library.json": json.dumps(manifest, indent=2) + "\n", f"include/{name}.h": header}
+    _write_library(out / "platformio" / name, files, library, "lib")
+    if platform.target.cpu in _BOARDS:
+        files = {
+            "library.properties": _ARDUINO.format(paragraph=_PARAGRAPH.format(**about), **about),
+            f"src/{name}.h": header,
+            "examples/Begin/Begin.ino": _SKETCH.format(name=name, NAME=name.upper()),
+        }
+        place = f"src/{_BOARDS[platform.target.cpu]}"
+        _write_library(out / "arduino" / name, files, library, place)
+
+
+def _write_library(folder: Path, files: Mapping[str, str], archive: Path, place: str) -> None:
+    """Write the files of a library, by their paths in its folder, and its archive to `place`."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, "utf-8")
-    place = folder / "src" / _BOARDS[platform.target.cpu]
-    place.mkdir(parents=True)
-    shutil.copyfile(library, place / library.name)
+    (folder / place).mkdir(parents=True)
+    shutil.copyfile(archive, folder / place / archive.name)
