@@ -6,6 +6,9 @@ firmware        a program that trains (tests/c/firmware.c) is linked for a board
                 rows of docs/microcontrollers.md
 firmware.goals  libraries of one sample, stripped: their bytes, the most that they are to have, and
                 the memory of a model beyond its parameters, gradients, moments and activations
+firmware.published
+                a model whose memory others have published, as a library for a Cortex-M7: its RAM
+                without the stack, and its flash with all values
 
 Needs ziglang and, for the first, the Debian package qemu-system-arm.
 """
@@ -28,13 +31,19 @@ import numpy as np
 
 from bench.builds import DRIVERS, FIRST, MODELS, judge
 from bench.rows import Bench, Cells, Option
-from engine.artifacts import AdamW, CrossEntropyLoss, MSELoss, generate_artifacts
+from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss, generate_artifacts
 from engine.errors import InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.kernels.vocabulary.op import TensorType
 from engine.models.images import build_autoencoder, build_mlp
+from engine.models.initial import make_normal, make_zeros
+from engine.models.mobilenets import STAGES, MobileNet
 from engine.models.sound import build_ds_cnn
+from engine.quantization.post_training import freeze_in_integers
 from engine.tools.benchmark.workload import list_parameters, write_artifacts
+from engine.tools.trimmed import binary
+from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
@@ -246,6 +255,75 @@ def measure_goals(name: str, _: Namespace) -> Iterator[Cells]:
             )  # fmt: skip
 
 
+# --- models whose memory others have published
+
+
+def build_narrow_mobilenet(size: int = 144, outputs: int = 2) -> Graph:
+    """Return MobileNetV2 of width 0.35, all channels in eights, as TinyEngine has it.
+
+    Its last convolution is as narrow: 448 channels.
+
+    Source: https://github.com/mit-han-lab/mcunet, mbv2-w0.35.
+    """
+
+    def scale(channels: int) -> int:
+        made = max(8, int(0.35 * channels + 4) // 8 * 8)
+        return made + 8 * (made < 0.9 * 0.35 * channels)
+
+    to = MobileNet(0)
+    y = to.add_unit("x", "features.0", 3, scale(32), 3, 2, activation="Clip")
+    channels, at = scale(32), 1
+    for expansion, co, blocks, stride in STAGES:
+        for i in range(blocks):
+            first = 1 if i else stride
+            y = to.add_block(y, f"features.{at}", channels, scale(co), expansion, first)
+            channels, at = scale(co), at + 1
+    y = to.add_unit(y, f"features.{at}", channels, scale(1280), 1, activation="Clip")
+    y = to.add_op("ReduceMean", y, axes=[2, 3], keepdims=0)
+    to.add_scores(y, "classifier.1", scale(1280), outputs, make_normal(0.01), make_zeros)
+    pictures = TensorType("f32", ("batch", 3, size, size))
+    return to.make_graph("narrow_mobilenet", pictures, ("batch", outputs))
+
+
+PUBLISHED = {
+    "mobilenet": build_narrow_mobilenet,
+    "ds_cnn": partial(build_ds_cnn, (1, 10, 49), channels=64, blocks=4),
+}
+
+
+def measure_published(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for answers of a model in int8, for training its last layer, and for all."""
+    graph = PUBLISHED[name]()
+    made, last = freeze_in_integers(graph)
+    uses: tuple[tuple[str, Graph, Sequence[str], Only], ...] = (
+        ("answers, int8", made.graph, last, "inference"),
+        ("trains the last layer, the rest int8", made.graph, last, "train"),
+        ("trains all layers, float32", graph, list_parameters(graph, ()), "train"),
+    )
+    for use, model, trained, only in uses:
+        with tempfile.TemporaryDirectory() as place:
+            artifacts = Path(place, "artifacts")
+            artifacts.mkdir()
+            onnx_io.save(model, artifacts / "forward.onnx")
+            generate_artifacts(
+                str(artifacts / "forward.onnx"), requires_grad=trained, loss=CrossEntropyLoss(),
+                optimizer=SGD(), artifact_directory=artifacts,
+            )  # fmt: skip
+            wanted = Options(
+                "net", resolve(options.target), [1], joined=only == "train", only=only, size=True
+            )
+            out = Path(place, "build")
+            report = build(artifacts, out, wanted)["report"]
+            flash = binary.count_loaded((out / "libnet.a").read_bytes())
+            values = (out / "checkpoint").stat().st_size
+            yield (
+                use,
+                report["memory"] / 1000,
+                (flash + values) / 1000,
+                report["parts"]["kernels"] / 1000,
+            )
+
+
 BENCHES = (
     Bench(
         "firmware",
@@ -265,5 +343,13 @@ BENCHES = (
         ("target", "kind", "KB:.1f", "goal KB:.0f", "verdict", "kernels KB:.1f", "plans KB:.1f",
          "memory beside tensors %:.1f"),
         measure_goals,
+    ),
+    Bench(
+        "firmware.published",
+        "RAM and flash of models whose memory TinyEngine and TensorFlow Lite Micro have published",
+        {name: name for name in PUBLISHED},
+        ("use", "RAM kB:.0f", "flash kB:.0f", "kernels kB:.0f"),
+        measure_published,
+        options=(Option("target", "cortex-m7", "to build for"),),
     ),
 )  # fmt: skip

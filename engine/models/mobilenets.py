@@ -33,7 +33,7 @@ SMALL = (
 )
 
 
-class _MobileNet(Layers):
+class MobileNet(Layers):
     """Layers of MobileNets.
 
     norms: attributes of the batch normalisations.
@@ -111,7 +111,7 @@ def build_mobilenet_v2(
     seed: int = 0,
 ) -> Graph:  # fmt: skip
     """Return MobileNetV2 (Sandler et al., arXiv 1801.04381)."""
-    to = _MobileNet(seed)
+    to = MobileNet(seed)
     y, channels = to.add_unit("x", "features.0", shape[0], 32, 3, 2, activation="Clip"), 32
     at = 1
     for expansion, co, blocks, stride in STAGES:
@@ -133,7 +133,7 @@ def build_mobilenet_v3_small(
     Running statistics move by 10 % a step, as in the other architectures.  The 1 % of torchvision
     suits trainings of 600 epochs: in shorter ones, evaluation would read the initial statistics.
     """
-    to = _MobileNet(seed)
+    to = MobileNet(seed)
     to.norms = {"epsilon": 1e-3}
     y, channels = to.add_unit("x", "features.0", shape[0], 16, 3, 2, activation="HardSwish"), 16
     for i, (taps, wide, co, squeeze, act, stride) in enumerate(SMALL, 1):
