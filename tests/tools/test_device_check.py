@@ -82,7 +82,7 @@ def test_a_forward_model_may_train_fewer_layers(
     first, *_, sparse, integers = answer["variants"]
     assert sparse["change"] == "SparseUpdate(biases=True, last=2)"
     assert sparse["ram"] <= first["ram"]
-    assert integers["change"] == "int8, of which the last layer is trained"
+    assert integers["change"] == "int8, with the last layer trained in float32"
     assert integers["ram"] < sparse["ram"] / 2
     assert integers["checkpoint"] < first["checkpoint"] / 2
 

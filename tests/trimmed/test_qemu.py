@@ -8,7 +8,10 @@ installs them and passes --no-skips, without which a test that lacks one is coun
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,10 +42,11 @@ from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import Platform, resolve
-from tests.support.builds import LIBC, make_build_for
+from tests.support.builds import LIBC, compile_c, make_build_for, needs_cc, run
 from tests.support.needs import needs_emulator
 from tests.support.pairs import count_half_multiply_adds, count_squares
 from tests.support.places import DRIVERS, GOLDENS
@@ -168,6 +172,31 @@ def run_products(
     printed = emulator.run(program)
     assert re.fullmatch(r"\d+ products, [0-9a-f]{8}\n", printed)
     return Ran(kernels, printed)
+
+
+@needs_cc
+@needs_emulator("raspberrypi2")
+@pytest.mark.parametrize(
+    ("flags", "define"),
+    [
+        (("-target", "arm-linux-musleabi", "-mfloat-abi=softfp", "-static"), "EDGEGRAD_BIONIC"),
+        (("-target", "arm-linux-gnueabihf"), "EDGEGRAD_FREESTANDING"),
+    ],
+)
+def test_conversions_without_an_instruction_round_as_ones_with(
+    flags: Sequence[str], define: str, tmp_path: Path
+) -> None:
+    """Of 64-bit integers on a 32-bit Arm, by the names of Android and of the Arm ABI."""
+    driver = DRIVERS / "conversions.c"
+    here = compile_c(tmp_path / "here", "-O1", driver, "-lm")
+    zig = (sys.executable, "-m", "ziglang", "cc", *flags, "-mcpu=cortex_a7", "-O2")
+    words = ("-DHELPERS", f"-D{define}", f"-I{RUNTIME}", driver, "-lm", "-o", tmp_path / "there")
+    run(*zig, *words, **os.environ)
+    emulator = find_emulator("raspberrypi2")
+    assert emulator is not None
+    said = emulator.run(tmp_path / "there")
+    assert said == run(here)
+    assert len(said.splitlines()) == 4000
 
 
 @needs_emulator("raspberrypi4")

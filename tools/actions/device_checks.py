@@ -167,7 +167,7 @@ def _write_artifacts(
 
 
 def _write_integers(source: Path, made: TrainingChoices, folder: Path) -> None:
-    """Write the artifacts of a forward model in int8, of whose last layer alone floats are trained.
+    """Write the artifacts of a forward model in int8, whose last layer alone is trained, in floats.
 
     Without data its values are of no use; its sizes are those that `edgegrad quantize` gives.
 
@@ -221,7 +221,7 @@ def _list_variants(
             yield f"SparseUpdate(biases=True, last={LAST}){sized}", options, write
     if not source.is_dir():
         integers = partial(_write_integers, source, made)
-        yield f"int8, of which the last layer is trained{sized}", options, integers
+        yield f"int8, with the last layer trained in float32{sized}", options, integers
 
 
 def _list_smaller_steps(

@@ -7,13 +7,20 @@
  * long long helper functions". */
 
 #define HELPER __attribute__((weak, used))
+#define BASE __attribute__((pcs("aapcs"))) /* floats in registers for integers, on every CPU */
 
 #if defined(__arm__) && (defined(EDGEGRAD_FREESTANDING) || defined(EDGEGRAD_BIONIC))
 
 uint32_t __aeabi_uidiv(uint32_t n, uint32_t d);
 uint64_t __aeabi_uidivmod(uint32_t n, uint32_t d);
 void __aeabi_uldivmod(void);
-float __aeabi_l2f(int64_t value);
+BASE float __aeabi_l2f(int64_t value);
+BASE float __aeabi_ul2f(uint64_t value);
+
+static uint64_t magnitude(int64_t n)
+{
+    return n < 0 ? 0 - (uint64_t)n : (uint64_t)n;
+}
 
 /* Divide by long division, a bit at a time; the quotient of a division by 0 has all bits set. */
 __attribute__((used)) static uint64_t divide(uint64_t n, uint64_t d, uint64_t *rest)
@@ -65,11 +72,6 @@ HELPER uint64_t __umoddi3(uint64_t n, uint64_t d)
     return rest;
 }
 
-static uint64_t magnitude(int64_t n)
-{
-    return n < 0 ? 0 - (uint64_t)n : (uint64_t)n;
-}
-
 HELPER int64_t __divdi3(int64_t n, int64_t d)
 {
     uint64_t rest, quotient = divide(magnitude(n), magnitude(d), &rest);
@@ -107,9 +109,9 @@ HELPER __attribute__((naked)) void __aeabi_uldivmod(void)
 }
 
 /* Round to nearest, ties to even. */
-HELPER float __aeabi_l2f(int64_t value)
+static float round_magnitude(uint64_t rest)
 {
-    uint64_t rest = value < 0 ? 0 - (uint64_t)value : (uint64_t)value, lost = 0;
+    uint64_t lost = 0;
     int32_t exponent = 0;
     while (rest >> 24) {
         lost = (lost != 0) | (rest & 1) << 1; /* the bit after the last one, and any after that */
@@ -121,8 +123,139 @@ HELPER float __aeabi_l2f(int64_t value)
     float power = 1, found = (float)(int32_t)rest;
     for (; exponent; exponent--)
         power *= 2;
-    return value < 0 ? -found * power : found * power;
+    return found * power;
 }
+
+HELPER BASE float __aeabi_l2f(int64_t value)
+{
+    return value < 0 ? -round_magnitude(magnitude(value)) : round_magnitude((uint64_t)value);
+}
+
+HELPER BASE float __aeabi_ul2f(uint64_t value)
+{
+    return round_magnitude(value);
+}
+
+#if __ARM_FP & 8
+BASE double __aeabi_l2d(int64_t value);
+BASE double __aeabi_ul2d(uint64_t value);
+BASE int64_t __aeabi_d2lz(double value);
+BASE int64_t __aeabi_f2lz(float value);
+
+/* Both halves are exact, so that the sum alone is rounded. */
+static double widen(int32_t high, uint32_t low)
+{
+    return (double)high * 4294967296.0 + (double)low;
+}
+
+static double widen_unsigned(uint64_t value)
+{
+    return (double)(uint32_t)(value >> 32) * 4294967296.0 + (double)(uint32_t)value;
+}
+
+/* Towards zero; both halves of a magnitude below 2^63 are exact. */
+static int64_t truncate(double value)
+{
+    double size = value < 0 ? -value : value;
+    uint32_t high = (uint32_t)(size * (1 / 4294967296.0));
+    uint64_t whole = (uint64_t)high << 32 | (uint32_t)(size - (double)high * 4294967296.0);
+    return (int64_t)(value < 0 ? 0 - whole : whole);
+}
+
+HELPER BASE double __aeabi_l2d(int64_t value)
+{
+    return widen((int32_t)(value >> 32), (uint32_t)value);
+}
+
+HELPER BASE double __aeabi_ul2d(uint64_t value)
+{
+    return widen_unsigned(value);
+}
+
+HELPER BASE int64_t __aeabi_d2lz(double value)
+{
+    return truncate(value);
+}
+
+HELPER BASE int64_t __aeabi_f2lz(float value)
+{
+    return truncate(value);
+}
+#endif
+
+#ifdef EDGEGRAD_BIONIC
+float __floatdisf(int64_t value);
+float __floatundisf(uint64_t value);
+double __floatdidf(int64_t value);
+double __floatundidf(uint64_t value);
+int64_t __fixsfdi(float value);
+int64_t __fixdfdi(double value);
+float floorf(float x);
+double floor(double x);
+float roundevenf(float x);
+
+HELPER float __floatdisf(int64_t value)
+{
+    return value < 0 ? -round_magnitude(magnitude(value)) : round_magnitude((uint64_t)value);
+}
+
+HELPER float __floatundisf(uint64_t value)
+{
+    return round_magnitude(value);
+}
+
+HELPER double __floatdidf(int64_t value)
+{
+    return widen((int32_t)(value >> 32), (uint32_t)value);
+}
+
+HELPER double __floatundidf(uint64_t value)
+{
+    return widen_unsigned(value);
+}
+
+HELPER int64_t __fixdfdi(double value)
+{
+    return truncate(value);
+}
+
+HELPER int64_t __fixsfdi(float value)
+{
+    return truncate(value);
+}
+
+/* From 2^52 on, and for infinities and NaN, there is nothing to round. */
+static double round_down(double x)
+{
+    double size = x < 0 ? -x : x;
+    if (!(size < 4503599627370496.0) || x == 0)
+        return x;
+    int64_t to = truncate(x);
+    double whole = widen((int32_t)(to >> 32), (uint32_t)to);
+    whole -= whole > x;
+    return whole;
+}
+
+HELPER double floor(double x)
+{
+    return round_down(x);
+}
+
+HELPER float floorf(float x)
+{
+    return (float)round_down(x);
+}
+
+/* Up to 2^23 a sum with 2^23 has no fraction, and is rounded to nearest, ties to even. */
+HELPER float roundevenf(float x)
+{
+    float size = x < 0 ? -x : x;
+    if (!(size < 8388608.0f) || x == 0)
+        return x;
+    float whole = size + 8388608.0f - 8388608.0f;
+    return x < 0 ? -whole : whole;
+}
+#endif
 #endif
 
 #if defined(EDGEGRAD_FREESTANDING) \
