@@ -35,7 +35,7 @@ NOT_RUN = {
     "docs/javascript.md": 3,
     "docs/keras.md": 3,
     "docs/kotlin.md": 4,
-    "docs/microcontrollers.md": 3,
+    "docs/microcontrollers.md": 4,
     "docs/models.md": 1,
     "docs/performance.md": 2,
     "docs/precision.md": 1,
