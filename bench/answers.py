@@ -26,10 +26,16 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
 INTEGERS = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm")
+DYNAMIC = ("mlp", "vit", "minilm", "gpt2")  # whose products are MatMul or Gemm
 # Seconds that the answers of a turn take at least.  The first ones wake the threads, and a system
 # may take 60 ms to give each a core of its own.
 SECONDS = 0.3
 FLOAT, INT8 = "forward.onnx", "int8.onnx"
+OF_INTEGERS = {
+    "session": ("edgegrad", INT8),
+    "onnxruntime": ("onnxruntime", INT8),
+    "float": ("edgegrad", FLOAT),
+}
 SAMPLES = 8  # that ranges are measured on
 
 
@@ -43,16 +49,25 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
 
 def measure_integers(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each batch size and number of threads, of the model in int8."""
-    sides = {
-        "session": ("edgegrad", INT8), "onnxruntime": ("onnxruntime", INT8),
-        "float": ("edgegrad", FLOAT),
-    }  # fmt: skip
     with written(name, SAMPLES) as folder, np.load(folder / "batch.npz") as content:
         made = quantize(folder / FLOAT, content["x"])
     for batch in options.batch:
         with written(name, batch) as folder:
             made.save(folder / INT8)
-            yield from _compare(options, batch, folder, sides)
+            yield from _compare(options, batch, folder, OF_INTEGERS)
+
+
+def measure_dynamic(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each batch size and number of threads, of the model quantised dynamically.
+
+    onnxruntime's quantiser makes the file, with uint8 weights, as models for browsers have them.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    for batch in options.batch:
+        with written(name, batch) as folder:
+            quantize_dynamic(folder / FLOAT, folder / INT8, weight_type=QuantType.QUInt8)
+            yield from _compare(options, batch, folder, OF_INTEGERS)
 
 
 def _compare(
@@ -89,6 +104,15 @@ _OPTIONS = (
     Option("batch", (1, 8), "sizes of batches"),
     Option("turns", 9, "turns of each"),
 )
+_INTEGER_COLUMNS = (
+    "batch",
+    "threads",
+    "ours ms:.3f",
+    "onnxruntime ms:.3f",
+    "our float32 ms:.3f",
+    "onnxruntime / ours:.2f",
+    "float32 / ours:.2f",
+)
 BENCHES = (
     Bench(
         "answers",
@@ -104,16 +128,17 @@ BENCHES = (
         "answers.int8",
         "answers in integers beside onnxruntime's of the same file and ours in float32, in turns",
         {name: name for name in INTEGERS},
-        (
-            "batch",
-            "threads",
-            "ours ms:.3f",
-            "onnxruntime ms:.3f",
-            "our float32 ms:.3f",
-            "onnxruntime / ours:.2f",
-            "float32 / ours:.2f",
-        ),
+        _INTEGER_COLUMNS,
         measure_integers,
+        options=_OPTIONS,
+        small="mlp --turns 1 --threads 1 --batch 1",
+    ),
+    Bench(
+        "answers.dynamic",
+        "answers of models that onnxruntime has quantised dynamically, to uint8, as `answers.int8`",
+        {name: name for name in DYNAMIC},
+        _INTEGER_COLUMNS,
+        measure_dynamic,
         options=_OPTIONS,
         small="mlp --turns 1 --threads 1 --batch 1",
     ),
