@@ -93,7 +93,6 @@ def test_what_is_left_compiles_without_warnings(only: Only, define: str, tmp_pat
     ("change", "why"),
     [
         ({"only": "inference", "joined": True}, "--joined updates in training steps: leave out"),
-        ({"only": "train", "bindings": ("go",)}, "--bindings needs all functions: leave out"),
         ({"only": "train", "export": True}, "--export writes the inference model: leave out"),
         ({"only": "inference", "federated": True}, "--federated trains and evaluates: leave out"),
     ],
@@ -132,5 +131,4 @@ def test_the_command_lists_the_functions(
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
     (line,) = re.findall(r"^functions: (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert "mnist_infer" in line.split(", ")
-    assert not (tmp_path / "out" / "mnist.py").exists()
     assert not (tmp_path / "out" / "selftest").exists()

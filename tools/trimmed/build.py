@@ -112,7 +112,6 @@ class Options:
         for wish, chosen, reason in (
             ("--joined", self.joined and self.only != "train", "updates in training steps"),
             ("--federated", self.federated, "trains and evaluates"),
-            ("--bindings", bool(self.bindings), "needs all functions"),
             ("--export", self.export and self.only != "inference", "writes the inference model"),
         ):
             if chosen and self.only:
@@ -306,8 +305,7 @@ def _build(
     name, source, codes = options.name, own.source, own.codes
     planned = own.bundles[-1].planned
     _write(out, source, codes, options)
-    examples = ("example.c", "example.cpp") if options.only in ("", "train") else ()
-    for file in (*examples, *["device.c"] * options.federated):
+    for file in ("example.c", "example.cpp", *["device.c"] * options.federated):
         (out / "src" / file).write_text(source.write_example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
         progress.begin("linking", _describe_linking(options))
@@ -431,7 +429,7 @@ def _write(out: Path, source: Source, codes: Sequence[bytes], options: Options) 
         (made / f"kernels{more}.o").write_bytes(code)
     (out / f"{name}.h").write_text(source.write_header(), "utf-8")
     (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
-    if not (options.static or options.freestanding or options.only):  # Python's is of all phases
+    if not (options.static or options.freestanding):
         files = {"device.py": f"{name}.py", "library.py": f"{name}_library.py"}
         if options.decoder is not None:
             files["decoder.py"] = f"{name}_decoder.py"

@@ -30,7 +30,7 @@ from engine.tools.trimmed.api import (
     write_cpp,
     write_ctypes,
 )
-from engine.tools.trimmed.bindings.package import Api
+from engine.tools.trimmed.bindings.package import Api, select_lines
 from engine.tools.trimmed.bundle import (
     OWN_PROPERTY_ROOM,
     PROPERTY_HEAD,
@@ -243,7 +243,8 @@ class Source:
     def write_python(self, file: str) -> str:
         """Return a file of the interface for Python; `file` is its name in `runtime/`."""
         functions = self.list_api(freestanding=False)
-        text = _read_template(file).replace('"model"', f'"{self.name}"', 1)
+        text = select_lines(_read_template(file), {function.name for function in functions})
+        text = text.replace('"model"', f'"{self.name}"', 1)
         return text.replace("@functions@", write_ctypes(functions))
 
     def read_header(self) -> str:
@@ -292,7 +293,8 @@ class Source:
 
     def write_example(self, file: str) -> str:
         """Return the text of an example program; `file` is its name in `runtime/`."""
-        text = _read_template(file)
+        functions = {function.name for function in self.list_api(freestanding=False)}
+        text = select_lines(_read_template(file), functions)
         for old, new in () if self.bundle else _EXAMPLE:
             text = text.replace(old, new)
         return self.fill_names(text)

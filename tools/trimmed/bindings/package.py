@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.base.errors import InternalError
 from engine.tools.trimmed.api import ApiFunction, Enumeration
 from engine.tools.trimmed.link import Kind
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 
 TEMPLATES = Path(__file__).parent / "templates"
+_CONDITION = re.compile(
+    r"[ \t]*(?:/\*|//[/!]?|#|<!--)?[ \t]*@(?:if ([\w! ]+)|end)@[ \t]*(?:\*/|-->)?[ \t]*\n?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,42 @@ class Api:
     platforms: Sequence[Platform]
 
     @property
+    def names(self) -> frozenset[str]:
+        """The names of the functions, which conditions of templates name."""
+        return frozenset(f.name for f in self.functions)
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """Text for marks that says what the build is for, and what its example does.
+
+        arguments: of the example's command.  start: a sentence about the checkpoint, if there is
+        one.
+        """
+        steps = "twenty steps on random numbers"
+        uses = {
+            "train_step": ("Training of one model", f"trains {steps}"),
+            "infer": ("Inference of one model", "answers random numbers"),
+            "append": ("Continuation of texts by one model", "continues a text"),
+        }
+        there = {name: use for name, use in uses.items() if name in self.names}
+        if "train_step" in there:
+            there.pop("infer", None)
+        done = " and ".join(does for _, does in there.values())
+        reads = self.constants.get("PARAMETERS", 0) > 0
+        saves = " trained" * ("train_step" in there)
+        start = " `checkpoint`, beside this folder, has the values to start from."
+        return {
+            "purpose": next(iter(there.values()))[0],
+            "does": done,
+            "do": re.sub(r"\b(train|answer|continue)s\b", r"\1", done),
+            "arguments": f" ../checkpoint{saves}" * reads,
+            "start": start * reads,
+        }
+
+    @property
     def takes_requests(self) -> bool:
         """True if the library has the functions of federations."""
-        return any(f.name == "take_request" for f in self.functions)
+        return "take_request" in self.names
 
     @property
     def shares_memory(self) -> bool:
@@ -150,12 +187,17 @@ def _find_templates(language: Language, api: Api) -> dict[str, Path]:
 
 
 def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the package of a language: paths in the build's folder, and texts."""
+    """Yield the files of the package of a language: paths in the build's folder, and texts.
+
+    A template of which nothing is left is no file.
+    """
     own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
-    own |= {"version": api.version}
+    own |= {"version": api.version, **api.marks}
     marks = own | {key: str(value) for key, value in api.constants.items()} | {**language.fill(api)}
     for inner, file in sorted(_find_templates(language, api).items()):
-        text = file.read_text("utf-8")
+        text = select_lines(file.read_text("utf-8"), api.names)
+        if file.suffix != ".plist" and not text:
+            continue
         for each in api.enumerations if "@Enumeration@" in inner else (None,):
             if each is not None:
                 rows = [
@@ -178,6 +220,38 @@ def write_headers(language: Language, api: Api, header: str) -> Iterator[tuple[P
         yield Path("Headers", "module.modulemap"), text
     elif language.has_header:
         yield Path(f"{api.name}.h"), header
+
+
+def select_lines(text: str, functions: Collection[str]) -> str:
+    """Return a text without the lines that are for other functions of C than a library has.
+
+    Lines between `@if train_step@` and `@end@` stay if it has that function; both may stand in a
+    comment of their own.  `@if infer !train_step@` asks for one without the other, and
+    `@if train_step or infer@` for either.  Conditions can be nested.
+
+    Raises:
+        InternalError: a condition has no end, or an end no condition.
+    """
+    lines, holds = list[str](), [True]
+    for line in text.splitlines(keepends=True):
+        mark = _CONDITION.fullmatch(line)
+        if mark is None:
+            lines += [line] * holds[-1]
+        elif mark[1] is not None:
+            any_of = (words.split() for words in mark[1].split(" or "))
+            fits = any(all(_is_so(word, functions) for word in words) for words in any_of)
+            holds.append(holds[-1] and fits)
+        else:
+            holds.pop()
+            if not holds:
+                raise InternalError("a template has an end of no condition")
+    if len(holds) > 1:
+        raise InternalError("a template has a condition without an end")
+    return "".join(lines)
+
+
+def _is_so(word: str, functions: Collection[str]) -> bool:
+    return (word.removeprefix("!") in functions) != word.startswith("!")
 
 
 def replace_marks(text: str, marks: Mapping[str, str]) -> str:

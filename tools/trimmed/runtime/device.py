@@ -1,10 +1,20 @@
-"""Training from Python 3.9 or newer: numpy, and the library this file lies beside.
+"""Python 3.9 or newer: numpy, and the library this file lies beside.
 
+    # @if train_step@
     t = Trainer("checkpoint"); loss = t.step(x, labels); t.save("checkpoint")
+    # @end@
+    # @if infer !train_step@
+    p = Predictor("checkpoint"); scores = p.predict(x)
+    # @end@
+    # @if append !train_step !infer@
+    d = Predictor().decoder(); scores = d.append(tokens)
+    # @end@
 
+# @if train_step@
 `CheckpointState`, `Module` and `Optimizer` have the names and meaning of `engine.api`; paths of
 models are taken and not read, because plans are made of one model and for fixed shapes.  A library
 of kernels for a set of ops takes the plans as a file: `Trainer("checkpoint", plan="model.plan")`.
+# @end@
 """
 
 from __future__ import annotations
@@ -36,6 +46,7 @@ CheckpointError, FileError, PlanError = _L.CheckpointError, _L.FileError, _L.Pla
 if TYPE_CHECKING:
     File = str | os.PathLike[str]
 _C, _check = _L.functions, _L.check
+_OWN = None if _L.HAS_OWN_VALUES else HERE / "checkpoint"
 
 
 class Parameter:
@@ -60,10 +71,13 @@ class Parameter:
         _check(new, self._info, f"parameter {self.name!r}")
         self.data[...] = new
 
+    # @if gradient@
     @property
     def grad(self) -> np.ndarray | None:
         address = _C["gradient"](self._handle.pointer, self._index)
         return self._handle.view(address, self._info) if address else None
+
+    # @end@
 
 
 class Parameters(dict[str, Parameter]):
@@ -103,6 +117,7 @@ class Properties:
             raise KeyError(f"no property {name!r}; there are {', '.join(known) or 'none'}")
         return known[name]
 
+    # @if set_property_int@
     def __setitem__(self, name: str, value: int | float | str) -> None:
         label = _L.convert_text(name, "the name of a property")
         if isinstance(value, str):
@@ -113,6 +128,8 @@ class Properties:
         else:
             whole = _L.convert_whole(value, f"property {name!r}")
             self._handle.call("set_property_int", label, whole)
+
+    # @end@
 
 
 class CheckpointState:
@@ -126,12 +143,13 @@ class CheckpointState:
 
     @classmethod
     def load_checkpoint(
-        cls, checkpoint_uri: File | bytes, plan: File | bytes | None = None
+        cls, checkpoint_uri: File | bytes | None, plan: File | bytes | None = None
     ) -> CheckpointState:
         return cls(_L.Handle(checkpoint_uri, plan))
 
     from_bytes = load_checkpoint
 
+    # @if save@
     @staticmethod
     def save_checkpoint(
         state: CheckpointState, checkpoint_uri: File, include_optimizer_state: bool = False
@@ -143,6 +161,8 @@ class CheckpointState:
         content: bytes = self._handle.read_content(bool(include_optimizer_state))
         return content
 
+    # @end@
+
 
 def _check_state(value: Any) -> CheckpointState:
     if not isinstance(value, CheckpointState):
@@ -151,21 +171,28 @@ def _check_state(value: Any) -> CheckpointState:
 
 
 class Module:
+    # @if train_step@
     """Model: a call is a training step, or in eval mode an evaluation step."""
+
+    # @end@
+    # @if !train_step@
+    """Model of this build."""
+    # @end@
 
     def __init__(self, train_model_uri: Any, state: CheckpointState, *_: Any, **__: Any) -> None:
         self.training, self._state = True, _check_state(state)
         self._handle = self._state._handle
 
+    # @if train_step@
     def __call__(self, *user_inputs: Any) -> Any:
         return self._run("train" if self.training else "eval", user_inputs)
 
+    # @end@
     def _run(self, phase: str, given: Sequence[Any]) -> Any:
         handle, values = self._handle, [v for v in given if v is not None]
-        if phase not in handle.phases[0]:
-            raise StateError(
-                f"this build has no {phase} phase; it has {', '.join(handle.phases[0])}"
-            )
+        if phase not in handle.first_phases:
+            there = ", ".join(handle.first_phases) or "none"
+            raise StateError(f"this build has no {phase} phase; it has {there}")
         ins = handle.phases[0][phase][0]
         if len(values) != len(ins):
             raise InputError(f"{phase} takes {[i['name'] for i in ins]}, got {len(values)} inputs")
@@ -184,6 +211,7 @@ class Module:
         handle.call(name, *ports, batch=handle.batches[at])
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    # @if train_step@
     def train(self, mode: bool = True) -> Module:
         self.training = bool(mode)
         return self
@@ -205,10 +233,12 @@ class Module:
     def set_draws(self, draws: int) -> None:
         self._handle.call("set_draws", _L.convert_whole(draws, "draws"))
 
+    # @end@
     def get_cpu(self) -> str:
         """Return the name of the CPU that the code which runs here was made for."""
         return str(_C["cpu"](self._handle.pointer).decode())
 
+    # @if train_step@
     def input_names(self, side: int = 0) -> list[str]:
         phase = "train" if self.training else "eval"
         return [t["name"] for t in self._handle.phases[0][phase][side]]
@@ -216,6 +246,7 @@ class Module:
     def output_names(self) -> list[str]:
         return self.input_names(1)
 
+    # @end@
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         return int(_C["parameters_size"](self._handle.pointer, int(trainable_only)))
 
@@ -255,6 +286,7 @@ class Module:
         _L.write(path, self.inference_model_to_bytes(graph_output_names))
 
 
+# @if train_step@
 class Optimizer:
     """Optimizer, which updates the trainable parameters from their gradients."""
 
@@ -323,27 +355,62 @@ class LinearLRScheduler:
         self._optimizer.set_learning_rate(self._initial * factor)
 
 
-class Trainer:
-    """Model, optimizer and checkpoint in one.
+# @end@
+class Predictor:
+    """Model and checkpoint in one, for answers.
 
-    inputs, outputs: names of the inputs of a training step, and of what the model computes.
+    outputs: names of what the model computes.
     batches: the numbers of samples that there are plans for.
     """
 
     def __init__(
-        self, checkpoint: File | bytes = HERE / "checkpoint", plan: File | bytes | None = None
+        self, checkpoint: File | bytes | None = _OWN, plan: File | bytes | None = None
     ) -> None:
         self._plan = plan
         self.load(checkpoint)
         handle = self.state._handle
-        self.inputs = [info["name"] for info in handle.phases[0]["train"][0]]
-        self.outputs = [info["name"] for info in handle.phases[0].get("infer", ([], []))[1]]
+        self.outputs = [info["name"] for info in handle.first_phases.get("infer", ([], []))[1]]
         self.batches = list(handle.batches)
 
-    def load(self, checkpoint: File | bytes) -> None:
-        """Continue from a checkpoint; `state`, `module` and `optimizer` are new ones then."""
+    def load(self, checkpoint: File | bytes | None) -> None:
+        """Take the values of a checkpoint; `state` and `module` are new ones then."""
         self.state = CheckpointState.load_checkpoint(checkpoint, self._plan)
         self.module = Module(None, self.state)
+
+    # @if infer@
+    def predict(self, *inputs: Any) -> Any:
+        return self.module._run("infer", inputs)
+
+    def predict_batch(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """Return the results of the model for a batch without labels, by name."""
+        results = self.predict(*inputs)
+        every = results if isinstance(results, tuple) else (results,)
+        return {name: every[i] for i, name in enumerate(self.outputs)}
+
+    # @end@
+    def decoder(self) -> Any:
+        """Return the decoder of the model, which continues a text with its parameters."""
+        if "append" not in _C:
+            raise StateError("this build has no decoder: edgegrad build --positions")
+        return _load(f"{NAME}_decoder").DeviceDecoder(self.state._handle, _L)
+
+
+# @if train_step@
+class Trainer(Predictor):
+    """Model, optimizer and checkpoint in one.
+
+    inputs: names of the inputs of a training step.
+    """
+
+    def __init__(
+        self, checkpoint: File | bytes | None = _OWN, plan: File | bytes | None = None
+    ) -> None:
+        super().__init__(checkpoint, plan)
+        self.inputs = [info["name"] for info in self.state._handle.first_phases["train"][0]]
+
+    def load(self, checkpoint: File | bytes | None) -> None:
+        """Continue from a checkpoint; `state`, `module` and `optimizer` are new ones then."""
+        super().load(checkpoint)
         self.optimizer = Optimizer(None, self.module)
 
     @property
@@ -373,24 +440,14 @@ class Trainer:
             self.module.lazy_reset_grad()
         return result
 
+    # @if eval_step@
     def evaluate(self, *inputs: Any) -> Any:
         """Return the loss of a batch, or all outputs of the evaluation model, without learning."""
         return self.module.eval()(*inputs)
 
-    def predict(self, *inputs: Any) -> Any:
-        return self.module._run("infer", inputs)
-
-    def predict_batch(self, *inputs: Any) -> dict[str, np.ndarray]:
-        """Return the results of the model for a batch without labels, by name."""
-        results = self.predict(*inputs)
-        every = results if isinstance(results, tuple) else (results,)
-        return {name: every[i] for i, name in enumerate(self.outputs)}
-
-    def decoder(self) -> Any:
-        """Return the decoder of the model, which continues a text with its parameters."""
-        if "append" not in _C:
-            raise StateError("this build has no decoder: edgegrad build --positions")
-        return _load(f"{NAME}_decoder").DeviceDecoder(self.state._handle, _L)
-
+    # @end@
     def save(self, path: File) -> None:
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
+
+
+# @end@

@@ -1,18 +1,46 @@
-// Training from C++17 by @name@.hpp: the same as example.c.
+// The same as example.c from C++17, by @name@.hpp.
 //
 //     c++ -std=c++17 example.cpp -I.. -L.. -l@name@ -o example
-//     LD_LIBRARY_PATH=.. ./example ../checkpoint out
+//     LD_LIBRARY_PATH=.. ./example [../checkpoint [out]]
 
 #include "@name@.hpp"
 
+//@if append@
+#include <algorithm>
+//@end@
 #include <cstdint>
+//@if infer !train_step@
+#include <cstring>
+//@end@
 #include <iostream>
+//@if train_step or infer@
 #include <random>
+//@end@
 #include <string>
+//@if train_step or infer@
 #include <vector>
+//@end@
 
 namespace {
 
+//@if append@
+// Continue a text, each time by the token with the largest score.
+void continue_text(@name@_cpp::Model &m)
+{
+    std::int32_t token = 0;
+    std::cout << "text:";
+    for (int k = 0; k < 10 && m.get_length() < m.get_capacity(); k++) {
+        std::cout << ' ' << token;
+        m.append(&token, 1);
+        const auto *scores = static_cast<const float *>(m.scores());
+        const auto *end = scores + m.scores_info()->bytes / sizeof(float);
+        token = static_cast<std::int32_t>(std::max_element(scores, end) - scores);
+    }
+    std::cout << '\n';
+}
+
+//@end@
+//@if train_step or infer@
 // Bytes of a batch for one input; a program would read its own here.
 std::vector<unsigned char> batch(const @name@_tensor &t, std::mt19937 &random)
 {
@@ -27,6 +55,8 @@ std::vector<unsigned char> batch(const @name@_tensor &t, std::mt19937 &random)
     return bytes;
 }
 
+//@end@
+//@if train_step@
 void train(const std::string &from, const std::string &to)
 {
     auto m = @name@_cpp::Model::create(from.c_str());
@@ -49,18 +79,52 @@ void train(const std::string &from, const std::string &to)
         std::cout << "step " << step << ": loss " << loss << '\n';
     }
     m.save(to.c_str(), 1);
+//@if append@
+    continue_text(m);
+//@end@
 }
 
+//@end@
+//@if !train_step@
+void answer(const char *from)
+{
+    auto m = @name@_cpp::Model::create(from);
+//@if infer@
+    std::mt19937 random(1);
+    for (int i = 0; i < m.input_count(@NAME@_INFER); i++) {
+        const auto data = batch(*m.input_info(@NAME@_INFER, i), random);
+        std::memcpy(m.input(@NAME@_INFER, i), data.data(), data.size());
+    }
+    m.infer(nullptr, nullptr);
+    for (int i = 0; i < m.output_count(@NAME@_INFER); i++) {
+        const auto *values = static_cast<const float *>(m.output(@NAME@_INFER, i));
+        if (m.output_info(@NAME@_INFER, i)->dtype == @NAME@_F32)
+            std::cout << m.output_info(@NAME@_INFER, i)->name << ": " << values[0] << ' '
+                      << values[1] << " ...\n";
+    }
+//@end@
+//@if append@
+    continue_text(m);
+//@end@
+}
+
+//@end@
 } // namespace
 
 int main(int argc, char **argv)
 {
+//@if train_step@
     if (argc != 3) {
         std::cerr << "usage: " << argv[0] << " CHECKPOINT NEW_CHECKPOINT\n";
         return 2;
     }
     try {
         train(argv[1], argv[2]);
+//@end@
+//@if !train_step@
+    try {
+        answer(argc > 1 ? argv[1] : nullptr);
+//@end@
     } catch (const @name@_cpp::Error &error) {
         std::cerr << error.what() << '\n';
         return 1;

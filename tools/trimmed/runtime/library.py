@@ -21,6 +21,7 @@ import numpy as np
 NAME = "model"
 HERE = Path(__file__).resolve().parent
 INFO = json.loads((HERE / "manifest.json").read_text("utf-8"))
+HAS_OWN_VALUES = "phases" in INFO and "checkpoint" not in INFO  # of a decoder alone
 
 
 class Error(RuntimeError):
@@ -134,7 +135,9 @@ def describe_port(found: Any) -> dict[str, Any]:
     }
 
 
-def _read(source: Any, what: str) -> bytes:
+def _read(source: Any, what: str) -> bytes | None:
+    if source is None and HAS_OWN_VALUES:
+        return None
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
     path = convert_path(source, what)
@@ -182,7 +185,8 @@ class Handle:
             if plan is None:
                 raise PlanError("this library takes the plans of a model as a file: plan=...")
             given, create = [_read(plan, "plan"), *given], "create_from_plan"
-        sized = [x for data in given for x in (data, len(data))]
+        first = given[0] or b""
+        sized = [x for data in given for x in (data, len(data or b""))]
         code = functions[create](ctypes.byref(self.pointer), *sized, message)
         if code:
             why = message.value.decode(errors="replace")
@@ -191,8 +195,8 @@ class Handle:
                 why = f"{os.fspath(source)}: {why}"
             raise _CODE[code](why)
         if plan is not None:  # after the plans: a line of JSON, the inference model
-            sizes = (int.from_bytes(given[0][at : at + 8], "little") for at in (16, 24))
-            rest = given[0][sum(sizes) :]
+            sizes = (int.from_bytes(first[at : at + 8], "little") for at in (16, 24))
+            rest = first[sum(sizes) :]
             line, _, self.model = rest.partition(b"\n")
             self.inference = json.loads(line)
         elif self.inference:
@@ -203,6 +207,11 @@ class Handle:
         count = functions["batch_count"](m)
         self.batches = [functions["batch_size"](m, i) for i in range(count)]
         self.phases = [self._list_ports(batch) for batch in self.batches]
+
+    @property
+    def first_phases(self) -> dict[str, tuple[list[dict[str, Any]], ...]]:
+        """Inputs and outputs by phase, with the first batch size; none for a decoder alone."""
+        return self.phases[0] if self.phases else {}
 
     @property
     def buffer(self) -> tuple[str, str]:
@@ -256,6 +265,7 @@ class Handle:
         if code:
             raise _CODE[code](functions["message"](self.pointer).decode(errors="replace"))
 
+    # @if checkpoint_size@
     def read_content(self, include_optimizer_state: bool) -> bytes:
         """Return the checkpoint."""
         with self.turn("save_to"):
@@ -264,6 +274,7 @@ class Handle:
             self.check(functions["save_to"](self.pointer, out, size, include_optimizer_state))
         return out.raw
 
+    # @end@
     def view(self, address: int, info: dict[str, Any]) -> np.ndarray:
         """Return the tensor at an address, a view that keeps the model alive."""
         kind = np.dtype(info["dtype"])

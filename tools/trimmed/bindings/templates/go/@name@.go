@@ -1,4 +1,4 @@
-// Package @name@ trains one model.  Each method is the function of @name@.h with its name; a call
+// Package @name@: @purpose@.  Each method is the function of @name@.h with its name; a call
 // that is refused returns an *Error with the message of C.  Calls of several goroutines wait for one
 // another.
 package @name@
@@ -83,6 +83,7 @@ func (m *Model) check(code C.int) error {
 
 /*@members@*/
 
+//@if checkpoint_size@
 // Checkpoint returns the content of a checkpoint file.
 func (m *Model) Checkpoint(includeOptimizerState bool) ([]byte, error) {
 	defer m.lock()()
@@ -91,6 +92,7 @@ func (m *Model) Checkpoint(includeOptimizerState bool) ([]byte, error) {
 	return bytes, err
 }
 
+//@end@
 // Parameters returns all parameters one after another.
 func (m *Model) Parameters(trainableOnly bool) ([]float32, error) {
 	defer m.lock()()
@@ -175,6 +177,7 @@ func writeValues(address unsafe.Pointer, t *Tensor, place string, values any) er
 	copy(unsafe.Slice((*byte)(address), t.Bytes), from)
 	return nil
 }
+//@if train_step or infer@
 
 func (m *Model) place(phase Phase, inputs []any) error {
 	if m.m == nil || len(inputs) == 0 || !m.hasPhase(phase) {
@@ -204,3 +207,4 @@ func (m *Model) outputs(phase Phase) []any {
 	}
 	return values
 }
+//@end@

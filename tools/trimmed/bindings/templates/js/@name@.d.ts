@@ -1,4 +1,4 @@
-/** Training of one model in WebAssembly, in Node.js and in browsers. */
+/** @purpose@ in WebAssembly, in Node.js and in browsers. */
 
 export type TypedArray =
   | Float32Array | Float64Array | Int8Array | Int16Array | Int32Array | BigInt64Array
@@ -51,12 +51,14 @@ export class Model {
   /** End the model; its memory serves the next one. */
   destroy(): void;
 
+/*@if checkpoint_size@*/
   /** The content of a checkpoint file. */
   checkpoint(includeOptimizerState?: boolean): Uint8Array;
 
   /** Write a checkpoint file, under a temporary name that is renamed; Node.js only. */
   save(path: string, includeOptimizerState?: boolean): Promise<void>;
 
+/*@end@*/
   /** All parameters one after another. */
   parameters(trainableOnly?: boolean): Float32Array;
 

@@ -1,10 +1,19 @@
-// Training of one model in WebAssembly, in Node.js and in browsers; @name@.d.ts has the contracts.
+// @purpose@ in WebAssembly, in Node.js and in browsers; @name@.d.ts has the contracts.
 //
 //     import { Model } from "@name@";
 //     const model = await Model.create(checkpoint);
+//@if train_step@
 //     const [loss] = model.trainStep([samples, labels]);
 //     model.optimizerStep();
 //     model.lazyResetGrad();
+//@end@
+//@if infer !train_step@
+//     const [scores] = model.infer([samples]);
+//@end@
+//@if append !train_step !infer@
+//     model.append(Int32Array.of(1, 2, 3));
+//     const scores = model.scores();
+//@end@
 
 /*@enums@*/
 
@@ -369,6 +378,7 @@ export class Model {
     }
   }
 
+//@if checkpoint_size@
   // The content of a checkpoint file.
   checkpoint(includeOptimizerState = true) {
     const bytes = new Uint8Array(this.checkpointSize(includeOptimizerState));
@@ -396,6 +406,7 @@ export class Model {
     }
   }
 
+//@end@
   // All parameters one after another.
   parameters(trainableOnly = true) {
     const values = new Float32Array(this.parametersSize(trainableOnly));

@@ -1,5 +1,6 @@
-// Training from Node.js: node example.mjs ../checkpoint out
+// @purpose@ from Node.js: node example.mjs@arguments@
 
+//@if train_step or infer@
 import { Dtype, Model, Phase } from "./@name@.js";
 
 // A batch for one input; a program would read its own here.
@@ -9,14 +10,24 @@ function makeBatch({ dtype, dims }) {
   return Array.from({ length: count }, draw);
 }
 
+const makeBatches = (model, phase) =>
+  Array.from({ length: model.inputCount(phase) }, (_, index) => makeBatch(model.inputInfo(phase, index)));
+//@end@
+//@if append !train_step !infer@
+import { Model } from "./@name@.js";
+//@end@
+
+//@if train_step@
 const [from, to] = process.argv.slice(2);
-const model = await Model.open(from);
+//@end@
+//@if !train_step@
+const [from] = process.argv.slice(2);
+//@end@
+const model = await (from ? Model.open(from) : Model.create());
+//@if train_step@
 model.setLearningRate(0.01);
 for (let step = 1; step <= 20; step++) {
-  const inputs = Array.from({ length: model.inputCount(Phase.TRAIN) }, (_, index) =>
-    makeBatch(model.inputInfo(Phase.TRAIN, index)),
-  );
-  const [loss] = model.trainStep(inputs);
+  const [loss] = model.trainStep(makeBatches(model, Phase.TRAIN));
   if (!model.isJoined()) {
     model.optimizerStep();
   }
@@ -24,4 +35,21 @@ for (let step = 1; step <= 20; step++) {
   console.log(`step ${step}: loss ${loss[0]}`);
 }
 await model.save(to);
+//@end@
+//@if infer !train_step@
+model.infer(makeBatches(model, Phase.INFER)).forEach((values, index) => {
+  console.log(`${model.outputInfo(Phase.INFER, index).name}: ${values.slice(0, 3)} ...`);
+});
+//@end@
+//@if append@
+// Continue a text, each time by the token with the largest score.
+const text = [];
+for (let token = 0; model.getLength() < Math.min(10, model.getCapacity()); ) {
+  text.push(token);
+  model.append(Int32Array.of(token));
+  const scores = model.scores();
+  token = scores.indexOf(scores.reduce((best, score) => Math.max(best, score)));
+}
+console.log(`text: ${text.join(" ")}`);
+//@end@
 model.destroy();

@@ -1,5 +1,5 @@
 // swift-tools-version:5.7
-// Training of one model: a library of Swift, one of Objective-C, and the module C@Name@ for C.
+// @purpose@: a library of Swift, one of Objective-C, and the module C@Name@ for C.
 import PackageDescription
 
 let package = Package(
@@ -14,5 +14,6 @@ let package = Package(
         .target(name: "@Name@", dependencies: ["C@Name@"]),
         .target(name: "@Name@ObjC", dependencies: ["C@Name@"]),
         .executableTarget(name: "Example", dependencies: ["@Name@"], path: "Examples"),
+        .executableTarget(name: "ExampleObjC", dependencies: ["@Name@ObjC"], path: "ExamplesObjC"),
     ]
 )

@@ -19,7 +19,7 @@ namespace Edgegrad.@Name@
     }
 
     /// <summary>
-    /// Training of one model. Each method is the function of @name@.h with its name; calls that are
+    /// @purpose@. Each method is the function of @name@.h with its name; calls that are
     /// refused throw a ModelException with the message of C. Calls of several threads wait for one
     /// another.
     /// </summary>
@@ -35,6 +35,7 @@ namespace Edgegrad.@Name@
 
 /*@members@*/
 
+/*@if checkpoint_size@*/
         /// <summary>Return the content of a checkpoint file.</summary>
         [MethodImpl(MethodImplOptions.Synchronized)]
         public byte[] Checkpoint(bool includeOptimizerState = true)
@@ -44,6 +45,7 @@ namespace Edgegrad.@Name@
             return bytes;
         }
 
+/*@end@*/
         /// <summary>Return all parameters one after another.</summary>
         [MethodImpl(MethodImplOptions.Synchronized)]
         public float[] Parameters(bool trainableOnly = true)
@@ -134,6 +136,7 @@ namespace Edgegrad.@Name@
             Marshal.Copy(bytes, 0, address, bytes.Length);
         }
 
+/*@if train_step or infer@*/
         private void Place(Phase phase, Array[] inputs)
         {
             if (inputs == null || !HasPhase(phase))
@@ -157,6 +160,7 @@ namespace Edgegrad.@Name@
                 values[i] = Output(phase, i);
             return values;
         }
+/*@end@*/
     }
 
     internal static class Native

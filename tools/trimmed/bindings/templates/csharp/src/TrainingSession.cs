@@ -1,3 +1,4 @@
+/*@if train_step@*/
 using System;
 using System.Collections.Generic;
 using System.Linq;
@@ -19,8 +20,10 @@ namespace Edgegrad.@Name@
 
         public Values[] TrainStep(IEnumerable<Array> inputs) { return Model.TrainStep(inputs.ToArray()); }
 
+/*@if eval_step@*/
         public Values[] EvalStep(IEnumerable<Array> inputs) { return Model.EvalStep(inputs.ToArray()); }
 
+/*@end@*/
         public void OptimizerStep() { Model.OptimizerStep(); }
 
         public void LazyResetGrad() { Model.LazyResetGrad(); }
@@ -55,6 +58,46 @@ namespace Edgegrad.@Name@
 
         public void SaveCheckpoint(string path, bool includeOptimizerState) { Model.Save(path, includeOptimizerState); }
 
+/*@if export_model@*/
+        /// <summary>Write the inference model as an ONNX file; its outputs were chosen by the build.</summary>
+        public void ExportModelForInferencing(string path, IReadOnlyCollection<string> outputNames)
+        {
+            var names = Names(Phase.Infer, Model.OutputCount(Phase.Infer), Model.OutputInfo);
+            if (!new HashSet<string>(names).SetEquals(outputNames))
+                throw ModelException.Refuse("this build exports " + string.Join(", ", names) + ", and not "
+                    + string.Join(", ", outputNames) + ": build --output");
+            Model.ExportModel(path);
+        }
+
+/*@end@*/
+        public IReadOnlyList<string> TrainInputNames()
+        {
+            return Names(Phase.Train, Model.InputCount(Phase.Train), Model.InputInfo);
+        }
+
+        public IReadOnlyList<string> TrainOutputNames()
+        {
+            return Names(Phase.Train, Model.OutputCount(Phase.Train), Model.OutputInfo);
+        }
+
+/*@if eval_step@*/
+        public IReadOnlyList<string> EvalInputNames()
+        {
+            return Names(Phase.Eval, Model.InputCount(Phase.Eval), Model.InputInfo);
+        }
+
+        public IReadOnlyList<string> EvalOutputNames()
+        {
+            return Names(Phase.Eval, Model.OutputCount(Phase.Eval), Model.OutputInfo);
+        }
+
+/*@end@*/
         public void Dispose() { Model.Dispose(); }
+
+        private static string[] Names(Phase phase, int count, Func<Phase, int, Tensor> describe)
+        {
+            return Enumerable.Range(0, count).Select(i => describe(phase, i).Name).ToArray();
+        }
     }
 }
+/*@end@*/

@@ -1,11 +1,22 @@
+/*@if train_step or infer@*/
 import edgegrad.@name@.Dtype;
+/*@end@*/
 import edgegrad.@name@.Model;
+/*@if train_step or infer@*/
 import edgegrad.@name@.Phase;
 import edgegrad.@name@.Tensor;
+/*@end@*/
+/*@if infer !train_step@*/
+import edgegrad.@name@.Values;
+import java.util.Arrays;
+/*@end@*/
+/*@if train_step or infer@*/
 import java.util.Random;
+/*@end@*/
 
-/** Training from Java: java -cp CLASSES:src/main/resources Example ../checkpoint out. */
+/** @purpose@ from Java: java -cp CLASSES:src/main/resources Example@arguments@. */
 public final class Example {
+/*@if train_step or infer@*/
   private static final Random RANDOM = new Random(1);
 
   // A batch for one input; a program would read its own here.
@@ -21,22 +32,68 @@ public final class Example {
     return RANDOM.longs(count, 0, 2).toArray();
   }
 
-  public static void main(String[] arguments) {
-    try (Model model = Model.create(arguments[0])) {
-      model.setLearningRate(0.01f);
-      for (int step = 1; step <= 20; step++) {
-        Object[] inputs = new Object[model.inputCount(Phase.TRAIN)];
-        for (int i = 0; i < inputs.length; i++) {
-          inputs[i] = makeBatch(model.inputInfo(Phase.TRAIN, i));
-        }
-        float loss = model.trainStep(inputs)[0].item();
-        if (!model.isJoined()) {
-          model.optimizerStep();
-        }
-        model.lazyResetGrad();
-        System.out.println("step " + step + ": loss " + loss);
+  private static Object[] makeBatches(Model model, Phase phase) {
+    Object[] inputs = new Object[model.inputCount(phase)];
+    for (int i = 0; i < inputs.length; i++) {
+      inputs[i] = makeBatch(model.inputInfo(phase, i));
+    }
+    return inputs;
+  }
+
+/*@end@*/
+/*@if train_step@*/
+  private static void train(Model model) {
+    model.setLearningRate(0.01f);
+    for (int step = 1; step <= 20; step++) {
+      float loss = model.trainStep(makeBatches(model, Phase.TRAIN))[0].item();
+      if (!model.isJoined()) {
+        model.optimizerStep();
       }
+      model.lazyResetGrad();
+      System.out.println("step " + step + ": loss " + loss);
+    }
+  }
+
+/*@end@*/
+/*@if infer !train_step@*/
+  private static void answer(Model model) {
+    for (Values output : model.infer(makeBatches(model, Phase.INFER))) {
+      String first = Arrays.toString(Arrays.copyOf(output.floats(), 3));
+      System.out.println(output.tensor.name + ": " + first + " ...");
+    }
+  }
+
+/*@end@*/
+/*@if append@*/
+  // Continue a text, each time by the token with the largest score.
+  private static void continueText(Model model) {
+    StringBuilder text = new StringBuilder("text:");
+    int token = 0;
+    while (model.getLength() < Math.min(10, model.getCapacity())) {
+      text.append(' ').append(token);
+      model.append(new int[] {token});
+      float[] scores = model.scores().floats();
+      token = 0;
+      for (int i = 1; i < scores.length; i++) {
+        token = scores[i] > scores[token] ? i : token;
+      }
+    }
+    System.out.println(text);
+  }
+
+/*@end@*/
+  public static void main(String[] arguments) {
+    try (Model model = Model.create(arguments.length > 0 ? arguments[0] : null)) {
+/*@if train_step@*/
+      train(model);
       model.save(arguments[1], true);
+/*@end@*/
+/*@if infer !train_step@*/
+      answer(model);
+/*@end@*/
+/*@if append@*/
+      continueText(model);
+/*@end@*/
     }
   }
 }

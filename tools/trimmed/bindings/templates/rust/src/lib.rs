@@ -1,8 +1,9 @@
-//! Training of one model.  Each method is the function of `@name@.h` with its name; a call that is
+//! @purpose@.  Each method is the function of `@name@.h` with its name; a call that is
 //! refused returns an `Error` with the message of C.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), @name@::Error> {
+//@if train_step@
 //! use @name@::{Model, Phase};
 //! let (images, labels) = ([0.0f32; 8], [0i64; 8]);
 //! let mut model = Model::create("checkpoint")?;
@@ -10,6 +11,20 @@
 //! let loss = model.floats(Phase::Train, 0)?[0];
 //! model.optimizer_step()?;
 //! model.lazy_reset_grad();
+//@end@
+//@if infer !train_step@
+//! use @name@::{Model, Phase};
+//! let images = [0.0f32; 8];
+//! let mut model = Model::create("checkpoint")?;
+//! model.infer(&[images[..].into()])?;
+//! let scores = model.floats(Phase::Infer, 0)?;
+//@end@
+//@if append !train_step !infer@
+//! use @name@::Model;
+//! let mut model = Model::create_from(&[])?;
+//! model.append(&[1, 2, 3])?;
+//! let scores = model.scores();
+//@end@
 //! # Ok(())
 //! # }
 //! ```
@@ -55,6 +70,7 @@ pub struct Tensor<'a> {
     pub trainable: bool,
 }
 
+//@if train_step or infer@
 /// Values of an input: a slice of the tensor's type.
 #[derive(Debug, Clone, Copy)]
 pub struct Values<'a> {
@@ -82,6 +98,7 @@ macro_rules! values_from {
 values_from!(f32 => F32, f64 => F64, i64 => I64, i32 => I32, i16 => I16, i8 => I8,
     u64 => U64, u32 => U32, u16 => U16, u8 => U8, bool => Bool);
 
+//@end@
 #[repr(C)]
 struct Facts {
     name: *const u8,
@@ -125,6 +142,7 @@ impl Model {
 
 /*@members@*/
 
+//@if checkpoint_size@
     /// Return the content of a checkpoint file.
     pub fn checkpoint(&mut self, include_optimizer_state: bool) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; self.checkpoint_size(include_optimizer_state)];
@@ -132,6 +150,7 @@ impl Model {
         Ok(bytes)
     }
 
+//@end@
     /// Return all parameters one after another.
     pub fn parameters(&mut self, trainable_only: bool) -> Result<Vec<f32>, Error> {
         let mut values = vec![0.0; self.parameters_size(trainable_only)];
@@ -172,6 +191,7 @@ impl Model {
         }
     }
 
+//@if train_step or infer@
     fn place(&mut self, phase: Phase, inputs: &[Values<'_>]) -> Result<(), Error> {
         if !self.has_phase(phase) {
             return Ok(()); // the step itself says so
@@ -199,6 +219,7 @@ impl Model {
         }
         Ok(())
     }
+//@end@
 }
 
 fn refuse(message: String) -> Error {

@@ -1,14 +1,23 @@
 import C@Name@
 import Foundation
 
-/// Training of one model. Each method is the function of @name@.h with its name; a call that is
+/// @purpose@. Each method is the function of @name@.h with its name; a call that is
 /// refused throws a `ModelError` with the message of C. Calls of several threads wait for one
 /// another. The memory goes with the last reference, or before that with `close`.
 ///
 ///     let model = try Model.create("checkpoint")
+//@if train_step@
 ///     let loss = try model.trainStep(images, labels)[0].item()
 ///     try model.optimizerStep()
 ///     model.lazyResetGrad()
+//@end@
+//@if infer !train_step@
+///     let scores = try model.infer(images)[0].floats()
+//@end@
+//@if append !train_step !infer@
+///     try model.append([1, 2, 3])
+///     let scores = try model.scores()?.floats()
+//@end@
 public final class Model: @unchecked Sendable {
     private var m: OpaquePointer?
     private let lock = NSRecursiveLock()
@@ -44,6 +53,7 @@ public final class Model: @unchecked Sendable {
 
 /*@members@*/
 
+//@if checkpoint_size@
     /// Return the content of a checkpoint file.
     public func checkpoint(_ includeOptimizerState: Bool = true) throws -> [UInt8] {
         return try locked {
@@ -53,6 +63,7 @@ public final class Model: @unchecked Sendable {
         }
     }
 
+//@end@
     /// Return all parameters one after another.
     public func parameters(_ trainableOnly: Bool = true) throws -> [Float] {
         return try locked {
@@ -103,6 +114,7 @@ public final class Model: @unchecked Sendable {
         }
     }
 
+//@if train_step or infer@
     private func place(_ phase: Phase, _ inputs: [Numbers]) throws {
         if inputs.isEmpty || !hasPhase(phase) {
             return  // they are in place, or the step itself says what is wrong
@@ -124,4 +136,5 @@ public final class Model: @unchecked Sendable {
     private func outputs(_ phase: Phase) -> [Values] {
         return (0..<outputCount(phase)).compactMap { output(phase, index: $0) }
     }
+//@end@
 }

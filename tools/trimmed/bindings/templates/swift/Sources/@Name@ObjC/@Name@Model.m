@@ -143,6 +143,14 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
     return GIVEN_BACK([[@Name@Model alloc] initWithModel:made]);
 }
 
++ (instancetype)createWithoutValues:(NSError **)error
+{
+    @name@ *made = NULL;
+    char why[@NAME@_MESSAGE_BYTES];
+    int code = @name@_create(&made, NULL, why);
+    return makeModel(code, made, why, error);
+}
+
 - (void)dealloc
 {
     @name@_destroy(_m);
@@ -168,6 +176,7 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
     return refuseWith(code, textOf(@name@_message(_m)), error);
 }
 
+//@if train_step or infer@
 - (BOOL)place:(NSArray<NSData *> *)inputs phase:(@Name@Phase)phase error:(NSError **)error
 {
     if (!inputs || !@name@_has_phase(_m, (int)phase))
@@ -198,6 +207,8 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
     return outputs;
 }
 
+//@end@
+//@if checkpoint_size@
 - (NSData *)checkpoint:(BOOL)includeOptimizerState error:(NSError **)error
 {
     @synchronized(self) {
@@ -208,6 +219,7 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
     }
 }
 
+//@end@
 - (NSData *)parameters:(BOOL)trainableOnly error:(NSError **)error
 {
     @synchronized(self) {

@@ -1,12 +1,21 @@
-// Training of one model from Objective-C: each method is the function of @name@.h with its name.
+// @purpose@ from Objective-C: each method is the function of @name@.h with its name.
 //
 //     NSError *error = nil;
 //     @Name@Model *model = [@Name@Model create:@"checkpoint" error:&error];
+//@if train_step@
 //     [model setLearningRate:0.01f error:&error];
 //     NSArray<NSData *> *outputs = [model trainStep:@[images, labels] error:&error];
 //     float loss = *(const float *)outputs[0].bytes;
 //     [model optimizerStep:&error];
 //     [model lazyResetGrad];
+//@end@
+//@if infer !train_step@
+//     NSArray<NSData *> *outputs = [model infer:@[images] error:&error];
+//@end@
+//@if append !train_step !infer@
+//     [model append:tokens error:&error];
+//     NSData *scores = [model scores];
+//@end@
 #import <Foundation/Foundation.h>
 
 NS_ASSUME_NONNULL_BEGIN
@@ -46,9 +55,14 @@ extern NSString *const @Name@ErrorDomain;
 /// End the model and give its memory back.
 - (void)close;
 
+/// Make a model without values, which `setParameters` gives it.
++ (nullable instancetype)createWithoutValues:(NSError **)error;
+
+//@if checkpoint_size@
 /// Return the content of a checkpoint file.
 - (nullable NSData *)checkpoint:(BOOL)includeOptimizerState error:(NSError **)error;
 
+//@end@
 /// Return all float32 parameters one after another.
 - (nullable NSData *)parameters:(BOOL)trainableOnly error:(NSError **)error;
 

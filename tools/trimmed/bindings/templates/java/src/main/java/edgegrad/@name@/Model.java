@@ -4,15 +4,24 @@ import java.io.Closeable;
 import java.nio.charset.StandardCharsets;
 
 /**
- * Training of one model. Each method is the function of @name@.h with its name; calls that are
+ * @purpose@. Each method is the function of @name@.h with its name; calls that are
  * refused throw a {@link ModelException} with the message of C. A model has memory outside of the
  * heap, so close it. Calls of several threads wait for one another.
  *
  * <pre>{@code
  * try (Model model = Model.create("checkpoint")) {
+/*@if train_step@*/
  *   float loss = model.trainStep(images, labels)[0].item();
  *   model.optimizerStep();
  *   model.lazyResetGrad();
+/*@end@*/
+/*@if infer !train_step@*/
+ *   float[] scores = model.infer(images)[0].floats();
+/*@end@*/
+/*@if append !train_step !infer@*/
+ *   model.append(tokens);
+ *   float[] scores = model.scores().floats();
+/*@end@*/
  * }
  * }</pre>
  */
@@ -27,6 +36,7 @@ public class Model implements Closeable {
 
 /*@members@*/
 
+/*@if checkpoint_size@*/
   /** Return the content of a checkpoint file. */
   public synchronized byte[] checkpoint(boolean includeOptimizerState) {
     byte[] bytes = new byte[Math.toIntExact(checkpointSize(includeOptimizerState))];
@@ -34,6 +44,7 @@ public class Model implements Closeable {
     return bytes;
   }
 
+/*@end@*/
   /** Return all parameters one after another. */
   public synchronized float[] parameters(boolean trainableOnly) {
     float[] values = new float[Math.toIntExact(parametersSize(trainableOnly))];
@@ -104,6 +115,7 @@ public class Model implements Closeable {
     Native.write(address, array, tensor.bytes);
   }
 
+/*@if train_step or infer@*/
   private void place(Phase phase, Object[] inputs) {
     if (inputs == null || !hasPhase(phase)) {
       return; // they are in place, or the step itself says what is wrong
@@ -129,6 +141,7 @@ public class Model implements Closeable {
     return values;
   }
 
+/*@end@*/
   static ModelException refuse(String message) {
     return new ModelException(ErrorCode.BAD_INPUT.value, message);
   }

@@ -1,11 +1,16 @@
+/*@if train_step@*/
 package edgegrad.@name@;
 
 import java.io.Closeable;
 import java.nio.file.Path;
+/*@if export_model@*/
+import java.util.Arrays;
+/*@end@*/
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.Map;
 import java.util.Set;
+import java.util.function.BiFunction;
 
 /** The same by the names of onnxruntime's OrtTrainingSession, with arrays in place of its tensors. */
 public final class OrtTrainingSession implements Closeable {
@@ -27,11 +32,13 @@ public final class OrtTrainingSession implements Closeable {
     return name(model.trainStep(order(Phase.TRAIN, inputs)));
   }
 
+/*@if eval_step@*/
   /** Forward of the evaluation model. */
   public Map<String, Values> evalStep(Map<String, ?> inputs) {
     return name(model.evalStep(order(Phase.EVAL, inputs)));
   }
 
+/*@end@*/
   public void optimizerStep() {
     model.optimizerStep();
   }
@@ -73,29 +80,56 @@ public final class OrtTrainingSession implements Closeable {
     model.save(path.toString(), saveOptimizer);
   }
 
+/*@if export_model@*/
+  /** Write the inference model as an ONNX file; its outputs were chosen by the build. */
+  public void exportModelForInference(Path path, String[] outputNames) {
+    Set<String> names = names(Phase.INFER, model.outputCount(Phase.INFER), model::outputInfo);
+    if (!names.equals(new LinkedHashSet<>(Arrays.asList(outputNames)))) {
+      String wanted = Arrays.toString(outputNames);
+      throw Model.refuse("this build exports " + names + ", and not " + wanted + ": build --output");
+    }
+    model.exportModel(path.toString());
+  }
+
+/*@end@*/
   public Set<String> getTrainInputNames() {
-    return names(Phase.TRAIN);
+    return inputNames(Phase.TRAIN);
   }
 
+  public Set<String> getTrainOutputNames() {
+    return names(Phase.TRAIN, model.outputCount(Phase.TRAIN), model::outputInfo);
+  }
+
+/*@if eval_step@*/
   public Set<String> getEvalInputNames() {
-    return names(Phase.EVAL);
+    return inputNames(Phase.EVAL);
   }
 
+  public Set<String> getEvalOutputNames() {
+    return names(Phase.EVAL, model.outputCount(Phase.EVAL), model::outputInfo);
+  }
+
+/*@end@*/
   @Override
   public void close() {
     model.close();
   }
 
-  private Set<String> names(Phase phase) {
+  private Set<String> inputNames(Phase phase) {
+    return names(phase, model.inputCount(phase), model::inputInfo);
+  }
+
+  private static Set<String> names(
+      Phase phase, int count, BiFunction<Phase, Integer, Tensor> describe) {
     Set<String> names = new LinkedHashSet<>();
-    for (int i = 0; i < model.inputCount(phase); i++) {
-      names.add(model.inputInfo(phase, i).name);
+    for (int i = 0; i < count; i++) {
+      names.add(describe.apply(phase, i).name);
     }
     return names;
   }
 
   private Object[] order(Phase phase, Map<String, ?> inputs) {
-    Set<String> names = names(phase);
+    Set<String> names = inputNames(phase);
     if (!names.equals(inputs.keySet())) {
       throw Model.refuse("expected the inputs " + names + ", got " + inputs.keySet());
     }
@@ -110,3 +144,4 @@ public final class OrtTrainingSession implements Closeable {
     return named;
   }
 }
+/*@end@*/

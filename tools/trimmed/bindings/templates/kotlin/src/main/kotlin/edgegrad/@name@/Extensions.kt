@@ -3,14 +3,25 @@
  * here, as in `model.learningRate = 0.01f`.
  *
  *     Model.create("checkpoint").use { model ->
+/*@if train_step@*/
  *       for ((images, labels) in batches) println(model.train(images, labels))
  *       model.save(File("checkpoint"))
+/*@end@*/
+/*@if infer !train_step@*/
+ *       println(model.infer(images).named())
+/*@end@*/
+/*@if append !train_step !infer@*/
+ *       model.append(tokens)
+ *       println(model.scores())
+/*@end@*/
  *     }
  */
 package edgegrad.@name@
 
+/*@if save@*/
 import java.io.File
 
+/*@end@*/
 /** The [ErrorCode] of a refused call. */
 val ModelException.error: ErrorCode
   get() = ErrorCode.of(code)
@@ -34,6 +45,7 @@ fun Model.outputTensors(phase: Phase): List<Tensor> =
 val Model.parameterTensors: List<Tensor>
   get() = List(parameterCount()) { parameterInfo(it) }
 
+/*@if train_step@*/
 /** Train on one batch: a step, the update, and no gradients left. Return the loss. */
 fun Model.train(vararg inputs: Any): Float {
   val loss = trainStep(*inputs)[0].item()
@@ -48,6 +60,7 @@ fun Model.train(vararg inputs: Any): Float {
 fun Model.save(file: File, includeOptimizerState: Boolean = true) =
   save(file.path, includeOptimizerState)
 
+/*@end@*/
 /** The outputs of a step by name. */
 fun Array<Values>.named(): Map<String, Values> = associateBy { it.tensor.name }
 
@@ -64,12 +77,14 @@ class ModelProperties internal constructor(private val model: Model) {
   /** Return one, or null where there is none of that name. */
   operator fun get(name: String): Any? = toMap()[name]
 
+/*@if set_property_int@*/
   operator fun set(name: String, value: Long) = model.setPropertyInt(name, value)
 
   operator fun set(name: String, value: Float) = model.setPropertyFloat(name, value)
 
   operator fun set(name: String, value: String) = model.setPropertyString(name, value)
 
+/*@end@*/
   private fun value(property: Model.Property): Any =
     when (PropertyKind.of(property.kind)) {
       PropertyKind.INT -> property.integer

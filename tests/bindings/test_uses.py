@@ -1,0 +1,172 @@
+"""Builds of one use, `--only` and decoders alone: their packages, and the example of each."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import engine
+from engine.base.errors import InternalError
+from engine.tools.trimmed.api import Only
+from engine.tools.trimmed.bindings.languages import LANGUAGES as ALL
+from engine.tools.trimmed.bindings.package import select_lines
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.targets import resolve
+from tests.bindings.programs import (
+    LANGUAGES,
+    OBJECTIVE_C_EXAMPLE,
+    make_objective_c,
+    needs_gnustep,
+)
+from tests.support.builds import load, make_build, make_root, needs_cc
+from tests.support.decoders import CAPACITY, make_artifacts
+from tests.support.places import GOLDENS
+
+NATIVE = ("java", "kotlin", "csharp", "rust", "go")
+PLATFORMS = {"js": "wasm32", "swift": "macos-aarch64"}  # of languages that need their own
+
+
+@functools.cache
+def make_use(only: Only, platform: str = "native") -> Path:
+    """Return the folder of a build of one use, called `mnist`, with packages."""
+    named = [name for name in PLATFORMS if PLATFORMS[name] == platform] or NATIVE
+    out = make_root() / f"use-{only}-{platform}"
+    if only == "decoder":
+        decoder = DecoderOptions(CAPACITY, path=make_artifacts("gpt2") / "decoder.onnx")
+        options = Options("mnist", resolve(platform), [], bindings=named, decoder=decoder)
+    else:
+        options = Options("mnist", resolve(platform), [4], only=only, bindings=named)
+    build(None if only == "decoder" else GOLDENS / "mlp", out, options)
+    return out
+
+
+def list_words(only: Only, folder: Path, out: Path) -> list[Path]:
+    """Return the arguments of an example."""
+    return {
+        "train": [folder / "checkpoint", out / "trained"],
+        "inference": [folder / "checkpoint"],
+    }.get(only, [])
+
+
+def check_example(only: Only, printed: str, out: Path) -> None:
+    """Check what the example of a build of one use prints, and what it writes."""
+    if only == "train":
+        losses = [float(x) for x in re.findall(r"^step \d+: loss (\S+)", printed, re.MULTILINE)]
+        assert len(losses) == 20
+        assert losses[-1] < losses[0]
+        assert (out / "trained").stat().st_size > 10_000
+    elif only == "inference":
+        (values,) = re.findall(r"^output: (.*) \.\.\.$", printed, re.MULTILINE)
+        numbers = [float(x) for x in re.findall(r"[-\d.e]+", values)]
+        assert len(numbers) >= 2
+        assert np.isfinite(numbers).all()
+    else:
+        assert printed == f"text: {' '.join(map(str, continue_text()))}\n"
+
+
+@functools.cache
+def continue_text() -> list[int]:
+    """Return the text that every example continues, from a session of the engine."""
+    session = engine.Session(make_artifacts("gpt2") / "decoder.onnx", threads=1)
+    decoder, text = session.decoder(capacity=CAPACITY), [0]
+    while len(text) < 10:
+        text.append(int(np.argmax(decoder.append(text[-1:]))))
+    return text
+
+
+IN_SHORT = {"inference": ("c", "js"), "train": ("cpp",),
+            "decoder": ("c", "java", "csharp", "go", "js")}  # fmt: skip
+CELLS = [
+    pytest.param(only, name, marks=[need, *[pytest.mark.whole] * (name not in IN_SHORT[only])])
+    for only in IN_SHORT
+    for name, (_, _, need) in LANGUAGES.items()
+]
+
+
+@needs_cc
+@pytest.mark.parametrize(("only", "language"), CELLS)
+def test_a_package_of_one_use_has_an_example_that_runs(
+    only: Only, language: str, tmp_path: Path
+) -> None:
+    make, example, _ = LANGUAGES[language]
+    folder = make_use(only, PLATFORMS.get(language, "native"))
+    program = make(folder, folder / example, tmp_path)
+    check_example(only, program.run(*list_words(only, folder, tmp_path)), tmp_path)
+
+
+@needs_cc
+@needs_gnustep
+@pytest.mark.parametrize(
+    "only", ["decoder", *(pytest.param(x, marks=pytest.mark.whole) for x in ("inference", "train"))]
+)
+def test_a_class_of_objective_c_of_one_use_runs(only: Only, tmp_path: Path) -> None:
+    folder, native = make_use(only, "macos-aarch64"), make_use(only)
+    program = make_objective_c(folder, folder / OBJECTIVE_C_EXAMPLE, tmp_path, native)
+    check_example(only, program.run(*list_words(only, native, tmp_path)), tmp_path)
+
+
+@needs_cc
+@pytest.mark.parametrize("only", ["inference", "train", "decoder"])
+def test_python_has_classes_for_one_use(only: Only, tmp_path: Path) -> None:
+    folder = make_use(only)
+    module = load(folder)
+    assert hasattr(module, "Trainer") == (only == "train")
+    assert hasattr(module.Predictor, "predict") == (only == "inference")
+    if only == "train":
+        x, labels = np.ones((4, 64), np.float32), np.zeros(4, np.int64)
+        trainer = module.Trainer()
+        losses = [float(trainer.step(x, labels)) for _ in range(3)]
+        assert losses[2] < losses[0]
+        trainer.save(tmp_path / "trained")
+        assert module.Trainer(tmp_path / "trained").steps == 3
+        assert not hasattr(trainer, "evaluate")
+    elif only == "inference":
+        predictor = module.Predictor()
+        x = np.random.default_rng(0).random((4, 64), np.float32)
+        expected = load(make_build("mlp")).Trainer().predict_batch(x)
+        assert predictor.outputs == list(expected)
+        for name, values in predictor.predict_batch(x).items():
+            np.testing.assert_array_equal(values, expected[name])
+        with pytest.raises(module.StateError, match="has no train phase; it has infer"):
+            predictor.module._run("train", [x])
+    else:
+        decoder = module.Predictor().decoder()
+        text = [0]
+        while len(text) < 10:
+            text.append(int(np.argmax(decoder.append(text[-1:]))))
+        assert text == continue_text()
+
+
+@pytest.mark.parametrize("only", ["inference", "decoder"])
+def test_packages_say_what_they_are_for(only: Only) -> None:
+    """And have nothing of what the library has not."""
+    said = {"inference": "Inference of one model", "decoder": "Continuation of texts by one model"}
+    for language in ALL:
+        folder = make_use(only, PLATFORMS.get(language, "native"))
+        gone = {f"mnist_{f}" for f in ("train_step", "optimizer_step", "save")}
+        assert not gone & set(json.loads((folder / "manifest.json").read_text())["functions"])
+        readme = (folder / language / "README.md").read_text()
+        assert f"{said[only]} on the device" in readme
+        assert ("has the values to start from" in readme) == (only == "inference")
+        for path in (folder / language).rglob("*"):
+            if path.suffix in (".java", ".kt", ".cs", ".rs", ".go", ".js", ".ts", ".swift", ".m"):
+                text = path.read_text()
+                assert text.strip(), path
+                assert not re.search(r"train_?step|@if |@end@", text, re.IGNORECASE), path
+
+
+def test_lines_of_templates_are_for_functions() -> None:
+    text = "a\n//@if x@\nb\n  /*@if !y@*/\nc\n# @end@\n//@end@\n<!-- @if y or x z@ -->\nd\n@end@\n"
+    assert select_lines(text, {"x"}) == "a\nb\nc\n"
+    assert select_lines(text, {"x", "y"}) == "a\nb\nd\n"
+    assert select_lines(text, {"x", "z"}) == "a\nb\nc\nd\n"
+    assert select_lines(text, ()) == "a\n"
+    for broken in ("//@if x@\n", "//@end@\n"):
+        with pytest.raises(InternalError, match=r"a template has an? (end|condition)"):
+            select_lines(broken, {"x"})
