@@ -10,6 +10,7 @@
 # make docs         the documentation site, in build/docs; a warning is an error
 # make pictures     the pictures of docs/gallery.md and docs/reports.md, by a headless browser
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
+# make languages    every language on every platform that this machine can run: 10,000 sessions, both models; fetches 6 GB
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them
 # make bench        the benches that ARGS names; their list without   (PEERS=path/to/python adds the peers installed there)
@@ -35,7 +36,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(foreach name,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime,$(filter-out tests/torch/%,$(wildcard tests/*/test_$(name).py)))
 
-.PHONY: demo test test-all fuzz test-random test-torch test-aim test-oldest lint docs pictures builds wheels bench bench-table bench-cores
+.PHONY: demo test test-all fuzz test-random test-torch test-aim test-oldest lint docs pictures builds languages wheels bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -78,6 +79,10 @@ pictures: $(VENV)/.dev
 
 builds: $(VENV)/.dev
 	$(BIN)/python -m bench builds --page $(ARGS)
+
+languages: $(VENV)/.dev
+	$(BIN)/python -m tests.support.roots
+	$(BIN)/python -m pytest --whole $(ARGS) tests/bindings
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python -m engine.tools.dev.wheels $(ARGS)

@@ -105,3 +105,27 @@ def check(
         "rate": "0.25",
     } | ({"turns": "100"} if turns else {})
     assert int(dict(rows)["grown"]) <= MOST_GROWN
+
+
+REFUSED = (  # of Hostile.m and Hostile.swift, whatever made the call
+    "BAD_INPUT: input '?input'?.*: expected .*",
+    "BAD_INPUT: (inputs: )?expected 2.*, got 1",
+    "BAD_STATE: there are no gradients yet: train a step first",
+    "BAD_CHECKPOINT: .*",
+    "BAD_CHECKPOINT: .+",
+    "BAD_INPUT: name: expected text without null characters",
+    "NO_MEMORY: .+",
+    "BAD_STATE: the model was closed",
+)
+
+
+def check_refusals(printed: str) -> None:
+    """Check what a program prints that makes each of these calls, and then a thousand times."""
+    lines = printed.splitlines()
+    refused = [line.removeprefix("refused ") for line in lines if line.startswith("refused ")]
+    assert len(refused) == len(REFUSED), printed
+    for line, pattern in zip(refused, REFUSED, strict=True):
+        assert re.fullmatch(pattern, line), line
+    facts = dict(line.split() for line in lines if not line.startswith("refused "))
+    assert facts["unchanged"] == "true"
+    assert int(facts["grown"]) <= 4, "MiB, after a thousand refusals of each kind"

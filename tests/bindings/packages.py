@@ -17,7 +17,9 @@ def make_package(case: str, languages: str, target: str = "native", threads: int
 
     target: one, or several with commas.
     """
-    out = make_root() / f"{case}-{languages}-{target}-{threads}"
+    out = make_root() / f"{case}-{languages}-{target}-{threads}".replace(
+        ",", "-"
+    )  # linkers split at them
     platform, *also = map(resolve, target.split(","))
     options = Options(
         "mnist", platform, [4], threads, federated=True, bindings=languages.split(","), also=also

@@ -21,7 +21,7 @@ from tests.support.shown import shows
 @needs_go
 @pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("Go", "Linux, x86-64", "run")
-def test_go_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
+def test_go_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     folder = make_package(case, "go", "native")
     module = folder / "go"
     (tmp_path / "program").mkdir()
@@ -37,5 +37,5 @@ def test_go_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
         run("go", "build", "-o", program, **variables)
     if shutil.which("gofmt"):
         assert run("gofmt", "-l", module, BINDINGS / "drill.go", **variables) == ""
-    words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "2000")
+    words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
     drill.check(run(program, *words, **variables), tmp_path / "out", case, exact=True)

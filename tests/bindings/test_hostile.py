@@ -10,9 +10,11 @@ import contextlib
 import os
 from pathlib import Path
 
+from tests.bindings import drill
 from tests.bindings.packages import make_package
-from tests.support.builds import needs_cc, run
-from tests.support.needs import needs_java, needs_mono, needs_node
+from tests.bindings.programs import make_objective_c
+from tests.support.builds import make_build, needs_cc, run
+from tests.support.needs import needs_gnustep, needs_java, needs_mono, needs_node
 from tests.support.places import BINDINGS
 
 
@@ -22,6 +24,15 @@ def test_javascript_refuses_in_words(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):  # where it may write files
         printed = run("node", BINDINGS / "hostile.mjs", folder / "js", folder / "checkpoint")
     assert printed == "loss true\n"
+
+
+@needs_cc
+@needs_gnustep
+def test_objective_c_refuses_in_words(tmp_path: Path) -> None:
+    folder, native = make_package("mlp", "swift", "macos-aarch64"), make_package("mlp", "go")
+    program = make_objective_c(folder, BINDINGS / "Hostile.m", tmp_path, native)
+    other = make_build("cnn") / "checkpoint"
+    drill.check_refusals(program.run(native / "checkpoint", other))
 
 
 @needs_cc

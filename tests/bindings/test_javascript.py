@@ -30,10 +30,10 @@ def list_packed(folder: Path) -> set[str]:
 @needs_node
 @pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("JavaScript", "WebAssembly, Node.js", "run")
-def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
+def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     folder = make_package(case, "js", "wasm32")
     drill.write_steps(case, tmp_path / "steps")
-    words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "1000")
+    words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
     own = {f"{name}.{end}" for name in ("mnist", "storage", "federated") for end in ("js", "d.ts")}
     assert list_packed(folder / "js") == {*own, "mnist.wasm", "package.json", "README.md"}
     printed = run("node", BINDINGS / "drill.mjs", *words)

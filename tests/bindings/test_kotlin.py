@@ -21,7 +21,7 @@ STANDARD_LIBRARY = "/usr/share/java/kotlin-stdlib.jar"
 @needs_kotlin
 @pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("Kotlin", "Linux, x86-64", "run", "OpenJDK 17")
-def test_kotlin_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
+def test_kotlin_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     """On classes of Java 8, which Android takes."""
     folder = make_package(case, "kotlin", "native")
     drill.write_steps(case, tmp_path / "steps")
@@ -30,7 +30,7 @@ def test_kotlin_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
         *sources.rglob("*.java"))  # fmt: skip
     own = [*sources.rglob("*.kt"), BINDINGS / "Drill.kt", folder / "kotlin/example/Example.kt"]
     run("kotlinc", "-Werror", "-jvm-target", "1.8", "-cp", classes, "-d", classes, *own)
-    words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "2000")
+    words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
     path = f"{classes}:{sources / 'resources'}:{STANDARD_LIBRARY}"
     flags = ("-Xmx256m", "-XX:+UseSerialGC", "-Xcheck:jni", "-cp", path)
     drill.check(run("java", *flags, "DrillKt", *words), tmp_path / "out", case, exact=True)

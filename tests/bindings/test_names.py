@@ -1,4 +1,4 @@
-"""The names of onnxruntime's training sessions in Java and C#, so that code moves by its imports."""
+"""The names of onnxruntime's training sessions in Java and C#: code moves by its imports."""
 
 from __future__ import annotations
 

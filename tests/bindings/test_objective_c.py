@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from engine.tools.trimmed import binary
 from tests.bindings import drill
 from tests.bindings.packages import make_package
-from tests.support.builds import list_decoder_functions, needs_cc, run
-from tests.support.needs import GNUSTEP, needs_gnustep
+from tests.bindings.programs import compile_objective_c, make_objective_c
+from tests.support.builds import list_decoder_functions, needs_cc
+from tests.support.needs import needs_gnustep
 from tests.support.places import BINDINGS
+from tests.support.shown import shows
 
 SOURCES = "swift/Sources/MnistObjC"
-# How the runtime of GCC wants code, which has neither ARC nor subscripts.
-PLAIN = ["-fobjc-runtime=gcc", "-fobjc-exceptions", "-fexceptions"]
-PLAIN += ["-fconstant-string-class=NSConstantString"]
 FOUNDATION = """
 #pragma clang system_header
 #include <stdint.h>
@@ -69,33 +67,18 @@ NS_ASSUME_NONNULL_END
 """
 
 
-def compile_objective_c(source: Path, package: Path, *options: str | Path) -> None:
-    """Compile a source; a warning is an error, except in headers of the system."""
-    words = [sys.executable, "-m", "ziglang", "cc", "-O2", "-fno-sanitize=all", "-Wall", "-Wextra"]
-    words += ["-Werror", "-Wno-unused-command-line-argument"]
-    words += [f"-I{package / SOURCES}/include", f"-I{package}", *map(str, options)]
-    words.append(str(source))
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @needs_cc
 @needs_gnustep
-def test_objective_c_trains_resumes_and_refuses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
+@shows("Objective-C", "Linux, x86-64", "run", "GNUstep")
+def test_objective_c_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     """Over the library of this machine, which has the same functions as one for Apple's systems."""
-    package, native = make_package("mlp", "swift", "macos-aarch64"), make_package("mlp", "go")
-    own = run("cc", "-print-file-name=include", **os.environ).strip()  # GCC's of Objective-C
-    headers = ["-isystem", str(GNUSTEP), "-isystem", own]
-    objects = []
-    for source in (package / SOURCES / "MnistModel.m", BINDINGS / "Drill.m"):
-        objects.append(tmp_path / f"{source.stem}.o")
-        compile_objective_c(source, package, *PLAIN, *headers, "-c", "-o", objects[-1])
-    libraries = [f"-L{native}", "-lmnist", "-lgnustep-base", "-lobjc", f"-Wl,-rpath,{native}"]
-    run("cc", *objects, *libraries, "-o", tmp_path / "drill", **os.environ)
-    drill.write_steps("mlp", tmp_path / "steps")
-    words = (native / "checkpoint", tmp_path / "steps", tmp_path / "out", "1000")
-    printed = run(tmp_path / "drill", *words)
-    drill.check(printed, tmp_path / "out", "mlp", exact=True)
+    package, native = make_package(case, "swift", "macos-aarch64"), make_package(case, "go")
+    program = make_objective_c(package, BINDINGS / "Drill.m", tmp_path, native)
+    drill.write_steps(case, tmp_path / "steps")
+    words = (native / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
+    printed = program.run(*words)
+    drill.check(printed, tmp_path / "out", case, exact=True)
 
 
 def test_the_class_compiles_for_apple_with_and_without_arc(tmp_path: Path) -> None:

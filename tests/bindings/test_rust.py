@@ -20,7 +20,7 @@ from tests.support.shown import shows
 @needs_cargo
 @pytest.mark.parametrize("case", ["mlp", pytest.param("cnn", marks=pytest.mark.whole)])
 @shows("Rust", "Linux, x86-64", "run")
-def test_rust_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
+def test_rust_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     """And the type ends with its scope, so that no call can come later."""
     crate = tmp_path / "crate"
     folder = make_package(case, "rust", "native")
@@ -35,6 +35,6 @@ def test_rust_trains_resumes_and_refuses(case: str, tmp_path: Path) -> None:
     (library,) = crate.glob("native/*/libmnist.so")
     packed_library = library.relative_to(crate).as_posix()
     assert {"src/lib.rs", "build.rs", packed_library} <= set(packed.split())
-    words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", "2000")
+    words = (folder / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
     printed = run(crate / "target/debug/examples/drill", *words, **variables)
     drill.check(printed, tmp_path / "out", case, exact=True, ends=False, turns=False)

@@ -1,4 +1,4 @@
-"""Swift: the package for Apple's systems, as far as it can be checked elsewhere."""
+"""Swift: the package for Apple's systems; its sources are compiled, and train, on Linux."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ import pytest
 
 from engine.tools import cli
 from engine.tools.trimmed import binary
-from tests.support.builds import list_decoder_functions
-from tests.support.places import GOLDENS
+from engine.tools.trimmed.api import Only
+from tests.bindings import drill
+from tests.bindings.packages import make_package
+from tests.bindings.uses import check_example, make_use
+from tests.support.builds import list_decoder_functions, make_build, needs_cc
+from tests.support.places import BINDINGS, GOLDENS
+from tests.support.roots import ROOTS, needs_root
 from tests.support.shown import shows
 
 # Objective-C that imports the module of the header and calls a step.
@@ -98,8 +103,77 @@ def test_objective_c_imports_the_module(system: str, package: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+def run_swift(case: str, program: Path, folder: Path, *words: str, only: Only = "") -> str:
+    """Compile the sources of a package and a program with Swift's compiler for Linux, and run it.
+
+    The library of this machine has the same functions as one for Apple's systems.
+    """
+    if only:
+        made, native = make_use(only, "macos-aarch64"), make_use(only)
+    else:
+        made, native = make_package(case, "swift", "macos-aarch64"), make_package(case, "go")
+    shutil.copytree(made / "swift", folder / "swift")
+    for file in ("libmnist.so", *["checkpoint"] * (native / "checkpoint").exists()):
+        shutil.copy(native / file, folder)
+    shutil.copy(program, folder / "main.swift")
+    (folder / "run.sh").write_text(COMPILING)
+    return ROOTS["swift"].enter(folder, "sh", "/work/run.sh", *words)
+
+
+# In the folder of a test.  A warning is an error, as for all who build the package.
+COMPILING = """
+set -e
+cd /work
+headers=swift/CMnist.xcframework/macos-arm64/Headers
+swiftc -O -swift-version 5 -warnings-as-errors -parse-as-library -static -emit-library \\
+    -emit-module -emit-module-path Mnist.swiftmodule -module-name Mnist -I $headers \\
+    swift/Sources/Mnist/*.swift -o libMnistSwift.a
+swiftc -O -swift-version 5 -warnings-as-errors -I . -I $headers main.swift -L . -lMnistSwift \\
+    -lmnist -Xlinker -rpath -Xlinker /work -o program
+exec ./program "$@"
+"""
+
+
+@needs_cc
+@needs_root("swift")
+@pytest.mark.whole
+@pytest.mark.parametrize("case", ["mlp", "cnn"])
+@shows("Swift", "Linux, x86-64", "run")
+def test_swift_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
+    drill.write_steps(case, tmp_path / "steps")
+    words = ("checkpoint", "steps", "out", sessions)
+    printed = run_swift(case, BINDINGS / "Drill.swift", tmp_path, *words)
+    drill.check(printed, tmp_path / "out", case, exact=True)
+
+
+@needs_cc
+@needs_root("swift")
+@pytest.mark.whole
+def test_swift_refuses_in_words(tmp_path: Path) -> None:
+    """Wrong sizes, orders, checkpoints and no memory, each many times: nothing is lost."""
+    other = make_build("cnn") / "checkpoint"
+    shutil.copy(other, tmp_path / "other")
+    printed = run_swift("mlp", BINDINGS / "Hostile.swift", tmp_path, "checkpoint", "other")
+    drill.check_refusals(printed)
+
+
+@needs_cc
+@needs_root("swift")
+@pytest.mark.whole
+@pytest.mark.parametrize("only", ["", "inference", "train", "decoder"])
+def test_the_example_runs(only: Only, tmp_path: Path) -> None:
+    package = (
+        make_use(only, "macos-aarch64") if only else make_package("mlp", "swift", "macos-aarch64")
+    )
+    words = [[], ["checkpoint"], ["checkpoint", "trained"]]
+    given = words[{"decoder": 0, "inference": 1}.get(only, 2)]
+    program = package / "swift/Examples/main.swift"
+    printed = run_swift("mlp", program, tmp_path, *given, only=only)
+    check_example(only or "train", printed, tmp_path)
+
+
 def test_sources_follow_the_grammar(package: Path) -> None:
-    """No compiler of Swift is at hand: a parser sees that nothing is malformed."""
+    """Where no compiler of Swift is at hand, a parser sees that nothing is malformed."""
     tree_sitter = pytest.importorskip("tree_sitter")
     grammar = pytest.importorskip("tree_sitter_swift")
     parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))

@@ -215,7 +215,8 @@ def test_sizes_out_of_range_are_refused(sizes: tuple[int, int], text: str) -> No
 
 def test_options_that_a_decoder_alone_has_no_use_for_are_refused() -> None:
     options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(8))
-    for change in ({"joined": True}, {"export": True}, {"federated": True}):
+    changes: tuple[dict[str, Any], ...] = ({"joined": True}, {"export": True}, {"federated": True})
+    for change in changes:
         with pytest.raises(InputError, match="leave out --only decoder"):
             replace(options, only="decoder", **change)
     with pytest.raises(InputError, match="--only decoder: give --positions"):

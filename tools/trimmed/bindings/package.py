@@ -189,7 +189,7 @@ def _find_templates(language: Language, api: Api) -> dict[str, Path]:
 def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
     """Yield the files of the package of a language: paths in the build's folder, and texts.
 
-    A template of which nothing is left is no file.
+    A template without a line that is left makes no file.
     """
     own = {"name": api.name, "NAME": api.name.upper(), "Name": join_pascal(api.name)}
     own |= {"version": api.version, **api.marks}

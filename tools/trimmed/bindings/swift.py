@@ -22,7 +22,7 @@ from engine.tools.trimmed.bindings.package import (
 from engine.tools.trimmed.targets import Platform
 
 _GIVEN = {  # type, and what is passed to C
-    "text": ("String", 'try Model.checked("{0}", {0})'),
+    "text": ("String", 'Model.checked("{0}", {0})'),
     "flag": ("Bool", "{0} ? 1 : 0"),
     "phase": ("Phase", "{0}.rawValue"),
     "int": ("Int", "Int32(clamping: {0})"),
@@ -152,10 +152,11 @@ def _write_record(function: ApiFunction) -> str:
 def _write_maker(function: ApiFunction) -> str:
     """Return the method that makes a model."""
     passed = ", ".join(["&made", *_list_passed(function), "&why"])
+    tries = "try " * any(a.kind == "text" for a in function.given)
     lines = [
         "var made: OpaquePointer? = nil",
         "var why = [CChar](repeating: 0, count: @MESSAGE_BYTES@)",
-        f"let code = @name@_{function.name}({passed})",
+        f"let code = {tries}@name@_{function.name}({passed})",
         "return try Model(code, made, why)",
     ]
     declared = ", ".join(_list_declared(function.given))

@@ -1,0 +1,124 @@
+"""Systems of other processors, and Swift's compiler, which Debian has: folders in `build/roots`.
+
+    python -m tests.support.roots [NAME ...]     fetches those that are missing; 6 GB in all
+
+Programs of another processor run under qemu's user mode, which finds their libraries in the folder.
+Swift's compiler runs as root in its own, in a namespace of mounts that ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+FOLDER = ROOT / "build" / "roots"
+# Mounts what compilers read, and the caller's folder; then becomes the command.
+ENTER = """
+mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && mkdir -p "$0/work" \
+&& mount --bind "$1" "$0/work" && shift && exec chroot "$0" "$@"
+"""
+SWIFT = {"PATH": "/usr/bin:/bin:/usr/libexec/swift/bin", "HOME": "/tmp", "LC_ALL": "C.UTF-8",
+         "LD_LIBRARY_PATH": "/usr/libexec/swift/lib/swift/linux:/usr/lib/swift/linux"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Root:
+    """A system in a folder.
+
+    name: of the folder.  architecture, suite, packages: as Debian names them.
+    emulator: of its programs; empty: this processor runs them.
+    triple: the folder of its libraries.
+    """
+
+    name: str
+    architecture: str
+    suite: str
+    packages: tuple[str, ...]
+    emulator: str = ""
+    triple: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or would be."""
+        return FOLDER / self.name
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all of it was fetched."""
+        return (self.folder / "done").exists()
+
+    def find_program(self, pattern: str) -> Path:
+        """Return the one program of its that a pattern matches."""
+        (program,) = self.folder.glob(pattern)
+        return program
+
+    def fetch(self) -> None:
+        """Fetch what is missing; the second stage of an installation, which runs programs, is left
+        out.
+        """
+        if self.is_complete:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        words = ["--foreign", f"--arch={self.architecture}", "--variant=minbase"]
+        words += [f"--include={','.join(self.packages)}", self.suite, str(self.folder)]
+        subprocess.run(["debootstrap", *words], check=True, stdout=subprocess.DEVNULL)
+        for package in sorted((self.folder / "var/cache/apt/archives").glob("*.deb")):
+            subprocess.run(["dpkg-deb", "--extract", package, self.folder], check=True)
+            package.unlink()
+        (self.folder / "done").touch()
+
+    def emulate(self, *libraries: str | Path) -> tuple[str | Path, ...]:
+        """Return the command before a program of its; libraries: folders with further ones."""
+        inside = self.folder / "usr/lib" / self.triple
+        paths = [*libraries, *(inside / name for name in ("", "blas", "lapack"))]
+        path = "LD_LIBRARY_PATH=" + ":".join(map(str, paths))
+        return (f"qemu-{self.emulator}-static", "-L", self.folder, "-E", path)
+
+    def enter(self, work: Path, *command: str | Path) -> str:
+        """Return what a command prints that runs in it, with a folder of this system as /work."""
+        words = ["unshare", "--mount", "sh", "-c", ENTER, str(self.folder), str(work)]
+        done = subprocess.run(
+            [*words, *map(str, command)], capture_output=True, text=True, timeout=300,
+            env={**SWIFT, "PATH": f"{SWIFT['PATH']}:/usr/sbin:/sbin"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+_COMMON = ("python3", "python3-numpy")
+_MONO = ("mono-runtime", "libmono-system-core4.0-cil")
+ROOTS = {
+    root.name: root
+    for root in (
+        Root("arm64", "arm64", "bookworm", (*_COMMON, "openjdk-17-jre-headless", *_MONO),
+             "aarch64", "aarch64-linux-gnu"),
+        Root("armhf", "armhf", "bookworm", (*_COMMON, "openjdk-17-jre-headless", *_MONO),
+             "arm", "arm-linux-gnueabihf"),
+        Root("riscv64", "riscv64", "trixie", (*_COMMON, "openjdk-21-jre-headless"),
+             "riscv64", "riscv64-linux-gnu"),
+        Root("swift", "amd64", "trixie",
+             ("swiftlang", "libc6-dev", "libstdc++-14-dev", "gcc", "g++")),
+    )
+}  # fmt: skip
+
+
+def needs_root(name: str) -> pytest.MarkDecorator:
+    """Skip where a system was not fetched, or its compiler cannot be entered."""
+    root = ROOTS[name]
+    is_usable = root.is_complete and (bool(root.emulator) or os.geteuid() == 0)
+    reason = f"needs root, and `python -m tests.support.roots {name}`"
+    return pytest.mark.skipif(not is_usable, reason=reason)
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or ROOTS:
+        ROOTS[each].fetch()
