@@ -1,4 +1,4 @@
-/* Conversions and roundings of helpers.c, which a 32-bit ARM has no instructions for: their results,
+/* Conversions and roundings of helpers.c, which a 32-bit ARM has no instructions for: results,
  * in bits, of numbers that a plain recurrence makes.  Without HELPERS the compiler's own. */
 
 #include <math.h>
