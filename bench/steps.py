@@ -5,6 +5,10 @@ the median of ours, of processes that take turns.  A Python of --peers has onnxr
 torch or both, and is asked which; by default it is EDGEGRAD_BENCH_PEERS.  scripts/peer.py explains
 the kinds; ort and torch are the usual ones.  `edgegrad bench --compare` reads what --json writes.
 
+steps.kernels has the kernels of a step, as `edgegrad profile` sums them: what part of their
+roofline they reach, and what bounds it, operations or bytes.  Those that take less than --least
+percent of the step are left out.
+
 --level holds all sides to an instruction-set level, so that a CPU with AVX-512 stands for one that
 has AVX2 alone.  onnxruntime has no switch for that: it cannot take part.
 """
@@ -18,10 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from bench.measuring import environment
 from bench.processes import SCRIPTS, worker
+from bench.programs import written
 from bench.rows import THREADS, WRONG, Bench, Cells, Option
+from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import InputError
+from engine.profiling.times import Total
 from engine.system import config
 from engine.tools.benchmark import measure
 from engine.tools.benchmark.energy import find_counters
@@ -158,7 +167,59 @@ def _make_peer_cells(peer: Peer | None, is_metered: bool) -> Cells:
     return [1e3 * peer.seconds, peer.ratio, peer.start, *([peer.joules] if is_metered else [])]
 
 
+def measure_kernels(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each kernel in each phase of a step, the one that takes most time first."""
+    with hold(options.level, ()), written(name, options.batch) as folder:
+        batch = np.load(folder / "batch.npz")
+        for threads in options.threads:
+            state = CheckpointState.load_checkpoint(folder / "checkpoint")
+            module = Module(folder / "training_model.onnx", state, threads=threads)
+            optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+            inputs = batch["x"], batch["y"]
+            profile = module.profile(*inputs, optimizer=optimizer, repeats=options.repeats)
+            for total in profile.by_kernel:
+                if 100 * total.share >= options.least:
+                    yield threads, *_make_kernel_cells(total, profile.roofline.flops)
+
+
+def _make_kernel_cells(total: Total, peak: float) -> Cells:
+    """Return the cells of a kernel; it is bound by bytes where operations alone take less time."""
+    least = total.flops / peak
+    bound = "operations" if least > total.limit / 2 else "bytes"
+    share = 100 * least / total.seconds if total.flops else None
+    return [
+        total.name, total.phase, 1e3 * total.seconds, 100 * total.share, share, total.gigabytes,
+        100 * total.roofline, bound,
+    ]  # fmt: skip
+
+
 BENCHES = (
+    Bench(
+        "steps.kernels",
+        "kernels of a training step beside what the machine allows",
+        {name: name for name in WORKLOADS},
+        (
+            "threads",
+            "kernel",
+            "phase",
+            "ms:.3f",
+            "% of the step:.1f",
+            "% of peak:.0f",
+            "GB/s:.1f",
+            "% of the roofline:.0f",
+            "bound",
+        ),
+        measure_kernels,
+        usual=tuple(USUAL),
+        options=(
+            THREADS,
+            Option("batch", 0, "samples of a step; 0: the workload's number"),
+            Option("repeats", 12, "runs to take medians over"),
+            Option("least", 1.0, "percent of the step of a kernel that has a row"),
+            Option("level", "", f"level that kernels are held to, of {', '.join(HELD)}"),
+        ),
+        small="mlp --threads 1 --batch 2 --repeats 1",
+    ),
     Bench(
         "steps",
         "training steps of known models, beside other libraries",
