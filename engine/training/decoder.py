@@ -92,7 +92,7 @@ def describe_use(
     """
     counts = {IDS: tokens, POSITIONS: tokens, MASK: rows or tokens}
     shapes = ((name, (batch, counts[name])) for name in model.inputs if name not in presents)
-    return Decoding(tuple(presents.items()), tuple(shapes), rows)
+    return Decoding(tuple(presents.items()), tuple(shapes), rows, find_scores(model, presents))
 
 
 @check_arguments(batch=AT_LEAST_1, capacity=AT_LEAST_1)
@@ -286,7 +286,7 @@ class Decoder:
         return step
 
     def _fill(self, places: dict[str, Array], ids: Array, before: int) -> None:
-        """Write all inputs but the caches, for tokens after `before` others.
+        """Write the tokens and what the model takes of them, for tokens after `before` others.
 
         Places beyond the tokens get token 0 and the last position, and are hidden.
         """
@@ -303,10 +303,11 @@ class Decoder:
         """Return the scores after first tokens, whose rows the caches of a step get."""
         program, count = self._get_prompt_program(), ids.shape[1]
         self._fill(program.inputs, ids, 0)
+        program.inputs[FILLED][...] = count
         program.run(self._model.state.draws, seed)
         for past, present in self._presents.items():
             step.inputs[past][:, :, :count] = program.outputs[present][:, :, :count]
-        return program.outputs[self._scores][:, count - 1].copy()
+        return program.outputs[self._scores][:, -1].copy()
 
     def _answer_step(self, ids: Array, step: BoundProgram, before: int, seed: int | None) -> Array:
         """Return the scores after one more token of each text."""

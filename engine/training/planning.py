@@ -58,11 +58,13 @@ class Decoding:
     presents: pairs of an input that holds a cache and the output that adds rows to it.
     shapes: the names and the shapes of all other inputs.
     capacity: the rows of the caches for a step, which adds one token; 0 for a prompt.
+    scores: the output that has a row for each token; a plan for a prompt makes the last one.
     """
 
     presents: tuple[tuple[str, str], ...]
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     capacity: int
+    scores: str
     what: ClassVar[str] = "decoder"
 
 
@@ -155,7 +157,8 @@ class Planners:
 
         model, given = self._model, dict(decoding.shapes)
         graph = self._copy_graph(is_part=False)
-        graph = place_caches(graph, dict(decoding.presents), given, decoding.capacity)
+        presents = dict(decoding.presents)
+        graph = place_caches(graph, presents, given, decoding.capacity, decoding.scores)
         slots = model.state.slots
         places = {n: Place("param", slots[n].offset) for n in model.parameters}
         for name, offset in model.frozen.items():

@@ -5,12 +5,16 @@ the tokens in its input.  A plan has fixed shapes, but the past grows by one row
 a cache gets a capacity, and how many of its rows count is a number of each run, the input `FILLED`:
 
     Before   present = Concat(past, new), axis=2      past [batch, heads, past, width]
-    Prompt   present = new
+             scores = MatMul(h, w)                    [batch, tokens, scores]
+    Prompt   present = new;  scores = MatMul(Gather(h, FILLED - 1), w)
     Step     present = WriteCache(past, new, FILLED)  past [batch, heads, capacity, width], in place
 
 In a step, the arithmetic of the graph on shapes sees a past of `capacity - 1` rows.  The mask that
 the model takes hides the rows that do not count; an Attention or GroupQueryAttention that gets the
 caches itself gets their number.
+
+A prompt may be longer than its tokens, whose number `FILLED` is there; only the last of them needs
+scores.  The products by which a model ends take each row apart, so they get that row alone.
 """
 
 from __future__ import annotations
@@ -25,26 +29,35 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.plan import FILLED
 
+# Nodes that make each row of their first operand alone: always, if the weights are a matrix; and of
+# either operand, if the other one has no rows.
+_BY_ROW = {("", "Cast"), ("", "Identity"), (MS, "MatMulNBits")}
+_PRODUCTS = {("", "MatMul"), ("", "MatMulInteger")}
+_PAIRS = {("", "Add"), ("", "Mul")}
+
 
 def place_caches(
     graph: Graph,
     presents: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
     capacity: int,
+    scores: str = "",
 ) -> Graph:
     """Rewrite the graph of a decoder, in place, for a prompt or for a step; return it.
 
-    The graph of a step has the further input `FILLED`, and no caches among its outputs.
+    The graph of a step has the further input `FILLED`, and no caches among its outputs; so has a
+    prompt with `scores`, whose output then has the scores of the last token that counts.
 
     presents: by the input that holds keys or values of the tokens before, the output that adds the
         new ones to them.
     shapes: the shapes of all other inputs.
     capacity: the rows of the caches for a step, which adds one token; 0 for a prompt.
+    scores: the output of a prompt that has a row for each token; "": all outputs stay whole.
 
     Raises:
         UnsupportedOpError: a node reads a cache otherwise than this module knows, naming it.
     """
-    return _Rewriting(graph, presents, shapes, capacity).run()
+    return _Rewriting(graph, presents, shapes, capacity, scores).run()
 
 
 class _Rewriting:
@@ -56,9 +69,10 @@ class _Rewriting:
         presents: Mapping[str, str],
         shapes: Mapping[str, tuple[int, ...]],
         capacity: int,
+        scores: str,
     ) -> None:
         self.graph, self.shapes, self.capacity = graph, shapes, capacity
-        self.presents = presents
+        self.presents, self.scores = presents, scores
         self.batch = next(iter(shapes.values()))[0]
         self.caches: dict[str, TensorType] = {}
         self.names, self.nodes = Names(graph), list[Node]()
@@ -85,7 +99,70 @@ class _Rewriting:
             else:
                 self.nodes.append(node)
         graph.nodes = self.nodes
+        if self.scores and not self.capacity:
+            graph.inputs[FILLED] = TensorType("i64", (self.batch,))
+            self._keep_last_row()
         return graph.check()
+
+    # --- the scores of a prompt
+
+    def _keep_last_row(self) -> None:
+        """Compute the scores of the last token that counts alone."""
+        graph, self.nodes = self.graph, []
+        first = self._add("Slice", FILLED, self._add_constant([0]), self._add_constant([1]))
+        at = self._add("Sub", first, self._add_constant([1]))
+        index, self.nodes = self.nodes, []
+        makers = {name: node for node in graph.nodes for name in node.outputs}
+        readers = graph.find_consumers()
+        value, tail = self.scores, list[tuple[Node, int]]()
+        while (step := self._find_row(value, makers)) is not None:
+            reads = len(readers.get(value, ()))
+            if reads != len(tail[-1:]) or (tail and value in graph.outputs):
+                break  # something else needs all rows
+            tail.append(step)
+            value = step[0].inputs[step[1]]
+        last, place = tail[-1] if tail else (None, 0)
+        whole = value
+        if last is None:
+            whole = self.names.take_fresh(f"{value}_rows")
+            _rename(graph, value, whole)
+        row = self._add("Gather", whole, at, out="" if last else value, axis=1)
+        (gather,) = self.nodes
+        if last is None:
+            graph.nodes = [*graph.nodes, *index, gather]
+            return
+        last.inputs = (*last.inputs[:place], row, *last.inputs[place + 1 :])
+        where = graph.nodes.index(last)
+        graph.nodes[where:where] = [*index, gather]
+
+    def _find_row(self, value: str, makers: Mapping[str, Node]) -> tuple[Node, int] | None:
+        """Return the node that makes a value row by row, and its operand of rows; None otherwise.
+
+        The last axis of that operand is a row.
+        """
+        node = makers.get(value)
+        if node is None:
+            return None
+        kind = node.domain, node.op
+        if kind in _BY_ROW or (kind in _PRODUCTS and self._find_rank(node.inputs[1], makers) == 2):
+            return node, 0
+        if kind in _PAIRS:
+            for place in (0, 1):
+                rank = self._find_rank(node.inputs[1 - place], makers)
+                if rank is not None and rank <= 1:
+                    return node, place
+        return None
+
+    def _find_rank(self, name: str, makers: Mapping[str, Node]) -> int | None:
+        """Return the rank of a parameter or a constant, or of one that is dequantised or moved."""
+        t, value, maker = self.graph.inputs.get(name), self.graph.initializers.get(name), None
+        if t is None and value is None:
+            maker = makers.get(name)
+        if maker is not None and maker.op in ("DequantizeLinear", "Transpose", "Cast", "Identity"):
+            return self._find_rank(maker.inputs[0], makers)
+        return t.rank if t is not None else None if value is None else value.ndim
+
+    # --- caches
 
     def _rewrite(self, node: Node, read: Sequence[str]) -> None:
         """Append nodes in the place of one that reads caches."""
@@ -226,3 +303,10 @@ class _Rewriting:
             "left_window_size": window - 1 if window > 0 else -1,
         }
         self._attend(node, q, k, v, inputs[10], wanted, flat=True)
+
+
+def _rename(graph: Graph, name: str, other: str) -> None:
+    """Give a value of a graph another name, but not an output."""
+    for node in graph.nodes:
+        node.inputs = tuple([other if n == name else n for n in node.inputs])
+        node.outputs = tuple([other if n == name else n for n in node.outputs])

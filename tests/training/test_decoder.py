@@ -76,6 +76,44 @@ def test_each_token_is_onnxruntimes_and_the_whole_texts(
     np.testing.assert_allclose(scores, whole, rtol=1e-5, atol=2e-6)
 
 
+# How a model may end, after its product; whether its last row can be taken before that.
+ENDINGS: dict[str, tuple[list[tuple[str, list[str], dict[str, Any]]], bool]] = {
+    "a product": ([("Identity", ["raw"], {})], True),
+    "a bias and a scale": ([("Add", ["bias", "raw"], {}), ("Mul", ["", "scale"], {})], True),
+    "a softmax": ([("Softmax", ["raw"], {"axis": -1})], False),
+    "two outputs": ([("Identity", ["raw"], {})], False),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("bits", [32, 4])
+def test_a_prompt_scores_its_last_token_alone(ending: str, bits: int) -> None:
+    graph = build_qwen2_decoder(QWEN2, "concat", bits=bits)
+    nodes, is_early = ENDINGS[ending]
+    (last,) = (node for node in graph.nodes if "logits" in node.outputs)
+    last.outputs = ("raw",)
+    graph.initializers["bias"] = np.linspace(-1, 1, 100, dtype=np.float32)
+    graph.initializers["scale"] = np.array(0.5, np.float32)
+    made = "raw"
+    for at, (op, inputs, attrs) in enumerate(nodes):
+        out = "logits" if at + 1 == len(nodes) else f"tail{at}"
+        graph.nodes.append(Node(op, tuple(i or made for i in inputs), (out,), attrs, "", out))
+        made = out
+    if ending == "two outputs":
+        graph.outputs.append("raw")
+        graph.types["raw"] = graph.types["logits"]
+    session = open_session(graph)
+    decoder, by_steps = session.decoder(), session.decoder()
+    scores = decoder.append(PROMPT)
+    for token in PROMPT:
+        expected = by_steps.append([token])
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=2e-6)
+    plan = decoder._get_prompt_program().plan
+    rows = decoders.LEAST_PROMPT
+    assert any(b.shape == (1, rows, QWEN2.width) for b in plan.buffers)
+    assert any(b.shape[:2] == (1, rows) and b.shape[-1] == 100 for b in plan.buffers) != is_early
+
+
 def test_a_token_makes_no_plan_and_moves_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoders, "LEAST_CAPACITY", 16)
     session = open_session(FORMS["gpt2-concat"]())

@@ -2,9 +2,10 @@
 
     step     input_ids [1, 1], attention_mask [1, positions], position_ids [1, 1], #filled [1],
              caches [1, heads, positions, width]  ->  scores [1, tokens]
-    prompt   input_ids [1, prompt], attention_mask [1, prompt], position_ids [1, prompt]
-             ->  scores [1, prompt, tokens], rows of caches [1, heads, prompt, width]
+    prompt   input_ids [1, prompt], attention_mask [1, prompt], position_ids [1, prompt],
+             #filled [1]  ->  scores [1, 1, tokens], rows of caches [1, heads, prompt, width]
 
+Of a step, `#filled` is the number of tokens before it; of a prompt, of its own tokens that count.
 A step adds its rows to the caches, which lie among its inputs: that memory is the step's alone, so
 they stay from step to step.  The rows of a prompt are copied there once.  The runtime finds the
 inputs by their order, see `DecoderPlans`.
@@ -76,8 +77,8 @@ class DecoderPlans:
     """The plans of a decoder, and which of their inputs and outputs the runtime reads and writes.
 
     plans: of `USES`; a decoder without a plan for prompts lacks that.
-    inputs, outputs: by use: the tokens, the mask and the positions if the model has them; then for
-        a step how many rows count, and the caches.  The first output has the scores; outputs of a
+    inputs, outputs: by use: the tokens, the mask and the positions if the model has them; then how
+        many rows count, and for a step the caches.  The first output has the scores; outputs of a
         prompt after it have the rows for the caches, in their order.
     """
 
@@ -146,15 +147,15 @@ def plan_decoder(options: DecoderOptions, model: Model) -> DecoderPlans:
     }
     for use, plan in plans.items():
         shape = next(port.shape for port in plan.outputs if port.name == scores)
-        if len(shape) != 3 or shape[:2] != (1, sizes[use][0]):
+        if len(shape) != 3 or shape[:2] != (1, 1):
             raise ShapeError(
-                f"output {scores!r} of the {model.what} has the shape {list(shape)} for "
-                f"{sizes[use][0]} tokens; expected [1, {sizes[use][0]}, scores]"
+                f"output {scores!r} of the {model.what} has the shape {list(shape)} for the last "
+                f"of {sizes[use][0]} tokens; expected [1, 1, scores]"
             )
     return DecoderPlans(
         options,
         plans,
-        {"step": [*order, FILLED, *presents], "prompt": order},
+        {"step": [*order, FILLED, *presents], "prompt": [*order, FILLED]},
         {"step": [scores], "prompt": [scores, *presents.values()]},
     )
 

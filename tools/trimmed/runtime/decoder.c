@@ -56,16 +56,13 @@ static int add_tokens(model *m, int phase, const int32_t *tokens, int64_t count)
     const struct plan *plan = decoder_plan(m, phase);
     const struct port *scores = plan->ports + plan->inputs;
     put_tokens(m, plan->ports, tokens, count);
-    if (phase == STEP)
-        put_whole(m, plan->ports + IN_FILLED, 0, m->filled);
+    put_whole(m, plan->ports + IN_FILLED, 0, phase == STEP ? m->filled : count);
     int code = run(m, plan);
     if (code)
         return code;
     m->scores_at = scores->at;
-    if (phase == PROMPT) {
-        m->scores_at += scores->tensor.bytes / PROMPT_TOKENS * (size_t)(count - 1);
+    if (phase == PROMPT)
         keep_rows(m, scores + 1, count);
-    }
     m->filled += count;
     return MODEL_OK;
 }
