@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import math
 import os
 import struct
 import sys
@@ -206,13 +207,17 @@ def _list_lendable(plan: Plan, pointers: tuple[Array, Array, Array]) -> list[tup
     """
     at, region, offset = pointers
     spans = [(b.offset, b.offset + b.nbytes) for b in plan.buffers if b.region == "io" and b.nbytes]
+    alone, reached = set[int](), 0
+    spans.sort()
+    for (begin, end), (following, _) in zip(spans, [*spans[1:], (math.inf, 0)], strict=True):
+        if reached <= begin and end <= following:
+            alone.add(begin)
+        reached = max(reached, end)
     lendable = list[tuple[str, Array]]()
     for port in plan.outputs:
         b = plan.buffers[port.buffer]
-        begin, end = b.offset, b.offset + b.nbytes
-        is_alone = sum(low < end and begin < high for low, high in spans) == 1
-        if b.region == "io" and is_alone and b.nbytes >= LEAST_LENT:
-            is_here = (region == REGIONS.index("io")) & (offset == begin)
+        if b.region == "io" and b.offset in alone and b.nbytes >= LEAST_LENT:
+            is_here = (region == REGIONS.index("io")) & (offset == b.offset)
             lendable.append((port.name, at[is_here].astype(np.intp)))
     return lendable
 

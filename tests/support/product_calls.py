@@ -71,6 +71,9 @@ class Calls:
         """Return memory whose every bit is set: NaN in each type."""
         return np.full((size + MARGIN) * ITEMSIZE[T], 0xFF, np.uint8).view(get_array_type(T))
 
+    def keeps(self, operand: Operand) -> bool:
+        return False
+
     def temp(self, dtype: str, shape: tuple[int, ...]) -> Operand:
         return self.put(
             f"temp {len(self.arrays)}", np.full(shape, np.nan, get_array_type(dtype)), dtype

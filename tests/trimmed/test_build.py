@@ -439,7 +439,7 @@ assert losses[2] < losses[0], losses
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in ("mnist.py", "mnist_library.py"):
-        assert len((folder / name).read_text().splitlines()) < 400
+        assert len((folder / name).read_text().splitlines()) < 450
 
 
 def test_the_selftest_passes_here() -> None:

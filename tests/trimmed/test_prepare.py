@@ -27,6 +27,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
 from engine.kernels.binaries import shipped, source
 from engine.kernels.machine import levels
+from engine.plan.plan import KernelSpec
 from engine.system import cache
 from engine.tools import cli
 from engine.tools.actions import prepare
@@ -312,6 +313,10 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return shipped kernels for this machine, enough for the models."""
     out = tmp_path_factory.mktemp("shipped")
     used = zoo.list_kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
+    used = {
+        *used,
+        *(KernelSpec("gemm_pack", ("f32", trans)) for trans in (0, 1)),
+    }  # of answers alone
     ship.ship_kernels(used, HERE, sys.platform, out)
     return out
 

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import zlib
 
-from engine.base.element_types import TRAINED_INTEGERS
+import numpy as np
+
+from engine.base.element_types import NUMPY, TRAINED_INTEGERS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.node import OptimizerNode
 from engine.kernels.ops.optimizer.ranges import TABLE, TABLES, part, ranges_reach
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.row_program import loop
-
-_LIMITS = {"i8": (-127, 127), "u8": (0, 255), "i32": (-(2**31) + 1, 2**31 - 1)}
 
 
 @kernel(
@@ -42,7 +42,8 @@ _LIMITS = {"i8": (-127, 127), "u8": (0, 255), "i32": (-(2**31) + 1, 2**31 - 1)}
 def integer_sgd(target: Target, T: str) -> Body:
     """p = clip(p + floor(u - lr (g + decay p))), u random; do nothing where the signal is false."""
     # A bias of 32 bits has more digits than float32.
-    real, (low, high) = "f64" if T == "i32" else "f32", _LIMITS[T]
+    real, limits = "f64" if T == "i32" else "f32", np.iinfo(NUMPY[T])
+    low, high = max(int(limits.min), -int(limits.max)), int(limits.max)
     update = loop(
         real,
         f"""element:u32.. step:u32 key:u32 rate k decay p:{T}[] g:f32[] ->
