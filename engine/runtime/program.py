@@ -477,6 +477,11 @@ class BoundProgram:
         self._status_at = self._status.ctypes.data
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
+    @property
+    def lends(self) -> bool:
+        """True if some outputs are so large that `lend_outputs` lets runs write them elsewhere."""
+        return bool(self._lendable)
+
     def lend_outputs(self, names: Collection[str]) -> dict[str, Array]:
         """Let runs write the large ones of some outputs to new arrays; return these.
 

@@ -160,7 +160,9 @@ class _Calls:
         for name, place in program.inputs.items():
             place[...] = feed[name]
         if out is None:
-            lent = program.lend_outputs(names) if len({*names}) == len(names) else {}
+            lent: dict[str, Array] = {}
+            if program.lends and len({*names}) == len(names):
+                lent = program.lend_outputs(names)
             try:
                 program.run(state.draws, seed)
             finally:
