@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
-import math
+import itertools
 import os
 import struct
 import sys
@@ -209,7 +209,7 @@ def _list_lendable(plan: Plan, pointers: tuple[Array, Array, Array]) -> list[tup
     spans = [(b.offset, b.offset + b.nbytes) for b in plan.buffers if b.region == "io" and b.nbytes]
     alone, reached = set[int](), 0
     spans.sort()
-    for (begin, end), (following, _) in zip(spans, [*spans[1:], (math.inf, 0)], strict=True):
+    for (begin, end), (following, _) in itertools.pairwise([*spans, (sys.maxsize, 0)]):
         if reached <= begin and end <= following:
             alone.add(begin)
         reached = max(reached, end)

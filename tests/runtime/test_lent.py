@@ -69,3 +69,10 @@ def test_a_failed_run_takes_them_back(session: Session) -> None:
     session.run(None, make_feed(0), out=out)
     np.testing.assert_array_equal(out["h"], h)
     np.testing.assert_array_equal(out["rows"], rows)
+
+
+def test_outputs_without_elements_are_not_lent() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { y = Relu(x) }"""
+    )
+    assert Session(model, threads=1).run(None, {"x": np.zeros(0, np.float32)})[0].shape == (0,)
