@@ -145,18 +145,23 @@ def train(
     trainer.export(out)
 
 
-def make_models(
-    task: Task, lesson: Lesson, folder: Path, seed: int, options: Namespace
-) -> Iterator[tuple[str, Path]]:
-    """Yield each side's model of a seed."""
-    begun, floats, out = (folder / f"{name}.onnx" for name in ("begun", "floats", "integers"))
+def train_floats(task: Task, lesson: Lesson, out: Path, seed: int, options: Namespace) -> None:
+    """Train a new model of floats, and write it."""
     trainer = Trainer.from_onnx(
         onnx_io.to_bytes(build(task, lesson, seed)), "cross_entropy", AdamW(lr=task.rate),
         threads=options.threads, seed=seed,
     )  # fmt: skip
     epochs = options.epochs or task.epochs
     trainer.fit((lesson.x, lesson.y[:, 0]), epochs=epochs, batch_size=task.batch, progress=False)
-    trainer.export(begun)
+    trainer.export(out)
+
+
+def make_models(
+    task: Task, lesson: Lesson, folder: Path, seed: int, options: Namespace
+) -> Iterator[tuple[str, Path]]:
+    """Yield each side's model of a seed."""
+    begun, floats, out = (folder / f"{name}.onnx" for name in ("begun", "floats", "integers"))
+    train_floats(task, lesson, begun, seed, options)
     train(begun, task, lesson, floats, seed, None, options)
     yield "float", floats
     for bits in (8, 4):
@@ -198,13 +203,7 @@ def move_model(
 ) -> Iterator[tuple[str, Path]]:
     """Yield the model of a seed before and after each way of training it on a mirrored lesson."""
     begun, integers, out = (folder / f"{name}.onnx" for name in ("begun", "integers", "moved"))
-    trainer = Trainer.from_onnx(
-        onnx_io.to_bytes(build(task, lesson, seed)), "cross_entropy", AdamW(lr=task.rate),
-        threads=options.threads, seed=seed,
-    )  # fmt: skip
-    epochs = options.epochs or task.epochs
-    trainer.fit((lesson.x, lesson.y[:, 0]), epochs=epochs, batch_size=task.batch, progress=False)
-    trainer.export(begun)
+    train_floats(task, lesson, begun, seed, options)
     quantize(begun, lesson.x[:CALIBRATED], Quantization(threads=options.threads)).save(integers)
     yield "before", integers
     sparse = SparseUpdate(last=options.last, integers=True)

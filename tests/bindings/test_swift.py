@@ -117,19 +117,19 @@ def run_swift(case: str, program: Path, folder: Path, *words: str, only: Only = 
         shutil.copy(native / file, folder)
     shutil.copy(program, folder / "main.swift")
     (folder / "run.sh").write_text(COMPILING)
-    return ROOTS["swift"].enter(folder, "sh", "/work/run.sh", *words)
+    return ROOTS["swift"].enter(folder, "sh", "/mnt/run.sh", *words)
 
 
 # In the folder of a test.  A warning is an error, as for all who build the package.
 COMPILING = """
 set -e
-cd /work
+cd /mnt
 headers=swift/CMnist.xcframework/macos-arm64/Headers
 swiftc -O -swift-version 5 -warnings-as-errors -parse-as-library -static -emit-library \\
     -emit-module -emit-module-path Mnist.swiftmodule -module-name Mnist -I $headers \\
     swift/Sources/Mnist/*.swift -o libMnistSwift.a
 swiftc -O -swift-version 5 -warnings-as-errors -I . -I $headers main.swift -L . -lMnistSwift \\
-    -lmnist -Xlinker -rpath -Xlinker /work -o program
+    -lmnist -Xlinker -rpath -Xlinker /mnt -o program
 exec ./program "$@"
 """
 

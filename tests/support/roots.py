@@ -22,8 +22,8 @@ from tests.support.places import ROOT
 FOLDER = ROOT / "build" / "roots"
 # Mounts what compilers read, and the caller's folder; then becomes the command.
 ENTER = """
-mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && mkdir -p "$0/work" \
-&& mount --bind "$1" "$0/work" && shift && exec chroot "$0" "$@"
+mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && mkdir -p "$0/mnt" \
+&& mount --bind "$1" "$0/mnt" && shift && exec chroot "$0" "$@"
 """
 SWIFT = {"PATH": "/usr/bin:/bin:/usr/libexec/swift/bin", "HOME": "/tmp", "LC_ALL": "C.UTF-8",
          "LD_LIBRARY_PATH": "/usr/libexec/swift/lib/swift/linux:/usr/lib/swift/linux"}  # fmt: skip
@@ -84,7 +84,7 @@ class Root:
         return (f"qemu-{self.emulator}-static", "-L", self.folder, "-E", path)
 
     def enter(self, work: Path, *command: str | Path) -> str:
-        """Return what a command prints that runs in it, with a folder of this system as /work."""
+        """Return what a command prints that runs in it, with a folder of this system as /mnt."""
         words = ["unshare", "--mount", "sh", "-c", ENTER, str(self.folder), str(work)]
         done = subprocess.run(
             [*words, *map(str, command)], capture_output=True, text=True, timeout=300,
