@@ -21,7 +21,8 @@ from bench.measuring import ROOT, run, run_for_output
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.tools.trimmed.bindings.languages import LANGUAGES
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 
 SCRIPTS = ROOT / "bench/scripts/bindings"

@@ -43,7 +43,8 @@ from engine.graphs.io import onnx_io
 from engine.tools.benchmark.workload import list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.browser import PROGRAM, Page, browser, serve
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 
 PAGES = SCRIPTS / "browser"

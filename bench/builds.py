@@ -41,8 +41,9 @@ from engine.tools.benchmark import machine
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.dev.emulators import Emulator, find_emulator
 from engine.tools.trimmed import binary, opset
-from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.link import link
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.selftest import make_input
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 

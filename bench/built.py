@@ -22,7 +22,8 @@ from bench.measuring import MB, MIB, compare_medians, run, time_in_turns
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
 from engine.tools.benchmark.workloads import WORKLOADS
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 
 

@@ -44,9 +44,10 @@ from engine.quantization.post_training import freeze_in_integers
 from engine.tools.benchmark.workload import list_parameters, write_artifacts
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.api import Only
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 
 QEMU = "qemu-system-arm"

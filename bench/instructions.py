@@ -33,8 +33,9 @@ from bench.rows import Bench, Cells, Option
 from engine.kernels.machine.levels import LEVELS
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.link import find_compiler
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 
 TARGETS = ("raspberrypi4", "x86-64-v3")

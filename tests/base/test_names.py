@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.generate import PARTS, RUNTIME
 from engine.tools.trimmed.names import check_name
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     STRICT,

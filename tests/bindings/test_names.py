@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.programs import LANGUAGES
 from tests.support.builds import load, make_root, needs_cc

@@ -10,8 +10,9 @@ import numpy as np
 
 import engine
 from engine.tools.trimmed.api import Only
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_root
 from tests.support.decoders import CAPACITY, make_artifacts

@@ -25,7 +25,8 @@ from engine.federated.local import Learner
 from engine.federated.local_options import LocalOptions
 from engine.federated.message import Message, fingerprint
 from engine.federated.trimmed import TrimmedLearner
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import compile_c, load, make_build, make_samples, needs_cc
 from tests.support.lora_models import FORMS, write

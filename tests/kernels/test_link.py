@@ -23,10 +23,11 @@ from engine.plan.plan import KernelSpec
 from engine.quantization import quantize
 from engine.tools import cli
 from engine.tools.trimmed import binary, opset
-from engine.tools.trimmed.build import Options, build_library
 from engine.tools.trimmed.build import build as build_model
+from engine.tools.trimmed.build import build_library
 from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import Compiler, _list_small_flags, find_compiler, link
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 from engine.trainer.trainer import Trainer
 from tests.support.builds import needs_cc
@@ -305,6 +306,7 @@ def test_without_a_compiler_nothing_is_compiled(
 ) -> None:
     """Nor planned: what cannot be linked is refused first."""
     monkeypatch.setattr("engine.tools.trimmed.build.make_plans", None)
+    monkeypatch.setattr("engine.tools.trimmed.compilation.make_plans", None)
     monkeypatch.setattr("engine.tools.trimmed.build.find_kernel_set", None)
     for target, message, more in (
         (resolve(triple=NEW_ANDROID), "Android NDK", {}),

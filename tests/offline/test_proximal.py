@@ -13,7 +13,8 @@ from engine.api import CheckpointState, Module
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, SparseUpdate, generate_artifacts
 from engine.errors import DTypeError, InputError, ModelError, StateError
 from engine.proximal import ANCHOR, MU, set_anchors
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.build_twins import Both
 from tests.support.builds import needs_cc

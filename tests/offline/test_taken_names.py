@@ -32,7 +32,8 @@ from engine.graphs.io import onnx_io
 from engine.loss_types import Loss
 from engine.onnxblock import Block
 from engine.onnxblock import loss as blocks
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from engine.training.model_file import RESET
 from tests.support.builds import load, needs_cc

@@ -24,7 +24,8 @@ from engine.artifacts import (
 from engine.errors import LabelError
 from engine.graphs.offline.optim_types import Method
 from engine.plan.plan import Plan
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.blocks import rename_value
 from tests.support.builds import load, needs_cc

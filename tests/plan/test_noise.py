@@ -22,7 +22,8 @@ from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.expression import philox
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.harness import drop_type, get_gradient

@@ -18,7 +18,8 @@ from engine.plan import plan_file
 from engine.plan.plan import FAULT, Plan
 from engine.plan.verify import verify
 from engine.runtime.program import BoundProgram, get_team
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.golden_plans import TARGET, make_golden_plan

@@ -23,7 +23,8 @@ from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from engine.tools.trimmed import build as build_tool
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import make_build as built
@@ -88,7 +89,7 @@ def test_a_build_that_fails_leaves_its_folder_as_it_was(
     def fail(*_: object) -> None:
         raise EngineError("the linker failed")
 
-    monkeypatch.setattr(build_tool, "_link", fail)
+    monkeypatch.setattr(build_tool, "link_library", fail)
     with pytest.raises(EngineError, match="linker failed"):
         build(GOLDENS / "cnn", out, options)
     assert contents(out) == before

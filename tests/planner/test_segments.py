@@ -25,7 +25,8 @@ from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import CHECK, COUNT, RATE, Plan
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.planning import GradientUse

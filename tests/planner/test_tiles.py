@@ -26,7 +26,8 @@ from engine.plan import plan_file
 from engine.plan.plan import Arg, Plan
 from engine.plan.verify import verify
 from engine.runtime.program import get_team
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.memory import Memory

@@ -22,7 +22,8 @@ from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import MixedError
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.random_graphs.check import Check, distance, find_scale
 from tests.random_graphs.derived import trimmed, with_buffers

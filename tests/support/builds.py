@@ -21,10 +21,11 @@ from engine.kernels.machine.target import Target, detect_host
 from engine.runtime.program import LAUNCH
 from engine.tools import cli
 from engine.tools.trimmed.api import ApiFunction, list_functions
-from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import CpuLevel, Source
 from engine.tools.trimmed.opset import of_graphs
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import GOLDENS

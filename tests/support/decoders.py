@@ -14,8 +14,9 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.decoding import place_caches
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
 from tests.support.builds import make_root

@@ -17,7 +17,8 @@ from engine.graphs.io import onnx_io
 from engine.quantization import Quantization, quantize
 from engine.quantization.post_training import freeze_in_integers
 from engine.tools import cli
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_build_for
 from tests.support.places import GOLDENS

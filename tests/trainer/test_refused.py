@@ -20,7 +20,8 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import AdamW, CrossEntropyLoss, generate_artifacts
 from engine.data import batches
 from engine.errors import EngineError, LabelError, NonFiniteError
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.thread_group import run

@@ -16,7 +16,8 @@ from engine.graphs.io import onnx_io
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.layers import Layers
 from engine.runtime.program import BoundProgram
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
 from tests.support.build_twins import Both

@@ -33,7 +33,8 @@ from engine.errors import DTypeError, ModelError
 from engine.graphs.offline.optim_types import Method
 from engine.proximal import ANCHOR, MU, set_anchors
 from engine.tools import cli
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support import tiny
 from tests.support.builds import load, needs_cc

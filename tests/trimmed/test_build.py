@@ -35,8 +35,9 @@ from engine.errors import BudgetError, DTypeError, EngineError
 from engine.kernels.machine.target import detect_host
 from engine.quantization import Qat, prepare_qat
 from engine.tools import cli
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.generate import quote
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve

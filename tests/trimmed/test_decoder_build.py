@@ -16,9 +16,10 @@ import engine
 from engine.errors import FileError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.tools import cli
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer

@@ -11,7 +11,8 @@ import pytest
 from engine.artifacts import AdamW, LossType, SparseUpdate, generate_artifacts
 from engine.errors import ModelError
 from engine.tools import cli
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     SANITIZE,

@@ -13,9 +13,10 @@ import pytest
 
 from bench import firmware
 from engine.errors import EngineError
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support import decoders

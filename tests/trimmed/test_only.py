@@ -13,7 +13,8 @@ import pytest
 from engine.errors import InputError, ModelError
 from engine.tools import cli
 from engine.tools.trimmed.api import Only
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     SANITIZE,

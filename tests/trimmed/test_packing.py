@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.tools.trimmed import bundle
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.packing import pack, unpack
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import GOLDENS

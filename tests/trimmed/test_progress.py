@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.progress import WEIGHTS, Part, StagePrinter
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import needs_cc

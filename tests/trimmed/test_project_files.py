@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_build, needs_cc, run
 from tests.support.places import GOLDENS

@@ -41,9 +41,10 @@ from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary, opset
-from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import link
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import Platform, resolve
 from tests.support.builds import LIBC, compile_c, make_build_for, needs_cc, run

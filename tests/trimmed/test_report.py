@@ -13,7 +13,8 @@ from bench.builds import MODELS
 from bench.firmware import GOALS, OWN, Goal
 from engine.tools import cli
 from engine.tools.benchmark.workload import write_artifacts
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.report import write_report
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import needs_cc

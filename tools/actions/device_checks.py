@@ -21,7 +21,8 @@ from engine.graphs.io import onnx_io
 from engine.quantization.post_training import freeze_in_integers
 from engine.tools.actions.checks import LAST, TrainingChoices, make_recipe
 from engine.tools.trimmed import binary
-from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.build import build
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.trainer.forward import Forward
 from engine.training.settings import RecipeOptions

@@ -11,8 +11,9 @@ from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
-from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.report import write_report
 from engine.tools.trimmed.targets import resolve

@@ -98,7 +98,7 @@ def command(
     choices = TrainingChoices(loss, optimizer, train)
     if ram is not None or flash is not None:
         from engine.tools.actions.device_checks import Room, check_device
-        from engine.tools.trimmed.build import Options
+        from engine.tools.trimmed.options import Options
         from engine.tools.trimmed.targets import resolve
 
         platform = resolve(target, triple=triple, cpu=cpu, features=features)

@@ -27,7 +27,8 @@ from engine.tools.actions.plans import (
 )
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
-from engine.tools.trimmed.build import Options, write_plans
+from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.plan_file import write_plans
 from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import resolve
