@@ -139,7 +139,11 @@ def generate_artifacts(
     if asked.update is not None:
         trained, frozen, still = sparse.choose_and_split(forward, asked.update, trained, frozen)
         norms = still if norms is None else norms
-    if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
+    if (
+        trained
+        and precision.trains_no_product(forward, trained)
+        and METADATA not in forward.metadata
+    ):
         told = precision.tell(forward, list_parameters(forward))
         warn_user(told, ModelWarning)
     choice = training.choose(forward, trained, frozen)

@@ -167,11 +167,11 @@ class Forward:
         from engine.graphs.offline.parameters import list_parameters
         from engine.system.paths import Paths
 
-        paths, before = Paths.of(self.graph.metadata), len(self.graph.nodes)
+        paths, before = Paths.of(self.graph.metadata), list(map(str, self.graph.nodes))
         if any(paths.matches(name, HEAD) for name in list_parameters(self.graph)):
             return []
         names = unfreeze_head(self.graph)
-        self._is_changed |= len(self.graph.nodes) != before
+        self._is_changed |= list(map(str, self.graph.nodes)) != before
         return names
 
     def write(self, path: Path) -> None:

@@ -10,24 +10,22 @@ The layer keeps the names of its node and of its parameters.  New weights are no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.base.errors import ModelError, ShapeError
-from engine.graphs.io import reference
-from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.integer_head import (
+    KEEPING,
+    NORMALISING,
+    expand_integers,
+    find_quantiser,
+    write_head_in_floats,
+)
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import TensorType
-
-_NORMALISING = {"Softmax", "LogSoftmax"}
-# Ops that may lie between the last layer and the scores: they keep the number of classes.
-_KEEPING = {
-    "Identity", "Dropout", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Relu", "Clip", "Reshape",
-    "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean", *_NORMALISING,
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -75,9 +73,12 @@ def drop_normalisation(graph: Graph, output: int = 0) -> str:
     """
     makers = graph.find_producers()
     maker = makers.get(graph.outputs[output])
-    while maker is not None and (quantiser := _find_quantiser(maker, makers)) is not None:
+    source = makers.get(maker.inputs[0]) if maker is not None else None
+    if source is not None and source.op == "QLinearSoftmax" and expand_integers(graph, source):
+        makers = graph.find_producers()
+    while maker is not None and (quantiser := find_quantiser(maker, makers)) is not None:
         maker = makers.get(quantiser.inputs[0])
-    if maker is None or maker.domain or maker.op not in _NORMALISING:
+    if maker is None or maker.domain or maker.op not in NORMALISING:
         return ""
     scores = maker.inputs[0]
     graph.types[scores] = graph.types.get(graph.outputs[output]) or _infer_type(graph, scores)
@@ -101,73 +102,16 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
     Before   scores = Gemm(d, DequantizeLinear(w_quantized, s, z), DequantizeLinear(b_quantized, t))
     After    scores = Gemm(d, w, b)
 
-    Scores are no longer rounded: they had the range of the integer layer.
+    Scores are no longer rounded: they had the range of the integer layer.  See `integer_head.py`
+    for the other ways in which layers of integers are written.
 
     Raises:
         ModelError: see `find_head`.
     """
     name = graph.outputs[output]
-    _drop_roundings(graph, name)
-    node, *_ = _find_layer(graph, name)
-    makers = graph.find_producers()
-    for i, value in enumerate(node.inputs[1:], 1):
-        reader, place = node, i
-        maker = makers.get(value)
-        if maker is not None and maker.op == "Transpose":
-            reader, place = maker, 0
-            maker = makers.get(maker.inputs[0])
-        if maker is not None and (made := _fold_dequantiser(graph, maker)):
-            inputs = list(reader.inputs)
-            inputs[place] = made
-            reader.inputs = tuple(inputs)
-            prune(graph)
+    write_head_in_floats(graph, name)
     head = find_head(graph, name)
     return [each for each in (head.weight, head.bias) if each]
-
-
-def _drop_roundings(graph: Graph, output: str) -> None:
-    """Drop roundings between a layer and its scores, and of a bias that is added to them.
-
-    Before   h = MatMul(d, w); t = Add(h, DequantizeLinear(b_quantized, s));
-             q = QuantizeLinear(t, r); scores = DequantizeLinear(q, r)
-    After    h = MatMul(d, w); t = Add(h, b); scores = Identity(t)
-    """
-    makers, value = graph.find_producers(), output
-    while (node := makers.get(value)) is not None:
-        quantiser = _find_quantiser(node, makers)
-        if quantiser is not None:
-            node.op, node.inputs, node.attrs = "Identity", quantiser.inputs[:1], {}
-        elif node.op == "Add" and not node.domain:
-            node.inputs = tuple(
-                (_fold_dequantiser(graph, makers[i]) or i) if i in makers else i
-                for i in node.inputs
-            )
-        elif node.op not in _KEEPING or node.domain:
-            break
-        value = next((i for i in node.inputs if i not in graph.initializers), "")
-    prune(graph)
-
-
-def _find_quantiser(node: Node, makers: Mapping[str, Node]) -> Node | None:
-    """Return the QuantizeLinear whose integers a node makes floats again, if it does this."""
-    maker = makers.get(node.inputs[0]) if node.op == "DequantizeLinear" else None
-    return maker if maker is not None and maker.op == "QuantizeLinear" else None
-
-
-def _fold_dequantiser(graph: Graph, node: Node) -> str:
-    """Add what a DequantizeLinear makes of constants as an initializer; return its name.
-
-    It is empty if the node is another one, or its values are computed.
-    """
-    known = graph.initializers
-    if node.op != "DequantizeLinear" or any(name and name not in known for name in node.inputs):
-        return ""
-    made = reference.evaluate(node, graph.opsets, [known.get(name) for name in node.inputs])
-    if not made:
-        return ""
-    name = Names(graph).take_fresh(node.inputs[0].removesuffix("_quantized"))
-    known[name] = np.asarray(made[0])
-    return name
 
 
 def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[str]]:
@@ -181,7 +125,7 @@ def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[s
             if len(constants) != 1:
                 break
             bias, (name,) = constants[0], others
-        elif node.op in _KEEPING and not bias:
+        elif node.op == "Identity" or (node.op in KEEPING and not bias):
             name = node.inputs[0]
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])
@@ -194,7 +138,8 @@ def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[s
     what = "an input" if node is None else f"{node.op} (node {node.name!r})"
     raise ModelError(
         f"the scores {output!r} are made by {what}, which cannot be replaced (supported: "
-        "Gemm, MatMul and Add, Conv): export the model with as many outputs as there are classes"
+        "Gemm, MatMul and Add, Conv, and these of integers with constant weights): "
+        "export the model with as many outputs as there are classes"
     )
 
 

@@ -9,7 +9,7 @@ integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapte
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -83,9 +83,14 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
     return f"{', '.join(told)}; {left}: {advice}"
 
 
-def stops_gradients(graph: Graph) -> bool:
-    """Return whether a model has products of integers, through which no gradient flows."""
-    return any(n.op in DYNAMIC | STATIC for n in graph.nodes)
+def trains_no_product(graph: Graph, trained: Iterable[str]) -> bool:
+    """Return whether products of integers, which pass no gradient on, leave no weight to train.
+
+    trained: the parameters that are trained; without a weight they are biases and the like.
+    """
+    known = graph.initializers
+    has_integers = any(node.op in DYNAMIC | STATIC for node in graph.nodes)
+    return has_integers and not any(n in known and known[n].ndim > 1 for n in trained)
 
 
 def describe_halves(half: str) -> str:

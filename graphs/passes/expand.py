@@ -63,8 +63,10 @@ def expand(
     raise ModelError(f"{graph.name}: expansions are nested deeper than {DEPTH}")
 
 
-def expand_first(graph: Graph) -> Graph:
+def expand_first(graph: Graph, chosen: Callable[[Node], bool] = lambda node: True) -> Graph:
     """Replace nodes whose expansion reads no types, in place.
+
+    chosen: returns whether to expand a node; by default every one is.
 
     Before   y, n = ConcatTraining(a, b), axis=1; da, db = SplitTraining(dy, n)
     After    y = Concat(a, b), axis=1; n = Concat(Gather(Shape(a), [1]), Gather(Shape(b), [1])); ...
@@ -73,7 +75,9 @@ def expand_first(graph: Graph) -> Graph:
         UnsupportedOpError: an expansion refuses its node.
     """
     first = {
-        n: op for n in graph.nodes if (op := list_ops().get((n.domain, n.op))) and op.expands_first
+        n: op
+        for n in graph.nodes
+        if (op := list_ops().get((n.domain, n.op))) and op.expands_first and chosen(n)
     }
     if first:
         names, nodes, nothing = Names(graph), graph.nodes, Inferred({}, {})
