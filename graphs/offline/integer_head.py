@@ -8,7 +8,7 @@
     Before   y = DequantizeLinear(QLinearMatMul(x, ...), r, p)  as onnxruntime quantises statically
     After    y = Add(MatMul(x, w), b)
 
-Scores are no longer rounded.  What the layer reads is not, either, where only this layer rounds it.
+Scores are no longer rounded, and neither are values that only this layer rounded to read them.
 """
 
 from __future__ import annotations

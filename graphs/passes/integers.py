@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import NUMPY, OF_NUMPY
+from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.base.errors import UnknownValueError
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.infer import FOLD_BYTES
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantization import find_limits
 from engine.kernels.vocabulary.integers import fill_panels, pack_panels
@@ -35,6 +36,8 @@ MAY_ADD = add_by_table(
         "QLinearConv": _CONV,
         "MatMulInteger": _MATMUL,
         "ConvInteger": _CONV,
+        f"{MS}::DynamicQuantizeLSTM": f"DynamicQuantizeLinear {_MATMUL} {OURS}::ScaledSums "
+        f"{OURS}::LSTMOfIntegers",
     }
 )
 _LIMITS = ("", "Relu"), ("", "Clip")
@@ -182,6 +185,8 @@ class _Integers:
                 return self.replace_linear(node)
             case "", "MatMulInteger" | "ConvInteger":
                 return self.replace_bare(node)
+            case "com.microsoft", "DynamicQuantizeLSTM":
+                return self.replace_recurrence(node)
         return None
 
     # --- the kinds of layers
@@ -245,6 +250,71 @@ class _Integers:
         zero = inputs[2] or self.add_zero(self.types[inputs[0]].dtype)
         result = _Result(node.outputs[0], "i32")
         return [self.make_layer(node, inputs[0], zero, matrix, result, None, None)]
+
+    def replace_recurrence(self, node: Node) -> list[Node] | None:
+        """Replace a DynamicQuantizeLSTM of large weights; None if it stays.
+
+        Before   y = com.microsoft::DynamicQuantizeLSTM(x, w, r, b, ..., scales and zero points)
+        After    q, s, z = DynamicQuantizeLinear(x); t = engine::IntegerMatMul(q, W packed, ...);
+                 g = engine::ScaledSums(t, s, w_scale, bias);
+                 y = engine::LSTMOfIntegers(g, R packed, sums, r_scale, ...)
+        """
+        x, w, r, b, lens, h0, c0, p, *rest = node.inputs
+        sizes = [self.types[name].size for name in (w, r)]
+        if self.types[x].dtype != "f32" or ITEMSIZE["f32"] * sum(sizes) <= FOLD_BYTES:
+            return None
+        of_x, of_h = self.read_directions(w, *rest[:2]), self.read_directions(r, *rest[2:4])
+        bias = self.get_value(b) if b else None
+        if of_x is None or of_h is None or (b and bias is None):
+            return None
+        n = of_h[0].integers.shape[1]
+        # W x of all steps and directions is one product.
+        matrix = _Matrix(
+            np.concatenate([m.integers for m in of_x], -1),
+            np.concatenate([m.scales for m in of_x]),
+            np.zeros(1, np.int16),
+        )
+        fresh, title = self.names.take_fresh, node.name or node.outputs[0]
+        rounded = tuple(fresh(f"{x}_{part}") for part in ("rounded", "scale", "zero"))
+        total, gates = fresh(f"{x}_sums"), fresh(f"{x}_gates")
+        name = fresh(f"{title}/DynamicQuantizeLinear")
+        first = Node("DynamicQuantizeLinear", (x,), rounded, {}, "", name)
+        product = Node("MatMulInteger", (rounded[0], w), (total,), {}, "", fresh(f"{title}/W"))
+        result = _Result(total, "i32")
+        product = self.make_layer(product, rounded[0], rounded[2], matrix, result, None, None)
+        ins = [total, rounded[1], self.add(node, "scale_of_x", matrix.scales)]
+        if bias is not None:
+            ins.append(self.add(node, "bias", (bias[:, :n] + bias[:, n:]).reshape(-1)))
+        scaled = Node("ScaledSums", tuple(ins), (gates,), {}, OURS, fresh(f"{title}/ScaledSums"))
+        packed = {
+            "packed": [pack_panels(m.integers).reshape(-1) for m in of_h],
+            "sums": [fill_panels(m.integers.sum(0, dtype=np.int32)) for m in of_h],
+            "scale_of_h": [fill_panels(m.scales) for m in of_h],
+        }
+        ins = [gates, *(self.add(node, part, np.stack(v)) for part, v in packed.items())]
+        ins += [lens, h0, c0, p]
+        while not ins[-1]:
+            ins.pop()
+        attrs = {**node.attrs, "hidden_size": n // 4}
+        walk = Node("LSTMOfIntegers", tuple(ins), node.outputs, attrs, OURS, node.name)
+        return [first, product, scaled, walk]
+
+    def read_directions(self, name: str, scale: str, zero: str) -> list[_Matrix] | None:
+        """Return weights [directions, k, columns] as matrices with a scale for each column.
+
+        None if they are not constant, or less their zero points need 9 bits.
+        """
+        w, scales, zeros = (self.get_value(n) for n in (name, scale, zero))
+        if w is None or scales is None or zeros is None:
+            return None
+        d, _, columns = w.shape
+        # A direction or a channel of one has a scale and a zero point.
+        centred = w.astype(np.int16) - zeros.astype(np.int16).reshape(d, 1, -1)
+        if centred.min() < -128 or centred.max() > 127:
+            return None
+        each = np.broadcast_to(scales.astype(np.float32).reshape(d, -1), (d, columns))
+        shifts = np.zeros(1, np.int16)
+        return [_Matrix(centred[i].astype(np.int8), each[i], shifts) for i in range(d)]
 
     def add_bias(
         self, node: Node, x: _Activation, matrix: _Matrix, unit: Array, bias: str

@@ -94,14 +94,17 @@ def shift_starts(T: str) -> Inline:
     return run
 
 
-def rectangle(target: Target, X: str, Y: str) -> Inline:
+def rectangle(target: Target, X: str, Y: str, height: int = 0) -> Inline:
     """Return an inline function: m rows and n columns of Y; all start at whole panels.
+
+    height: the rows that are multiplied together; 0: as many as registers hold.
 
     rectangle(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset)
 
     Row i starts from start[i lds:].
     """
     rows, panels = find_shape(target)
+    rows = height or rows
     widths = [panels >> i for i in range(panels.bit_length())]
     columns = functools.reduce(_follow, [_sweep(X, Y, rows, width) for width in widths])
 

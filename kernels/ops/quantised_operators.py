@@ -8,8 +8,9 @@ Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QG
           float32.  Scales and zero points of activations may be computed, as
           DynamicQuantizeLinear does
           DynamicQuantizeLSTM y = LSTM of (w - w_zero) w_scale and (r - r_zero) r_scale.  X and the
-          states stay float32, where onnxruntime rounds them to 255 steps of their range in each
-          product; so gradients flow through them
+          states stay float32, so gradients flow through them.  Where none does and the weights are
+          large, a pass computes it in integers, X rounded to 8 bits as in onnxruntime and states
+          to 16 bits (recurrent/integer_lstm.py)
 Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1, QAttention-1 and the like
 """
 

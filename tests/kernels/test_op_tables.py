@@ -24,7 +24,7 @@ PATTERNS = {
     "graphs/ir/symbols.py: _COMPARES": "nodes at which the size that decides is looked for",
     "graphs/offline/decoding.py: _BY_ROW": "the pattern of the scores that end a decoder",
     "graphs/offline/decoding.py: _Rewriting": "the nodes that are made",
-    "graphs/offline/head.py: _KEEPING": "the pattern of a head",
+    "graphs/offline/integer_head.py: KEEPING": "the pattern of a head",
     "graphs/offline/head.py: _find_layer": "the pattern of a head",
     "graphs/offline/linear.py: _PRODUCTS": "the pattern of a layer that takes an adapter",
     "graphs/offline/linear.py: _REASONS": "why others take none, undeclared ops among them",

@@ -5,7 +5,6 @@ set.
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from bench.programs import load
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
-from engine.kernels.machine.target import Target, detect_host
+from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.integers import GROUP, PANEL, pack_panels
-from engine.tools.trimmed.targets import resolve
 from tests.support.harness import run
+from tests.support.integer_targets import find_target
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PASS = "compute in integers"
@@ -99,27 +98,6 @@ def draw_weights(shape: tuple[int, ...], columns: int, kind: str) -> tuple[Array
     if kind == "i8":
         return draw(shape), np.zeros(columns, np.int8)
     return draw(shape, kind), RNG.integers(0, 256, columns).astype(np.uint8)
-
-
-class Evex(Target):
-    """A target of AVX2 that sums by `vpdpbusd` of 256 bits, in the encoding of AVX-512."""
-
-    @property
-    def dots(self) -> str:
-        return "vpdpbusd"
-
-
-def find_target(name: str) -> Target:
-    """Return the target of a name; "evex" stands for AVX-VNNI on CPUs that have AVX-512 VNNI."""
-    if name != "native" and detect_host().arch != "x86_64":
-        pytest.skip("an x86 target")
-    if name != "evex":
-        return resolve(name).target
-    if detect_host().dots != "vpdpbusd" or detect_host().vector != 64:
-        pytest.skip("needs AVX-512 VNNI")
-    base = resolve("x86-64-v3").target
-    made = Evex(**{field.name: getattr(base, field.name) for field in fields(base)})
-    return replace(made, features="+avx512vl,+avx512vnni")
 
 
 @pytest.mark.parametrize("target", TARGETS)

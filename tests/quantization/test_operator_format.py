@@ -192,13 +192,13 @@ def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str) -> None:
     assert [node.op_type for node in written.graph.node] == ["DynamicQuantizeLSTM"]
     (ours,) = edgegrad.Session(made, threads=1).run(["y"], {"x": x})
     exact, theirs = run_peer(model, x), run_peer(written, x)
-    # Only the weights are rounded here; there, inputs and states are, too.
+    # Weights and inputs are rounded as there, states to 16 bits and not to 8.
     assert np.abs(ours - exact).max() < 0.03
-    assert np.abs(ours - theirs).max() < 0.03
+    assert np.abs(ours - theirs).max() < 0.005
     assert np.abs(ours - exact).mean() < np.abs(theirs - exact).mean()
-    # The plan holds large weights as the file does; the other constants are biases.
+    # The plan holds large weights in 8 bits; a column of them has a bias, two sums and two scales.
     plan = make_plan(onnx_io.load(written), {"x": x.shape}, target=detect_host(), threads=1)
-    assert plan.compute_region_bytes("const") < d * (4 * n * (i + n) + 4 * 8 * n) + 1024
+    assert plan.compute_region_bytes("const") < d * 4 * n * (i + n + 4 * 5) + 1024
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,11 @@ def _products(c: KernelCall) -> int:
     return 4 * int((c.last - c.first) * c.batch * c.hidden * c.hidden)
 
 
-def _units(width: int) -> Inline:
+def share_units(target: Target, T: str) -> Inline:
     """Return an inline function: units(g, d, tid, nthreads), this thread's first unit of direction
-    d and the number of its units; it has whole panels of `width`.
+    d and the number of its units; it has whole panels.
     """
+    width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def run(g, d, tid, nthreads):
@@ -96,7 +97,7 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
     """
     run, times = cells_.lstm(T, f, g, h, peephole, couple), product(target, T, "")
     copy, zero = Native("copy", (T,)), Native("zero", (T,))
-    units_of = _units(target.nv * target.lanes(ITEMSIZE[T]))
+    units_of = share_units(target, T)
 
     def body(
         gates, panels, lens, h0, c0, p, y, h, c, cells, has_y, has_cells, step, g, tid, nthreads
@@ -182,7 +183,7 @@ def lstm_grad_step(
     """
     cell = adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
     times, copy, zero = product(target, T, ""), Native("copy", (T,)), Native("zero", (T,))
-    units_of = _units(target.nv * target.lanes(ITEMSIZE[T]))
+    units_of = share_units(target, T)
 
     def body(
         gates, cells, y, panels, lens, h0, c0, p, dy, dh0, dc0, dgates, past, dh, dc, dp, step, g,

@@ -25,9 +25,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
+from engine.kernels.ops.recurrent.integer_lstm import ZERO, lstm_integers
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.recurrent.lstm_step import lstm_grad_step, lstm_step
 from engine.kernels.ops.recurrent.recurrence import (
@@ -43,6 +46,7 @@ from engine.kernels.ops.recurrent.sequence import (
     read_shape,
 )
 from engine.kernels.vocabulary.facts import Role, Samples
+from engine.kernels.vocabulary.integers import PANEL
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
@@ -58,6 +62,7 @@ from engine.kernels.vocabulary.op import (
     Storage,
     TensorType,
 )
+from engine.kernels.vocabulary.signature import round_to_unit
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
@@ -175,6 +180,35 @@ def _lstm(lowering: Lowering) -> None:
             c=c,
             work=work,
             updates=_list_shared(i, "y h c cells"),
+        )
+
+
+def _lstm_of_integers(lowering: Lowering) -> None:
+    w = Walk(lowering)
+    lens, p, h0, c0 = w.get_lengths(), w.get("p"), w.get_input("h0"), w.get_input("c0")
+    y, h, c = (
+        lowering.y(0) if lowering.wants(0) else None,
+        w.get_output(1, "h"),
+        w.get_output(2, "c"),
+    )
+    couple, rows = int(lowering.site.attrs.get("input_forget", 0)), lowering.threads * w.batch
+    by_units, columns = w.shares_units() and w.n % PANEL == 0, round_to_unit(4 * w.n, PANEL)
+    given: dict[str, Any] = {
+        "gates": lowering.x(0), "q": lowering.x(1), "sums": lowering.x(2), "factor": lowering.x(3),
+        "zero": lowering.const(np.full(1, ZERO, np.uint8)), "lens": lens, "p": p, "y": y,
+        "has_y": int(y is not None), "by_units": int(by_units), "count": 1 if by_units else w.steps,
+        "x": lowering.temp("u8", (rows, 2, w.n)), "work": lowering.temp(w.T, (rows, 8, w.n)),
+        "start": lowering.temp("i32", (lowering.threads, columns)),
+        "unit": lowering.temp(w.T, (rows,)),
+    }  # fmt: skip
+    for i, ((f, g, out), words) in enumerate(w.group_directions()):
+        kernel = lstm_integers(w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
+        given["g"] = words
+        if by_units:
+            _append_steps(w, kernel, w.steps, given, [(h0, c0), (h, c)], "y", i)
+            continue
+        lowering.call(
+            kernel, **given, h0=h0, c0=c0, h=h, c=c, step=0, updates=_list_shared(i, "y h c")
         )
 
 
@@ -552,6 +586,22 @@ def _forms(
 
 OPS = (
     Op(
+        name="LSTMOfIntegers",
+        domain=OURS,
+        inputs=(4, 8),
+        outputs=3,
+        may_be_absent=frozenset((4, 5, 6)),
+        attrs={name: value for name, value in _LSTM.items() if name != "layout"},
+        takes=_TAKES,
+        infer=_infer,
+        lower=_lstm_of_integers,
+        calls=(lstm_integers, *WALK_KERNELS),
+        no_gradient=frozenset(range(8)),
+        fold=_never,
+        samples=Samples.RECURRENT,
+        internal=True,
+    ),
+    Op(
         name="RNN",
         roles=_ROLES,
         since=7,
@@ -608,5 +658,5 @@ OPS = (
 )
 KERNELS = (
     recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_step, lstm_grad,
-    lstm_grad_step, gru, gru_grad_after, gru_grad_before,
+    lstm_grad_step, lstm_integers, gru, gru_grad_after, gru_grad_before,
 )  # fmt: skip

@@ -20,6 +20,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     recurrent_bias,
     recurrent_lengths,
 )
+from engine.kernels.vocabulary.integers import GROUP, PANEL
 from engine.kernels.vocabulary.kernel import drop_same
 from engine.kernels.vocabulary.op import (
     MS,
@@ -39,6 +40,7 @@ DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "T
 # The inputs by what they are.
 INPUTS = {
     "RNN": "x w r b lens h0", "GRU": "x w r b lens h0", "LSTM": "x w r b lens h0 c0 p",
+    "LSTMOfIntegers": "x q sums factor lens h0 c0 p",
     "RNNGrad": "x w r lens h0 y dy dh", "GRUGrad": "x w r b lens h0 y gates dy dh inner",
     "LSTMGrad": "x w r lens h0 c0 y cells gates dy dh dc p",
 }  # fmt: skip
@@ -104,6 +106,9 @@ class Shape:
             "w": (d, n, self.width),
             "r": (d, n, self.hidden),
             "b": (d, 2 * n),
+            "q": (d, round_to_unit(n, PANEL) * round_to_unit(self.hidden, GROUP)),
+            "sums": (d, round_to_unit(n, PANEL)),
+            "factor": (d, round_to_unit(n, PANEL)),
             "lens": (self.batch,),
             "p": (d, 3 * self.hidden),
             "y": self.y,
@@ -141,9 +146,10 @@ def read_shape(site: Site, stored: Sequence[str] = ()) -> Shape:
     for i, what in enumerate(shape.inputs):
         if site.has(i):
             given = site.shaped(i, shape.of(what))
-            if given.dtype not in (("i32",) if what == "lens" else (x.dtype, *stored)):
+            integers = {"lens": ("i32",), "q": ("i8",), "sums": ("i32",)}
+            if given.dtype not in integers.get(what, (x.dtype, *stored)):
                 raise DTypeError(f"{site.where()}: input {i} is {given}; X is {x}, lengths are i32")
-        elif what in ("w", "r", "y", "cells", "gates"):
+        elif what in ("w", "r", "q", "sums", "factor", "y", "cells", "gates"):
             site.type(i)
     read_curves(site, DEFAULTS[kind], shape.directions, stored[0] if stored else x.dtype)
     return shape
