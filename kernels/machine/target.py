@@ -112,6 +112,11 @@ class Target:
         own = ("bf16",) if self.multiplies("bf16") else ()
         return (*own, "f16") if half else own
 
+    @property
+    def keeps_order(self) -> bool:
+        """True if instructions stay as LLVM orders them: an engine compiles WebAssembly so."""
+        return self.arch == "wasm32"
+
     def lanes(self, itemsize: int) -> int:
         """Return the elements of `itemsize` bytes in one vector register."""
         return self.vector // itemsize
@@ -128,9 +133,10 @@ class InstructionSet:
 
     The accumulators, mr * nv, plus nv vectors of B and one of A fit the registers: 32 on AVX-512
     and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64, rv32 and vfp have no vectors: LLVM keeps each
-    lane in one of 32 scalar registers.  WebAssembly does not say how many an engine has, but it has
-    16 at least.  Where a row of the tile is four vectors of 64 bytes, a panel of B comes from L2
-    anyhow, and deeper blocks save passes over C.
+    lane in one of 32 scalar registers.  WebAssembly does not say how many an engine has: V8 has 15
+    on x86, and without relaxed SIMD a product takes one of them before it is added.  Where a row of
+    the tile is four vectors of 64 bytes, a panel of B comes from L2 anyhow, and deeper blocks save
+    passes over C.
     """
 
     architectures: tuple[str, ...]
@@ -166,7 +172,11 @@ INSTRUCTION_SETS = {
     ),
     "rv64": InstructionSet(("riscv64",), 16, 6, 1, abi="lp64d", features="+m,+a,+f,+d,+c"),
     "rv32": InstructionSet(("riscv32",), 16, 6, 1, abi="ilp32f", features="+m,+a,+f,+c"),
-    "wasm": InstructionSet(("wasm32",), 16, 4, 2, fma=False, features="+simd128"),
+    "wasm_relaxed": InstructionSet(
+        ("wasm32",), 16, 6, 2, fma=False, features="+simd128,+relaxed-simd",
+        needs=("relaxed-simd",),
+    ),
+    "wasm": InstructionSet(("wasm32",), 16, 5, 2, fma=False, features="+simd128"),
 }  # fmt: skip
 # The one that a triple alone stands for, by architecture.
 BASELINES = {a: name for name, row in INSTRUCTION_SETS.items() for a in row.architectures}

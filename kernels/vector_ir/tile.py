@@ -35,6 +35,7 @@ from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 RUN = 96  # products of f16 that are summed in f16, in two sums by turns
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
+TURN = 4  # products of each sum in a turn of the loop, where instructions keep their order
 CHAINS = 8  # sums that do not wait for each other: two multiply-adds a cycle of four cycles each
 # LLVM's intrinsics, by architecture: each lane of the sum gains the products of two pairs.
 _DOTS = {
@@ -152,6 +153,8 @@ class RegisterTile:
             end = b.add(k0, I64(LINE // self.size))
             return self._loop(k0, b.select(b.icmp_signed("<", end, k), end, k), 1, acc, one)
 
+        if self.target.keeps_order and self.mr > 2:  # of fewer rows all factors fit
+            return self._by_row(a, bp, k, lda, ldb, acc)
         if self.target.by_lane:
             acc, done = self._by_lane(a, bp, k, lda, ldb, acc)
             return self._loop(done, k, 1, acc, one)
@@ -207,6 +210,31 @@ class RegisterTile:
             acc = [[b.fadd(x, y) for x, y in zip(*pair, strict=True)] for pair in pairs]
         return acc, whole
 
+    def _by_row(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any, acc: Grid) -> Grid:
+        """Return the sums, `TURN` products of each in a turn, row by row of the tile.
+
+        An engine for WebAssembly keeps the order of instructions, and LLVM's would have all factors
+        of A in registers at once.  So no load moves before the products of the row above.
+        """
+        b = self.b
+        whole = b.and_(k, I64(-TURN))
+        rows = [b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
+
+        def turn(step: int, kk: Any, acc: Grid) -> Grid:
+            out = list(acc)
+            for p in range(step):
+                here = b.add(kk, I64(p))
+                right = self.load_right(b.gep(bp, [b.mul(here, ldb)]))
+                column = b.gep(a, [b.mul(here, lda)]) if self.a_cols else None
+                for i, row in enumerate(rows):
+                    factor = self._factor(column or row, I64(i) if column else here)
+                    (sums,) = self._multiply([splat(b, factor, self.lanes)], right, [out[i]])
+                    out[i] = self._opaque(sums, "r", is_fence=True)
+            return out
+
+        acc = self._loop(I64(0), whole, TURN, acc, partial(turn, TURN))
+        return self._loop(whole, k, 1, acc, partial(turn, 1))
+
     def _place(self, kk: Any) -> Any:
         """Return the elements before factor, or word, kk of a row of A."""
         return kk
@@ -237,12 +265,17 @@ class RegisterTile:
         opaque = iter(self._opaque(values, "w"))
         return [[next(opaque) if v.type == self.vt else v for v in row] for row in loaded]
 
-    def _opaque(self, values: list[Any], register: str) -> list[Any]:
-        """Values of one type, through an empty piece of assembly that LLVM cannot look into."""
+    def _opaque(self, values: list[Any], register: str, *, is_fence: bool = False) -> list[Any]:
+        """Values of one type, through an empty piece of assembly that LLVM cannot look into.
+
+        is_fence: nor does a load move past it.
+        """
         kinds = [v.type for v in values]
         out = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
         places = ",".join([f"={register}"] * len(values) + [str(i) for i in range(len(values))])
-        out = self.b.call(ir.InlineAsm(ir.FunctionType(out, kinds), "", places), values)
+        places += ",~{memory}" if is_fence else ""
+        piece = ir.InlineAsm(ir.FunctionType(out, kinds), "", places, side_effect=is_fence)
+        out = self.b.call(piece, values)
         if len(values) == 1:
             return [out]
         return [self.b.extract_value(out, i) for i in range(len(values))]

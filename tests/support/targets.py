@@ -16,6 +16,7 @@ OTHERS = {
     "riscv64": resolve("riscv64").target,
     "armv7": resolve("armv7").target,
     "wasm32": resolve("wasm32").target,
+    "wasm32-relaxed": resolve("wasm32-relaxed").target,
 }
 
 
