@@ -192,7 +192,7 @@ def _lstm_of_integers(lowering: Lowering) -> None:
         w.get_output(2, "c"),
     )
     couple, rows = int(lowering.site.attrs.get("input_forget", 0)), lowering.threads * w.batch
-    by_units, columns = w.shares_units() and w.n % PANEL == 0, round_to_unit(4 * w.n, PANEL)
+    by_units, columns = w.shares_units(1) and w.n % PANEL == 0, round_to_unit(4 * w.n, PANEL)
     given: dict[str, Any] = {
         "gates": lowering.x(0), "q": lowering.x(1), "sums": lowering.x(2), "factor": lowering.x(3),
         "zero": lowering.const(np.full(1, ZERO, np.uint8)), "lens": lens, "p": p, "y": y,

@@ -249,12 +249,15 @@ class Walk:
         )
         return out
 
-    def shares_units(self) -> bool:
-        """Return whether threads are to share the hidden units at each step, and not the rows."""
-        lowering, size = self.lowering, ITEMSIZE[self.T]
-        panel = lowering.target.nv * lowering.target.lanes(size)
+    def shares_units(self, size: int = 0) -> bool:
+        """Return whether threads are to share the hidden units at each step, and not the rows.
+
+        size: bytes of an element of R as a step reads it; 0: of T.
+        """
+        lowering, of_t = self.lowering, ITEMSIZE[self.T]
+        panel = lowering.target.nv * lowering.target.lanes(of_t)
         rows = -(-self.batch * self.d // lowering.threads)  # of the busiest thread
-        weights = self.shape.gates * self.n * self.n * size
+        weights = self.shape.gates * self.n * self.n * (size or of_t)
         is_short = 0 < self.steps <= MOST_STEPS and self.batch > 0
         is_wide = self.n % panel == 0 and self.n > panel and weights >= LEAST_WEIGHTS
         return lowering.threads > 1 and rows <= MOST_ROWS and is_short and is_wide
