@@ -7,6 +7,9 @@ thread.  `own` is the part of the process that this work adds to Python, NumPy, 
 batch.  Its time is the median of the steps.  With a budget, training of integers keeps to it in a
 further row; float32 has none.
 
+`memory.builds` plans the same trainings for trimmed builds, which have neither Python nor NumPy,
+and runs none: their memory is what the plan says, and their code.
+
 `memory.resident` trains a model by SGD: all layers or the last ones (--last) of the float32 model
 and of its integers in place; and the last layer of the integers in float32, where everything else
 is frozen.  Normalisations keep their statistics.
@@ -37,8 +40,14 @@ from engine.quantization import quantize
 from engine.system.config import switch
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
+from engine.tools.trimmed.plans import list_artifacts, make_plans
+from engine.tools.trimmed.targets import resolve
 
 STEPS = 5
+_REGIONS = (
+    ("io", "batch"), ("frozen", "frozen"), ("const", "packed"), ("param", "trained"),
+    ("grad", "gradients"), ("work", "work"),
+)  # fmt: skip
 
 
 def write(name: str, folder: Path) -> None:
@@ -86,6 +95,22 @@ def measure_heads(name: str, options: Namespace) -> Iterator[Cells]:
                     size, budget, f_peak / MIB, i_peak / MIB, i_peak / f_peak, f_own / MIB,
                     i_own / MIB, i_own / f_own, 1e3 * f_time, 1e3 * i_time,
                 )  # fmt: skip
+
+
+def measure_builds(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each size of a batch and type: what a build takes beside its code."""
+    target = resolve("native").target
+    for size in options.batch:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            call_fresh(write_heads, name, folder, size)
+            least = 0.0
+            for kind in ("float", "int8"):
+                made = make_plans(list_artifacts(folder / kind), target, 1, [size], {}).plans
+                sizes = {of: made["train"].compute_region_bytes(of) for of in dict(_REGIONS)}
+                total = sum(sizes.values())
+                least = least or total
+                yield size, kind, *(n / MIB for n in (*sizes.values(), total)), total / least
 
 
 def write_sides(name: str, folder: Path, size: int, last: int) -> None:
@@ -155,6 +180,16 @@ BENCHES = (
             Option("batch", (8, 32), "sizes of batches"),
             Option("budget", "", "of integers alone, in further rows, as 12MB"),
         ),
+        small="mobilenet_v3_head --batch 1",
+    ),
+    Bench(
+        "memory.builds",
+        "memory in MiB of builds that train the last layer, in float32 and in integers, but code",
+        {name: name for name in WORKLOADS if name.endswith("_head")},
+        ("batch", "type", *(f"{title}:.2f" for _, title in _REGIONS), "all:.1f", "ratio:.2f"),
+        measure_builds,
+        usual=("mobilenet_head",),
+        options=(Option("batch", (1, 8), "sizes of batches"),),
         small="mobilenet_v3_head --batch 1",
     ),
     Bench(
