@@ -32,7 +32,6 @@ extern int *__errno_location(void);
 int *__errno(void) { return __errno_location(); }
 """
 CROSS = "aarch64-linux-gnu-gcc"
-DECLARED = set(re.findall(r"void (\w+)\(void\)", bionic.write_stub()))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def test_a_package_has_a_library_for_each_processor(package: Path) -> None:
     for folder, machine in machines.items():
         made = binary.read(libraries / folder / "libmnist.so")
         assert (made.form, made.machine, made.libraries) == ("elf", machine, ("libc.so",))
-        assert made.needs <= DECLARED
+        assert made.needs <= set(bionic.list_functions(machine))
         assert {"malloc", "pthread_create", "__errno"} <= made.needs
         assert "Java_edgegrad_mnist_Native_trainStep" in made.exports
         assert "mnist_train_step" in made.exports

@@ -2,7 +2,8 @@
 
 A library needs its C library twice: headers to be compiled with, and a file that lists its
 functions to be linked with.  `runtime/bionic.h` declares the functions that builds call, and both
-are made from it.  The phone has the C library itself.
+are made from it.  The phone has the C library itself: `tests/data/bionic.txt` records on which
+processors it has these functions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ def write_headers(folder: Path) -> None:
         (folder / name).write_text(text, "utf-8")
 
 
-def write_stub() -> str:
-    """Return C whose shared library has the functions, and nothing in them: to link with."""
-    names = re.findall(r"(?m)^extern [^(]*?(\w+)\(", _DECLARATIONS.read_text("utf-8"))
-    return "".join(f"void {name}(void) {{}}\n" for name in names)
+def list_functions(machine: str) -> list[str]:
+    """Return the functions that `bionic.h` declares for a processor, as in `Platform.machine`."""
+    text = _DECLARATIONS.read_text("utf-8")
+    if machine != "arm":
+        text = re.sub(r"(?ms)^#ifdef __arm__.*?^#endif", "", text)
+    return re.findall(r"(?m)^extern [^(]*?(\w+)\(", text)
+
+
+def write_stub(machine: str) -> str:
+    """Return C whose shared library has these functions, and nothing in them: to link with."""
+    return "".join(f"void {name}(void) {{}}\n" for name in list_functions(machine))

@@ -207,7 +207,7 @@ def link(
                 raise EngineError(
                     f"target {platform.name}: programs are linked with {NDK}; libraries without it"
                 )
-            _link_with_bionic(driver, inputs, made)
+            _link_with_bionic(platform, driver, inputs, made)
             _check(binary.read(made), platform, driver)
         else:
             rest = _link_flags(
@@ -233,13 +233,15 @@ def _append_pages(module: Path) -> None:
         file.write(bytes([0, len(content)]) + content)
 
 
-def _link_with_bionic(driver: Compiler, inputs: Sequence[str], out: Path) -> None:
+def _link_with_bionic(
+    platform: Platform, driver: Compiler, inputs: Sequence[str], out: Path
+) -> None:
     """Link a shared library for Android by ziglang's linker itself, as its driver refuses to.
 
     Pages have up to 16 KiB there.
     """
     work, linker = out.parent, [*driver.command[:3], "ld.lld", "-shared"]
-    (work / "libc.c").write_text(bionic.write_stub(), "utf-8")
+    (work / "libc.c").write_text(bionic.write_stub(platform.machine), "utf-8")
     _run([*driver.command, "-c", "-w", "-fno-builtin", "-fPIC", "libc.c", "-o", "libc.o"], work)
     _run([*linker, "-soname", "libc.so", "libc.o", "-o", "libc.so"], work)
     flags = ["--gc-sections", "--build-id=none", "-s", "-soname", out.name]
