@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from engine.base.plan_options import PlanOptions
 from engine.kernels.machine.target import detect_host
+from engine.tools.trimmed.build import build
 from engine.tools.trimmed.cpu import list_needs
+from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.selftest import STEPS
 from engine.tools.trimmed.targets import TARGETS, resolve
-from tests.support.builds import compile_c, make_build_for, make_source, needs_cc
+from tests.support.builds import compile_c, make_build_for, make_root, make_source, needs_cc
+from tests.support.places import GOLDENS
 
 SYSROOT = ("-L", "/usr/aarch64-linux-gnu")
 
@@ -25,11 +31,16 @@ LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 def run_selftest(target: str, machine: str, cpu: str) -> tuple[int, str]:
     """Return the status and the output of a self-test on an emulated CPU, or "" for this one."""
+    return emulate(lambda: make_build_for(target, "mlp"), machine, cpu)
+
+
+def emulate(make: Callable[[], Path], machine: str, cpu: str) -> tuple[int, str]:
+    """Return the status and the output of the self-test of a build that is made if it can run."""
     command = f"qemu-{machine}-static"
     has_library = machine != "aarch64" or Path(SYSROOT[1]).exists()
     if cpu and not (shutil.which(command) and has_library):
         pytest.skip(f"needs {command} and a C library")
-    folder = make_build_for(target, "mlp")
+    folder = make()
     words = [command, "-cpu", cpu, *(SYSROOT if machine == "aarch64" else ())] if cpu else []
     done = subprocess.run(
         [*words, folder / "selftest", folder / "checkpoint"], capture_output=True, text=True
@@ -84,6 +95,42 @@ def test_one_library_runs_the_best_code_for_a_cpu(cpu: str, level: str) -> None:
     assert f"with code for {level}\n" in said[0], said[0]
     assert len(LOSS.findall(said[0])) == STEPS
     assert LOSS.findall(said[0]) == LOSS.findall(said[1])
+
+
+@functools.cache
+def make_halves() -> Path:
+    """Return the folder of a build for AArch64 whose products of float16 a Cortex-A76 has."""
+    out = make_root() / "halves-aarch64"
+    options = Options(
+        "mnist",
+        resolve("aarch64"),
+        [8],
+        compiler="zig",
+        planning=PlanOptions(precision="f16"),
+    )
+    build(GOLDENS / "mlp", out, options)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("cpu", "level"),
+    [("cortex-a53", "generic"), ("cortex-a72", "generic"), ("cortex-a76", "cortex-a76")],
+)
+def test_one_library_runs_the_best_code_for_a_core(cpu: str, level: str) -> None:
+    status, said = emulate(make_halves, "aarch64", cpu)
+    assert status == 0, said
+    assert f"with code for {level}\n" in said
+    assert len(LOSS.findall(said)) == STEPS
+
+
+def test_the_report_tells_the_bytes_of_each_code() -> None:
+    manifest = json.loads((make_halves() / "manifest.json").read_text("utf-8"))
+    assert manifest["cpus"] == ["cortex-a76", "generic"]
+    report, size = manifest["report"], (make_halves() / manifest["library"]).stat().st_size
+    assert report["library"] == size == sum(report["parts"].values())
+    for cpu in manifest["cpus"]:
+        own = sum(n for name, n in report["kernels"].items() if name.endswith(f", {cpu}"))
+        assert 0.25 < own / report["parts"]["kernels"] < 0.75, cpu
 
 
 def test_code_for_several_cpus_is_that_of_single_libraries(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def _fill(api: Api) -> Mapping[str, str]:
 
 
 def _list_templates(platform: Platform) -> Sequence[str]:
-    own = ("java/settings.gradle", "java/jni.c", "java/src", "kotlin")
+    own = ("java/jni.c", "java/src", "kotlin")
     return (*own, "android") if platform.system == "android" else own
 
 
