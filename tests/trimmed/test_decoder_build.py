@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import engine
 from engine.errors import FileError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.tools import cli
+from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.decoders import DecoderOptions
@@ -45,6 +47,7 @@ from tests.support.decoders import (
     make_artifacts,
     make_decoder_build,
 )
+from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS
 
 pytestmark = needs_cc
@@ -113,6 +116,60 @@ def test_a_decoder_has_the_values_of_the_checkpoint(prompt: int, tmp_path: Path)
     program = compile_c(tmp_path / "alone", *words, *list_sources(tmp_path / "only"))
     printed = run(program, folder / "checkpoint", tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "scores").read_bytes()
+
+
+ANSWER = re.compile(r"answer \d: squares of the scores (\S+), recorded (\S+), (\w+);")
+
+
+@pytest.mark.parametrize("is_alone", [False, pytest.param(True, marks=pytest.mark.whole)])
+def test_a_self_test_compares_scores_and_fails_where_they_differ(
+    is_alone: bool, tmp_path: Path
+) -> None:
+    """Of a decoder beside training steps, and of one alone, which reads no checkpoint."""
+    folder, words = make_decoder_build("qwen2"), [tmp_path / "changed"]
+    if is_alone:
+        path = make_artifacts("qwen2") / "decoder.onnx"
+        options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(CAPACITY, 0, path))
+        folder = tmp_path / "out"
+        build(None, folder, options)
+    else:
+        words.append(folder / "checkpoint")
+    said = run(folder / "selftest")
+    assert "passed" in said
+    assert ("step 3: loss" in said) != is_alone
+    rows = ANSWER.findall(said)
+    assert [verdict for *_, verdict in rows] == ["equal"] * 4
+    assert len({value for value, *_ in rows}) == 4
+    text = (folder / "src/selftest.c").read_text()
+    (recorded,) = re.findall(r"recorded_scores\[\] = \{(.*)\};", text)
+    numbers = recorded.split(", ")
+    numbers[2] = (float.fromhex(numbers[2]) * 1.001).hex()
+    (tmp_path / "changed.c").write_text(text.replace(recorded, ", ".join(numbers)))
+    sources = (tmp_path / "changed.c", *list_sources(folder))
+    compile_c(tmp_path / "changed", *STRICT, "-std=c11", "-O1", *sources)
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert [v for *_, v in ANSWER.findall(done.stdout)] == ["equal", "equal", "WRONG", "equal"]
+    assert "FAILED" in done.stdout
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(name, marks=needs_emulator(name))
+        for name in ("raspberrypi2", "raspberrypi5", "riscv64", "windows-x86_64", "wasm32")
+    ],
+)
+def test_a_decoder_answers_elsewhere_as_here(target: str) -> None:
+    folder, emulator = make_decoder_build("qwen2", target=target), find_emulator(target)
+    assert emulator is not None
+    program = folder / resolve(target).file_name("executable", "selftest")
+    said = emulator.run(program, folder / "checkpoint")
+    rows = ANSWER.findall(said)
+    assert len(rows) == 4
+    for value, recorded, _ in rows:
+        assert float(value) == pytest.approx(float(recorded), rel=1e-5)
 
 
 def test_caches_lie_in_the_models_memory_and_only_new_rows_are_written() -> None:

@@ -40,7 +40,7 @@ from engine.tools.trimmed.plans import list_artifacts, list_runners, make_plans
 from engine.tools.trimmed.progress import SILENT, Part, StagePrinter
 from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.report import make_report
-from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record_steps
+from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record
 from engine.tools.trimmed.staging import staged
 
 
@@ -141,7 +141,8 @@ def _build(
     """
     options, *others = each
     has_program = not options.freestanding and find_linker(options).programs
-    has_test = has_program and "train" in files and options.only in ("", "train")
+    has_steps = "train" in files and options.only in ("", "train")
+    has_test = has_program and (has_steps or options.decoder is not None)
     progress.expect(_count_parts(each, has_test=has_test))
     own = compile_library(files, options, progress)
     name, source, codes = options.name, own.source, own.codes
@@ -153,10 +154,9 @@ def _build(
         progress.begin("linking", describe_linking(options))
         linked = linker.submit(link_library, out, codes, options)
         recorded = ""
-        if has_test and checkpoint is not None:
-            progress.say("recording the self-test: a few steps on this machine")
-            precision = options.planning.precision
-            recorded = record_steps(files, planned, options.threads, checkpoint, precision)
+        if has_test:
+            progress.say("recording the self-test on this machine")
+            recorded = record(files, planned, options.threads, checkpoint, options.planning)
     library = linked.result()
     write_board_libraries(out, name, options.platform, library)
     manifest = make_manifest(source, options, library)

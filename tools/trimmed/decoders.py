@@ -160,17 +160,17 @@ def plan_decoder(options: DecoderOptions, model: Model) -> DecoderPlans:
     )
 
 
-def check_decoder(
+def open_decoder(
     raw: bytes, state: CheckpointState, planning: PlanOptions, positions: int
-) -> None:
-    """Answer a token on this machine, which compares steps with an answer to a whole text.
+) -> Decoder:
+    """Return a decoder that answers on this machine.
+
+    Its first answer compares steps with an answer to a whole text, and raises UnsupportedOpError if
+    the model counts the rows of its caches in a way that bears no capacity.
 
     raw: the model, as `read_sharing` makes it.  positions: the rows of its caches.
-
-    Raises:
-        UnsupportedOpError: the model counts the rows of its caches in a way that bears no capacity.
     """
     memory = Memory(planning=planning)
     model = Model(raw, state, memory, 1, "decoder", answers=True)
     freeze_constants([model], memory)
-    Decoder(lambda: (model, None), capacity=positions).append([0])
+    return Decoder(lambda: (model, None), capacity=positions)

@@ -28,7 +28,7 @@ from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.decoders import (
     DecoderOptions,
     DecoderPlans,
-    check_decoder,
+    open_decoder,
     plan_decoder,
 )
 from engine.tools.trimmed.kernel_set import find_makers
@@ -180,10 +180,7 @@ def make_plans(
         EngineError: a model cannot be read or planned; the message names the model and the node.
     """
     progress.say(f"reading {next(iter(files.values())).parent}")
-    if "checkpoint" in files:
-        state = CheckpointState.load_checkpoint(files["checkpoint"])
-    else:  # of a decoder alone, whose values are constants
-        state = CheckpointState(Checkpoint(trainable={}, frozen={}))
+    state = load_state(files)
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory(planning=planning)
@@ -215,7 +212,7 @@ def make_plans(
     if decoder is not None:
         progress.say("comparing a step of the decoder with a whole text, on this machine")
         raw = read_sharing(os.fspath(files["decoder"]), state)
-        check_decoder(raw, state, planning, decoder.positions)
+        open_decoder(raw, state, planning, decoder.positions).append([0])
         writers.append(open_model(raw, "decoder"))
     freeze_constants([*used.values(), *writers], memory)
     graphs, states, update = [m.graph for m in used.values()], lay_out((), {}), None
@@ -268,6 +265,15 @@ def make_plans(
         makers=find_makers(graphs, plans.values()) if closed else {},
         decoder=writing,
     )
+
+
+def load_state(files: Mapping[str, Path]) -> CheckpointState:
+    """Return the checkpoint of a build; of a decoder alone, whose values are constants, an empty
+    one.
+    """
+    if "checkpoint" in files:
+        return CheckpointState.load_checkpoint(files["checkpoint"])
+    return CheckpointState(Checkpoint(trainable={}, frozen={}))
 
 
 def use_small_kernels(plan: Plan) -> Plan:

@@ -1,4 +1,5 @@
-"""Self-test of a build: the losses of a few steps are recorded here and compared on the device.
+"""Self-test of a build: the losses of a few steps, and the scores by which a decoder continues a
+text, are recorded here and compared on the device.
 
 The self-test reads the checkpoint next to the build, and checks by its CRC-32 that it is the
 recorded one; parameters can be larger than the rest of a build.
@@ -15,7 +16,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,24 @@ import numpy.typing as npt
 from engine.api import CheckpointState, Module, Optimizer
 from engine.base.element_types import HALVES, NUMPY
 from engine.base.errors import StateError
-from engine.base.plan_options import PRECISIONS, Precision
+from engine.base.plan_options import PRECISIONS, PlanOptions, Precision
 from engine.system import files as files_io
-from engine.tools.trimmed.plans import Planned
+from engine.tools.trimmed.decoders import DecoderPlans, open_decoder
+from engine.tools.trimmed.plans import Planned, load_state
+from engine.training.decoder import CLOSE
+from engine.training.inference import read_sharing
 from engine.training.joined import JoinedStep
 
 STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size
+FIRST = 3  # tokens of a text at once, before as many single ones as there are steps
 # Of models that scale their loss: small enough that no CPU skips a step, whatever sums of float16
 # its products have.
 SCALE = 1024.0
 A, C = 1664525, 1013904223
 BLOCK = 1 << 16  # elements that are summed at a time
 # How far a device may be from what was recorded, relative to it: a few units of rounding.  CPUs
-# with and without products of 16 bits round other numbers.
+# with and without products of 16 bits round other numbers.  A decoder in integers rounds what it
+# multiplies, so a unit of rounding before that can be a step of 8 bits after it: `CLOSE`.
 TOLERANCES = {"f32": 1e-4, "f16": 1e-2, "bf16": 1e-2}
 
 
@@ -117,21 +123,69 @@ def _find_precision(planned: Planned, precision: Precision) -> Precision:
     """Return the precision of training steps; of those that chose it, as in their values."""
     if precision != "auto":
         return precision
-    stored = {b.dtype for plans in planned.batches.values() for b in plans["train"].buffers}
-    return next((half for half in PRECISIONS if half in HALVES and half in stored), "f32")
+    return _find_half(
+        {b.dtype for plans in planned.batches.values() for b in plans["train"].buffers}
+    )
 
 
-def record_steps(
+def _find_half(dtypes: Set[str]) -> Precision:
+    """Return the 16-bit type that buffers have, or f32."""
+    return next((half for half in PRECISIONS if half in HALVES and half in dtypes), "f32")
+
+
+def record(
     files: Mapping[str, Path],
     planned: Planned,
     threads: int,
-    checkpoint: CheckpointStamp,
-    precision: Precision,
+    checkpoint: CheckpointStamp | None,
+    planning: PlanOptions,
 ) -> str:
-    """Train a few steps on this machine, with the engine, in the precision of the plans.
+    """Compute on this machine, with the engine, what a device is to compute.
 
-    Returns C declarations of the losses, of the sum of squares of the trained parameters, and of
-    the checkpoint.  A device computes the same up to rounding; the same CPU computes the same bits.
+    Returns C declarations of the results and of the checkpoint, which a decoder alone lacks.  A
+    device computes the same up to rounding; the same CPU computes the same bits.
+    """
+    rows = [
+        f"#define CHECKPOINT_BYTES {checkpoint.size if checkpoint else 0}u",
+        f"#define CHECKPOINT_CRC32 {checkpoint.crc32 if checkpoint else 0}u",
+    ]
+    if planned.decoder is not None:
+        rows += _record_scores(files, planned.decoder, planning)
+    if "train" in planned.plans:
+        rows += _record_steps(files, planned, threads, planning.precision)
+    return "\n".join(rows)
+
+
+def _record_scores(
+    files: Mapping[str, Path], writing: DecoderPlans, planning: PlanOptions
+) -> list[str]:
+    """Continue a made-up text by its first tokens at once and then one by one.
+
+    Returns declarations of the text, and of the sums of squares of the scores.
+    """
+    positions, state = writing.options.positions, load_state(files)
+    words, _ = draw_words(min(FIRST + STEPS, positions), 1)
+    text, first = (words >> np.uint32(31)).tolist(), min(FIRST, positions)
+    raw = read_sharing(os.fspath(files["decoder"]), state)
+    decoder = open_decoder(raw, state, planning, positions)
+    answers = [decoder.append(text[:first]), *(decoder.append([t]) for t in text[first:])]
+    sums = [_sum_squares(scores.reshape(-1)) for scores in answers]
+    dtypes = {b.dtype for plan in writing.plans.values() for b in plan.buffers}
+    tolerance = CLOSE if dtypes & {"i8", "u8"} else TOLERANCES[_find_half(dtypes)]
+    return [
+        f"#define FIRST_TOKENS {first}u",
+        f"#define SCORES_TOLERANCE {tolerance}",
+        f"static const int32_t text[] = {{{', '.join(map(str, text))}}};",
+        f"static const double recorded_scores[] = {{{', '.join(x.hex() for x in sums)}}};",
+    ]
+
+
+def _record_steps(
+    files: Mapping[str, Path], planned: Planned, threads: int, precision: Precision
+) -> list[str]:
+    """Train a few steps, in the precision of the plans.
+
+    Returns declarations of the losses, and of the sum of squares of the trained parameters.
     """
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     precision = _find_precision(planned, precision)
@@ -159,9 +213,7 @@ def record_steps(
             module.lazy_reset_grad()
     trained = (p.data.reshape(-1) for _, p in state.parameters if p.requires_grad)
     square_sum = math.fsum(_sum_squares(values) for values in trained)
-    rows = [
-        f"#define CHECKPOINT_BYTES {checkpoint.size}u",
-        f"#define CHECKPOINT_CRC32 {checkpoint.crc32}u",
+    return [
         f"#define HAS_OPTIMIZER {int(optimizer is not None)}",
         f"#define LEARNING_RATE {RATE}f",
         f"#define LOSS_SCALE {SCALE if planned.scales_loss else 0.0}f",
@@ -169,4 +221,3 @@ def record_steps(
         f"static const float recorded[] = {{{', '.join(x.hex() + 'f' for x in losses)}}};",
         f"static const double recorded_square_sum = {square_sum.hex()};",
     ]
-    return "\n".join(rows)

@@ -1,17 +1,21 @@
-/* The self-test of a build: trains a few steps on made-up data, and compares the losses with those
+/* The self-test of a build: continues a made-up text if there is a decoder, trains a few steps on
+ * made-up data if there are training steps, and compares the scores and the losses with those
  * recorded when the library was built.  The exit status is 0 if they are equal up to rounding.
  *
  *     selftest [CHECKPOINT]
  *
- * CHECKPOINT is the build's file `checkpoint`, by default the one in the program's folder. */
+ * CHECKPOINT is the build's file `checkpoint`, by default the one in the program's folder; a
+ * decoder alone has none. */
 
 /*@recorded@*/
 
+#if MODEL_TRAINS
 /* Return the next number of the generator that tools/trimmed/selftest.py describes. */
 static uint32_t next(uint32_t *seed)
 {
     return *seed = 1664525u * *seed + 1013904223u;
 }
+#endif
 
 static size_t width(int dtype)
 {
@@ -23,6 +27,7 @@ static size_t width(int dtype)
     }
 }
 
+#if MODEL_TRAINS
 static void fill(const model_tensor *t, void *to, uint32_t *seed)
 {
     size_t size = width(t->dtype);
@@ -41,10 +46,13 @@ static void fill(const model_tensor *t, void *to, uint32_t *seed)
     }
 }
 
-static int close_to(double found, double expected)
+#endif
+
+/* Return whether a number is within a tolerance, relative to what is expected. */
+static int close_to(double value, double expected, double tolerance)
 {
-    double bound = TOLERANCE * (expected < 0 ? -expected : expected) + 1e-6;
-    return found - expected <= bound && expected - found <= bound;
+    double bound = tolerance * (expected < 0 ? -expected : expected) + 1e-6;
+    return value - expected <= bound && expected - value <= bound;
 }
 
 static double first_number(const model_tensor *t, const void *at)
@@ -58,22 +66,18 @@ static double first_number(const model_tensor *t, const void *at)
     }
 }
 
-/* Return the sum of the squares of the trained parameters. */
-static double square_sum(model *m)
+/* Return the sum of the squares of a tensor. */
+static double sum_squares(const model_tensor *t, const char *at)
 {
     double sum = 0;
-    for (int i = 0; i < model_parameter_count(m); i++) {
-        const model_tensor *t = model_parameter_info(m, i);
-        size_t item = width(t->dtype);
-        const char *at = model_parameter(m, i);
-        for (size_t place = 0; at && t->trainable && place < t->bytes; place += item) {
-            double value = first_number(t, at + place);
-            sum += value * value;
-        }
+    for (size_t place = 0; place < t->bytes; place += width(t->dtype)) {
+        double value = first_number(t, at + place);
+        sum += value * value;
     }
     return sum;
 }
 
+#if CHECKPOINT_BYTES
 static uint32_t crc32_of(const unsigned char *bytes, size_t n)
 {
     uint32_t crc = 0xFFFFFFFF;
@@ -123,15 +127,96 @@ static unsigned char *read_checkpoint(const char *program, const char *path)
     return NULL;
 }
 
+#endif
+
+/* Print what a call computed beside what was recorded; return whether it is wrong. */
+static int tell(const char *call, int number, const char *what, double value, double expected,
+                double tolerance, clock_t begin)
+{
+    double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
+    int good = close_to(value, expected, tolerance);
+    const char *verdict = (float)value == (float)expected ? "equal" : good ? "close" : "WRONG";
+    printf("%s %d: %s %.9g, recorded %.9g, %s; %.3f ms of processor time\n", call, number, what,
+           value, expected, verdict, ms);
+    return !good;
+}
+
+#if MODEL_DECODES
+/* Continue a text by its first tokens at once and then one by one; return how many answers are
+ * wrong, or -1 after an error. */
+static int continue_text(model *m)
+{
+    int bad = 0, answers = (int)(sizeof recorded_scores / sizeof *recorded_scores);
+    const int32_t *at = text;
+    for (int k = 0; k < answers; k++) {
+        size_t count = k ? 1 : FIRST_TOKENS;
+        clock_t begin = clock();
+        if (model_append(m, at, count))
+            return -1;
+        double sum = sum_squares(model_scores_info(m), model_scores(m));
+        bad += tell("answer", k + 1, "squares of the scores", sum, recorded_scores[k],
+                    SCORES_TOLERANCE, begin);
+        at += count;
+    }
+    return bad;
+}
+#endif
+
+#if MODEL_TRAINS
+/* Train a few steps; return how many losses are wrong, and whether the parameters are, or -1 after
+ * an error. */
+static int train(model *m)
+{
+    int bad = 0, steps = (int)(sizeof recorded / sizeof *recorded);
+    uint32_t seed = 1;
+    model_set_learning_rate(m, LEARNING_RATE);
+    if (LOSS_SCALE > 0)
+        model_set_loss_scale(m, LOSS_SCALE);
+    for (int s = 0; s < steps; s++) {
+        model_set_batch(m, model_batch_size(m, s % model_batch_count(m)));
+        for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
+            fill(model_input_info(m, MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i), &seed);
+        clock_t begin = clock();
+        int code = model_train_step(m, NULL, NULL);
+#if HAS_OPTIMIZER
+        if (!code && !model_is_joined(m))
+            code = model_optimizer_step(m);
+        model_lazy_reset_grad(m);
+#endif
+        if (code)
+            return -1;
+        const model_tensor *info = model_output_info(m, MODEL_TRAIN, 0);
+        double loss = first_number(info, model_output(m, MODEL_TRAIN, 0));
+        bad += tell("step", s + 1, "loss", loss, (double)recorded[s], TOLERANCE, begin);
+    }
+    double sum = 0;
+    for (int i = 0; i < model_parameter_count(m); i++) {
+        const model_tensor *t = model_parameter_info(m, i);
+        const char *at = model_parameter(m, i);
+        if (at && t->trainable)
+            sum += sum_squares(t, at);
+    }
+    if (!close_to(sum, recorded_square_sum, TOLERANCE)) {
+        printf("squares of the parameters: %.9g, recorded %.9g, WRONG\n", sum,
+               recorded_square_sum);
+        bad++;
+    }
+    return bad;
+}
+#endif
+
 int main(int argc, char **argv)
 {
     char why[MODEL_MESSAGE_BYTES];
     model *m;
-    int bad = 0, steps = (int)(sizeof recorded / sizeof *recorded);
-    uint32_t seed = 1;
-    unsigned char *checkpoint = read_checkpoint(argc ? argv[0] : NULL, argc > 1 ? argv[1] : NULL);
+    unsigned char *checkpoint = NULL;
+#if CHECKPOINT_BYTES
+    checkpoint = read_checkpoint(argc ? argv[0] : NULL, argc > 1 ? argv[1] : NULL);
     if (!checkpoint)
         return 2;
+#else
+    (void)argc, (void)argv;
+#endif
     clock_t begin = clock();
     int failed = model_create_from(&m, checkpoint, CHECKPOINT_BYTES, why);
     free(checkpoint);
@@ -140,38 +225,19 @@ int main(int argc, char **argv)
         return 2;
     }
     double start = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
-    model_set_learning_rate(m, LEARNING_RATE);
-    if (LOSS_SCALE > 0)
-        model_set_loss_scale(m, LOSS_SCALE);
-    for (int s = 0; s < steps; s++) {
-        model_set_batch(m, model_batch_size(m, s % model_batch_count(m)));
-        for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
-            fill(model_input_info(m, MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i), &seed);
-        begin = clock();
-        int code = model_train_step(m, NULL, NULL);
-#if HAS_OPTIMIZER
-        if (!code && !model_is_joined(m))
-            code = model_optimizer_step(m);
-        model_lazy_reset_grad(m);
+    int results[2] = {0, 0};
+#if MODEL_DECODES
+    results[0] = continue_text(m); /* before the parameters are trained, which it reads */
 #endif
-        if (code) {
-            fprintf(stderr, "%s\n", model_message(m));
-            return 2;
-        }
-        double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
-        const model_tensor *info = model_output_info(m, MODEL_TRAIN, 0);
-        double loss = first_number(info, model_output(m, MODEL_TRAIN, 0));
-        int good = close_to(loss, (double)recorded[s]);
-        const char *verdict = (float)loss == recorded[s] ? "equal" : good ? "close" : "WRONG";
-        printf("step %d: loss %.9g, recorded %.9g, %s; %.3f ms of processor time\n", s + 1, loss,
-               (double)recorded[s], verdict, ms);
-        bad += !good;
+#if MODEL_TRAINS
+    results[1] = results[0] < 0 ? 0 : train(m);
+#endif
+    if (results[0] < 0 || results[1] < 0) {
+        fprintf(stderr, "%s\n", model_message(m));
+        model_destroy(m);
+        return 2;
     }
-    if (!close_to(square_sum(m), recorded_square_sum)) {
-        printf("squares of the parameters: %.9g, recorded %.9g, WRONG\n", square_sum(m),
-               recorded_square_sum);
-        bad++;
-    }
+    int bad = results[0] + results[1];
     printf("%s: created in %.3f ms, with code for %s\n", bad ? "FAILED" : "passed", start,
            model_cpu(m));
     model_destroy(m);
