@@ -62,7 +62,8 @@ public static class Drill
 
     public static void Main(string[] arguments)
     {
-        Console.OutputEncoding = new UTF8Encoding(false);
+        Stream stream = Console.OpenStandardOutput(); // in UTF-8, where there is no console, too
+        Console.SetOut(new StreamWriter(stream, new UTF8Encoding(false)) { AutoFlush = true });
         steps = File.ReadAllBytes(arguments[1]);
         var model = Model.Create(arguments[0]);
         samples = model.InputInfo(Phase.Train, 0).Elements;

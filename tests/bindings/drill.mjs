@@ -1,5 +1,5 @@
 // What every binding is put through, in Node.js: node drill.mjs PACKAGE CHECKPOINT STEPS OUT SESSIONS
-// It prints what tests/bindings/drill.py expects.
+// It prints what tests/bindings/drills.py expects.
 
 import { readFile, writeFile } from "node:fs/promises";
 import { pathToFileURL } from "node:url";

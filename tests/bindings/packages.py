@@ -11,6 +11,8 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_root
 from tests.support.places import GOLDENS
 
+NATIVE = "java,kotlin,csharp,rust,go"  # languages of most systems
+
 
 @functools.cache
 def make_package(case: str, languages: str, target: str = "native", threads: int = 1) -> Path:

@@ -13,7 +13,9 @@ import pytest
 
 from engine.tools import cli
 from engine.tools.trimmed import binary, bionic
-from tests.bindings import drill
+from tests.bindings import drills
+from tests.bindings.packages import make_package
+from tests.bindings.programs import TOOLCHAINS, Place
 from tests.support.builds import (
     compile_c,
     list_sources,
@@ -22,8 +24,9 @@ from tests.support.builds import (
     needs_cc,
     run,
 )
-from tests.support.needs import needs_emulator, needs_java
-from tests.support.places import BINDINGS, DRIVERS, GOLDENS
+from tests.support.needs import needs_emulator
+from tests.support.places import DRIVERS, GOLDENS
+from tests.support.roots import needs_root
 from tests.support.shown import shows
 
 # The function of bionic that glibc has under another name.
@@ -137,18 +140,41 @@ def test_the_code_of_phones_of_32_bits_trains_in_qemu(tmp_path: Path) -> None:
 
 
 @needs_cc
-@needs_java
+@pytest.mark.parametrize(
+    "language",
+    [
+        pytest.param("java", marks=TOOLCHAINS["java"].needs),
+        pytest.param("kotlin", marks=[TOOLCHAINS["kotlin"].needs, pytest.mark.whole]),
+        pytest.param("cpp", marks=pytest.mark.whole),
+    ],
+)
 @shows("Java", "Android, x86-64", "emulated", "on Linux")
-def test_the_library_of_the_emulator_trains_here(package: Path, tmp_path: Path) -> None:
-    """In a machine of Java, with glibc instead of bionic: sizes and numbers are the same."""
+@shows("Kotlin", "Android, x86-64", "emulated", "on Linux")
+@shows("C++17", "Android, x86-64", "emulated", "on Linux")
+def test_the_library_of_the_emulator_trains_here(language: str, tmp_path: Path) -> None:
+    """With glibc instead of bionic: sizes and numbers are the same."""
     make_shim(tmp_path)
-    drill.write_steps("mlp", tmp_path / "steps")
-    sources = [*(package / "java").rglob("*.java"), BINDINGS / "Drill.java"]
-    run("javac", "-J-Xshare:auto", "-d", tmp_path / "classes", *sources)
-    path = f"-Djava.library.path={package / 'java/src/main/jniLibs/x86_64'}"
-    words = (package / "checkpoint", tmp_path / "steps", tmp_path / "out", "200")
-    flags = ("-Xmx256m", "-XX:+UseSerialGC", "-Xcheck:jni", path, "-cp", tmp_path / "classes")
-    printed = run(
-        "java", *flags, "Drill", *words, **{**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    )
-    drill.check(printed, tmp_path / "out", "mlp", exact=False)
+    folder = make_package("mlp", "java,kotlin", "android-x86_64", 2)
+    libraries = folder / language / "src/main/jniLibs/x86_64"
+    at = Place("native", libraries=(tmp_path, libraries))
+    drills.run(language, folder, "mlp", tmp_path, "200", at, exact=False)
+
+
+@needs_cc
+@needs_root("arm64")
+@pytest.mark.whole
+@pytest.mark.skipif(not shutil.which(CROSS), reason=f"needs {CROSS}")
+@pytest.mark.parametrize(
+    "language",
+    [pytest.param(name, marks=TOOLCHAINS[name].needs) for name in ("cpp", "java", "kotlin")],
+)
+@shows("C++17", "Android, AArch64", "emulated", "on Linux")
+@shows("Java", "Android, AArch64", "emulated", "on Linux")
+@shows("Kotlin", "Android, AArch64", "emulated", "on Linux")
+def test_languages_train_in_qemu_by_the_library_of_phones(language: str, tmp_path: Path) -> None:
+    """With glibc instead of bionic, and one thread, as glibc's locks are larger there."""
+    make_shim(tmp_path, CROSS)
+    folder = make_package("mlp", "java,kotlin", "android-aarch64")
+    libraries = folder / language / "src/main/jniLibs/arm64-v8a"
+    at = Place("raspberrypi4", "arm64", libraries=(tmp_path, libraries))
+    drills.run(language, folder, "mlp", tmp_path, "100", at, exact=False)

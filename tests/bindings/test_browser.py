@@ -15,7 +15,7 @@ import pytest
 
 from engine.tools import cli
 from engine.tools.dev.browser import Page, browser, serve
-from tests.bindings import drill
+from tests.bindings import drills
 from tests.bindings.packages import make_package
 from tests.support.needs import needs_browser
 from tests.support.places import PATHS, ROOT
@@ -73,7 +73,7 @@ def test_chromium_trains(
     """With the best module that it may use: threads are for pages isolated from other origins."""
     package = make_package(case, "js", targets, threads)
     shutil.copytree(package, tmp_path, dirs_exist_ok=True)
-    drill.write_steps(case, tmp_path / "steps")
+    drills.write_steps(case, tmp_path / "steps")
     size = (tmp_path / "steps").stat().st_size // 10
     (tmp_path / "page.html").write_text(
         '<!doctype html><link rel="icon" href="data:,"><script type="module">'
@@ -82,7 +82,7 @@ def test_chromium_trains(
     with serve(tmp_path, isolates=isolates) as address, browser() as running:
         page = running.open_address(f"{address}/page.html")
         losses, error, modules = wait_for(page, "globalThis.done")
-    assert losses == pytest.approx(drill.Reference(case).losses[:3], rel=1e-5)
+    assert losses == pytest.approx(drills.Reference(case).losses[:3], rel=1e-5)
     assert error.startswith("3 ")
     assert set(modules) == {f"/js/{chosen}/mnist.wasm".replace("//", "/")}
 

@@ -10,8 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from tests.bindings import drill
-from tests.bindings.packages import make_package
+from tests.bindings import drills
+from tests.bindings.packages import NATIVE, make_package
 from tests.bindings.programs import make_objective_c
 from tests.support.builds import make_build, needs_cc, run
 from tests.support.needs import needs_gnustep, needs_java, needs_mono, needs_node
@@ -29,16 +29,16 @@ def test_javascript_refuses_in_words(tmp_path: Path) -> None:
 @needs_cc
 @needs_gnustep
 def test_objective_c_refuses_in_words(tmp_path: Path) -> None:
-    folder, native = make_package("mlp", "swift", "macos-aarch64"), make_package("mlp", "go")
+    folder, native = make_package("mlp", "swift", "macos-aarch64"), make_package("mlp", NATIVE)
     program = make_objective_c(folder, BINDINGS / "Hostile.m", tmp_path, native)
     other = make_build("cnn") / "checkpoint"
-    drill.check_refusals(program.run(native / "checkpoint", other))
+    drills.check_refusals(program.run(native / "checkpoint", other))
 
 
 @needs_cc
 @needs_java
 def test_java_refuses_in_words(tmp_path: Path) -> None:
-    folder = make_package("mlp", "java", "native")
+    folder = make_package("mlp", NATIVE)
     sources = [*(folder / "java").rglob("*.java"), BINDINGS / "Hostile.java"]
     run("javac", "-J-Xshare:auto", "-d", tmp_path / "classes", *sources)
     path = f"{tmp_path / 'classes'}:{folder / 'java/src/main/resources'}"
@@ -50,7 +50,7 @@ def test_java_refuses_in_words(tmp_path: Path) -> None:
 @needs_cc
 @needs_mono
 def test_csharp_refuses_in_words(tmp_path: Path) -> None:
-    folder = make_package("mlp", "csharp", "native")
+    folder = make_package("mlp", NATIVE)
     program = tmp_path / "hostile.exe"
     run("mcs", f"-out:{program}", *(folder / "csharp/src").glob("*.cs"), BINDINGS / "Hostile.cs")
     (library,) = folder.glob("csharp/runtimes/*/native/libmnist.so")

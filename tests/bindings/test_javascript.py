@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bindings import drill
+from tests.bindings import drills
 from tests.bindings.packages import make_package
 from tests.support.builds import run
 from tests.support.needs import needs_node
@@ -32,12 +32,12 @@ def list_packed(folder: Path) -> set[str]:
 @shows("JavaScript", "WebAssembly, Node.js", "run")
 def test_node_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     folder = make_package(case, "js", "wasm32")
-    drill.write_steps(case, tmp_path / "steps")
+    drills.write_steps(case, tmp_path / "steps")
     words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
     own = {f"{name}.{end}" for name in ("mnist", "storage", "federated") for end in ("js", "d.ts")}
     assert list_packed(folder / "js") == {*own, "mnist.wasm", "package.json", "README.md"}
     printed = run("node", BINDINGS / "drill.mjs", *words)
-    drill.check(printed, tmp_path / "out", case, exact=False, turns=False)
+    drills.check(printed, tmp_path / "out", case, exact=False, turns=False)
 
 
 SHARED = "wasm32,wasm32-threads"
@@ -48,12 +48,12 @@ def test_threads_train_resume_and_refuse(tmp_path: Path) -> None:
     """And give the same bytes each time, whichever thread took which share."""
     folder = make_package("mlp", "js", SHARED, 2)
     assert {"threads/mnist.wasm", "worker.js"} <= list_packed(folder / "js")
-    drill.write_steps("mlp", tmp_path / "steps")
+    drills.write_steps("mlp", tmp_path / "steps")
     printed = []
     for out, sessions in (("one", "200"), ("two", "1")):
         words = (folder / "js", folder / "checkpoint", tmp_path / "steps", tmp_path / out, sessions)
         printed.append(run("node", BINDINGS / "drill.mjs", *words))
-        drill.check(printed[-1], tmp_path / out, "mlp", exact=False, turns=False)
+        drills.check(printed[-1], tmp_path / out, "mlp", exact=False, turns=False)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 

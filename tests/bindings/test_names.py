@@ -12,9 +12,9 @@ import pytest
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
-from tests.bindings.programs import LANGUAGES
+from tests.bindings.programs import HERE, TOOLCHAINS
 from tests.support.builds import load, make_root, needs_cc
-from tests.support.places import BINDINGS, GOLDENS
+from tests.support.places import GOLDENS
 
 
 @functools.cache
@@ -29,18 +29,13 @@ def make_exporting() -> Path:
 
 @needs_cc
 @pytest.mark.parametrize(
-    ("language", "program"),
-    [
-        pytest.param("java", "Names.java", marks=LANGUAGES["java"][2]),
-        pytest.param("csharp", "Names.cs", marks=LANGUAGES["csharp"][2]),
-    ],
+    "language", [pytest.param(name, marks=TOOLCHAINS[name].needs) for name in ("java", "csharp")]
 )
-def test_sessions_have_the_names_of_onnxruntime(
-    language: str, program: str, tmp_path: Path
-) -> None:
+def test_sessions_have_the_names_of_onnxruntime(language: str, tmp_path: Path) -> None:
     """And what they export answers in onnxruntime as the model that they saved."""
     folder = make_exporting()
-    made = LANGUAGES[language][0](folder, BINDINGS / program, tmp_path)
+    tools = TOOLCHAINS[language]
+    made = tools.make(folder, tools.name_program("names"), tmp_path, HERE)
     trained, exported = tmp_path / "trained", tmp_path / "exported.onnx"
     lines = made.run(folder / "checkpoint", trained, exported).splitlines()
     outputs = "[output]" if language == "java" else "output"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.tools.trimmed import binary
-from tests.bindings import drill
-from tests.bindings.packages import make_package
+from tests.bindings import drills
+from tests.bindings.packages import NATIVE, make_package
 from tests.bindings.programs import compile_objective_c, make_objective_c
 from tests.support.builds import list_decoder_functions, needs_cc
 from tests.support.needs import needs_gnustep
@@ -73,12 +73,12 @@ NS_ASSUME_NONNULL_END
 @shows("Objective-C", "Linux, x86-64", "run", "GNUstep")
 def test_objective_c_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
     """Over the library of this machine, which has the same functions as one for Apple's systems."""
-    package, native = make_package(case, "swift", "macos-aarch64"), make_package(case, "go")
+    package, native = make_package(case, "swift", "macos-aarch64"), make_package(case, NATIVE)
     program = make_objective_c(package, BINDINGS / "Drill.m", tmp_path, native)
-    drill.write_steps(case, tmp_path / "steps")
+    drills.write_steps(case, tmp_path / "steps")
     words = (native / "checkpoint", tmp_path / "steps", tmp_path / "out", sessions)
     printed = program.run(*words)
-    drill.check(printed, tmp_path / "out", case, exact=True)
+    drills.check(printed, tmp_path / "out", case, exact=True)
 
 
 def test_the_class_compiles_for_apple_with_and_without_arc(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from engine.tools import cli
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.api import Only
-from tests.bindings import drill
-from tests.bindings.packages import make_package
+from tests.bindings import drills
+from tests.bindings.packages import NATIVE, make_package
 from tests.bindings.uses import check_example, make_use
 from tests.support.builds import list_decoder_functions, make_build, needs_cc
 from tests.support.places import BINDINGS, GOLDENS
@@ -111,7 +111,7 @@ def run_swift(case: str, program: Path, folder: Path, *words: str, only: Only = 
     if only:
         made, native = make_use(only, "macos-aarch64"), make_use(only)
     else:
-        made, native = make_package(case, "swift", "macos-aarch64"), make_package(case, "go")
+        made, native = make_package(case, "swift", "macos-aarch64"), make_package(case, NATIVE)
     shutil.copytree(made / "swift", folder / "swift")
     for file in ("libmnist.so", *["checkpoint"] * (native / "checkpoint").exists()):
         shutil.copy(native / file, folder)
@@ -140,10 +140,10 @@ exec ./program "$@"
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
 @shows("Swift", "Linux, x86-64", "run")
 def test_swift_trains_resumes_and_refuses(case: str, tmp_path: Path, sessions: str) -> None:
-    drill.write_steps(case, tmp_path / "steps")
+    drills.write_steps(case, tmp_path / "steps")
     words = ("checkpoint", "steps", "out", sessions)
     printed = run_swift(case, BINDINGS / "Drill.swift", tmp_path, *words)
-    drill.check(printed, tmp_path / "out", case, exact=True)
+    drills.check(printed, tmp_path / "out", case, exact=True)
 
 
 @needs_cc
@@ -154,7 +154,7 @@ def test_swift_refuses_in_words(tmp_path: Path) -> None:
     other = make_build("cnn") / "checkpoint"
     shutil.copy(other, tmp_path / "other")
     printed = run_swift("mlp", BINDINGS / "Hostile.swift", tmp_path, "checkpoint", "other")
-    drill.check_refusals(printed)
+    drills.check_refusals(printed)
 
 
 @needs_cc

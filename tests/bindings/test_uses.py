@@ -11,11 +11,12 @@ import pytest
 
 from engine.base.errors import InternalError
 from engine.tools.trimmed.api import Only
-from engine.tools.trimmed.bindings.languages import LANGUAGES as ALL
+from engine.tools.trimmed.bindings.languages import LANGUAGES
 from engine.tools.trimmed.bindings.package import select_lines
 from tests.bindings.programs import (
-    LANGUAGES,
+    HERE,
     OBJECTIVE_C_EXAMPLE,
+    TOOLCHAINS,
     make_objective_c,
     needs_gnustep,
 )
@@ -31,9 +32,12 @@ from tests.support.builds import load, make_build, needs_cc
 IN_SHORT = {"inference": ("c", "js"), "train": ("cpp",),
             "decoder": ("c", "java", "csharp", "go", "js")}  # fmt: skip
 CELLS = [
-    pytest.param(only, name, marks=[need, *[pytest.mark.whole] * (name not in IN_SHORT[only])])
+    pytest.param(
+        only, name, marks=[tools.needs, *[pytest.mark.whole] * (name not in IN_SHORT[only])]
+    )
     for only in IN_SHORT
-    for name, (_, _, need) in LANGUAGES.items()
+    for name, tools in TOOLCHAINS.items()
+    if tools.example
 ]
 
 
@@ -42,9 +46,9 @@ CELLS = [
 def test_a_package_of_one_use_has_an_example_that_runs(
     only: Only, language: str, tmp_path: Path
 ) -> None:
-    make, example, _ = LANGUAGES[language]
+    tools = TOOLCHAINS[language]
     folder = make_use(only, PLATFORMS.get(language, "native"))
-    program = make(folder, folder / example, tmp_path)
+    program = tools.make(folder, folder / tools.example, tmp_path, HERE)
     check_example(only, program.run(*list_words(only, folder, tmp_path)), tmp_path)
 
 
@@ -95,7 +99,7 @@ def test_python_has_classes_for_one_use(only: Only, tmp_path: Path) -> None:
 def test_packages_say_what_they_are_for(only: Only) -> None:
     """And have nothing of what the library has not."""
     said = {"inference": "Inference of one model", "decoder": "Continuation of texts by one model"}
-    for language in ALL:
+    for language in LANGUAGES:
         folder = make_use(only, PLATFORMS.get(language, "native"))
         gone = {f"mnist_{f}" for f in ("train_step", "optimizer_step", "save")}
         assert not gone & set(json.loads((folder / "manifest.json").read_text())["functions"])

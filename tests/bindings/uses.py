@@ -14,18 +14,18 @@ from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
+from tests.bindings.packages import NATIVE
 from tests.support.builds import make_root
 from tests.support.decoders import CAPACITY, make_artifacts
 from tests.support.places import GOLDENS
 
-NATIVE = ("java", "kotlin", "csharp", "rust", "go")
 PLATFORMS = {"js": "wasm32", "swift": "macos-aarch64"}  # of languages that need their own
 
 
 @functools.cache
 def make_use(only: Only, platform: str = "native") -> Path:
     """Return the folder of a build of one use, called `mnist`, with packages."""
-    named = [name for name in PLATFORMS if PLATFORMS[name] == platform] or NATIVE
+    named = [name for name in PLATFORMS if PLATFORMS[name] == platform] or NATIVE.split(",")
     out = make_root() / f"use-{only}-{platform}"
     if only == "decoder":
         decoder = DecoderOptions(CAPACITY, path=make_artifacts("gpt2") / "decoder.onnx")

