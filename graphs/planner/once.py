@@ -24,26 +24,34 @@ def take_once(draft: Draft) -> list[DraftCall]:
 
     Those of their results that other calls read are in region made then.
     """
-    values = draft.values
-    writers = Counter(name for call in draft.calls for name in call.list_touched("wus"))
-    lasting = {name for name, value in values.items() if value.region in LASTING}
-    lasting -= writers.keys()
-    same: set[str] = set()  # values that are the same in each run
-    once, others = list[DraftCall](), list[DraftCall]()
-    for call in draft.calls:
-        made, read = call.list_touched("w"), call.list_touched("r")
-        is_same = (
-            bool(made and read)
-            and not call.list_touched("u")
-            and all(name in same or name in lasting for name in read)
-            and all(values[name].region == "work" and writers[name] == 1 for name in made)
-        )
-        if is_same:
-            same |= made
-        (once if is_same else others).append(call)
-    kept = same & {name for call in others for name in call.list_touched("r")}
+    values, is_same = draft.values, list_same(draft)
+    once = [call for call, same in zip(draft.calls, is_same, strict=True) if same]
+    others = [call for call, same in zip(draft.calls, is_same, strict=True) if not same]
+    made = {name for call in once for name in call.list_touched("w")}
+    kept = made & {name for call in others for name in call.list_touched("r")}
     for name, value in values.items():
         if value.root in kept:
             values[name] = replace(value, region="made")
     draft.calls = others
     return once
+
+
+def list_same(draft: Draft) -> list[bool]:
+    """Return of each call whether it makes the same in each run while parameters stay the same."""
+    values = draft.values
+    writers = Counter(name for call in draft.calls for name in call.list_touched("wus"))
+    lasting = {name for name, value in values.items() if value.region in LASTING}
+    lasting -= writers.keys()
+    same: set[str] = set()  # values that are the same in each run
+    is_same = list[bool]()
+    for call in draft.calls:
+        made, read = call.list_touched("w"), call.list_touched("r")
+        is_same.append(
+            bool(made and read)
+            and not call.list_touched("u")
+            and all(name in same or name in lasting for name in read)
+            and all(values[name].region == "work" and writers[name] == 1 for name in made)
+        )
+        if is_same[-1]:
+            same |= made
+    return is_same

@@ -33,7 +33,6 @@ from engine.graphs.planner.lower import DraftSource
 from engine.graphs.planner.once import take_once
 from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
-from engine.graphs.planner.samples import take_samples
 from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
 from engine.kernels.analysis.cost import predict_steps
@@ -278,8 +277,6 @@ class Planner:
             once = take_once(draft) if self._keeps() else []
             settle_updates(draft)
             order(draft)
-            if self.answers:
-                take_samples(draft, self.target, self.threads)
             group(draft, self.target, self.threads)
             draft.calls = [*once, *draft.calls]
             return self._assemble(draft, once=len(once))

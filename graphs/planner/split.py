@@ -17,6 +17,7 @@ from itertools import accumulate
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import find_lifetimes, list_spans, merge_inplace
 from engine.graphs.planner.rows import is_update
+from engine.graphs.planner.samples import take_samples
 from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.machine.target import Target
@@ -31,12 +32,13 @@ WORTH = 5
 
 
 def group(draft: Draft, target: Target, threads: int) -> None:
-    """Make groups of the calls of a draft, in place, as `tile` does, and split some.
+    """Make groups of the calls of a draft, in place, of samples or as `tile` does; split some.
 
     Calls that update parameters are in none, and stand where they belong before and after.
     """
     limit = max(_count_live(draft), default=0)  # without groups
     move_updates_last(draft)
+    take_samples(draft, target, threads)
     best = lower = _Groups(draft, target, threads, frozenset())
     for _ in range(SPLITS):
         if lower.peak <= limit or not lower.at_peak:

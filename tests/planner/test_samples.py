@@ -1,11 +1,21 @@
-"""Answers that go through wide layers sample by sample: which do, and that they are the same."""
+"""Forward passes that go through wide layers sample by sample: which do, and that they are the
+same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
+import onnx
 import pytest
 
+from engine import artifacts
+from engine.api import CheckpointState, Module
 from engine.graphs.io import onnx_io
+from engine.graphs.planner import split
 from engine.graphs.planner.planner import make_plan
 from engine.inference import Session
 from engine.kernels.machine.target import detect_host
@@ -27,10 +37,34 @@ g (float[N,16,56,56] x, float[64,16,1,1] w1, float[64,1,3,3] w2, float[16,64,1,1
 }"""
 
 
+# The same with a batch norm, then a layer that is trained.
+HEAD = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,16,56,56] x, float[64,16,1,1] w1, float[64] s, float[64] b, float[64] m, float[64] v,
+   float[64,1,3,3] w2, float[16,64,1,1] w3, float[10,16] w4) => (float[N,10] y) {
+    a = Conv(x, w1)
+    an = BatchNormalization(a, s, b, m, v)
+    at = Relu(an)
+    b1 = Conv<group = 64, pads = [1, 1, 1, 1]>(at, w2)
+    bt = Relu(b1)
+    c = Conv(bt, w3)
+    d = Add(c, x)
+    p = GlobalAveragePool(d)
+    f = Flatten(p)
+    y = Gemm<transB = 1>(f, w4)
+}"""
+
+
 def make_block_plan(batch: int, threads: int, answers: bool = True) -> Plan:
     graph = onnx_io.load(make_model(BLOCK))
     shapes = {"x": (batch, 16, 56, 56)}
     return make_plan(graph, shapes, target=detect_host(), threads=threads, answers=answers)
+
+
+@contextmanager
+def taking_whole_batches() -> Iterator[None]:
+    """Make plans without samples meanwhile."""
+    with mock.patch.object(split, "take_samples"):
+        yield
 
 
 def list_sources(plan: Plan) -> list[tuple[int, list[str]]]:
@@ -40,16 +74,22 @@ def list_sources(plan: Plan) -> list[tuple[int, list[str]]]:
     ]
 
 
+@pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_wide_layers_run_sample_by_sample(threads: int) -> None:
-    """From the narrow input to the narrow sum; the layer of many weights does not."""
-    ((tiles, sources),) = list_sources(make_block_plan(4, threads))
+def test_wide_layers_run_sample_by_sample(threads: int, answers: bool) -> None:
+    """From the narrow input to the narrow sum; the layer of many weights does not.
+
+    Plans that pack weights in each run, as trimmed builds do, go through the same layers.
+    """
+    ((tiles, sources),) = list_sources(make_block_plan(4, threads, answers))
     assert tiles == 4
     assert sources == ["FusedConv", "FusedConv", "Conv", "Map"]
 
 
 def test_they_take_less_memory() -> None:
-    plain, plan = (make_block_plan(4, 1, answers) for answers in (False, True))
+    plan = make_block_plan(4, 1, answers=False)
+    with taking_whole_batches():
+        plain = make_block_plan(4, 1, answers=False)
     assert plan.compute_region_bytes("work") < plain.compute_region_bytes("work") / 2
 
 
@@ -63,8 +103,46 @@ def test_samples_that_threads_cannot_share_are_not_apart(batch: int, threads: in
 def test_answers_have_the_same_bits(threads: int) -> None:
     x = np.random.default_rng(0).standard_normal((4, 16, 56, 56), np.float32)
     session, plain = (Session(make_model(BLOCK), threads=threads) for _ in range(2))
-    plain._calls.model.answers = False
-    whole = plain.run(None, {"x": x})[0]
+    with taking_whole_batches():
+        whole = plain.run(None, {"x": x})[0]
     assert np.array_equal(session.run(None, {"x": x})[0], whole)
     for n in range(4):
         assert np.array_equal(session.run(None, {"x": x[n : n + 1]})[0][0], whole[n])
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    """A folder with artifacts of `HEAD` that train its last layer."""
+    onnx.save(make_model(HEAD), tmp_path / "forward.onnx")
+    artifacts.generate_artifacts(
+        tmp_path / "forward.onnx",
+        requires_grad=["w4"],
+        frozen_params=["w1", "s", "b", "m", "v", "w2", "w3"],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        frozen_batch_norm=True,
+        artifact_directory=tmp_path,
+    )
+    return tmp_path
+
+
+def plan_and_run(head: Path, kind: str) -> tuple[Plan, list[np.ndarray]]:
+    """The plan of a step or an evaluation of four samples; the loss and the gradient."""
+    state = CheckpointState.load_checkpoint(head / "checkpoint")
+    module = Module(head / "training_model.onnx", state, head / "eval_model.onnx", threads=1)
+    module.train() if kind == "training" else module.eval()
+    rng = np.random.default_rng(0)
+    batch = rng.standard_normal((4, 16, 56, 56), np.float32), np.arange(4)
+    loss = module(*batch)
+    gradients = [state.regions["grad"].copy()] if kind == "training" else []
+    return module.plan(*(array.shape for array in batch)), [loss, *gradients]
+
+
+@pytest.mark.parametrize("kind", ["training", "eval"])
+def test_frozen_layers_run_sample_by_sample(head: Path, kind: str) -> None:
+    """Those below the layers that are trained, and all of an evaluation; the bits are the same."""
+    plan, results = plan_and_run(head, kind)
+    with taking_whole_batches():
+        plain, whole = plan_and_run(head, kind)
+    assert [tiles for tiles, _ in list_sources(plan)] == [4]
+    assert plan.compute_region_bytes("work") < plain.compute_region_bytes("work") / 2
+    assert all(np.array_equal(a, b) for a, b in zip(results, whole, strict=True))
