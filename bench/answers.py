@@ -2,11 +2,16 @@
 
 A row is a batch size and a number of threads: the median time of an answer of each, and the median
 ratio, above 1 where ours is faster.  A turn begins when the threads of the turn before are at rest.
+
+`answers.calls` has a row for a batch size: `over`, the time of an answer by one thread outside its
+plan, as a call checks, copies and hands out arrays; and how many times as long one thread takes as
+two.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -14,14 +19,18 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from bench.measuring import compare_medians, time_call, time_in_turns
+from bench.measuring import LEAST, call_fresh, compare_medians, time_call, time_in_turns
 from bench.processes import SCRIPTS, worker
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
+from engine.inference import Session
 from engine.quantization import quantize
+from engine.runtime.program import Team
 from engine.tools.benchmark.workloads import WORKLOADS
 
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
@@ -99,6 +108,50 @@ def _compare(
         yield batch, threads, *medians, *ratios
 
 
+def measure_calls(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each batch size."""
+    command = [sys.executable, SCRIPTS / "answers.py", "edgegrad"]
+    for batch in options.batch:
+        with written(name, batch) as folder:
+            over = call_fresh(_measure_over, folder)
+            with ExitStack() as stack:
+                workers = {
+                    n: stack.enter_context(worker([*command, folder / FLOAT, n], f"{n}", folder))
+                    for n in (1, 2)
+                }
+                for made in workers.values():
+                    made.run(2)
+                count = max(5, ceil(SECONDS / time_call(workers[1].run)))
+                runs = {f"{n}": partial(made.run, count) for n, made in workers.items()}
+                rests = {f"{n}": made.await_rest for n, made in workers.items()}
+                times = time_in_turns(runs, options.turns, rests=rests)
+        medians = [1e3 * median(times[side]) / count for side in times]
+        yield batch, 1e6 * over, *medians, compare_medians(times["1"], times["2"])
+
+
+def _measure_over(folder: Path) -> float:
+    """Return the median seconds of an answer by one thread besides those in its plan."""
+    session = Session(folder / FLOAT, threads=1)
+    with np.load(folder / "batch.npz") as content:
+        feed = {session.get_inputs()[0].name: content["x"]}
+    run, inside = Team.run, [0.0]
+
+    def time_plan(*args: Any) -> None:
+        begin = time.perf_counter()
+        run(*args)
+        inside[0] += time.perf_counter() - begin
+
+    session.run(None, feed)
+    over = list[float]()
+    with mock.patch.object(Team, "run", time_plan):
+        end = time.perf_counter() + SECONDS
+        while len(over) < LEAST or time.perf_counter() < end:
+            inside[0] = 0.0
+            took = time_call(lambda: session.run(None, feed))
+            over.append(took - inside[0])
+    return median(over)
+
+
 _OPTIONS = (
     THREADS,
     Option("batch", (1, 8), "sizes of batches"),
@@ -123,6 +176,16 @@ BENCHES = (
         usual=USUAL,
         options=_OPTIONS,
         small="mlp --turns 1 --threads 1 --batch 1",
+    ),
+    Bench(
+        "answers.calls",
+        "the time of an answer outside its plan, and answers on two threads beside one, in turns",
+        {name: name for name in WORKLOADS if not name.endswith("_head")},
+        ("batch", "over us:.1f", "1 thread ms:.3f", "2 threads ms:.3f", "1 / 2:.2f"),
+        measure_calls,
+        usual=USUAL,
+        options=_OPTIONS[1:],
+        small="mlp --turns 1 --batch 1",
     ),
     Bench(
         "answers.int8",
