@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 
 COMPARED = 200  # letters of the longest name that `suggest_nearest` looks at
+LISTED = 5  # names that a message lists
 LETTERS = 4000  # of a message; the middle of longer ones is left out
 
 
@@ -220,6 +221,13 @@ def suggest_nearest(name: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(name, short, n=3, cutoff=0.6)
     return "; nearest: " + ", ".join(repr(c) for c in close) if close else ""
+
+
+def join_names(names: Iterable[str], most: int = LISTED, *, quoted: bool = True) -> str:
+    """Return the first names of a list, with commas, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    shown = ", ".join(map(repr, every[:most]) if quoted else every[:most])
+    return f"{shown} and {len(every) - most} more" if len(every) > most else shown
 
 
 def shorten(text: str, letters: int) -> str:

@@ -1,12 +1,18 @@
-"""Representations of objects by the arguments that made them."""
+"""Representations of objects by the arguments that made them, and names that fit into tables."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-LETTERS = 60  # of a value, at most
+LETTERS = 60  # of a value or a name, at most
 _MISSING = object()
+
+
+def shorten_name(name: str) -> str:
+    """Return a name that fits into a table, for a longer one without its middle."""
+    half = (LETTERS - 3) // 2
+    return name if len(name) <= LETTERS else f"{name[:half]}...{name[-half:]}"
 
 
 def represent(self: object) -> str:

@@ -14,6 +14,7 @@ from engine.base.errors import (
     InputError,
     NameNotFoundError,
     ShapeError,
+    join_names,
     suggest_nearest,
 )
 from engine.data.samples import Array
@@ -58,7 +59,7 @@ def encode_texts(
             sample = int(np.flatnonzero(texts == name)[0])
             raise InputError(
                 f"{what}: sample {sample} has the label {name!r}, which is none of the classes "
-                f"{_join_names(known)}{suggest_nearest(name, known)}"
+                f"{join_names(known, SHOWN)}{suggest_nearest(name, known)}"
             )
     order = np.array([numbers[name] for name in names], np.int64)
     return order[places.reshape(-1)], known
@@ -189,9 +190,5 @@ def _find_number(key: Any, classes: int, names: Sequence[str] | None) -> int:
     known = [str(name) for name in names] if names else [str(i) for i in range(classes)]
     raise NameNotFoundError(
         f"class_weight: no class {key!r}; there are "
-        f"{_join_names(known)}{suggest_nearest(str(key), known)}"
+        f"{join_names(known, SHOWN)}{suggest_nearest(str(key), known)}"
     )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")

@@ -26,6 +26,7 @@ from engine.base.errors import (
     NonFiniteError,
     ShapeError,
     StateError,
+    join_names,
     suggest_nearest,
 )
 
@@ -107,9 +108,8 @@ def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
                if name not in arrays]  # fmt: skip
     if missing:
         raise InputError(
-            f"the arrays lack the parameter {missing[0]!r}"
-            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; they are "
-            f"{_join_names(arrays)}, from another architecture"
+            f"the arrays lack the parameter {join_names(missing, 1)}; they are "
+            f"{join_names(arrays) or 'none'}, from another architecture"
         )
     values = {}
     for name, value in arrays.items():
@@ -224,7 +224,7 @@ def _find(known: Mapping[str, StateParameter], name: str) -> StateParameter:
         raise NameNotFoundError(
             f"the model has no parameter {name!r}{suggest_nearest(name, known)}; its "
             "parameters are "
-            f"{_join_names(known)}"
+            f"{join_names(known) or 'none'}"
         )
     return known[name]
 
@@ -239,10 +239,3 @@ def _check_same(base: Mapping[str, Array], name: str, value: Array) -> Array:
             f"{list(value.shape)}"
         )
     return base[name]
-
-
-def _join_names(names: Iterable[str]) -> str:
-    """Return the first names for a message, and the number of the others."""
-    every = list(names)
-    text = ", ".join(map(repr, every[:4]))
-    return f"{text} and {len(every) - 4} more" if len(every) > 4 else text or "none"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.base.errors import InputError, suggest_nearest
+from engine.base.representation import shorten_name
 from engine.base.signatures import check_arguments
 from engine.drawing.text_table import align_cells
 from engine.runtime.roofline import Roofline
@@ -289,7 +290,7 @@ def _convert_total(total: Total) -> dict[str, Any]:
 def _make_cells(total: Total) -> tuple[str, ...]:
     """Return the cells of a line of a table; empty ones for work that was not done."""
     return (
-        total.name,
+        shorten_name(total.name),
         total.phase,
         str(total.steps),
         f"{1e3 * total.seconds:.3f}",

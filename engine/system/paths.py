@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from engine.base.errors import ModelError, suggest_nearest
+from engine.base.errors import ModelError, join_names, suggest_nearest
 from engine.system.files import NOTE
 
 KEY = "paths"  # of `Interface.notes`
 METADATA = NOTE + KEY  # of the metadata of a model
-LISTED = 12  # names that a message lists
+SHOWN = 12  # names that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ class Paths:
     def suggest_nearest(self, pattern: str, known: Iterable[str]) -> str:
         """Return what a message says of the names that are like a pattern which matches none."""
         paths = [self.name_value(name) for name in known]
-        return suggest_nearest(pattern, paths) or f"; they are {join_names(paths)}" if paths else ""
+        advice = suggest_nearest(pattern, paths)
+        return advice or f"; they are {join_names(paths, SHOWN)}" if paths else ""
 
     def resolve(self, names: Iterable[str], known: Iterable[str]) -> list[str]:
         """Return these names, with paths replaced by the names of their tensors.
@@ -144,10 +145,3 @@ def _parse(text: str) -> Paths:
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"the note of the paths of its module is damaged: {error!r}") from None
-
-
-def join_names(names: Iterable[str], most: int = LISTED) -> str:
-    """Return the first names of a list for a message, and how many more there are."""
-    every = list(dict.fromkeys(names))
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(map(repr, every[:most])) + more

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from engine.artifacts import generate_artifacts
 from engine.base import arguments, option_tables
-from engine.base.errors import CheckpointError, DTypeError, InputError
+from engine.base.errors import (
+    CheckpointError,
+    DTypeError,
+    InputError,
+    ModelWarning,
+    NoInfluenceError,
+    join_names,
+    warn_user,
+)
 from engine.base.fields import select_options
 from engine.base.signatures import check_arguments
 from engine.graphs.offline.optim_types import OPTIMIZERS, OptimizerSpec, OptimType
@@ -101,15 +109,33 @@ class Recipe:
     ) -> tuple[list[str], list[str]]:
         """Write the artifacts of a model; return the names of parameters to train, and the others.
 
+        Parameters on which the loss does not depend are among the others, with a `ModelWarning`:
+        they have no gradient, and PyTorch's optimizers leave such as they are, too.
+
         train: patterns of parameters, see `matching`.
 
         Raises:
+            NoInfluenceError: the loss depends on none of the parameters to train.
             EngineError: as `generate_artifacts`.
         """
         update = self.options.update
         integers = update is not None and update.integers
         trained, frozen = forward.choose_parameters(train, integers=integers)
-        self.make(forward.save(folder), trained, frozen, folder)
+        model = forward.save(folder)
+        try:
+            self.make(model, trained, frozen, folder)
+        except NoInfluenceError as error:
+            reached = [name for name in trained if name not in error.names]
+            if not reached or len(reached) + len(error.names) > len(trained):
+                raise  # nothing is left; or they are parts of parameters
+            frozen = [*frozen, *error.names]
+            self.make(model, reached, frozen, folder)
+            warn_user(
+                f"the loss does not depend on {join_names(error.names)}: they stay as they "
+                "are; train= without them says that this is intended",
+                ModelWarning,
+            )
+            trained = reached
         return trained, frozen
 
     def make(

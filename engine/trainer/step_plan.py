@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.base.errors import join_names
 from engine.plan.plan import CHECK, COUNT, FAULT, LOSS_SCALE, NOISE, RATE, Plan, Port, format_bytes
 from engine.system.paths import Paths
 from engine.training.model_file import RESET
@@ -112,10 +113,9 @@ class StepPlan:
             lines.append(f"  a batch is trained on in {self.micro_batches} parts")
         again = self.recomputed
         if again:
-            more = f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""
-            shown = ", ".join(map(self.paths.label_node, again[:SHOWN]))
+            shown = join_names(map(self.paths.label_node, again), SHOWN, quoted=False)
             lines.append(
-                f"  computed a second time: {shown}{more}; "
+                f"  computed a second time: {shown}; "
                 f"{self.recomputed_share:.1%} of the predicted time"
             )
         if self.kept_gradients:

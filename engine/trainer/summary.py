@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.base.element_types import ITEMSIZE, REALS
 from engine.base.errors import EngineError, MissingPackageError
+from engine.base.representation import shorten_name
 from engine.drawing import amounts
 from engine.drawing.text_table import align_cells
 from engine.trainer.step_plan import REGION_NAMES
@@ -345,7 +346,7 @@ def _make_cells(layer: ModelPart) -> tuple[str, ...]:
     trained = "all" if layer.trained == layer.parameters else f"{layer.trained:,}" or "0"
     has = layer.parameters > 0
     return (
-        layer.name,
+        shorten_name(layer.name),
         " ".join(layer.operators),
         shape,
         f"{layer.parameters:,}" if has else "",

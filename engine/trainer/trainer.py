@@ -130,8 +130,9 @@ class Trainer(BatchTrainer):
                 is minimised.  None: the model's first output.
             optimizer: the optimizer, or its name, such as "adamw".  Default: `AdamW()`.
             train: names of parameters to train, or patterns such as "classifier.*".  A pattern that
-                begins with "!" excludes the parameters that it matches.  All others are frozen.  In
-                a model with adapters, names and patterns only match the adapters' parameters.
+                begins with "!" excludes the parameters that it matches.  All others are frozen, and
+                so are those on which the loss does not depend; a `ModelWarning` names them.  In a
+                model with adapters, names and patterns only match the adapters' parameters.
                 "head" alone is the last layer, also of an int8 model: its integers become floats.
             lora: add adapters to the model: which ones, or the pattern of their names; see
                 `engine.lora.adapt`.  A last layer that `classes` replaces is trained in full, too.
@@ -145,6 +146,7 @@ class Trainer(BatchTrainer):
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
+            NoInfluenceError: the loss depends on none of the parameters to train.
             ModelError: `classes` cannot replace the layer that computes the scores.
             InputError: `qat` without data, or with adapters.
             EngineError: as for `generate_artifacts`, and with `qat` for `prepare_qat`.
@@ -290,17 +292,12 @@ class Trainer(BatchTrainer):
             if asked.frozen_batch_norm is None:
                 norms = exported.frozen_batch_norm or (False if train is None else None)
                 asked = replace(asked, frozen_batch_norm=norms)
-
-            def make(patterns: Sequence[str]) -> Trainer:
-                return cls.from_onnx(
-                    exported.model, loss, optimizer, train=patterns, lora=lora, classes=classes,
-                    qat=qat, data=data, folder=place, group=group, **vars(asked),
-                )  # fmt: skip
-
-            wanted = train
-            if wanted is None:
-                wanted = exported.train if lora is None else "*"
-            made = torch_export.train_reached(make, [wanted] if isinstance(wanted, str) else wanted)
+            if train is None:
+                train = exported.train if lora is None else "*"
+            made = cls.from_onnx(
+                exported.model, loss, optimizer, train=train, lora=lora, classes=classes,
+                qat=qat, data=data, folder=place, group=group, **vars(asked),
+            )  # fmt: skip
         if folder is None:
             remove_with(made, place)
         return made

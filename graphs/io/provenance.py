@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.base.errors import join_names
 from engine.graphs.io.module_paths import find_paths
 from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
@@ -26,7 +27,6 @@ _RULE = "pkg.onnxscript.rewriter.rule_name"
 _ENTRY = re.compile(r"^(\w+): ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 _NUMBER = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|\w+_cast")
 _COMPUTED = re.compile(r"onnx::(Conv|ConvTranspose|Gemm)_\d+")
-SHOWN = 4  # names that a note lists
 
 EXPORT_NEW = "torch.onnx.export(..., dynamo=True, optimize=False)"
 EXPORT_OLD = (
@@ -175,6 +175,4 @@ def _title(node: Any) -> str:
 
 
 def _list(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + more
+    return join_names(names, quoted=False)

@@ -21,6 +21,7 @@ from engine.base.errors import (
     NoInfluenceError,
     ShapeError,
     UnsupportedOpError,
+    join_names,
     suggest_nearest,
 )
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, find_type
@@ -198,7 +199,7 @@ class _Backward:
         if lost:
             raise NoInfluenceError(
                 f"{self.graph.name}: cannot compute the partial derivative of {self.loss!r} with "
-                f"respect to {', '.join(map(repr, lost))}: it does not depend on them, or only "
+                f"respect to {join_names(lost)}: it does not depend on them, or only "
                 f"through inputs that have no gradient",
                 tuple(lost),
             )
@@ -295,7 +296,7 @@ class _Backward:
         if lost:
             raise NoInfluenceError(
                 f"{self.graph.name}: the gradient of {self.loss!r} with respect to "
-                f"{', '.join(map(repr, lost))} is zero everywhere",
+                f"{join_names(lost)} is zero everywhere",
                 tuple(lost),
             )
         wanted, kept = set(gradients.values()), []

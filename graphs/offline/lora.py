@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.base.element_types import NUMPY
-from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError
+from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError, join_names
 from engine.graphs.io.note import DOWN, METADATA, UP, Note, NotedLayer
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.linear import LinearLayer, LinearLayers, Weight, name_layer
@@ -38,7 +38,7 @@ from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.system.paths import Paths, join_names
+from engine.system.paths import SHOWN, Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _list_near(pattern: str, names: Sequence[str]) -> str:
     plain = re.sub(r"[\\^$.*+?{}()\[\]|]+", ".", pattern)
     near = list(dict.fromkeys(names))
     near.sort(key=lambda name: -difflib.SequenceMatcher(None, plain, name).ratio())
-    return join_names(near) or "the model has no such layer"
+    return join_names(near, SHOWN) or "the model has no such layer"
 
 
 def _sort_layers(

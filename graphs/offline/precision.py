@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from engine.base.errors import DTypeError, ModelWarning, warn_user
+from engine.base.errors import DTypeError, ModelWarning, join_names, warn_user
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.half import (
     cast_ends,
@@ -73,7 +73,7 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
     if packed:
         bits = sorted({str(n.attrs.get("bits", 4)) for n in packed})
         told.append(f"its weights have {' and '.join(bits)} bits ({packed[0].op})")
-    rest = _shorten(parameters)
+    rest = join_names(parameters, 3)
     left = (
         f"of its parameters {rest} can be trained" if parameters else "it has no float parameters"
     )
@@ -232,9 +232,3 @@ def _find_integer_weights(graph: Graph) -> set[str]:
 def _moves(node: Node) -> bool:
     op = list_ops().get((node.domain, node.op))
     return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")
-
-
-def _shorten(names: Sequence[str]) -> str:
-    """Return the first of the names, and the number of further ones."""
-    shown = ", ".join(map(repr, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from engine.base.element_types import FLOATS
 from engine.base.errors import EngineError, NoInfluenceError
+from engine.base.representation import shorten_name
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.ir.symbols import Inferred, list_symbols, rename
@@ -37,7 +38,6 @@ FORWARD, UNSUPPORTED = "forward only", "unsupported"
 PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 MULTIPLES, LARGE = range(64, 384, 32), range(512, 1152, 64)
 _LOST = "the type of {} is not known"
-WIDEST = 60  # letters of a name in the table
 SMALL = 64  # least elements of a constant of floats that counts as a trained weight
 
 
@@ -81,7 +81,7 @@ class SupportTable(list[Support]):
         rows = [["node", *["module"] * known, "op", "opset", "status", ""]]
         for r in self:
             op = f"{r.domain}::{r.op}" if r.domain else r.op
-            names = map(_shorten_name, (r.node, *[r.module] * known))
+            names = map(shorten_name, (r.node, *[r.module] * known))
             rows.append([*names, op, str(r.opset), r.status, r.reason])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
         lines = [
@@ -97,12 +97,6 @@ class SupportTable(list[Support]):
         todo = [f"what to do about {', '.join(advised[what])}: {what}" for what in advised if what]
         end = [f"{len(self)} nodes: {total}", *todo, *(f"warning: {note}" for note in self.notes)]
         return "\n".join([*(line.rstrip() for line in lines), *end])
-
-
-def _shorten_name(name: str) -> str:
-    """Return a name of at most `WIDEST` letters, for a longer one without its middle."""
-    half = (WIDEST - 3) // 2
-    return name if len(name) <= WIDEST else f"{name[:half]}...{name[-half:]}"
 
 
 def check_support(model: onnx_io.Model) -> SupportTable:

@@ -21,7 +21,13 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
-from engine.base.errors import InputError, NameNotFoundError, ShapeError, suggest_nearest
+from engine.base.errors import (
+    InputError,
+    NameNotFoundError,
+    ShapeError,
+    join_names,
+    suggest_nearest,
+)
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
 
@@ -74,10 +80,9 @@ def tell(graph: Graph, groups: Sequence[Sequence[str]]) -> str:
         is_equal = _find_copy(graph, group[0], group[1]) is False
         word = "equal to" if is_equal else "the transpose of"
         told.append(f"{group[1]!r} is {word} {group[0]!r}")
-    more = "" if len(told) <= 3 else f" and {len(told) - 3} more pairs"
     return (
-        f"{', '.join(told[:3])}{more}: if the model shares them, as an embedding and its output "
-        "layer, they are now trained separately, or only one is trained; tie='auto', or "
+        f"{join_names(told, 3, quoted=False)}: if the model shares them, as an embedding and its "
+        "output layer, they are now trained separately, or only one is trained; tie='auto', or "
         "tie=[[names], ...], trains them as one, and tie=[] keeps them separate"
     )
 

@@ -18,6 +18,7 @@ from engine.base.errors import (
     ModelError,
     ModelWarning,
     NameNotFoundError,
+    join_names,
     suggest_nearest,
     warn_user,
 )
@@ -133,11 +134,10 @@ def _find_constants(graph: Graph, norms: Sequence[Node]) -> Mapping[str, Array]:
 
 
 def _warn_of_default(norms: Sequence[Node]) -> None:
-    names = ", ".join(repr(n.name or n.outputs[0]) for n in norms[:3])
-    more = f" and {len(norms) - 3} more" if len(norms) > 3 else ""
+    names = join_names((n.name or n.outputs[0] for n in norms), 3)
     one = len(norms) == 1
     warn_user(
-        f"batch {'normalisation' if one else 'normalisations'} {names}{more} "
+        f"batch {'normalisation' if one else 'normalisations'} {names} "
         f"{'uses and keeps its' if one else 'use and keep their'} running statistics in training, "
         "because neither scale nor bias is trained; set frozen_batch_norm=True to keep "
         "this, or False to use the statistics of the batch in all of them",

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.base import package
-from engine.base.errors import EngineError, FileError, PlanError
+from engine.base.errors import EngineError, FileError, PlanError, join_names
 from engine.plan.plan import Kernel, KernelSpec
 from engine.system import trust
 
@@ -206,9 +206,8 @@ def _read(path: Path, size: int, digest: str) -> bytes:
 
 def describe_missing(specs: Iterable[KernelSpec], what: str) -> EngineError:
     """Return the error for kernels that are neither shipped nor can be compiled."""
-    names = sorted(spec.symbol for spec in specs)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    names = join_names(sorted(spec.symbol for spec in specs), 3, quoted=False)
     return EngineError(
-        f"{what} lack {', '.join(names[:3])}{more}, and nothing can compile here: install numba "
+        f"{what} lack {names}, and nothing can compile here: install numba "
         "and llvmlite (pip install edgegrad), or plan for these kernels (edgegrad prepare)"
     )

@@ -273,6 +273,15 @@ def test_a_profile_prints_as_tables() -> None:
     assert len(MADE.table("step", 0).splitlines()) == 4
 
 
+def test_tables_shorten_names_of_hundreds_of_letters() -> None:
+    """TensorFlow Lite joins the names of all layers that became one."""
+    name = ";".join(f"model/batch_normalization_{i}/FusedBatchNormV3" for i in range(6))
+    made = Profile("a model", ROOFLINE, (step(node=name),), (8e-3,))
+    assert max(map(len, made.table("node").splitlines())) < 160
+    assert "model/batch_normalization_0/...ization_5/FusedBatchNormV3" in made.table("node")
+    assert made.as_dict()["by_node"][0]["name"] == name
+
+
 def test_the_dictionary_is_json_with_all_of_it(taken: Profile) -> None:
     data = json.loads(json.dumps(taken.as_dict(), allow_nan=False))
     assert data["threads"] == 2

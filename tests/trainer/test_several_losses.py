@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper, parser
 
 from engine import Trainer, artifacts
 from engine.artifacts import SGD, CrossEntropyLoss, HuberLoss, L1Loss, LossType
 from engine.data import Mixup
-from engine.errors import DTypeError, InputError, NameNotFoundError
+from engine.errors import (
+    DTypeError,
+    InputError,
+    ModelWarning,
+    NameNotFoundError,
+    NoInfluenceError,
+)
 from engine.tools import cli
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.metrics import MAE, Accuracy, Metric
@@ -276,3 +283,45 @@ def test_losses_of_run_toml_that_do_not_fit(
     told = capsys.readouterr().err
     assert text in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("train", ["*", ["body", "head", "side"]])
+def test_what_the_loss_does_not_read_stays_as_it_is(train: Any, tmp_path: Path) -> None:
+    """A file with outputs for several tasks trains for one of them, as a PyTorch module does."""
+    with pytest.warns(ModelWarning, match="the loss does not depend on 'side': they stay as"):
+        trainer = made("mse", loss_inputs=["scores"], train=train)
+    assert list(trainer.state.trainable_names()) == ["body", "head"]
+    target = np.zeros((20, 3), np.float32)
+    assert trainer.step(X, target) > trainer.step(X, target)
+    trainer.export(tmp_path / "trained.onnx")
+    protos = onnx.load_model_from_string(model()), onnx.load(tmp_path / "trained.onnx")
+    before, after = (
+        {i.name: numpy_helper.to_array(i) for i in proto.graph.initializer} for proto in protos
+    )
+    assert {name for name in before if np.array_equal(before[name], after[name])} == {"side"}
+
+
+def test_a_loss_that_reads_nothing_trained_is_refused() -> None:
+    with pytest.raises(NoInfluenceError, match="with respect to 'side'") as caught:
+        made("mse", loss_inputs=["scores"], train=["side"])
+    assert caught.value.names == ("side",)
+
+
+def test_artifacts_of_names_refuse_what_the_loss_does_not_read(tmp_path: Path) -> None:
+    with pytest.raises(NoInfluenceError, match="with respect to 'side'"):
+        artifacts.generate_artifacts(
+            model(), requires_grad=["body", "side"], loss=LossType.MSELoss,
+            loss_input_names=["scores"], artifact_directory=str(tmp_path),
+        )  # fmt: skip
+
+
+def test_the_command_trains_for_one_output(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(model())
+    np.savez(tmp_path / "data.npz", x=X, y=np.zeros((20, 3), np.float32))
+    with pytest.warns(ModelWarning, match="does not depend on 'side'"):
+        cli.main([
+            "train", "--model", str(tmp_path / "model.onnx"), "--data", str(tmp_path / "data.npz"),
+            "--loss", "mse", "--loss-input", "scores", "--epochs", "1", "--out",
+            str(tmp_path / "run"),
+        ])  # fmt: skip
+    assert (tmp_path / "run" / "inference.onnx").exists()

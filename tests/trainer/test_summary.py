@@ -109,6 +109,14 @@ def test_a_trainer_is_three_lines_and_a_table(tmp_path: Path) -> None:
     assert "83 parameters" in shown
 
 
+def test_lines_shorten_names_of_hundreds_of_letters() -> None:
+    model = tiny.forward()
+    for node in model.graph.node:
+        node.name = ";".join(f"{node.name}/{node.op_type}_{i}" for i in range(40))
+    lines = str(Trainer.from_onnx(model, "cross_entropy").summary()).splitlines()
+    assert max(map(len, lines)) < 160
+
+
 def test_names_in_notebooks_are_escaped() -> None:
     model = tiny.forward()
     for node in model.graph.node:

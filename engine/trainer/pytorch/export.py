@@ -12,10 +12,9 @@ torch and onnxscript are imported when they are used, and need not be installed 
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,9 +29,7 @@ from engine.base.errors import (
     ModelError,
     ModelWarning,
     NameNotFoundError,
-    NoInfluenceError,
     ShapeError,
-    StateError,
     UnsupportedOpError,
     suggest_nearest,
     warn_user,
@@ -168,36 +165,6 @@ def export(
         frozen_batch_norm=norms or None,
         difference=difference,
     )
-
-
-def train_reached(make: Callable[[Sequence[str]], Made], train: Sequence[str]) -> Made:
-    """Return what is made for these parameters, less those on which the loss does not depend.
-
-    These have no gradient in torch, whose optimizers leave them as they are.
-
-    make: makes a trainer for patterns of names, as `Trainer.from_onnx` takes them.
-
-    Raises:
-        NoInfluenceError: the loss depends on none of them.
-
-    A `ModelWarning` names those that are left.
-    """
-    try:
-        return make(train)
-    except NoInfluenceError as error:
-        without = [*train, *(f"!{glob.escape(name)}" for name in error.names)]
-        try:
-            made = make(without)
-        except (StateError, NameNotFoundError):  # nothing is left; or names of parts of parameters
-            raise error from None
-        names = ", ".join(map(repr, error.names[:SHOWN]))
-        more = f" and {len(error.names) - SHOWN} more" if len(error.names) > SHOWN else ""
-        warn_user(
-            f"the loss does not depend on {names}{more}: they stay as they are, as with torch's "
-            "optimizers; requires_grad_(False) or train= says that this is intended",
-            ModelWarning,
-        )
-        return made
 
 
 @check_arguments

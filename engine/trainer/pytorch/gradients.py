@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.base.errors import ModelError, ModelWarning, warn_user
+from engine.base.errors import ModelError, ModelWarning, join_names, warn_user
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
@@ -289,10 +289,9 @@ def _check_left(
         n for n in left if id(parameters[n]) not in trained and _compute_norm(theirs[n]) > floor
     ]
     if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ModelError(
-            f"the exported model would not train {lost[0]!r}{more}: its gradient in torch has the "
-            f"norm {_compute_norm(theirs[lost[0]]):.4g}, and "
+            f"the exported model would not train {join_names(lost, 1)}: its gradient in torch has "
+            f"the norm {_compute_norm(theirs[lost[0]]):.4g}, and "
             f"{_explain(path, sizes, outputs, lost[0])}. "
             "Write that part of the module otherwise, or let it stay as it is by "
             "requires_grad_(False); check_gradients=False trains the others all the same"
