@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.loops.map import lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
 from engine.kernels.ops.recurrent.integer_lstm import ZERO, lstm_integers
@@ -595,7 +595,7 @@ OPS = (
         takes=_TAKES,
         infer=_infer,
         lower=_lstm_of_integers,
-        calls=(lstm_integers, *WALK_KERNELS),
+        calls=(lstm_integers, recurrent_lengths, *MAP_KERNELS),
         no_gradient=frozenset(range(8)),
         fold=_never,
         samples=Samples.RECURRENT,

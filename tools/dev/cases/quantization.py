@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.integers import fill_panels, pack_panels
 from engine.tools.dev.cases.attention_contrib import attend_joined
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed
 from engine.tools.dev.cases.recurrent import recurrence
@@ -319,6 +320,32 @@ def _lstms() -> Iterator[Case]:
         yield Case("DynamicQuantizeLSTM", ins, attrs, grad, MS, outs=3, tol=4e-6, reference=_lstm)
 
 
+def _lstms_of_integers() -> Iterator[Case]:
+    """One direction and two, all optional inputs; states have 16 bits in the products."""
+    t, b, n = 4, 3, 10
+    for d, more in ((1, {}), (2, {"direction": "bidirectional"})):
+        r = np.random.default_rng(5).integers(-128, 128, (d, n, 4 * n)).astype(np.int8)
+        scale, full = scales(d, 4 * n) / 10, d == 2
+        panels = (
+            np.stack([pack_panels(q).reshape(-1) for q in r]),
+            np.stack([fill_panels(q.sum(0, dtype=np.int32)) for q in r]),
+            np.stack([fill_panels(s) for s in scale]),
+        )
+        side = (np.array([4, 2, 3], np.int32), *[f32(d, b, n)] * 2, f32(d, 3 * n))
+
+        def compute(
+            g: Any, *ins: Any, r: Any = r, scale: Any = scale, d: int = d, **attrs: Any
+        ) -> list[Any]:
+            each = np.eye(d * 4 * n).reshape(d, 4 * n, -1)  # g has the products by W of each
+            real = r.swapaxes(1, 2) * scale.astype(float)[:, :, None]
+            return list(recurrence("LSTM", g, each, real, None, *ins[3:], **attrs)[:3])
+
+        yield Case(
+            "LSTMOfIntegers", (f32(t, b, d * 4 * n), *panels, *(side if full else ())),
+            {"hidden_size": n, **more}, domain="engine", outs=3, tol=1e-4, reference=compute,
+        )  # fmt: skip
+
+
 def _fake(x: Any, scale: Any, zero: Any, quant_min: int = 0, quant_max: int = 255) -> list[Any]:
     level = np.rint(x / scale) + zero
     value = (np.clip(level, quant_min, quant_max) - zero) * scale
@@ -440,6 +467,6 @@ TRACKED = (
 )  # fmt: skip
 
 CASES = (
-    *QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *_attention(), *_lstms(), *FAKE, *ROUNDED,
-    *TRACKED,
+    *QUANTIZE, *DEQUANTIZE, *PRODUCTS, *OPERATORS, *_attention(), *_lstms(), *_lstms_of_integers(),
+    *FAKE, *ROUNDED, *TRACKED,
 )  # fmt: skip
