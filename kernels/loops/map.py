@@ -200,7 +200,7 @@ def _call_of(
     If it cannot walk them, the place of the first such operand among `ins`.
     """
     out = outs[0]
-    order = (0, *range(2, out.rank), 1) if out.last else tuple(range(out.rank))
+    order = out.order
     strides = [broadcast_strides(t, out.dims) for t in (*ins, *outs)]
     dims, steps = collapse(out.dims, strides, order)
     inputs = []

@@ -19,7 +19,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, read_axes
-from engine.kernels.vocabulary.facts import Movement, Samples
+from engine.kernels.vocabulary.facts import Layout, Movement, Samples
 from engine.kernels.vocabulary.op import (
     ALIKE,
     MS,
@@ -135,15 +135,17 @@ def _lower(lowering: Lowering) -> None:
         return _constant(lowering, x, y, amounts)
     if not amounts:
         return copy(lowering, x, y, y.type.dims, (x.type.strides, y.type.strides))
-    dims = list(x.type.dims)
+    order = x.type.order
+    dims = [x.type.dims[axis] for axis in order]  # as they are stored
+    places = {order.index(axis): pair for axis, pair in amounts.items()}
     # One axis after the other: a corner copies what its edges copied before.
-    for axis, (p, q) in amounts.items():
+    for axis, (p, q) in places.items():
         nbytes = 24 * (dims[axis] + p + q)
         limits.check("CONSTANT_BYTES", nbytes, lowering.site.where, "the index of an axis takes")
         n, index = dims[axis], lowering.const(_find_sources(mode, dims[axis], p, q))
         walk = (math.prod(dims[:axis]), n, math.prod(dims[axis + 1 :]))
         dims[axis] = n + p + q
-        out = y if axis == max(amounts) else lowering.temp(x.type.dtype, dims)
+        out = y if axis == list(places)[-1] else lowering.temp(x.type.dtype, dims)
         take(lowering, x, index, out, walk)
         x = out
     return None
@@ -208,6 +210,7 @@ OPS = (
         attrs={"mode": "constant"},
         no_gradient=frozenset((1, 2, 3)),
         samples=Samples.PADDED,
+        layout=Layout.ANY,
         movement=Movement.FILLED,
         storage=ALIKE,
         is_cheap=True,

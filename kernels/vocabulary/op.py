@@ -74,11 +74,15 @@ class TensorType:
         return math.prod(self.dims)
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """The ONNX axes in the order in which they are stored."""
+        return (0, *range(2, self.rank), 1) if self.last else tuple(range(self.rank))
+
+    @property
     def strides(self) -> tuple[int, ...]:
         """Stride of each ONNX axis, in elements, as the tensor is stored."""
-        order = (0, *range(2, self.rank), 1) if self.last else tuple(range(self.rank))
         dims, out, step = self.dims, [0] * self.rank, 1
-        for axis in reversed(order):
+        for axis in reversed(self.order):
             out[axis] = step
             step *= dims[axis]
         return tuple(out)

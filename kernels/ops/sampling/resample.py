@@ -283,7 +283,7 @@ def lower_resample(
 
     Axes that shrink go first, and pairs of neighbours go together.
     """
-    order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
+    order = x.type.order
     places = {order.index(axis): t for axis, t in tables.items()}
     dims = [x.type.dims[axis] for axis in order]
     # Shrinking first leaves less for the axes after it.

@@ -290,7 +290,7 @@ def _lower(lowering: Lowering) -> None:
 
 def _lower_nearest(lowering: Lowering, x: Operand, y: Operand, plans: dict[int, Stretch]) -> None:
     """Append calls that copy elements of any type, along one axis after the other."""
-    order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
+    order = x.type.order
     dims = [x.type.dims[axis] for axis in order]
     for i, (axis, plan) in enumerate(plans.items()):
         place, index = order.index(axis), _nearest_index(lowering.site, plan)
