@@ -14,10 +14,9 @@ ort          onnxruntime-web/training, with the same artifacts
 tfjs-...     TensorFlow.js with a backend: the same network, values and optimizer
 
 Every library has a page of its own, on one thread unless its name says more, and takes turns with
-the others.  Its download
-is all that the page loads, without the batch and the values of parameters, frozen ones too: for
-onnxruntime-web with the models, for TensorFlow.js without code for the network.  Losses are
-compared with the engine's.
+the others.  Its download is all that the page loads, without the batch and the values of
+parameters, frozen ones too: for onnxruntime-web with the models, for TensorFlow.js without code for
+the network.  Losses are compared with the engine's.
 """
 
 from __future__ import annotations
