@@ -36,7 +36,8 @@ from engine.tools.trimmed.manifest import describe_contents, make_manifest
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.options import Options
-from engine.tools.trimmed.plans import list_artifacts, list_runners, make_plans
+from engine.tools.trimmed.plan_file import make_closed_plans
+from engine.tools.trimmed.plans import list_artifacts, list_runners
 from engine.tools.trimmed.progress import SILENT, Part, StagePrinter
 from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.report import make_report
@@ -207,18 +208,7 @@ def build_library(
     progress.expect(Counter[Part]({"planning": len(models), "kernels": 1, "linking": 1}))
     for folder in models:
         progress.begin("planning", f"planning {folder}")
-        planned = make_plans(
-            list_artifacts(folder),
-            platform.target,
-            options.threads,
-            options.batches,
-            options.shapes or {},
-            options.outputs,
-            closed=True,
-            progress=progress,
-            joined=options.joined,
-            planning=options.planning,
-        )
+        planned = make_closed_plans(folder, options, progress)
         wanted |= {spec.symbol: spec for spec in planned.list_kernels()}
     runtime = list_runners(options.threads)
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]

@@ -32,10 +32,23 @@ def write_plans(
         EngineError: an artifact cannot be read or planned, or the file cannot be written.
         UnsupportedOpError: the library lacks a kernel.
     """
-    target = options.platform.target
-    planned = make_plans(
+    planned = make_closed_plans(folder, options, progress)
+    if config is not None:
+        check_kernels(planned, config)
+    content = Bundle(planned, options.platform.target, options.threads, is_file=True).write_file()
+    files_io.write(os.fspath(out), [content])
+    return len(content)
+
+
+def make_closed_plans(folder: Path, options: Options, progress: StagePrinter) -> Planned:
+    """Make the plans of artifacts for a library whose kernels are those of a set of ops.
+
+    Raises:
+        EngineError: an artifact cannot be read or planned.
+    """
+    return make_plans(
         list_artifacts(folder),
-        target,
+        options.platform.target,
         options.threads,
         options.batches,
         options.shapes or {},
@@ -45,11 +58,6 @@ def write_plans(
         joined=options.joined,
         planning=options.planning,
     )
-    if config is not None:
-        check_kernels(planned, config)
-    content = Bundle(planned, target, options.threads, is_file=True).write_file()
-    files_io.write(os.fspath(out), [content])
-    return len(content)
 
 
 def check_kernels(planned: Planned, config: OpSet) -> None:
