@@ -54,8 +54,10 @@ def take_samples(draft: Draft, target: Target, threads: int) -> None:
         count = min(
             draft.values[name].nbytes // size for n in run for name, size in cuts[n].items()
         )
-        is_even = -(-count // threads) * threads <= UNEVEN * count
-        if not is_even or all(large.isdisjoint(cuts[n]) for n in run):
+        rounds = -(-count // threads)
+        # One round has all samples at once: no value takes less memory, and more live together.
+        is_worth = rounds > 1 and rounds * threads <= UNEVEN * count
+        if not is_worth or all(large.isdisjoint(cuts[n]) for n in run):
             continue
         for group in _list_groups(draft, cuts, users, run, count * FAR * target.tile_bytes):
             touched = Counter(name for n in group for name in cuts[n])

@@ -141,7 +141,7 @@ def test_a_self_test_compares_scores_and_fails_where_they_differ(
     assert [verdict for *_, verdict in rows] == ["equal"] * 4
     assert len({value for value, *_ in rows}) == 4
     text = (folder / "src/selftest.c").read_text()
-    (recorded,) = re.findall(r"recorded_scores\[\] = \{(.*)\};", text)
+    (recorded,) = re.findall(r"recorded_sums\[\] = \{(.*)\};", text)
     numbers = recorded.split(", ")
     numbers[2] = (float.fromhex(numbers[2]) * 1.001).hex()
     (tmp_path / "changed.c").write_text(text.replace(recorded, ", ".join(numbers)))

@@ -176,7 +176,7 @@ def _record_scores(
         f"#define FIRST_TOKENS {first}u",
         f"#define SCORES_TOLERANCE {tolerance}",
         f"static const int32_t text[] = {{{', '.join(map(str, text))}}};",
-        f"static const double recorded_scores[] = {{{', '.join(x.hex() for x in sums)}}};",
+        f"static const double recorded_sums[] = {{{', '.join(x.hex() for x in sums)}}};",
     ]
 
 

@@ -146,7 +146,7 @@ static int tell(const char *call, int number, const char *what, double value, do
  * wrong, or -1 after an error. */
 static int continue_text(model *m)
 {
-    int bad = 0, answers = (int)(sizeof recorded_scores / sizeof *recorded_scores);
+    int bad = 0, answers = (int)(sizeof recorded_sums / sizeof *recorded_sums);
     const int32_t *at = text;
     for (int k = 0; k < answers; k++) {
         size_t count = k ? 1 : FIRST_TOKENS;
@@ -154,7 +154,7 @@ static int continue_text(model *m)
         if (model_append(m, at, count))
             return -1;
         double sum = sum_squares(model_scores_info(m), model_scores(m));
-        bad += tell("answer", k + 1, "squares of the scores", sum, recorded_scores[k],
+        bad += tell("answer", k + 1, "squares of the scores", sum, recorded_sums[k],
                     SCORES_TOLERANCE, begin);
         at += count;
     }
