@@ -305,7 +305,7 @@ def test_without_a_compiler_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor planned: what cannot be linked is refused first."""
-    monkeypatch.setattr("engine.tools.trimmed.build.make_plans", None)
+    monkeypatch.setattr("engine.tools.trimmed.build.make_closed_plans", None)
     monkeypatch.setattr("engine.tools.trimmed.compilation.make_plans", None)
     monkeypatch.setattr("engine.tools.trimmed.build.find_kernel_set", None)
     for target, message, more in (

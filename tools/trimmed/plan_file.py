@@ -41,7 +41,7 @@ def write_plans(
 
 
 def make_closed_plans(folder: Path, options: Options, progress: StagePrinter) -> Planned:
-    """Make the plans of artifacts for a library whose kernels are those of a set of ops.
+    """Make the plans of artifacts for a library with the kernels of a set of ops.
 
     Raises:
         EngineError: an artifact cannot be read or planned.
