@@ -35,6 +35,7 @@ KEEPING = NORMALISING | {
 _SUMS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 _LINEAR = {"QLinearMatMul": "MatMul", "QLinearConv": "Conv"}
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
+MOST_FACTORS = 8  # of scaled sums: the sums, the unit of x, and scales of weights
 
 
 def write_head_in_floats(graph: Graph, output: str) -> None:
@@ -190,12 +191,17 @@ class _Head:
         return True
 
     def list_factors(self, node: Node) -> list[str]:
-        """Return the values that a tree of Mul nodes multiplies."""
-        factors = []
-        for name in node.inputs:
+        """Return the values that a tree of Mul nodes multiplies; of a large tree, some products."""
+        factors, left = list[str](), [*reversed(node.inputs)]
+        while left:
+            name = left.pop()
             maker = self.makers.get(name)
-            is_product = maker is not None and (maker.domain, maker.op) == ("", "Mul")
-            factors += self.list_factors(maker) if maker is not None and is_product else [name]
+            if maker is None or (maker.domain, maker.op) != ("", "Mul") or len(left) > MOST_FACTORS:
+                factors.append(name)
+            else:
+                left += reversed(maker.inputs)
+            if len(factors) > MOST_FACTORS:
+                return factors + left
         return factors
 
     def read_weight(self, node: Node, name: str, zero: str, scale: Array) -> Array | None:
@@ -234,50 +240,52 @@ class _Head:
 
     def is_foldable(self, name: str) -> bool:
         """Return whether a value is made of constants of integers, or another shape of floats."""
-        maker, known = self.makers.get(name), self.graph.initializers
-        if maker is None or not self.is_constant(name):
+        maker, made = self.makers.get(name), self.list_makers(name)
+        if maker is None or not made:
             return False
-        if maker.op in ("Reshape", "Unsqueeze") and maker.inputs[0] in known:
+        if maker.op in ("Reshape", "Unsqueeze") and maker.inputs[0] in self.graph.initializers:
             return True
-        return "DequantizeLinear" in self.list_ops(name)
+        return any(node.op == "DequantizeLinear" for node in made)
 
-    def is_constant(self, name: str) -> bool:
-        """Return whether a value depends on initializers alone."""
-        maker = self.makers.get(name)
-        if maker is None:
-            return not name or name in self.graph.initializers
-        return bool(maker.inputs) and all(map(self.is_constant, maker.inputs))
+    def list_makers(self, name: str) -> list[Node]:
+        """Return the nodes that make a value, in their order; none if it needs more than constants.
 
-    def list_ops(self, name: str) -> set[str]:
-        """Return the ops of the nodes that a value depends on."""
-        maker = self.makers.get(name)
-        if maker is None:
-            return set()
-        return {maker.op}.union(*map(self.list_ops, maker.inputs))
+        Each is visited once, so that graphs of any depth take linear time.
+        """
+        order, known = dict[int, Node](), self.graph.initializers
+        left = [(name, False)]
+        while left:
+            value, is_ready = left.pop()
+            maker = self.makers.get(value)
+            if maker is None or id(maker) in order:
+                if maker is None and value and value not in known:
+                    return []
+            elif is_ready:
+                order[id(maker)] = maker
+            elif not maker.inputs:
+                return []
+            else:
+                left += [(value, True), *((i, False) for i in maker.inputs)]
+        return list(order.values())
 
     def fold(self, name: str) -> str:
         """Add a value that is made of constants as an initializer; return its name.
 
         It is empty if the value cannot be computed.
         """
-        value = self.compute(name)
-        if value is None:
-            return ""
+        made, values = self.list_makers(name), dict(self.graph.initializers)
+        for maker in made:
+            plain = Node(maker.op, maker.inputs, maker.outputs, maker.attrs, "", maker.name)
+            is_known = maker.op == "DequantizeLinear" or not maker.domain
+            given = [values.get(i) for i in maker.inputs]
+            outputs = reference.evaluate(plain if is_known else maker, self.graph.opsets, given)
+            if not outputs:
+                return ""
+            values |= zip(maker.outputs, map(np.asarray, outputs), strict=False)
         root = name
-        while (maker := self.makers.get(root)) is not None:
-            root = maker.inputs[0]
-        return self.add(root, value)
-
-    def compute(self, name: str) -> Array | None:
-        """Return the value that constants make; None if it cannot be computed."""
-        maker = self.makers.get(name)
-        if maker is None:
-            return self.graph.initializers.get(name)
-        values = [self.compute(n) for n in maker.inputs]
-        plain = Node(maker.op, maker.inputs, maker.outputs, maker.attrs, "", maker.name)
-        is_known = maker.op == "DequantizeLinear" or not maker.domain
-        made = reference.evaluate(plain if is_known else maker, self.graph.opsets, values)
-        return np.asarray(made[maker.outputs.index(name)]) if made else None
+        while (first := self.makers.get(root)) is not None:
+            root = first.inputs[0]
+        return self.add(root, values[name])
 
     def add(self, root: str, value: Array) -> str:
         """Add a constant that is made of another one; return its name."""

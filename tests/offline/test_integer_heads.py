@@ -197,3 +197,33 @@ def test_integer_heads_that_cannot_be_trained_are_refused() -> None:
         )
         with pytest.raises(ModelError, match=r"made by Mul .*of integers with constant weights"):
             unfreeze_head(onnx_io.load(proto))
+
+
+def test_deep_graphs_of_scales_take_no_time() -> None:
+    """Values that are read twice in a row have 2^n paths, and long rows are deeper than calls."""
+    deep = 3000
+    rows = {
+        "scores": "v0 = MatMul(x, w) "
+        + " ".join(f"v{k + 1} = Mul(v{k}, v{k})" for k in range(deep))
+        + f" y = Mul(v{deep}, v{deep})",
+        "weights": "v0 = DequantizeLinear(w8, u) "
+        + " ".join(f"v{k + 1} = Mul(v{k}, v{k})" for k in range(deep))
+        + f" y = MatMul(x, v{deep})",
+    }
+    values = {"w": draw(4, 6), "w8": np.ones((4, 6), np.int8), "u": np.float32(1)}
+    for name, body in rows.items():
+        proto = parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 6] y) '
+            f"{{ {body} }}"
+        )
+        read = ("w",) if name == "scores" else ("w8", "u")
+        proto.graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(values[n]), n) for n in read
+        )
+        graph = onnx_io.load(proto)
+        if name == "scores":
+            with pytest.raises(ModelError, match="made by Mul"):
+                unfreeze_head(graph)
+        else:
+            (weight, *_) = unfreeze_head(graph)
+            np.testing.assert_array_equal(graph.initializers[weight], np.ones((4, 6)))
