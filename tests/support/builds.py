@@ -94,7 +94,7 @@ def write_source(made: Source, folder: Path) -> None:
             "#define CHECKPOINT_BYTES 1u\n#define CHECKPOINT_CRC32 0u\n"
             "#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n#define TOLERANCE 1e-4\n"
             "#define LOSS_SCALE 0.0f\n"
-            "static const float recorded[] = {0.5f};\nstatic const double recorded_square_sum = 1;"
+            "static const double recorded[] = {0.5};\nstatic const double recorded_square_sum = 1;"
         )
     )
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import parser
 
+from engine.artifacts import LossType, generate_artifacts
+from engine.base.plan_options import PlanOptions, Precision
 from engine.errors import InputError, ModelError
 from engine.tools import cli
+from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     SANITIZE,
+    STRICT,
     WARNINGS,
     compile_c,
     list_sources,
@@ -27,6 +33,7 @@ from tests.support.builds import (
     needs_cc,
     run,
 )
+from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS, GOLDENS
 
 pytestmark = needs_cc
@@ -58,6 +65,106 @@ def test_inference_alone_answers_as_the_whole_library(case: str, tmp_path: Path)
 def test_training_alone_passes_its_self_test() -> None:
     folder = make_only("train")
     assert "passed" in run(folder / "selftest", folder / "checkpoint")
+
+
+ANSWER = re.compile(r"inference (\d): squares of '(\w+)' (\S+), recorded (\S+), (\w+);")
+
+
+def run_changed(folder: Path, old: str, new: str, out: Path) -> subprocess.CompletedProcess[str]:
+    """Run the self-test of a build with another text in the place of one in its source."""
+    text = (folder / "src/selftest.c").read_text()
+    assert old in text
+    (out / "changed.c").write_text(text.replace(old, new))
+    compile_c(out / "changed", *STRICT, "-std=c11", out / "changed.c", *list_sources(folder))
+    words = [out / "changed", folder / "checkpoint"]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn"])
+def test_inference_alone_tests_its_answers(case: str, tmp_path: Path) -> None:
+    """It says so where one differs; `STRICT` compiles the self-test without a warning."""
+    folder = make_only("inference", case)
+    said = run(folder / "selftest")
+    rows = ANSWER.findall(said)
+    assert [(number, verdict) for number, *_, verdict in rows] == [(k, "equal") for k in "123"]
+    assert len({value for _, _, value, *_ in rows}) == 3
+    assert "passed" in said
+    (recorded,) = re.findall(
+        r"recorded_outputs\[\] = \{(.*)\};", (folder / "src/selftest.c").read_text()
+    )
+    first, *rest = recorded.split(", ")
+    wrong = (float.fromhex(first) * 1.001).hex()
+    done = run_changed(folder, recorded, ", ".join([wrong, *rest]), tmp_path)
+    assert done.returncode == 1
+    assert [verdict for *_, verdict in ANSWER.findall(done.stdout)] == ["WRONG", "equal", "equal"]
+    assert "FAILED" in done.stdout
+
+
+def test_answers_of_every_batch_size_are_tested(tmp_path: Path) -> None:
+    options = Options("mnist", resolve("native"), [4, 1, 3, 2], only="inference", threads=2)
+    build(GOLDENS / "mlp", tmp_path / "out", options)
+    rows = ANSWER.findall(run(tmp_path / "out/selftest"))
+    assert [verdict for *_, verdict in rows] == ["equal"] * 4
+
+
+ODD = """
+<ir_version: 8, opset_import: ["" : 17]>
+odd (float[n, 3] x) => (float[n, 2] scores, int64[n] best, bool[n, 2] high, float[n, 2] undefined)
+<float[3, 2] w = {1, 2, 3, 4, 5, 6}, float two = {2.0}>
+{
+    scores = MatMul(x, w)
+    best = ArgMax<axis = 1, keepdims = 0>(scores)
+    high = Greater(scores, two)
+    less = Sub(scores, scores)
+    undefined = Div(less, less)
+}
+"""
+
+
+def test_outputs_of_every_type_are_tested(tmp_path: Path) -> None:
+    """Integers, booleans and numbers that are NaN, too, which C has no word for."""
+    names = ["scores", "best", "high", "undefined"]
+    generate_artifacts(
+        parser.parse_model(ODD), ["w"], loss=LossType.MSELoss, loss_input_names=["scores"],
+        additional_output_names=names[1:], artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    options = Options("mnist", resolve("native"), [4], only="inference", outputs=names)
+    build(tmp_path / "artifacts", tmp_path / "out", options)
+    rows = ANSWER.findall(run(tmp_path / "out/selftest"))
+    assert [name for _, name, *_ in rows] == names * 3
+    assert {verdict for *_, verdict in rows} == {"equal"}
+    assert {value.lstrip("-") for _, name, value, *_ in rows if name == "undefined"} == {"nan"}
+    done = run_changed(tmp_path / "out", "NAN", "1.0", tmp_path)
+    assert done.returncode == 1
+    assert [verdict for *_, verdict in ANSWER.findall(done.stdout)] == [*["equal"] * 3, "WRONG"] * 3
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(name, marks=needs_emulator(name))
+        for name in ("raspberrypi2", "raspberrypi5", "riscv64", "windows-x86_64", "wasm32")
+    ],
+)
+def test_answers_elsewhere_are_as_here(target: str, tmp_path: Path) -> None:
+    platform, emulator = resolve(target), find_emulator(target)
+    assert emulator is not None
+    options = Options("mnist", platform, [4], only="inference", compiler="zig")
+    build(GOLDENS / "cnn", tmp_path / "out", options)
+    program = tmp_path / "out" / platform.file_name("executable", "selftest")
+    rows = ANSWER.findall(emulator.run(program, tmp_path / "out/checkpoint"))
+    assert len(rows) == 3
+    for _, _, value, recorded, _ in rows:
+        assert float(value) == pytest.approx(float(recorded), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+def test_answers_in_16_bits_are_tested_in_16_bits(precision: Precision, tmp_path: Path) -> None:
+    planning = PlanOptions(precision=precision)
+    options = Options("mnist", resolve("native"), [4], only="inference", planning=planning)
+    build(GOLDENS / "cnn", tmp_path / "out", options)
+    assert "passed" in run(tmp_path / "out/selftest")
 
 
 @pytest.mark.parametrize(
@@ -132,4 +239,4 @@ def test_the_command_lists_the_functions(
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
     (line,) = re.findall(r"^functions: (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert "mnist_infer" in line.split(", ")
-    assert not (tmp_path / "out" / "selftest").exists()
+    assert "passed" in run(tmp_path / "out" / "selftest")

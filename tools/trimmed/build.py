@@ -141,9 +141,7 @@ def _build(
     checkpoint: None for a decoder alone, which has none.
     """
     options, *others = each
-    has_program = not options.freestanding and find_linker(options).programs
-    has_steps = "train" in files and options.only in ("", "train")
-    has_test = has_program and (has_steps or options.decoder is not None)
+    has_test = not options.freestanding and find_linker(options).programs
     progress.expect(_count_parts(each, has_test=has_test))
     own = compile_library(files, options, progress)
     name, source, codes = options.name, own.source, own.codes

@@ -91,6 +91,7 @@ _HEAD = """\
 """
 
 _SELFTEST_HEAD = """\
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

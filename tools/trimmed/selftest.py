@@ -1,5 +1,5 @@
-"""Self-test of a build: the losses of a few steps, and the scores by which a decoder continues a
-text, are recorded here and compared on the device.
+"""Self-test of a build: the losses of a few steps, or the answers of a build that cannot train, and
+the scores by which a decoder continues a text, are recorded here and compared on the device.
 
 The self-test reads the checkpoint next to the build, and checks by its CRC-32 that it is the
 recorded one; parameters can be larger than the rest of a build.
@@ -16,7 +16,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,18 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.base.element_types import HALVES, NUMPY
 from engine.base.errors import StateError
 from engine.base.plan_options import PRECISIONS, PlanOptions, Precision
+from engine.plan.plan import Plan
 from engine.system import files as files_io
 from engine.tools.trimmed.decoders import DecoderPlans, open_decoder
 from engine.tools.trimmed.plans import Planned, load_state
 from engine.training.decoder import CLOSE
 from engine.training.inference import read_sharing
 from engine.training.joined import JoinedStep
+from engine.training.large_constants import freeze_constants
+from engine.training.memory import Memory
+from engine.training.model import Model
 
-STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size
+STEPS, RATE = 3, 0.01  # at least so many steps or answers, and one of every batch size
 FIRST = 3  # tokens of a text at once, before as many single ones as there are steps
 # Of models that scale their loss: small enough that no CPU skips a step, whatever sums of float16
 # its products have.
@@ -111,6 +115,34 @@ def make_input(
     return values.reshape(shape), seed
 
 
+def _make_inputs(
+    plans: Sequence[Plan], names: Sequence[str]
+) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
+    """Yield made-up inputs of the plans of all batch sizes in turn, `STEPS` times or more often.
+
+    names: of the caller's inputs, in the order in which C fills them.
+    """
+    seed = 1
+    for call in range(max(STEPS, len(plans))):
+        plan, made = plans[call % len(plans)], {}
+        ports = {p.name: p for p in plan.inputs}
+        for name in names:
+            port = ports[name]
+            made[name], seed = make_input(plan.buffers[port.buffer].dtype, port.shape, seed)
+        yield made
+
+
+def _write_number(value: float) -> str:
+    """Return a number as C writes it, to the last bit."""
+    if math.isfinite(value):
+        return value.hex()
+    return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
+
+
+def _write_numbers(values: Sequence[float]) -> str:
+    return ", ".join(map(_write_number, values))
+
+
 def _sum_squares(values: npt.NDArray[Any]) -> float:
     """Return the sum of squares of a 1-D array in float64, without a copy of all of it in that
     type.
@@ -119,18 +151,30 @@ def _sum_squares(values: npt.NDArray[Any]) -> float:
     return math.fsum(float(block @ block) for block in blocks)
 
 
-def _find_precision(planned: Planned, precision: Precision) -> Precision:
-    """Return the precision of training steps; of those that chose it, as in their values."""
+def _list_types(plans: Sequence[Plan]) -> Set[str]:
+    """Return the element types of what plans compute and of their parameters."""
+    given = [{port.buffer for port in plan.inputs} for plan in plans]
+    return {
+        b.dtype
+        for plan, inputs in zip(plans, given, strict=True)
+        for k, b in enumerate(plan.buffers)
+        if k not in inputs
+    }
+
+
+def _find_precision(plans: Sequence[Plan], precision: Precision) -> Precision:
+    """Return the precision of plans; of those that chose it, as in their values."""
     if precision != "auto":
         return precision
-    return _find_half(
-        {b.dtype for plans in planned.batches.values() for b in plans["train"].buffers}
-    )
-
-
-def _find_half(dtypes: Set[str]) -> Precision:
-    """Return the 16-bit type that buffers have, or f32."""
+    dtypes = _list_types(plans)
     return next((half for half in PRECISIONS if half in HALVES and half in dtypes), "f32")
+
+
+def _find_tolerance(plans: Sequence[Plan], precision: Precision) -> float:
+    """Return how far answers may be from the recorded ones, relative to them."""
+    if _list_types(plans) & {"i8", "u8"}:
+        return CLOSE
+    return TOLERANCES[_find_precision(plans, precision)]
 
 
 def record(
@@ -153,6 +197,8 @@ def record(
         rows += _record_scores(files, planned.decoder, planning)
     if "train" in planned.plans:
         rows += _record_steps(files, planned, threads, planning.precision)
+    elif "infer" in planned.plans:
+        rows += _record_outputs(files, planned, threads, planning.precision)
     return "\n".join(rows)
 
 
@@ -170,13 +216,37 @@ def _record_scores(
     decoder = open_decoder(raw, state, planning, positions)
     answers = [decoder.append(text[:first]), *(decoder.append([t]) for t in text[first:])]
     sums = [_sum_squares(scores.reshape(-1)) for scores in answers]
-    dtypes = {b.dtype for plan in writing.plans.values() for b in plan.buffers}
-    tolerance = CLOSE if dtypes & {"i8", "u8"} else TOLERANCES[_find_half(dtypes)]
+    tolerance = _find_tolerance([*writing.plans.values()], planning.precision)
     return [
         f"#define FIRST_TOKENS {first}u",
         f"#define SCORES_TOLERANCE {tolerance}",
         f"static const int32_t text[] = {{{', '.join(map(str, text))}}};",
-        f"static const double recorded_sums[] = {{{', '.join(x.hex() for x in sums)}}};",
+        f"static const double recorded_sums[] = {{{_write_numbers(sums)}}};",
+    ]
+
+
+def _record_outputs(
+    files: Mapping[str, Path], planned: Planned, threads: int, precision: Precision
+) -> list[str]:
+    """Answer on made-up inputs, in the precision of the plans.
+
+    Returns declarations of the sums of squares of all outputs, answer by answer.
+    """
+    state, names = load_state(files), planned.outputs["infer"]
+    plans = [each["infer"] for each in planned.batches.values()]
+    memory = Memory(planning=PlanOptions(precision=_find_precision(plans, precision)))
+    whole = Model(files["eval"], state, memory, threads, "eval model")
+    freeze_constants([whole], memory)
+    model, sums = whole.select(names, "inference model"), list[float]()
+    for inputs in _make_inputs(plans, planned.inputs["infer"]):
+        program = model.get_program([inputs[name].shape for name in model.inputs])
+        for name in model.inputs:
+            program.inputs[name][...] = inputs[name]
+        program.run()
+        sums += [_sum_squares(program.outputs[name].reshape(-1)) for name in names]
+    return [
+        f"#define OUTPUTS_TOLERANCE {_find_tolerance(plans, precision)}",
+        f"static const double recorded_outputs[] = {{{_write_numbers(sums)}}};",
     ]
 
 
@@ -188,7 +258,8 @@ def _record_steps(
     Returns declarations of the losses, and of the sum of squares of the trained parameters.
     """
     state = CheckpointState.load_checkpoint(files["checkpoint"])
-    precision = _find_precision(planned, precision)
+    plans = [each["train"] for each in planned.batches.values()]
+    precision = _find_precision(plans, precision)
     scaling = None if planned.scales_loss else 1
     module = Module(files["train"], state, threads=threads, precision=precision, loss_scale=scaling)
     optimizer = Optimizer(files["optimizer"], module) if "optimizer" in files else None
@@ -197,14 +268,9 @@ def _record_steps(
     if planned.scales_loss:
         state.loss_scale = SCALE
     joined = JoinedStep(module, optimizer) if planned.is_joined and optimizer is not None else None
-    plans, seed, losses = [each["train"] for each in planned.batches.values()], 1, []
-    for step in range(max(STEPS, len(plans))):
-        plan, inputs = plans[step % len(plans)], []
-        ports = {p.name: p for p in plan.inputs}
-        for name in planned.inputs["train"]:
-            port = ports[name]
-            made, seed = make_input(plan.buffers[port.buffer].dtype, port.shape, seed)
-            inputs.append(made)
+    losses = list[float]()
+    for made in _make_inputs(plans, planned.inputs["train"]):
+        inputs = [*made.values()]
         results = module(*inputs) if joined is None else joined.run(inputs, check_finite=False)
         loss = results[0] if isinstance(results, tuple) else results
         losses.append(float(np.float32(loss.reshape(-1)[0])))
@@ -218,6 +284,6 @@ def _record_steps(
         f"#define LEARNING_RATE {RATE}f",
         f"#define LOSS_SCALE {SCALE if planned.scales_loss else 0.0}f",
         f"#define TOLERANCE {TOLERANCES[precision]}",
-        f"static const float recorded[] = {{{', '.join(x.hex() + 'f' for x in losses)}}};",
-        f"static const double recorded_square_sum = {square_sum.hex()};",
+        f"static const double recorded[] = {{{_write_numbers(losses)}}};",
+        f"static const double recorded_square_sum = {_write_number(square_sum)};",
     ]

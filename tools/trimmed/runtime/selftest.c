@@ -1,6 +1,7 @@
-/* The self-test of a build: continues a made-up text if there is a decoder, trains a few steps on
- * made-up data if there are training steps, and compares the scores and the losses with those
- * recorded when the library was built.  The exit status is 0 if they are equal up to rounding.
+/* The self-test of a build: continues a made-up text if there is a decoder; trains a few steps on
+ * made-up data if there are training steps, and otherwise answers on them; and compares the scores,
+ * the losses and the answers with those recorded when the library was built.  The exit status is 0
+ * if they are equal up to rounding.
  *
  *     selftest [CHECKPOINT]
  *
@@ -9,7 +10,9 @@
 
 /*@recorded@*/
 
-#if MODEL_TRAINS
+#define JUST_INFERS (MODEL_ANSWERS && !MODEL_TRAINS)
+
+#if MODEL_TRAINS || JUST_INFERS
 /* Return the next number of the generator that tools/trimmed/selftest.py describes. */
 static uint32_t next(uint32_t *seed)
 {
@@ -27,7 +30,7 @@ static size_t width(int dtype)
     }
 }
 
-#if MODEL_TRAINS
+#if MODEL_TRAINS || JUST_INFERS
 static void fill(const model_tensor *t, void *to, uint32_t *seed)
 {
     size_t size = width(t->dtype);
@@ -46,23 +49,42 @@ static void fill(const model_tensor *t, void *to, uint32_t *seed)
     }
 }
 
+/* Take the plans of the next batch size, and make up the inputs of a phase. */
+static void prepare(model *m, int phase, int call, uint32_t *seed)
+{
+    model_set_batch(m, model_batch_size(m, call % model_batch_count(m)));
+    for (int i = 0; i < model_input_count(m, phase); i++)
+        fill(model_input_info(m, phase, i), model_input(m, phase, i), seed);
+}
 #endif
+
+/* Return whether two numbers are the same: also if both are infinite, or both are NaN. */
+static int same(double value, double expected)
+{
+    return value == expected || (value != value && expected != expected);
+}
 
 /* Return whether a number is within a tolerance, relative to what is expected. */
 static int close_to(double value, double expected, double tolerance)
 {
     double bound = tolerance * (expected < 0 ? -expected : expected) + 1e-6;
-    return value - expected <= bound && expected - value <= bound;
+    int is_near = value - expected < bound && expected - value < bound;
+    return is_near || same(value, expected);
 }
 
 static double first_number(const model_tensor *t, const void *at)
 {
     switch (t->dtype) {
+    case MODEL_F32: return (double)*(const float *)at;
     case MODEL_F64: return *(const double *)at;
-    case MODEL_I32: return *(const int32_t *)at; /* integers that are trained in place */
+    case MODEL_I64: return (double)*(const int64_t *)at;
+    case MODEL_U64: return (double)*(const uint64_t *)at;
+    case MODEL_I32: return *(const int32_t *)at; /* integers that are trained in place, too */
+    case MODEL_U32: return *(const uint32_t *)at;
+    case MODEL_I16: return *(const int16_t *)at;
+    case MODEL_U16: return *(const uint16_t *)at;
     case MODEL_I8: return *(const int8_t *)at;
-    case MODEL_U8: return *(const uint8_t *)at;
-    default: return (double)*(const float *)at;
+    default: return *(const uint8_t *)at;
     }
 }
 
@@ -135,7 +157,8 @@ static int tell(const char *call, int number, const char *what, double value, do
 {
     double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
     int good = close_to(value, expected, tolerance);
-    const char *verdict = (float)value == (float)expected ? "equal" : good ? "close" : "WRONG";
+    int equal = same((double)(float)value, (double)(float)expected);
+    const char *verdict = equal ? "equal" : good ? "close" : "WRONG";
     printf("%s %d: %s %.9g, recorded %.9g, %s; %.3f ms of processor time\n", call, number, what,
            value, expected, verdict, ms);
     return !good;
@@ -173,9 +196,7 @@ static int train(model *m)
     if (LOSS_SCALE > 0)
         model_set_loss_scale(m, LOSS_SCALE);
     for (int s = 0; s < steps; s++) {
-        model_set_batch(m, model_batch_size(m, s % model_batch_count(m)));
-        for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
-            fill(model_input_info(m, MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i), &seed);
+        prepare(m, MODEL_TRAIN, s, &seed);
         clock_t begin = clock();
         int code = model_train_step(m, NULL, NULL);
 #if HAS_OPTIMIZER
@@ -187,7 +208,7 @@ static int train(model *m)
             return -1;
         const model_tensor *info = model_output_info(m, MODEL_TRAIN, 0);
         double loss = first_number(info, model_output(m, MODEL_TRAIN, 0));
-        bad += tell("step", s + 1, "loss", loss, (double)recorded[s], TOLERANCE, begin);
+        bad += tell("step", s + 1, "loss", loss, recorded[s], TOLERANCE, begin);
     }
     double sum = 0;
     for (int i = 0; i < model_parameter_count(m); i++) {
@@ -204,6 +225,39 @@ static int train(model *m)
     return bad;
 }
 #endif
+
+#if JUST_INFERS
+/* Answer on made-up inputs; return how many outputs are wrong, or -1 after an error. */
+static int answer(model *m)
+{
+    int bad = 0, outputs = model_output_count(m, MODEL_INFER);
+    int sums = (int)(sizeof recorded_outputs / sizeof *recorded_outputs);
+    uint32_t seed = 1;
+    for (int k = 0; k < sums / outputs; k++) {
+        prepare(m, MODEL_INFER, k, &seed);
+        clock_t begin = clock();
+        if (model_infer(m, NULL, NULL))
+            return -1;
+        for (int i = 0; i < outputs; i++) {
+            const model_tensor *info = model_output_info(m, MODEL_INFER, i);
+            char what[128];
+            snprintf(what, sizeof what, "squares of '%.100s'", info->name);
+            double sum = sum_squares(info, model_output(m, MODEL_INFER, i));
+            bad += tell("inference", k + 1, what, sum, recorded_outputs[k * outputs + i],
+                        OUTPUTS_TOLERANCE, begin);
+        }
+    }
+    return bad;
+}
+#endif
+
+/* Run a test unless one before it ended with an error; return the number of wrong results of all,
+ * or -1 after an error. */
+static int run(int (*test)(model *), model *m, int bad)
+{
+    int more = bad < 0 ? 0 : test(m);
+    return more < 0 ? -1 : bad + more;
+}
 
 int main(int argc, char **argv)
 {
@@ -225,19 +279,21 @@ int main(int argc, char **argv)
         return 2;
     }
     double start = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
-    int results[2] = {0, 0};
+    int bad = 0;
 #if MODEL_DECODES
-    results[0] = continue_text(m); /* before the parameters are trained, which it reads */
+    bad = run(continue_text, m, bad); /* before the parameters are trained, which it reads */
 #endif
 #if MODEL_TRAINS
-    results[1] = results[0] < 0 ? 0 : train(m);
+    bad = run(train, m, bad);
 #endif
-    if (results[0] < 0 || results[1] < 0) {
+#if JUST_INFERS
+    bad = run(answer, m, bad);
+#endif
+    if (bad < 0) {
         fprintf(stderr, "%s\n", model_message(m));
         model_destroy(m);
         return 2;
     }
-    int bad = results[0] + results[1];
     printf("%s: created in %.3f ms, with code for %s\n", bad ? "FAILED" : "passed", start,
            model_cpu(m));
     model_destroy(m);
