@@ -245,6 +245,10 @@ def test_the_bundled_linker_makes_a_library_for_every_named_target(
             assert made.libraries == ("libc.so",)
         case "macos":
             assert made.libraries == ("/usr/lib/libSystem.B.dylib",)
+            content = build(platform, tmp_path / "small", compiler="zig", size=True).read_bytes()
+            sections = (b"__stubs", b"__stub_helper", b"__eh_frame", b"__unwind_info")
+            assert [name for name in sections if name in content] == []
+            assert SPEC.symbol.encode() not in content, "the name of a kernel"
         case "windows":
             assert all(n.startswith(("api-ms-win-crt-", "KERNEL32")) for n in made.libraries)
             assert (tmp_path / "x.lib").read_bytes().startswith(b"!<arch>\n")

@@ -443,6 +443,16 @@ def test_a_windows_build_trains_on_threads() -> None:
     selftest("mlp", "windows-x86_64", 2)
 
 
+def test_a_library_for_windows_has_nothing_of_the_compilers_library() -> None:
+    """As that is one object of 60 KB; memcpy, memset, strlen and stack probes are its own."""
+    sizes = [
+        (make_build_for("windows-x86_64", "mlp", threads) / "mnist.dll").stat().st_size
+        for threads in (1, 2)
+    ]
+    assert sizes[0] < 72 * KIB
+    assert sizes[1] < 96 * KIB
+
+
 @needs_emulator("raspberrypi4")
 def test_a_build_for_size_trains_alike() -> None:
     selftest("mlp", "raspberrypi4", size=True)

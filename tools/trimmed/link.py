@@ -114,7 +114,7 @@ def find_compiler(
     # Clang's own target for Android would call functions of a library for atomic additions.
     is_bionic = platform.is_bionic and not freestanding
     target = _name_bionic(platform) if platform.is_bionic else platform.zig.split()
-    target += ["-isystem", str(_find_darwin_headers())] if has_headers else []
+    target += ["-isystem", str(find_darwin_headers())] if has_headers else []
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", *target)
     has_all = not (is_bionic or platform.sdk)
     return Compiler(zig, zig=True, bionic=is_bionic, programs=has_all)
@@ -128,7 +128,7 @@ def _name_bionic(platform: Platform) -> list[str]:
     return ["arm-linux-eabi", f"-mcpu={cpu}", "-mfloat-abi=softfp"]
 
 
-def _find_darwin_headers() -> Path:
+def find_darwin_headers() -> Path:
     """Return the folder of ziglang with the headers of Apple's C library, which it has for macOS
     alone.
     """
@@ -186,6 +186,8 @@ def link(
         if driver.bionic:
             bionic.write_headers(work / "bionic")
             common += ["-isystem", "bionic", "-DEDGEGRAD_BIONIC"]
+        if driver.zig and platform.form == "pe" and platform.machine == "x86_64":
+            common += ["-DEDGEGRAD_WINDOWS"] * (kind != "static")
         inputs = []
         for i, code in enumerate(objects):
             (work / f"kernels{i}.o").write_bytes(code)
@@ -270,8 +272,9 @@ def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str
     flags += [] if platform.is_bare else ["-fPIC"]
     flags += ["-ffunction-sections", "-fdata-sections", "-fno-ident"]
     flags += ["-fno-sanitize=undefined", "-fno-stack-protector"]
-    if platform.is_elf:
+    if platform.form in ("elf", "macho"):  # nothing unwinds C; they are 8 KB of a library for macOS
         flags += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
+    if platform.is_elf:
         flags += ["-fomit-frame-pointer"]  # gcc keeps it on aarch64, where it costs 400 bytes
         flags += ["-fno-semantic-interposition"]  # a library calls its own functions directly
     if size:
@@ -290,6 +293,9 @@ def _list_small_flags(
         flags += ["-fno-plt"]  # each function of the C library takes 40 bytes there
         if sum(map(len, objects)) < _NEAR:
             flags += ["-mcmodel=tiny"]  # addresses in one instruction
+    if kind == "shared" and platform.form == "macho" and driver.zig:
+        flags += ["-Xclang", "-fno-plt"]  # stubs, and pointers that may be bound later
+        flags += ["-mllvm", "-aarch64-macho-enable-nonlazybind"] * (platform.machine == "aarch64")
     return flags
 
 
@@ -328,7 +334,9 @@ def _link_flags(
             # A library has no constructors, so nothing runs at its start or end.
             flags += ["-nostartfiles"] if kind == "shared" else []
     elif platform.shared.endswith(".dylib"):
-        flags += ["-Wl,-dead_strip"]
+        # Local symbols go, and room in the header is what Apple's linker leaves: -s and ziglang's
+        # 4 KiB take 8 KB.
+        flags += ["-Wl,-dead_strip", "-Wl,-x", "-Wl,-headerpad,0x20"]
         flags += [f"-Wl,-install_name,@rpath/{name}"] if kind == "shared" else []
     elif kind == "shared":
         flags += [f"-Wl,--out-implib,{Path(name).stem}.lib"]

@@ -58,7 +58,7 @@ static int join(char *out, size_t size, const char *path, const char *end)
     for (const char *c = end; *c; c++)
         put_char(&t, *c);
     out[t.used] = 0;
-    return t.used == strlen(path) + strlen(end);
+    return t.used == length(path) + length(end);
 }
 
 enum { PATH_BYTES = 4096 };
@@ -216,7 +216,7 @@ static int replace_file(const char *from, const char *to)
 {
     char folder[PATH_BYTES];
     struct stat info;
-    size_t end = strlen(to);
+    size_t end = length(to);
     if (!stat(to, &info) && chmod(from, info.st_mode & 07777)) {
         /* some file systems have no permissions; the content matters more */
     }

@@ -1,6 +1,6 @@
 /* Functions that compilers for small CPUs call where the CPU lacks an instruction.  With them, an
  * archive for 32-bit ARM needs no compiler library for whole numbers and no mathematical library,
- * nor does a library for 32-bit Android that ziglang links.
+ * nor does a library for 32-bit Android that ziglang links.  At the end, what Windows needs.
  * They are weak: a program's own functions replace them.
  *
  * Source: Run-time ABI for the Arm Architecture, 4.3: "The standard integer functions" and "The
@@ -293,5 +293,51 @@ HELPER double sqrt(double x)
     bits = (root >> 1) + ((uint64_t)(1022 + (exponent - (exponent & 1)) / 2) << 52);
     copy(&x, &bits, sizeof x);
     return x;
+}
+#endif
+
+#ifdef EDGEGRAD_WINDOWS
+/* Functions for libraries of Windows that ziglang links.  The library of its compiler has them too,
+ * but is one object of 60 KB with every mathematical function. */
+
+void *memcpy(void *restrict to, const void *restrict from, size_t n)
+{
+    void *at = to;
+    __asm__ volatile("rep movsb" : "+D"(at), "+S"(from), "+c"(n) : : "memory");
+    return to;
+}
+
+void *memset(void *to, int byte, size_t n)
+{
+    void *at = to;
+    __asm__ volatile("rep stosb" : "+D"(at), "+c"(n) : "a"(byte) : "memory");
+    return to;
+}
+
+size_t strlen(const char *text) /* ziglang's start of a library calls it */
+{
+    return length(text);
+}
+
+void ___chkstk_ms(void);
+
+/* Touch every page of a frame of rax bytes, in order, as Windows adds pages to a stack one by one.
+ * No register changes.  Source: Microsoft, x64 ABI conventions, "Stack allocation". */
+__attribute__((naked)) void ___chkstk_ms(void)
+{
+    __asm__("pushq %rcx\n"
+            "pushq %rax\n"
+            "leaq 24(%rsp), %rcx\n" /* the caller's stack pointer */
+            "1: cmpq $4096, %rax\n"
+            "jb 2f\n"
+            "subq $4096, %rcx\n"
+            "orq $0, (%rcx)\n"
+            "subq $4096, %rax\n"
+            "jmp 1b\n"
+            "2: subq %rax, %rcx\n"
+            "orq $0, (%rcx)\n"
+            "popq %rax\n"
+            "popq %rcx\n"
+            "ret");
 }
 #endif
