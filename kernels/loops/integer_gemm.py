@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.gemm import split_threads
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.integers import GROUP, PANEL, find_offset, find_shape
@@ -26,6 +27,8 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
     Native,
+    Numbers,
+    Parameters,
     imin,
     inline,
     kernel,
@@ -35,6 +38,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import round_to_unit
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
 
 X_TYPES, Y_TYPES = ("u8", "i8"), ("u8", "i8", "f32", "i32")
@@ -171,6 +175,16 @@ INTEGER_GEMM_WORDS = Words(
 )
 
 
+def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
+    """Return the rows of X and Y; one thread runs a tile."""
+    words = INTEGER_GEMM_WORDS
+    c = words.unpack([int(n) for n in numbers])
+    alone = {words.place(name): 1 for name in ("grid_rows", "grid_columns")}
+    x, y = (ITEMSIZE[str(kind)] for kind in params)
+    steps = x * c["k"], y * c["n"], *[0] * 7
+    return Tiling(c["m"], steps, (words.place("m"),), alone)
+
+
 @kernel(
     f"""
     x: T[m, k]   y: out Y[m, n]   {OPERANDS} {SHIFT}
@@ -179,6 +193,7 @@ INTEGER_GEMM_WORDS = Words(
     words={"g": INTEGER_GEMM_WORDS},
     reach=lambda c: {"w": round_to_unit(c.n, PANEL) * round_to_unit(c.k, GROUP)},
     multiply_adds="m * n * k",
+    tiling=_tiling,
     T=X_TYPES,
     Y=Y_TYPES,
 )

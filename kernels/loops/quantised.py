@@ -30,6 +30,7 @@ from engine.kernels.vocabulary.kernel import (
     kernel,
     off,
     share,
+    share_blocks,
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
@@ -76,6 +77,28 @@ def read_zero(T: str) -> Inline:
         return zero
 
     return zero_point
+
+
+def read_zeros(T: str) -> Inline:
+    """Return an inline function: zero points of a row of blocks, one after another.
+
+    zeros(z, f, g, first, n, into): n of them, from the one at place `first` on.
+    """
+    zero_point, real = read_zero(T), Native("cast", (T, "i64"))
+    four, eight = (Native("unpack", (T, bits)) for bits in (4, 8))
+
+    @inline
+    def run(z, f, g, first, n, into):
+        least, step = real(g.zero_offset - g.offset), g.zero_column
+        if g.zero_bits == 4 and step == 1:
+            four(z, first, into, n, g.zero_flip, least, real(1))
+        elif g.zero_bits == 8 and step == 1:
+            eight(z, first, into, n, g.zero_flip, least, real(1))
+        else:
+            for j in range(n):
+                into[j] = zero_point(z, f, g, first + j * step)
+
+    return run
 
 
 def lines(target: Target, T: str) -> Inline:
@@ -257,6 +280,7 @@ def quantised_gemm(target: Target, T: str, trans_b: int) -> Body:
 
 # --- products of few rows
 
+COLUMNS = 4  # of C that are made together
 FEW = 4  # rows of A up to which W is turned into floats for each again, and stored nowhere
 
 QUANTISED_DOTS_WORDS = Words(
@@ -283,7 +307,7 @@ def _dots_reach(c: KernelCall) -> Reach:
 @kernel(
     """
     a: T[m, k]   q: u8|i8[...]   s: T[...]   z: u8|i8[...]   f: T[...]   c: out T[m, n]
-    bias: T[n] if mode & BIAS   work: scratch T[threads, blocks]
+    bias: T[n] if mode & BIAS   work: scratch T[threads, 4, blocks]
     g: i64[] where mode <= BIAS
     """,
     words={"g": QUANTISED_DOTS_WORDS},
@@ -296,24 +320,41 @@ def quantised_dots(target: Target, T: str, bits: int) -> Body:
 
     A: [m, k], W: [n, k], C: [m, n] row-major; bias: [n].  C overlaps no input.  Overwrites C.
     """
-    dot, zero_point, real = Native("block_dot", (T, bits)), read_zero(T), Native("cast", (T, "i64"))
+    many, one = (Native("block_dot", (T, bits, count)) for count in (COLUMNS, 1))
+    zeros, fill = read_zeros(T), loop(T, "z -> y[] = z")
+    real = Native("cast", (T, "i64"))
 
     def body(a, q, s, z, f, c, bias, work, g, tid, nthreads):
-        zeros = off(work, tid * g.blocks)
-        first, last = share(g.n, tid, nthreads)
-        for j in range(g.blocks):
-            zeros[j] = real(g.offset)
-        for column in range(first, last):
+        own = off(work, tid * COLUMNS * g.blocks)
+        first, last = share_blocks(g.n, COLUMNS, tid, nthreads)
+        fill(real(g.offset), own, COLUMNS * g.blocks)
+        row = udiv(g.row * bits, 8)
+        column = first
+        while column < last:
+            count = imin(last - column, COLUMNS)
             if g.zero_bits != 0:
-                for j in range(g.blocks):
-                    zeros[j] = zero_point(z, f, g, column * g.zero_row + j * g.zero_column)
-            packed = off(q, udiv(column * g.row * bits, 8))
-            scales = off(s, column * g.scale_row)
+                for j in range(count):
+                    zeros(z, f, g, (column + j) * g.zero_row, g.blocks, off(own, j * g.blocks))
+            packed, scales = off(q, column * row), off(s, column * g.scale_row)
             for i in range(g.m):
-                to = off(c, i * g.n + column)
-                dot(packed, off(a, i * g.k), scales, zeros, g.flip, g.blocks, g.block_column, to)
+                x, to = off(a, i * g.k), off(c, i * g.n + column)
+                # Columns that are made together read each element of A once.
+                if count == COLUMNS:
+                    many(
+                        packed, x, scales, own, g.flip, g.blocks, g.block_column, row, g.scale_row,
+                        to,
+                    )  # fmt: skip
+                else:
+                    for j in range(count):
+                        one(
+                            off(packed, j * row), x, off(scales, j * g.scale_row),
+                            off(own, j * g.blocks), g.flip, g.blocks, g.block_column, row,
+                            g.scale_row, off(to, j),
+                        )  # fmt: skip
                 if g.mode & BIAS != 0:
-                    to[0] += bias[column]
+                    for j in range(count):
+                        to[j] += bias[column + j]
+            column += COLUMNS
 
     return body
 
@@ -448,7 +489,7 @@ def lower_quantised_gemm(
         blocks = k // size
         lowering.call(
             quantised_dots(kind, matrix.bits), a=a, **matrix.arguments, c=y, bias=bias,
-            work=lowering.temp(kind, (threads, blocks)),
+            work=lowering.temp(kind, (threads, COLUMNS, blocks)),
             g=QUANTISED_DOTS_WORDS.pack(blocks=blocks, **numbers),
         )  # fmt: skip
         return

@@ -1,4 +1,4 @@
-"""Vector IR of the sum of products of a row of floats and a row of packed integers with blocks."""
+"""Vector IR of products of a row of floats and rows of packed integers with blocks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.dots import add_lanes
 from engine.kernels.vector_ir.unpack import I8, STEP, split
 from engine.kernels.vector_ir.vectors import (
     I32,
@@ -22,17 +23,21 @@ from engine.kernels.vector_ir.vectors import (
 )
 
 
-def block_dot(target: Target, T: str, bits: int) -> Any:
-    """block_dot(q, a, s, z, flip, blocks, size, y): y[0] = sum a_i ((q_i ^ flip) - z_j) s_j.
+def block_dot(target: Target, T: str, bits: int, columns: int) -> Any:
+    """block_dot(q, a, s, z, flip, blocks, size, q_row, s_row, y)
+
+    y[c] = sum a_i ((q_i ^ flip) - z_j) s_j for `columns` rows of integers, q_row bytes apart, with
+    scales s_row elements and zero points `blocks` elements apart.
 
     q_i is integer i of `bits` bits, packed as for `unpack`, from a whole byte on; j, the block of
     i, is i // size.  size is a multiple of `STEP`.
     """
     P, B = types.CPointer(NUMBA[T]), types.CPointer(types.uint8)
-    emit = call_outlined(f"block_dot_{T}_{bits}", lambda fn: _BlockDot(fn, T, bits).build())
+    name = f"block_dot_{T}_{bits}x{columns}"
+    emit = call_outlined(name, lambda fn: _BlockDot(fn, T, bits).build(columns))
 
-    def op(typingctx, q, a, s, z, flip, blocks, size, y):
-        return types.void(B, P, P, P, types.int64, types.int64, types.int64, P), emit
+    def op(typingctx, q, a, s, z, flip, blocks, size, q_row, s_row, y):
+        return types.void(B, P, P, P, *[types.int64] * 5, P), emit
 
     return op
 
@@ -47,54 +52,59 @@ class _BlockDot:
         name = f"llvm.fmuladd.v{STEP}{self.vt.element.intrinsic_name}"
         self.fma = intrinsic(fn.module, name, self.vt, [self.vt] * 3)
 
-    def build(self) -> None:
+    def build(self, columns: int) -> None:
         b = self.b
-        q, a, s, z, flip, blocks, size, y = self.fn.args
+        q, a, s, z, flip, blocks, size, q_row, s_row, y = self.fn.args
         for pointer in (q, a, s, z, y):
             pointer.add_attribute("noalias")
+        rows = [
+            [b.gep(p, [b.mul(step, I64(c))]) for p, step in ((q, q_row), (s, s_row), (z, blocks))]
+            for c in range(columns)
+        ]
         every = splat(b, b.trunc(flip, I8), STEP)
 
-        def add_block(j: Any, total: Any) -> Any:
-            zero = splat(b, b.load(b.gep(z, [j]), typ=self.vt.element), STEP)
+        def add_block(j: Any, totals: list[Any]) -> list[Any]:
+            zeros = [splat(b, b.load(b.gep(z, [j]), typ=self.vt.element), STEP) for *_, z in rows]
 
-            def add_step(i: Any, part: Any) -> Any:
+            def add_step(i: Any, parts: list[Any]) -> list[Any]:
                 at = b.add(b.mul(j, size), i)
-                value = b.fsub(self._read(q, at, every), zero)
-                return b.call(self.fma, [value, load(b, b.gep(a, [at]), self.vt, self.size), part])
+                left = load(b, b.gep(a, [at]), self.vt, self.size)
+                out = []
+                for (q, *_), zero, part in zip(rows, zeros, parts, strict=True):
+                    value = b.fsub(self._read(q, at, every), zero)
+                    out.append(b.call(self.fma, [value, left, part]))
+                return out
 
-            part = self._sum(size, STEP, add_step)
-            scale = splat(b, b.load(b.gep(s, [j]), typ=self.vt.element), STEP)
-            return b.call(self.fma, [part, scale, total])
+            parts = self._sum(size, STEP, columns, add_step)
+            out = []
+            for (_, s, _), part, total in zip(rows, parts, totals, strict=True):
+                scale = splat(b, b.load(b.gep(s, [j]), typ=self.vt.element), STEP)
+                out.append(b.call(self.fma, [part, scale, total]))
+            return out
 
-        value = self._sum(blocks, 1, add_block)
-        count = STEP
-        while count > 1:
-            count //= 2
-            halves = [
-                ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
-                for first in (0, count)
-            ]
-            value = b.fadd(*(b.shuffle_vector(value, value, half) for half in halves))
-        b.store(b.extract_element(value, I32(0)), y)
+        sums = add_lanes(b, self._sum(blocks, 1, columns, add_block), STEP)
+        for c in range(columns):
+            b.store(b.extract_element(sums, I32(c)), b.gep(y, [I64(c)]))
         b.ret_void()
 
-    def _sum(self, end: Any, step: int, add: Any) -> Any:
-        """Return the vector that `add(i, sum)` makes of 0 for i = 0, step, ... below end."""
+    def _sum(self, end: Any, step: int, count: int, add: Any) -> list[Any]:
+        """Return the vectors that `add(i, vectors)` makes of zeros for i = 0, step, ... to end."""
         b, entry = self.b, self.b.block
         head, inside, done = (b.append_basic_block(n) for n in ("head", "body", "done"))
         b.branch(head)
         b.position_at_end(head)
-        i, total = b.phi(I64), b.phi(self.vt)
+        i, totals = b.phi(I64), [b.phi(self.vt) for _ in range(count)]
         i.add_incoming(I64(0), entry)
-        total.add_incoming(ir.Constant(self.vt, [0.0] * STEP), entry)
         b.cbranch(b.icmp_signed("<", i, end), inside, done)
         b.position_at_end(inside)
-        after = add(i, total)
+        after = add(i, totals)
         i.add_incoming(b.add(i, I64(step)), b.block)
-        total.add_incoming(after, b.block)
+        for total, new in zip(totals, after, strict=True):
+            total.add_incoming(ir.Constant(self.vt, [0.0] * STEP), entry)
+            total.add_incoming(new, b.block)
         b.branch(head)
         b.position_at_end(done)
-        return total
+        return totals
 
     def _read(self, q: Any, at: Any, flip: Any) -> Any:
         """Return `STEP` integers from number `at` on, as floats."""

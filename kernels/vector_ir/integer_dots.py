@@ -13,6 +13,7 @@ No product or sum saturates: pmaddubsw, whose sums of 16 bits do, is not used.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -35,13 +36,22 @@ from engine.kernels.vector_ir.vectors import (
     splat,
     store,
 )
-from engine.kernels.vocabulary.integers import GROUP, PANEL, find_sign, find_window
+from engine.kernels.vocabulary.integers import GROUP, PANEL, find_sign
 
 F32 = LLVM["f32"]
 WIDE = ir.VectorType(I32, PANEL)  # the sums of a panel
 REALS = ir.VectorType(F32, PANEL)
 BYTES = PANEL * GROUP  # of a group of steps in a panel
 ROUNDER = 12582912.0  # 1.5 2^23: a float32 that is added to it is rounded to an integer
+# By lanes of 32 bits: instructions that round floats to integers, and that narrow integers to 16
+# bits, from there to u8, and to i8, all with bounds of their types.
+_CONVERT = {4: "llvm.x86.sse2.cvtps2dq", 8: "llvm.x86.avx.cvt.ps2dq.256",
+            16: "llvm.x86.avx512.mask.cvtps2dq.512"}  # fmt: skip
+_PACKS = {
+    4: tuple(f"llvm.x86.sse2.pack{kind}.128" for kind in ("ssdw", "uswb", "sswb")),
+    8: tuple(f"llvm.x86.avx2.pack{kind}" for kind in ("ssdw", "uswb", "sswb")),
+    16: tuple(f"llvm.x86.avx512.pack{kind}.512" for kind in ("ssdw", "uswb", "sswb")),
+}
 _MADD = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}  # by lanes of a sum
 
 
@@ -68,24 +78,53 @@ def integer_tile(target: Target, X: str, Y: str, rows: int, panels: int) -> Any:
     return op
 
 
-def integer_window(target: Target, X: str, Y: str) -> Any:
-    """integer_window(x, edge, at, w, y, start, factor, groups, channels, low, high, zero)
+def integer_windows(target: Target, X: str, Y: str) -> Any:
+    """integer_windows(x, edge, at, w, y, groups, channels, low, high, zero, count, step)
 
-    y[c] = out(start[c] + sum_t X_t[c] W[t, c]) for all channels c of one pixel.
+    y[p, c] = out(start[c] + sum_t X_t[p step + c] W[t, c]) for `count` pixels, all channels c.
 
-    X_t begins at x[at[t]], or at `edge` if at[t] < 0; there are as many as `groups` groups have
-    steps.  W is packed, all groups of a panel one after another.  The rest as of `integer_tile`.
+    X_t begins at x[at[t]]; if at[t] < 0 it is `edge` for all pixels.  There are as many as `groups`
+    groups have steps.  W, start and factor are what `turn_windows` writes; the rest is as of
+    `integer_tile`.
     """
     emit = call_outlined(
-        f"integer_window_{X}{Y}_{target.lanes(4)}{target.dots}",
-        lambda fn: _DotWindow(fn, target, X, Y).build(),
+        f"integer_windows_{X}{Y}_{target.lanes(4)}{target.dots}",
+        lambda fn: _DotWindows(fn, target, X, Y).build(),
     )
 
-    def op(typingctx, x, edge, at, w, y, start, factor, groups, channels, low, high, zero):
-        kinds = (NUMBA[X], NUMBA[X], types.int64, types.int8, NUMBA[Y], types.int32, types.float32)
-        return types.void(*[types.CPointer(t) for t in kinds], *[types.int64] * 5), emit
+    def op(typingctx, x, edge, at, w, y, groups, channels, low, high, zero, count, step):
+        kinds = (NUMBA[X], NUMBA[X], types.int64, types.int8, NUMBA[Y])
+        return types.void(*[types.CPointer(t) for t in kinds], *[types.int64] * 7), emit
 
     return op
+
+
+def turn_windows(target: Target, X: str, Y: str) -> Any:
+    """turn_windows(w, start, factor, into, groups, channels): what `integer_windows` reads.
+
+    w, start and factor are as `integer_tile` reads them.  They are written for one block of
+    channels after another, as wide as vectors of bytes; `count_turned` bytes.
+    """
+    emit = call_outlined(
+        f"turn_windows_{X}{Y}_{target.lanes(4)}{target.dots}",
+        lambda fn: _DotWindows(fn, target, X, Y).build_turning(),
+    )
+
+    def op(typingctx, w, start, factor, into, groups, channels):
+        kinds = (types.int8, types.int32, types.float32, types.int8)
+        return types.void(*[types.CPointer(t) for t in kinds], *[types.int64] * 2), emit
+
+    return op
+
+
+def join_vectors(b: Any, vectors: list[Any]) -> Any:
+    """Return the elements of vectors one after another, as one."""
+    while len(vectors) > 1:
+        size = 2 * vectors[0].type.count
+        mask = ir.Constant(ir.VectorType(I32, size), list(range(size)))
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [b.shuffle_vector(x, y, mask) for x, y in pairs]
+    return vectors[0]
 
 
 class _Sums:
@@ -138,10 +177,10 @@ class _Sums:
         b, module = self.b, self.fn.module
         if self.target.dots:
             name = {
-                "vpdpbusd": f"llvm.x86.avx512.vpdpbusd.{8 * self.target.vector}",
+                "vpdpbusd": f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}",
                 "sdot": "llvm.aarch64.neon.sdot.v4i32.v16i8",
             }[self.target.dots]
-            dot = intrinsic(module, name, self.vt, [self.vt, left.type, right.type])
+            dot = intrinsic(module, name, total.type, [total.type, left.type, right.type])
             return b.call(dot, [total, left, right])
         if self.is_narrow:
             wide = ir.VectorType(I16, self.step)
@@ -159,16 +198,11 @@ class _Sums:
 
     def join(self, vectors: list[Any]) -> Any:
         """Return the sums of a panel as one vector."""
-        b = self.b
-        while len(vectors) > 1:
-            size = 2 * vectors[0].type.count
-            mask = ir.Constant(ir.VectorType(I32, size), list(range(size)))
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [b.shuffle_vector(x, y, mask) for x, y in pairs]
+        whole = join_vectors(self.b, vectors)
         if self.parts == 1:
-            return vectors[0]
-        even, odd = (self._pick(vectors[0], range(s, 2 * PANEL, 2)) for s in (0, 1))
-        return b.add(even, odd)
+            return whole
+        even, odd = (self._pick(whole, range(s, 2 * PANEL, 2)) for s in (0, 1))
+        return self.b.add(even, odd)
 
     def _pick(self, vector: Any, lanes: Any) -> Any:
         """Return some lanes of a vector."""
@@ -181,17 +215,20 @@ class _Sums:
         """Note the range of the results, and how many columns of a ragged panel are stored."""
         b = self.b
         self.spare = b.alloca(memory(self.Y), size=PANEL)
-        self.low, self.high = (splat(b, b.sitofp(b.sub(v, zero), F32), PANEL) for v in (low, high))
-        self.zero, self.tail = splat(b, b.trunc(zero, I32), PANEL), tail
+        self.low, self.high = (b.sitofp(b.sub(v, zero), F32) for v in (low, high))
+        self.least, self.zero, self.tail = b.trunc(low, I8), b.trunc(zero, I32), tail
 
-    def finish(self, sums: Any, start: Any, factor: Any, into: Any, *, ragged: bool) -> None:
-        """Store what is made of the sums of a panel.
-
-        start, factor, into: addresses of its first column.
-        """
+    def make(self, sums: Any, factor: Any) -> Any:
+        """Return what is made of the sums of a panel; factor: the address of its first column."""
         b = self.b
-        sums = b.add(sums, load(b, start, WIDE, 4))
-        value = sums if self.Y == "i32" else self._scale(sums, factor)
+        if self.Y == "i32":
+            return sums
+        real = b.fmul(b.sitofp(sums, REALS), load(b, factor, REALS, 4))
+        return real if self.Y == "f32" else self.round([real])
+
+    def store_panel(self, value: Any, into: Any, *, ragged: bool) -> None:
+        """Store the results of a panel; of a ragged one the first `tail`."""
+        b = self.b
         align = 1 if self.Y in ("u8", "i8") else 4
         if not ragged:
             store(b, value, into, align)
@@ -208,16 +245,66 @@ class _Sums:
                 store(b, value, self.spare, align)
                 counted(b, I64(0), self.tail, 1, move)
 
-    def _scale(self, sums: Any, factor: Any) -> Any:
+    def round(self, reals: list[Any]) -> Any:
+        """Return numbers as bytes, rounded, ties to even, and within their range; in order."""
         b = self.b
-        real = b.fmul(b.sitofp(sums, REALS), load(b, factor, REALS, 4))
-        if self.Y == "f32":
-            return real
-        real = b.select(b.fcmp_ordered("<", real, self.low), self.low, real)
-        real = b.select(b.fcmp_ordered(">", real, self.high), self.high, real)
-        rounder = ir.Constant(REALS, [ROUNDER] * PANEL)
-        whole = b.sub(b.bitcast(b.fadd(real, rounder), WIDE), b.bitcast(rounder, WIDE))
-        return b.trunc(b.add(whole, self.zero), ir.VectorType(I8, PANEL))
+        if self.target.arch == "x86_64" and len(reals) == GROUP:
+            units = reals[0].type.count // 4  # 16-byte units of a vector
+            order = [4 * (k % units) + k // units for k in range(GROUP * units)]
+            packed = b.bitcast(self.pack(reals), ir.VectorType(I32, GROUP * units))
+            return b.bitcast(self._pick(packed, order), ir.VectorType(I8, 16 * units))
+        return self._join_bytes(reals)
+
+    def pack(self, reals: list[Any]) -> Any:
+        """Return four vectors of numbers as the bytes of one, as `round` does.
+
+        Of each vector in turn there are four, and then the next four: of results that are woven,
+        that is their order.
+        """
+        b, module, each = self.b, self.fn.module, reals[0].type.count
+        if self.target.arch != "x86_64":
+            assert each == 4, "one unit of 16 bytes: all are in order"
+            return self._join_bytes(reals)
+        ints, words = ir.VectorType(I32, each), ir.VectorType(I16, 2 * each)
+        octets = ir.VectorType(I8, 4 * each)
+        to_words, to_bytes = _PACKS[each][0], _PACKS[each][1 + (self.Y == "i8")]
+        high, parts = splat(b, self.high, each), list[Any]()
+        for real in reals:
+            # A number beyond 32 bits becomes the least one, so the upper bound comes before.
+            parts.append(self._convert(b.select(b.fcmp_ordered(">", real, high), high, real), ints))
+        pack = intrinsic(module, to_words, words, [ints, ints])
+        add = intrinsic(module, f"llvm.sadd.sat.v{2 * each}i16", words, [words, words])
+        zero = splat(b, b.trunc(self.zero, I16), 2 * each)
+        halves = [b.call(add, [b.call(pack, parts[i : i + 2]), zero]) for i in (0, 2)]
+        pack = intrinsic(module, to_bytes, octets, [words, words])
+        kind = "s" if self.Y == "i8" else "u"
+        most = intrinsic(module, f"llvm.{kind}max.v{4 * each}i8", octets, [octets, octets])
+        return b.call(most, [b.call(pack, halves), splat(b, self.least, 4 * each)])
+
+    def _convert(self, real: Any, kind: Any) -> Any:
+        """Return numbers rounded to integers of 32 bits, by the instruction of x86."""
+        b, name = self.b, _CONVERT[kind.count]
+        if kind.count < 16:
+            return b.call(intrinsic(self.fn.module, name, kind, [real.type]), [real])
+        taken = [real.type, kind, I16, I32]
+        convert = intrinsic(self.fn.module, name, kind, taken)
+        return b.call(convert, [real, ir.Constant(kind, None), I16(-1), I32(4)])
+
+    def _join_bytes(self, reals: list[Any]) -> Any:
+        """Return numbers as bytes, by operations that every target has."""
+        b = self.b
+        out = []
+        for real in reals:
+            count = real.type.count
+            kind = ir.VectorType(I32, count)
+            low, high = (splat(b, bound, count) for bound in (self.low, self.high))
+            real = b.select(b.fcmp_ordered("<", real, low), low, real)
+            real = b.select(b.fcmp_ordered(">", real, high), high, real)
+            rounder = ir.Constant(real.type, [ROUNDER] * count)
+            whole = b.sub(b.bitcast(b.fadd(real, rounder), kind), b.bitcast(rounder, kind))
+            out.append(b.add(whole, splat(b, self.zero, count)))
+        whole = join_vectors(b, out)
+        return b.trunc(whole, ir.VectorType(I8, whole.type.count))
 
     def loop(self, end: Any, starts: list[Any], advance: Any) -> list[Any]:
         """Return vectors after `vectors = advance(i, vectors)` for i in range(end)."""
@@ -266,16 +353,35 @@ class _DotTile(_Sums):
         # Fewer than a group are left: the last factor of a row stands where B has 0.
         some = b.select(b.icmp_signed("==", rest, I64(0)), I64(0), I64(1))
         step = iter(self.loop(some, sums, part))
-        for i, j in itertools.product(range(rows), range(panels)):
-            at = I64(PANEL * j)
-            self.finish(
-                self.join(list(itertools.islice(step, self.vectors))),
-                b.gep(start, [b.add(b.mul(lds, I64(i)), at)]),
-                b.gep(factor, [at]),
-                b.gep(y, [b.add(b.mul(ldy, I64(i)), at)]),
-                ragged=j + 1 == panels,
-            )
+        for i in range(rows):
+            row = [self.join(list(itertools.islice(step, self.vectors))) for _ in range(panels)]
+            at = b.gep(start, [b.mul(lds, I64(i))])
+            self._finish_row(row, at, factor, b.gep(y, [b.mul(ldy, I64(i))]))
         b.ret_void()
+
+    def _finish_row(self, row: list[Any], start: Any, factor: Any, y: Any) -> None:
+        """Store what is made of the sums of a row's panels."""
+        b = self.b
+        firsts = [load(b, b.gep(start, [I64(PANEL * j)]), WIDE, 4) for j in range(len(row))]
+        row = [b.add(sums, first) for sums, first in zip(row, firsts, strict=True)]
+        ends = [b.gep(factor, [I64(PANEL * j)]) for j in range(len(row))]
+        if len(row) < GROUP or self.lanes < PANEL or self.Y not in ("u8", "i8"):
+            for j, (sums, end) in enumerate(zip(row, ends, strict=True)):
+                into = b.gep(y, [I64(PANEL * j)])
+                self.store_panel(self.make(sums, end), into, ragged=j + 1 == len(row))
+            return
+        reals = [
+            b.fmul(b.sitofp(sums, REALS), load(b, end, REALS, 4))
+            for sums, end in zip(row, ends, strict=True)
+        ]
+        value = self.round(reals)
+        with b.if_else(b.icmp_signed(">=", self.tail, I64(PANEL))) as (whole, part):
+            with whole:
+                store(b, value, y, 1)
+            with part:
+                for j in range(len(row)):
+                    panel = self._pick(value, range(PANEL * j, PANEL * (j + 1)))
+                    self.store_panel(panel, b.gep(y, [I64(PANEL * j)]), ragged=j + 1 == len(row))
 
     def _read_word(self, row: Any, at: Any) -> Any:
         """Return a group of factors of A as a word."""
@@ -308,86 +414,255 @@ class _DotTile(_Sums):
         return out
 
 
-class _DotWindow(_Sums):
-    """Writes the body of `integer_window`."""
+class _DotWindows(_Sums):
+    """Writes the bodies of `integer_windows` and `turn_windows`.
+
+    A block of channels is as wide as a vector of bytes, at most, and no less than a panel.  Its
+    taps are interleaved in each 16 bytes of the vectors, which takes one instruction where whole
+    vectors take several, and 16-byte units of weights are put into that order once:
+
+        taps        a0 a1 ... a63, b0 b1 ... b63, ...         vectors of one tap
+        vector v    a[16 l + 4 v + i] b[...] c[...] d[...]     for its units l, for i < 4
+
+    widths: of blocks, the widest first.
+    """
+
+    def __init__(self, fn: Any, target: Target, X: str, Y: str) -> None:
+        super().__init__(fn, target, X, Y)
+        self.widths = [PANEL]
+        while target.dots and 2 * self.widths[0] <= target.vector:
+            self.widths.insert(0, 2 * self.widths[0])
 
     def build(self) -> None:
         b = self.b
-        x, edge, at, w, y, start, factor, groups, channels, low, high, zero = self.fn.args
-        for pointer in (x, edge, at, w, y, start, factor):
+        x, edge, at, w, y, groups, channels, low, high, zero, count, step = self.fn.args
+        for pointer in (x, edge, at, w, y):
             pointer.add_attribute("noalias")
-        whole = b.and_(channels, I64(-PANEL))
-        self.prepare(low, high, zero, b.sub(channels, whole))
-        size = b.mul(groups, I64(BYTES))
-        rest = b.alloca(ir.VectorType(I8, PANEL))
+        self.x, self.edge, self.at, self.y, self.groups = x, edge, at, y, groups
+        self.channels, self.count, self.step_x = channels, count, step
+        self.rest = b.alloca(ir.VectorType(I8, PANEL))
+        self.prepare(low, high, zero, b.and_(channels, I64(PANEL - 1)))
+        places = self._lay_out(w)
 
-        def run(c: Any, count: int, *, ragged: bool) -> None:
-            """Run some panels from channel c on, which share the addresses of taps."""
-            first = b.gep(w, [b.mul(b.udiv(c, I64(PANEL)), size)])
+        def run_block(c: Any, width: int) -> None:
+            weights, start, factor = places
+            weights = b.gep(weights, [b.mul(c, b.mul(groups, I64(GROUP)))])
+            ends = (b.gep(p, [b.mul(c, I64(4))]) for p in (start, factor))
+            self._run_pixels(c, width, weights, *ends, ragged=False)
 
-            def group(g: Any, sums: list[Any]) -> list[Any]:
-                places = [b.gep(at, [b.add(b.mul(g, I64(GROUP)), I64(t))]) for t in range(GROUP)]
-                starts = [self._read_tap(x, edge, place, c) for place in places]
-                out: list[Any] = []
-                for j in range(count):
-                    taps = [b.gep(start, [I64(PANEL * j)]) for start in starts]
-                    if ragged:
-                        taps = [self._read_part(tap, rest) for tap in taps]
-                    else:
-                        taps = [load(b, tap, ir.VectorType(I8, PANEL), 1) for tap in taps]
-                    weights = b.gep(first, [b.add(b.mul(size, I64(j)), b.mul(g, I64(BYTES)))])
-                    mine = sums[j * self.vectors : (j + 1) * self.vectors]
-                    out += self._multiply(taps, weights, mine)
-                return out
-
-            sums = self.loop(groups, [self.none] * (count * self.vectors), group)
-            for j in range(count):
-                part = sums[j * self.vectors : (j + 1) * self.vectors]
-                ends = (b.gep(p, [b.add(c, I64(PANEL * j))]) for p in (start, factor, y))
-                self.finish(self.join(part), *ends, ragged=ragged)
-
-        most = find_window(self.target)
-        done = counted(b, I64(0), whole, PANEL * most, lambda c: run(c, most, ragged=False))
-        if most > 1:
-            counted(b, done, whole, PANEL, lambda c: run(c, 1, ragged=False))
-        with b.if_then(b.icmp_signed("<", whole, channels)):
-            run(whole, 1, ragged=True)
+        c = I64(0)
+        for width in self.widths:
+            c = counted(b, c, channels, width, functools.partial(run_block, width=width))
+        with b.if_then(b.icmp_signed("<", c, channels)):
+            # The last block begins earlier if there is room: some channels are made twice.
+            is_wide = b.icmp_signed(">=", channels, I64(PANEL))
+            last = self._lay_out_last(w)
+            with b.if_else(is_wide) as (wide, narrow):
+                with wide:
+                    self._run_pixels(b.sub(channels, I64(PANEL)), PANEL, *last, ragged=False)
+                with narrow:
+                    self._run_pixels(I64(0), PANEL, *last, ragged=True)
         b.ret_void()
 
-    def _read_tap(self, x: Any, edge: Any, at: Any, c: Any) -> Any:
-        """Return the address of channel c of a tap."""
+    def build_turning(self) -> None:
         b = self.b
-        offset = b.load(at, typ=I64)
+        w, start, factor, into, groups, channels = self.fn.args
+        for pointer in (w, start, factor, into):
+            pointer.add_attribute("noalias")
+        self.groups, self.channels = groups, channels
+        w, start, factor = (b.bitcast(p, I8.as_pointer()) for p in (w, start, factor))
+        size = b.mul(groups, I64(BYTES))
+        per = b.mul(groups, I64(GROUP))  # bytes of a channel
+
+        def turn_block(c: Any, width: int) -> None:
+            units = width // PANEL
+            to, *ends = self._lay_out(into)
+            to = b.gep(to, [b.mul(c, per)])
+            of = b.gep(w, [b.mul(c, per)])
+
+            def turn_group(g: Any) -> None:
+                for unit, v in itertools.product(range(units), range(GROUP)):
+                    at = b.add(b.mul(size, I64(unit)), b.add(b.mul(g, I64(BYTES)), I64(PANEL * v)))
+                    dst = b.add(b.mul(g, I64(GROUP * width)), I64(width * v + PANEL * unit))
+                    self._move(b.gep(of, [at]), b.gep(to, [dst]), PANEL)
+
+            counted(b, I64(0), groups, 1, turn_group)
+            for source, end in zip((start, factor), ends, strict=True):
+                if source is factor and self.Y == "i32":
+                    continue
+                at = b.mul(c, I64(4))
+                for unit, v in itertools.product(range(units), range(GROUP)):
+                    of_unit = b.gep(source, [b.add(at, I64(BYTES * unit + PANEL * v))])
+                    to_unit = b.gep(end, [b.add(at, I64(width * v + PANEL * unit))])
+                    self._move(of_unit, to_unit, PANEL)
+
+        c = I64(0)
+        for width in self.widths:
+            c = counted(b, c, channels, width, functools.partial(turn_block, width=width))
+        with b.if_then(b.icmp_signed("<", c, channels)):
+            first = b.sub(channels, I64(PANEL))
+            first = b.select(b.icmp_signed(">", first, I64(0)), first, I64(0))
+            to, *ends = self._lay_out_last(into)
+
+            def turn_channels(g: Any) -> None:
+                for i in range(PANEL):
+                    c = b.add(first, I64(i))
+                    panel, column = b.udiv(c, I64(PANEL)), b.and_(c, I64(PANEL - 1))
+                    at = b.add(b.mul(panel, size), b.mul(g, I64(BYTES)))
+                    at = b.add(at, b.mul(column, I64(GROUP)))
+                    dst = b.add(b.mul(g, I64(BYTES)), I64(GROUP * i))
+                    self._move(b.gep(w, [at]), b.gep(to, [dst]), GROUP)
+
+            counted(b, I64(0), groups, 1, turn_channels)
+            for source, end in zip((start, factor), ends, strict=True):
+                if source is start or self.Y != "i32":
+                    self._move(b.gep(source, [b.mul(first, I64(4))]), end, BYTES)
+        b.ret_void()
+
+    def _lay_out(self, memory: Any) -> tuple[Any, Any, Any]:
+        """Return where weights, start and factor of the blocks begin."""
+        start = self.b.gep(memory, [self.b.mul(self._count_words(), self.groups)])
+        return memory, start, self.b.gep(start, [self._count_words()])
+
+    def _lay_out_last(self, memory: Any) -> tuple[Any, Any, Any]:
+        """Return the same of the last block, which is no whole panel of its own."""
+        b = self.b
+        weights = b.gep(self._lay_out(memory)[2], [self._count_words()])
+        start = b.gep(weights, [b.mul(self.groups, I64(BYTES))])
+        return weights, start, b.gep(start, [I64(BYTES)])
+
+    def _count_words(self) -> Any:
+        """Return the bytes of a word for each channel of whole panels."""
+        b = self.b
+        return b.mul(b.and_(b.add(self.channels, I64(PANEL - 1)), I64(-PANEL)), I64(4))
+
+    def _move(self, source: Any, into: Any, nbytes: int) -> None:
+        """Copy some bytes."""
+        store(self.b, load(self.b, source, ir.VectorType(I8, nbytes), 1), into, 1)
+
+    def _run_pixels(
+        self, c: Any, width: int, weights: Any, start: Any, factor: Any, *, ragged: bool
+    ) -> None:
+        """Make a block of channels of all pixels.
+
+        weights, start, factor: as `turn_windows` has written them for this block.
+        """
+        b = self.b
+        kind = ir.VectorType(I8, width)
+
+        def run(p: Any) -> None:
+            first = b.gep(self.x, [b.mul(p, self.step_x)])
+
+            def add_group(g: Any, sums: list[Any]) -> list[Any]:
+                places = [
+                    b.gep(self.at, [b.add(b.mul(g, I64(GROUP)), I64(t))]) for t in range(GROUP)
+                ]
+                taps = [self._read_tap(first, place, c, kind, ragged=ragged) for place in places]
+                mine = b.gep(weights, [b.mul(g, I64(GROUP * width))])
+                return self._multiply(taps, mine, sums)
+
+            sums = self.loop(self.groups, self._start(start, width), add_group)
+            into = b.gep(self.y, [b.add(b.mul(p, self.channels), c)])
+            self._finish_block(sums, start, factor, into, ragged=ragged)
+
+        counted(b, I64(0), self.count, 1, run)
+
+    def _start(self, start: Any, width: int) -> list[Any]:
+        """Return what sums of a block begin with."""
+        if self.parts == 2:
+            return [self.none] * self.vectors
+        kind = ir.VectorType(I32, width // GROUP)
+        return [load(self.b, self.b.gep(start, [I64(width * v)]), kind, 4) for v in range(GROUP)]
+
+    def _read_tap(self, first: Any, place: Any, c: Any, kind: Any, *, ragged: bool) -> Any:
+        """Return the channels of a block of a tap, from channel c on.
+
+        first: where the pixel of the first tap of the first window would be.
+        """
+        b = self.b
+        offset = b.load(place, typ=I64)
         is_inside = b.icmp_signed(">=", offset, I64(0))
-        base = b.select(is_inside, b.gep(x, [b.select(is_inside, offset, I64(0))]), edge)
-        return b.gep(base, [c])
+        base = b.select(is_inside, b.gep(first, [b.select(is_inside, offset, I64(0))]), self.edge)
+        tap = b.gep(base, [c])
+        if not ragged:
+            return load(b, tap, kind, 1)
+        into = b.bitcast(self.rest, I8.as_pointer())
 
-    def _read_part(self, tap: Any, rest: Any) -> Any:
-        """Return the last channels of a tap, with others after them."""
-        b = self.b
-        into = b.bitcast(rest, I8.as_pointer())
-
-        def move(c: Any) -> None:
-            b.store(b.load(b.gep(tap, [c]), typ=I8), b.gep(into, [c]))
+        def move(i: Any) -> None:
+            b.store(b.load(b.gep(tap, [i]), typ=I8), b.gep(into, [i]))
 
         counted(b, I64(0), self.tail, 1, move)
-        return settle(b, b.load(rest, typ=ir.VectorType(I8, PANEL)))
+        return settle(b, b.load(self.rest, typ=kind))
 
     def _multiply(self, taps: list[Any], weights: Any, sums: list[Any]) -> list[Any]:
         """Return the sums and the products of a group of taps with their weights."""
-        b = self.b
+        b, out = self.b, list[Any]()
+        taps = [self.flip(tap) for tap in taps]
+        if self.parts == 1:
+            width = taps[0].type.count
+            for v, (total, left) in enumerate(zip(sums, self._weave(taps), strict=True)):
+                right = load(b, b.gep(weights, [I64(width * v)]), left.type, 1)
+                out.append(self.add_products(total, left, right))
+            return out
         low, high = (self._interleave(taps[t], taps[t + 2]) for t in (0, 1))
         every = self._interleave(low, high)
-        out = []
         for v, total in enumerate(sums):
-            lanes = range(v * self.step, (v + 1) * self.step)
-            left = self.take(self.flip(self._pick(every, lanes)))
+            left = self.take(self._pick(every, range(v * self.step, (v + 1) * self.step)))
             right = self.take_weights(b.gep(weights, [I64(v * self.step)]))
             out.append(self.add_products(total, left, right))
         return out
+
+    def _weave(self, taps: list[Any]) -> list[Any]:
+        """Return four taps as four vectors, in which those of a channel lie together."""
+        b, kind = self.b, taps[0].type
+        pairs = ir.VectorType(I16, kind.count // 2)
+        (a, c), (d, e) = (self._zip(taps[t], taps[t + 1]) for t in (0, 2))
+        a, c, d, e = (b.bitcast(half, pairs) for half in (a, c, d, e))
+        return [b.bitcast(v, kind) for v in (*self._zip(a, d), *self._zip(c, e))]
+
+    def _zip(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return the elements of two vectors in turns: the lower and upper halves of 16 bytes."""
+        count = x.type.count
+        unit = PANEL * 8 // x.type.element.width  # elements of 16 bytes
+        halves = []
+        for half in (0, unit // 2):
+            order = [
+                start + half + k // 2 + k % 2 * count
+                for start in range(0, count, unit)
+                for k in range(unit)
+            ]
+            mask = ir.Constant(ir.VectorType(I32, count), order)
+            halves.append(self.b.shuffle_vector(x, y, mask))
+        return halves[0], halves[1]
 
     def _interleave(self, x: Any, y: Any) -> Any:
         """Return the elements of two vectors in turns."""
         size = x.type.count
         order = [k // 2 + k % 2 * size for k in range(2 * size)]
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 2 * size), order))
+
+    def _finish_block(
+        self, sums: list[Any], start: Any, factor: Any, into: Any, *, ragged: bool
+    ) -> None:
+        """Store what is made of the sums of a block."""
+        b = self.b
+        if self.parts == 2 or ragged:
+            joined = self.join(sums)
+            if self.parts == 2:
+                joined = b.add(joined, load(b, start, WIDE, 4))
+            self.store_panel(self.make(joined, factor), into, ragged=ragged)
+            return
+        each = sums[0].type.count
+        factors = [None] * GROUP
+        if self.Y != "i32":
+            kind = ir.VectorType(F32, each)
+            factors = [load(b, b.gep(factor, [I64(4 * each * v)]), kind, 4) for v in range(GROUP)]
+        if self.Y in ("u8", "i8"):
+            reals = [b.fmul(b.sitofp(s, f.type), f) for s, f in zip(sums, factors, strict=True)]
+            store(b, self.pack(reals), into, 1)
+            return
+        for v, (total, scale) in enumerate(zip(sums, factors, strict=True)):
+            value = total if scale is None else b.fmul(b.sitofp(total, scale.type), scale)
+            for unit in range(each // 4):
+                part = self._pick(value, range(4 * unit, 4 * unit + 4))
+                store(b, part, b.gep(into, [I64(PANEL * unit + 4 * v)]), 4)

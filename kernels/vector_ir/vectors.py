@@ -198,6 +198,48 @@ def copy(target: Target, T: str) -> Any:
     return op
 
 
+def copy_bytes(target: Target, T: str) -> Any:
+    """copy_bytes(dst, src, n): dst[i] = src[i] for n bytes; the ranges do not overlap.
+
+    For short runs, as windows of few channels are: the last bytes are moved as a whole that begins
+    earlier, with some that are in place already, and not one by one.
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def body(fn: Any) -> None:
+        dst, src, n = fn.args
+        for pointer in (dst, src):
+            pointer.add_attribute("noalias")
+
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        for size in sorted({target.vector, 16, 8, 4}, reverse=True):
+            vt = ir.VectorType(ir.IntType(8), size) if size >= 16 else ir.IntType(8 * size)
+            large, small = (fn.append_basic_block(name) for name in ("large", "small"))
+            b.cbranch(b.icmp_signed(">=", n, I64(size)), large, small)
+            b.position_at_end(large)
+
+            def move(i: Any, b: Any = b, vt: Any = vt) -> None:
+                store(b, load(b, b.gep(src, [i]), vt, 1), b.gep(dst, [i]), 1)
+
+            counted(b, I64(0), b.sub(n, I64(1)), size, move)
+            move(b.sub(n, I64(size)))
+            b.ret_void()
+            b.position_at_end(small)
+
+        def single(i: Any) -> None:
+            b.store(b.load(b.gep(src, [i]), typ=ir.IntType(8)), b.gep(dst, [i]))
+
+        counted(b, I64(0), n, 1, single)
+        b.ret_void()
+
+    emit = call_inlined(f"copy_bytes_{T}_{target.vector}", body)
+
+    def op(typingctx, dst, src, n):
+        return types.void(P, P, types.int64), emit
+
+    return op
+
+
 def zero(target: Target, T: str) -> Any:
     """zero(dst, n): dst[i] = 0 for n elements."""
     lanes, element = target.lanes(ITEMSIZE[T]), LLVM.get(T, I16)

@@ -48,10 +48,13 @@ def _count_registers(target: Target) -> tuple[int, int]:
     return registers, PANEL * (1 if target.dots else 2) // target.lanes(4)
 
 
-def find_window(target: Target) -> int:
-    """Return the panels that a window over each channel sums at a time."""
-    registers, vectors = _count_registers(target)
-    return max(1, min(4, registers // (2 * vectors)))
+def count_turned(groups: int, channels: int) -> int:
+    """Return the bytes that windows over each channel read: weights, starts and factors.
+
+    They are of whole panels, and of one more for last channels that fill none.
+    """
+    panels = -(-channels // PANEL) + 1
+    return panels * PANEL * (GROUP * groups + 8)
 
 
 def find_shape(target: Target) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.patches import following, pixel
 from engine.kernels.vocabulary.call import KernelCall, Reach
-from engine.kernels.vocabulary.integers import GROUP, PANEL, find_shape
+from engine.kernels.vocabulary.integers import GROUP, PANEL, count_turned, find_shape
 from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
@@ -44,6 +44,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import round_to_unit
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
 
 INTEGER_CONV_WORDS = Words(
@@ -58,6 +59,7 @@ INTEGER_DEPTHWISE_WORDS = Words(
     n="channels of Y",
     starts="1",
     repeats="how often a window sees each of its taps, with other weights",
+    room="bytes of what a thread turns",
     **RESULT,
     job=Field("the window", of=P.JOB),
 )
@@ -68,36 +70,64 @@ def _gather(T: str) -> Inline:
 
     gather(x, into, lda, q, i0, mb, zero)
     """
-    copy, fill = Native("convert", (T, T)), loop(T, "z* -> y[] = z")
+    copy, fill = Native("copy_bytes", (T,)), loop(T, "z* -> y[] = z")
+
+    @inline
+    def gather_edge(x, dst, q, n, iz, ih, left, zero):
+        c, unit = q.channels, q.unit
+        for kd in range(q.taps_d):
+            for kh in range(q.taps_h):
+                z, h = iz + kd * q.dilation_d, ih + kh * q.dilation_h
+                row = ((n * q.size_d + z) * q.size_h + h) * q.size_w
+                kw = 0
+                while kw < q.taps_w:
+                    iw = left + kw * q.dilation_w
+                    # Taps [lo, hi) of the run are inside; where none is, lo == hi.
+                    lo = imin(imax(-iw, 0), unit)
+                    hi = imax(imin(q.size_w - iw, unit), lo)
+                    if z < 0 or z >= q.size_d or h < 0 or h >= q.size_h:
+                        lo = hi = unit
+                    if lo > 0:
+                        fill(zero, dst, lo * c)
+                    if hi > lo:
+                        copy(off(dst, lo * c), off(x, (row + iw + lo) * q.ldx), (hi - lo) * c)
+                    if hi < unit:
+                        fill(zero, off(dst, hi * c), (unit - hi) * c)
+                    dst = off(dst, unit * c)
+                    kw += unit
 
     @inline
     def run(x, into, lda, q, i0, mb, zero):
-        c, unit = q.channels, q.unit
+        wide, per = q.unit * q.channels, udiv(q.taps_w, q.unit)
         n, od, oh, ow = pixel(i0, q)
-        for i in range(mb):
+        i = 0
+        while i < mb:
             dst = off(into, i * lda)
-            for kd in range(q.taps_d):
-                iz = od * q.stride_d - q.pad_d + kd * q.dilation_d
-                for kh in range(q.taps_h):
-                    ih = oh * q.stride_h - q.pad_h + kh * q.dilation_h
-                    row = ((n * q.size_d + iz) * q.size_h + ih) * q.size_w
-                    kw = 0
-                    while kw < q.taps_w:
-                        iw = ow * q.stride_w - q.pad_w + kw * q.dilation_w
-                        # Taps [lo, hi) of the run are inside; where none is, lo == hi.
-                        lo = imin(imax(-iw, 0), unit)
-                        hi = imax(imin(q.size_w - iw, unit), lo)
-                        if iz < 0 or iz >= q.size_d or ih < 0 or ih >= q.size_h:
-                            lo = hi = unit
-                        if lo > 0:
-                            fill(zero, dst, lo * c)
-                        if hi > lo:
-                            copy(off(dst, lo * c), off(x, (row + iw + lo) * q.ldx), (hi - lo) * c)
-                        if hi < unit:
-                            fill(zero, off(dst, hi * c), (unit - hi) * c)
-                        dst = off(dst, unit * c)
-                        kw += unit
-            n, od, oh, ow = following(n, od, oh, ow, q)
+            iz, ih = od * q.stride_d - q.pad_d, oh * q.stride_h - q.pad_h
+            left = ow * q.stride_w - q.pad_w
+            # How far the window is inside the image on each side; negative where it looks into
+            # padding.
+            right = q.size_w - 1 - left - (q.taps_w - 1) * q.dilation_w
+            below = q.size_h - 1 - ih - (q.taps_h - 1) * q.dilation_h
+            deep = q.size_d - 1 - iz - (q.taps_d - 1) * q.dilation_d
+            inside = imin(imin(imin(left, right), imin(ih, below)), imin(iz, deep))
+            many = 1
+            if inside >= 0:
+                # The next pixels of the line see no padding either, until a window reaches its end.
+                many = imin(imin(udiv(right, q.stride_w) + 1, q.out_w - ow), mb - i)
+                first = off(x, (((n * q.size_d + iz) * q.size_h + ih) * q.size_w + left) * q.ldx)
+                for line in range(q.taps_d * q.taps_h):
+                    kd = udiv(line, q.taps_h)
+                    down = (line - kd * q.taps_h) * q.dilation_h + kd * q.dilation_d * q.size_h
+                    for kw in range(per):
+                        src = off(first, (down * q.size_w + kw * q.dilation_w) * q.ldx)
+                        at = off(dst, (line * per + kw) * wide)
+                        for t in range(many):
+                            copy(off(at, t * lda), off(src, t * q.stride_w * q.ldx), wide)
+            else:
+                gather_edge(x, dst, q, n, iz, ih, left, zero)
+            n, od, oh, ow = following(n, od, oh, ow + many - 1, q)
+            i += many
 
     return run
 
@@ -122,6 +152,13 @@ def _conv_reach(c: KernelCall) -> Reach:
     }
 
 
+def _samples(c: KernelCall) -> Tiling | None:
+    q, at = P.JOB.unpack(c.job), INTEGER_CONV_WORDS.place("job")
+    steps = {"x": P.find_image_step(q), "y": math.prod(q["out"]) * c.n}
+    rows = (at + P.JOB.place("rows"),)
+    return c.cut(P.count_whole_images(q), steps, counts=rows, fixed=P.run_alone(at))
+
+
 @kernel(
     f"""
     x: T[...]   y: out Y[...]   patches: scratch T[...]   {OPERANDS} {SHIFT}
@@ -132,6 +169,7 @@ def _conv_reach(c: KernelCall) -> Reach:
     multiply_adds=lambda c: int(
         P.list_jobs(c.job)[0]["rows"] * c.n * P.list_jobs(c.job)[0]["depth"]
     ),
+    samples=_samples,
     T=X_TYPES,
     Y=Y_TYPES,
 )
@@ -187,6 +225,7 @@ def _depthwise_reach(c: KernelCall) -> Reach:
         "w": round_to_unit(c.n, PANEL) * groups,
         "y": lines * q["out"][2] * c.n,
         "at": c.scratch(groups, groups),
+        "turned": c.scratch(c.room, count_turned(groups // GROUP, c.n)),
     }
 
 
@@ -211,12 +250,14 @@ def see(table, q, n, od, oh, ow, channels):
 
 @kernel(
     f"""
-    x: T[...]   y: out Y[...]   edge: scratch T[threads, n]   at: scratch i64[...]   {OPERANDS}
+    x: T[...]   y: out Y[...]   edge: scratch T[threads, n]   at: scratch i64[...]
+    turned: scratch i8[...]   {OPERANDS}
     g: i64[] where mode <= BIAS and starts == 1 and repeats >= 1
     """,
     words={"g": INTEGER_DEPTHWISE_WORDS},
     reach=_depthwise_reach,
     multiply_adds=lambda c: P.count_window_products(P.list_jobs(c.job)[0]),
+    samples=P.cut_window(INTEGER_DEPTHWISE_WORDS),
     T=X_TYPES,
     Y=Y_TYPES,
 )
@@ -226,9 +267,9 @@ def integer_depthwise(target: Target, T: str, Y: str) -> Body:
     Weights that need 9 bits come as two of 8 bits, for a tap that is seen twice.
     """
     prepare, fill = prepare_start(target, T), loop(T, "z* -> y[] = z")
-    window = Native("integer_window", (T, Y))
+    turn, windows = (Native(name, (T, Y)) for name in ("turn_windows", "integer_windows"))
 
-    def body(x, y, edge, at, w, sums, zero, bias, factor, work, g, tid, nthreads):
+    def body(x, y, edge, at, turned, w, sums, zero, bias, factor, work, g, tid, nthreads):
         q = g.job
         taps = q.taps_d * q.taps_h * q.taps_w
         seen = g.repeats * taps
@@ -240,31 +281,32 @@ def integer_depthwise(target: Target, T: str, Y: str) -> Body:
             off(edge, tid * g.n),
         )
         prepare(start, bias, sums, zero, size, g.mode)
+        mine = off(turned, tid * g.room)
+        turn(w, start, factor, mine, groups, g.n)
         # A tap outside of the image reads a pixel of zero points, so that windows have no tests.
         fill(zero, outside, g.n)
-        # Steps after the last tap have weights of 0, whatever they see.
-        for t in range(seen, groups * GROUP):
-            table[t] = -1
         # Columns of windows from the first to the one before the last see no column outside.
         first = udiv(imax(q.pad_w, 0) + q.stride_w - 1, q.stride_w)
         room = q.size_w + q.pad_w - 1 - (q.taps_w - 1) * q.dilation_w
-        last = udiv(room, q.stride_w) + 1 if room >= 0 else 0
+        last = imin(udiv(room, q.stride_w) + 1, q.out_w) if room >= 0 else 0
         lines = udiv(q.rows, q.out_w)
         for line in range(udiv(lines * tid, nthreads), udiv(lines * (tid + 1), nthreads)):
             n, od, oh, _ = pixel(line * q.out_w, q)
-            for ow in range(q.out_w):
+            ow = 0
+            while ow < q.out_w:
                 # Windows that see no column outside differ from the first of them by a shift.
-                shift = 0
-                if first < ow < last:
-                    shift = (ow - first) * q.stride_w * g.n
-                else:
-                    see(table, q, n, od, oh, ow, g.n)
-                    for t in range(taps, seen):
-                        table[t] = table[t - taps]
-                window(
-                    off(x, shift), outside, table, w, off(y, (line * q.out_w + ow) * g.n), start,
-                    factor, groups, g.n, g.low, g.high, g.offset,
+                many = last - ow if first <= ow and ow < last else 1
+                see(table, q, n, od, oh, ow, g.n)
+                for t in range(taps, seen):
+                    table[t] = table[t - taps]
+                # Steps after the last tap have weights of 0, whatever they see.
+                for t in range(seen, groups * GROUP):
+                    table[t] = table[0]
+                windows(
+                    x, outside, table, mine, off(y, (line * q.out_w + ow) * g.n), groups, g.n,
+                    g.low, g.high, g.offset, many, q.stride_w * g.n,
                 )  # fmt: skip
+                ow += many
 
     return body
 
@@ -286,14 +328,16 @@ def lower_integer_conv(
     threads, T, Y = lowering.threads, x.type.dtype, y.type.dtype
     columns = round_to_unit(n, PANEL)
     if depthwise:
-        words = INTEGER_DEPTHWISE_WORDS.pack(
-            n=n, starts=1, repeats=depthwise, **weights.words(), job=j.words()
-        )
         seen = round_to_unit(depthwise * math.prod(j.taps), GROUP)
+        room = count_turned(seen // GROUP, n)
+        words = INTEGER_DEPTHWISE_WORDS.pack(
+            n=n, starts=1, repeats=depthwise, room=room, **weights.words(), job=j.words()
+        )
         operands = {k: v for k, v in weights.operands.items() if k != "shift"}
         lowering.call(
             integer_depthwise(T, Y), x=x, y=y, edge=lowering.temp(T, (threads * n,)),
-            at=lowering.temp("i64", (threads * seen,)), **operands,
+            at=lowering.temp("i64", (threads * seen,)),
+            turned=lowering.temp("i8", (threads * room,)), **operands,
             work=lowering.temp("i32", (threads * columns,)), g=words,
         )  # fmt: skip
         return
