@@ -28,6 +28,7 @@ from engine.graphs.planner.alone import list_with_alone
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.budget import Ladder, Rung, explain_too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
+from engine.graphs.planner.equal_calls import share_equal_calls
 from engine.graphs.planner.interpret_formulas import interpret_formulas
 from engine.graphs.planner.lower import DraftSource
 from engine.graphs.planner.once import take_once
@@ -266,6 +267,8 @@ class Planner:
         """Return the plan for the sizes of the shapes, which the recipe has taken."""
         draft = recipe.make_draft()
         drop_dead_calls(draft)
+        is_tight = self.options.budget is not None
+        share_equal_calls(draft, keeps=self._keeps(), is_tight=is_tight)
         self._check_bytes(draft)
         if not closed:
             make_rows(draft, self.target, self.threads)
