@@ -106,8 +106,11 @@ def measure_builds(name: str, options: Namespace) -> Iterator[Cells]:
             call_fresh(write_heads, name, folder, size)
             least = 0.0
             for kind in ("float", "int8"):
-                made = make_plans(list_artifacts(folder / kind), target, 1, [size], {}).plans
-                sizes = {of: made["train"].compute_region_bytes(of) for of in dict(_REGIONS)}
+                made = make_plans(list_artifacts(folder / kind), target, 1, [size], {})
+                plan = made.plans["train"]
+                sizes = {of: plan.compute_region_bytes(of) for of in dict(_REGIONS)}
+                # A build has the constants that its steps read, and no others.
+                sizes["frozen"] = sum(b.nbytes for b in plan.buffers if b.region == "frozen")
                 total = sum(sizes.values())
                 least = least or total
                 yield size, kind, *(n / MIB for n in (*sizes.values(), total)), total / least

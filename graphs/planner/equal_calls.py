@@ -102,7 +102,7 @@ class _Lives:
         self.most = 0 if is_tight else int(self.live.max(initial=0))
 
     def can_extend(self, old: Sequence[str], new: Sequence[str], place: int) -> bool:
-        """Let results live as long as those of an equal call at a place; return whether they can.
+        """Let results live as long as what an equal call at a place makes; return whether they can.
 
         If not, all is as it was.
         """

@@ -26,6 +26,7 @@ from engine.kernels.vector_ir.vectors import (
     I16,
     I32,
     I64,
+    LINE,
     LLVM,
     call_outlined,
     counted,
@@ -265,6 +266,8 @@ class _BlockProducts(_ChunkedRows):
         def advance(at: Any, sums: list[Any]) -> list[Any]:
             records = [b.gep(row, [b.mul(at, I64(self.record))]) for row in left]
             places = [self._find_chunk(row, at) for row in weights]
+            if rows == 1:
+                self._ask_early([q for q, *_ in places], b.mul(q_row, I64(columns)))
             return self._add_chunk(records, places, sums)
 
         totals = self._loop(chunks, totals, advance)
@@ -274,6 +277,21 @@ class _BlockProducts(_ChunkedRows):
             for j in range(columns):
                 b.store(b.extract_element(value, I32(j)), b.gep(into, [I64(j)]))
         b.ret_void()
+
+    def _ask_early(self, places: list[Any], ahead: Any) -> None:
+        """Ask memory for what the tile of the next columns reads.
+
+        Of a single row each weight is read once, as fast as memory gives it, and a row of weights
+        ends before caches have noticed that it is read in order.
+        """
+        b = self.b
+        kinds = [I32.as_pointer(), I32, I32, I32]
+        fetch = intrinsic(self.fn.module, "llvm.prefetch.p0", ir.VoidType(), kinds)
+        for place in places:
+            for line in range(0, self.width, LINE):
+                at = b.gep(place, [b.add(ahead, I64(line))])
+                # To be read, kept in the nearest cache, as data.
+                b.call(fetch, [b.bitcast(at, kinds[0]), I32(0), I32(3), I32(1)])
 
     def build_rest(self) -> None:
         b = self.b

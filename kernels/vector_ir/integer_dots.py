@@ -525,7 +525,7 @@ class _DotWindows(_Sums):
         return memory, start, self.b.gep(start, [self._count_words()])
 
     def _lay_out_last(self, memory: Any) -> tuple[Any, Any, Any]:
-        """Return the same of the last block, which is no whole panel of its own."""
+        """Return the same of the last block, where the last channels fill no panel."""
         b = self.b
         weights = b.gep(self._lay_out(memory)[2], [self._count_words()])
         start = b.gep(weights, [b.mul(self.groups, I64(BYTES))])
@@ -613,7 +613,7 @@ class _DotWindows(_Sums):
         return out
 
     def _weave(self, taps: list[Any]) -> list[Any]:
-        """Return four taps as four vectors, in which those of a channel lie together."""
+        """Return four taps as four vectors, in which the taps of a channel lie together."""
         b, kind = self.b, taps[0].type
         pairs = ir.VectorType(I16, kind.count // 2)
         (a, c), (d, e) = (self._zip(taps[t], taps[t + 1]) for t in (0, 2))
