@@ -21,6 +21,7 @@ from typing import Any
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.gemm import split_threads
 from engine.kernels.machine.target import Target
+from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.integers import GROUP, PANEL, find_offset, find_shape
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -168,6 +169,7 @@ INTEGER_GEMM_WORDS = Words(
     m="rows of Y",
     n="columns of Y",
     k="length of the sums",
+    samples="samples that rows are of, as many of each",
     rows="rows of A that are multiplied with all of B, one after another",
     starts=STARTS,
     grid=Field("into how many parts threads cut the work", names=("rows", "columns")),
@@ -175,25 +177,35 @@ INTEGER_GEMM_WORDS = Words(
 )
 
 
+ROOM = "(starts == 1 or starts > rows)"  # each row of a block has a start, or all have one
+_ALONE = {INTEGER_GEMM_WORDS.place(name): 1 for name in ("grid_rows", "grid_columns")}
+_COUNTS = (INTEGER_GEMM_WORDS.place("m"),)
+
+
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
     """Return the rows of X and Y; one thread runs a tile."""
-    words = INTEGER_GEMM_WORDS
-    c = words.unpack([int(n) for n in numbers])
-    alone = {words.place(name): 1 for name in ("grid_rows", "grid_columns")}
+    c = INTEGER_GEMM_WORDS.unpack([int(n) for n in numbers])
     x, y = (ITEMSIZE[str(kind)] for kind in params)
-    steps = x * c["k"], y * c["n"], *[0] * 7
-    return Tiling(c["m"], steps, (words.place("m"),), alone)
+    return Tiling(c["m"], (x * c["k"], y * c["n"], *[0] * 7), _COUNTS, _ALONE)
+
+
+def _samples(c: KernelCall) -> Tiling | None:
+    rows = c.m // c.numbers["samples"]
+    return c.cut(
+        c.numbers["samples"], {"x": rows * c.k, "y": rows * c.n}, counts=_COUNTS, fixed=_ALONE
+    )
 
 
 @kernel(
     f"""
     x: T[m, k]   y: out Y[m, n]   {OPERANDS} {SHIFT}
-    g: i64[] where min(rows, k, min(grid)) >= 1 and mode <= BIAS and (starts == 1 or starts > rows)
+    g: i64[] where min(rows, k, samples, min(grid)) >= 1 and mode <= BIAS and {ROOM}
     """,
     words={"g": INTEGER_GEMM_WORDS},
     reach=lambda c: {"w": round_to_unit(c.n, PANEL) * round_to_unit(c.k, GROUP)},
     multiply_adds="m * n * k",
     tiling=_tiling,
+    samples=_samples,
     T=X_TYPES,
     Y=Y_TYPES,
 )
@@ -291,6 +303,7 @@ def lower_integer_gemm(
             m=m,
             n=n,
             k=k,
+            samples=x.type.dims[0] if x.type.rank > 1 else 1,
             rows=block,
             starts=starts,
             grid=(rows, columns),

@@ -653,7 +653,7 @@ class _DotWindows(_Sums):
             self.store_panel(self.make(joined, factor), into, ragged=ragged)
             return
         each = sums[0].type.count
-        factors = [None] * GROUP
+        factors: list[Any] = [None] * GROUP
         if self.Y != "i32":
             kind = ir.VectorType(F32, each)
             factors = [load(b, b.gep(factor, [I64(4 * each * v)]), kind, 4) for v in range(GROUP)]

@@ -132,7 +132,8 @@ def test_products_are_exact(kind: str, weights: str, target: str) -> None:
 @pytest.mark.parametrize("weights", KINDS)
 @pytest.mark.parametrize(("channels", "filters", "groups", "taps", "stride", "pad", "dilation"), [
     (19, 24, 1, 3, 2, 1, 1), (3, 40, 1, 3, 1, 2, 2), (24, 24, 24, 3, 1, 1, 1),
-    (40, 40, 40, 5, 2, 2, 1), (16, 33, 1, 1, 1, 0, 1),
+    (40, 40, 40, 5, 2, 2, 1), (16, 33, 1, 1, 1, 0, 1), (112, 112, 112, 3, 2, 1, 1),
+    (203, 203, 203, 5, 1, 2, 1), (9, 9, 9, 3, 1, 1, 2),
 ])  # fmt: skip
 def test_convolutions_are_exact(
     channels: int, filters: int, groups: int, taps: int, stride: int, pad: int, dilation: int,

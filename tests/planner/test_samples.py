@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
+from bench.programs import load
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.graphs.io import onnx_io
@@ -20,6 +21,7 @@ from engine.graphs.planner.planner import make_plan
 from engine.inference import Session
 from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
+from engine.quantization import quantize
 from tests.support.blocks import list_groups, make_model
 
 # An inverted residual, 3 MiB wide for four samples, and a convolution whose weights are more
@@ -108,6 +110,23 @@ def test_answers_have_the_same_bits(threads: int) -> None:
     assert np.array_equal(session.run(None, {"x": x})[0], whole)
     for n in range(4):
         assert np.array_equal(session.run(None, {"x": x[n : n + 1]})[0][0], whole[n])
+
+
+def test_layers_in_integers_go_sample_by_sample() -> None:
+    """Their values have a quarter of the bytes, so that more samples make a wide value."""
+    x = np.random.default_rng(0).standard_normal((8, 16, 56, 56), np.float32)
+    graph = quantize(make_model(BLOCK).SerializeToString(), x).graph
+    feed = {"x": x}
+    program = load(graph, 1, feed)
+    with taking_whole_batches():
+        plain = load(graph, 1, feed)
+    for each in (program, plain):
+        each.run()
+    assert np.array_equal(program.outputs["y"], plain.outputs["y"])
+    plan = program.plan
+    groups = [steps for n, steps in list_groups(plan) if plan.steps[n].tiles == len(x)]
+    kernels = {step.kernel.split("_u8")[0] for steps in groups for step in steps}
+    assert {"integer_gemm", "integer_depthwise"} <= kernels
 
 
 @pytest.fixture
