@@ -22,7 +22,7 @@ from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.attention.backward import attention_grad
 from engine.kernels.ops.attention.forward import attention
 from engine.kernels.ops.conv import convolution, weight_gradient
-from engine.kernels.ops.conv.convolution import conv
+from engine.kernels.ops.conv.patch_product import conv
 from engine.kernels.ops.conv.winograd_tiles import LARGE
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad

@@ -6,7 +6,7 @@ Backward  dX[n, i, ci] = sum_{co, k, o: o s - p + k d = i} dY[n, o, co] W[co, ci
           needs X and W, never Y
 Error     as of a float dot product in blocks: of K in Y and dX, of pixels in dW and dB;
           winograd.py bounds its own
-Source    convolution.py, winograd.py, weight_gradient.py and depthwise.py say how
+Source    convolution.py, patch_product.py, winograd.py, weight_gradient.py and depthwise.py say how
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def conv_few_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
 
 def is_few(channels: int, filters: int, groups: int) -> bool:
     """Return whether a convolution of these sizes is faster here than in `convolution.py`."""
-    # With few filters a vector of filters, which is how the matrix product of convolution.py works,
+    # With few filters a vector of filters, which the matrix product of patch_product.py works with,
     # would be mostly empty; here vectors hold the channels that are read.
     return groups == 1 and filters <= MOST and channels >= LEAST
 
