@@ -20,7 +20,6 @@ from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 
 # Constants of these types are kept as the next wider type, which holds the same values.  This makes
@@ -47,9 +46,6 @@ UNKNOWN_SIZES = {"?", "-1", "None"}
 BFLOAT = ONNX_CODE["bf16"]
 # The types of values in graphs, by the numbers of their types in files.
 IN_GRAPHS: dict[int, str] = {**OF_ONNX, BFLOAT: "f32"}
-
-
-_MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
 def read_type(v: ValueInfoProto) -> TensorType | None:
@@ -144,7 +140,7 @@ def unpack(t: TensorProto) -> Array:
 
 def _takes_packed(op: Op) -> bool:
     """Return whether an op moves or converts integers of 4 bits."""
-    is_plain = op.movement in _MOVING or op.title == "Cast"
+    is_plain = op.movement.copies or op.title == "Cast"
     return not op.domain and (is_plain or op.name == "DequantizeLinear")
 
 
@@ -166,7 +162,7 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
                 f"{node.op} {node.name!r} reads {packed_inputs[0]!r} of 4 bits an element; "
                 f"supported: {', '.join(names)}"
             )
-        if packed_inputs and op and op.movement in _MOVING:
+        if packed_inputs and op and op.movement.copies:
             packed.update(node.outputs)
     if out := packed.intersection(graph.outputs):
         raise DTypeError(f"the output {min(out)!r} has 4 bits an element")

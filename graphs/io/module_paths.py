@@ -116,10 +116,12 @@ def _is_weight(array: Array) -> bool:
     return kind in "fV" or (kind in "iu" and array.dtype.itemsize == 1)
 
 
-def _moves(node: Any) -> bool:
+def _passes_on(node: Any) -> bool:
     """Return whether a node only moves its first input, or converts it to floats."""
     op = list_ops().get((node.domain, node.op_type))
-    return op is not None and (op.keeps_elements or op.name in ("Transpose", "DequantizeLinear"))
+    return op is not None and (
+        op.keeps_elements or op.movement.is_reversible or op.name == "DequantizeLinear"
+    )
 
 
 def _find_user(name: str, readers: Mapping[str, Sequence[_TensorReader]]) -> _TensorReader | None:
@@ -129,8 +131,8 @@ def _find_user(name: str, readers: Mapping[str, Sequence[_TensorReader]]) -> _Te
         using = readers.get(name)
         if not using:
             return reader
-        reader = next((r for r in using if not _moves(r.node)), using[0])
-        if not _moves(reader.node) or reader.place or not reader.node.output:
+        reader = next((r for r in using if not _passes_on(r.node)), using[0])
+        if not _passes_on(reader.node) or reader.place or not reader.node.output:
             return reader
         name = reader.node.output[0]
     return reader

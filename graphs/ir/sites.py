@@ -48,6 +48,12 @@ def get_declaration(graph: Graph, node: Node) -> Op:
     raise UnsupportedOpError(f"{where}: supported from opset {op.since}")
 
 
+def is_reversible_move(node: Node) -> bool:
+    """Return whether a node only moves its first input, in a way that can be undone."""
+    op = list_ops().get((node.domain, node.op))
+    return op is not None and op.movement.is_reversible
+
+
 def make_site(
     graph: Graph,
     node: Node,

@@ -476,7 +476,7 @@ class _Trials:
                 continue
             nodes.append(node)
             taken.update(filter(None, node.outputs))
-            if not _moves(node) and self.is_still(node):
+            if not _changes_with_sizes(node) and self.is_still(node):
                 wanted.append(node.outputs[0])
         if not wanted:
             return None
@@ -572,7 +572,7 @@ class _Trials:
         return Inferred(types, constants, known - constants.keys())
 
 
-def _moves(node: Node) -> bool:
+def _changes_with_sizes(node: Node) -> bool:
     """Return whether the result of a node differs whenever its sizes do, unless it leaves them out.
 
     A node that converts sizes may give the same result for different ones, such as a Cast to bool.

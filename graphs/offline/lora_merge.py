@@ -19,12 +19,11 @@ from engine.base.errors import InputError
 from engine.graphs.io import reference
 from engine.graphs.io.note import DOWN, METADATA, UP
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import is_reversible_move
 from engine.graphs.offline.linear import LinearLayer, LinearLayers
 from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
-from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime import mapping
 
@@ -130,7 +129,7 @@ class _Merging:
         readers = self.graph.find_consumers()
         return (
             root in self.graph.initializers
-            and all(map(_moves, way))
+            and all(map(is_reversible_move, way))
             and values.isdisjoint(self.graph.outputs)
             and all(mine.issuperset(readers.get(v, ())) for v in values)
         )
@@ -230,9 +229,3 @@ def _unpack_numbers(packed: Array, bits: int) -> Array:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return np.asarray(parts.reshape(packed.shape[0], -1), np.float64)
-
-
-def _moves(node: Node) -> bool:
-    """Return whether a node only moves its first input in a way that `undo_move` can undo."""
-    op = list_ops().get((node.domain, node.op))
-    return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")

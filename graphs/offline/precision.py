@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from engine.base.errors import DTypeError, ModelWarning, join_names, warn_user
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.sites import is_reversible_move
 from engine.graphs.passes.half import (
     cast_ends,
     convert_array,
@@ -22,8 +23,6 @@ from engine.graphs.passes.half import (
     has_halves,
     widen_halves,
 )
-from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.system.files import BFLOATS, NOTE
 
@@ -224,11 +223,6 @@ def _find_integer_weights(graph: Graph) -> set[str]:
     names: set[str] = set()
     for node in graph.nodes:
         is_weight = node.op == "DequantizeLinear" and node.inputs[0] in graph.initializers
-        if is_weight or (_moves(node) and node.inputs[0] in names):
+        if is_weight or (is_reversible_move(node) and node.inputs[0] in names):
             names.add(node.outputs[0])
     return names
-
-
-def _moves(node: Node) -> bool:
-    op = list_ops().get((node.domain, node.op))
-    return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")

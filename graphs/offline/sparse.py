@@ -224,7 +224,7 @@ def _list_uses(graph: Graph, known: set[str]) -> dict[str, list[_ParameterUse]]:
             if name not in source:
                 continue
             owner, axes = source[name]
-            if not _moves(node):
+            if not _maps_elements(node):
                 uses[owner].append(_ParameterUse(node, place, at, axes))
             elif at == 0:
                 source[node.outputs[0]] = (owner, _move_axes(node, axes))
@@ -247,14 +247,14 @@ def _fuse(graph: Graph, known: set[str]) -> Graph:
     return copy
 
 
-def _moves(node: Node) -> bool:
+def _maps_elements(node: Node) -> bool:
     """Return whether a node makes a value for each element of its first input alone, wherever it
     puts it; see `_move_axes`.
     """
     op = list_ops().get((node.domain, node.op))
     if op is None:
         return False
-    return op.keeps_elements or op.title in ("Transpose", "DequantizeLinear")
+    return op.keeps_elements or op.movement.is_reversible or op.title == "DequantizeLinear"
 
 
 def _move_axes(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:

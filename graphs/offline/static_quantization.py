@@ -34,7 +34,6 @@ from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 
 PRODUCTS = ("Conv", "Gemm", "MatMul")
 _BOUNDING = ("Relu", "Clip")  # a quantiser after one of these bounds in the same way
-_MOVING = (Movement.KEPT, Movement.MOVED)
 
 
 class FloatProduct(NamedTuple):
@@ -292,7 +291,7 @@ def _choose_activations(graph: Graph, products: Sequence[IntegerProduct]) -> dic
     sources: dict[str, str] = {}
     for name in sorted(wanted, key=lambda name: order[name]):
         path = [name]
-        while (maker := makers.get(path[-1])) is not None and _moves(maker):
+        while (maker := makers.get(path[-1])) is not None and _picks_elements(maker):
             if maker.inputs[0] in graph.initializers:  # rows of a table
                 break
             path.append(maker.inputs[0])
@@ -316,11 +315,12 @@ def _find_end(
     return value
 
 
-def _moves(node: Node) -> bool:
+def _picks_elements(node: Node) -> bool:
     """Return whether every element of a node's first output is one of its first input."""
     op = list_ops().get((node.domain, node.op))
     is_pool = node.op == "MaxPool" and not node.domain
-    return op is not None and (op.movement in _MOVING or is_pool)
+    picks = op is not None and op.movement.copies and op.movement is not Movement.JOINED
+    return picks or is_pool
 
 
 # --- the nodes

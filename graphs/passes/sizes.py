@@ -15,8 +15,6 @@ from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Op, Site
 from engine.kernels.vocabulary.sizes import Size, SizedArray, fill_array
 
-_MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
-
 
 def _divide(a: Any, b: Any) -> Any:
     """Return the whole part of a quotient, as ONNX divides integers."""
@@ -39,7 +37,7 @@ def fold_sizes(op: Op, site: Site) -> list[Array] | None:
     """
     if not any(isinstance(v, SizedArray) for v in site.values):
         return None
-    if op.movement in _MOVING and op.fold is not None:
+    if op.movement.copies and op.fold is not None:
         return _move_elements(op, site)
     return _compute(op, site) if op.expr is not None else None
 

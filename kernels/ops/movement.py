@@ -512,7 +512,7 @@ OPS = (
         infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _read_perm(site)]),),
         fold=lambda site: (site.known(0, "the input").transpose(_read_perm(site)),),
         samples=Samples.TRANSPOSED,
-        movement=Movement.MOVED,
+        movement=Movement.TRANSPOSED,
         storage=ALIKE,
         is_cheap=True,
     ),

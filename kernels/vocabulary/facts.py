@@ -45,9 +45,20 @@ class Movement(Enum):
     COMPUTED = "not said: the outputs are computed"
     KEPT = "output 0 has the elements of input 0 in their order"
     CONVERTED = "as KEPT, in another element type"
+    TRANSPOSED = "output 0 has the elements of input 0, its axes in the order of `perm`"
     MOVED = "every element of the outputs is one of input 0"
     JOINED = "every element of the outputs is one of the inputs"
     FILLED = "as MOVED, with a constant elsewhere"
+
+    @property
+    def copies(self) -> bool:
+        """True if every element of the outputs is one of the inputs, unchanged."""
+        return self in (Movement.KEPT, Movement.TRANSPOSED, Movement.MOVED, Movement.JOINED)
+
+    @property
+    def is_reversible(self) -> bool:
+        """True if input 0 can be made of output 0, by moving its elements back."""
+        return self in (Movement.KEPT, Movement.TRANSPOSED)
 
 
 class Samples(Enum):
