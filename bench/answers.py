@@ -30,7 +30,7 @@ from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
 from engine.inference import Session
 from engine.quantization import quantize
-from engine.runtime.program import Team
+from engine.runtime.team import Team
 from engine.tools.benchmark.workloads import WORKLOADS
 
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")

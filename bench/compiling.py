@@ -24,7 +24,7 @@ from engine.kernels.compiler import emit, lower
 from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 from engine.system.config import PREFIX, count_cores
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo

@@ -46,8 +46,8 @@ from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
-from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.program import BoundProgram as Bound
+from engine.runtime.team import LAUNCH, WORKER
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from engine.plan.plan import Kernel
 from engine.profiling.profile import Profile
 from engine.profiling.times import PHASES, StepTime
-from engine.runtime.program import BoundProgram, Resolver
+from engine.runtime.program import BoundProgram
 from engine.runtime.roofline import Roofline, measure
+from engine.runtime.team import Resolver
 from engine.runtime.timing import Stopwatch
 from engine.system.paths import Paths
 

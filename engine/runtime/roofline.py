@@ -20,7 +20,7 @@ from engine.plan.context import STATUS, STEP
 from engine.plan.plan import KernelSpec
 from engine.plan.words import LINE
 from engine.runtime.arena import allocate
-from engine.runtime.program import Resolver, get_team
+from engine.runtime.team import Resolver, get_team
 
 PEAK, STREAM = KernelSpec("peak", ("f32",)), KernelSpec("stream", ("f32",))
 SIZES = tuple(1 << k for k in range(14, 27))  # bytes that are streamed through: 16 KiB to 64 MiB

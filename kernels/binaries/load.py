@@ -19,7 +19,7 @@ from engine.kernels.loops import executor
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.registry import find_homes, list_templates
 from engine.plan.plan import Kernel, KernelSpec
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 from engine.system import cache
 from engine.system.config import PREFIX
 from engine.system.progress import WorkProgress

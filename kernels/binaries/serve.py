@@ -17,7 +17,7 @@ from engine.kernels.binaries.workers import Code, CompileJob, receive, send
 from engine.kernels.compiler import emit, lower
 from engine.kernels.loops import executor
 from engine.kernels.machine.target import detect_host
-from engine.runtime.program import LAUNCH
+from engine.runtime.team import LAUNCH
 
 # The compiler gets ready with its first kernel, which every plan needs.  Processes that are forked
 # after it are ready, too, and have its code.

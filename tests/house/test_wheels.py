@@ -23,7 +23,8 @@ from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.levels import LEVELS, list_levels, name_machine
 from engine.plan.plan import REGIONS, Plan
 from engine.runtime.arena import allocate
-from engine.runtime.program import LAUNCH, BoundProgram
+from engine.runtime.program import BoundProgram
+from engine.runtime.team import LAUNCH
 from engine.tools.dev import ship, wheels
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed import binary

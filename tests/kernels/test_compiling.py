@@ -26,7 +26,7 @@ from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import Body, kernel
 from engine.plan.plan import KernelSpec
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 from engine.system import progress
 from engine.tools.actions import demo
 
@@ -303,7 +303,7 @@ def test_who_compiles_nothing_imports_nothing_for_it(watched: Watched) -> None:
         "import sys\n"
         "from engine.kernels.binaries import load\n"
         "from engine.kernels.machine.target import detect_host\n"
-        "from engine.runtime.program import LAUNCH, WORKER\n"
+        "from engine.runtime.team import LAUNCH, WORKER\n"
         "load.start_early(detect_host())\n"
         "load.get_linker(detect_host()).get_addresses((LAUNCH, WORKER))\n"
         "print(*sorted({'concurrent.futures', 'engine.kernels.binaries.workers', 'logging', 'tqdm',"

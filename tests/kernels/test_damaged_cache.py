@@ -14,7 +14,7 @@ from engine.errors import (
 )
 from engine.kernels.binaries import load
 from engine.kernels.machine.target import detect_host
-from engine.runtime.program import LAUNCH
+from engine.runtime.team import LAUNCH
 from tests.support.thread_calls import run_in_threads
 
 BITCODE = b"BC\xc0\xde" * 100  # as it begins; nothing here reads more of it

@@ -36,7 +36,7 @@ from engine.errors import (
     NameNotFoundError,
     UnsupportedOpError,
 )
-from engine.runtime.program import Team
+from engine.runtime.team import Team
 from engine.tools.dev.cases.optimizer.case import DECAY, OptimizerCase, Update, list_cases
 from tests.support.harness import drop_type, get_gradient
 

@@ -17,7 +17,8 @@ from engine.kernels.analysis.cost import BEGIN
 from engine.plan import plan_file
 from engine.plan.plan import FAULT, Plan
 from engine.plan.verify import verify
-from engine.runtime.program import BoundProgram, get_team
+from engine.runtime.program import BoundProgram
+from engine.runtime.team import get_team
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve

@@ -25,7 +25,7 @@ from engine.kernels.machine.target import Target, make
 from engine.plan import plan_file
 from engine.plan.plan import Arg, Plan
 from engine.plan.verify import verify
-from engine.runtime.program import get_team
+from engine.runtime.team import get_team
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve

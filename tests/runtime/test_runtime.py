@@ -16,7 +16,8 @@ from engine.kernels.binaries.load import get_addresses
 from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
-from engine.runtime.program import BoundProgram, Team
+from engine.runtime.program import BoundProgram
+from engine.runtime.team import Team
 
 
 def chain(steps: int) -> Graph:

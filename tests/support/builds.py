@@ -18,7 +18,7 @@ import pytest
 
 from engine.graphs.io import onnx_io
 from engine.kernels.machine.target import Target, detect_host
-from engine.runtime.program import LAUNCH
+from engine.runtime.team import LAUNCH
 from engine.tools import cli
 from engine.tools.trimmed.api import ApiFunction, list_functions
 from engine.tools.trimmed.build import build, build_library

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine.runtime.program import Team
+from engine.runtime.team import Team
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 from engine import backend
 from engine.api import CheckpointState
 from engine.errors import StateError
-from engine.runtime.program import get_team
+from engine.runtime.team import get_team
 from engine.system.lock import RunLock
 from tests.support.interrupts import interrupt_call
 from tests.support.mlp import Training

@@ -25,7 +25,7 @@ from engine.kernels.binaries import load, serve, workers
 from engine.kernels.loops import executor
 from engine.kernels.machine.target import detect_host
 from engine.plan.plan import KernelSpec
-from engine.runtime.program import LAUNCH
+from engine.runtime.team import LAUNCH
 from engine.system import cache, files, trust
 from engine.training import plan_cache
 from tests.support.thread_calls import run_in_threads

@@ -18,7 +18,7 @@ from engine.errors import (
     StateError,
 )
 from engine.kernels.binaries import load
-from engine.runtime.program import Team
+from engine.runtime.team import Team
 from tests.support.mlp import Training
 from tests.support.places import ROOT
 from tests.support.thread_calls import run_in_threads

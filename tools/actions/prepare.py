@@ -22,7 +22,7 @@ from engine.kernels.binaries.source import KernelSet
 from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level, list_gains
 from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 from engine.tools.trimmed.plans import find_batch_shapes, list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.tools.trimmed.targets import resolve

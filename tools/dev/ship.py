@@ -42,8 +42,8 @@ from engine.kernels.machine.levels import (
 from engine.kernels.machine.target import FACTORS
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec
-from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.roofline import PEAK, STREAM
+from engine.runtime.team import LAUNCH, WORKER
 from engine.runtime.timing import TIMED_KERNEL
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import link

@@ -21,7 +21,7 @@ from engine.kernels.machine.target import Target
 from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
 from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
-from engine.runtime.program import LAUNCH
+from engine.runtime.team import LAUNCH
 from engine.tools.trimmed.api import (
     ApiFunction,
     Only,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from engine.base.errors import UnsupportedOpError
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 from engine.system import files as files_io
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.kernel_set import find_kernel_set

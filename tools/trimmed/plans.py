@@ -23,7 +23,7 @@ from engine.plan.plan import LOSS_SCALE, Kernel, KernelSpec, Plan
 from engine.plan.states import StateLayout, lay_out
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.decoders import (
     DecoderOptions,

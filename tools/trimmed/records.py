@@ -32,7 +32,7 @@ from engine.base.errors import ModelError
 from engine.kernels.compiler.calls import UNIT, Address, Calls, Kind, RecordField
 from engine.plan.context import CALL, MOVE, STEP, TILES
 from engine.plan.plan import PlanStep
-from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.team import LAUNCH, WORKER
 
 KINDS = 12  # bits of a head that hold the kind of a call
 REPEAT = (1 << KINDS) - 1
