@@ -296,7 +296,10 @@ OPS = (
         grad=gradient("Where(Or(Less(x, -lambd), Greater(x, lambd)), dy, 0)"),
     ),
     elementwise(
-        "Swish", f"x * {_SWISH}", "QuickGeluGrad(dy, x, alpha=alpha)", attrs={"alpha": 1.0}
+        "Swish",
+        f"x * {_SWISH}",
+        "com.microsoft.QuickGeluGrad(dy, x, alpha=alpha)",
+        attrs={"alpha": 1.0},
     ),
     Op(
         name="Gelu",
@@ -306,11 +309,11 @@ OPS = (
         expr=_gelu_expr,
         grad=_gelu_grad,
     ),
-    elementwise("Gelu", GELU, "GeluGrad(dy, x)", domain=MS),
+    elementwise("Gelu", GELU, "com.microsoft.GeluGrad(dy, x)", domain=MS),
     elementwise(
         "QuickGelu",
         f"x * {_SWISH}",
-        "QuickGeluGrad(dy, x, alpha=alpha)",
+        "com.microsoft.QuickGeluGrad(dy, x, alpha=alpha)",
         domain=MS,
         attrs={"alpha": 1.702},
     ),

@@ -294,10 +294,10 @@ OPS = (
     elementwise("Log", "log(x)", "Div(dy, x)"),
     elementwise("Sqrt", "sqrt(x)", "Div(Mul(dy, 0.5), y)"),
     elementwise("Reciprocal", "1 / x", "Neg(Mul(dy, Mul(y, y)))"),
-    elementwise("Relu", "where(x < 0, 0, x)", "ReluGrad(dy, y)"),
+    elementwise("Relu", "where(x < 0, 0, x)", "com.microsoft.ReluGrad(dy, y)"),
     elementwise("LeakyRelu", "where(x < 0, alpha * x, x)", attrs={"alpha": 0.01}, rule=_leaky_grad),
-    elementwise("Sigmoid", "sigmoid(x)", "SigmoidGrad(dy, y)"),
-    elementwise("Tanh", "tanh(x)", "TanhGrad(dy, y)"),
+    elementwise("Sigmoid", "sigmoid(x)", "com.microsoft.SigmoidGrad(dy, y)"),
+    elementwise("Tanh", "tanh(x)", "com.microsoft.TanhGrad(dy, y)"),
     elementwise(
         "Erf", "erf(x)", "Mul(dy, Mul(Exp(Neg(Mul(x, x))), 1.1283791670955126))"
     ),  # 2/sqrt(pi)

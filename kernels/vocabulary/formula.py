@@ -21,13 +21,8 @@ from engine.base.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Role
-from engine.kernels.vocabulary.op import MS, Array, Grad, Kind, Op, Site, TensorType, broadcast
+from engine.kernels.vocabulary.op import Array, Grad, Kind, Op, Site, TensorType, broadcast
 from engine.kernels.vocabulary.terms import Formulas
-
-# Training ops of com.microsoft that gradient texts may name.
-_MS_OPS = {
-    "ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad", "GeluGrad", "QuickGeluGrad",
-}  # fmt: skip
 
 
 def fold(site: Site) -> tuple[Array, ...]:
@@ -98,7 +93,8 @@ def formula(text: str, inputs: str = "x") -> Callable[[Site], Formulas]:
 def gradient(*texts: str, inputs: str = "x") -> Callable[..., tuple[str | None, ...]]:
     """Return the gradient rule from texts such as `"Mul(dy, y)"`, one an input.
 
-    They name ONNX nodes over dy, the output y, the inputs, numbers and attributes.
+    They name ONNX nodes over dy, the output y, the inputs, numbers and attributes.  Nodes of other
+    domains have these before their names, as in `com.microsoft.ReluGrad(dy, y)`.
     """
     trees = [ast.parse(t, mode="eval").body for t in texts]
     names = inputs.split()
@@ -117,10 +113,11 @@ def gradient(*texts: str, inputs: str = "x") -> Callable[..., tuple[str | None, 
                 return grad.like(-float(grad.site.attrs[name]), i)
             case ast.Constant(value=int() | float() as value):
                 return grad.like(float(value), i)
-            case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
+            case ast.Call(func=function, args=args, keywords=keywords):
+                domain, _, op = ast.unparse(function).rpartition(".")
                 attrs = {k.arg: grad.site.attrs[k.arg] for k in keywords if k.arg}
                 parts = [emit(grad, a, dy, i) for a in args]
-                return str(grad.op(op, *parts, domain=MS if op in _MS_OPS else "", **attrs))
+                return str(grad.op(op, *parts, domain=domain, **attrs))
         raise ValueError(ast.unparse(node))
 
     def rule(grad: Grad, dy: str) -> tuple[str | None, ...]:

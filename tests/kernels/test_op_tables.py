@@ -46,7 +46,6 @@ PATTERNS = {
     "graphs/passes/sequences.py: SEQUENCES": "forms of sequences",
     "graphs/passes/sizes.py: _INTEGERS": "the operators that sizes have",
     "kernels/loops/fold.py: FOLDS": "the folds that reductions run",
-    "kernels/vocabulary/formula.py: _MS_OPS": "the words of gradient texts",
 }
 
 
