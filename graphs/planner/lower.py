@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence, Set
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_ops, list_templates
 from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.signature import Access
 from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, make_shape_key, note_number
 from engine.plan.context import RANDOM, STATUS
 from engine.plan.plan import DONE, FAULT, LASTING, NOISE, UNWRITTEN, KernelSpec, Mode, Phase
@@ -107,7 +108,7 @@ class _NodeLowering:
         self,
         kernel: tuple[str, tuple[str | int, ...]],
         *,
-        operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
+        operands: Sequence[tuple[Access, Operand]] = (),
         may_alias: Sequence[tuple[int, int]] | None = None,
         updates: Container[str] = (),
         **named: Operand | int | float | Packed | None,

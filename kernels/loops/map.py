@@ -160,6 +160,15 @@ def lower_map(
     lower_formulas(lowering, Formulas.of(*formulas), ins, outs)
 
 
+def widen_integers(lowering: Lowering, x: Operand) -> Operand:
+    """Return an operand as i64; convert it first if it has another type."""
+    if x.type.dtype == "i64":
+        return x
+    wide = lowering.temp("i64", x.type.dims)
+    lower_map(lowering, [("cast", "i64", ("in", 0))], [x], [wide])
+    return wide
+
+
 def lower_formulas(
     lowering: Lowering, formulas: Formulas, ins: Sequence[Operand], outs: Sequence[Operand]
 ) -> None:

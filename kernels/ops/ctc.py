@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import report
-from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, widen_integers
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -38,7 +38,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import LABEL, LENGTH, STATUS
 
@@ -308,23 +308,13 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     return (logp.but(),)
 
 
-def _integers(lowering: Lowering, i: int) -> Operand:
-    """Return input i as i64."""
-    given = lowering.x(i)
-    if given.type.dtype == "i64":
-        return given
-    wide = lowering.temp("i64", given.type.dims)
-    lower_map(lowering, [("cast", "i64", ("in", 0))], [given], [wide])
-    return wide
-
-
 def _lower(lowering: Lowering) -> None:
     logp, y = lowering.x(0), lowering.y(0)
     T, (steps, n, classes) = logp.type.dtype, logp.type.dims
     width = lowering.x(1).type.dims[1]
     work = lowering.temp(T, (lowering.threads, 4 * (2 * width + 1 + PAD)))
     blank, zero = lowering.site.attrs["blank"], int(bool(lowering.site.attrs["zero_infinity"]))
-    label, inputs, lengths = (_integers(lowering, i) for i in (1, 2, 3))
+    label, inputs, lengths = (widen_integers(lowering, lowering.x(i)) for i in (1, 2, 3))
     lowering.call(
         ctc(T), logp=logp, label=label, inputs=inputs, lengths=lengths, loss=y, work=work,
         fault=lowering.fault(), n=n, steps=steps, classes=classes, width=width, blank=blank,
@@ -337,7 +327,7 @@ def _lower_grad(lowering: Lowering) -> None:
     T, (steps, n, classes) = logp.type.dtype, logp.type.dims
     width = lowering.x(2).type.dims[1]
     work = lowering.temp(T, (lowering.threads, (steps + 3) * (2 * width + 1 + PAD)))
-    label, inputs, lengths = (_integers(lowering, i) for i in (2, 3, 4))
+    label, inputs, lengths = (widen_integers(lowering, lowering.x(i)) for i in (2, 3, 4))
     lowering.call(
         ctc_grad(T), dy=dy, logp=logp, label=label, inputs=inputs, lengths=lengths, dx=dx,
         work=work, fault=lowering.fault(), n=n, steps=steps, classes=classes, width=width,

@@ -24,7 +24,7 @@ import numpy as np
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
-from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, widen_integers
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.softmax import (
     BLOCK,
@@ -340,16 +340,6 @@ def _read_reduction(site: Site) -> int:
     return REDUCTIONS[name]
 
 
-def _labels(lowering: Lowering, i: int) -> Operand:
-    """Return labels as i64."""
-    label = lowering.x(i)
-    if label.type.dtype == "i64":
-        return label
-    wide = lowering.temp("i64", label.type.dims)
-    lower_map(lowering, [("cast", "i64", ("in", 0))], [label], [wide])
-    return wide
-
-
 def _optional(lowering: Lowering, i: int) -> Operand | None:
     return lowering.x(i) if lowering.site.has(i) else None
 
@@ -357,7 +347,7 @@ def _optional(lowering: Lowering, i: int) -> Operand | None:
 def _ignore(lowering: Lowering, at: int | None) -> Operand | None:
     """Return ignore_index as an operand: input `at` of the node, or its attribute."""
     if at is not None and lowering.site.has(at):
-        return _labels(lowering, at)
+        return widen_integers(lowering, lowering.x(at))
     index = lowering.site.attrs.get("ignore_index")
     return None if index is None else lowering.const(np.array([index], np.int64))
 
@@ -383,9 +373,10 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
         lse = lowering.y(1) if is_wanted else lowering.temp(T, (2, n, inner))
         take_log_sums(lowering, x, lse, (n, classes, inner))
     weight, ignore = _optional(lowering, 2), _ignore(lowering, at)
+    label = widen_integers(lowering, lowering.x(1))
     sums = None if reduction == NONE else lowering.temp("f64", (lowering.threads, 2))
     lowering.call(
-        likelihood(T, *S), x=x, lse=lse, label=_labels(lowering, 1), weight=weight, ignore=ignore,
+        likelihood(T, *S), x=x, lse=lse, label=label, weight=weight, ignore=ignore,
         loss=y if sums is None else None, sums=sums, fault=lowering.fault(),
         n=n, classes=classes, inner=inner, shifted=int(lse is not None),
         weighted=int(weight is not None), ignored=int(ignore is not None), each=int(sums is None),
@@ -396,7 +387,8 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
 
 
 def _lower_grad(lowering: Lowering, at: int | None) -> None:
-    dy, x, dx, label = lowering.x(0), lowering.x(1), lowering.y(0), _labels(lowering, 2)
+    dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
+    label = widen_integers(lowering, lowering.x(2))
     if not dx.type.size:
         return
     (T, S), (n, classes, inner) = find_stored(x), _read_dims(lowering.site, 1)

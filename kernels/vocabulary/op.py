@@ -21,6 +21,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Role, Samples
 from engine.kernels.vocabulary.kernel import Template
+from engine.kernels.vocabulary.signature import Access
 from engine.kernels.vocabulary.terms import Formulas
 from engine.plan.states import State
 from engine.plan.words import Packed
@@ -331,7 +332,7 @@ class Lowering(Protocol):
         self,
         kernel: tuple[str, tuple[str | int, ...]],
         *,
-        operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
+        operands: Sequence[tuple[Access, Operand]] = (),
         may_alias: Sequence[tuple[int, int]] | None = None,
         updates: Container[str] = (),
         **named: Operand | int | float | Packed | None,

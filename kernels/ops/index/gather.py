@@ -21,7 +21,7 @@ import numpy as np
 
 from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
-from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, widen_integers
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import find_bits
 from engine.kernels.ops.shape import i64s, unknown
@@ -282,15 +282,11 @@ def one_hot(target: Target, T: str) -> Body:
 def wide_index(lowering: Lowering, i: int) -> Operand:
     """Return input i as i64."""
     index = lowering.x(i)
-    if index.type.dtype == "i64":
-        return index
     if index.type.dtype in ("b1", "f16") or (
         index.type.dtype in FLOATS and lowering.site.op != "OneHot"
     ):
         lowering.site.fail(f"the indices are {index.type.dtype}", "integers")
-    wide = lowering.temp("i64", index.type.dims)
-    lower_map(lowering, [("cast", "i64", ("in", 0))], [index], [wide])
-    return wide
+    return widen_integers(lowering, index)
 
 
 def walk_axis(site: Site, t: TensorType) -> tuple[int, int, int]:

@@ -35,7 +35,6 @@ from engine.kernels.ops.optimizer.ranges import (
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Declared,
     Numbers,
     Parameters,
     imin,
@@ -78,38 +77,30 @@ def cut_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
     return Blocks(runs, tuple(steps), numbered=True, unit=RUN, at=at)
 
 
-def write_runs_signature(sums: str) -> str:
-    """Return the signature of a kernel that makes a number of each run of x."""
-    return f"""
-    x: T[...]   {sums}: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
-    """
+# The signature of a kernel that sums over each run of x.
+RUN_SUMS = f"""
+    x: T[...]   sums: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
+"""
 
 
-def measure_runs_reach(sums: str) -> Declared:
+def measure_runs_reach(c: KernelCall) -> Reach:
     """Return the reach of such a kernel."""
-
-    def reach(c: KernelCall) -> Reach:
-        end, runs = find_ends(c)
-        used = min(runs, c.runs)
-        return {"x": end, sums: c.at + used if used else 0}
-
-    return reach
+    end, runs = find_ends(c)
+    used = min(runs, c.runs)
+    return {"x": end, "sums": c.at + used if used else 0}
 
 
-def runs_tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+def cut_run_sums(params: Parameters, numbers: Numbers) -> Blocks | None:
     """Cut such a kernel into blocks of runs."""
     return cut_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
 
 
-@kernel(
-    write_runs_signature("sums"), words=TABLES, reach=measure_runs_reach("sums"), tiling=runs_tiling
-)
-def square_sums(target: Target, T: str) -> Body:
-    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.
+def sum_runs(T: str, text: str) -> Body:
+    """Return the body of such a kernel: sums[at + r] = the sum, by a row program, over run r.
 
     Threads share the runs in blocks of `block`.
     """
-    run = loop(T, "x[] -> sum(x * x)")
+    run = loop(T, text)
 
     def body(x, sums, ranges, count, runs, at, block, tid, nthreads):
         first, last = share_blocks(runs, block, tid, nthreads)
@@ -123,6 +114,12 @@ def square_sums(target: Target, T: str) -> Body:
             done += own
 
     return body
+
+
+@kernel(RUN_SUMS, words=TABLES, reach=measure_runs_reach, tiling=cut_run_sums)
+def square_sums(target: Target, T: str) -> Body:
+    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges."""
+    return sum_runs(T, "x[] -> sum(x * x)")
 
 
 @inline

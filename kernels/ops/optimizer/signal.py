@@ -17,28 +17,23 @@ from __future__ import annotations
 
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import (
+    RUN_SUMS,
     check_floats,
+    cut_run_sums,
     measure_runs_reach,
-    runs_tiling,
-    write_runs_signature,
+    sum_runs,
 )
 from engine.kernels.ops.optimizer.ranges import (
-    RUN,
     TABLES,
     count_runs,
     pack_ranges,
-    within,
 )
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
-    imin,
     kernel,
-    off,
-    share_blocks,
 )
 from engine.kernels.vocabulary.op import MANY, OURS, Lowering, Op, Site, TensorType
-from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import STATUS
 
 atomic_load = Native("atomic_load")
@@ -64,31 +59,11 @@ def update_signal(target: Target, T: str) -> Body:
     return body
 
 
-@kernel(
-    write_runs_signature("counts"),
-    words=TABLES,
-    reach=measure_runs_reach("counts"),
-    tiling=runs_tiling,
-)
+@kernel(RUN_SUMS, words=TABLES, reach=measure_runs_reach, tiling=cut_run_sums)
 def nonfinite_counts(target: Target, T: str) -> Body:
-    """counts[at + r] = elements of run r of the range that are not finite.
-
-    Threads share the runs in blocks of `block`.
-    """
-    run = loop(T, "x[] -> sum(where(x - x == 0.0, 0.0, 1.0))")  # NaN of infinities and of NaN
-
-    def body(x, counts, ranges, count, runs, at, block, tid, nthreads):
-        first, last = share_blocks(runs, block, tid, nthreads)
-        done = 0
-        for k in range(count):
-            span = off(ranges.ranges, k)
-            low, high, own = within(ranges, k, done, first, last)
-            for r in range(low, high):
-                start = span.begin + r * RUN
-                counts[at + done + r] = run(off(x, start), imin(RUN, span.size - r * RUN))
-            done += own
-
-    return body
+    """sums[at + r] = elements of run r of the range that are not finite."""
+    # x - x is NaN for infinities and for NaN.
+    return sum_runs(T, "x[] -> sum(where(x - x == 0.0, 0.0, 1.0))")
 
 
 @kernel("before: b1[1] if given  counts: f64[runs]  y: out b1[1]  runs, given: i64")
@@ -137,8 +112,8 @@ def _lower_gradient(lowering: Lowering) -> None:
         n, runs = x.type.size, count_runs(x.type.size)
         table = lowering.const(pack_ranges([(0, n)]))
         lowering.call(
-            nonfinite_counts(x.type.dtype), x=x, counts=counts, ranges=table, count=1, runs=runs,
-            at=at, block=1, updates=("counts",) if at else (),
+            nonfinite_counts(x.type.dtype), x=x, sums=counts, ranges=table, count=1, runs=runs,
+            at=at, block=1, updates=("sums",) if at else (),
         )  # fmt: skip
         at += runs
     given = lowering.site.has(0)
