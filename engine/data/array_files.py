@@ -37,6 +37,11 @@ def is_array_file(value: Any) -> bool:
     return isinstance(value, str | os.PathLike) and os.fspath(value).lower().endswith(SUFFIXES)
 
 
+def is_data_path(data: Any) -> bool:
+    """Return whether data are given as a path, and not of a file of arrays."""
+    return isinstance(data, str | os.PathLike) and not is_array_file(data)
+
+
 def read(path: Any, names: Sequence[str] | None = None) -> Array | dict[str, Array]:
     """Return the array of a `*.npy` as a memory-map, or the arrays of a `*.npz` by their names.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.base.errors import InputError, ModelWarning, warn_user
-from engine.data.array_files import is_array_file
+from engine.data.array_files import is_data_path
 from engine.data.dataset import Dataset
 from engine.data.folders import TRAIN, split_of
 from engine.data.sources import dataset_of
@@ -36,7 +36,7 @@ def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> NamedMod
     """
     from engine.models.named_model import make
 
-    if _is_path(data):
+    if is_data_path(data):
         data = _open(data, kind.feature, (), "data")
     dataset = None if data is None else dataset_of(data)
     if data is not None and dataset is None:
@@ -65,10 +65,6 @@ def check_classes(trainer: BatchTrainer, classes: Sequence[str] | None) -> None:
             f"the model is for the classes {list(trainer.classes)}, and the data have "
             f"{list(classes)}"
         )
-
-
-def _is_path(data: Any) -> bool:
-    return isinstance(data, str | os.PathLike) and not is_array_file(data)
 
 
 def _open(

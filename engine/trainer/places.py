@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import InputError
-from engine.data.array_files import is_array_file
+from engine.data.array_files import is_data_path
 from engine.data.dataset import find_root
 from engine.data.files import DecodedFiles
 from engine.data.folders import TEST, TRAIN, VALIDATION, choose_validation, split_of
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Rows = list[dict[str, Any]]
-
-
-def is_path(data: Any) -> bool:
-    """Return whether data are given as a path, and not of a file of arrays."""
-    return isinstance(data, str | os.PathLike) and not is_array_file(data)
 
 
 def remember(learner: TrainingModels, data: Batches) -> None:
@@ -67,7 +62,7 @@ def open_training(
     Raises:
         EngineError: they cannot be read, or do not fit the model.
     """
-    if is_path(data):
+    if is_data_path(data):
         root = Path(data)
         files.check_exists(root)
         place = Path(split_of(root, TRAIN))
@@ -87,7 +82,7 @@ def open_training(
         data = dataset
     if isinstance(validation, int | float) and validation == 0:
         return data, None
-    if is_path(validation) and (is_path(data) or learner.known is not None):
+    if is_data_path(validation) and (is_data_path(data) or learner.known is not None):
         validation = open_labelled(learner, validation, (VALIDATION, TEST))
     return data, validation
 
@@ -135,7 +130,7 @@ def open_labelled(
     if is_frame(data) and known is not None and known.preparation is not None:
         targets = known.preparation.targets
         return Table(data, list(targets) or None, preparation=known.preparation)
-    if not is_path(data):
+    if not is_data_path(data):
         return data
     files.check_exists(Path(data))
     place = Path(split_of(data, *splits))
@@ -161,7 +156,7 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
         given = [{"words": text.split() if isinstance(text, str) else text} for text in data]
         places, samples = make_sentences(known, given, known.learned)
         return samples, places
-    paths = _list_paths(data) if known is not None or is_path(data) else []
+    paths = _list_paths(data) if known is not None or is_data_path(data) else []
     if not paths:
         return data, None
     for path in paths:
@@ -178,9 +173,9 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
 
 def _list_paths(data: Any) -> list[Path]:
     """Return the path of data, or the paths in a list; none: the data are something else."""
-    if isinstance(data, list | tuple) and all(map(is_path, data)):
+    if isinstance(data, list | tuple) and all(map(is_data_path, data)):
         return [Path(path) for path in data]
-    return [Path(data)] if is_path(data) else []
+    return [Path(data)] if is_data_path(data) else []
 
 
 def _are_texts(data: Any) -> bool:

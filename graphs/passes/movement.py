@@ -106,7 +106,7 @@ class _Movement:
         is_last = perm == [*range(rank - 2), rank - 1, rank - 2]
         if maker is None or not is_last or len(self.readers.get(source, ())) != 1:
             return
-        if source in self.outputs or not _is_product(maker):
+        if source in self.outputs or not is_plain_product(maker):
             return
         a, b = (self.types[i] for i in maker.inputs[:2])
         if min(a.rank, b.rank) < 2 or _is_set(maker, "transBatch"):
@@ -169,7 +169,7 @@ class _Movement:
         node.inputs = tuple(inputs)
 
 
-def _is_product(node: Node) -> bool:
+def is_plain_product(node: Node) -> bool:
     """Return whether a node only multiplies its two inputs."""
     if (node.domain, node.op) == ("", "Gemm"):
         return len(node.inputs) == 2

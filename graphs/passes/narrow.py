@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.may_add import add_by_table
+from engine.graphs.passes.movement import is_plain_product
 from engine.graphs.passes.simplify import find_ancestors, prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 from engine.kernels.vocabulary.sizes import make_array
@@ -78,7 +79,7 @@ class _Narrowing:
         axis, begin, end = window
         if (maker.domain, maker.op) == (MS, "ConvGrad"):
             return self.narrow_convolution(node, maker, axis, begin, end)
-        if len(self.readers[node.inputs[0]]) == 1 and _is_product(maker):
+        if len(self.readers[node.inputs[0]]) == 1 and is_plain_product(maker):
             return self.narrow_product(node, maker, axis, begin, end)
         return False
 
@@ -194,13 +195,6 @@ class _Narrowing:
             nodes.append(node)
             nodes += (part for o in node.outputs for part in self.early.get(o, ()))
         self.graph.nodes = nodes
-
-
-def _is_product(node: Node) -> bool:
-    """Return whether a node only multiplies its two inputs."""
-    if (node.domain, node.op) == ("", "Gemm"):
-        return len(node.inputs) == 2
-    return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
 
 
 def join_again(graph: Graph, types: Types) -> Graph:

@@ -22,16 +22,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
 
 from engine.base.errors import BudgetError
 from engine.graphs.planner.cuts import find_dependencies
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import (
+    count_live_bytes,
     count_work_bytes,
-    find_lifetimes,
     list_spans,
-    merge_inplace,
 )
 from engine.graphs.planner.order import order
 from engine.graphs.planner.recompute import Repeat, find_repeats, make_tasks, repeat
@@ -378,7 +376,7 @@ class Ladder:
         """Make the draft of a rung, and return what counts of it."""
         draft = self._make_untiled(rung)
         groups = self._tile_draft(draft, rung)
-        live = _count_live(draft)
+        live = count_live_bytes(draft)
         times = predict_seconds(make_tasks(draft, draft.calls), self._threads, again=True)
         return _Tiled(max(live, default=0), sum(times), tuple(_list_lives(draft, groups, live)))
 
@@ -436,15 +434,6 @@ def explain_too_little(plan: Plan, least: int, budget: int) -> BudgetError:
         f"{least} bytes: {regions}{plan.describe_fullest()}",
         least,
     )
-
-
-def _count_live(draft: Draft) -> list[int]:
-    """Return the bytes of work values that live at each call."""
-    change = [0] * (len(draft.calls) + 1)
-    for block in merge_inplace(draft, find_lifetimes(draft, draft.calls)):
-        change[block.first] += block.nbytes
-        change[block.last + 1] -= block.nbytes
-    return list(accumulate(change))[:-1]
 
 
 def _list_lives(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from engine.graphs.planner.draft import Draft, DraftCall
 from engine.plan.plan import align
@@ -117,6 +118,15 @@ def _is_in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> 
         if name in (w, r)
     }
     return is_alone and tiles == {cut.args[written]} and cut.args[written][0] > 0
+
+
+def count_live_bytes(draft: Draft) -> list[int]:
+    """Return the bytes of work values that live at each call."""
+    change = [0] * (len(draft.calls) + 1)
+    for block in merge_inplace(draft, find_lifetimes(draft, draft.calls)):
+        change[block.first] += block.nbytes
+        change[block.last + 1] -= block.nbytes
+    return list(accumulate(change))[:-1]
 
 
 def compute_liveness_bound(blocks: Sequence[MemoryBlock]) -> int:

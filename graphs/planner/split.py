@@ -12,10 +12,9 @@ rise.
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import accumulate
 
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import find_lifetimes, list_spans, merge_inplace
+from engine.graphs.planner.lifetimes import count_live_bytes, list_spans
 from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.samples import take_samples
 from engine.graphs.planner.tile import make_tiles
@@ -36,7 +35,7 @@ def group(draft: Draft, target: Target, threads: int) -> None:
 
     Calls that update parameters are in none, and stand where they belong before and after.
     """
-    limit = max(_count_live(draft), default=0)  # without groups
+    limit = max(count_live_bytes(draft), default=0)  # without groups
     move_updates_last(draft)
     take_samples(draft, target, threads)
     best = lower = _Groups(draft, target, threads, frozenset())
@@ -68,7 +67,7 @@ class _Groups:
         self.breaks = breaks
         groups = iter(make_tiles(self.draft, target, threads, breaks=breaks))
         settle_updates(self.draft)
-        live = _count_live(self.draft)
+        live = count_live_bytes(self.draft)
         self.peak = max(live, default=0)
         self.at_peak: tuple[int, ...] = ()
         for first, _ in list_spans(self.draft.calls):
@@ -87,15 +86,6 @@ class _Groups:
         """Return whether its lower peak is worth the bytes it moves more than the other."""
         fall, rise = 1 - self.peak / other.peak, self.moved / other.moved - 1
         return fall >= WORTH * rise
-
-
-def _count_live(draft: Draft) -> list[int]:
-    """Return the bytes of work values that live at each call."""
-    change = [0] * (len(draft.calls) + 1)
-    for block in merge_inplace(draft, find_lifetimes(draft, draft.calls)):
-        change[block.first] += block.nbytes
-        change[block.last + 1] -= block.nbytes
-    return list(accumulate(change))[:-1]
 
 
 def _count_moved(draft: Draft) -> int:
