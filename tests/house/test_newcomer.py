@@ -531,8 +531,8 @@ CORE = Addition(
     files={
         "tools/trimmed/targets.py": [
             Edit(
-                '    "aarch64": (',
-                '    "cortex-a78": (f"aarch64-{_LINUX}", "cortex-a78", "", "neon"),\n',
+                '    "aarch64": NamedTarget(',
+                '    "cortex-a78": NamedTarget(f"aarch64-{_LINUX}", "cortex-a78", "neon"),\n',
             )
         ]
     },

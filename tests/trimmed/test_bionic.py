@@ -28,7 +28,7 @@ def test_phones_have_what_is_declared(machine: str) -> None:
 def test_the_table_is_of_the_declared_functions() -> None:
     declared = {name for machine in MACHINES for name in bionic.list_functions(machine)}
     assert read_table().keys() == declared
-    versions = [int(re.findall(r"android\D*(\d+)$", TARGETS[name][0])[0]) for name in ANDROID]
+    versions = [int(re.findall(r"android\D*(\d+)$", TARGETS[name].triple)[0]) for name in ANDROID]
     assert min(versions) >= OLDEST
 
 

@@ -99,10 +99,10 @@ def find_emulator(target: str) -> Emulator | None:
     if target in ("raspberrypi1", "raspberrypi2"):
         # Debian's C library for hard floats is for ARMv7; so is the CPU that runs builds for ARMv6.
         return _make_qemu("arm", "cortex-a7", "arm-linux-gnueabihf")
-    triple, cpu, *_ = TARGETS.get(target, ("", ""))
-    if triple.startswith("aarch64-") and "linux-gnu" in triple:
+    row = TARGETS.get(target)
+    if row is not None and row.triple.startswith("aarch64-") and "linux-gnu" in row.triple:
         emulated = {"generic": "cortex-a53"} | {core: core for core in ARM64}
-        return _make_qemu("aarch64", emulated.get(cpu, ARM64[-1]), "aarch64-linux-gnu")
+        return _make_qemu("aarch64", emulated.get(row.cpus, ARM64[-1]), "aarch64-linux-gnu")
     if target == "riscv64":
         return _make_qemu("riscv64", "rv64", "riscv64-linux-gnu")
     if target == "windows-x86_64":

@@ -178,69 +178,102 @@ _BARE_8 = "thumbv8m.main-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
 _X86_64 = "cascadelake,x86-64-v4,alderlake,x86-64-v3,x86-64-v2"
 _ARM64 = "cortex-a76,generic"
-# name -> (triple, LLVM CPUs, LLVM features or None for its set's, instruction set)
-# Of several CPUs the best is first, and all run the code of the last.
-TARGETS: dict[str, tuple[str, str, str | None, str]] = {
-    "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
-    "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),
-    "raspberrypi3": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
-    "raspberrypi4": (f"aarch64-{_LINUX}", "cortex-a72", "", "neon"),
-    "raspberrypi5": (f"aarch64-{_LINUX}", "cortex-a76", "", "neon"),
-    "raspberrypizero2": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
-    "cortex-a55": (f"aarch64-{_LINUX}", "cortex-a55", "", "neon"),  # RK356x boards, phones
-    "aarch64": (f"aarch64-{_LINUX}", _ARM64, "+neon", "neon"),
-    "x86-64": (f"x86_64-{_LINUX}", _X86_64, "", "sse"),
-    "x86-64-v2": (f"x86_64-{_LINUX}", "x86-64-v2", "", "sse"),
-    "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
-    "x86-64-v4": (f"x86_64-{_LINUX}", "x86-64-v4", "", "avx512"),
-    "android-aarch64": ("aarch64-linux-android24", _ARM64, "+neon", "neon"),
-    "android-armv7": ("armv7a-linux-androideabi24", "cortex-a7", None, "neon32"),
-    "android-x86_64": ("x86_64-linux-android24", "x86-64-v2", "", "sse"),
-    "ios-arm64": ("arm64-apple-ios13.0", "apple-a9", "", "neon"),
-    "ios-simulator": ("arm64-apple-ios14.0-simulator", "apple-m1", "", "neon"),
-    "macos-arm64": ("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
-    "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
-    "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
-    "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", None, "rv64"),
-    "wasm32": (_WASM, "generic", None, "wasm"),
-    "wasm32-relaxed": (_WASM, "generic", None, "wasm_relaxed"),
-    "wasm32-threads": (_WASM, "generic", f"+simd128,{_SHARED_MEMORY}", "wasm"),
-    "wasm32-relaxed-threads": (
-        _WASM,
-        "generic",
-        f"+simd128,{RELAXED_SIMD},{_SHARED_MEMORY}",
-        "wasm_relaxed",
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTarget:
+    """Row of `TARGETS`: the platform and the CPUs that a name stands for.
+
+    triple: LLVM's.
+    cpus: LLVM's names of CPUs with commas, the best first; all run the code of the last.
+    instructions: the instruction set, a key of `INSTRUCTION_SETS`.
+    features: LLVM's features; None for those of the instruction set.
+    other_names: names of boards, chips and systems that stand for the same, with blanks.
+    """
+
+    triple: str
+    cpus: str
+    instructions: str
+    features: str | None = ""
+    other_names: str = ""
+
+
+TARGETS = {
+    "raspberrypi1": NamedTarget(
+        f"armv6-{_LINUX}eabihf",
+        "arm1176jzf-s",
+        "vfp",
+        other_names="pi1 rpi1 zero raspberrypizero armv6",
     ),
-    "cortex-m4": (_BARE, "cortex-m4", "", "vfp"),
-    "cortex-m7": (_BARE, "cortex-m7", "", "vfp"),
-    "cortex-m33": (_BARE_8, "cortex-m33", "", "vfp"),
-    "cortex-m55": (_BARE_8_1, "cortex-m55", "", "vfp"),
-    "cortex-m85": (_BARE_8_1, "cortex-m85", "", "vfp"),
-    "rv32imafc": ("riscv32-unknown-none-elf", "generic-rv32", None, "rv32"),
+    "raspberrypi2": NamedTarget(
+        f"armv7-{_LINUX}eabihf", "cortex-a7", "neon32", None, other_names="pi2 rpi2 armv7"
+    ),
+    "raspberrypi3": NamedTarget(f"aarch64-{_LINUX}", "cortex-a53", "neon", other_names="pi3 rpi3"),
+    "raspberrypi4": NamedTarget(f"aarch64-{_LINUX}", "cortex-a72", "neon", other_names="pi4 rpi4"),
+    "raspberrypi5": NamedTarget(f"aarch64-{_LINUX}", "cortex-a76", "neon", other_names="pi5 rpi5"),
+    "raspberrypizero2": NamedTarget(
+        f"aarch64-{_LINUX}", "cortex-a53", "neon", other_names="zero2 zero2w"
+    ),
+    "cortex-a55": NamedTarget(f"aarch64-{_LINUX}", "cortex-a55", "neon"),  # RK356x boards, phones
+    "aarch64": NamedTarget(
+        f"aarch64-{_LINUX}",
+        _ARM64,
+        "neon",
+        features="+neon",
+        other_names="arm64 armv8 jetson graviton",
+    ),
+    "x86-64": NamedTarget(f"x86_64-{_LINUX}", _X86_64, "sse", other_names="x64 amd64"),
+    "x86-64-v2": NamedTarget(f"x86_64-{_LINUX}", "x86-64-v2", "sse"),
+    "x86-64-v3": NamedTarget(f"x86_64-{_LINUX}", "x86-64-v3", "avx2"),
+    "x86-64-v4": NamedTarget(f"x86_64-{_LINUX}", "x86-64-v4", "avx512"),
+    "android-aarch64": NamedTarget(
+        "aarch64-linux-android24",
+        _ARM64,
+        "neon",
+        features="+neon",
+        other_names="android android-arm64",
+    ),
+    "android-armv7": NamedTarget(
+        "armv7a-linux-androideabi24",
+        "cortex-a7",
+        "neon32",
+        None,
+        other_names="android-arm armeabi-v7a",
+    ),
+    "android-x86_64": NamedTarget("x86_64-linux-android24", "x86-64-v2", "sse"),
+    "ios-arm64": NamedTarget(
+        "arm64-apple-ios13.0", "apple-a9", "neon", other_names="ios ios-aarch64"
+    ),
+    "ios-simulator": NamedTarget("arm64-apple-ios14.0-simulator", "apple-m1", "neon"),
+    "macos-arm64": NamedTarget(
+        "arm64-apple-macosx11.0.0", "apple-m1", "neon", other_names="macos macos-aarch64"
+    ),
+    "macos-x86_64": NamedTarget("x86_64-apple-macosx11.0.0", "x86-64-v3", "avx2"),
+    "windows-x86_64": NamedTarget(
+        "x86_64-w64-windows-gnu", "x86-64-v3", "avx2", other_names="windows windows-x64"
+    ),
+    "riscv64": NamedTarget(f"riscv64-{_LINUX}", "generic-rv64", "rv64", None, other_names="riscv"),
+    "wasm32": NamedTarget(_WASM, "generic", "wasm", None, other_names="wasm"),
+    "wasm32-relaxed": NamedTarget(_WASM, "generic", "wasm_relaxed", None),
+    "wasm32-threads": NamedTarget(_WASM, "generic", "wasm", features=f"+simd128,{_SHARED_MEMORY}"),
+    "wasm32-relaxed-threads": NamedTarget(
+        _WASM, "generic", "wasm_relaxed", features=f"+simd128,{RELAXED_SIMD},{_SHARED_MEMORY}"
+    ),
+    "cortex-m4": NamedTarget(_BARE, "cortex-m4", "vfp", other_names="stm32f4 nrf52840 nano33ble"),
+    "cortex-m7": NamedTarget(
+        _BARE, "cortex-m7", "vfp", other_names="stm32f7 stm32h7 teensy4 portenta"
+    ),
+    "cortex-m33": NamedTarget(
+        _BARE_8, "cortex-m33", "vfp", other_names="rp2350 pico2 nrf5340 stm32u5"
+    ),
+    "cortex-m55": NamedTarget(_BARE_8_1, "cortex-m55", "vfp"),
+    "cortex-m85": NamedTarget(_BARE_8_1, "cortex-m85", "vfp"),
+    "rv32imafc": NamedTarget(
+        "riscv32-unknown-none-elf", "generic-rv32", "rv32", None, other_names="esp32-p4"
+    ),
 }
-# Other names of targets: of boards, chips and systems.
-_OTHER_NAMES = {
-    "raspberrypi1": "pi1 rpi1 zero raspberrypizero armv6",
-    "raspberrypi2": "pi2 rpi2 armv7",
-    "raspberrypi3": "pi3 rpi3",
-    "raspberrypi4": "pi4 rpi4",
-    "raspberrypi5": "pi5 rpi5",
-    "raspberrypizero2": "zero2 zero2w",
-    "aarch64": "arm64 armv8 jetson graviton",
-    "x86-64": "x64 amd64",
-    "android-aarch64": "android android-arm64",
-    "android-armv7": "android-arm armeabi-v7a",
-    "ios-arm64": "ios ios-aarch64",
-    "macos-arm64": "macos macos-aarch64",
-    "windows-x86_64": "windows windows-x64",
-    "riscv64": "riscv",
-    "wasm32": "wasm",
-    "cortex-m4": "stm32f4 nrf52840 nano33ble",
-    "cortex-m7": "stm32f7 stm32h7 teensy4 portenta",
-    "cortex-m33": "rp2350 pico2 nrf5340 stm32u5",
-    "rv32imafc": "esp32-p4",
-}
-ALIASES = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
+# The names of targets by their other names.
+ALIASES = {other: name for name, row in TARGETS.items() for other in row.other_names.split()}
 _XTENSA = "has Xtensa cores, for which LLVM here cannot compile"
 _NO_FLOATS = (
     "has no instructions for floating point; the smallest cores that train are cortex-m4 and "
@@ -292,8 +325,10 @@ def resolve(
     row = TARGETS.get(ALIASES.get(known, known)) or _find_processor(name)
     if row is None:
         raise EngineError(_refuse(name))
-    of_row = row[2] if features is None else features
-    return _of_triple(known, row[0], cpu or row[1], of_row, row[3], is_checked=is_known)
+    features = row.features if features is None else features
+    return _of_triple(
+        known, row.triple, cpu or row.cpus, features, row.instructions, is_checked=is_known
+    )
 
 
 def _fold(name: str) -> str:
@@ -301,17 +336,17 @@ def _fold(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def _find_processor(name: str) -> tuple[str, str, str, str] | None:
-    """Return the row of a processor that LLVM knows by a name, as in `TARGETS`; otherwise None."""
+def _find_processor(name: str) -> NamedTarget | None:
+    """Return the target of a processor that LLVM knows by a name; otherwise None."""
     if name in ("", "generic"):  # of any architecture
         return None
     systems = ("macos-arm64",) if name.startswith("apple-") else ("aarch64", "x86-64")
-    for triple, _, _, instructions in map(TARGETS.__getitem__, systems):
+    for system in map(TARGETS.__getitem__, systems):
         try:
-            _check_core(make(triple, name, "", instructions))
+            _check_core(make(system.triple, name, "", system.instructions))
         except EngineError:
             continue
-        return triple, name, "", instructions
+        return NamedTarget(system.triple, name, system.instructions)
     return None
 
 
@@ -484,4 +519,6 @@ def _of_system(name: str, target: Target, system: str, version: str = "") -> Pla
     )
 
 
-assert {row[3] for row in TARGETS.values()} <= {*INSTRUCTION_SETS}, "an unknown instruction set"
+assert {row.instructions for row in TARGETS.values()} <= {*INSTRUCTION_SETS}, (
+    "an unknown instruction set"
+)
