@@ -11,14 +11,18 @@ import platform
 import shutil
 import subprocess
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import engine
-from engine.system.config import count_cores
+from engine.system.installation import (
+    ROOT,
+    describe_cores,
+    describe_versions,
+    find_board,
+    find_processor,
+    read_line,
+)
 
-ROOT = Path("/")
-PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
 # Bits of `vcgencmd get_throttled`, and what they say of now; 16 bits higher, of the time since the
 # start.  Source: Raspberry Pi documentation, "vcgencmd".
 THROTTLED = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "hot"}
@@ -32,10 +36,10 @@ def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
     root: the root of the file system to read.
     """
     facts = {
-        "machine": _find_model(root),
-        "processor": _find_processor(root),
+        "machine": find_board(root),
+        "processor": find_processor(root),
         "architecture": platform.machine(),
-        "cores": f"{count_cores()} usable of {os.cpu_count() or 'an unknown number'}",
+        "cores": describe_cores(),
         "memory": _find_memory(root),
         **_find_frequency(root),
         "temperature": _measure_temperature(root),
@@ -44,46 +48,15 @@ def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "edgegrad": engine.__version__,
-        **{name: _find_version(name) for name in PACKAGES},
+        **describe_versions(),
         "kernels": kernels,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return {name: value for name, value in facts.items() if value}
 
 
-def _read_line(path: Path) -> str:
-    """Return a small file of the system in one line, or nothing; device trees end texts by a null
-    byte.
-    """
-    try:
-        return path.read_text("utf-8", "replace").replace("\0", " ").strip()
-    except OSError:
-        return ""
-
-
-def _find_model(root: Path) -> str:
-    """Return the name of the board or computer."""
-    for place in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
-        if name := _read_line(root / place):
-            return name
-    return ""
-
-
-def _find_processor(root: Path) -> str:
-    """Return the processor's name; of an ARM without one, the numbers that stand for it."""
-    rows: dict[str, str] = {}
-    for line in _read_line(root / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        rows.setdefault(name.strip(), value.strip())
-    for name in ("model name", "Hardware", "uarch"):
-        if rows.get(name):
-            return rows[name]
-    parts = [f"{name[4:]} {rows[name]}" for name in ("CPU implementer", "CPU part") if name in rows]
-    return ", ".join(parts) or platform.processor()
-
-
 def _find_memory(root: Path) -> str:
-    for line in _read_line(root / "proc/meminfo").splitlines():
+    for line in read_line(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":
             return f"{int(value.split()[0]) / 1024:,.0f} MiB"
@@ -93,10 +66,10 @@ def _find_memory(root: Path) -> str:
 def _find_frequency(root: Path) -> dict[str, str]:
     """Return the governor, and the frequencies now and at most, each for all kinds of cores."""
     folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    governors = {_read_line(folder / "scaling_governor") for folder in folders} - {""}
+    governors = {read_line(folder / "scaling_governor") for folder in folders} - {""}
 
     def format_megahertz(name: str) -> str:
-        values = {_read_line(folder / name) for folder in folders}
+        values = {read_line(folder / name) for folder in folders}
         whole = sorted({int(v) // 1000 for v in values if v.isdecimal()})
         ends = dict.fromkeys((whole[0], whole[-1])) if whole else {}
         return f"{' to '.join(f'{v:,}' for v in ends)} MHz" if ends else ""
@@ -111,7 +84,7 @@ def _find_frequency(root: Path) -> dict[str, str]:
 def _measure_temperature(root: Path) -> str:
     """Return the temperature of the hottest zone that the system reports."""
     zones = (root / "sys/class/thermal").glob("thermal_zone*/temp")
-    values = [int(text) for zone in zones if (text := _read_line(zone)).lstrip("-").isdecimal()]
+    values = [int(text) for zone in zones if (text := read_line(zone)).lstrip("-").isdecimal()]
     return f"{max(values) / 1000:.0f} °C" if values else ""
 
 
@@ -128,7 +101,7 @@ def _find_throttling(root: Path) -> str:
     counts = (root / "sys/devices/system/cpu").glob(
         "cpu[0-9]*/thermal_throttle/core_throttle_count"
     )
-    values = [int(text) for path in counts if (text := _read_line(path)).isdecimal()]
+    values = [int(text) for path in counts if (text := read_line(path)).isdecimal()]
     return f"{sum(values)} times since the start" if values else ""
 
 
@@ -147,10 +120,3 @@ def explain_throttled(bits: int) -> str:
 def _load() -> str:
     """Return how many processes wanted a core in the last minute, on average."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-
-
-def _find_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 import click
 
 from engine import __version__
+from engine.system.installation import PACKAGES, find_version
 from engine.tools.commands import options
 
-_REPORTED = ("numpy", "numba", "llvmlite", "onnx", "click", "onnxruntime", "ziglang")
+_REPORTED = (*PACKAGES, "click", "onnxruntime", "ziglang")
 
 
 @click.command(epilog=options.list_examples("edgegrad version", "edgegrad version --json"))
 @options.as_json
 def command(as_json: bool) -> None:
     """Print the versions of edgegrad and its dependencies."""
-    packages = {name: _find_version(name) for name in _REPORTED}
+    packages = {name: find_version(name) for name in _REPORTED}
     python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
     if as_json:
         versions = {"edgegrad": __version__, "python": python, "system": system}
@@ -27,10 +27,3 @@ def command(as_json: bool) -> None:
     options.echo(f"python {python} on {system}")
     for name, version in packages.items():
         options.echo(f"{name} {version or 'not installed'}")
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
