@@ -10,9 +10,9 @@ from engine.base import arguments
 from engine.checking.report import Check, format_seconds
 from engine.drawing import page
 from engine.drawing.charts import format_coordinate
-from engine.drawing.page import escape
+from engine.drawing.page import PHASE_COLOURS, escape, make_legend
 from engine.plan.collective import list_collectives
-from engine.plan.plan import ALIGN, Buffer, Plan, PlanStep, format_bytes
+from engine.plan.plan import ALIGN, PHASES, Buffer, Plan, PlanStep, format_bytes
 from engine.system import files
 
 OWNERS = 25  # rows of the table of the peak; the others are summed
@@ -21,7 +21,6 @@ BOXES = 8000  # of a picture; the smallest are left out
 _WIDTH, _HEIGHT = 960, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 10, 40
 _TICKS = 5
-_COLOURS = {"fwd": ("c0", "forward"), "bwd": ("c1", "backward"), "opt": ("c2", "optimizer")}
 
 
 def write(
@@ -52,9 +51,8 @@ def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
 
 
 def _make_legend() -> str:
-    kinds = [*_COLOURS.values(), ("again", "computed again")]
-    items = (f'<li class="{colour}">{escape(name)}</li>' for colour, name in kinds)
-    return f'<ul class="legend">{"".join(items)}</ul>'
+    phases = ((colour, name) for name, colour in PHASE_COLOURS.items())
+    return make_legend([*phases, ("again", "computed again")])
 
 
 def _make_summary(found: Check | None, plan: Plan) -> str:
@@ -136,7 +134,7 @@ def _find_makers(plan: Plan) -> dict[int, PlanStep]:
 def _draw_box(b: Buffer, maker: PlanStep | None, size: int) -> str:
     begin, length = b.offset // ALIGN, max(b.nbytes // ALIGN, 1)
     again = maker is not None and maker.again
-    colour = "again" if again else _COLOURS[maker.phase][0] if maker is not None else "c0"
+    colour = "again" if again else PHASE_COLOURS[PHASES[maker.phase]] if maker is not None else "c0"
     return (
         f'<rect class="{colour}" x="{b.first}" y="{size - begin - length}" '
         f'width="{b.last - b.first + 1}" height="{length}">'

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from engine.drawing import amounts
 from engine.drawing.axes import AxisScale, Kind, make_axis
-from engine.drawing.page import escape
+from engine.drawing.page import escape, make_legend
 
 WIDTH, HEIGHT = 440, 240  # of a chart, in its own units: it is scaled to its place in the page
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 10, 46
@@ -200,12 +200,10 @@ def draw_histogram(title: str, x_title: str, values: Sequence[float], bins: int 
 
 def wrap_chart(chart: Chart) -> str:
     """Return a chart as HTML."""
-    items = "".join(f'<li class="{kind}">{escape(label)}</li>' for kind, label in chart.legend)
-    legend = f'<ul class="legend">{items}</ul>' if items else ""
     return (
         f'<figure class="chart" data-x="{escape(chart.x_title)}" data-span="{TOP} '
         f'{HEIGHT - BOTTOM}">'
-        f"<figcaption>{escape(chart.title)}{legend}</figcaption>"
+        f"<figcaption>{escape(chart.title)}{make_legend(chart.legend)}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.label)}">'
         f"{chart.inside}</svg></figure>"
     )

@@ -8,6 +8,11 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
+from engine.plan.plan import PHASES
+
+# Classes of page.css, by the phase of a step in words.
+PHASE_COLOURS = {name: f"c{n}" for n, name in enumerate(PHASES.values())}
+
 
 def escape(value: object) -> str:
     """Escape a value as HTML text."""
@@ -28,6 +33,12 @@ def make_table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "
 def make_values(rows: Mapping[str, object]) -> str:
     """Return a table of names and values."""
     return make_table([], ([escape(name), escape(value)] for name, value in rows.items()), "values")
+
+
+def make_legend(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a legend of classes of page.css and what they mean; "" for none."""
+    items = "".join(f'<li class="{kind}">{escape(meaning)}</li>' for kind, meaning in rows)
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def insert_section(page: str, after: str, name: str, heading: str, content: str) -> str:

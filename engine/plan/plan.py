@@ -36,6 +36,7 @@ FILLED = "#filled"
 # memory; "-" means no argument.
 Mode = Literal["r", "w", "u", "s", "-"]
 Phase = Literal["fwd", "bwd", "opt"]
+PHASES: dict[Phase, str] = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}  # in words
 
 # Regions whose bytes outlive a run.  The content of the others between two runs is not defined.
 PERSISTENT = ("param", "frozen", "grad", "state", "const")

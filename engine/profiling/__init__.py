@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from engine.plan.plan import PHASES
 from engine.profiling.profile import Profile
-from engine.profiling.times import BY, PHASES, StepTime, Total
+from engine.profiling.times import BY, StepTime, Total
 
 __all__ = ["BY", "PHASES", "Profile", "StepTime", "Total"]

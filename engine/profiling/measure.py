@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.plan.plan import Kernel
+from engine.plan.plan import PHASES, Kernel
 from engine.profiling.profile import Profile
-from engine.profiling.times import PHASES, StepTime
+from engine.profiling.times import StepTime
 from engine.runtime.program import BoundProgram
 from engine.runtime.roofline import Roofline, measure
 from engine.runtime.team import Resolver

@@ -11,13 +11,12 @@ from engine.base import arguments
 from engine.drawing import amounts, page
 from engine.drawing.axes import make_axis
 from engine.drawing.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_frame, format_coordinate
-from engine.drawing.page import escape
+from engine.drawing.page import PHASE_COLOURS, escape, make_legend
 from engine.system import files
 
 if TYPE_CHECKING:
     from engine.profiling.times import StepTime, Times, Total
 
-_COLOURS = {"forward": "c0", "backward": "c1", "optimizer": "c2"}  # of page.css, by phase
 _BARS, _BAR = 12, 22  # bars of a picture, and the height of one with its gap
 _NAME, _VALUE = 230, 130  # room for the names at the left of bars and the values at their right
 _BOTTOM = 46
@@ -47,12 +46,8 @@ def render(profile: Times) -> str:
         ("roofline", "Roofline", _draw_roofline(profile)),
         ("threads", "Threads", _draw_timeline(profile)),
     )
-    return page.make_page(f"Profile of {profile.title}", _make_legend(), rows)
-
-
-def _make_legend() -> str:
-    items = (f'<li class="{colour}">{escape(name)}</li>' for name, colour in _COLOURS.items())
-    return f'<ul class="legend">{"".join(items)}</ul>'
+    legend = make_legend((colour, name) for name, colour in PHASE_COLOURS.items())
+    return page.make_page(f"Profile of {profile.title}", legend, rows)
 
 
 def _make_summary(profile: Times) -> str:
@@ -120,7 +115,7 @@ def _draw_bars(label: str, totals: Sequence[Total]) -> str:
     parts = []
     for i, total in enumerate(shown):
         y, middle = i * _BAR, i * _BAR + _BAR / 2 - 2
-        colour = _COLOURS.get(total.phase, "c0")
+        colour = PHASE_COLOURS.get(total.phase, "c0")
         named = f"{total.name}, {total.phase}" if total.phase else total.name
         long, least = scale * total.seconds, scale * min(total.limit, total.seconds)
         value = f"{_format_milliseconds(total.seconds)}, {100 * total.share:.1f} %"
@@ -159,7 +154,7 @@ def _draw_roofline(profile: Times) -> str:
         for a, b in roof
     )
     dots = "".join(
-        f'<g class="dots {_COLOURS[t.phase]}"><circle cx="{format_coordinate(x.place(a))}" '
+        f'<g class="dots {PHASE_COLOURS[t.phase]}"><circle cx="{format_coordinate(x.place(a))}" '
         f'cy="{format_coordinate(y.place(b))}" r="{format_coordinate(3 + 9 * math.sqrt(t.share))}">'
         f"<title>{escape(f'{t.name}, {t.phase}: {b:.1f} GFLOP/s at {a:.1f} operations a byte')}"
         "</title></circle></g>"
@@ -188,7 +183,7 @@ def _draw_timeline(profile: Times) -> str:
         told = escape(f"{step.kernel}  {step.shown}  {_format_milliseconds(_measure_length(step))}")
         for thread, (begin, end) in enumerate(step.spans):
             boxes.append(
-                f'<rect class="{_COLOURS[step.phase]}" x="{LEFT + scale * begin:.2f}" '
+                f'<rect class="{PHASE_COLOURS[step.phase]}" x="{LEFT + scale * begin:.2f}" '
                 f'y="{thread * row}" width="{scale * (end - begin):.2f}" height="{row - 8}">'
                 f"<title>{told}</title></rect>"
             )

@@ -11,11 +11,11 @@ from engine.base.errors import InputError, suggest_nearest
 from engine.base.representation import shorten_name
 from engine.base.signatures import check_arguments
 from engine.drawing.text_table import align_cells
+from engine.plan.plan import PHASES
 from engine.runtime.roofline import Roofline
 
 By = Literal["phase", "kernel", "node", "step"]
 BY: tuple[By, ...] = ("phase", "kernel", "node", "step")
-PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 
 
 @check_arguments

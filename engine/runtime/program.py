@@ -41,7 +41,7 @@ from engine.plan.context import (
     TILES,
     count_tile_words,
 )
-from engine.plan.plan import FAULT, NOISE, REGIONS, Buffer, Phase, Plan
+from engine.plan.plan import FAULT, NOISE, PHASES, REGIONS, Buffer, Phase, Plan
 from engine.plan.verify import verify
 from engine.runtime.arena import Bytes, allocate, allocate_output, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
@@ -198,7 +198,7 @@ class BoundProgram:
         self._write(plan, code)
         self._lendable = _list_lendable(plan, self._pointers)
         self._moved, self._changes = list_moves(plan), changes
-        self._written = list_written(plan, ("fwd", "bwd", "opt"))
+        self._written = list_written(plan, PHASES)
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from engine.base.element_types import REALS
 from engine.base.errors import MissingPackageError
 from engine.plan.collective import list_collectives
-from engine.plan.plan import CHECK, Buffer, Plan, PlanStep
+from engine.plan.plan import CHECK, PHASES, Buffer, Plan, PlanStep
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.program import BoundProgram
 from engine.system.paths import Paths
@@ -34,7 +34,7 @@ Ranges = tuple[tuple[str, float, float], ...]
 
 ELSEWHERE = "it began on another rank"
 LARGEST = int(np.finfo(np.float16).max)
-_PHASES = {"fwd": "forward", "bwd": "backward", "opt": "update"}
+_KINDS = {**PHASES, "opt": "update"}  # of tensors, by the phase that computes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _describe(
     forward: tuple[str, ...] = ()
     kind, index, values = "constant", None, origin.bad
     if step is not None:
-        nodes, kind = (step.source,), _PHASES[step.phase]
+        nodes, kind = (step.source,), _KINDS[step.phase]
         if step.source in {plan.steps[each.step].source for each in list_collectives(plan)}:
             kind = "elsewhere"
         elif kind != "update":

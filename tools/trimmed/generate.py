@@ -42,6 +42,7 @@ from engine.tools.trimmed.bundle import (
 )
 from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.tools.trimmed.export import GraphTemplate
+from engine.tools.trimmed.plans import PHASES
 from engine.tools.trimmed.records import ALONE, BARRIER, GROUP, KINDS, REPEAT, TILED
 from engine.tools.trimmed.targets import Platform
 from engine.training.loss_scale import FACTOR, GROWTH_INTERVAL, INITIAL, LEAST, MOST
@@ -385,7 +386,7 @@ class Source:
             yield "POSITIONS", planned.decoder.options.positions, "tokens that the caches hold"
             yield "CACHE_BYTES", planned.decoder.cache_bytes, "caches, a part of IO_BYTES"
         yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"
-        for phase in ("train", "eval", "infer"):
+        for phase in PHASES[:3]:
             for what, names in (("inputs", planned.inputs), ("outputs", planned.outputs)):
                 listed = names.get(phase, ())
                 meaning = ", ".join(listed) or "no such phase"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.drawing import amounts
 from engine.drawing.axes import make_axis
 from engine.drawing.charts import draw_frame, format_coordinate
-from engine.drawing.page import escape, make_table
+from engine.drawing.page import escape, make_legend, make_table
 from engine.plan.plan import Buffer, Plan
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
@@ -79,16 +79,14 @@ def draw_arena(plan: Plan) -> str:
     )
     many = len(known) > MAX_BUFFERS
     note = f" (the {MAX_BUFFERS} largest of {len(known):,} values)" if many else ""
-    items = (
-        f'<li class="c{i}">{what}</li>' for i, (k, what) in enumerate(_KINDS.items()) if boxes[k]
-    )
+    legend = make_legend((f"c{i}", _KINDS[k]) for i, k in enumerate(boxes) if boxes[k])
     bar = ""
     if 0 < turn < len(plan.steps):
         at = format_coordinate(x.place(turn))
         bar = f'<line class="turn" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
     return (
         f'<figure class="chart wide"><figcaption>Arena of {escape(plan.name)} over its kernel calls'
-        f'{note}<ul class="legend">{"".join(items)}</ul></figcaption><div class="scroll">'
+        f'{note}{legend}</figcaption><div class="scroll">'
         f'<svg class="arena" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="bytes of the arena that are in use, by kernel call">'
         f"{draw_frame(x, y, 'kernel call')}{groups}{bar}"
