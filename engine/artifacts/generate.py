@@ -344,13 +344,13 @@ def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequenc
     from engine.graphs.io import onnx_io
 
     folder, prefix = os.path.split(base)
-    training = files.resolve_target(base + artifact_set.NAMES[0])
+    training = files.resolve_target(base + artifact_set.TRAINING)
     if os.path.isfile(training) and not _says_its_set(training):
         files.remove(training)
         files.sync_folder(folder)
     for name in checkpoints:
         storage.move(os.path.join(stage, prefix + name), base + name)
-    key = base + artifact_set.NAMES[0]
+    key = base + artifact_set.TRAINING
     moves = [(os.path.join(stage, n), os.path.join(folder, n)) for n in sorted(os.listdir(stage))]
     for each in (False, True):
         for source, path in moves:

@@ -25,7 +25,8 @@ from engine.base.errors import CheckpointError, FileError, InputError, StateErro
 from engine.checkpoint import safetensors
 from engine.federated.parameters import Arrays
 from engine.system import files
-from engine.trainer.runs import CHECKPOINT, RunFolder
+from engine.trainer.runs import RunFolder
+from engine.training.artifact_set import CHECKPOINT
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

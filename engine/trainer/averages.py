@@ -26,7 +26,8 @@ from engine.base.errors import CheckpointError, InputError
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
 from engine.trainer.learner import TrainingModels
-from engine.trainer.runs import CHECKPOINT, RunFolder
+from engine.trainer.runs import RunFolder
+from engine.training.artifact_set import CHECKPOINT
 from engine.training.settings import FitOptions
 
 Array = npt.NDArray[Any]

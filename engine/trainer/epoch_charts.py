@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.drawing.axes import Kind
 from engine.drawing.charts import Chart, Line, draw_lines
+from engine.trainer.history import NOT_RESULTS
 from engine.trainer.metrics.named import is_share
 
-# Columns that are not drawn over epochs unless asked for.
-APART = frozenset({"epoch", "lr", "seconds", "samples_per_second", "memory"})
 MOST = 8  # charts that are drawn unless more are asked for, as metrics may have a column a class
 VALIDATION = "val_"  # before the name of a column of the validation
 
@@ -18,7 +17,9 @@ VALIDATION = "val_"  # before the name of a column of the validation
 def list_charts(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the columns that have a chart, the loss first; validation columns share theirs."""
     names = (name.removeprefix(VALIDATION) for row in rows for name in row)
-    return sorted(dict.fromkeys(n for n in names if n not in APART), key=lambda n: n != "loss")
+    return sorted(
+        dict.fromkeys(n for n in names if n not in NOT_RESULTS), key=lambda n: n != "loss"
+    )
 
 
 def make_charts(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from engine.base import arguments
 from engine.base.errors import CheckpointError, DTypeError, FileError, InputError
 from engine.data.known import Known
-from engine.trainer.runs import ARTIFACTS, RUN, TRAINING, RunFolder
-from engine.training.artifact_set import FORWARD
+from engine.trainer.runs import ARTIFACTS, RUN, RunFolder
+from engine.training.artifact_set import FORWARD, TRAINING
 
 if TYPE_CHECKING:
     from engine.distributed.group import RankGroup

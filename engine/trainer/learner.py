@@ -82,12 +82,16 @@ class TrainingModels:
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: the beginning of their paths."""
-        options, self.state = self.options, CheckpointState.load_checkpoint(base + "checkpoint")
+        options, self.state = (
+            self.options,
+            CheckpointState.load_checkpoint(base + artifact_set.CHECKPOINT),
+        )
+        evaluation, optimizer = base + artifact_set.EVALUATION, base + artifact_set.OPTIMIZER
         self._sharing: dict[Path | bytes, Model] = {}
         self.module = Module(
-            base + "training_model.onnx",
+            base + artifact_set.TRAINING,
             self.state,
-            base + "eval_model.onnx" if os.path.exists(base + "eval_model.onnx") else None,
+            evaluation if os.path.exists(evaluation) else None,
             threads=threads,
             seed=seed,
             precision=options.precision,
@@ -96,9 +100,9 @@ class TrainingModels:
         )
         self.session.memory.planning = options.planning
         self.optimizer: Optimizer | None = None
-        if os.path.exists(base + "optimizer_model.onnx"):
+        if os.path.exists(optimizer):
             self.optimizer = Optimizer(
-                base + "optimizer_model.onnx",
+                optimizer,
                 self.module,
                 skip_nonfinite=options.skip_nonfinite,
                 skip_limit=options.skip_limit,
@@ -141,7 +145,7 @@ class TrainingModels:
             StateError: there is none.
         """
         if self.optimizer is None:
-            raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
+            raise StateError(f"the artifacts in {self.folder!r} have no {artifact_set.OPTIMIZER}")
         return self.optimizer
 
     @property
@@ -302,7 +306,7 @@ class TrainingModels:
     def list_files(self) -> dict[str, str]:
         """Return the names of the files of the artifacts, each with its name without the prefix."""
         models = [self.session.training, self.session.evaluation]
-        kept = {self.prefix + name: name for name in (*artifact_set.NAMES, "checkpoint")}
+        kept = {self.prefix + name: name for name in (*artifact_set.NAMES, artifact_set.CHECKPOINT)}
         for interface in (model.interface for model in models if model is not None):
             external = (
                 *(large.file for large in interface.large),

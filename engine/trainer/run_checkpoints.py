@@ -26,6 +26,7 @@ from engine.trainer.history import History
 from engine.trainer.measuring import TrainingMetrics
 from engine.trainer.request import Request
 from engine.trainer.runs import RunFolder
+from engine.training import artifact_set
 from engine.training.loss_scale import explain_kept
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class RunCheckpoints:
             )
         position = folder.position(last)
         identity.check(self.identity, position.get("identity"), folder.path)
-        if not (folder.path / runs.ARTIFACTS / runs.TRAINING).is_file():
+        if not (folder.path / runs.ARTIFACTS / artifact_set.TRAINING).is_file():
             self._keep_artifacts()
         return os.fspath(last), position
 
@@ -186,7 +187,7 @@ class RunCheckpoints:
         fit, standing = self.fit, self.standing
         if self.unfreezing is not None:
             self.unfreezing.leave()
-        self.trainer.load(checkpoint / runs.CHECKPOINT)
+        self.trainer.load(checkpoint / artifact_set.CHECKPOINT)
         if self.unfreezing is not None:
             self.unfreezing.enter(position["entered"])
         fit.epoch, fit.batch, fit.step = position["epoch"], position["batch"], position["step"]
@@ -304,7 +305,7 @@ class RunCheckpoints:
 
         def write(place: Path) -> None:
             source = self.trainer.learner if self.unfreezing is None else self.unfreezing
-            source.write_checkpoint(place / runs.CHECKPOINT)
+            source.write_checkpoint(place / artifact_set.CHECKPOINT)
             if self.averages is not None:
                 self.averages.write(place)
             self.call("on_checkpoint", place)

@@ -30,15 +30,15 @@ from engine.base.errors import CheckpointError, FileError, StateError
 from engine.base.representation import represent
 from engine.base.signatures import check_arguments
 from engine.system import files
-from engine.training.artifact_set import FORWARD, NAMES
+from engine.training.artifact_set import CHECKPOINT, FORWARD, TRAINING
 from engine.training.mode import Mode
 
 if TYPE_CHECKING:
     import onnx
 
 FORMAT = 1  # of position.json and run.json
-ARTIFACTS, TRAINING = "artifacts", NAMES[0]
-CHECKPOINT, POSITION, RUN, LOCK = "checkpoint", "position.json", "run.json", "lock"
+ARTIFACTS = "artifacts"
+POSITION, RUN, LOCK = "position.json", "run.json", "lock"
 _UNFINISHED = ".tmp-"
 _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be read
 

@@ -29,7 +29,7 @@ from engine.base.errors import InputError, ModelWarning, NameNotFoundError, Stat
 from engine.checkpoint import storage
 from engine.system.paths import KEY, Paths
 from engine.trainer.artifact_folder import provide_folder, remove_with
-from engine.training.artifact_set import PROPERTY
+from engine.training.artifact_set import CHECKPOINT, PROPERTY
 from engine.training.statistics import list_statistics
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Unfreezing:
                 options = replace(options, frozen_batch_norm=True)
             made_by = replace(recipe, optimizer=optimizer, loss=loss, options=options)
             made_by.make(forward, wanted, frozen, folder)
-        path = os.path.join(folder, "checkpoint")
+        path = os.path.join(folder, CHECKPOINT)
         made = storage.read(path)
         now = trainer.state.content(include_optimizer_state=True)
         groups = [

@@ -25,9 +25,12 @@ from typing import TypeAlias, TypeGuard
 from engine.base.errors import ModelError
 
 PROPERTY = "edgegrad.set"  # of checkpoints, and the key in the metadata of models
-NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
+# The names of the files, which onnxruntime-training gave them.
+TRAINING, EVALUATION, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
+NAMES = (TRAINING, EVALUATION, OPTIMIZER)
+CHECKPOINT, NOMINAL = "checkpoint", "nominal_checkpoint"
+CHECKPOINTS = (CHECKPOINT, NOMINAL)
 FORWARD = "forward.onnx"  # what the others are made of, if it is kept
-CHECKPOINTS = ("checkpoint", "nominal_checkpoint")
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | None
 
 _DIGITS = 32  # of an id: 128 bits

@@ -22,6 +22,7 @@ import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.profiling.scaling import REPEATS, measure_balance
+from engine.training.artifact_set import CHECKPOINT, NAMES
 
 
 def measure_peak_memory() -> int:
@@ -39,9 +40,8 @@ def measure_peak_memory() -> int:
 
 def serve(folder: Path, threads: int, answer: Callable[[dict[str, Any]], None]) -> None:
     """Do what the lines of standard input ask for, until they end."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    names = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
-    training, evaluation, optimizer_model = (folder / name for name in names)
+    state = CheckpointState.load_checkpoint(folder / CHECKPOINT)
+    training, evaluation, optimizer_model = (folder / name for name in NAMES)
     module = Module(training, state, evaluation, threads=threads)
     optimizer = Optimizer(optimizer_model, module)
     batch = np.load(folder / "batch.npz")

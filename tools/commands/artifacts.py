@@ -17,9 +17,10 @@ from engine.tools.commands import options
 from engine.trainer import names
 from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
+from engine.training.artifact_set import CHECKPOINT, NAMES
 from engine.training.settings import RecipeOptions
 
-_FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+_FILES = (*NAMES, CHECKPOINT)
 
 
 @click.command(

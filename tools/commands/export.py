@@ -10,6 +10,7 @@ import click
 from engine.tools.actions import runs
 from engine.tools.commands import options
 from engine.trainer.trainer import Trainer
+from engine.training.artifact_set import TRAINING
 
 
 @click.command(
@@ -45,7 +46,7 @@ def command(
     """
     if as_artifacts and outputs:
         raise click.UsageError("--output is for the export to ONNX: leave it out")
-    if (run / "training_model.onnx").is_file() and not as_artifacts:
+    if (run / TRAINING).is_file() and not as_artifacts:
         trainer = Trainer(run)
     else:
         runs.read_config(run)

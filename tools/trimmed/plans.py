@@ -33,7 +33,7 @@ from engine.tools.trimmed.decoders import (
 )
 from engine.tools.trimmed.kernel_set import find_makers
 from engine.tools.trimmed.progress import SILENT, StagePrinter
-from engine.training import checks
+from engine.training import artifact_set, checks
 from engine.training.inference import read_sharing
 from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
@@ -128,10 +128,8 @@ def list_artifacts(folder: Path) -> dict[str, Path]:
     Raises:
         FileError: the training model or the checkpoint is missing.
     """
-    names = {
-        "train": "training_model.onnx", "eval": "eval_model.onnx",
-        "optimizer": "optimizer_model.onnx", "checkpoint": "checkpoint",
-    }  # fmt: skip
+    keys = ("train", "eval", "optimizer", "checkpoint")
+    names = dict(zip(keys, (*artifact_set.NAMES, artifact_set.CHECKPOINT), strict=True))
     inner = folder / "artifacts"
     is_run = (inner / names["train"]).exists()
     if is_run and not any((folder / name).exists() for name in names.values()):

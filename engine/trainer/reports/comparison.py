@@ -21,11 +21,12 @@ from engine.drawing.charts import COLOURS, Line, draw_line_chart
 from engine.drawing.page import escape, make_page, make_table
 from engine.drawing.text_table import align_cells
 from engine.system import files
-from engine.trainer.epoch_charts import APART, list_charts
-from engine.trainer.history import History, direction, is_better
+from engine.trainer.epoch_charts import list_charts
+from engine.trainer.history import NOT_RESULTS, History, direction, is_better
 from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.sections.request import flatten
-from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
+from engine.trainer.runs import RUN, RunFolder
+from engine.training.artifact_set import CHECKPOINT
 from engine.training.mode import Mode
 
 MODEL, CONFIG = "inference.onnx", "run.toml"  # that `edgegrad train` writes beside the run
@@ -119,7 +120,7 @@ class Comparison:
     def columns(self) -> list[str]:
         """The columns of histories that can be compared, the validation's last."""
         rows = [row for run in self.runs.values() for row in run.history.rows]
-        names = [column for row in rows for column in row if column not in APART]
+        names = [column for row in rows for column in row if column not in NOT_RESULTS]
         order = list_charts(rows)
         return sorted(
             dict.fromkeys(names),

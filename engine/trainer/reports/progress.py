@@ -17,6 +17,7 @@ from engine.base.signatures import check_arguments
 from engine.drawing import amounts
 from engine.system.preparation import read_clock
 from engine.trainer.fit import Callback
+from engine.trainer.history import NOT_RESULTS
 from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.notebook import is_notebook
 from engine.trainer.reports.process import measure_resident
@@ -150,8 +151,7 @@ def summarize_row(row: Mapping[str, float], epochs: int) -> str:
     epoch 3/10  loss 0.4213  val_loss 0.4000  val_accuracy 88.1 %  1,240 samples/s  118 MB  4.2 s
     """
     parts = [f"epoch {int(row['epoch']) + 1}/{epochs}"]
-    apart = ("epoch", "lr", "samples_per_second", "memory", "seconds")
-    parts += [_measure(name, value) for name, value in row.items() if name not in apart]
+    parts += [_measure(name, value) for name, value in row.items() if name not in NOT_RESULTS]
     forms = {
         "samples_per_second": amounts.format_rate,
         "memory": amounts.format_size,
