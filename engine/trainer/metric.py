@@ -36,6 +36,7 @@ class Declaration:
     output, targets: the shapes and kinds that it takes, in words.
     empty: its value where it is not defined, in words.
     variants: endings of the name, each with the options that it stands for.
+    other_names: its names in other packages, with blanks between, for messages.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Declaration:
     targets: str
     empty: str
     variants: Mapping[str, Mapping[str, Any]]
+    other_names: str = ""
 
 
 class Metric(ABC):

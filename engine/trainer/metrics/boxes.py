@@ -72,6 +72,7 @@ class MeanAveragePrecision(AveragedMetric):
             "_small": {"area": "small"}, "_medium": {"area": "medium"},
             "_large": {"area": "large"}, "_per_class": {"average": None},
         },
+        other_names="map50-95 map5095 mean_average_precision",
     )  # fmt: skip
 
     @check_arguments(overlaps=SHARE, detections=AT_LEAST_1)

@@ -179,6 +179,7 @@ class Accuracy(MeanMetric, Decisions):
     declared = Declaration(
         "accuracy", mode="max", is_share=True, output=DECISIONS, targets=LABELS, empty=NOTHING,
         variants={},
+        other_names="acc categorical_accuracy sparse_categorical_accuracy binary_accuracy",
     )  # fmt: skip
 
     def count(self, scores: Array, targets: Array) -> None:

@@ -14,24 +14,6 @@ from engine.trainer.metrics import classes, families, values
 METRICS: tuple[Callable[..., Metric], ...] = tuple(
     vars(families)[name] for name in vars(families)["__all__"]
 )
-_OTHERS = {
-    "accuracy": "acc categorical_accuracy sparse_categorical_accuracy binary_accuracy",
-    "auroc": "auc roc_auc roc_auc_score rocauc",
-    "average_precision": "ap auprc pr_auc average_precision_score",
-    "map": "map50-95 map5095 mean_average_precision",
-    "iou": "miou mean_iou jaccard jaccard_score",
-    "dice": "dice_coefficient dice_score",
-    "mcc": "matthews_corrcoef",
-    "mae": "mean_absolute_error l1",
-    "mse": "mean_squared_error l2",
-    "rmse": "root_mean_squared_error",
-    "r2": "r2_score rsquared",
-    "error_rate": "wer cer ter word_error_rate character_error_rate edit_distance",
-    "f1": "f1_score f1score",
-    "balanced_accuracy": "balanced_accuracy_score",
-}
-OTHER_NAMES = {name: here for here, names in _OTHERS.items() for name in names.split()}
-"""Names of metrics in other packages."""
 _TOP = re.compile(r"top([1-9]\d*)")
 
 
@@ -39,6 +21,14 @@ def get_declaration(kind: Any) -> Declaration:
     """Return the declaration of a metric of this package."""
     declared: Declaration = kind.declared
     return declared
+
+
+OTHER_NAMES = {
+    other: declared.name
+    for declared in map(get_declaration, METRICS)
+    for other in declared.other_names.split()
+}
+"""Names of metrics in other packages."""
 
 
 def list_known() -> dict[str, Callable[[], Metric]]:

@@ -208,10 +208,10 @@ def count_descending(scores: Array, positive: Array) -> tuple[Array, Array]:
     return rows, right
 
 
-def _declare(name: str, empty: str) -> Declaration:
+def _declare(name: str, empty: str, other_names: str) -> Declaration:
     return Declaration(
         name, mode="max", is_share=True, output=DECISIONS, targets=LABELS, empty=empty,
-        variants=AVERAGES,
+        variants=AVERAGES, other_names=other_names,
     )  # fmt: skip
 
 
@@ -223,7 +223,9 @@ class AUROC(Ranking):
     """
 
     declared = _declare(
-        "auroc", "NaN for a class without a positive or without another position; left out of means"
+        "auroc",
+        "NaN for a class without a positive or without another position; left out of means",
+        "auc roc_auc roc_auc_score rocauc",
     )
 
     def area(self, rows: Array, right: Array) -> float:
@@ -237,7 +239,9 @@ class AveragePrecision(Ranking):
     """Σ (Rₙ - Rₙ₋₁) Pₙ over the distinct scores as thresholds, with precision P and recall R."""
 
     declared = _declare(
-        "average_precision", "NaN for a class without a positive position; left out of means"
+        "average_precision",
+        "NaN for a class without a positive position; left out of means",
+        "ap auprc pr_auc average_precision_score",
     )
 
     def area(self, rows: Array, right: Array) -> float:

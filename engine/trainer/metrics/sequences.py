@@ -129,6 +129,7 @@ class ErrorRate(MeanMetric, SequenceMetric):
     declared = Declaration(
         "error_rate", mode="min", is_share=False, output=_TOKENS[0], targets=_TOKENS[1],
         empty="NaN without a target", variants={},
+        other_names="wer cer ter word_error_rate character_error_rate edit_distance",
     )  # fmt: skip
 
     @check_arguments

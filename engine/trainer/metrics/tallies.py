@@ -151,10 +151,10 @@ class ClassTallies(AveragedMetric, Tallies):
         return np.divide(top, bottom, out=values, where=bottom > 0)
 
 
-def _declare(name: str) -> Declaration:
+def _declare(name: str, other_names: str = "") -> Declaration:
     return Declaration(
         name, mode="max", is_share=True, output=DECISIONS, targets=LABELS, empty=_UNDEFINED,
-        variants={**AVERAGES, **BINARY},
+        variants={**AVERAGES, **BINARY}, other_names=other_names,
     )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ class Recall(ClassTallies):
 class F1(ClassTallies):
     """2 TP / (2 TP + FP + FN): the harmonic mean of precision and recall."""
 
-    declared = _declare("f1")
+    declared = _declare("f1", "f1_score f1score")
 
     def quotient(self, right: Array, predicted: Array, wanted: Array) -> tuple[Array, Array]:
         return 2 * right, predicted + wanted
@@ -188,13 +188,13 @@ class F1(ClassTallies):
 class Dice(F1):
     """2 TP / (2 TP + FP + FN) over all positions: the overlap of masks; F1 by another name."""
 
-    declared = _declare("dice")
+    declared = _declare("dice", "dice_coefficient dice_score")
 
 
 class IoU(ClassTallies):
     """TP / (TP + FP + FN) over all positions: the Jaccard index of masks."""
 
-    declared = _declare("iou")
+    declared = _declare("iou", "miou mean_iou jaccard jaccard_score")
 
     def quotient(self, right: Array, predicted: Array, wanted: Array) -> tuple[Array, Array]:
         return right, predicted + wanted - right
@@ -213,6 +213,7 @@ class BalancedAccuracy(_Whole):
     declared = Declaration(
         "balanced_accuracy", mode="max", is_share=True, output=DECISIONS, targets=LABELS,
         empty=f"a class without a target is left out; {NOTHING}", variants={},
+        other_names="balanced_accuracy_score",
     )  # fmt: skip
 
     def result(self) -> float:
@@ -231,6 +232,7 @@ class MCC(_Whole):
     declared = Declaration(
         "mcc", mode="max", is_share=False, output=DECISIONS, targets=LABELS,
         empty=f"0 if all targets, or all predictions, are of one class; {NOTHING}", variants={},
+        other_names="matthews_corrcoef",
     )  # fmt: skip
 
     def result(self) -> float:

@@ -58,17 +58,17 @@ class _Means(MeanMetric, ValueMetric):
         """Return the sum of the function over the differences."""
 
 
-def _declare(name: str) -> Declaration:
+def _declare(name: str, other_names: str = "") -> Declaration:
     return Declaration(
         name, mode="min", is_share=False, output=_VALUES, targets=_SAME, empty=_NOTHING,
-        variants={},
+        variants={}, other_names=other_names,
     )  # fmt: skip
 
 
 class MSE(_Means):
     """The mean of (y - t)² over all elements."""
 
-    declared = _declare("mse")
+    declared = _declare("mse", "mean_squared_error l2")
 
     def total(self, differences: Array) -> float:
         return float(np.square(differences).sum())
@@ -77,7 +77,7 @@ class MSE(_Means):
 class RMSE(MSE):
     """The square root of the mean of (y - t)² over all elements."""
 
-    declared = _declare("rmse")
+    declared = _declare("rmse", "root_mean_squared_error")
 
     def result(self) -> float:
         return math.sqrt(super().result())
@@ -86,7 +86,7 @@ class RMSE(MSE):
 class MAE(_Means):
     """The mean of |y - t| over all elements."""
 
-    declared = _declare("mae")
+    declared = _declare("mae", "mean_absolute_error l1")
 
     def total(self, differences: Array) -> float:
         return float(np.abs(differences).sum())
@@ -109,6 +109,7 @@ class R2(AveragedMetric, ValueMetric):
             "_weighted": {"average": "weighted"},
             "_per_value": {"average": None},
         },
+        other_names="r2_score rsquared",
     )  # fmt: skip
 
     @check_arguments
