@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.drawing.axes import Kind
 from engine.drawing.charts import Chart, Line, draw_lines
-from engine.trainer.history import NOT_RESULTS
-from engine.trainer.metrics.named import is_share
+from engine.trainer.metrics.named import NOT_RESULTS, is_share
 
 MOST = 8  # charts that are drawn unless more are asked for, as metrics may have a column a class
 VALIDATION = "val_"  # before the name of a column of the validation

@@ -71,8 +71,6 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
 # The columns that a training itself writes into histories and logs; callbacks use other names in
 # `fit.logs`.
 RESERVED = ("epoch", "seconds", "samples_per_second", "memory", "kind", "time", "step")
-# The columns that say nothing about how well a model has learned.
-NOT_RESULTS = frozenset({"epoch", "lr", "seconds", "samples_per_second", "memory"})
 
 
 class History:

@@ -15,6 +15,8 @@ METRICS: tuple[Callable[..., Metric], ...] = tuple(
     vars(families)[name] for name in vars(families)["__all__"]
 )
 _TOP = re.compile(r"top([1-9]\d*)")
+# The columns of a history that say nothing about how well a model has learned.
+NOT_RESULTS = frozenset({"epoch", "lr", "seconds", "samples_per_second", "memory"})
 
 
 def get_declaration(kind: Any) -> Declaration:

@@ -22,8 +22,8 @@ from engine.drawing.page import escape, make_page, make_table
 from engine.drawing.text_table import align_cells
 from engine.system import files
 from engine.trainer.epoch_charts import list_charts
-from engine.trainer.history import NOT_RESULTS, History, direction, is_better
-from engine.trainer.metrics.named import is_share
+from engine.trainer.history import History, direction, is_better
+from engine.trainer.metrics.named import NOT_RESULTS, is_share
 from engine.trainer.reports.sections.request import flatten
 from engine.trainer.runs import RUN, RunFolder
 from engine.training.artifact_set import CHECKPOINT

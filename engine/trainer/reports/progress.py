@@ -17,8 +17,7 @@ from engine.base.signatures import check_arguments
 from engine.drawing import amounts
 from engine.system.preparation import read_clock
 from engine.trainer.fit import Callback
-from engine.trainer.history import NOT_RESULTS
-from engine.trainer.metrics.named import is_share
+from engine.trainer.metrics.named import NOT_RESULTS, is_share
 from engine.trainer.reports.notebook import is_notebook
 from engine.trainer.reports.process import measure_resident
 
