@@ -187,7 +187,7 @@ class NamedTarget:
     triple: LLVM's.
     cpus: LLVM's names of CPUs with commas, the best first; all run the code of the last.
     instructions: the instruction set, a key of `INSTRUCTION_SETS`.
-    features: LLVM's features; None for those of the instruction set.
+    features: LLVM's features; None for the instruction set's own.
     other_names: names of boards, chips and systems that stand for the same, with blanks.
     """
 
