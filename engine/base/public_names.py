@@ -1,6 +1,6 @@
 """The public names that are imported at first use, each with the module that has it.
 
-`python -m engine.tools.dev.public_names` writes it from what `engine` and its rooms offer.
+`python -m engine.tools.dev.tables` writes it from what `engine` and its rooms offer.
 """
 
 HOMES = {

@@ -51,11 +51,14 @@ class NamedLoss(Loss):
     inputs: what its block calls the outputs of the model that it is taken of.
     targets: the names that the inputs with which they are compared have unless others are given.
     reductions: what `reduction` may be.
+    outputs, compared: the shapes of these outputs and of the targets, in words, for docs/losses.md.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("loss_input_name",)
     targets: ClassVar[tuple[str, ...]] = ("target",)
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
+    outputs: ClassVar[str] = "any shape"
+    compared: ClassVar[str] = "`target`, of that shape"
 
     reduction: str
 

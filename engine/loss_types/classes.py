@@ -43,6 +43,11 @@ class CrossEntropyLoss(NamedLoss):
         mixup makes them; then no label can be ignored.
     """
 
+    outputs: ClassVar[str] = "scores [batch, classes, ...]"
+    compared: ClassVar[str] = (
+        "`labels` [batch, ...], int64; with `probabilities=True` shares of classes, float "
+        "[batch, classes, ...]"
+    )
     inputs: ClassVar[tuple[str, ...]] = ("scores_input_name",)
     targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -91,6 +96,8 @@ class CrossEntropyLoss(NamedLoss):
 class NLLLoss(NamedLoss):
     """-output[label] of log-probabilities [batch, classes, ...]; options as `CrossEntropyLoss`."""
 
+    outputs: ClassVar[str] = "log-probabilities [batch, classes, ...]"
+    compared: ClassVar[str] = "`labels` [batch, ...], int64"
     inputs: ClassVar[tuple[str, ...]] = ("logs_input_name",)
     targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -116,6 +123,13 @@ class FocalLoss(NamedLoss):
         by softmax one factor a class.  None: 1 for all.
     ignore_index: the target whose positions do not count, in a mean neither.
     """
+
+    outputs: ClassVar[str] = (
+        "logits of any shape; with `activation='softmax'` scores [batch, classes, ...]"
+    )
+    compared: ClassVar[str] = (
+        "`target` in [0, 1], of that shape; with `activation='softmax'` classes [batch, ...], int64"
+    )
 
     activation: Activation = "sigmoid"
     gamma: float = 2.0

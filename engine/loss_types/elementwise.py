@@ -108,6 +108,7 @@ class KLDivLoss(NamedLoss):
     log_target: whether targets are log-probabilities, too.
     """
 
+    outputs: ClassVar[str] = "log-probabilities"
     reductions: ClassVar[tuple[str, ...]] = ("mean", "batchmean", "sum", "none")
 
     reduction: str = "mean"
@@ -140,6 +141,9 @@ class BCEWithLogitsLoss(NamedLoss):
 
     weight, pos_weight: factors of all elements and of positive ones, broadcast to the output.
     """
+
+    outputs: ClassVar[str] = "logits of any shape"
+    compared: ClassVar[str] = "`target` in [0, 1], of that shape"
 
     weight: Array | None = None
     reduction: str = "mean"

@@ -37,6 +37,8 @@ class CosineEmbeddingLoss(NamedLoss):
     """1 - cos of two outputs [batch, features] where the input `target` [batch] is 1, and
     max(0, cos - margin) where it is -1."""
 
+    outputs: ClassVar[str] = "two of [batch, features]"
+    compared: ClassVar[str] = "`target` [batch], 1 or -1"
     takes: ClassVar[int] = 2
     inputs: ClassVar[tuple[str, ...]] = ("input_name1", "input_name2")
 
@@ -74,6 +76,8 @@ class TripletMarginLoss(NamedLoss):
     p: the order of the norm.  swap: take |p - n| where that is less than |a - n|.
     """
 
+    outputs: ClassVar[str] = "three of [batch, features]: anchors, similar rows, different rows"
+    compared: ClassVar[str] = "nothing"
     takes: ClassVar[int] = 3
     inputs: ClassVar[tuple[str, ...]] = ("anchor_name", "positive_name", "negative_name")
     targets: ClassVar[tuple[str, ...]] = ()
@@ -101,6 +105,8 @@ class BatchHardTripletLoss(NamedLoss):
     The mean is that over the rows that have both; a batch without such rows has the loss 0.
     """
 
+    outputs: ClassVar[str] = "one of [batch, features]"
+    compared: ClassVar[str] = "`labels` [batch], int64"
     inputs: ClassVar[tuple[str, ...]] = ("embeddings_name",)
     targets: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -148,6 +154,8 @@ class InfoNCELoss(NamedLoss):
     symmetric: whether the second output is also asked for its row of the first, as in CLIP.
     """
 
+    outputs: ClassVar[str] = "two of [batch, features]"
+    compared: ClassVar[str] = "nothing: row i belongs to row i"
     takes: ClassVar[int] = 2
     inputs: ClassVar[tuple[str, ...]] = ("input_name1", "input_name2")
     targets: ClassVar[tuple[str, ...]] = ()

@@ -48,6 +48,8 @@ class GIoULoss(NamedLoss):
         one out, and the mean is the sum over the sum of weights, 0 where that is 0.
     """
 
+    outputs: ClassVar[str] = "boxes [..., 4]"
+    compared: ClassVar[str] = "`target`, of that shape; `weight` [...] if `weighted`"
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
     boxes: Form = "xyxy"
@@ -70,6 +72,8 @@ class CIoULoss(NamedLoss):
     """1 - complete intersection over union of boxes [..., 4] and the input `target`: also the
     distance of centres and the difference of shapes count.  Options as `GIoULoss`."""
 
+    outputs: ClassVar[str] = "boxes [..., 4]"
+    compared: ClassVar[str] = "`target`, of that shape; `weight` [...] if `weighted`"
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
     boxes: Form = "xyxy"
@@ -110,6 +114,11 @@ class DiceLoss(NamedLoss):
     weight: one factor a class; the mean is weighted by them.
     ignore_index: the target whose positions do not count.
     """
+
+    outputs: ClassVar[str] = "scores [batch, classes, ...]"
+    compared: ClassVar[str] = (
+        "`target`: classes [batch, ...], int64; with `activation='sigmoid'` of the scores' shape"
+    )
 
     activation: Activation = "softmax"
     smooth: float = 1.0

@@ -36,6 +36,13 @@ class CTCLoss(NamedLoss):
     batch_first: whether the output is [batch, steps, classes].
     """
 
+    outputs: ClassVar[str] = (
+        "log-probabilities [steps, batch, classes]; scores with `logits`, [batch, steps, "
+        "classes] with `batch_first`"
+    )
+    compared: ClassVar[str] = (
+        "`targets` [batch, length], `input_lengths`, `target_lengths` [batch], int64"
+    )
     inputs: ClassVar[tuple[str, ...]] = ("log_probs_name",)
     targets: ClassVar[tuple[str, ...]] = ("targets", "input_lengths", "target_lengths")
 

@@ -1,6 +1,6 @@
 """Architectures by name: how each is built, what it takes, and what it is for.
 
-docs/models.md shows this table: `python -m engine.tools.dev.models docs/models.md` writes it.
+docs/models.md shows this table: `python -m engine.tools.dev.tables` writes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keywords of training for editors and type checkers, which alone import this file.
 
-`python -m engine.tools.dev.keywords` writes it from the options in settings.py.
+`python -m engine.tools.dev.tables` writes it from the options in settings.py.
 """
 
 from __future__ import annotations

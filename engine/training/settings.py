@@ -2,7 +2,7 @@
 
 `generate_artifacts`, `Trainer` and `Trainer.fit` take them as keywords, `run.toml` as keys,
 `edgegrad train` and `edgegrad artifacts` as options.  To add one, add a field here and the code
-that uses it, then run `python -m engine.tools.dev.keywords`.
+that uses it, then run `python -m engine.tools.dev.tables`.
 """
 
 from __future__ import annotations

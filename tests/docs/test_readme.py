@@ -1,4 +1,4 @@
-"""Pages are true that are made from tables: of ops, of switches, of commands."""
+"""Pages that follow from declarations are up to date: ops, losses, metrics, models, commands."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import re
 
 from engine.models.catalog import ARCHITECTURES
 from engine.system.config import PREFIX, SWITCHES
-from engine.tools.commands import page
-from engine.tools.dev import models, operators
+from engine.tools.dev import tables
+from engine.tools.dev.made_parts import make_again
 from tests.support.places import ROOT
 
 
-def test_the_operator_table_is_that_of_the_declarations() -> None:
-    """If not: `python -m engine.tools.dev.operators docs/operators.md`."""
-    assert (ROOT / "docs/operators.md").read_text() == operators.make_table()
+def test_every_table_is_up_to_date() -> None:
+    """If not: `python -m engine.tools.dev.tables`."""
+    assert not [path.name for path, _ in tables.find_stale()]
 
 
-def test_the_page_of_commands_is_that_of_the_commands() -> None:
-    """If not: `python -m engine.tools.commands.page docs/commands.md`."""
-    text = (ROOT / "docs/commands.md").read_text()
-    assert text == page.make_page(text)
-    assert text.count("<!-- made: ") == text.count("<!-- end -->") == 3
+def test_the_pages_have_the_parts_that_are_made() -> None:
+    commands = (ROOT / "docs/commands.md").read_text()
+    assert commands.count("<!-- made: ") == commands.count("<!-- end -->") == 3
+    models = (ROOT / "docs/models.md").read_text()
+    assert models.count("\n| ") == 1 + len(ARCHITECTURES)
 
 
-def test_the_page_of_models_is_their_catalog() -> None:
-    """If not: `python -m engine.tools.dev.models docs/models.md`."""
-    text = (ROOT / "docs/models.md").read_text()
-    assert text == models.make_page(text)
-    assert text.count("\n| ") == 1 + len(ARCHITECTURES)
+def test_a_part_is_made_again() -> None:
+    page = "a\n<!-- made: x -->\nold\n<!-- end -->\nb"
+    assert make_again(page, {"x": lambda: "new\n"}) == page.replace("old", "new")
 
 
 def test_the_page_of_switches_is_their_table() -> None:

@@ -22,6 +22,7 @@ import pytest
 
 from tests.support.places import ROOT
 
+TABLES = "python -m engine.tools.dev.tables"
 TREE = ("docs", "engine", "graphs", "kernels", "tests", "tools", "pyproject.toml")
 LEFT_OUT = ("__pycache__", "*.so", "shipped", "goldens")
 
@@ -143,10 +144,7 @@ OPERATOR = Addition(
         "kernels/ops/squared_relu.py": FAMILY,
         "tools/dev/cases/squared_relu.py": CASES,
     },
-    commands=(
-        "python -m engine.tools.dev.operators docs/operators.md",
-        "python -m engine.tools.dev.zoo --ops SquaredRelu",
-    ),
+    commands=(TABLES, "python -m engine.tools.dev.zoo --ops SquaredRelu"),
     made=("docs/operators.md", "tools/dev/zoo.txt"),
     tests=(
         "tests/ops/test_forward.py", "tests/ops/test_gradient.py",
@@ -246,12 +244,7 @@ CASES = [OptimizerCase(Signum(momentum=0.8), signum, 1)]
             Edit("_ROWS = {", "@_optimizer\nclass Signum(signum.Signum, Method): ...\n\n\n"),
         ),
     },
-    commands=(
-        "python -m engine.tools.dev.operators docs/operators.md",
-        "python -m engine.tools.commands.page docs/commands.md",
-        "python -m engine.tools.dev.public_names",
-        "python -m engine.tools.dev.zoo --ops SignumOptimizer",
-    ),
+    commands=(TABLES, "python -m engine.tools.dev.zoo --ops SignumOptimizer"),
     made=(
         "docs/operators.md", "docs/commands.md", "engine/base/public_names.py",
         "tools/dev/zoo.txt",
@@ -315,7 +308,7 @@ OPTION = Addition(
             )
         ],
     },
-    commands=("python -m engine.tools.dev.keywords",),
+    commands=(TABLES,),
     made=("engine/training/keywords.py", "docs/commands.md"),
     tests=("tests/docs/test_readme.py", "tests/trainer/test_option_tables.py"),
     probe="""
@@ -372,13 +365,11 @@ METRIC = Addition(
             )
         ],
     },
-    commands=(
-        "python -m engine.tools.dev.metric_table docs/metrics.md",
-        "python -m engine.tools.dev.public_names",
-    ),
+    commands=(TABLES,),
     made=("docs/metrics.md", "engine/base/public_names.py"),
     tests=(
-        "tests/trainer/test_metric_references.py", "-k", "log_cosh or every_name or page_lists",
+        "tests/trainer/test_metric_references.py", "tests/docs/test_readme.py",
+        "-k", "log_cosh or every_name or page_lists or every_table",
     ),
     probe="""
 import engine
@@ -440,15 +431,9 @@ class LogCoshLoss(NamedLoss):
         "tests/data/torch_losses.json": [
             Edit('{"loss": "FocalLoss", "options": {}, ', json.dumps(ROW) + ",\n")
         ],
-        "docs/losses.md": [
-            Edit("| `HuberLoss` `Smooth", "| `LogCoshLoss` | any shape | `target`, alike | |\n")
-        ],
     },
-    commands=(
-        "python -m engine.tools.dev.public_names",
-        "python -m engine.tools.commands.page docs/commands.md",
-    ),
-    made=("engine/base/public_names.py", "docs/commands.md"),
+    commands=(TABLES,),
+    made=("engine/base/public_names.py", "docs/commands.md", "docs/losses.md"),
     tests=(
         "tests/offline/test_losses.py", "tests/docs/test_readme.py",
         "-k", "LogCosh or every_loss or readme",
@@ -506,11 +491,11 @@ ARCHITECTURE = Addition(
             )
         ],
     },
-    commands=("python -m engine.tools.dev.models docs/models.md",),
+    commands=(TABLES,),
     made=("docs/models.md",),
     tests=(
         "tests/models/test_models.py", "tests/docs/test_readme.py",
-        "-k", "shallow or refused or page_of_models",
+        "-k", "shallow or refused or every_table",
     ),
     probe="""
 from click.testing import CliRunner

@@ -22,8 +22,6 @@ import edgegrad.trainer.schedules
 import engine
 import engine.artifacts
 import engine.trainer.schedules
-from engine.base import public_names
-from engine.tools.dev import public_names as make_public_names
 from tests.support import package_user
 from tests.support.places import ALIAS, DOCS, PATHS, ROOT
 
@@ -97,11 +95,6 @@ def test_python_runs_the_command(module: str, tmp_path: Path) -> None:
 
 
 # --- the names at the top
-
-
-def test_the_table_is_what_checkers_are_told() -> None:
-    table = Path(public_names.__file__).read_text("utf-8")
-    assert table == make_public_names.write_source(), "python -m engine.tools.dev.public_names"
 
 
 def test_the_top_has_what_its_modules_offer() -> None:

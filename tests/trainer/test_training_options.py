@@ -12,11 +12,9 @@ from engine import Trainer, artifacts
 from engine.base.fields import list_options, read_declaration, select_options
 from engine.errors import InputError
 from engine.tools.actions import run_config
-from engine.tools.dev import keywords
 from engine.training import settings
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
 from tests.support import tiny
-from tests.support.places import ROOT
 
 TAKEN: list[tuple[Any, type]] = [
     (Trainer.__init__, StepOptions),
@@ -36,11 +34,6 @@ def test_a_function_lists_the_options_that_it_takes(function: Any, kind: type) -
         assert parameters[field.name].default == field.default
         assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
         assert f"{field.name}: {read_declaration(field).text[:20]}" in described
-
-
-def test_keywords_of_type_checkers_are_those_of_the_options() -> None:
-    written = (ROOT / "engine" / "training" / "keywords.py").read_text("utf-8")
-    assert written == keywords.write_source(), "python -m engine.tools.dev.keywords"
 
 
 def test_options_are_handed_down_whole() -> None:

@@ -1,19 +1,11 @@
-"""Maker of `engine/training/keywords.py`: the options of training for type checkers.
-
-    python -m engine.tools.dev.keywords
-
-It also writes the generated parts of docs/commands.md, whose tables list the same options.
-"""
+"""Maker of `engine/training/keywords.py`: the options of training for type checkers."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from engine.base.fields import list_options
-from engine.tools.commands.page import make_page
 from engine.training import settings
 
 KINDS: tuple[type, ...] = (
@@ -22,7 +14,7 @@ KINDS: tuple[type, ...] = (
 )  # fmt: skip
 _HEAD = '''"""Keywords of training for editors and type checkers, which alone import this file.
 
-`python -m engine.tools.dev.keywords` writes it from the options in settings.py.
+`python -m engine.tools.dev.tables` writes it from the options in settings.py.
 """
 
 from __future__ import annotations
@@ -54,14 +46,3 @@ def _write_class(kind: type) -> Iterator[str]:
 
 def _name(kind: type) -> str:
     return kind.__name__.replace("Options", "Keywords")
-
-
-def main() -> None:
-    """Write the file and the generated parts of the page of commands."""
-    Path(settings.__file__).with_name("keywords.py").write_text(write_source(), "utf-8")
-    commands = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/commands.md")
-    commands.write_text(make_page(commands.read_text("utf-8")), "utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from pathlib import Path
 
+from engine.tools.dev.made_parts import make_again
 from engine.trainer.metrics.named import METRICS, get_declaration
-
-_BEGIN = "<!-- metrics: made by `python -m engine.tools.dev.metric_table docs/metrics.md` -->\n"
-_END = "<!-- end of metrics -->\n"
 
 
 def make_table() -> str:
@@ -30,20 +26,6 @@ def make_table() -> str:
     return "\n".join([*rows, "", *meanings]) + "\n"
 
 
-def with_table(page: str) -> str:
-    """Return a page with the table between its marks."""
-    head, _, rest = page.partition(_BEGIN)
-    return f"{head}{_BEGIN}{make_table()}{_END}{rest.partition(_END)[2]}"
-
-
-def main(argv: list[str]) -> None:
-    """Write the table into the named page, or print it if none is named."""
-    if argv:
-        page = Path(argv[0])
-        page.write_text(with_table(page.read_text("utf-8")), "utf-8")
-    else:
-        sys.stdout.write(make_table())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def make_page(text: str) -> str:
+    """Return the page with its table made again."""
+    return make_again(text, {"metrics": make_table})

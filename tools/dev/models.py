@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 from engine.models.catalog import ARCHITECTURES, Architecture
 from engine.models.layers import CLASSES
 from engine.models.named_model import make
+from engine.tools.dev.made_parts import make_again
 
-_PART = re.compile(r"(<!-- made: models -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = """\
 | name | input | values to learn | file | for | learns from |
 |---|---|---|---|---|---|
@@ -40,18 +36,5 @@ def _make_row(kind: Architecture) -> str:
 
 
 def make_page(text: str) -> str:
-    """Return the page with its table made anew."""
-    return _PART.sub(lambda match: match[1] + make_table() + match[2], text)
-
-
-def main(argv: list[str]) -> None:
-    """Write the table into the named page, or print it if none is named."""
-    if argv:
-        path = Path(argv[0])
-        path.write_text(make_page(path.read_text("utf-8")), "utf-8")
-    else:
-        sys.stdout.write(make_table())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    """Return the page with its table made again."""
+    return make_again(text, {"models": make_table})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from engine.graphs.offline import untrained
 from engine.kernels.ops.registry import list_families
 from engine.kernels.vocabulary.op import Op
@@ -12,7 +9,7 @@ from engine.kernels.vocabulary.op import Op
 _HEAD = """\
 # Operators
 
-Made by `python -m engine.tools.dev.operators docs/operators.md` from the declarations in kernels/.
+Made by `python -m engine.tools.dev.tables` from the declarations in kernels/.
 
 An asterisk: no gradient flows through the op, or it is zero, or the op is part of a backward pass.
 """
@@ -49,15 +46,3 @@ def make_table() -> str:
             names = sorted(op.name + ("" if op.differentiable else "*") for op in ops)
             parts.append(f"| {family} | {' '.join(names)} |\n")
     return "".join([*parts, _LACKS, untrained.make_table()])
-
-
-def main(argv: list[str]) -> None:
-    """Write the table to the named file, or print it if none is named."""
-    if argv:
-        Path(argv[0]).write_text(make_table(), "utf-8")
-    else:
-        sys.stdout.write(make_table())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

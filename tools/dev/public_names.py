@@ -1,7 +1,5 @@
 """Maker of `engine/base/public_names.py`: the names that are imported at their first use.
 
-    python -m engine.tools.dev.public_names
-
 The imports for type checkers in `engine/__init__.py` and `engine/trainer/__init__.py` say which
 names these are.
 """
@@ -13,11 +11,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from engine.base import public_names
-
 _HEAD = '''"""The public names that are imported at first use, each with the module that has it.
 
-`python -m engine.tools.dev.public_names` writes it from what `engine` and its rooms offer.
+`python -m engine.tools.dev.tables` writes it from what `engine` and its rooms offer.
 """
 
 HOMES = {
@@ -51,12 +47,3 @@ def _list_all(module: str) -> Iterator[tuple[str, str]]:
         yield from _list_offered(module)
     else:
         yield from ((name, module) for name in room.__all__)
-
-
-def main() -> None:
-    """Write the file."""
-    Path(public_names.__file__).write_text(write_source(), "utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,10 @@
-"""The page of commands: the parts of docs/commands.md generated from the commands themselves.
-
-    python -m engine.tools.commands.page docs/commands.md
-
-It replaces what stands between `<!-- made: NAME -->` and `<!-- end -->` of the page.
-"""
+"""Page of commands: the parts of docs/commands.md generated from the commands themselves."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,9 +19,9 @@ from engine.data.texts import LabelledTexts, Texts
 from engine.tools.actions import run_config
 from engine.tools.commands.root import root
 from engine.tools.commands.table import COMMANDS, STATUSES
+from engine.tools.dev.made_parts import make_again
 from engine.trainer import names
 
-_PART = re.compile(r"(<!-- made: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _DATASETS: dict[str, Any] = {
     "images": Images, "sounds": Sounds, "csv": Table, "text": Texts,
     "text with labelled = true": LabelledTexts,
@@ -47,7 +39,7 @@ _OURS = {
 
 def make_page(text: str) -> str:
     """Return the page with its generated parts made again."""
-    return _PART.sub(lambda found: f"{found[1]}\n{_PARTS[found['name']]()}\n{found[3]}", text)
+    return make_again(text, _PARTS)
 
 
 def describe_commands() -> str:
@@ -160,15 +152,7 @@ def _format_default(option: tables.Option) -> str:
 
 
 _PARTS: dict[str, Callable[[], str]] = {
-    "commands": describe_commands, "statuses": list_statuses, "configuration": list_configuration,
-}  # fmt: skip
-
-
-def main(argv: list[str]) -> None:
-    """Make the generated parts of a page again."""
-    path = Path(argv[0])
-    path.write_text(make_page(path.read_text("utf-8")), "utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    "commands": lambda: f"\n{describe_commands()}\n",
+    "statuses": lambda: f"\n{list_statuses()}\n",
+    "configuration": lambda: f"\n{list_configuration()}\n",
+}
