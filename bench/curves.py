@@ -10,7 +10,7 @@ the losses of the first seed.  With `--keep` a command that was ended goes on wh
 
 MobileNetV2 and ViT-Tiny train on pictures of 96x96, not 224x224, with 32 samples a batch: so 300
 steps see a sample six times instead of twice, and learn.  Their rates rise over the first 30 steps
-and fall to 0 by the last one, so that the last batches decide less about the end of a training.
+and fall to 0 by the last one, so that the last batches decide less about the end of a training run.
 `TASKS` says so once for every precision and for PyTorch.
 """
 
@@ -245,9 +245,9 @@ BENCHES = (
         ("side", "loss of each seed", "accuracy %", "off:.2f"),
         measure,
         options=(
-            Option("steps", 300, "steps of a training"),
+            Option("steps", 300, "steps of a training run"),
             Option("seeds", 3, "seeds of weights and of the order of batches"),
-            Option("threads", 1, "threads of a training"),
+            Option("threads", 1, "threads of a training run"),
             Option("plot", "", "an SVG file for the losses of the last subject"),
             Option("keep", "", "a folder for the losses of runs, which are taken from there"),
         ),

@@ -2,7 +2,7 @@
 
 Models are gpt2 (GPT-2 small, float32) and qwen2 (Qwen2.5-0.5B, 4 bits).  Weights are random, the
 batch is one text of 256 words, adapters have rank 8 and belong to queries and values; GPT-2 has
-these and the keys in one matrix.  Every training is a separate process that finds its plans and
+these and the keys in one matrix.  Every training run is a separate process that finds its plans and
 kernels in the cache.  `process` is its peak memory as the system counts it, `own` its part outside
 mapped files after the last step: weights of adapted models stay in their files.  Qwen2.5-0.5B as a
 whole, in float32, is planned but not run.  With --budget, such as "64 MB", adapted models are also
@@ -76,7 +76,7 @@ def make_language_model(name: str, positions: int, *, quantised: bool = True) ->
 
 
 def write(name: str, folder: Path, positions: int, *, adapts: bool) -> None:
-    """Write the artifacts and a batch of a training."""
+    """Write the artifacts and a batch of a training run."""
     graph = make_language_model(name, positions)
     path = folder / "forward.onnx"
     if adapts:
@@ -153,7 +153,7 @@ def measure_rows(
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
-    """Yield a row a training: of the whole model, with adapters, and within --budget."""
+    """Yield a row a training run: of the whole model, with adapters, and within --budget."""
     positions, steps = options.positions, options.steps
     if name == "qwen2":
         yield plan_whole(positions).cells
@@ -174,7 +174,7 @@ BENCHES = (
         measure,
         options=(
             Option("positions", 256, "words of the text"),
-            Option("steps", 4, "of each training"),
+            Option("steps", 4, "of each training run"),
             Option("budget", "", "a further training in so many bytes, as 64MB"),
         ),
     ),

@@ -1,7 +1,7 @@
 """Overhead of the default reports for a thousand batches, and the time to write their page.
 
 hooks   a bar on a terminal, CSV, JSON lines and the page, for 1000 batches without work
-page    one writing of the page after a training of many points
+page    one writing of the page after a training run of many points
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 
 def make_fit() -> Fit:
-    """Return a training without a model."""
+    """Return a training run without a model."""
     trainer: Any = SimpleNamespace(
         features=[], inputs=[], outputs=[], module=SimpleNamespace(plans=list)
     )
@@ -92,7 +92,7 @@ def measure(run: Callable[[Path], list[float]], _: Namespace) -> Iterator[Cells]
 BENCHES = (
     Bench(
         "reports",
-        "what the default reports add to a training",
+        "what the default reports add to a training run",
         {"hooks": time_hooks, "page": time_page},
         ("ms:.2f", "least ms:.2f"),
         measure,

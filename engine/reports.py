@@ -1,4 +1,4 @@
-"""Reports of a training, see `engine.trainer.reports`."""
+"""Reports of a training run, see `engine.trainer.reports`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""One rank of a training by several processes; rank 0 prints what came of it as JSON.
+"""One rank of a training run by several processes; rank 0 prints what came of it as JSON.
 
 mpirun -n N python ranks.py timed FOLDER SAMPLES
 mpirun -n N python ranks.py equal FOLDER

@@ -1,4 +1,4 @@
-"""Artifacts: the files of a training, made from a forward ONNX model."""
+"""Artifacts: the files of a training run, made from a forward ONNX model."""
 
 from __future__ import annotations
 

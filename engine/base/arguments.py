@@ -75,7 +75,7 @@ def check_bytes(what: str, value: Any) -> memoryview:
     """Return the bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
 
     Raises:
-        DTypeError: it is none of these, or its bytes do not lie one after another.
+        DTypeError: it has another type, or its bytes do not lie one after another.
     """
     if not isinstance(value, bytes | bytearray | memoryview):
         raise DTypeError(f"{what}: expected bytes, got {name_kind(value)}")
@@ -251,7 +251,7 @@ def make_array(what: str, value: Any) -> Array:
     """Return an array from an array, a tensor with a method `numpy()`, or nested lists.
 
     Raises:
-        InputError: it is none of these, or has masked elements, whose mask would be lost.
+        InputError: it has another type, or has masked elements, whose mask would be lost.
     """
     masked = sys.modules.get("numpy.ma")  # importing it takes time; without it nothing is masked
     if masked is not None and masked.is_masked(value):

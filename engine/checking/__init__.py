@@ -1,4 +1,4 @@
-"""Prediction of a training's memory, time and obstacles, before the first step.
+"""Prediction of a training run's memory, time and obstacles, before the first step.
 
 `check` plans the steps of a training and of variants of it that take less, and trains nothing.
 """

@@ -56,7 +56,7 @@ def check(
     opened: Opened | None = None,
     say: Callable[[str], object] = str,
 ) -> Check:
-    """Predict the memory and time of a training.  No step is run, and only the cache is written.
+    """Predict the memory and time of a training run.  No step runs; only the cache is written.
 
     subject: the models.  shapes: the shapes of a step's inputs. source: its name in the report.
     machine: the machine for which time is predicted; None measures this one, which takes two
@@ -336,7 +336,7 @@ def _list_suggestions(
     told: _Teller,
     say: Callable[[str], object] = str,
 ) -> Iterator[Suggestion]:
-    """List at most `VARIANTS` variants of a training, each with the figures of its own plans.
+    """List at most `VARIANTS` variants of a training run, each with the figures of its own plans.
 
     Variants that cannot be planned are left out.
     """

@@ -117,7 +117,7 @@ def sort_by_bytes(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Prediction of a training, and of obstacles.
+    """Prediction of a training run, and of obstacles.
 
     source: the name of the checked model.
     threads: the number of threads.  kernels: the name of the instruction set of the kernels.

@@ -26,7 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Subject:
-    """Models of a training: everything that the memory and time of a step depend on.
+    """Models of a training run: everything that the memory and time of a step depend on.
 
     training, optimizer: the models; without an optimizer there is no update.
     evaluation: the eval model, which a process that trains reads too, if it has one.

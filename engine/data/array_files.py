@@ -135,12 +135,12 @@ def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np
     """Read the header of an array: its shape, whether its first axis varies fastest, its type.
 
     Raises:
-        InputError: it is none, or the type is none of numbers or texts.
+        InputError: it is not such a file, or its type is not of numbers or texts.
     """
     try:
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise InputError(f"{where}: version {version} of the format; supported are 1 and 2")
+            raise InputError(f"{where}: version {version} of the format; supported: 1 and 2")
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read_header(file)
     except FLAWS as error:

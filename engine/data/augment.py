@@ -1,4 +1,4 @@
-"""Random changes of pictures, drawn anew for each sample and epoch.
+"""Random changes of pictures, drawn again for each sample and epoch.
 
 Each is a function `(sample, rng) -> sample` that changes the first array of a sample, a picture:
 height x width x channels.  Of uint8 the result is uint8, 0 to 255; of floating point it is not

@@ -76,7 +76,7 @@ def find_changes(augment: Change | Sequence[Change] | None, dataset: Dataset) ->
 
     Raises:
         DTypeError: one of them is neither.
-        InputError: there is none of that name for such data.
+        InputError: there is nothing of that name for such data.
     """
     if augment is None:
         return Changes()

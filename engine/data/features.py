@@ -76,8 +76,8 @@ def _make_bank(up: int, down: int) -> Floats:
     reach = math.ceil(LOBES / cutoff)
     if 2 * reach * up > TAPS:
         raise InputError(
-            f"resampling by {up}/{down} takes {2 * reach * up} taps, allowed are {TAPS}: convert "
-            "the files to a common rate, as 16000, 44100 or 48000 Hz"
+            f"resampling by {up}/{down} takes {2 * reach * up} taps; at most {TAPS} are allowed: "
+            "convert the files to a common rate, such as 16000, 44100 or 48000 Hz"
         )
     taps = np.arange(1 - reach, reach + 1)
     distance = np.arange(up)[:, np.newaxis] / up - taps

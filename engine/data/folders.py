@@ -56,7 +56,7 @@ def list_classes(
         FileError: there is no such folder, or it cannot be read.
         InputError: a class has no files, or holds folders alone, as a split (`train`, `val`) does;
             or there are fewer than two classes.
-        NameNotFoundError: a sub-folder is none of `classes`.
+        NameNotFoundError: a sub-folder is not in `classes`.
     """
     path = arguments.check_path("folder", folder)
     shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_join_names(suffixes)}"
@@ -69,11 +69,11 @@ def list_classes(
     _refuse_splits(path, folders, suffixes, what)
     known = folders if classes is None else arguments.check_names("classes", classes)
     if len(set(known)) < len(known):
-        raise InputError(f"classes={known}: a name stands there twice")
+        raise InputError(f"classes={known}: a name occurs twice")
     for name in folders:
         if name not in known:
             raise NameNotFoundError(
-                f"{path!r}: the sub-folder {name!r} is none of the "
+                f"{path!r}: the sub-folder {name!r} is not one of the "
                 f"classes{suggest_nearest(name, known)}"
             )
     if len(known) < 2:

@@ -88,7 +88,7 @@ class MapStyle(Dataset):
     """A dataset with samples by index, as in PyTorch: arrays, tuples or mappings of these.
 
     Raises:
-        InputError: it has no samples, or a sample is none of these.
+        InputError: it has no samples, or a sample has another type.
     """
 
     def __init__(self, source: Any) -> None:

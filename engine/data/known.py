@@ -1,4 +1,4 @@
-"""Known: what a training knows of its data, so that other data are prepared and numbered alike.
+"""Known: what a training run knows of its data, so that other data are prepared and numbered alike.
 
 The folder of a run keeps it in data.json, and preparation.json of a table.
 """
@@ -23,7 +23,7 @@ FILE, PREPARATION = "data.json", "preparation.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """The kind, options, classes and preparation of the data of a training.
+    """The kind, options, classes and preparation of the data of a training run.
 
     kind: the kind of files; None for other data, and for files that a user's own class reads.
     options: the options of the dataset that reads them.

@@ -58,7 +58,7 @@ def encode_texts(
         if name not in numbers:
             sample = int(np.flatnonzero(texts == name)[0])
             raise InputError(
-                f"{what}: sample {sample} has the label {name!r}, which is none of the classes "
+                f"{what}: sample {sample} has the label {name!r}, which is not one of the classes "
                 f"{join_names(known, SHOWN)}{suggest_nearest(name, known)}"
             )
     order = np.array([numbers[name] for name in names], np.int64)

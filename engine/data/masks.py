@@ -205,7 +205,7 @@ class Masks(Images):
             shown = ", ".join(names[:SHOWN])
             raise InputError(f"{masks!r}: {len(names)} classes, {shown}; expected 2 to {MOST}")
         if len(set(names)) < len(names):
-            raise InputError(f"classes={names}: a name stands there twice")
+            raise InputError(f"classes={names}: a name occurs twice")
         self.classes = names
 
     def get_label(self, index: int) -> Sample:
@@ -244,7 +244,7 @@ class Masks(Images):
             more = ", ..." if len(self.values) > SHOWN else ""
             raise InputError(
                 f"the mask {path!r} has the value {value} in row {row}, column {column}, which is "
-                f"none of the classes' values: {shown}{more}"
+                f"not one of the classes' values: {shown}{more}"
             )
         numbers[~is_known] = IGNORED
         return numbers
@@ -254,7 +254,7 @@ def _check_values(values: Sequence[Any]) -> list[Value]:
     """Return the values of classes in masks, each a number or a colour.
 
     Raises:
-        InputError: one is neither, or stands there twice.
+        InputError: one is neither, or occurs twice.
     """
     made: list[Value] = []
     for value in values:
@@ -264,7 +264,7 @@ def _check_values(values: Sequence[Any]) -> list[Value]:
             raise InputError(f"values: {value!r}; expected a number, or red, green and blue")
         made.append(numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2]))
     if len({_make_code(value) for value in made}) < len(made):
-        raise InputError(f"values={made}: a value stands there twice")
+        raise InputError(f"values={made}: a value occurs twice")
     return made
 
 

@@ -53,7 +53,7 @@ class Mixing(ABC):
 
         Raises:
             InputError: the number of classes is unknown.
-            DTypeError, ShapeError: the last array is none of labels, or the first none of floats.
+            DTypeError, ShapeError: the last array does not hold labels, or the first one floats.
         """
         name = type(self).__name__
         count = self.classes or classes

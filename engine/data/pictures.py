@@ -151,7 +151,7 @@ def _open(image_module: Any, path: str, formats: Sequence[str] = FORMATS) -> Any
         limits.check("PIXELS", width * height, repr(path), f"{width} x {height} are")
         if most is not None and width * height > most:
             raise InputError(
-                f"{path!r} has {width} x {height} pixels; allowed are {most}, which "
+                f"{path!r} has {width} x {height} pixels; at most {most} are allowed, which "
                 "PIL.Image.MAX_IMAGE_PIXELS changes"
             )
     except EngineError:

@@ -99,7 +99,7 @@ class Category:
     """A column of texts: 1 in the place of the row's text, 0 in the others; 0 in all if missing.
 
     fills: whether a text may be missing.
-    unknown: whether a text that is none of `values` is taken as missing, and not refused.
+    unknown: whether a text that is not in `values` is taken as missing, and not refused.
     """
 
     name: str
@@ -300,14 +300,14 @@ def find_code(column: Category, text: str, place: str) -> int:
     """Return the place of a text among the column's values; -1 if it may be unknown and is.
 
     Raises:
-        InputError: it is none of them.
+        InputError: it is something else.
     """
     place_of_text = column.places.get(text)
     if place_of_text is None and column.unknown:
         return -1
     if place_of_text is None:
         raise InputError(
-            f"{place}: {text!r} is none of the {column.width} texts that the model was trained "
+            f"{place}: {text!r} is not one of the {column.width} texts that the model was trained "
             f"with{suggest_nearest(text, column.values)}"
         )
     return place_of_text

@@ -36,7 +36,7 @@ def to_array(what: str, value: Any) -> Array:
     Tensors are taken by `detach`, `cpu` and `numpy`, as in PyTorch; no package is imported.
 
     Raises:
-        InputError: it is none of these, or lists of unequal lengths.
+        InputError: it has another type, or lists of unequal lengths.
     """
     if isinstance(value, np.ndarray) and value.dtype != object and not np.ma.isMA(value):
         return np.asarray(value)
@@ -99,7 +99,7 @@ def as_sample(value: Any, what: str) -> tuple[list[str] | None, Sample]:
     them.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it has another type.
     """
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
@@ -113,7 +113,7 @@ def as_batch(value: Any, what: str) -> Batch:
     """Return a batch of what an iterable yields: one array, a tuple or list of them, or a mapping.
 
     Raises:
-        InputError: it is none of these, or it holds no samples.
+        InputError: it has another type, or it holds no samples.
         ShapeError: its arrays have several numbers of samples.
     """
     if isinstance(value, Mapping):

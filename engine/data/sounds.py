@@ -124,7 +124,7 @@ class Sounds(DecodedFiles):
                 if not 0 < rate <= RATE or not 0 < channels <= CHANNELS:
                     raise FileError(
                         f"cannot read the sound {path!r}: {rate} Hz and {channels} channels; "
-                        f"allowed are {RATE} Hz and {CHANNELS} channels"
+                        f"at most {RATE} Hz and {CHANNELS} channels are allowed"
                     )
                 needed = self.length * rate // self.rate + rate // 10 + 1  # what the filter sees
                 return file.read(needed, dtype="float32", always_2d=True), rate

@@ -90,7 +90,7 @@ class TaggedTexts(Dataset):
         FileError: there is no such file or folder, or it cannot be read.
         InputError: a line lacks a column, words and tags are of unequal numbers, or there are fewer
             than two tags.
-        NameNotFoundError: a tag is none of `classes`.
+        NameNotFoundError: a tag is not in `classes`.
     """
 
     cheap = True
@@ -206,7 +206,7 @@ class TaggedTexts(Dataset):
                     known = list(numbers)
                     shown = ", ".join(map(repr, known[:SHOWN]))
                     raise NameNotFoundError(
-                        f"{sentence.place}: the tag {tag!r} is none of {shown}"
+                        f"{sentence.place}: the tag {tag!r} is not one of {shown}"
                         f"{', ...' if len(known) > SHOWN else ''}{suggest_nearest(tag, known)}"
                     )
             labels = np.array([numbers[tag] for tag in sentence.tags])

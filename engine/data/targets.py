@@ -105,7 +105,7 @@ def find_classes(
     for i, cell in enumerate(cells):
         if cell not in place:
             raise InputError(
-                f"{table.place(i, name)}: {cell!r} is none of the classes that the model was "
+                f"{table.place(i, name)}: {cell!r} is not one of the classes that the model was "
                 f"trained with{suggest_nearest(cell, known)}"
             )
     return np.array([place[cell] for cell in cells], np.int64), known

@@ -51,7 +51,7 @@ class Tokens:
         special: whether a tokenizer adds tokens for the start and the end of a text, if it can.
 
     Raises:
-        DTypeError: it is none of these.
+        DTypeError: it has another type.
         FileError, InputError: the file cannot be read, or is not a tokenizer.
         MissingPackageError: it is a path, and tokenizers is not installed.
     """

@@ -87,7 +87,9 @@ def speak(word: str, rng: np.random.Generator, voice: Voice | None = None) -> Fl
     """
     for letter in arguments.check_text("word", word):
         if letter not in SOUNDS:
-            raise InputError(f"word {word!r}: {letter!r} is none of the sounds {''.join(SOUNDS)}")
+            raise InputError(
+                f"word {word!r}: {letter!r} is not one of the sounds {''.join(SOUNDS)}"
+            )
     seconds = sum(SOUNDS[letter][1] for letter in word)
     if LONGEST * seconds > 0.99:
         raise InputError(f"word {word!r} takes {seconds:.2f} s; expected at most 0.76 s")

@@ -87,7 +87,7 @@ class RankGroup(Protocol):
 def are_lengths(sizes: Array) -> bool:
     """Return whether numbers can be lengths in bytes of messages between ranks.
 
-    A rank at another call, for example one that has left a training early, can send any number.
+    A rank at another call, for example one that has left a training run early, can send any number.
     """
     return bool(((sizes >= 0) & (sizes <= LONGEST)).all())
 

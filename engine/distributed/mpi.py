@@ -201,7 +201,7 @@ class MpiGroup:
         raise GroupError(
             f"{self._name_silent()}, and what it told is of another call: it has left what "
             "the ranks do "
-            "together, as a training that one of them ends early"
+            "together, as a training run that one of them ends early"
         )
 
     def _name_silent(self) -> str:

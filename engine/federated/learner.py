@@ -23,7 +23,7 @@ _VALUE = "parameter/"  # prefix of the names of kept arrays
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Results of a training on a device.
+    """Results of a training run on a device.
 
     arrays: the new values of the received parameters, by name.
     examples: the number of samples of the training; the weight of the arrays in an average.

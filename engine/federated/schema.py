@@ -144,11 +144,11 @@ def check_tensor(name: str, array: Array, known: ArrayField) -> None:
     """
     if array.shape != known.shape:
         raise ShapeError(
-            f"parameter {name!r}: shape {list(array.shape)}; sent was {list(known.shape)}: another "
+            f"parameter {name!r}: shape {list(array.shape)}; expected {list(known.shape)}: another "
             "architecture"
         )
     if array.dtype != known.dtype:
-        raise DTypeError(f"parameter {name!r}: {array.dtype}; sent was {known.dtype}")
+        raise DTypeError(f"parameter {name!r}: {array.dtype}; expected {known.dtype}")
     if array.dtype.kind != "f" or not array.size:
         return
     low, high = float(array.min()), float(array.max())  # NaN, if one is

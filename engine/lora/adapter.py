@@ -1,4 +1,4 @@
-"""Adapter: the values that a training with adapters trains, in files of other programs.
+"""Adapter: the values that a training run with adapters trains, in files of other programs.
 
 A folder as in peft: `adapter_model.safetensors`, whose tensors are called
 `base_model.model.<layer>.lora_A.weight`, and `adapter_config.json`.  Or an `.onnx_adapter` of

@@ -24,7 +24,7 @@ class Adapters:
         adapters.use("laws")              # the next steps train it
         adapters["poems"].save("poems")
 
-    Each has a training of its own: its values, its optimizer state, its count of steps, its
+    Each has a training run of its own: its values, its optimizer state, its count of steps, its
     learning rate, and the position of its random numbers.  Switching copies these, and plans
     nothing.
 

@@ -62,7 +62,7 @@ class Tables:
         if zlib.crc32(memoryview(data)[SEALED:]) != crc:
             raise PlanError("damaged, the checksum is wrong")
         if flags not in (0, STRIPPED):
-            raise PlanError(f"flags {flags} are none of version {version}")
+            raise PlanError(f"flags {flags}, which version {version} does not have")
         self.stripped = flags == STRIPPED
         self.constants = data[size : size + constants]
         self.tail = data[size + constants :]

@@ -1,4 +1,4 @@
-"""Changes of the bytes of a region, noted so that whatever was made of them can be made anew."""
+"""Changes of the bytes of a region, noted so that whatever was made of them can be made again."""
 
 from __future__ import annotations
 

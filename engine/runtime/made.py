@@ -109,7 +109,7 @@ class MadeValues:
         self._made: int | None = None  # the reading of the clock when all were valid
 
     def forget(self) -> None:
-        """Let all values be made anew, as their memory is another."""
+        """Let all values be made again, as their memory is another."""
         self._made = None
 
     def renew(self, run: Callable[[int, int], None]) -> None:

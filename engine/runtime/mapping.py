@@ -63,7 +63,7 @@ class MappedFile(mmap.mmap):
         with contextlib.suppress(OSError):  # gone: nobody changes it any more
             current = _identify(os.stat(self.path))
         if current[:2] == self.identity[:2] and current != self.identity:
-            raise FileError(f"{self.path!r} was changed while it was in use: open it anew")
+            raise FileError(f"{self.path!r} was changed while it was in use: open it again")
 
 
 class MappedPiece(NamedTuple):

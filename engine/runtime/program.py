@@ -133,7 +133,7 @@ def list_written(plan: Plan, phases: Collection[Phase]) -> tuple[Span, ...]:
 
 
 def list_moves(plan: Plan) -> tuple[Span, ...]:
-    """Return the bytes of region param that change otherwise than by updates.
+    """Return the bytes of region param that change in other ways than by updates.
 
     Running statistics do.
     """
@@ -224,7 +224,7 @@ class BoundProgram:
 
     @property
     def plan(self) -> Plan:
-        """The plan, read anew."""
+        """The plan, read again."""
         (plan,) = plan_file.from_bytes(zlib.decompress(self._packed), self._target)
         if plan.compute_region_bytes("const") <= MOST_COMPRESSED:
             return plan

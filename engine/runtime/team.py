@@ -170,7 +170,7 @@ def _stop_teams() -> None:
 
 
 def _forget_teams() -> None:
-    """Start anew in a forked child, which has no thread but this one."""
+    """Start over in a forked child, which has no thread but this one."""
     _teams_lock.renew()
     _teams.clear()
 

@@ -1,6 +1,6 @@
 """Forks: a child has one thread, and what the others of its parent were in the middle of is lost.
 
-Locks and threads of this package are made anew in a child (lock.py, team.py, ...).  That cannot
+Locks and threads of this package are made again in a child (lock.py, team.py, ...).  That cannot
 be done for the compiler, whose data may be half-written and whose locks are not ours.  A child that
 needs it would wait for a thread that does not exist.  It gets an error instead; what does not need
 it, as steps, works.

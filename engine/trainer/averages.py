@@ -1,4 +1,4 @@
-"""Averages of parameters over a training: of steps (EMA) or of epochs (SWA).
+"""Averages of parameters over a training run: of steps (EMA) or of epochs (SWA).
 
 EMA keeps after step n = 1, 2, ... of the trained parameters
 

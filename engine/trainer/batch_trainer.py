@@ -1,7 +1,7 @@
 """BatchTrainer: training and evaluation batch by batch, alone or together with other processes.
 
-It adds to a `Learner` the planned step, ranks, data to evaluate on, and the files of a training;
-`Trainer` adds forward models and the loop over epochs.
+It adds to a `Learner` the planned step, ranks, data to evaluate on, and the files of a training
+run; `Trainer` adds forward models and the loop over epochs.
 """
 
 from __future__ import annotations
@@ -509,7 +509,7 @@ class BatchTrainer:
             data: what `engine.data.batches` takes; targets in it are left out.  For the path of a
                 file or a folder, or a list of paths, a list with a row for each file is returned:
                 `file`, and `class`, `probability` and `probabilities`; `mask` and `shares`; or
-                `values`.  After a training on labelled texts, a list of texts has such rows as
+                `values`.  After a training run on labelled texts, a list of texts has such rows as
                 well.
             batch_size: the batch size for data without batches; by default as in `fit`.
                 A smaller last batch is filled up if the model's file fixes the number of samples.

@@ -62,7 +62,7 @@ class EarlyStopping(Callback):
         self._has_stopped = False
 
     def on_fit_begin(self, fit: Fit) -> None:
-        """Begin anew, or go on where the resumed run stood."""
+        """Start over, or continue where the resumed run stood."""
         self._has_stopped = False
         if fit.resumed_from is None:
             self.best, self.best_epoch, self.waited, self._values = None, None, 0, {}

@@ -82,7 +82,7 @@ def evaluate(
         samples += weight
         for metric in metrics:
             metric.update(outputs, inputs, loss, weight)
-        state.draws = draws  # an evaluation must not change what a training draws
+        state.draws = draws  # an evaluation must not change what a training run draws
         if each is not None:
             each(EvaluationBatch(index, total, inputs, outputs, loss))
 

@@ -44,7 +44,7 @@ class Fit:
     keeps_best: whether the parameters after that epoch are kept, as the best checkpoint in `folder`
         or by a callback that returns them to the trainer.
     resumed_from: the checkpoint from which the run continued; None if it is a new run.
-    resumed_note: how the run continues otherwise than it began; "" if it does not.
+    resumed_note: how the run now differs from its beginning; "" if it does not.
     epoch: the current epoch, counted from 0.
     batch: number of batches done in this epoch.
     step: number of steps that the optimizer has done in total.

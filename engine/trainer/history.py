@@ -1,4 +1,4 @@
-"""History: what a training has reached, one row an epoch, and which of two values is the better."""
+"""History: the results of a training run, a row per epoch, and which of two values is better."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
     return value < best - min_delta if mode == "min" else value > best + min_delta
 
 
-# The columns that a training itself writes into histories and logs; callbacks use other names in
-# `fit.logs`.
+# The columns that a training run itself writes into histories and logs; callbacks use other names
+# in `fit.logs`.
 RESERVED = ("epoch", "seconds", "samples_per_second", "memory", "kind", "time", "step")
 
 
 class History:
-    """The rows of a training, one an epoch.
+    """The rows of a training run, one an epoch.
 
     rows: for each epoch, its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
         epoch; of those whose loss was finite, where updates are skipped), "skipped" (the updates

@@ -49,7 +49,7 @@ def make_loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
     """Return the loss of a name, with its options; place: the beginning of messages.
 
     Raises:
-        InputError, DTypeError: there is none of that name, or an option does not fit.
+        InputError, DTypeError: there is nothing of that name, or an option does not fit.
     """
     return _make_named(list_losses(), name, options, "loss", place)
 
@@ -61,7 +61,7 @@ def make_losses(given: Mapping[str, Any], place: str) -> dict[str, tuple[Loss, f
         {"name": "huber", "delta": 2}, or a list of one of these and a weight.
 
     Raises:
-        InputError, DTypeError: as `make_loss`, or a value is none of these.
+        InputError, DTypeError: as `make_loss`, or a value has another type.
     """
     made = {}
     for output, value in given.items():
@@ -100,7 +100,7 @@ def choose_named(
     what: what is chosen, in messages.  place: their beginning.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: there is nothing of that name.
     """
     plain = {_simplify(each): each for each in known}
     match = plain.get(_simplify(name))

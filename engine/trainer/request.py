@@ -168,7 +168,7 @@ def _schedule(given: Any) -> Schedule:
     """Return a schedule, which may be given by its name, or as a table of its name and options.
 
     Raises:
-        InputError, DTypeError: there is none of that name, or an option does not fit.
+        InputError, DTypeError: there is nothing of that name, or an option does not fit.
     """
     if not isinstance(given, str | Mapping):
         return schedule_of(given)
@@ -218,7 +218,7 @@ def _weigh_classes(
 def _make_unfreezing(
     trainer: BatchTrainer, options: FitOptions, loss: Any, is_weighted: bool
 ) -> Unfreezing | None:
-    """Return what makes artifacts anew while the run goes on; None if nothing does."""
+    """Return what makes artifacts again while the run goes on; None if nothing does."""
     given, statistics = options.unfreeze, options.freeze_statistics
     if given is None and loss is None and statistics is None:
         return None

@@ -100,7 +100,7 @@ def schedule_of(given: Any) -> Schedule:
     """Return a schedule, made of a function if that is given; None for a constant rate.
 
     Raises:
-        DTypeError: it is none of these.
+        DTypeError: it has another type.
     """
     if given is None:
         return Constant()

@@ -3,11 +3,11 @@
 Running statistics of batch normalisations, and ranges of rounded values, may likewise stay as they
 are from some epoch on.
 
-A change of what is trained is a change of the models: artifacts are made anew, of the forward model
-with the values of now, so that nothing is computed for gradients that nobody takes.  Values, what
-the optimizer keeps of parameters that were trained before, its count of steps, the learning rate
-and the count of random draws go from the old artifacts to the new ones.  A parameter that begins
-later counts its own steps, as corrections of its moments need.
+A change of what is trained is a change of the models: artifacts are made again, of the forward
+model with the values of now, so that nothing is computed for gradients that nobody takes.  Values,
+what the optimizer keeps of parameters that were trained before, its count of steps, the learning
+rate and the count of random draws go from the old artifacts to the new ones.  A parameter that
+begins later counts its own steps, as corrections of its moments need.
 
 Checkpoints are of the artifacts that the trainer was made with, whatever is trained when they are
 written, so that everybody who has these can load them.  Parameters that have not been trained yet
@@ -45,7 +45,7 @@ class Unfreezing:
 
     Args:
         trainer: made of a forward model or of a run, so that its artifacts can be
-            made anew; what it trains is what can be unfrozen.
+            made again; what it trains is what can be unfrozen.
         given: patterns of names, with `*` and `?`, and the epoch from which the parameters that
             they match are trained.  The first pattern that matches a name counts; parameters that
             none matches are not trained.
@@ -75,17 +75,17 @@ class Unfreezing:
             )
         if trainer.recipe is None or trainer.forward is None:
             raise StateError(
-                f"{what} makes artifacts anew, and this trainer has no forward model, or not the "
+                f"{what} makes artifacts again, and this trainer has no forward model, or not the "
                 "loss and the optimizer that they were made with: make it by Trainer.from_onnx"
             )
         if trainer.recipe.options.update is not None:
             raise StateError(
-                f"{what} makes artifacts anew, and would lose the choice of the sparse update "
+                f"{what} makes artifacts again, and would lose the choice of the sparse update "
                 "that this trainer was made with: give one of the two"
             )
         if trainer.recipe.options.proximal:
             raise StateError(
-                f"{what} makes artifacts anew, and this trainer has a proximal term, whose "
+                f"{what} makes artifacts again, and this trainer has a proximal term, whose "
                 "anchors would be lost: give one of the two"
             )
         self.trainer, self.loss, self.statistics = trainer, loss, statistics

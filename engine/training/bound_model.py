@@ -96,7 +96,7 @@ class BoundModel(ModelFile):
 
         Entries that are None are skipped, as onnxruntime-training does.  An input may have no
         elements, as the past of a sequence that begins.  A batch may not: all inputs whose first
-        dimension is symbolic, or all inputs if there are none of those, cannot be empty at once.
+        dimension is symbolic, or all inputs if there are no such inputs, cannot be empty at once.
 
         Raises:
             InputError, DTypeError, ShapeError: naming the input.

@@ -49,7 +49,7 @@ class TrainerKeywords(RecipeKeywords, StepKeywords, total=False):
 
 
 class FitKeywords(TypedDict, total=False):
-    """Options of a training over epochs."""
+    """Options of a training run over epochs."""
 
     epochs: int
     accumulate: int

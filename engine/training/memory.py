@@ -122,7 +122,7 @@ class Memory:
         return {**state.regions, "work": self.work, "frozen": self.frozen}
 
     def grow(self, plan: Plan, state: CheckpointState) -> None:
-        """Make the shared regions large enough for a plan; bind all programs anew if one moves.
+        """Make the shared regions large enough for a plan; bind all programs again if one moves.
 
         Region grad is made for the first plan that has buffers in it.
         """

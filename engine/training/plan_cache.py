@@ -223,7 +223,7 @@ class Records:
 
     def refuse(self, why: str) -> None:
         """Warn, once, that a record beside the artifacts is not used."""
-        told = "" if self.beside is None else f"{self.beside.path}: {why}; the plan is made anew"
+        told = "" if self.beside is None else f"{self.beside.path}: {why}; the plan is made again"
         if told and told not in _told:
             _told.add(told)
             warn_user(told, CacheWarning)
@@ -285,7 +285,7 @@ class Records:
         if complaint and complaint not in _told:
             _told.add(complaint)
             warn_user(
-                f"{complaint}plans are made anew; to renew it, run `{make_command(self.folder)}`",
+                f"{complaint}plans are made again; to renew it, run `{make_command(self.folder)}`",
                 CacheWarning,
             )
 

@@ -168,7 +168,7 @@ class TrainerOptions(RecipeOptions, StepOptions):
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """Options of a training over epochs."""
+    """Options of a training run over epochs."""
 
     epochs: int = declare_option(1, "Passes over the data.", AT_LEAST_1)
     accumulate: int = declare_option(

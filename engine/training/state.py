@@ -1,4 +1,4 @@
-"""The state of a training: parameters, gradients, what the optimizer keeps, and properties.
+"""The state of a training run: parameters, gradients, what the optimizer keeps, and properties.
 
 `CheckpointState` owns the memory to which plans are bound.  The trainable parameters lie one after
 another, each at a multiple of 64 bytes, and zeros fill the gaps.  Float32 comes before float64, so
@@ -381,7 +381,7 @@ def _check_progress(groups: Sequence[OptimizerGroup], rate: object) -> None:
 
 
 class CheckpointState:
-    """All that a training remembers.  `load_checkpoint` and `from_bytes` make it.
+    """All that a training run remembers.  `load_checkpoint` and `from_bytes` make it.
 
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.

@@ -55,7 +55,7 @@ def place_caches(
     scores: the output of a prompt that has a row for each token; "": all outputs stay whole.
 
     Raises:
-        UnsupportedOpError: a node reads a cache otherwise than this module knows, naming it.
+        UnsupportedOpError: a node reads a cache in a way that this module does not know, naming it.
     """
     return _Rewriting(graph, presents, shapes, capacity, scores).run()
 

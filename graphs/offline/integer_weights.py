@@ -114,7 +114,7 @@ def is_rounded_to_nibbles(graph: Graph) -> bool:
 
 
 def store_weights(graph: Graph) -> Graph:
-    """Store weights and biases that a training has rounded as integers, in place.
+    """Store weights and biases that a training run has rounded as integers, in place.
 
     Scales that follow ranges or weights, or were learned, become constants, and normalisations part
     of their convolution.  A bias that does not fit in int32 stays float.

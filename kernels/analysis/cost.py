@@ -3,8 +3,8 @@
 A call takes as long as its operations or its bytes, whichever takes longer, over the efficiency of
 its kernel, and a moment more for which threads meet and begin.  Operations are multiply-adds of
 products and the vector instructions of formulas.  Bytes come from the cache that holds all that was
-touched since they last were; what a call writes anew is read first by the cache, so it counts
-twice.
+touched since they last were; the cache reads what a call overwrites before it is written, so it
+counts twice.
 
 Planning never measures: it assumes the machine of `get_nominal`, so that a plan is the same
 wherever it is made.  Reports of times for people ask `engine.runtime.roofline.measure` instead.

@@ -45,7 +45,7 @@ MANIFEST, KEYS = "manifest.json", "kernels.keys"
 VERSION = 2  # of the folder
 ENTRY = "edgegrad_shipped"
 KEY = 16  # bytes
-_AGAIN = "install edgegrad anew, or make them: python -m engine.tools.dev.ship"
+_AGAIN = "install edgegrad again, or make them: python -m engine.tools.dev.ship"
 
 
 def make_spec_key(spec: KernelSpec) -> bytes:
@@ -176,7 +176,7 @@ def read(folder: Path) -> Shipment | None:
         if digest_package().hex() != sources:
             raise FileError(
                 f"the shipped kernels in {folder} are of other sources than this checkout's; make "
-                "them anew (python -m engine.tools.dev.ship) or remove the folder"
+                "them again (python -m engine.tools.dev.ship) or remove the folder"
             )
     keys = _read(folder / KEYS, *place[1:])
     numbers = ((kind, number) for kind, count in kinds.items() for number in range(count))

@@ -212,7 +212,11 @@ def test_rows_that_cannot_be_prepared(
             InputError,
             "line 2, column 'colour': 'green'",
         ),
-        ("length,colour,width,kind\n1,red,2,lily\n", InputError, "'lily' is none of the classes"),
+        (
+            "length,colour,width,kind\n1,red,2,lily\n",
+            InputError,
+            "'lily' is not one of the classes",
+        ),
         (
             "length,colour,width,kind\nx,red,2,rose\n",
             InputError,

@@ -116,7 +116,7 @@ SOURCES: list[Callable[[], Batches]] = [
 
 @pytest.mark.parametrize("make", SOURCES)
 def test_an_epoch_resumes_exactly(make: Callable[[], Batches]) -> None:
-    """A loader made anew, as after a crash, continues with the same bytes from any batch on."""
+    """A loader made again, as after a crash, continues with the same bytes from any batch on."""
     for number in (0, 3):
         whole = list(make().epoch(number))
         assert len(whole) == len(list(make().epoch(number))) >= 4

@@ -121,7 +121,9 @@ def test_new_rows_are_prepared_as_those_of_the_training(tmp_path: Path) -> None:
 def test_an_unknown_text_is_an_error_unless_it_may_be_one() -> None:
     table = Table(COLUMNS, "kind", missing="mean")
     new = {**COLUMNS, "colour": ["red", "green", "red", "red"]}
-    with pytest.raises(InputError, match="row 1, column 'colour': 'green' is none of the 3 texts"):
+    with pytest.raises(
+        InputError, match="row 1, column 'colour': 'green' is not one of the 3 texts"
+    ):
         table.like(new)
 
 

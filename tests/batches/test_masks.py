@@ -175,7 +175,7 @@ def test_losses_of_compression_are_told(tmp_path: Path) -> None:
 def test_classes_and_values_must_fit(folder: Path) -> None:
     with pytest.raises(InputError, match="3 classes, 'a', 'b', 'c', and 2 values in the masks"):
         Masks(folder, classes=["a", "b", "c"])
-    with pytest.raises(InputError, match="a value stands there twice"):
+    with pytest.raises(InputError, match="a value occurs twice"):
         Masks(folder, values=[0, (0, 0, 0)])
     with pytest.raises(InputError, match="expected a number, or red, green and blue"):
         Masks(folder, values=[0, (0, 0)])

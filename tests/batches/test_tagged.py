@@ -72,7 +72,7 @@ def test_words_that_are_not_known(tmp_path: Path) -> None:
     other = data.like(file)
     assert (other[0][0].tolist(), other[0][1].tolist()) == ([1, 2], [0, 1])
     file.write_text("dog Bee\nthe O\n")
-    with pytest.raises(EngineError, match=r"line 1: the tag 'Bee' is none of 'B', 'O'"):
+    with pytest.raises(EngineError, match=r"line 1: the tag 'Bee' is not one of 'B', 'O'"):
         data.like(file)
 
 

@@ -236,7 +236,7 @@ def test_sources_that_are_none(tmp_path: Path, reviews: Path, letters: Path) -> 
         ("text,label\na,\nb,b\n", {}, InputError, "line 2, column 'label': the value is missing"),
         ("text,label\na,b\nc,b\n", {}, InputError, "all targets are of one class, 'b'"),
         ("text,kind\na,b\nc,d\n", {}, NameNotFoundError, "no column 'label'"),
-        ("text,label\na,b\nc,d\n", {"classes": ["b", "e"]}, InputError, "'d' is none of the cl"),
+        ("text,label\na,b\nc,d\n", {"classes": ["b", "e"]}, InputError, "'d' is not one of the cl"),
         ("text;label\na;b\n", {}, InputError, "pass delimiter=';'"),
     ],
 )

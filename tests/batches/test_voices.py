@@ -40,7 +40,7 @@ def test_a_speaker_is_more_like_themself_than_like_another() -> None:
 
 def test_what_cannot_be_spoken_is_refused() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(InputError, match="'k' is none of the sounds"):
+    with pytest.raises(InputError, match="'k' is not one of the sounds"):
         speak("kat", rng)
     with pytest.raises(InputError, match=r"takes 1\.40 s; expected at most 0\.76 s"):
         speak("a" * 10, rng)

@@ -1,4 +1,4 @@
-"""Dry runs: predictions of a training before its first step, and a check of them."""
+"""Dry runs: predictions of a training run before its first step, and a check of them."""
 
 from __future__ import annotations
 

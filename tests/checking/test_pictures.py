@@ -388,9 +388,9 @@ def test_classes_that_are_none(folder: Path, tmp_path: Path) -> None:
     (folder / "bird").mkdir()
     with pytest.raises(InputError, match="no pictures in the class 'bird'"):
         Images(folder)
-    with pytest.raises(NameNotFoundError, match="the sub-folder 'bird' is none of the classes"):
+    with pytest.raises(NameNotFoundError, match="the sub-folder 'bird' is not one of the classes"):
         Images(folder, classes=["cat", "dog"])
-    with pytest.raises(InputError, match="a name stands there twice"):
+    with pytest.raises(InputError, match="a name occurs twice"):
         Images(folder, classes=["cat", "cat"])
     save(folder / "bird" / "0.png", picture())
     with pytest.raises(InputError, match="'bird' has one sample, which cannot be in both parts"):
@@ -449,7 +449,7 @@ def test_pillows_limit_holds_where_pillow_only_warns(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
-    with pytest.raises(InputError, match=r"0.png' has 8 x 8 pixels; allowed are 50"):
+    with pytest.raises(InputError, match=r"0.png' has 8 x 8 pixels; at most 50"):
         Images(folder, 8)[0]
 
 

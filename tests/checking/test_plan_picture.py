@@ -39,7 +39,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_line_is_what_lives(plan: Plan) -> None:
-    """Its highest point is the bound of the plan, counted anew."""
+    """Its highest point is the bound of the plan, counted again."""
     assert max(picture._count_live_bytes(plan)) == plan.lower_bound
 
 

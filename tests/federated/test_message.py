@@ -152,8 +152,8 @@ def test_an_answer_is_one_to_its_request() -> None:
         (Message("failed", other, 4, reason="x"), f"of model {other}; asked was {MODEL}"),
         (asked.trained({"fc.bias": B}, done), "lacks the parameter 'fc.weight'"),
         (asked.trained({**ARRAYS, "x": B}, done), "has the parameter 'x'"),
-        (asked.trained({**ARRAYS, "fc.bias": B[:2]}, done), r"shape \[2\]; sent was \[3\]"),
-        (asked.trained({**ARRAYS, "fc.bias": B.astype("f2")}, done), "float16; sent was float32"),
+        (asked.trained({**ARRAYS, "fc.bias": B[:2]}, done), r"shape \[2\]; expected \[3\]"),
+        (asked.trained({**ARRAYS, "fc.bias": B.astype("f2")}, done), "float16; expected float32"),
         (asked.trained({**ARRAYS, "fc.bias": B / np.float32("nan")}, done), "not finite"),
     ]  # fmt: skip
     for answer, said in wrong:

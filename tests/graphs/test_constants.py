@@ -15,7 +15,7 @@ from engine.tools.dev.cases.case import Case
 from tests.support.harness import run
 
 MOST = 1 << 12  # elements of an input
-# What onnx's reference gets wrong, or otherwise than kernels do: L1 norms without absolute values,
+# What onnx's reference gets wrong, or not as kernels do: L1 norms without absolute values,
 # axes as of later opsets, shapes of pools, windows of LRN, groups of transposed convolutions,
 # logarithms of sums of integers.
 WRONG = ("LpNormalization", "Softmax", "LogSoftmax", "Hardmax", "LRN", "GlobalMaxPool", "MaxPool",

@@ -58,7 +58,7 @@ def test_messages_that_were_loaded_alone_are_those_of_onnx() -> None:
 
 
 def test_the_table_of_schemas_says_what_onnx_says() -> None:
-    """`python -m engine.tools.dev.schemas` writes it anew."""
+    """`python -m engine.tools.dev.schemas` writes it again."""
     table = Path(schemas.__file__).with_name("schemas.txt").read_text("utf-8").splitlines(True)
     assert not set(list_lines()) - set(table)
     for op, since, schema in list_forms():

@@ -30,7 +30,7 @@ WORDS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 255, 4096, 1 << 20, 1 << 31, 
 
 
 def subjects(rng: random.Random, target: Target, whole: bool) -> Iterator[tuple[str, Plan]]:
-    """Plans to forge, without end: rows at random, and if `whole` now and then a training's."""
+    """Plans to forge, without end: rows at random, and if `whole` now and then a training run's."""
     made_whole = list(trainings(target)) if whole else []
     while True:
         if made_whole and rng.random() < 0.1:

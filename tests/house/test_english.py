@@ -51,6 +51,19 @@ BANS = {
         "None if it is",
     ),
     "in the making": (r"(?i)\bin the making\b|\bfor want of\b", "that is being made; without"),
+    "none of": (r"\b(?:is|are|was|were) none of\b", "is not one of"),
+    "stands there": (r"(?i)\bstands? there (?:once|twice)\b", "occurs"),
+    "anew": (r"(?i)\banew\b", "again, from the start"),
+    "otherwise than": (r"(?i)\botherwise than\b", "not as, in another way than"),
+    "allowed are": (
+        r"(?i)(?:^|[;:,.] )(?:allowed|supported|missing|given|expected|sent) (?:are|is|was|were) ",
+        "at most ... are allowed, supported: ...",
+    ),
+    "a training": (
+        r"\b(?:[Aa]|[Ee]very|[Ee]ach|[Aa]nother) training(?:'s|(?= (?:that|which|may|is|has|ends?|"
+        r"starts?|begins?|takes?|writes|with|over)\b)|(?=[.,:;)?]|$))",
+        "a training run",
+    ),
     "who": (
         r"(?i)(?:\b(?:to|for|by|from|as|than|with)|[.;:]) who\b(?!ever)(?![^.;]*\?)",
         "the user who, whoever",
@@ -60,7 +73,8 @@ BANS = {
 _ANY = re.compile(
     r"(?i)of which|\b(?:no|else|begin|behind|told|who)\b|\b(?:tell|that of|those of)|in place of"
     r"|reckon|foretell|foretold|\b(?:has|have) (?:it|them)\b|but for|in the making|for want of"
-    r"|on with|one's own|none: "
+    r"|on with|one's own|none: |none of|stands? there|anew|otherwise than|training"
+    r"|(?:allowed|supported|missing|given|expected|sent) (?:are|is|was|were) "
 )
 # A sentence whose subject is a clause; questions, and "What to do:", are none.
 _CLAUSE = re.compile(
@@ -271,6 +285,12 @@ def test_an_assignment_of_found_is_found(tmp_path: Path) -> None:
         ("It ends. What is left is kept.", "a clause as subject"),
         ("| a key | Whether it is kept. |", "a clause as subject"),
         ("- Who has the turn may step.", "a clause as subject"),
+        ("'bird' is none of the classes.", "none of"),
+        ("A name that stands there twice.", "stands there"),
+        ("Plans are made anew.", "anew"),
+        ("It answers otherwise than before.", "otherwise than"),
+        ("8 x 8 pixels; allowed are 50.", "allowed are"),
+        ("The report of a training.", "a training"),
     ],
 )
 def test_a_banned_phrase_is_found_once(text: str, banned: str) -> None:
@@ -285,6 +305,7 @@ def test_a_banned_phrase_is_found_once(text: str, banned: str) -> None:
         "What is kept? Nothing else, or else an error.",
         "**What to do:** ask someone else who knows.",
         "It begins in place, reads what it needs, and says who may write.",
+        "A training step is part of every training run, which none of them knows.",
     ],
 )
 def test_plain_english_is_let_through(text: str) -> None:

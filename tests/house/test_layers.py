@@ -240,7 +240,7 @@ def test_the_runtime_is_light(path: Path) -> None:
 
 
 def test_training_loads_no_planner() -> None:
-    """A training with prepared plans pays for the runtime alone."""
+    """A training run with prepared plans pays for the runtime alone."""
     code = "import sys, engine.api, engine.trainer.trainer; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

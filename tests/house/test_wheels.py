@@ -44,7 +44,7 @@ class Made:
         self._wheels: dict[str, Path] = {}
 
     def again(self, name: str, where: str) -> Path:
-        """A wheel made anew, in a folder of its own."""
+        """A wheel made again, in a folder of its own."""
         return wheels.make_wheel(
             wheels.PLATFORMS[name], self.sdist, self.folder / where, [LAUNCH], epoch=EPOCH
         )
@@ -189,7 +189,7 @@ def test_a_wheel_that_does_not_fit_is_refused(
         path.write_bytes(path.read_bytes()[::-1])
     said = alone(installed, damaged, tmp_path / "2")
     assert said.startswith("engine.errors.FileError: shipped kernels ")
-    assert "install edgegrad anew" in said
+    assert "install edgegrad again" in said
 
 
 # --- systems that are not here

@@ -312,7 +312,7 @@ def test_what_a_process_has_compiled_before_leaves_no_trace_in_a_kernel() -> Non
 
 
 def optimized(template: Template) -> bytes:
-    """The bitcode of a template, all that it calls compiled anew."""
+    """The bitcode of a template, all that it calls compiled again."""
     lower._INLINE.clear()
     texts = lower.lower(template, ("i64",), template.name, detect_host())
     return emit.optimize(texts, template.name, detect_host())

@@ -184,7 +184,7 @@ def test_a_forged_plan_beside_artifacts_is_not_run(
 
 
 def forge_prepared(path: Path) -> None:
-    """Write another number into the first product of every prepared plan, and all digests anew."""
+    """Write another number into the first product of every prepared plan, and all digests again."""
     prepared = plan_cache.Prepared(os.fspath(path))
     assert prepared.made is not None
     records = {}

@@ -165,8 +165,8 @@ def test_a_core_and_features_decide_vectors_and_products(
     ("words", "message"),
     [
         ({"name": "raspberypi4"}, "nearest: 'raspberrypi4'"),
-        ({"triple": "mips-unknown-linux-gnu"}, "'mips' is none of aarch64"),
-        ({"triple": "aarch64-unknown-freebsd"}, "the system is none of linux"),
+        ({"triple": "mips-unknown-linux-gnu"}, "'mips' is not one of aarch64"),
+        ({"triple": "aarch64-unknown-freebsd"}, "the system is not one of linux"),
         ({"name": "pi4", "triple": "x86_64-unknown-linux-gnu"}, "are two targets"),
         (
             {"name": "cortex-m7", "cpu": "cortex-m23"},

@@ -103,7 +103,7 @@ def test_an_optimizer_takes_over_what_was_read(tmp_path: Path) -> None:
 
 
 def test_states_that_lie_elsewhere_are_copied(tmp_path: Path) -> None:
-    """A checkpoint that has states of some parameters alone: the others begin anew."""
+    """A checkpoint that has states of some parameters alone: the others start over."""
     folder = GOLDENS / "mlp"
     content = storage.read(folder / "checkpoint")
     name, value = next((n, np.asarray(a)) for n, a in content.trainable.items())

@@ -289,7 +289,7 @@ def test_other_layers_stay_as_they_are(case: str) -> None:
 
 
 def test_a_program_keeps_large_constants_once() -> None:
-    """Weights are in region const alone, and are part of the plan that is read anew."""
+    """Weights are in region const alone, and are part of the plan that is read again."""
     x, w = draw((4, 600), "u8"), draw((600, 200))
     graph = build([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], x, w=w)
     program = load(graph, 1, {"x": x})

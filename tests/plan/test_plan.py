@@ -182,7 +182,7 @@ def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.Monke
         plan, get_addresses, {"work": allocate(plan.compute_region_bytes("work"))}
     )
     assert actual_checks == [plan]
-    assert program.plan == plan  # read anew, so it is checked anew
+    assert program.plan == plan  # read again, so it is checked again
     assert len(actual_checks) == 2
 
 

@@ -85,7 +85,7 @@ class Trained:
             program.inputs[name][...] = value
         for name, value in program.inputs.items():
             if name not in self.batch:
-                value[...] = 1  # the flag that gradients begin anew
+                value[...] = 1  # the flag that gradients start over
         program.run(0, 7)
         data = [np.array(v).tobytes() for v in program.outputs.values()]
         for name, region in self.state.regions.items():

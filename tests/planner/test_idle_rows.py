@@ -44,7 +44,7 @@ def model() -> onnx.ModelProto:
 
 
 class Training:
-    """A training of the model with an optimizer."""
+    """A training run of the model with an optimizer."""
 
     def __init__(self, folder: Path, method: Any, threads: int = 1, point: bytes | None = None):
         if not (folder / "checkpoint").exists():

@@ -119,7 +119,7 @@ def test_answers_are_those_of_a_plan_without(session: Session) -> None:
 
 
 def test_further_shapes_and_moved_memory_keep_answers(session: Session) -> None:
-    """A larger batch moves the memory that all plans share, so all are bound anew."""
+    """A larger batch moves the memory that all plans share, so all are bound again."""
     first = session.run(None, make_input())[0]
     large = session.run(None, make_input(40))[0]
     assert np.array_equal(session.run(None, make_input())[0], first)

@@ -305,7 +305,7 @@ def test_of_nodes_that_are_alike_one_is_asked_for_its_types(
 
 
 def test_an_expansion_asks_its_own_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole graph was inferred anew for each depth of expansions."""
+    """The whole graph was inferred again for each depth of expansions."""
 
     def graph(count: int) -> Graph:
         """Return values of `count` different shapes, followed by an op that expands."""

@@ -80,7 +80,7 @@ def test_a_file_has_two_weights_in_a_byte(
 
 
 def test_unsigned_weights_keep_4_bits(tmp_path: Path) -> None:
-    """uint4 in a file is uint4 in the file that a training of the last layer exports."""
+    """uint4 in a file is uint4 in the file that a training run of the last layer exports."""
     rng = np.random.default_rng(0)
     levels = rng.integers(0, 16, (7, 5)).astype(np.uint8)
     helper = onnx.helper

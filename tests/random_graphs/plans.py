@@ -1,4 +1,4 @@
-"""Comparisons of the plans of one graph: by all passes, by two threads, in less memory, anew."""
+"""Comparisons of the plans of one graph: by all passes, by two threads, in less memory, again."""
 
 from __future__ import annotations
 

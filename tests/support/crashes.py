@@ -246,7 +246,7 @@ def _request(value: float) -> Message:
 
 
 def ask_again(folder: Path) -> None:
-    """The server of a federation that began anew asks again; an answer of before is there."""
+    """The server of a federation that started over asks again; an answer of before is there."""
     Folder(folder / "device").ask(_request(2.0))
 
 
@@ -322,7 +322,7 @@ CASES = {
     "file": Case(report(1), report(2), report_is),
 }
 KILLED = 9  # how a process ends that is killed
-FORGETS = ("cache",)  # what is lost there is made anew: nothing is synced
+FORGETS = ("cache",)  # what is lost there is made again: nothing is synced
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,6 @@ def train(fit: Fit, callbacks: Sequence[Callback], epochs: int = 3) -> None:
 
 
 def resume_fit(before: Fit, epochs: int) -> Fit:
-    """A training that goes on after `epochs` of an earlier one."""
+    """A training run that goes on after `epochs` of an earlier one."""
     history = History(before.history.rows[:epochs])
     return make_fit(history=history, epoch=epochs, step=4 * epochs, resumed_from=Path("checkpoint"))

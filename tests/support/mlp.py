@@ -36,7 +36,7 @@ class Training:
 
 
 def run_step(_: int) -> float:
-    """Return the loss of a training of its own, as processes of a pool run it."""
+    """Return the loss of a training run of its own, as processes of a pool run it."""
     folder = GOLDENS / "mlp"
     with np.load(folder / "trace.npz") as trace:
         x, y = trace["x"][0], trace["y"][0]

@@ -1,4 +1,4 @@
-"""Work that kept plans spare: graphs read and plans made, counted; a training of the mlp golden."""
+"""Work that kept plans spare: graphs read and plans made, counted; training of the mlp golden."""
 
 from __future__ import annotations
 

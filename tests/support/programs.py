@@ -1,4 +1,4 @@
-"""Programs that hand a training on to other packages, which start threads and processes."""
+"""Programs that hand a training run on to other packages, which start threads and processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ThreadSanitizer for kernels: their bitcode with a call before every access of memory.
 
-gcc instruments the C runtime, and kernels are none of its business: what a team of threads does in
+gcc instruments the C runtime, and it does not see kernels: what a team of threads does in
 a step, and the executor that keeps it in order, would not be seen.  So the calls that a compiler
 makes with -fsanitize=thread are put into the kernels' IR here, line by line, as in
 

@@ -1,4 +1,4 @@
-"""A training with everything that a resumed run must restore; run as a program, it kills itself.
+"""Training with everything that a resumed run must restore; run as a program, it kills itself.
 
     python -m tests.support.resumable FOLDER HOOK COUNT
 

@@ -1,4 +1,4 @@
-"""`edgegrad check --target --ram --flash`: a training's library against the memory of a device."""
+"""`edgegrad check --target --ram --flash`: a library against the memory of a device."""
 
 from __future__ import annotations
 

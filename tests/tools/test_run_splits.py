@@ -76,7 +76,7 @@ def test_a_class_that_only_the_validation_data_have(
     shutil.copytree(first, tmp_path / "data" / "val" / "zebra")
     words = ("--model", model, "--data", tmp_path / "data", "-o", tmp_path / "run", *FAST)
     told = said(capsys, "train", *words, status=1)
-    assert "'zebra' is none of the classes" in told
+    assert "'zebra' is not one of the classes" in told
 
 
 def test_a_root_without_a_test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

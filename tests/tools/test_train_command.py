@@ -450,7 +450,7 @@ def test_data_of_other_classes_are_refused(
     data = shutil.copytree(home / "test", tmp_path / "test")
     (data / "red").rename(data / "rde")
     told = said(capsys, "eval", home / "run", "--data", data, status=1)
-    assert "the sub-folder 'rde' is none of the classes; nearest: 'red'" in told
+    assert "the sub-folder 'rde' is not one of the classes; nearest: 'red'" in told
 
 
 def test_predictions_are_those_of_the_exported_model(

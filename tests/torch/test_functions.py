@@ -165,7 +165,7 @@ ROWS, IMAGES, VOLUMES = (6, 40, 6), (6, 20, 2, 6), (6, 20, 1, 2, 6)
 def test_dropouts_of_channels_and_of_selu(
     drop: Any, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Outputs and gradients are torch's under equal draws, and training draws anew each time."""
+    """Outputs and gradients are torch's under equal draws, and training draws again each time."""
     torch.manual_seed(0)
     net, x = Drops(drop).train(), torch.randn(shape)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Parameters that are unfrozen in the middle of a training, as PyTorch's optimizers count them."""
+"""Parameters that are unfrozen during a training run, as PyTorch's optimizers count them."""
 
 from __future__ import annotations
 

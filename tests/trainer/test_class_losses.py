@@ -200,9 +200,9 @@ def test_losses_that_do_not_fit(loss: Any, options: Any, error: Any, message: st
 def test_a_trainer_of_artifacts_is_refused() -> None:
     made = trainer()
     again = Trainer(made.folder, threads=1)
-    with pytest.raises(StateError, match="class_weight= makes artifacts anew, and this trainer"):
+    with pytest.raises(StateError, match="class_weight= makes artifacts again, and this trainer"):
         again.fit((X, Y), class_weight="balanced", progress=False)
-    with pytest.raises(StateError, match="a change that mixes labels makes artifacts anew"):
+    with pytest.raises(StateError, match="a change that mixes labels makes artifacts again"):
         again.fit(batches((X, Y), augment=Mixup(classes=3)), progress=False)
 
 

@@ -157,7 +157,7 @@ def test_a_loss_of_ones_own_stays_in_the_artifacts(tmp_path: Path) -> None:
     again = Trainer.from_run(tmp_path / "run", threads=1)
     assert again.recipe is None
     again.fit(DATA, **QUIET)
-    with pytest.raises(StateError, match="class_weight= makes artifacts anew"):
+    with pytest.raises(StateError, match="class_weight= makes artifacts again"):
         again.fit(DATA, class_weight=[1, 2, 3], **QUIET)
 
 

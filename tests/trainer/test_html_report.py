@@ -178,7 +178,7 @@ def test_a_training_that_is_resumed_goes_on_with_its_report(tmp_path: Path) -> N
     assert "2 of 6" in text
     assert "cat" in text.split('id="confusion"')[1], "no validation since: the earlier one stays"
     new = HtmlReport(path)
-    assert "cat" not in Run(new).end(), "a new training has nothing of an earlier one"
+    assert "cat" not in Run(new).end(), "a new training run has nothing of an earlier one"
     assert not new._trace.points
 
 

@@ -118,7 +118,7 @@ def test_labels_of_texts_have_the_numbers_of_the_training(
     expected = trainer.evaluate((x[1::3], numbers))["loss"]
     assert trainer.evaluate((x[1::3], ["bee"] * 4))["loss"] == expected
     assert history.rows[-1]["val_loss"] == pytest.approx(expected)
-    with pytest.raises(InputError, match="the label 'dog', which is none of the classes"):
+    with pytest.raises(InputError, match="the label 'dog', which is not one of the classes"):
         trainer.evaluate((x, ["dog"] * 12))
 
 
@@ -160,7 +160,7 @@ def test_paths_that_are_refused(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_pictures(tmp_path / "data" / split)
     shutil.copytree(tmp_path / "data/val/red", tmp_path / "data/val/pink")
-    with pytest.raises(NameNotFoundError, match="'pink' is none of the classes"):
+    with pytest.raises(NameNotFoundError, match="'pink' is not one of the classes"):
         trainer.fit(tmp_path / "data", **OPTIONS)
     shutil.rmtree(tmp_path / "data/val/pink")
     trainer.fit(tmp_path / "data", **OPTIONS)
@@ -204,7 +204,7 @@ def test_files_of_tables_are_prepared_as_the_frame_of_the_training(
 
 
 def test_texts_are_read_as_in_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files were refused after a training on `LabelledTexts`, and in another process."""
+    """Files were refused after a training run on `LabelledTexts`, and in another process."""
     monkeypatch.chdir(tmp_path)
     lines = ["a bad one,bad", "good as gold,good", "so bad a film,bad", "it is good,good"] * 4
     Path("reviews.csv").write_text("\n".join(["text,label", *lines]))

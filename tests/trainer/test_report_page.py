@@ -219,7 +219,7 @@ def many_classes(path: Path) -> None:
 
 
 def far_on(path: Path) -> None:
-    """A training that goes on after a million steps, and a long one."""
+    """A training run that goes on after a million steps, and a long one."""
     run = Run(HtmlReport(path), step=123_456_789, seconds_before=86_400.0 * 3)
     run.report._trace.seconds = run.report._window.seconds = 0.0
     run.epoch([1.0] * 60)

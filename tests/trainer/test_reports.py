@@ -1,4 +1,4 @@
-"""Progress and logs: what people and programs see of a training, whatever the disk does."""
+"""Progress and logs: what people and programs see of a training run, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_history_that_is_resumed_repeats_no_row(tmp_path: Path) -> None:
     train(again, [CsvLog(path)], 1)
     assert History.read(path)["epoch"] == [0, 1, 2]
     train(make_fit(), [CsvLog(path)], 1)
-    assert History.read(path)["epoch"] == [0], "a new training begins the file anew"
+    assert History.read(path)["epoch"] == [0], "a new training run starts the file again"
 
 
 def test_every_event_is_a_json_object_a_line(tmp_path: Path) -> None:

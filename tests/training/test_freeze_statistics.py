@@ -116,5 +116,5 @@ def test_epochs_that_mean_nothing(
 
 def test_artifacts_alone_cannot_be_changed(tmp_path: Path) -> None:
     make_trainer(NORMED, folder=tmp_path)
-    with pytest.raises(StateError, match=r"freeze_statistics= makes artifacts anew"):
+    with pytest.raises(StateError, match=r"freeze_statistics= makes artifacts again"):
         Trainer(tmp_path, threads=1).fit(DATA, freeze_statistics=1, **QUIET)

@@ -74,7 +74,7 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 
 @pytest.fixture(scope="module")
 def shared() -> Training:
-    """A training that errors must leave as it is."""
+    """A training run that errors must leave as it is."""
     return Training()
 
 

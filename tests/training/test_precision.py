@@ -83,7 +83,7 @@ def test_checkpoints_and_exports_are_float32(tmp_path: Path, precision: str) -> 
     train(trainer, 0, 5)
     trainer.save(tmp_path / "kept")
     expected = train(trainer, 5, 8)
-    for other in PRECISIONS:  # a training may change its precision
+    for other in PRECISIONS:  # a training run may change its precision
         resumed = make(other)
         resumed.load(tmp_path / "kept")
         losses = train(resumed, 5, 8)

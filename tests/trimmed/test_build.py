@@ -338,7 +338,7 @@ def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
     assert list(both.trainer.state.properties) == list(both.state.properties)
     again = CheckpointState.load_checkpoint(tmp_path / "c")
     assert again.properties["note"] == "a longer text"
-    both.state.loss_scale, both.state.good_steps = 512.0, 3  # of a training in float16
+    both.state.loss_scale, both.state.good_steps = 512.0, 3  # of a training run in float16
     CheckpointState.save_checkpoint(both.state, tmp_path / "c", include_optimizer_state=True)
     resumed = both.face.Trainer(tmp_path / "c")
     assert resumed.state.to_bytes(True) == (tmp_path / "c").read_bytes()

@@ -115,7 +115,7 @@ def check_path(
 def _suggest_remade(
     path: Path, graph: Graph, asked: CheckRequest, made: TrainingChoices, progress: StagePrinter
 ) -> Iterator[Suggestion]:
-    """Yield variants of a training with artifacts of their own, possible only for a forward model.
+    """Yield variants of a run with artifacts of their own, possible only for a forward model.
 
     A variant that the model does not allow is none.
     """

@@ -1,4 +1,4 @@
-"""Checks of a device: the RAM and flash of a training's library, and of variants of it.
+"""Checks of a device: the RAM and flash of a training run's library, and of variants of it.
 
 Every figure comes from a library that was made: the memory that its header asks for, and the bytes
 of its code and tables.  Variants are tried in the order in which they cost a user least; the first
@@ -32,7 +32,7 @@ _BUDGETED = ("parameters", "gradients", "optimizer state", "inputs and outputs",
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory that a training takes on a device.
+    """Memory that a training run takes on a device.
 
     change: the options that were added, or another change; empty for the training as it was asked.
     areas: the memory of a model, without the stack, by what it holds.
@@ -59,7 +59,7 @@ class Room:
     flash: int | None = None
 
     def list_excess(self, need: Need) -> dict[str, int]:
-        """Return the bytes that are missing, by kind of memory; none if a training fits."""
+        """Return the bytes that are missing, by kind of memory; none if a training run fits."""
         pairs = (("RAM", need.ram, self.ram), ("flash", need.flash + need.values, self.flash))
         return {kind: n - most for kind, n, most in pairs if most is not None and n > most}
 
@@ -124,7 +124,7 @@ def check_device(
     room: Room,
     progress: StagePrinter = SILENT,
 ) -> DeviceCheck:
-    """Return the needs of a training on the target of `options`.
+    """Return the needs of a training run on the target of `options`.
 
     source: a folder of artifacts, or a forward model, whose artifacts are made for it and go again.
 
@@ -207,7 +207,7 @@ def _set_budget(options: Options, budget: int) -> Options:
 def _list_variants(
     options: Options, room: Room, need: Need, source: Path, made: TrainingChoices
 ) -> Iterator[tuple[str, Options, Callable[[Path], None] | None]]:
-    """Yield changes of a training that take less: a name, the options, and what writes other
+    """Yield changes of a training run that take less: a name, the options, and what writes other
     artifacts into a folder.
     """
     sized = ""

@@ -201,7 +201,7 @@ class RunConfig:
         place: the beginning of messages.
 
         Raises:
-            InputError, DTypeError: there is none of a name, or an option does not fit.
+            InputError, DTypeError: there is nothing of a name, or an option does not fit.
         """
         given, options = self.model.loss, self.model.loss_options
         if isinstance(given, Mapping):
@@ -227,7 +227,7 @@ class RunConfig:
         """Return the callbacks that log to other programs.
 
         Raises:
-            InputError, DTypeError: there is none of a name, or an option does not fit.
+            InputError, DTypeError: there is nothing of a name, or an option does not fit.
             MissingPackageError: the package that it needs is not installed.
         """
         table, place = self.output, "[output] log"

@@ -81,7 +81,7 @@ def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
 def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:
     """Write the artifacts of a run into a new folder, with the trainer's parameters.
 
-    The optimizer begins anew: with the learning rate of the run, and moments of zero.
+    The optimizer starts over: with the learning rate of the run, and moments of zero.
 
     Raises:
         StateError: there are artifacts in the folder.

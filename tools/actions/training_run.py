@@ -75,8 +75,8 @@ class RunResult:
     config: as it was written.
     wrote: the files of the folder that are for people and for programs.
     test: what the best model measures on the test data; None if none were requested.
-    rounding: of a training with roundings, what the float model that it began with, the same model
-        quantised without training, and the result measure; None otherwise.
+    rounding: the figures of the float model that training with roundings began with, of the same
+        model quantised without training, and of the result; None for other runs.
     """
 
     folder: Path
@@ -90,7 +90,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The model, the data and the artifacts of a training that begins.
+    """The model, the data and the artifacts of a training run that begins.
 
     config: with what the model and the data decide.
     artifacts: their folder.  forward: the path of the model that they were made of.
@@ -162,7 +162,7 @@ def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: 
     )
     made = [path for path in mine.artifacts.iterdir() if path.is_file()]
     copy_files(ranks, sorted(made), place)
-    if config.fit.unfreeze or config.fit.freeze_statistics is not None:  # artifacts are made anew
+    if config.fit.unfreeze or config.fit.freeze_statistics is not None:  # artifacts are made again
         copied = place / "of rank 0"
         copied.mkdir()
         copy_files(ranks, [mine.forward], copied)
@@ -228,7 +228,7 @@ def _train(
         steps = dataclasses.replace(steps, threads=_choose_threads(ranks))
     group = None if ranks is None else ranks.group
     trainer = Trainer(prepared.artifacts, group=group, **vars(steps))
-    # Unfreezing makes artifacts anew, in the way these were made.
+    # Unfreezing makes artifacts again, in the way these were made.
     trainer.forward, trainer.recipe = prepared.forward, _make_recipe(config, training)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.learner.session.training, config.data.batch_size

@@ -1,4 +1,4 @@
-"""`edgegrad check`: the memory and time of a training, and the obstacles to it."""
+"""`edgegrad check`: the memory and time of a training run, and the obstacles to it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def command(
     brief: bool,
     as_json: bool,
 ) -> int:
-    """Predict the memory and time of a training, and list the obstacles to it.
+    """Predict the memory and time of a training run, and list the obstacles to it.
 
     Nothing is trained.  All nodes without a kernel or a gradient are listed at once.  The report
     has the memory of the plans, to which a budget applies, and of the whole process; the time is

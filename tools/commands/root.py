@@ -28,7 +28,7 @@ class Commands(click.Group):
         """Return the command named by the first word.
 
         Raises:
-            UsageError: there is none of that name; the message has the nearest ones.
+            UsageError: there is nothing of that name; the message has the nearest ones.
         """
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):

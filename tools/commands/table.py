@@ -50,8 +50,8 @@ COMMANDS = {
     "lora": Row("lora", "Add low-rank adapters to layers of a model, or merge its adapters.",
                 _MODELS),
     "ops": Row("ops", "List which nodes of models can be trained, and why others cannot.", _MODELS),
-    "check": Row("check", "Predict the memory and time of a training, and list the obstacles to "
-                 "it.", _MODELS),
+    "check": Row("check", "Predict the memory and time of a training run, and list the obstacles "
+                 "to it.", _MODELS),
     "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
     "profile": Row("profile", "Show where the time of a training step goes: by kernel, by node, by "
                    "phase.", _MODELS),

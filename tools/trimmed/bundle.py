@@ -188,7 +188,7 @@ class Bundle:
         return whole - sum(len(pack(content)) for content in plans) > UNPACKING
 
     def _find_moved_parameters(self) -> frozenset[str]:
-        """Return the parameters that training steps change otherwise than by updates:
+        """Return the parameters that training steps change in other ways than by updates:
         statistics.
         """
         plans = [each["train"] for each in self.planned.batches.values() if "train" in each]

@@ -421,7 +421,7 @@ def _of_triple(
 ) -> Platform:
     arch = triple.split("-")[0]
     if arch not in BASELINES:
-        raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(sorted(BASELINES))}")
+        raise EngineError(f"target {triple}: {arch!r} is not one of {', '.join(sorted(BASELINES))}")
     instructions = instructions or BASELINES[arch]
     features = INSTRUCTION_SETS[instructions].features if features is None else features
     made = [make(triple, each, features, instructions) for each in cpu.split(",")]
@@ -459,7 +459,7 @@ def _find_system(triple: str) -> tuple[str, str]:
             if mark == "darwin":  # the kernel, whose version 20 belongs to macOS 11
                 version = f"{int(float(version)) - 9}.0" if version else ""
             return marks[mark] + "-simulator" * ("simulator" in words), version
-    raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
+    raise EngineError(f"target {triple}: the system is not one of {', '.join(_SYSTEMS)}")
 
 
 def _fit(target: Target) -> Target:

@@ -1,4 +1,4 @@
-"""Client's part of secure aggregation: Flower's SecAgg+ around a training.
+"""Client's part of secure aggregation: Flower's SecAgg+ around a training run.
 
 Flower's mod reads `FitIns` and `FitRes` of its older interface; `mask_reply` translates.  The
 server receives the update of the client as integers with masks, which cancel in the sum only.

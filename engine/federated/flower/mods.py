@@ -1,4 +1,4 @@
-"""Processing of the reply of a training on a device before it is sent.
+"""Processing of the reply of a training run on a device before it is sent.
 
 `protect` wraps the training of a `ClientApp`.  Depending on the configuration of the run, it
 

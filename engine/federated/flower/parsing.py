@@ -108,11 +108,11 @@ def read_array(what: str, data: bytes, known: ArrayField) -> np.ndarray[Any, Any
         raise InputError(f"{what} cannot be read: its header is not one that numpy writes")
     kind, order, shape = header.groups()
     if kind not in (known.dtype.str, known.dtype.str.replace("<", "=")):
-        raise DTypeError(f"{what}: {_name_type(kind)}; sent was {known.dtype}")
+        raise DTypeError(f"{what}: {_name_type(kind)}; expected {known.dtype}")
     dims = tuple(int(each) for each in shape.split(",") if each.strip())
     if dims != known.shape:
         raise ShapeError(
-            f"{what}: shape {list(dims)!s:.200}; sent was {list(known.shape)}: another architecture"
+            f"{what}: shape {list(dims)!s:.200}; expected {list(known.shape)}: another architecture"
         )
     if order == "True":
         raise InputError(f"{what} is in Fortran order; expected C order")

@@ -39,7 +39,7 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for a reply to a training.
+    """Limits for a reply to a training run.
 
     numbers: in addition to the numbers that any reply may have.
     variances: names of parameters that cannot be negative.

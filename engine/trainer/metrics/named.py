@@ -58,7 +58,7 @@ def metrics_of(
 
     Raises:
         InputError: a name is not known, or two metrics have one name.
-        DTypeError: something is none of these.
+        DTypeError: something else is given.
     """
     several: Any = given
     if isinstance(given, str | Metric) or callable(given):

@@ -121,7 +121,7 @@ class _Context:
         self._without_gradient.extend(tensors)
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """Do nothing: only the output is changed in place, and it is made anew."""
+        """Do nothing: only the output is changed in place, and it is made again."""
 
     def set_materialize_grads(self, value: bool) -> None:
         self._materializes = value

@@ -1,4 +1,4 @@
-"""Reports: the output of a training, while it runs and afterwards.
+"""Reports: the output of a training run, while it runs and afterwards.
 
 All are callbacks of `Trainer.fit`, which uses the ones of `default` unless told otherwise.
 """
@@ -42,7 +42,7 @@ __all__ = [
 
 @check_arguments
 def default(progress: bool, folder: Path | None) -> list[Callback]:
-    """Return the default reports of a training.
+    """Return the default reports of a training run.
 
     progress: whether to show progress, and in a notebook a live curve.
     folder: the folder of the run, with history.csv, log.jsonl and report.html; None to write no

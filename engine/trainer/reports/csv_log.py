@@ -19,7 +19,7 @@ class CsvLog(Callback):
 
     A row is added at the end of its epoch.  A new column, such as one of a validation that does not
     run in every epoch, rewrites the file with that column.  A resumed training keeps the rows up to
-    the point where it resumes, a new training starts without rows.
+    the point where it resumes, a new training run starts without rows.
 
     path: the file.
     """

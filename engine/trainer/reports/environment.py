@@ -1,4 +1,4 @@
-"""The environment of a training: versions, processor, threads, kernels, switches."""
+"""The environment of a training run: versions, processor, threads, kernels, switches."""
 
 from __future__ import annotations
 

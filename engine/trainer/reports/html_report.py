@@ -1,4 +1,4 @@
-"""The report of a training: a page that anybody can open, now and in ten years."""
+"""The report of a training run: a page that anybody can open, now and in ten years."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.trainer.fit import Fit
 
 SAMPLES = 12  # of each kind that are shown
-SHARE = 0.01  # of the time of a training that writing reports may take
+SHARE = 0.01  # of the time of a training run that writing reports may take
 
 
 @check_arguments(samples=AT_LEAST_0)
@@ -39,7 +39,7 @@ class HtmlReport(Callback):
 
     It is a single file that needs no network and no other file.  It is written in one step at the
     end of an epoch, unless epochs are so short that this would take more than a hundredth of the
-    time, and at the end, for whatever reason the training ends.  A resumed training continues the
+    time, and at the end, for whatever reason the training ends.  A resumed run continues the
     curves of the run; contents for which it has nothing new, such as predictions before its first
     validation, stay unchanged.
 

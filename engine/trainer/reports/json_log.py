@@ -37,7 +37,7 @@ class JsonLog(Callback):
     end: the training has ended; its `seconds`.
 
     Lines are written at once, so that `tail -f` shows them.  NaN and infinities are null, as JSON
-    has none.  A resumed training appends to the file, after removing steps, epochs and checkpoints
+    has none.  A resumed run appends to the file, after removing steps, epochs and checkpoints
     that come after the point where it continues.
 
     Args:

@@ -19,7 +19,7 @@ from engine.trainer.reports.window import View, Window
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit
 
-SHARE = 0.02  # of the time of a training that drawing may take
+SHARE = 0.02  # of the time of a training run that drawing may take
 
 
 @check_arguments(seconds=AT_LEAST_0)

@@ -1,4 +1,4 @@
-"""Files that a training appends to, and that cannot end it: a full disk only causes a warning."""
+"""Files that a training run appends to but that cannot end it: a full disk is only a warning."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _UNCOUNTED = "{desc} {n_fmt} batches {elapsed}{postfix}"
 
 @check_arguments
 class Progress(Callback):
-    """The progress of a training, shown to people.
+    """The progress of a training run, shown to people.
 
     On a terminal or in a notebook: a bar per epoch, with the remaining time, the loss, samples
     per second and memory, drawn by the package tqdm.  Everywhere, at the end of an epoch, one line

@@ -1,4 +1,4 @@
-"""The record of a training, from which the sections of a report are made."""
+"""The record of a training run, from which the sections of a report are made."""
 
 from __future__ import annotations
 

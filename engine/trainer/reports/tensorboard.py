@@ -23,7 +23,7 @@ class TensorBoard(Tracker):
 
     By step: `step/loss`, the mean since the previous event, `step/lr`, `step/samples_per_second`;
     at most one event per `seconds`.  At the end of every epoch: the columns of the history, as
-    `epoch/loss` and `epoch/val_accuracy`.  A resumed training starts its own file in the folder,
+    `epoch/loss` and `epoch/val_accuracy`.  A resumed run starts its own file in the folder,
     and tells TensorBoard to forget everything after the point where it continues.
 
     Args:

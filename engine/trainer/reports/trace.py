@@ -1,4 +1,4 @@
-"""A trace: the course of a training, step by step, in a bounded number of points."""
+"""A trace: the course of a training run, step by step, in a bounded number of points."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Point:
 
 
 class Trace:
-    """Points of a training; when there are `MAX_POINTS`, each two are merged.
+    """Points of a training run; when there are `MAX_POINTS`, each two are merged.
 
     seconds: the desired distance of points; it doubles with each merge.
     """

@@ -1,4 +1,4 @@
-"""Tracker: a callback that hands the numbers of a training on, by step and by epoch."""
+"""Tracker: a callback that hands the numbers of a training run on, by step and by epoch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Tracker(Callback):
 
     @contextlib.contextmanager
     def _tolerated(self) -> Iterator[None]:
-        """Turn an error into a warning, once: no service of others ends a training."""
+        """Turn an error into a warning, once: no service of others ends a training run."""
         try:
             yield
         except Exception as error:

@@ -26,7 +26,7 @@ _FOREIGN = re.compile(r"[^\w\-. /]", re.ASCII)  # characters that MLflow's names
 class _Service(Tracker):
     """Base of trackers of a package's runs.
 
-    A resumed training continues its run, whose name every checkpoint contains.
+    A resumed training run continues its run, whose name every checkpoint contains.
     """
 
     package: ClassVar[str]
@@ -255,7 +255,7 @@ def make_tracker(name: str, options: Mapping[str, Any], place: str, folder: Path
     place: the beginning of messages.
 
     Raises:
-        InputError, DTypeError: there is none of that name, or an option does not fit.
+        InputError, DTypeError: there is nothing of that name, or an option does not fit.
         MissingPackageError: the package that it needs is not installed.
     """
     kind = choose_named(list_known(), name, "log", place)

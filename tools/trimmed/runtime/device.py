@@ -133,7 +133,7 @@ class Properties:
 
 
 class CheckpointState:
-    """State of a training; made by `load_checkpoint` or `from_bytes`."""
+    """State of a training run; made by `load_checkpoint` or `from_bytes`."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle

@@ -304,7 +304,7 @@ enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 
 @NAME@_API size_t @name@_answer_size(@name@ *m, const void *request, size_t size, int64_t samples,
                                    float loss, const char *reason);
 
-/* Write the answer to a buffer of exactly @name@_answer_size bytes; the answer to a training
+/* Write the answer to a buffer of exactly @name@_answer_size bytes; the answer to a training run
  * contains the parameters. */
 @NAME@_API int @name@_write_answer(@name@ *m, const void *request, size_t size, int64_t samples,
                                  float loss, const char *reason, void *answer, size_t answer_size);
