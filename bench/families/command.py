@@ -156,7 +156,7 @@ def write_section(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
 BENCHES = (
     Bench(
         "families",
-        "279 families of models, exported from library code, against PyTorch",
+        "families of models, exported from library code, against PyTorch",
         None,
         ("export", "losses:.1e", "gradients:.1e", "inference:.1e", "s:.1f", "remark"),
         measure,

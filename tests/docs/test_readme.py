@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from engine.graphs.io import opsets
 from engine.models.catalog import ARCHITECTURES
 from engine.system.config import PREFIX, SWITCHES
 from engine.tools.dev import tables
@@ -32,3 +33,19 @@ def test_the_page_of_switches_is_their_table() -> None:
     page = (ROOT / "docs/switches.md").read_text()
     rows = re.findall(rf"^\| `{PREFIX}([A-Z_]+)` \| (.*) \|$", page, re.MULTILINE)
     assert dict(rows) == SWITCHES
+
+
+def test_figures_in_words_are_those_of_their_pages() -> None:
+    """Numbers of families, of node tests and of opsets stand in sentences of several pages."""
+    families = re.findall(r"of (\d+) families", (ROOT / "docs/families.md").read_text())[0]
+    passed = re.findall(r"which is ([\d.]+)%", (ROOT / "docs/conformance.md").read_text())[0]
+    expected = {
+        r"\b(\d+) families\b": families,
+        r"(\d+) % of (?:ONNX's node tests|all) on numeric": str(round(float(passed))),
+        r"(?<!from )\bopsets? (\d+) to": str(opsets.OLDEST),
+        r"(?<!from )\bopsets? \d+ to (\d+)": str(opsets.LAST),
+    }
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    text = " ".join(" ".join(page.read_text("utf-8").split()) for page in pages)
+    for pattern, number in expected.items():
+        assert {*re.findall(pattern, text)} == {number}, pattern
