@@ -216,7 +216,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Seque
     outputs = [made] if isinstance(made, str) else arguments.check_names("output of the loss", made)
     grown = onnx_io.load(accessor.model)
     if not outputs:
-        raise InputError(f"{type(block).__name__}: a loss returns the name of its output")
+        raise InputError(f"{type(block).__name__}: a loss must return the name of its output")
     grown.outputs = [*outputs, *extra]
     training.name_loss(grown, outputs[0], before, forward.outputs)
     return grown

@@ -52,7 +52,7 @@ def check_path(what: str, value: Any) -> str:
     if not isinstance(name, str):
         raise DTypeError(f"{what}: expected a path, got {name_kind(value)}")
     if "\0" in name:
-        raise FileError(f"{what}: no file can be named {name!r}: a null character")
+        raise FileError(f"{what}: a file cannot be named {name!r}: a null character")
     if not _has_utf_8(name):
         raise FileError(f"{what}: {name!r} has no UTF-8 form, as names have in reports")
     return name

@@ -126,7 +126,7 @@ class GroupError(EngineError, ConnectionError):
 
 
 class OutOfMemoryError(EngineError, MemoryError):
-    """A plan or a state needs more memory than there is."""
+    """A plan or a state needs more memory than is available."""
 
 
 class LimitError(EngineError, MemoryError):
@@ -185,7 +185,7 @@ def defects(
         raise
     except MemoryError as error:
         where = place if isinstance(place, str) else place()
-        raise OutOfMemoryError(f"{where}: {stage} needs more memory than there is") from error
+        raise OutOfMemoryError(f"{where}: {stage} needs more memory than is available") from error
     except Exception as error:
         where = place if isinstance(place, str) else place()
         stopped = f"{where}: {stage} stopped with {type(error).__name__}: {error}"

@@ -100,7 +100,9 @@ class _InFile:
         while target:
             count = self._file.readinto(target)
             if not count:
-                raise CheckpointError(f"{self._source}: the file has become shorter meanwhile")
+                raise CheckpointError(
+                    f"{self._source}: the file has become shorter since it was opened"
+                )
             target = target[count:]
 
 

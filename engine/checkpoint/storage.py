@@ -91,9 +91,7 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
             if _find_current(name) != (main_name, data_name) or not os.path.samestat(
                 os.stat(main_name), os.fstat(main.fileno())
             ):
-                raise FileError(
-                    f"cannot read checkpoint {name!r}: it was being replaced; try again"
-                )
+                raise FileError(f"cannot read checkpoint {name!r}: it is being replaced; try again")
             return decode(main, data, name, allocate)
     except FileError:
         raise

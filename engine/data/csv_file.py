@@ -78,7 +78,7 @@ def _read_sheet(path: str, file: Iterator[str], delimiter: str, header: bool) ->
             names = row if header else [str(i) for i in range(len(row))]
             twice = sorted(name for name, count in Counter(names).items() if count > 1)
             if twice:
-                raise InputError(f"{path!r}: two columns are called {twice[0]!r}")
+                raise InputError(f"{path!r}: two columns are named {twice[0]!r}")
             if header:
                 if all(map(_is_number, row)):
                     raise InputError(

@@ -41,7 +41,7 @@ class FrameRows(Rows):
         super().__init__(title, [str(key) for key in keys])
         twice = sorted(name for name, count in Counter(self.names).items() if count > 1)
         if twice:
-            raise InputError(f"{self.title}: two columns are called {twice[0]!r}")
+            raise InputError(f"{self.title}: two columns are named {twice[0]!r}")
         if not keys:
             raise InputError(f"{self.title}: no columns")
         given = {name: source[key] for name, key in zip(self.names, keys, strict=True)}

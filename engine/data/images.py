@@ -146,5 +146,5 @@ def _check_size(value: int | tuple[int, int]) -> tuple[int, int]:
 def _check_channels(what: str, value: Any, default: float | Sequence[float], count: int) -> Array:
     array = arguments.cast(what, default if value is None else value, np.dtype(np.float32))
     if array.ndim > 1 or array.size not in (1, count):
-        raise InputError(f"{what}={value!r}; expected {count} numbers, one a channel")
+        raise InputError(f"{what}={value!r}; expected {count} numbers, one per channel")
     return np.broadcast_to(array, (count,))

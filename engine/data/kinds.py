@@ -450,7 +450,7 @@ def make_texts(asked: DataRequest, texts: Sequence[str]) -> Dataset:
 
     labelled, tokenizer, options = _split_text_options(asked)
     if not labelled:
-        raise InputError("of models of the next token predictions are made in Python")
+        raise InputError("models of the next token predict only from Python")
     encode, length = Tokens(tokenizer, special=True), options["length"]
     pad = options.get("pad", encode.pad)
     encoded = [encode(content)[:length] for content in texts]
@@ -546,7 +546,7 @@ class _Arrays(Kind):
         ]
         if others:
             raise InputError(
-                f"predictions are of one file of arrays at a time, got {file!r} and {others[0]!r}"
+                f"predict reads one file of arrays at a time, got {file!r} and {others[0]!r}"
             )
         given = asked.options.get("arrays")
         wanted = None

@@ -152,7 +152,7 @@ def class_weights(
             number = int(np.flatnonzero(counts == 0)[0])
             name = repr(names[number]) if names else f"class {number}"
             raise InputError(
-                f"class_weight='balanced': no training sample is of {name}, so that its weight "
+                f"class_weight='balanced': no training sample has the class {name}, so its weight "
                 "would be infinite: give a list of factors, or leave the class out"
             )
         return np.asarray(counts.sum() / (classes * counts), np.float32)

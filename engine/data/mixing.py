@@ -59,7 +59,7 @@ class Mixing(ABC):
         count = self.classes or classes
         if count is None:
             raise InputError(
-                f"{name} needs the number of classes, which the data do not tell: "
+                f"{name} needs the number of classes, which the data does not tell: "
                 f"{name}(classes=10)"
             )
         if len(arrays) < 2:

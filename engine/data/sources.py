@@ -124,7 +124,7 @@ def batches(
         return foreign.Loader(source, **options)
     if callable(source) or (isinstance(source, Iterable) and not isinstance(source, str | bytes)):
         return Stream(source, what=_name_source(source), **options)
-    raise DTypeError(f"no batches can be made of {type(source).__name__}; expected {KINDS}")
+    raise DTypeError(f"cannot make batches of {type(source).__name__}; expected {KINDS}")
 
 
 def _name_source(source: object) -> str:
@@ -151,7 +151,7 @@ def dataset_of(
     foreign.refuse_splits(source)
     if is_frame(source):
         raise InputError(
-            "a DataFrame says not which column is to be predicted: give Table(frame, label=...)"
+            "a DataFrame does not say which column to predict: give Table(frame, label=...)"
         )
     if isinstance(source, Dataset):
         return source

@@ -145,7 +145,7 @@ def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
     """
     package = require("tokenizers", "text", "training a tokenizer")
     if size < 257:
-        raise InputError(f"size={size}; expected 257 at least: the bytes and a token to pad with")
+        raise InputError(f"size={size}; expected at least 257: the bytes and a token to pad with")
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()

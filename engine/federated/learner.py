@@ -125,7 +125,7 @@ def require_samples(data: Any, purpose: str) -> None:
     """
     arrays = list(data.values()) if isinstance(data, Mapping) else data
     if data is None or (isinstance(arrays, list | tuple) and not arrays):
-        raise InputError(f"there are no data to {purpose}")
+        raise InputError(f"there is no data to {purpose}")
     for array in arrays if isinstance(arrays, list | tuple) else [arrays]:
         if hasattr(array, "__len__") and len(array) == 0:
-            raise InputError(f"there are no data to {purpose}: 0 samples")
+            raise InputError(f"there is no data to {purpose}: 0 samples")

@@ -64,7 +64,7 @@ class Adapters:
             EngineError: see `Adapter.put`.
         """
         if name in self:
-            raise InputError(f"there is an adapter {name!r} already")
+            raise InputError(f"an adapter {name!r} already exists")
         before = self._take_snapshot(with_moments=False)
         self._set(self._first)
         try:

@@ -211,8 +211,8 @@ def _count_words(kind: Architecture, given: int | None, data: Dataset | None) ->
         count = ByteTokenizer.size if data is None else getattr(data, "words", None)
     if count is None:
         raise InputError(
-            f"{kind.name}: the data do not say how many words there are: give words=, the size of "
-            "the tokenizer's vocabulary"
+            f"{kind.name}: the data does not say how many words there are: give words=, the size "
+            "of the tokenizer's vocabulary"
         )
     if count < 1:
         raise InputError(f"words={count}: expected 1 or more")

@@ -29,10 +29,10 @@ class Quantization:
         "uint8", "The integers of activations; weights are signed."
     )
     symmetric: bool = declare_option(
-        False, "Use ranges of activations with 0 in the middle; by default as the values lie."
+        False, "Centre the ranges of activations on 0; by default they follow the values."
     )
     weight_bits: Literal[8, 4] = declare_option(
-        8, "Bits of a weight; with 4 the file has opset 21, where ONNX has such integers."
+        8, "Bits per weight; 4 need opset 21, which the file then has."
     )
     per_channel: bool = declare_option(
         True,

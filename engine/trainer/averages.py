@@ -43,7 +43,7 @@ class Averages:
 
     def __init__(self, learner: TrainingModels, options: FitOptions) -> None:
         if options.ema is not None and options.swa is not None:
-            raise InputError(f"ema={options.ema} and swa={options.swa}: give one of the two")
+            raise InputError(f"ema={options.ema} and swa={options.swa}: give only one of the two")
         self._learner, self._decay, self.is_used = learner, options.ema, options.averaged
         first = options.swa or 0
         self._first = int(first) if first >= 1 else round(first * options.epochs)

@@ -527,7 +527,9 @@ class BatchTrainer:
         if places is None:
             return outputs
         if isinstance(outputs, tuple):
-            raise InputError(f"the model has the outputs {self.outputs}: predictions are of one")
+            raise InputError(
+                f"the model has the outputs {self.outputs}; predicting from files supports one"
+            )
         known = () if self.known is None else self.known.classes
         return make_rows(places, outputs, known or self.classes or ())
 

@@ -75,7 +75,7 @@ def _add_weight(loss: Any, weight: npt.NDArray[np.float32]) -> Any:
         )
     if getattr(loss, name) is not None:
         raise InputError(
-            f"class_weight=, and {_name_loss(loss)} has its own {name}=: give one of the two"
+            f"class_weight=, and {_name_loss(loss)} has its own {name}=: give only one of the two"
         )
     options: dict[str, Any] = {name: weight}  # of the subclass, a dataclass
     return replace(loss, **options)

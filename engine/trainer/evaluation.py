@@ -99,7 +99,7 @@ def evaluate(
             for place, metric in enumerate(metrics):
                 metric.merge([each[2][place] for each in told])
     if not samples:
-        raise InputError("the data to evaluate on yield no batches")
+        raise InputError("the evaluation data have no batches")
     means = {name: total / samples for name, total in zip(columns, losses, strict=True)}
     return {**means, **list_results(metrics, source.classes)}
 
@@ -149,7 +149,7 @@ def predict(
                 )
     outputs = tuple(np.concatenate(p) if len(p) > 1 else p[0] for p in parts.values() if p)
     if not outputs:
-        raise InputError("the data to predict for yield no batches")
+        raise InputError("the data to predict have no batches")
     return outputs[0] if len(outputs) == 1 else outputs
 
 

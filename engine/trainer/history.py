@@ -134,7 +134,7 @@ class History:
             if is_better(value, None if best is None else best[monitor], mode):
                 best = row
         if best is None:
-            raise InputError(f"no value of {monitor!r} is a number")
+            raise InputError(f"{monitor!r} has no value that is a number")
         return best
 
     def to_csv(self) -> str:

@@ -80,7 +80,7 @@ def stack_lists(model: Model, names: Sequence[str], data: Any) -> Any:
         if sample.shape != samples[0].shape:
             raise ShapeError(
                 f"input {name!r}: sample 0 is {list(samples[0].shape)}, and sample {i} is "
-                f"{list(sample.shape)}: fill short ones up as in the training, or predict samples "
+                f"{list(sample.shape)}: pad short ones as in training, or predict samples "
                 "of one length together"
             )
     return np.stack(samples)

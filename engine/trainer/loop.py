@@ -465,7 +465,7 @@ class Loop:
         taken = [name for name in fit.logs if name in RESERVED]
         if taken:
             raise InputError(
-                f"fit.logs[{taken[0]!r}]: the history has a column of this name; call it otherwise"
+                f"fit.logs[{taken[0]!r}]: the history has a column of this name; use another one"
             )
         row: dict[str, float] = {"epoch": fit.epoch, "loss": fit.logs["loss"]}
         row |= {name: value for name, value in fit.logs.items() if name != "lr"}

@@ -92,7 +92,7 @@ def _settle_kind(learner: TrainingModels, place: Path) -> Known:
     kind = find_kind(place)
     if kind == "csv":
         raise InputError(
-            f"{os.fspath(place)!r} is a table, which does not say what is to be predicted: give "
+            f"{os.fspath(place)!r} is a table, which does not say what to predict: give "
             f"Table({os.fspath(place)!r}, label=...)"
         )
     inputs = learner.session.training.interface.inputs

@@ -197,7 +197,7 @@ class Step(Schedule):
     ) -> None:
         super().__init__(warmup)
         if (every is None) == (not at):
-            raise InputError(f"Step: every={every}, at={list(at)}: give one of the two")
+            raise InputError(f"Step: every={every}, at={list(at)}: give only one of the two")
         self.every = None if every is None else _check_steps("every", every)
         self.at = [_check_steps("at", a) for a in at]
         self.drop = factor

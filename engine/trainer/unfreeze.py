@@ -81,12 +81,12 @@ class Unfreezing:
         if trainer.recipe.options.update is not None:
             raise StateError(
                 f"{what} makes artifacts again, and would lose the choice of the sparse update "
-                "that this trainer was made with: give one of the two"
+                "that this trainer was made with: give only one of the two"
             )
         if trainer.recipe.options.proximal:
             raise StateError(
                 f"{what} makes artifacts again, and this trainer has a proximal term, whose "
-                "anchors would be lost: give one of the two"
+                "anchors would be lost: give only one of the two"
             )
         self.trainer, self.loss, self.statistics = trainer, loss, statistics
         self._now = (False, False)  # whether artifacts have the run's loss, and fixed statistics

@@ -151,5 +151,5 @@ def _protect(pages: mmap.mmap) -> int:
     protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if protect(address, len(pages), mmap.PROT_READ | mmap.PROT_EXEC):
         reason = os.strerror(ctypes.get_errno())
-        raise EngineError(f"the system gives no memory that kernels can run in: {reason}")
+        raise EngineError(f"the system provides no memory that kernels can run in: {reason}")
     return address

@@ -309,7 +309,7 @@ def test_a_file_without_a_header(write: Write) -> None:
         ("a,b\n1,2\n", "b", {"features": ["a", "b"]}, InputError, "'b' is both a feature and"),
         ("a,b\n1,2\n", "b", {"features": []}, InputError, "no column is left"),
         ("b\n1.5\n", "b", {}, InputError, "no column is left"),
-        ("a,a,b\n1,2,3\n", "b", {}, InputError, "two columns are called 'a'"),
+        ("a,a,b\n1,2,3\n", "b", {}, InputError, "two columns are named 'a'"),
         (",a,b\n0,1,2.5\n", "b", {}, InputError, "column 0 has no name; .* index=False"),
         ("1,2\n3,4\n", "2", {}, InputError, "numbers for names, 1, 2; .*header=False"),
         ("", "b", {}, InputError, "has no text"),

@@ -318,9 +318,9 @@ def test_an_iterator_is_used_once(prefetch: int) -> None:
         (Squares(0), InputError, "no batch: 0 samples"),
         ((X, 3), ShapeError, "field 1 is one value"),
         ((X, np.array([object()] * 10)), InputError, "got objects: object"),
-        (3.5, DTypeError, "no batches can be made of float; expected arrays"),
-        ("photos/", DTypeError, "no batches can be made of str"),
-        (None, DTypeError, "no batches can be made of NoneType"),
+        (3.5, DTypeError, "cannot make batches of float; expected arrays"),
+        ("photos/", DTypeError, "cannot make batches of str"),
+        (None, DTypeError, "cannot make batches of NoneType"),
     ],
 )
 def test_sources_that_are_none(source: Any, error: type[Exception], text: str) -> None:

@@ -197,6 +197,6 @@ def test_a_reader_notices_a_replacement_between_its_two_opens(
         return file
 
     monkeypatch.setattr(storage, "_open", racing)
-    with pytest.raises(FileError, match="it was being replaced; try again"):
+    with pytest.raises(FileError, match="it is being replaced; try again"):
         storage.read(path)
     assert simplify(storage.read(path)) == simplify(make_sample(2.0))

@@ -54,10 +54,10 @@ def test_a_round_ends_without_the_clients_that_have_nothing(
         logger.removeHandler(caplog.handler)
     assert [(row["results"], row["failures"]) for row in rows] == [("4", "2")] * 2
     for told in (
-        "client 4: InputError: there are no data to train on: 0 samples",
-        "client 5: InputError: there are no training data",
-        "client 1: InputError: there are no data to evaluate on: 0 samples",
-        "client 5: InputError: there are no validation data",
+        "client 4: InputError: there is no data to train on: 0 samples",
+        "client 5: InputError: there is no training data",
+        "client 1: InputError: there is no data to evaluate on: 0 samples",
+        "client 5: InputError: there is no validation data",
     ):
         assert told in caplog.text
     others, again = run_federation(tmp_path / "some", app_of(), clients=4, **options)

@@ -113,7 +113,7 @@ def infinite(shape: tuple[int, ...]) -> np.ndarray:
 
 SPOILED: dict[str, tuple[str, Reply, str]] = {
     "raises": ("trained", raising, "the sensor is unplugged"),
-    "old model": ("sent", of_another_round, "it is of round 1"),
+    "old model": ("sent", of_another_round, "it belongs to round 1"),
     "other shape": ("trained", arrays(b=infinite((4,))), r"'b': shape \[4\]; expected \[3\]"),
     "other type": ("trained", arrays(b=np.zeros(3)), "'b': float64; expected float32"),
     "less": ("trained", without_bias, "lacks the parameter 'b': another architecture"),

@@ -209,7 +209,7 @@ def test_a_client_that_cannot_says_why_and_the_round_goes_on(
     _, rows = run_federation(tmp_path, client=App(), num_server_rounds=1)
     assert (rows[0]["results"], rows[0]["failures"]) == ("1", "3")
     told = [reply.error.reason or "" for reply in replies]
-    assert any("client 0: InputError: there are no data to train on" in text for text in told)
+    assert any("client 0: InputError: there is no data to train on" in text for text in told)
     assert any("client 2: InputError: the arrays lack the parameter" in text for text in told)
     assert "KeyError: 'photos'" in caplog.text
 

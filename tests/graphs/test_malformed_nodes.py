@@ -199,7 +199,7 @@ def test_a_crash_of_a_rule_is_a_defect_of_who_wrote_it(
 def test_errors_of_the_engine_and_want_of_memory_are_no_defects() -> None:
     with pytest.raises(ModelError, match=r"^said$"), defects("a rule", "here"):
         raise ModelError("said")
-    text = "here: a rule needs more memory than there is"
+    text = "here: a rule needs more memory than is available"
     with pytest.raises(OutOfMemoryError, match=text), defects("a rule", "here"):
         raise MemoryError
 

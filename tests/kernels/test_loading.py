@@ -148,7 +148,9 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(
         read_into(self, target, pos)
 
     monkeypatch.setattr(flatbuffer._InFile, "read_into", cut)
-    with pytest.raises(CheckpointError, match="checkpoint: the file has become shorter meanwhile"):
+    with pytest.raises(
+        CheckpointError, match="checkpoint: the file has become shorter since it was opened"
+    ):
         CheckpointState.load_checkpoint(path)
 
 

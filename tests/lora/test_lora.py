@@ -343,7 +343,7 @@ def test_adapters_of_one_base_are_trained_apart(trainer: Trainer) -> None:
         np.testing.assert_array_equal(adapters["a"].tensors[key], value)
     with pytest.raises(NameNotFoundError, match="no adapter 'c'"):
         adapters.use("c")
-    with pytest.raises(InputError, match="there is an adapter 'a' already"):
+    with pytest.raises(InputError, match="an adapter 'a' already exists"):
         adapters.add("a")
 
 

@@ -146,7 +146,7 @@ def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixt
     actual = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
     assert actual["best"]["val_perplexity"] < 3
     told = said(capsys, "predict", run, text, status=1)
-    assert "predictions are made in Python" in told
+    assert "predict only from Python" in told
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_resumed_run_must_have_the_same_average(tmp_path: Path) -> None:
 
 
 def test_two_kinds_of_averages_are_refused() -> None:
-    with pytest.raises(InputError, match=r"ema=0\.9 and swa=1\.0: give one of the two"):
+    with pytest.raises(InputError, match=r"ema=0\.9 and swa=1\.0: give only one of the two"):
         make_trainer().fit(DATA, ema=0.9, swa=1.0, **QUIET)
 
 

@@ -69,7 +69,7 @@ def test_weights_by_list_and_by_class() -> None:
     [
         ("balance", Y, "class_weight='balance'; expected 'balanced'"),
         ("balanced", None, "class_weight='balanced' counts labels"),
-        ("balanced", Y % 2, "no training sample is of 'c'"),
+        ("balanced", Y % 2, "no training sample has the class 'c'"),
         ("balanced", Y + 1, "labels from 1 to 3; the model has 3 classes"),
         ("balanced", X, "labels of type float32"),
         ([1, 2], Y, r"shape \[2\]; expected 3 factors"),

@@ -50,7 +50,7 @@ def test_the_best_row_is_the_first_of_equal_ones() -> None:
     assert history.best("val_loss")["epoch"] == 1
     assert history.best("loss")["epoch"] == 2
     assert history.best("loss", "max")["epoch"] == 3
-    with pytest.raises(InputError, match="no value of 'val_loss' is a number"):
+    with pytest.raises(InputError, match="'val_loss' has no value that is a number"):
         History([{"val_loss": math.nan}]).best("val_loss")
 
 

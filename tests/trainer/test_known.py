@@ -146,7 +146,7 @@ def test_frames_are_prepared_as_the_table_of_the_training(
     with pytest.raises(InputError, match=r"photos': no tables; expected files as \*.csv"):
         trainer.predict("photos")
     fresh = make(tmp_path / "forward.onnx")
-    with pytest.raises(InputError, match="a DataFrame says not"):
+    with pytest.raises(InputError, match="a DataFrame does not say"):
         fresh.predict(few)
     few.to_csv("few.csv", index=False)
     with pytest.raises(InputError, match=r"give Table\('few.csv', label=\.\.\.\)"):

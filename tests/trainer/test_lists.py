@@ -37,7 +37,7 @@ def test_lists_of_samples_are_an_array(features: Trainer, tokens: Trainer) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[1, 2, 3], [4, 5]], r"sample 0 is \[3\], and sample 1 is \[2\]: fill short ones up"),
+        ([[1, 2, 3], [4, 5]], r"sample 0 is \[3\], and sample 1 is \[2\]: pad short ones"),
         ([1, 2, 3], r"a list of 1 axes; expected one of samples, with 2 axes.*\[sample\]"),
         ([[1, 2], [3, "a"]], "input 'x': expected values of type int64"),
         ([], "no arrays and no batches"),

@@ -45,7 +45,9 @@ def predict(
     places, samples = run_data.open_unlabelled(config.data, list(paths), learned)
     outputs = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
     if isinstance(outputs, tuple):
-        raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
+        raise InputError(
+            f"the model has the outputs {trainer.outputs}; predicting from files supports one"
+        )
     classes = config.data.classes
     if not classes and config.model.loss == "cross_entropy" and outputs.ndim == 2:
         classes = list(map(str, range(outputs.shape[1])))  # labels of arrays have no names

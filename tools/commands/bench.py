@@ -21,7 +21,7 @@ from engine.tools.commands import options
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD|MODEL...]")
 @click.option(
     "--inference", is_flag=True,
-    help="Measure answers instead of training steps, of ONNX files or workloads.",
+    help="Measure inference instead of training, of ONNX files or workloads.",
 )  # fmt: skip
 @click.option(
     "--threads", "threads", type=options.parse_counts, multiple=True,
@@ -30,7 +30,7 @@ from engine.tools.commands import options
 )  # fmt: skip
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
-    help="Samples per step or answer.  [default: the workload's, or 1 with --inference]",
+    help="Samples per step or inference.  [default: the workload's, or 1 with --inference]",
 )  # fmt: skip
 @options.shape
 @click.option(
@@ -66,7 +66,7 @@ def command(
     of a step, also where it is measured: the busiest thread between two barriers, by the
     processor time of each, and this machine's memory.
 
-    With --inference a row has the time of an answer of an ONNX model to generated inputs, and
+    With --inference, each row has the inference time of an ONNX model on generated inputs, and
     beside it onnxruntime's, if that is installed.
 
     Exit status: 1 if a workload could not run; the others are printed.

@@ -90,13 +90,16 @@ from engine.tools.trimmed.targets import resolve
     "without artifacts, with its own.  [default: decoder.onnx in the folder, with --positions]",
 )
 @click.option(
-    "--positions", type=int, metavar="N", help="How many tokens the caches of the decoder hold."
+    "--positions",
+    type=int,
+    metavar="N",
+    help="The number of tokens that the decoder's caches hold.",
 )
 @click.option(
     "--prompt",
     type=click.IntRange(min=1),
     metavar="N",
-    help="How many first tokens of a text are answered together; 1: none.  [default: 16]",
+    help="The number of prompt tokens to process together.  [default: 16]",
 )
 @click.option(
     "--report",

@@ -273,7 +273,7 @@ def take_target(function: Command) -> Command:
             "--cpu",
             "",
             "CPU",
-            "LLVM's name of the CPU; of a build several, the best first: it has code for each.",
+            "LLVM's name of the CPU. A build gets code for each of several, the best first.",
         ),
         ("--features", None, "LIST", "LLVM features, such as +dotprod,-sve."),
     )

@@ -1,4 +1,4 @@
-"""`edgegrad profile`: where the time of a training step goes, or of an answer."""
+"""`edgegrad profile`: where the time of a training step goes, or of inference."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from engine.tools.commands import options
     )
 )
 @click.argument("path", type=options.Existing(), metavar="ARTIFACTS|MODEL")
-@click.option(
-    "--inference", is_flag=True, help="Profile an answer of a model instead of a training step."
-)
+@click.option("--inference", is_flag=True, help="Profile inference instead of a training step.")
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
     help="Samples per step.  [default: the model's fixed size, or 8, or 1 with --inference]",
@@ -69,7 +67,7 @@ def command(
     of ones.  The artifacts are not changed; an ONNX model is made trainable as by `edgegrad check`.
     docs/performance.md explains the columns.
 
-    With --inference the argument is an ONNX model, and the time is of an answer.
+    With --inference, the argument is an ONNX model, and its inference is profiled.
     """
     from engine.tools.actions import profiles
     from engine.tools.trimmed.progress import StagePrinter

@@ -41,7 +41,7 @@ from engine.tools.commands import options
     "--samples",
     type=click.IntRange(min=1),
     metavar="N",
-    help="The number of samples to calibrate with, taken evenly.  [default: all]",
+    help="The number of samples to calibrate with, evenly spaced.  [default: all]",
 )
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to measure.  Repeatable."

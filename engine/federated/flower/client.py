@@ -96,7 +96,7 @@ def _train(learner: LocalLearner, data: Any, message: Message, context: Context)
     arrays, config = arrays_of(message.content), configuration(message, context)
     options = _read_options(config, context)
     if data is None:
-        raise InputError("there are no training data")
+        raise InputError("there is no training data")
     learner.begin(arrays, options, load_kept(context.state))
     learned = learner.train(data, options)
     new = learned.arrays
@@ -119,7 +119,7 @@ def _evaluate(learner: LocalLearner, data: Any, message: Message, context: Conte
         _read_options(configuration(message, context), context),
     )
     if data is None:
-        raise InputError("there are no validation data")
+        raise InputError("there is no validation data")
     learner.begin(arrays, options, load_kept(context.state))
     samples, metrics = learner.evaluate(data, options)
     numbers = {f"eval_{name}": value for name, value in metrics.items()}

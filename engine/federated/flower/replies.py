@@ -184,7 +184,7 @@ class Replies:
             tensors = {n: ArrayField(*each) for n, each in self.encoding.wire(shapes).items()}
         content = parse_reply(reply, AnswerSchema(tensors, self.limits.numbers))
         if (number := note_of(content.notes, ROUND, (int,))) != self._number:
-            raise InputError(f"it is of round {number}")
+            raise InputError(f"it belongs to round {number}")
         new = self._decode_parameters(content, shapes)
         after = {
             name: ArrayField(a.shape, a.dtype, *([0.0] if name in self.limits.variances else []))

@@ -146,7 +146,8 @@ def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str
             owner = getattr(owner, first, None)
         if not hasattr(owner, attribute):
             raise CheckpointError(
-                f"the checkpoint is of another strategy: {type(strategy).__name__} has no {name!r}"
+                f"the checkpoint belongs to another strategy: {type(strategy).__name__} has no "
+                f"{name!r}"
             )
         if not kind:
             setattr(owner, attribute, value)
