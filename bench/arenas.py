@@ -8,7 +8,7 @@ of the work memory that they take without one; 0 is the least budget that is eno
 but the last are MB (10^6 bytes) of work values that live at once, where pairs that share bytes
 count once:
 
-    least    in any order: the largest minimum cut at a call (graphs/planner/cuts.py); where
+    least    in any order: the largest minimum cut at a call (graphs/planner/order_bounds.py); where
              `ordered` equals it, no order is better
     graph    in the order of the graph
     ordered  in the order that was chosen (order.py)
@@ -33,7 +33,6 @@ from engine.api import CheckpointState
 from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError, EngineError
 from engine.graphs.planner import planner
-from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import (
     Tally,
@@ -43,6 +42,7 @@ from engine.graphs.planner.lifetimes import (
     merge_inplace,
 )
 from engine.graphs.planner.order import find_least_peak, order
+from engine.graphs.planner.order_bounds import Cuts
 from engine.kernels.machine.target import detect_host
 from engine.plan.plan import Plan
 from engine.tools.benchmark.workloads import WORKLOADS

@@ -5,7 +5,7 @@ wake      what a run takes more, by the first thread's own time, because the oth
 awake     until the others take part, by the time that a run after a pause takes more than one while
           they are awake; the first thread works alone until then
 
-`WAKE` of graphs/planner/alone.py follows from these.
+`WAKE` of graphs/planner/single_thread.py follows from these.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from bench.steps import USUAL_KINDS, find_peers
 from engine.artifacts import SGD, LossType, SparseUpdate, generate_artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import unfreeze_head
+from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.parameters import list_parameters
-from engine.graphs.offline.resident import list_resident
 from engine.quantization import quantize
 from engine.system.config import switch
 from engine.tools.benchmark.workload import write_artifacts

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from engine.graphs.planner import planner
-from engine.graphs.planner.alone import list_with_alone
+from engine.graphs.planner.single_thread import list_with_alone
 from engine.kernels.binaries import load, workers
 from engine.system import cache
 from engine.training import plan_cache

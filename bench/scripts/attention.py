@@ -1,6 +1,6 @@
-"""PyTorch's side of bench_attention.py: forward and backward of scaled_dot_product_attention.
+"""PyTorch's side of bench/attention.py: forward and backward of scaled_dot_product_attention.
 
-    python attention_peer.py THREADS BATCH HEADS ROWS WIDTH CAUSAL
+    python attention.py THREADS BATCH HEADS ROWS WIDTH CAUSAL
 
 Runs a step for each line that it reads, and answers "done".
 """

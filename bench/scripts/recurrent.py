@@ -1,6 +1,6 @@
-"""PyTorch's side of bench_recurrent.py, run by the Python named in EDGEGRAD_BENCH_PEERS.
+"""PyTorch's side of bench/recurrent.py, run by the Python named in EDGEGRAD_BENCH_PEERS.
 
-    python recurrent_peer.py (LSTM|GRU) THREADS ONEDNN STEPS BATCH WIDTH HIDDEN
+    python recurrent.py (LSTM|GRU) THREADS ONEDNN STEPS BATCH WIDTH HIDDEN
 
 Every line on standard input asks for a forward and a backward pass, and is answered by a line.
 """

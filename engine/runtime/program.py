@@ -45,7 +45,7 @@ from engine.plan.plan import FAULT, NOISE, PHASES, REGIONS, Buffer, Phase, Plan
 from engine.plan.verify import verify
 from engine.runtime.arena import Bytes, allocate, allocate_output, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
-from engine.runtime.made import MadeValues, share_made
+from engine.runtime.constant_steps import MadeValues, share_made
 from engine.runtime.team import LAUNCH, WORKER, Resolver, Team, get_team
 from engine.runtime.timing import TIMED_KERNEL, Clock, Stopwatch
 from engine.system import forks

@@ -20,7 +20,7 @@ from engine.data.loader import Batches, DatasetBatches
 from engine.data.sources import dataset_of
 from engine.loss_types import CrossEntropyLoss
 from engine.system.files import SHARES
-from engine.trainer.by_name import check_classes
+from engine.trainer.architectures import check_classes
 from engine.trainer.class_losses import adapt, check_single
 from engine.trainer.fit import Callback
 from engine.trainer.history import direction

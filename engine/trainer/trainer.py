@@ -220,7 +220,7 @@ class Trainer(BatchTrainer):
             EngineError: as for `from_onnx`.
         """
         from engine.models.catalog import find_architecture
-        from engine.trainer.by_name import begin
+        from engine.trainer.architectures import begin
 
         seed = TrainerOptions(**options).seed or 0
         kind = find_architecture(name)
@@ -333,7 +333,7 @@ class Trainer(BatchTrainer):
             FileError: the folder has no checkpoint or no artifacts.
             CheckpointError, ModelError: a file is damaged, or does not fit the others.
         """
-        from engine.trainer.kept import open_run
+        from engine.trainer.saved_runs import open_run
 
         StepOptions(**options)  # to check them before files are read
         return open_run(cls, arguments.check_path("folder", folder), checkpoint, group, options)

@@ -14,7 +14,7 @@ from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
-from engine.runtime.made import MadeValues
+from engine.runtime.constant_steps import MadeValues
 from engine.runtime.mapping import MappedFile
 from engine.runtime.program import BoundProgram
 from engine.system.config import plan_bytes

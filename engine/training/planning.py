@@ -184,7 +184,7 @@ class Planners:
 
             training = scale_loss(training, model.outputs[0], model.buffers)
         if is_part:
-            from engine.graphs.offline.shares import make_part_graph
+            from engine.graphs.offline.loss_shares import make_part_graph
 
             return fold_constants(make_part_graph(training, model.outputs[0]))
         if model.ranks is None:

@@ -28,7 +28,7 @@ from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, find_type
 from engine.graphs.ir.sites import get_declaration, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.offline.quantize import join_quantizers
-from engine.graphs.offline.told_gradients import ToldGradient, note
+from engine.graphs.offline.user_gradients import ToldGradient, note
 from engine.graphs.passes.expand import expand
 from engine.kernels.vocabulary.op import MS, Array, Dim, Op, Site, TensorType
 

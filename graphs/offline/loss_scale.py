@@ -20,7 +20,7 @@ from engine.base.element_types import ONNX_CODE
 from engine.base.errors import ModelError
 from engine.base.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
-from engine.graphs.offline.shares import read_instead
+from engine.graphs.offline.loss_shares import read_instead
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import LOSS_SCALE
 

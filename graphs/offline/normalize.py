@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from engine.graphs.ir.graph import Graph, Names, Subgraph, find_type
-from engine.graphs.offline.masks import expect_masks
+from engine.graphs.offline.dropped_paths import expect_masks
 from engine.graphs.passes.batchnorm import drop_statistics, list_batch_norms, read_values
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops

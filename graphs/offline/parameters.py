@@ -10,10 +10,10 @@ from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
 from engine.graphs.ir.graph import Graph, Node, Subgraph
+from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
-from engine.graphs.offline.resident import list_resident
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.ops.registry import list_ops
 from engine.system.paths import Paths

@@ -8,7 +8,7 @@ gradients and, if requested, the statistics of batch normalisations of the joine
              dw = ...; b = AllReduceStart(dw, db); ...; s = AllReduceWait(b)
              dw_joined = BucketPart(s); accumulate(dw_joined)
 
-The backward pass begins with this rank's share of the joined loss (shares.py).
+The backward pass begins with this rank's share of the joined loss (loss_shares.py).
 
 Gradients travel in buckets, in the order in which the backward pass completes them.  The sum of a
 bucket begins as soon as the bucket is complete, and is awaited after the backward pass, so
@@ -38,7 +38,7 @@ from engine.base.errors import ModelError
 from engine.base.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import make_site
-from engine.graphs.offline.shares import begin, read_instead
+from engine.graphs.offline.loss_shares import begin, read_instead
 from engine.kernels.ops.norm.batchnorm import is_training
 from engine.kernels.ops.norm.joint import GRADIENT, NORMS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType

@@ -8,7 +8,7 @@ Rows       axis `axis` holds the samples in order, `rows` places for each; nothi
 Loss       the samples are reduced: a mean or a sum over them, and linear functions of it
 
 Any other use of samples mixes them, as training batch normalisations do, and its node is named.
-Of the backward pass those parts are followed that a user has written (told_gradients.py): given the
+Of the backward pass those parts are followed that a user has written (user_gradients.py): given the
 gradients of the whole batch, they must make gradients of each sample alone, or sums over samples
 where the value that the gradient is of is the same for all.
 A node that is not known to keep samples apart is followed through the nodes that it stands for, as
@@ -33,7 +33,7 @@ from engine.graphs.offline.sample_values import (
     SampleRows,
     make_gradient_flow,
 )
-from engine.graphs.offline.told_gradients import ToldGradient, read
+from engine.graphs.offline.user_gradients import ToldGradient, read
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import bind, infer

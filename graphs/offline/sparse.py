@@ -45,9 +45,9 @@ from engine.base.errors import (
 )
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
-from engine.graphs.offline.resident import list_resident
 from engine.graphs.passes.batchnorm import list_batch_norms, list_folded_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns

@@ -16,6 +16,7 @@ from engine.base.errors import (
 from engine.graphs.io.provenance import describe_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.integer_training import find_resident, scale_gradient
 from engine.graphs.offline.normalize import (
     name_nodes,
     pass_on,
@@ -25,7 +26,6 @@ from engine.graphs.offline.normalize import (
 )
 from engine.graphs.offline.proximal import hold, make_anchors
 from engine.graphs.offline.quantize import list_tracked, track_ranges
-from engine.graphs.offline.resident import find_resident, scale_gradient
 from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, set_training_form
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns

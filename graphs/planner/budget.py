@@ -24,19 +24,19 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from engine.base.errors import BudgetError
-from engine.graphs.planner.cuts import find_dependencies
 from engine.graphs.planner.draft import Draft
+from engine.graphs.planner.gradient_rows import is_update
 from engine.graphs.planner.lifetimes import (
     count_live_bytes,
     count_work_bytes,
     list_spans,
 )
+from engine.graphs.planner.neighbour_order import settle
 from engine.graphs.planner.order import order
+from engine.graphs.planner.order_bounds import find_dependencies
 from engine.graphs.planner.recompute import Repeat, find_repeats, make_tasks, repeat
-from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.search import Chosen, Effort, Search
 from engine.graphs.planner.segments import list_candidates, make_segments
-from engine.graphs.planner.settle import settle
 from engine.graphs.planner.split import group
 from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.timeline import Timeline

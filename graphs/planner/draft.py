@@ -91,7 +91,7 @@ class DraftCall:
     inplace: positions (written, read) in `args` that may have the same bytes.
     operands: as `Step.operands`.
     cut: set if it is one of a group; the numbers are for one tile then.
-    segment: the number of its segment (segments.py, samples.py); 0 if it is in none.
+    segment: the number of its segment (segments.py, sample_groups.py); 0 if it is in none.
     again: whether it repeats an earlier call, so that what that made need not be kept.
     alone: as `Step.alone`.
     """

@@ -1,4 +1,4 @@
-"""Lives: how long each value of a draft lives, which values share bytes, and the most that live."""
+"""Lifetimes of the values of a draft, the values that share bytes, and the most that live."""
 
 from __future__ import annotations
 

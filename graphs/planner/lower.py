@@ -261,7 +261,8 @@ class DraftSource:
         target: the CPU whose vectors and caches decide block sizes.
         threads: how many threads share the work of each call.
         precision: see `choose_storage`, which has changed `types` accordingly.
-        keeps: whether what follows from constants and parameters alone is made once (once.py).
+        keeps: whether what follows from constants and parameters alone is made once
+            (constant_calls.py).
         """
         for name, t in types.items():
             if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):

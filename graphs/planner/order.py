@@ -6,8 +6,9 @@ another one is lower by more than a little.  To find the order of least peak mem
 linear ordering of a graph); this is a local search, whose moves change the calls near the peak:
 
 1. a minimum cut tells the calls that must have run at the peak from those that need not; they
-   change places (cuts.py, which also tells where no order is better);
-2. the best order of a few calls is found by going through all sets that can have run (stretch.py).
+   change places (order_bounds.py, which also tells where no order is better);
+2. the best order of a few calls is found by going through all sets that can have run
+   (window_order.py).
 
     Before   a = conv(x);  b = conv(x);  c = sum(a);  d = sum(b);  e = add(c, d)   # peak: x, a, b
     After    a = conv(x);  c = sum(a);  b = conv(x);  d = sum(b);  e = add(c, d)
@@ -15,17 +16,18 @@ linear ordering of a graph); this is a local search, whose moves change the call
 *Requires* calls in an order in which they can run.  *Ensures* that calls keep their order wherever
 one touches what another writes, and that never more bytes live at once than before.
 
-For plans within budgets, `settle` (settle.py) first moves single calls over their neighbours.
+For plans within budgets, `settle` (neighbour_order.py) first moves single calls over their
+neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from engine.graphs.planner import stretch
-from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner import window_order
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import Lifetimes, Tally, count_work_bytes, find_lifetimes
+from engine.graphs.planner.order_bounds import Cuts
 
 # Measured on 109 drafts of all workloads; 62 could be better than the order of the graph.  To try
 # changes of near calls first gives the lower peak in 14 of these, by up to 3 %; of far ones
@@ -156,7 +158,7 @@ class _Search:
                         yield _move_run(order, place, run)
         for near in EXACT:
             first, last = max(place - near, 0), min(place + near, len(order))
-            other = stretch.lower(self.tally, self.cuts.before, order, first, last)
+            other = window_order.lower(self.tally, self.cuts.before, order, first, last)
             if other is not None:
                 yield other
 

@@ -24,16 +24,16 @@ from engine.graphs.passes.infer import bind, find_sizes, resize
 from engine.graphs.passes.losses import keep_scores
 from engine.graphs.passes.pipeline import PassState, run_passes
 from engine.graphs.passes.storage import choose_storage
-from engine.graphs.planner.alone import list_with_alone
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.budget import Ladder, Rung, explain_too_little
+from engine.graphs.planner.constant_calls import take_once
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
 from engine.graphs.planner.equal_calls import share_equal_calls
+from engine.graphs.planner.gradient_rows import make_rows
 from engine.graphs.planner.interpret_formulas import interpret_formulas
 from engine.graphs.planner.lower import DraftSource
-from engine.graphs.planner.once import take_once
 from engine.graphs.planner.order import order
-from engine.graphs.planner.rows import make_rows
+from engine.graphs.planner.single_thread import list_with_alone
 from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
 from engine.kernels.analysis.cost import predict_steps

@@ -1,4 +1,4 @@
-"""Again: calls of a draft run a second time, so that what they make need not be kept in between.
+"""Recomputation: calls of a draft run a second time, so that their results need not be kept.
 
     Before   z = map(x); conv(z, w, y); ...; conv_dw(dy, z, dw)
     After    z = map(x); conv(z, w, y); ...; z/again = map(x); conv_dw(dy, z/again, dw)
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from engine.graphs.planner.draft import Draft, DraftCall
-from engine.graphs.planner.rows import makes_rows
+from engine.graphs.planner.gradient_rows import makes_rows
 from engine.kernels.analysis.flops import NULL, Task, Use
 from engine.plan.plan import FAULT
 

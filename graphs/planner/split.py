@@ -14,9 +14,9 @@ from __future__ import annotations
 from functools import cached_property
 
 from engine.graphs.planner.draft import Draft
+from engine.graphs.planner.gradient_rows import is_update
 from engine.graphs.planner.lifetimes import count_live_bytes, list_spans
-from engine.graphs.planner.rows import is_update
-from engine.graphs.planner.samples import take_samples
+from engine.graphs.planner.sample_groups import take_samples
 from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.machine.target import Target

@@ -29,7 +29,7 @@ from itertools import islice
 
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.planner.draft import Draft, DraftCall, TileCut
-from engine.graphs.planner.rows import makes_rows, pair_calls
+from engine.graphs.planner.gradient_rows import makes_rows, pair_calls
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates

@@ -16,10 +16,10 @@ signal waits for it.
 
 from __future__ import annotations
 
-from engine.graphs.planner.cuts import find_dependencies
 from engine.graphs.planner.draft import Draft, DraftCall
+from engine.graphs.planner.gradient_rows import is_update, makes_rows, move_beside
 from engine.graphs.planner.lifetimes import list_spans
-from engine.graphs.planner.rows import is_update, makes_rows, move_beside
+from engine.graphs.planner.order_bounds import find_dependencies
 from engine.plan.plan import FAULT
 
 SIGNAL = "update_signal"  # the kernel

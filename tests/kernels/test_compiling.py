@@ -341,7 +341,7 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
 def test_processes_start_before_a_model_is_built(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.trainer import by_name
+    from engine.trainer import architectures
     from engine.trainer.trainer import Trainer
 
     begun = []
@@ -350,7 +350,7 @@ def test_processes_start_before_a_model_is_built(
         begun.append(len(load._coming))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(by_name, "begin", begin)
+    monkeypatch.setattr(architectures, "begin", begin)
     with pytest.raises(KeyboardInterrupt):
         Trainer.from_model("mlp", input_shape=(20,), classes=2)
     assert begun == [2]  # the executor's kernels are being compiled

@@ -28,7 +28,7 @@ PATTERNS = {
     "graphs/offline/head.py: _find_layer": "the pattern of a head",
     "graphs/offline/linear.py: _PRODUCTS": "the pattern of a layer that takes an adapter",
     "graphs/offline/linear.py: _REASONS": "why others take none, undeclared ops among them",
-    "graphs/offline/masks.py: _COPIES": "the pattern of a drawn mask",
+    "graphs/offline/dropped_paths.py: _COPIES": "the pattern of a drawn mask",
     "graphs/offline/precision.py: DYNAMIC": "the words of quantisers, undeclared ops among them",
     "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
     "graphs/offline/precision.py: STATIC": "the words of quantisers, undeclared ops among them",

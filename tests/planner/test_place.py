@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from engine.graphs.planner import place as placing
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.barriers import find_barriers
-from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import (
     MemoryBlock,
@@ -25,6 +24,7 @@ from engine.graphs.planner.lifetimes import (
     merge_inplace,
 )
 from engine.graphs.planner.order import find_least_peak, order
+from engine.graphs.planner.order_bounds import Cuts
 from engine.graphs.planner.place import place
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import KernelSpec

@@ -128,7 +128,7 @@ class Findings:
                 given, self._convert_to_two(scores.reshape(-1)), labels.reshape(-1), name
             )
         elif labels.dtype.kind in "iu":
-            for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
+            for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics
                 if axis and scores.shape[:axis] + scores.shape[axis + 1 :] == labels.shape:
                     self._add_classes(given, np.moveaxis(scores, axis, -1), labels, name)
                     break

@@ -7,8 +7,8 @@ Backward  dx[r] is the sum of the dy[i] with l_i = r, in the order of i, and 0 w
 Source    chains of buckets, as of hash tables; sparse gradients of embeddings as in torch
 
 A planner takes these two kernels instead of `gather_grad` where the gradient is read by
-updates alone (graphs/planner/rows.py): then it never exists whole.  An index counts from the end
-when negative; one out of range is written to the fault word, see gather.py.
+updates alone (graphs/planner/gradient_rows.py): then it never exists whole.  An index counts from
+the end when negative; one out of range is written to the fault word, see gather.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Step      q = clip(q + floor(u - r d)), d = k g + wd q, u uniform in [0, 1): rounded by chance, with
           the mean q - r d.  Rounding to nearest would lose every step of less than half an integer,
           as nearly all are
-Gradient  g is dL/dw / s of w = s (q - z): graphs/offline/resident.py
+Gradient  g is dL/dw / s of w = s (q - z): graphs/offline/integer_training.py
 Random    u is Philox2x32-10 of the element, the step and the node, as in noise.py: the same with
           any number of threads
 Limits    the ends of the type, but -127 for i8, as in quantised files; a -128 in one may stay

@@ -1,4 +1,4 @@
-"""Models and data by name: architectures for given data, and folders as data for a model."""
+"""Architectures by name, built for given data, and folders as data for a model."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from engine import Trainer, backend
 from engine.artifacts import SGD, MSELoss
 from engine.graphs.io import onnx_io
-from engine.graphs.offline.masks import expect_masks
+from engine.graphs.offline.dropped_paths import expect_masks
 
 RANDOM = {"RandomUniform", "RandomUniformLike", "Bernoulli", "RandomNormalLike"}
 # A mask m of shape [n, 1] for x of shape [n, 3].

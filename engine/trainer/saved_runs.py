@@ -1,4 +1,4 @@
-"""Trainers of the folders of runs: everything is checked, since it may be a stranger's."""
+"""Trainers made from the folders of runs, whose contents are checked, as they may be anyone's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Told gradients: where the backward pass of a training graph does what a user has written.
+"""Gradients of users: where the backward pass of a training graph does what a user has written.
 
 A gradient of ours keeps samples apart wherever the forward pass does.  One that a user has written,
 as the `backward` of an `autograd.Function` or the rule of an op from outside of this package, may

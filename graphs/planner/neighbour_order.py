@@ -1,4 +1,4 @@
-"""Settle: calls move to where fewer bytes live, each over a few of its neighbours.
+"""Order among neighbours: calls move to where fewer bytes live, each over a few others.
 
 The order of a graph is good where all is kept: what is made is used at once.  Where little is kept,
 the most bytes live inside the backward pass of one layer, and there the order of few calls decides.

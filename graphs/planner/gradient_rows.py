@@ -1,4 +1,4 @@
-"""Rows: the gradient of a table is made of the rows that were read, where its update reads it.
+"""Rows of gradients: a table's gradient is made of the rows that were read, in its update.
 
 The gradient of an embedding is as large as the table, and 0 except for the rows that a batch reads.
 In a plan that updates it is read by updates alone, which walk it in order.  So each of them gets a

@@ -18,7 +18,7 @@ from engine.kernels.machine.target import detect_host
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.verify import verify
-from engine.runtime.made import digest_once
+from engine.runtime.constant_steps import digest_once
 from engine.runtime.program import BoundProgram
 from tests.support.blocks import make_model
 
@@ -176,8 +176,8 @@ def test_what_is_made_of_other_constants_is_not_shared(session: Session) -> None
 
 def test_a_sum_into_zeros_runs_each_time() -> None:
     """A value that a later call adds to is not the same in each run."""
+    from engine.graphs.planner.constant_calls import take_once
     from engine.graphs.planner.draft import Draft, DraftCall, Value
-    from engine.graphs.planner.once import take_once
     from engine.kernels.vocabulary.op import TensorType
     from engine.plan.plan import KernelSpec, Mode
 

@@ -1,4 +1,4 @@
-"""Stretch: an order of a few calls that follow one another, in which fewer bytes live than now.
+"""Order in a window: of a few calls that follow one another, so that fewer bytes live than now.
 
 All sets of calls of the stretch that can have run are gone through, as far as their number allows:
 what lives depends on the set alone, not on the order in which its calls have run.

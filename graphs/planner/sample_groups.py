@@ -1,4 +1,4 @@
-"""Samples: large images of a batch that go forward through layers one by one.
+"""Groups of samples: large images of a batch go forward through layers one by one.
 
 A value of a network of images is often larger than the caches for a whole batch, and so each layer
 reads it from memory again; a sample's part is smaller.  So calls of the forward pass run sample by
@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from engine.graphs.planner.constant_calls import list_same
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.once import list_same
 from engine.graphs.planner.tile import REACH, UNEVEN, find_sample_cuts
 from engine.kernels.machine.target import Target
 

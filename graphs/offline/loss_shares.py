@@ -1,4 +1,4 @@
-"""Shares: the backward pass of a part of a batch begins with the part's share of the loss.
+"""Shares of the loss, with which the backward passes of parts of a batch begin.
 
 Each gradient in it is then one of the loss of the whole batch, and the sums over the parts need no
 weights.

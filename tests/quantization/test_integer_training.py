@@ -20,7 +20,7 @@ from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError, EngineError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.offline.resident import list_resident
+from engine.graphs.offline.integer_training import list_resident
 from engine.kernels.vocabulary.expression import philox
 from engine.kernels.vocabulary.op import OURS, TensorType
 from engine.models.catalog import find_architecture

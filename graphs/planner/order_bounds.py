@@ -1,4 +1,4 @@
-"""Cuts: the least bytes that live while a call runs, whatever the order is.
+"""Bounds of orders: the least bytes that live while a call runs, whatever the order is.
 
 When a call runs, some calls have run, and with each of them all that it depends on.  The order
 decides which ones; the bytes that live then belong to values that some of them touched and that

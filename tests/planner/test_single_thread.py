@@ -12,7 +12,7 @@ import pytest
 from engine import Trainer
 from engine.artifacts import SGD, AdamW
 from engine.errors import LabelError, PlanError
-from engine.graphs.planner import alone, planner
+from engine.graphs.planner import planner, single_thread
 from engine.kernels.analysis.cost import BEGIN
 from engine.plan import plan_file
 from engine.plan.plan import FAULT, Plan
@@ -73,17 +73,17 @@ def test_no_other_choice_is_faster(seed: int) -> None:
     rng = np.random.default_rng(seed)
     one = [float(took) * BEGIN for took in rng.choice([0.2, 1.0, 3.0, 8.0, 40.0], 9)]
     many = [took / 2 for took in one]
-    chosen = tuple(alone._choose(one, many))
+    chosen = tuple(single_thread._choose(one, many))
     ways = itertools.product([True, False], repeat=len(one))
     least = min(count_seconds(way, one, many) for way in ways)
-    if sum(one) <= least + alone.WAKE:
+    if sum(one) <= least + single_thread.WAKE:
         assert all(chosen)
     else:
         assert count_seconds(chosen, one, many) == pytest.approx(least, rel=1e-12)
 
 
 def test_a_call_that_has_tiles_is_shared() -> None:
-    assert alone._choose([float("inf"), 1e-9], [1e-9, 1e-9]) == [False, True]
+    assert single_thread._choose([float("inf"), 1e-9], [1e-9, 1e-9]) == [False, True]
 
 
 def test_a_small_plan_wakes_nobody() -> None:
