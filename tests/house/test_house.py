@@ -29,6 +29,7 @@ COLUMNS = 100
 MARK = re.compile(r"#\s*(fmt:|noqa|type:|---)")  # says nothing about the code
 UNSAID = 20  # lines of code for each line of comment in kernels/ops, at most
 
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 LOOSE_END = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b")
 WAIVER = re.compile(r"#\s*(type:\s*ignore|noqa\b)")
 REASONED = re.compile(
@@ -169,3 +170,40 @@ def f():
     return "# no comment"
 '''
     assert _count_lines(source) == {"code": 5, "comments": 3}
+
+
+# Files of users, of other projects, and parts of names, in comments.
+FOREIGN_FILES = {
+    *("engine.py", "file.py", "cocoeval.py", "net.py", "client_app.py", "server_app.py"),
+    *("_library.py", "_decoder.py", "mnist.py", "mnist_library.py"),
+}
+
+
+def list_named_files(source: str) -> set[str]:
+    """Return the Python files that docstrings and comments of a module name."""
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, DOCUMENTED)]
+    texts = [text for node in nodes if (text := ast.get_docstring(node))]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return {name for text in texts for name in re.findall(r"(?<![\w/.<>*])[\w/]+\.py\b", text)}
+
+
+@pytest.mark.parametrize("folder", ["bench", "engine", "graphs", "kernels", "tools"])
+def test_files_that_comments_name_exist(folder: str) -> None:
+    """A file that was moved keeps its old name in comments of other files, where nobody looks."""
+    paths = [path for path in ALL if _name(path).startswith(f"{folder}/")]
+    known = {_name(path) for path in ALL} | {path.name for path in ALL} | FOREIGN_FILES
+    lost = {
+        f"{_name(path)}: {name}"
+        for path in paths
+        for name in list_named_files(path.read_text("utf-8"))
+        if name not in known and not any(each.endswith(f"/{name}") for each in known)
+    }
+    assert not lost
+
+
+def test_a_file_that_a_comment_names_is_found() -> None:
+    source = (
+        '"""See gone.py and a/b.py, not <name>.py."""\nx = 1  # as in lost.py\ny = "other.py"\n'
+    )
+    assert list_named_files(source) == {"gone.py", "a/b.py", "lost.py"}
