@@ -19,7 +19,7 @@ LETTERS = 4000  # of a message; the middle of longer ones is left out
 
 
 class EngineError(RuntimeError):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     A message holds names and values from the caller's files, which may have any length; if it has
     more than `LETTERS` letters, its middle is left out.

@@ -32,7 +32,7 @@ Ragged = list[Array]
 
 @check_arguments
 class Arrays(Dataset):
-    """Arrays whose first axes count the samples; none is copied.
+    """Arrays whose first axis counts the samples; they are not copied.
 
     A memory-map is read batch by batch, in the thread that makes batches ahead.
 

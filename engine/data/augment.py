@@ -166,7 +166,7 @@ class RandomFlip(PictureMove):
 @check_arguments
 @dataclass(frozen=True)
 class RandomCrop(PictureMove):
-    """Cuts out a random place of this size, after `padding` black pixels at each edge.
+    """Cuts out a random part of this size, after adding `padding` black pixels at each edge.
 
     size: height and width, or one number for both.
     """
@@ -232,9 +232,9 @@ class RandomResizedCrop(PictureMove):
 @check_arguments(degrees=Range(0, 180))
 @dataclass(frozen=True)
 class RandomRotation(PictureMove):
-    """Turns a picture about its middle by up to `degrees`, bilinear; the size stays.
+    """Rotates a picture about its centre by up to `degrees`, bilinearly; the size stays the same.
 
-    fill: stands where nothing was, in the picture's own values; by default black.
+    fill: the value of pixels from outside the picture; by default black.
     """
 
     degrees: float = 15.0

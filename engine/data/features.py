@@ -96,7 +96,7 @@ class LogMel:
     """Log-mel features of a sound, as in the formula above.
 
     Args:
-        rate: samples a second.
+        rate: samples per second.
         window: samples of a frame; 400 are 25 ms at 16 kHz.
         hop: samples from one frame to the next.
         n_fft: length of the Fourier transform, by default the power of two from `window` on.

@@ -45,12 +45,12 @@ class TimeShift:
 @check_arguments(masks=AT_LEAST_1, bands=AT_LEAST_0, frames=AT_LEAST_0)
 @dataclass(frozen=True, kw_only=True)
 class SpecAugment:
-    """Hides bands and frames of a sound's features: the mean takes their place.
+    """Masks bands and frames of a sound's features: the mean replaces them.
 
     Args:
-        bands: the most bands that a mask hides.
-        frames: the most frames that a mask hides.
-        masks: how many there are of each.
+        bands: the most bands that one mask covers.
+        frames: the most frames that one mask covers.
+        masks: the number of masks of each kind.
     """
 
     stage: ClassVar[Stage] = PREPARED

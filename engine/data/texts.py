@@ -27,7 +27,7 @@ class Texts(Dataset):
     """Windows of tokens for language models: samples (tokens, the next token of each), int64.
 
     The texts of all files follow one another.  A window has `length` tokens, the targets are the
-    same window one token later.  The rest at the end that does not fill a window is left out.
+    same window one token later.  Tokens at the end that do not fill a window are left out.
 
     Args:
         source: a file, or a folder whose files *.txt and *.md at any depth are read.

@@ -27,7 +27,7 @@ _COUNTS = ("no", "one", "two", "three")
 class Loss(ABC):
     """A loss, which appends its nodes to a graph.  Subclass it for a loss of your own.
 
-    takes: how many outputs of the model it is taken of.
+    takes: how many outputs of the model it compares.
     """
 
     takes: ClassVar[int] = 1

@@ -37,8 +37,8 @@ TINY = 1e-30
 class CrossEntropyLoss(NamedLoss):
     """Softmax cross entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
 
-    weight: one factor a class.  ignore_index: the label whose positions do not count.
-    label_smoothing: the part of the target that is spread over all classes.
+    weight: one factor per class.  ignore_index: the label of positions that do not count.
+    label_smoothing: the share of the target that is spread over all classes.
     probabilities: whether the labels are shares of the classes, float [batch, classes, ...], as
         mixup makes them; then no label can be ignored.
     """
@@ -94,7 +94,10 @@ class CrossEntropyLoss(NamedLoss):
 @check_arguments(weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class NLLLoss(NamedLoss):
-    """-output[label] of log-probabilities [batch, classes, ...]; options as `CrossEntropyLoss`."""
+    """The negative of output[label], for log-probabilities [batch, classes, ...].
+
+    The options are as for `CrossEntropyLoss`.
+    """
 
     outputs: ClassVar[str] = "log-probabilities [batch, classes, ...]"
     compared: ClassVar[str] = "`labels` [batch, ...], int64"
@@ -113,10 +116,10 @@ class NLLLoss(NamedLoss):
 @check_arguments(gamma=AT_LEAST_0, alpha=FINITE)
 @dataclass(frozen=True, eq=False)
 class FocalLoss(NamedLoss):
-    """Cross entropy times alpha (1 - p)^gamma, p the probability of what is true.
+    """Cross entropy times alpha (1 - p)^gamma, where p is the probability of the true class.
 
-    activation: "sigmoid", where `target` is in [0, 1] and shaped like the output, every class a
-        question of its own; or "softmax", where it is int64 classes [batch, ...] of scores [batch,
+    activation: "sigmoid", where `target` is in [0, 1] and shaped like the output, every class on
+        its own; or "softmax", where it is int64 classes [batch, ...] of scores [batch,
         classes, ...].
     gamma: how much less an element counts that is right already; 0 is plain cross entropy.
     alpha: by sigmoid the factor of positives; negatives have 1 - alpha (RetinaNet: 0.25);

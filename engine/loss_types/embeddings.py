@@ -100,9 +100,9 @@ class TripletMarginLoss(NamedLoss):
 @dataclass(frozen=True)
 class BatchHardTripletLoss(NamedLoss):
     """The triplet loss of one output [batch, features] and int64 `labels` [batch]: each row with
-    the furthest row of its label and the nearest row of another.
+    the furthest row of its label and the nearest row of another label.
 
-    The mean is that over the rows that have both; a batch without such rows has the loss 0.
+    The mean is taken over the rows that have both; the loss of a batch without them is 0.
     """
 
     outputs: ClassVar[str] = "one of [batch, features]"
@@ -149,7 +149,7 @@ class InfoNCELoss(NamedLoss):
     row i of the other, and all other rows are its negatives.  There is no target.
 
     temperature: what the products of rows are divided by.  A temperature that is learned belongs
-        into the model: it scales one output there, and `temperature` is 1.
+        in the model: it scales one output there, and `temperature` is 1.
     normalize: whether rows are divided by their norms before.
     symmetric: whether the second output is also asked for its row of the first, as in CLIP.
     """

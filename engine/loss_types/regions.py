@@ -69,8 +69,11 @@ class GIoULoss(NamedLoss):
 @check_arguments
 @dataclass(frozen=True)
 class CIoULoss(NamedLoss):
-    """1 - complete intersection over union of boxes [..., 4] and the input `target`: also the
-    distance of centres and the difference of shapes count.  Options as `GIoULoss`."""
+    """1 - complete intersection over union of boxes [..., 4] and the input `target`: the
+    distance of the centres and the difference of the aspect ratios count, too.
+
+    The options are as for `GIoULoss`.
+    """
 
     outputs: ClassVar[str] = "boxes [..., 4]"
     compared: ClassVar[str] = "`target`, of that shape; `weight` [...] if `weighted`"
@@ -107,11 +110,11 @@ class DiceLoss(NamedLoss):
     """1 - Dice coefficient of the classes of scores [batch, classes, ...].
 
     activation: "softmax", where `target` is int64 classes [batch, ...]; or "sigmoid", where it is
-        shaped like the output, every class a question of its own.
-    smooth: added to both sides of the quotient, so that a class that is nowhere has the loss 0.
-    batch: sum over the batch too, and not over each sample alone.
+        shaped like the output, every class on its own.
+    smooth: added to both sides of the quotient, so that the loss of an absent class is 0.
+    batch: sum over the whole batch, instead of over each sample.
     reduction: "none" gives the losses of all classes [batch, classes], or [classes] with `batch`.
-    weight: one factor a class; the mean is weighted by them.
+    weight: one factor per class, by which the mean is weighted.
     ignore_index: the target whose positions do not count.
     """
 

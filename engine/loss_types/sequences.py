@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 class CTCLoss(NamedLoss):
     """Connectionist temporal classification of log-probabilities [steps, batch, classes].
 
-    The inputs are int64: `targets` [batch, length], padded at the end by anything;
-    `input_lengths` and `target_lengths` [batch], how much of a sequence and of its targets counts.
-    The mean divides each loss by the number of its targets, as in torch.
+    The inputs are int64: `targets` [batch, length], padded at the end with any values;
+    `input_lengths` and `target_lengths` [batch], the valid lengths of sequences and targets.  The
+    mean divides each loss by the number of its targets, as in torch.
 
     blank: the class that stands for no label.
-    zero_infinity: whether targets that are too long for their sequence cost nothing, and not
-        infinity.
-    logits: whether the output is scores, whose log softmax is to be taken.
+    zero_infinity: whether the loss of targets that are too long for their sequence is 0 instead of
+        infinite.
+    logits: whether the output holds scores, to which log softmax is applied.
     batch_first: whether the output is [batch, steps, classes].
     """
 

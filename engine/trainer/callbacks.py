@@ -27,18 +27,17 @@ Array = npt.NDArray[Any]
 
 @check_arguments(patience=AT_LEAST_0, min_delta=AT_LEAST_0)
 class EarlyStopping(Callback):
-    """Stops the run when a column of the history has not become better for some epochs.
+    """Stops the run when a column of the history has not improved for some epochs.
 
     Args:
         monitor: the column, as "val_loss" or "val_accuracy".
-        patience: how many epochs in a row may bring nothing better; 0 stops at the first of them.
-        min_delta: what a value must be better by to count as better.
+        patience: how many epochs in a row may pass without improvement; 0 stops at the first one.
+        min_delta: the least change that counts as an improvement.
         mode: "min" or "max"; by default the column decides, see `history.direction`.
-        restore_best: give the parameters the values they had after the best epoch when the run
-            ends by this callback.
+        restore_best: restore the parameters of the best epoch when this callback ends the run.
 
-    An epoch without a value of the column, as one that is not validated, is passed over.  NaN is
-    never better.
+    Epochs without a value of the column, such as those that are not validated, do not count.  NaN
+    never counts as an improvement.
 
     Raises:
         InputError: an argument has a value that is not allowed.

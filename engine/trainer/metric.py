@@ -50,7 +50,7 @@ class Declaration:
 
 
 class Metric(ABC):
-    """Base of metrics.
+    """Base class of metrics.
 
     name: its column in the history, after "val_"; by default the declared name.
     mode: whether a lower ("min") or a higher ("max") value is better; by default its name decides.

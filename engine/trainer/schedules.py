@@ -36,7 +36,7 @@ from engine.training.mode import Mode
 
 @check_arguments(value=ANY)
 class Schedule(ABC):
-    """Base of schedules.
+    """Base class of schedules.
 
     warmup: the steps of the warm-up, as a whole number or, below 1, as a share of all steps.
     """
@@ -247,10 +247,10 @@ class OneCycle(_Spanning):
     end=AT_LEAST_0,
 )  # fmt: skip
 class Plateau(Schedule):
-    """The rate is multiplied by `factor` when the monitored value has not become better.
+    """The rate is multiplied by `factor` when the monitored value has not improved.
 
-    patience: after how many epochs in a row without a better value.
-    min_delta: what a value must be better by to count as better.
+    patience: after how many epochs in a row without improvement.
+    min_delta: the least change that counts as an improvement.
     cooldown: how many epochs after a drop are not counted.
     end: the rate never falls below `end` times `base`.
     """

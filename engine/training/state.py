@@ -381,7 +381,9 @@ def _check_progress(groups: Sequence[OptimizerGroup], rate: object) -> None:
 
 
 class CheckpointState:
-    """All that a training run remembers.  `load_checkpoint` and `from_bytes` make it.
+    """State of a training run: parameters, gradients, optimizer state and properties.
+
+    `load_checkpoint` and `from_bytes` make it.
 
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.

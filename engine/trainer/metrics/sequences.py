@@ -116,10 +116,10 @@ class SequenceMetric(Metric):
 
 
 class ErrorRate(MeanMetric, SequenceMetric):
-    """The errors of the predictions over the length of the targets: 0 where all is right.
+    """The errors of the predictions over the length of the targets: 0 if everything is right.
 
-    Errors are the insertions, deletions and replacements that make the targets of the predictions;
-    where there are more of them than targets, the rate is above 1.
+    Errors are the insertions, deletions and replacements that turn the predictions into the
+    targets; if there are more of them than targets, the rate is above 1.
 
     unit: what is counted: "token", as in the model; or "character" or "word" (between spaces)
         of the texts that `decode` makes.

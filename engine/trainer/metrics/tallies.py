@@ -168,7 +168,7 @@ class Precision(ClassTallies):
 
 
 class Recall(ClassTallies):
-    """TP / (TP + FN): the share of the positions of a class that are found."""
+    """TP / (TP + FN): the share of the positions of a class that are predicted."""
 
     declared = _declare("recall")
 

@@ -24,9 +24,9 @@ SHARE = 0.02  # of the time of a training run that drawing may take
 
 @check_arguments(seconds=AT_LEAST_0)
 class LiveCurve(Callback):
-    """Curves of the running training below the cell of a notebook, where one picture is updated.
+    """Curves of the current run below a notebook cell, in one picture that is updated.
 
-    Elsewhere it does nothing.  `fit` has one wherever it shows progress.
+    Outside notebooks it does nothing.  `fit` adds one wherever it shows progress.
 
     seconds: the shortest time between two pictures within an epoch.
     """

@@ -35,7 +35,7 @@ class Progress(Callback):
 
     On a terminal or in a notebook: a bar per epoch, with the remaining time, the loss, samples
     per second and memory, drawn by the package tqdm.  Everywhere, at the end of an epoch, one line
-    that stays.  A stream that can no longer be written to is left alone.
+    that stays.  A stream that can no longer be written to is ignored.
 
     file: the output; None for standard error at the start of the training, in a notebook standard
         output.
