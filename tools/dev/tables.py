@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.base.package import FOLDER
+from engine.tools.commands import page
 from engine.tools.dev import (
-    command_page,
     keywords,
     loss_table,
     metric_table,
@@ -21,11 +21,12 @@ from engine.tools.dev import (
     operators,
     public_names,
 )
+from engine.tools.dev.made_parts import make_again
 
 ROOT = FOLDER.parent
 # For each file the function that makes its text again.
 WRITERS: dict[str, Callable[[str], str]] = {
-    "docs/commands.md": command_page.make_page,
+    "docs/commands.md": lambda text: make_again(text, page.PARTS),
     "docs/losses.md": loss_table.make_page,
     "docs/metrics.md": metric_table.make_page,
     "docs/models.md": models.make_page,

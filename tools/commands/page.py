@@ -19,7 +19,6 @@ from engine.data.texts import LabelledTexts, Texts
 from engine.tools.actions import run_config
 from engine.tools.commands.root import root
 from engine.tools.commands.table import COMMANDS, STATUSES
-from engine.tools.dev.made_parts import make_again
 from engine.trainer import names
 
 _DATASETS: dict[str, Any] = {
@@ -35,11 +34,6 @@ _OURS = {
     "labelled",
     "preparation",
 }  # not from the file
-
-
-def make_page(text: str) -> str:
-    """Return the page with its generated parts made again."""
-    return make_again(text, _PARTS)
 
 
 def describe_commands() -> str:
@@ -151,7 +145,8 @@ def _format_default(option: tables.Option) -> str:
         return ""
 
 
-_PARTS: dict[str, Callable[[], str]] = {
+# The parts by name, made by `python -m engine.tools.dev.tables`.
+PARTS: dict[str, Callable[[], str]] = {
     "commands": lambda: f"\n{describe_commands()}\n",
     "statuses": lambda: f"\n{list_statuses()}\n",
     "configuration": lambda: f"\n{list_configuration()}\n",
