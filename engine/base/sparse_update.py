@@ -55,6 +55,4 @@ class SparseUpdate:
 
     def __post_init__(self) -> None:
         if not (self.layers or self.biases or self.norms or self.last or self.channels):
-            raise InputError(
-                "SparseUpdate(): nothing would be trained; name layers, biases, norms, ..."
-            )
+            raise InputError("SparseUpdate(): nothing is trained; name layers, biases, norms, ...")

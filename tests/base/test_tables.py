@@ -192,7 +192,7 @@ def test_a_preparation_serves_other_rows(write: Write, tmp_path: Path) -> None:
         (
             {"length": 1, "colour": "bleu", "width": 1},
             InputError,
-            "none of the 3 .*nearest: 'blue'",
+            "not one of the 3 .*nearest: 'blue'",
         ),
     ],
 )

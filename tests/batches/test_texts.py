@@ -256,7 +256,7 @@ def test_tables_that_are_refused(
         (lambda path: Texts(path, BYTES, 3, stride=0), InputError, "stride=0"),
         (lambda path: LabelledTexts(path, BYTES, 0), InputError, "length=0"),
         (lambda path: LabelledTexts(path, BYTES, None, mask=True), InputError, "needs a length"),
-        (lambda path: train_tokenizer(["a"], 100), InputError, "size=100; expected 257"),
+        (lambda path: train_tokenizer(["a"], 100), InputError, "size=100; expected at least 257"),
         (
             lambda path: train_tokenizer("text"),
             InputError,

@@ -227,7 +227,7 @@ def test_several_outputs_are_predicted_as_a_tuple(tmp_path: Path) -> None:
         type("Nothing", (Batches,), {"__len__": lambda self: 0, "epoch": lambda self: iter(())})
     )()
     for act in (trainer.predict, trainer.evaluate):
-        with pytest.raises(InputError, match="yield no batches"):
+        with pytest.raises(InputError, match="have no batches"):
             act(nothing)
 
 
