@@ -23,7 +23,10 @@ import pytest
 from tests.support.places import ROOT
 
 TABLES = "python -m engine.tools.dev.tables"
-TREE = ("docs", "engine", "graphs", "kernels", "tests", "tools", "pyproject.toml")
+TREE = (
+    "CHANGELOG.md", "README.md", "docs", "engine", "graphs", "kernels", "tests", "tools",
+    "pyproject.toml",
+)  # fmt: skip
 LEFT_OUT = ("__pycache__", "*.so", "shipped", "goldens")
 
 
