@@ -10,8 +10,6 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from engine.system.config import count_cores
-
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx")  # that results and times may depend on
 ROOT = Path("/")
 
@@ -34,6 +32,8 @@ def describe_versions() -> dict[str, str]:
 
 def describe_cores() -> str:
     """Return how many cores this process may use, and how many there are."""
+    from engine.system.config import count_cores  # this needs NumPy; versions do not
+
     return f"{count_cores()} usable of {os.cpu_count() or 'an unknown number'}"
 
 
