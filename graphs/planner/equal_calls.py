@@ -22,9 +22,9 @@ from dataclasses import replace
 import numpy as np
 
 from engine.graphs.passes.simplify import SMALL
+from engine.graphs.planner.constant_calls import list_same
 from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import Tally
-from engine.graphs.planner.once import list_same
 
 
 def share_equal_calls(draft: Draft, *, keeps: bool, is_tight: bool) -> None:
