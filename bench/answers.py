@@ -35,7 +35,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
 INTEGERS = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm")
-DYNAMIC = ("mlp", "vit", "minilm", "gpt2")  # whose products are MatMul or Gemm
+DYNAMIC = ("mlp", "vit", "minilm", "gpt2", "lstm")  # that have MatMul, Gemm or LSTM
 # Seconds that the answers of a turn take at least.  The first ones wake the threads, and a system
 # may take 60 ms to give each a core of its own.
 SECONDS = 0.3
