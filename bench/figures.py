@@ -182,7 +182,7 @@ FIGURES = {
         (View(BENCHMARKS, (*_STEP, "% of peak", *_TORCH)),),
     ),
     "step-compiled": Figure(
-        "steps mlp cnn --threads 1 --time 2 --kinds torch-compiled",
+        f"steps {_LEADING} --threads 1 2 --time 2 --kinds torch-compiled",
         (View(BENCHMARKS, (*_STEP, "start s", *_COMPILED)),),
     ),
     "step-others": Figure(

@@ -21,6 +21,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -64,11 +65,15 @@ for kind, module in zip(sys.argv[1::2], sys.argv[2::2]):
 def make_opener(
     python: str, kind: str
 ) -> Callable[[str, Path, int], AbstractContextManager[measure.Runner]]:
-    """Return a function that opens a runner of a kind by a Python."""
+    """Return a function that opens a runner of a kind by a Python; it compiles all that it runs."""
 
     @contextmanager
     def open_(workload: str, folder: Path, threads: int) -> Iterator[measure.Runner]:
-        with worker([python, SCRIPT, kind, workload, folder, threads], kind) as made:
+        command = [python, SCRIPT, kind, workload, folder, threads]
+        with (
+            TemporaryDirectory() as cache,
+            worker(command, kind, TORCHINDUCTOR_CACHE_DIR=cache) as made,
+        ):
             yield made
 
     return open_
