@@ -15,6 +15,8 @@ from engine.kernels.compiler.results import fix_results
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.vectors import SHARED
 
+_VECTOR = re.compile(r"<\d+ x ")  # the type of a vector in LLVM IR
+
 
 @functools.cache
 def _initialize() -> None:
@@ -99,8 +101,12 @@ def _optimize(
         if not shared:
             names += 1
             value.name = f"{symbol}.{names}"  # numba's own counts what the process has compiled
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = True
+    # Code in vectors leaves LLVM little to improve: at level 1 it is as fast, and takes three
+    # quarters of the time to compile.  Its scalar loops are the ends of others, too short for
+    # vectors.
+    is_scalar = not any(map(_VECTOR.search, texts))
+    options = llvm.create_pipeline_tuning_options(speed_level=3 if is_scalar else 1)
+    options.loop_vectorization = options.slp_vectorization = is_scalar
     options.loop_unrolling = target.unroll
     builder = llvm.create_pass_builder(tm, options)
     builder.getModulePassManager().run(module, builder)
