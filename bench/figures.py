@@ -20,6 +20,7 @@ from typing import Any
 from bench.measuring import ROOT
 from bench.rows import Bench, Cells, Option, find
 from bench.running import COMMAND, choose_benches, make_parser, measure
+from bench.start import ROWS
 from bench.tables import format_cell, make_markdown
 from engine.base.errors import EngineError
 from engine.kernels.machine.target import detect_host
@@ -167,6 +168,7 @@ _STEP = ("batch", "threads", "edgegrad ms = step ms")
 _HALF = ("f32 ms", "16 bits ms = half ms", "f32 / 16 bits = f32 / half")
 _AUTOCAST = ("autocast ms", "autocast / 16 bits = autocast / half")
 _WORK = ("work memory, 16 bits / f32 = MB ratio",)
+_STARTS = tuple(f"{title} s" for title in ROWS)
 _MEMORY = ("edgegrad MiB = edgegrad", "ORT-training MiB = ort", "PyTorch MiB = torch")
 
 FIGURES = {
@@ -223,6 +225,8 @@ FIGURES = {
             ),
         ),
     ),
+    "first-step": Figure("start", (View(BENCHMARKS, (*_STARTS, "PyTorch s")),)),
+    "first-answer": Figure("start.answers", (View(BENCHMARKS, (*_STARTS, "onnxruntime s")),)),
     "bf16": Figure(
         f"precision {_HALVES} --threads 1 2 --turns 3",
         (View(PRECISION, ("threads", *_HALF, *_AUTOCAST, *_WORK)),),

@@ -1,15 +1,15 @@
-"""Start-up: a whole process, from `python` to the end of its first step and the optimizer's.
+"""Start-up: whole processes, from `python` to the end of a first step, or to a first answer.
 
-`start.answers` goes to the first answer of a session instead, and has a row of onnxruntime's.
-A row is a model and what the process finds:
+A row is a model, and has the median seconds of a process by what it finds:
 
-    cold     nothing: plans are made, and every kernel is compiled for this CPU
-    warm     kernels that an earlier process has compiled; plans are made
-    shipped  the kernels of a wheel; plans are made, as on the first run ever
-    kept     the kernels of a wheel, and plans that an earlier process has kept
-    torch    PyTorch, whose import is part of the time; with EDGEGRAD_BENCH_PEERS
+    empty cache   nothing: plans are made, and every kernel is compiled for this CPU
+    kernels kept  kernels that an earlier process has compiled; plans are made
+    wheel         the kernels of a wheel; plans are made, as on the first run ever
+    plans kept    the kernels of a wheel, and plans that an earlier process has kept
 
-The package is installed from a wheel, bytecode included.
+PyTorch, with EDGEGRAD_BENCH_PEERS, and onnxruntime are imported within their times.  The package is
+installed from a wheel, bytecode included.  A step includes the optimizer's; answers are of one
+sample.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
 
-MODELS = ("mlp", "mobilenet", "minilm")
-THREADS, ROUNDS = 2, 7
+MODELS = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "minilm", "gpt2")
+THREADS, TURNS = 2, 7
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Found:
 
 
 ROWS = {
-    "cold": Found("native", has_kernels=False),
-    "warm": Found("native"),
-    "shipped": Found("shipped"),
-    "kept": Found("shipped", has_plans=True),
+    "empty cache": Found("native", has_kernels=False),
+    "kernels kept": Found("native"),
+    "wheel": Found("shipped"),
+    "plans kept": Found("shipped", has_plans=True),
 }
 
 
@@ -109,55 +109,54 @@ def start_torch(name: str, folder: Path) -> None:
 
 
 def measure(name: str, _: Namespace) -> Iterator[Cells]:
-    """Yield a row for each thing that a process of a model may find."""
+    """Yield the row of a model that trains."""
     with written(name) as folder:
         plans = zoo.of_folder(folder, WORKLOADS[name].x[0])
-        command = [str(SCRIPTS / "first_step.py"), str(folder)]
-        yield from _measure_states(plans, command, folder)
-        if switch("BENCH_PEERS"):
-            times = time_rounds(lambda: start_torch(name, folder), 5)
-            yield "torch", median(times), min(times)
+        ours = measure_states(plans, [str(SCRIPTS / "first_step.py"), str(folder)], folder)
+        has_peers = bool(switch("BENCH_PEERS"))
+        theirs = time_rounds(lambda: start_torch(name, folder), TURNS) if has_peers else None
+        yield *ours, theirs and median(theirs)
 
 
 def measure_answers(name: str, _: Namespace) -> Iterator[Cells]:
-    """Yield a row for each thing that a process of a model may find, of a single sample."""
+    """Yield the row of a model that answers."""
     with written(name, 1) as folder:
         script, rest = str(SCRIPTS / "first_answer.py"), [str(folder), str(THREADS)]
-        yield from _measure_states(plan_answer(folder), [script, "edgegrad", *rest], folder)
-        theirs = [sys.executable, script, "onnxruntime", *rest]
-        times = time_rounds(lambda: subprocess.run(theirs, check=True), ROUNDS)
-        yield "onnxruntime", median(times), min(times)
+        ours = measure_states(plan_answer(folder), [script, "edgegrad", *rest], folder)
+        command = [sys.executable, script, "onnxruntime", *rest]
+        yield *ours, median(time_rounds(lambda: subprocess.run(command, check=True), TURNS))
 
 
-def _measure_states(plans: Iterable[Plan], command: Sequence[str], folder: Path) -> Iterator[Cells]:
-    """Yield a row for each of `ROWS`, of a program whose kernels are those of plans."""
+def measure_states(plans: Iterable[Plan], command: Sequence[str], folder: Path) -> list[float]:
+    """Return the median seconds for each of `ROWS`, of a program with the kernels of plans."""
     with tempfile.TemporaryDirectory() as place:
         made, cache = Path(place, "wheel"), Path(place, "cache")
         made.mkdir()
-        site = make_site(plans, made)
+        site, out = make_site(plans, made), list[float]()
         for title, state in ROWS.items():
             times = []
-            for _turn in range(1 if title == "cold" else ROUNDS + 1):
+            for _turn in range(1 if title == "empty cache" else TURNS + 1):
                 state.prepare(cache)
                 run = partial(start, command, site, folder, state.kernels, cache)
                 times.append(time_call(run))
-            times = times[1:] or times
-            yield title, median(times), min(times)
+            out.append(median(times[1:] or times))
+    return out
 
 
+COLUMNS = tuple(f"{title} s:.2f" for title in ROWS)
 BENCHES = (
     Bench(
         "start",
         "whole processes, from `python` to the end of a first step",
         {name: name for name in MODELS},
-        ("finds", "s:.2f", "least s:.2f"),
+        (*COLUMNS, "PyTorch s:.2f"),
         measure,
     ),
     Bench(
         "start.answers",
         "whole processes, from `python` to a first answer, beside onnxruntime's",
         {name: name for name in MODELS},
-        ("finds", "s:.3f", "least s:.3f"),
+        (*COLUMNS, "onnxruntime s:.2f"),
         measure_answers,
     ),
 )
