@@ -175,7 +175,7 @@ class PlanSharing:
             b = self.plan.buffers[a.buffer]
             cut = written.get((b.region, b.offset))
             if b.nbytes and cut not in (None, (a.tile, a.thread)):
-                self.fail(n, f"{self.label(a.buffer)} is cut differently than when it is written")
+                self.fail(n, f"{self.label(a.buffer)} is read in other tiles than it is written in")
 
     def check_order(self) -> None:
         """Check that bytes are written before they are read, and that every output is written."""

@@ -11,13 +11,14 @@ from functools import cache
 from pathlib import Path
 
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx")  # that results and times may depend on
+COMPILERS = ("numba", "llvmlite")  # that decide the code of kernels
 ROOT = Path("/")
 
 
 @cache
 def find_version(package: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
-    from importlib import metadata  # no training without a report pays for it
+    from importlib import metadata  # takes 10 ms, and most processes ask for none
 
     try:
         return metadata.version(package)
@@ -28,6 +29,11 @@ def find_version(package: str) -> str | None:
 def describe_versions() -> dict[str, str]:
     """Return the versions of `PACKAGES` by their names, for people."""
     return {name: find_version(name) or "not installed" for name in PACKAGES}
+
+
+def list_compilers() -> list[str]:
+    """Return each of `COMPILERS` with its version, as `numba 0.68.1`."""
+    return [f"{name} {find_version(name)}" for name in COMPILERS]
 
 
 def describe_cores() -> str:

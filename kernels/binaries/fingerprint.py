@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 from engine.base import element_types
 from engine.plan import context, words
+from engine.system.installation import list_compilers
 
 ROOT = Path(__file__).resolve().parent.parent  # kernels/
 PACKAGE = "engine.kernels"
@@ -101,5 +101,4 @@ def _of(modules: Any) -> bytes:
 @functools.cache
 def _digest_environment() -> bytes:
     """Digest of the versions that kernels are compiled with."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
-    return hashlib.sha256("\n".join([*versions, sys.version]).encode()).digest()
+    return hashlib.sha256("\n".join([*list_compilers(), sys.version]).encode()).digest()

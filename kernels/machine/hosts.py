@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 from dataclasses import asdict, astuple, fields
 
 from engine.kernels.machine.target import Target, detect_host, make
 from engine.system import cache
+from engine.system.installation import find_version
 
 _NAME = "host"  # how names of these files begin
 _FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
@@ -62,6 +62,6 @@ def _name() -> str | None:
         return None
     with open(make.__code__.co_filename, "rb") as file:
         source = file.read()
-    told = [*(facts[name] for name in _FACTS), importlib.metadata.version("llvmlite")]
+    told = [*(facts[name] for name in _FACTS), find_version("llvmlite")]
     key = hashlib.sha256(cache.MAGIC + repr(told).encode() + source).hexdigest()
     return f"{_NAME}-{key[:32]}"

@@ -21,7 +21,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -45,6 +44,7 @@ from engine.plan.plan import KernelSpec
 from engine.runtime.roofline import PEAK, STREAM
 from engine.runtime.team import LAUNCH, WORKER
 from engine.runtime.timing import TIMED_KERNEL
+from engine.system.installation import list_compilers
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.opset import OpSet
@@ -109,7 +109,7 @@ def ship_kernels(
         made[level.name] = _make_library(own, level, system, folder, jobs)
         progress.say(f"{made[level.name].name}: {made[level.name].stat().st_size:,} bytes")
     sources = fingerprint.digest_package()
-    compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite")]
+    compilers = list_compilers()
     digest = hashlib.sha256(b"".join([sources, *keys, *map(str.encode, compilers)]))
     counts = Counter(map(name_kind, wanted))
     manifest = {
