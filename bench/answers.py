@@ -14,9 +14,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +21,8 @@ from unittest import mock
 
 import numpy as np
 
-from bench.measuring import LEAST, call_fresh, compare_medians, time_call, time_in_turns
-from bench.processes import SCRIPTS, worker
+from bench.measuring import LEAST, call_fresh, compare_medians, time_call
+from bench.processes import SCRIPTS, SECONDS, time_workers
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
 from engine.inference import Session
@@ -36,9 +33,6 @@ from engine.tools.benchmark.workloads import WORKLOADS
 USUAL = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm", "gpt2", "lstm")
 INTEGERS = ("mlp", "cnn", "mobilenet", "mobilenet_v3", "resnet18", "vit", "minilm")
 DYNAMIC = ("mlp", "vit", "minilm", "gpt2", "lstm")  # that have MatMul, Gemm or LSTM
-# Seconds that the answers of a turn take at least.  The first ones wake the threads, and a system
-# may take 60 ms to give each a core of its own.
-SECONDS = 0.3
 FLOAT, INT8 = "forward.onnx", "int8.onnx"
 OF_INTEGERS = {
     "session": ("edgegrad", INT8),
@@ -86,23 +80,14 @@ def _compare(
 
     sides: for each side, its runtime and the file of its model.
     """
-    command = [sys.executable, SCRIPTS / "answers.py"]
+    script = SCRIPTS / "answers.py"
     for threads in options.threads:
-        with ExitStack() as stack:
-            workers = {
-                side: stack.enter_context(
-                    worker([*command, runtime, folder / file, threads], side, folder)
-                )
-                for side, (runtime, file) in sides.items()
-            }
-            for made in workers.values():
-                made.run(2)  # plans, and wakes the threads
-            took = min(time_call(made.run) for made in workers.values())
-            count = max(5, ceil(SECONDS / took))
-            runs = {side: partial(made.run, count) for side, made in workers.items()}
-            rests = {side: made.await_rest for side, made in workers.items()}
-            times = time_in_turns(runs, options.turns, rests=rests)
-        medians = [1e3 * median(times[side]) / count for side in sides]
+        commands = {
+            side: [sys.executable, script, runtime, folder / file, threads]
+            for side, (runtime, file) in sides.items()
+        }
+        times = time_workers(commands, options.turns, folder)
+        medians = [1e3 * median(times[side]) for side in sides]
         others = (side for side in sides if side != "session")
         ratios = [compare_medians(times[side], times["session"]) for side in others]
         yield batch, threads, *medians, *ratios
@@ -114,18 +99,9 @@ def measure_calls(name: str, options: Namespace) -> Iterator[Cells]:
     for batch in options.batch:
         with written(name, batch) as folder:
             over = call_fresh(_measure_over, folder)
-            with ExitStack() as stack:
-                workers = {
-                    n: stack.enter_context(worker([*command, folder / FLOAT, n], f"{n}", folder))
-                    for n in (1, 2)
-                }
-                for made in workers.values():
-                    made.run(2)
-                count = max(5, ceil(SECONDS / time_call(workers[1].run)))
-                runs = {f"{n}": partial(made.run, count) for n, made in workers.items()}
-                rests = {f"{n}": made.await_rest for n, made in workers.items()}
-                times = time_in_turns(runs, options.turns, rests=rests)
-        medians = [1e3 * median(times[side]) / count for side in times]
+            commands = {f"{n}": [*command, folder / FLOAT, n] for n in (1, 2)}
+            times = time_workers(commands, options.turns, folder)
+        medians = [1e3 * median(each) for each in times.values()]
         yield batch, 1e6 * over, *medians, compare_medians(times["1"], times["2"])
 
 

@@ -11,15 +11,13 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import median
 
 from bench.decoders import GPT2_SMALL, QWEN2_HALF, build_gpt2_decoder, build_qwen2_decoder
-from bench.measuring import compare_medians, time_call, time_in_turns
-from bench.processes import SCRIPTS, worker
+from bench.measuring import compare_medians
+from bench.processes import SCRIPTS, time_workers
 from bench.rows import THREADS, Bench, Cells, Option
 from engine.graphs.io import onnx_io
 
@@ -42,24 +40,11 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         capacity = options.prompt + MOST
         for threads in options.threads:
             sides = ("edgegrad", "onnxruntime")
-            with ExitStack() as stack:
-                words = (threads, options.prompt, capacity)
-                workers = {
-                    side: stack.enter_context(
-                        worker(
-                            [sys.executable, SCRIPTS / "generation.py", side, model, *words], side
-                        )
-                    )
-                    for side in sides
-                }
-                for made in workers.values():
-                    made.run(2)
-                took = max(time_call(made.run) for made in workers.values())
-                count = min(MOST, max(4, ceil(SECONDS / took)))
-                runs = {side: partial(made.run, count) for side, made in workers.items()}
-                rests = {side: made.await_rest for side, made in workers.items()}
-                times = time_in_turns(runs, options.turns, rests=rests)
-            rates = [count / median(times[side]) for side in sides]
+            words = (threads, options.prompt, capacity)
+            script = SCRIPTS / "generation.py"
+            commands = {side: [sys.executable, script, side, model, *words] for side in sides}
+            times = time_workers(commands, options.turns, seconds=SECONDS, most=MOST)
+            rates = [1 / median(times[side]) for side in sides]
             yield threads, *rates, compare_medians(times["onnxruntime"], times["edgegrad"])
 
 

@@ -10,16 +10,12 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import median
 
-from bench.answers import SECONDS
-from bench.measuring import call_fresh, compare_medians, time_call, time_in_turns
+from bench.measuring import call_fresh, compare_medians
 from bench.memory import write_heads
-from bench.processes import SCRIPTS, worker
+from bench.processes import SCRIPTS, time_workers
 from bench.rows import THREADS, Bench, Cells, Option
 from engine.tools.benchmark.workloads import WORKLOADS
 
@@ -30,21 +26,12 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         with tempfile.TemporaryDirectory() as place:
             call_fresh(write_heads, name, Path(place), batch)
             for threads in options.threads:
-                command = [sys.executable, SCRIPTS / "steps.py"]
-                with ExitStack() as stack:
-                    workers = {
-                        side: stack.enter_context(
-                            worker([*command, Path(place) / side, threads], side)
-                        )
-                        for side in ("float", "int8")
-                    }
-                    for made in workers.values():
-                        made.run(2)  # plans, and wakes the threads
-                    count = max(3, ceil(SECONDS / time_call(workers["int8"].run)))
-                    runs = {side: partial(made.run, count) for side, made in workers.items()}
-                    rests = {side: made.await_rest for side, made in workers.items()}
-                    times = time_in_turns(runs, options.turns, rests=rests)
-                took = [1e3 * median(times[side]) / count for side in workers]
+                commands = {
+                    side: [sys.executable, SCRIPTS / "steps.py", Path(place) / side, threads]
+                    for side in ("float", "int8")
+                }
+                times = time_workers(commands, options.turns)
+                took = [1e3 * median(each) for each in times.values()]
                 yield batch, threads, *took, compare_medians(times["float"], times["int8"])
 
 

@@ -18,15 +18,13 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.compare import STEPS
-from bench.measuring import compare_medians, time_in_turns
-from bench.processes import SCRIPTS, worker
+from bench.measuring import compare_medians
+from bench.processes import SCRIPTS, time_workers
 from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, find_peers
@@ -76,19 +74,12 @@ def time_steps(
     others: Mapping[str, Sequence[Any]],
     precisions: Sequence[Precision] = COMPARED,
 ) -> dict[str, list[float]]:
-    """Return the seconds of turns of steps in the precisions, and by other commands."""
+    """Return the seconds of steps in the precisions, and by other commands, turn by turn."""
     commands: dict[str, Sequence[Any]] = {
         p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p] for p in precisions
     }
     commands.update(others)
-    with ExitStack() as stack:
-        workers = {
-            side: stack.enter_context(worker(command, side, folder))
-            for side, command in commands.items()
-        }
-        runs = {side: partial(made.run, steps) for side, made in workers.items()}
-        rests = {side: made.await_rest for side, made in workers.items()}
-        return time_in_turns(runs, turns, warm_up=3, rests=rests)
+    return time_workers(commands, turns, folder, count=steps)
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
@@ -101,7 +92,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             if is_beside:
                 others[AUTOCAST] = [python, SCRIPT, AUTOCAST, name, folder, threads]
             times = time_steps(folder, threads, steps, options.turns, others, ("f32", half))
-            took = {side: 1e3 * median(each) / steps for side, each in times.items()}
+            took = {side: 1e3 * median(each) for side, each in times.items()}
             work = [measure_work(folder, threads, p) for p in ("f32", half)]
             peer: tuple[float | None, float | None] = (None, None)
             if is_beside:
