@@ -1,7 +1,7 @@
 "use strict";
-// Pictures of arenas: the wheel zooms at the mouse, dragging moves, a double click shows all again,
-// and the box below the mouse is told.  A picture is an svg in data units, steps across and blocks
-// of bytes up, inside one that has the axes.
+// Pictures of arenas: Ctrl and the wheel, or two fingers, zoom at the mouse; dragging moves, a double
+// click shows all again, and a box below the mouse is described.  A picture is an svg in data units,
+// steps across and blocks of bytes up, inside one that has the axes.
 for (const figure of document.querySelectorAll("figure.plan")) {
   const outer = figure.querySelector("svg");
   const inner = outer.querySelector("svg");
@@ -42,6 +42,7 @@ for (const figure of document.querySelectorAll("figure.plan")) {
     show();
   };
   inner.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
     event.preventDefault();
     zoom(1.0015 ** event.deltaY, ...at(event));
   }, { passive: false });

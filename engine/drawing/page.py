@@ -78,18 +78,16 @@ def _compute_digest(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
-def make_page(
-    title: str, head: str, sections: Iterable[tuple[str, str, str]], *, script: str = "page.js"
-) -> str:
+def make_page(title: str, head: str, sections: Iterable[tuple[str, str, str]]) -> str:
     """Return the whole page.
 
     head: the HTML between the title and the sections.
     sections: the id, the title and the HTML of each.
-    script: the name of the file beside this one with the script of the page.
 
     The policy in the page lets a browser run and read only the contents of this file.
     """
-    style, code = read_part("page.css") + read_part("chart.css"), read_part(script)
+    style = read_part("page.css") + read_part("chart.css")
+    code = read_part("page.js") + read_part("arena.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src {_compute_digest(style)}; "
         f"script-src {_compute_digest(code)}; base-uri 'none'; form-action 'none'"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.checking import dry_run, picture
+from engine.drawing.arena import count_live_bytes
 from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.planner import make_plan
@@ -40,7 +41,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_line_is_what_lives(plan: Plan) -> None:
     """Its highest point is the bound of the plan, counted again."""
-    assert max(picture._count_live_bytes(plan)) == plan.lower_bound
+    assert max(count_live_bytes(plan)) == plan.lower_bound
 
 
 def test_the_page_says_it_without_a_script(plan: Plan) -> None:
@@ -107,7 +108,7 @@ WHEEL = (
     f"(() => {{ const svg = {INNER}; svg.scrollIntoView({{block: 'center'}}); "
     "const r = svg.getBoundingClientRect(); svg.dispatchEvent(new WheelEvent('wheel', "
     "{deltaY: -500, clientX: r.left + r.width / 2, clientY: r.top + r.height / 2, "
-    "cancelable: true})) })()"
+    "cancelable: true, ctrlKey: true})) })()"
 )
 MIDDLE = (  # of a box that is in the window
     "(() => { const r = [...document.querySelector('figure.plan')"

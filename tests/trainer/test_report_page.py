@@ -330,12 +330,12 @@ def test_predictions_are_pictures_that_can_be_seen(made: Made, page: Page) -> No
 @needs_browser
 def test_the_arena_is_drawn(page: Page) -> None:
     boxes = page.ask(
-        "[...document.querySelectorAll('.arena rect')].map(r => [r.getBBox().width, "
+        "[...document.querySelectorAll('.arena .boxes rect')].map(r => [r.getBBox().width, "
         "r.getBBox().height, r.textContent])"
     )
     assert len(boxes) > 5
     assert all(width > 0 and height > 0 for width, height, _ in boxes)
-    assert any(re.search(r"f32 16×16, .* calls \d+ to \d+", text) for _, _, text in boxes)
+    assert any(re.search(r"f32\[16,16\]\n(.*\n)+steps \d+ to \d+", text) for _, _, text in boxes)
     rows = page.ask("[...document.querySelectorAll('#plan tbody th')].map(t => t.textContent)")
     assert "training_step" in rows
 
