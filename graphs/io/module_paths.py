@@ -30,8 +30,9 @@ _MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|.*ReadVariableOp|.*__\d
 _CALLED = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
 # The names that PyTorch has for inputs of a role.
 _NAMES = {
-    Role.WEIGHT: "weight", Role.RECURRENT_WEIGHT: "weight_hh", Role.SCALE: "weight",
-    Role.BIAS: "bias", Role.SHIFT: "bias", Role.MEAN: "running_mean", Role.VARIANCE: "running_var",
+    Role.WEIGHT: "weight", Role.TABLE: "weight", Role.RECURRENT_WEIGHT: "weight_hh",
+    Role.SCALE: "weight", Role.BIAS: "bias", Role.SHIFT: "bias",
+    Role.MEAN: "running_mean", Role.VARIANCE: "running_var",
 }  # fmt: skip
 _OF_KERAS = {
     "weight": "kernel", "weight_ih": "kernel", "weight_hh": "recurrent_kernel",

@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.base.errors import ModelError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.sites import find_product
 from engine.graphs.offline.integer_head import (
     KEEPING,
     NORMALISING,
@@ -25,6 +26,7 @@ from engine.graphs.offline.integer_head import (
 )
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
+from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL
 from engine.kernels.vocabulary.op import TensorType
 
 
@@ -129,7 +131,7 @@ def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[s
             name = node.inputs[0]
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])
-        elif node.op in ("Gemm", "MatMul", "Conv"):
+        elif find_product(node) in (GEMM, MATMUL, CONV):
             return node, bias, values, shapes
         else:
             break
@@ -145,15 +147,13 @@ def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[s
 
 def _make_head(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[str]) -> Head:
     """Return the head for a linear node."""
-    weight, axis = node.inputs[1], 1
-    if node.op == "Conv":
-        axis = 0
-    elif node.op == "Gemm":
-        axis = 0 if node.attrs.get("transB", 0) else 1
-    if node.op != "MatMul" and len(node.inputs) > 2:
+    product, weight = find_product(node), node.inputs[1]
+    assert product is not None  # see `_find_layer`
+    axis = product.find_output_axis(node.attrs, 2)
+    if len(node.inputs) > 2:
         bias = node.inputs[2]
     maker = graph.find_producers().get(weight)
-    if maker is not None and maker.op == "Transpose" and node.op != "Conv":
+    if maker is not None and maker.op == "Transpose" and product.is_of_matrices:
         values.append(weight)
         weight, axis = maker.inputs[0], 1 - axis
     head = Head(node, weight, axis, bias, values, shapes)
@@ -171,7 +171,7 @@ def _make_head(graph: Graph, node: Node, bias: str, values: list[str], shapes: l
                 "so it cannot be replaced: export the model with as many outputs as there are "
                 "classes"
             )
-    wanted = 2 if node.op != "Conv" else graph.initializers[weight].ndim
+    wanted = 2 if product.is_of_matrices else graph.initializers[weight].ndim
     if graph.initializers[weight].ndim != wanted or node.attrs.get("group", 1) != 1:
         raise ModelError(
             f"the last layer {node.name!r} ({node.op}) has weights {weight!r} of shape "

@@ -21,9 +21,11 @@ import numpy as np
 from engine.base.element_types import ONNX_CODE
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import find_product
 from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Factors, Product
 from engine.kernels.vocabulary.op import Array
 
 # Ops that may lie between the last layer and the scores: they keep the number of classes.
@@ -32,8 +34,6 @@ KEEPING = NORMALISING | {
     "Identity", "Dropout", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Relu", "Clip", "Reshape",
     "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean",
 }  # fmt: skip
-_SUMS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
-_LINEAR = {"QLinearMatMul": "MatMul", "QLinearConv": "Conv"}
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 MOST_FACTORS = 8  # of scaled sums: the sums, the unit of x, and scales of weights
 
@@ -83,19 +83,20 @@ class _Head:
         while (node := self.makers.get(value)) is not None:
             if expand_integers(self.graph, node):
                 return True
+            product = find_product(node)
+            if product is not None and product.factors is Factors.STATIC:
+                return self.write_linear(node, product)
+            if not node.domain and product in (MATMUL, GEMM, CONV):
+                return self.fold_operands(node, range(len(node.inputs)))
             match node.domain, node.op:
                 case (("" | "com.microsoft"), "DequantizeLinear"):
                     rounded.append(node)
                 case (("" | "com.microsoft"), "QuantizeLinear"):
                     return bool(rounded) and self.drop_rounding(rounded[-1], node)
-                case "", "QLinearMatMul" | "QLinearConv":
-                    return self.write_linear(node)
                 case "engine", "ScaledSums":
                     return self.write_scaling(node)
                 case "", "Mul":
                     return self.write_sums(node)
-                case "", "MatMul" | "Gemm" | "Conv":
-                    return self.fold_operands(node, range(len(node.inputs)))
                 case "", "Add":
                     if self.fold_operands(node, range(2)):
                         return True
@@ -125,7 +126,7 @@ class _Head:
         known = self.graph.initializers
         return a in known and b in known and np.array_equal(known[a], known[b])
 
-    def write_linear(self, node: Node) -> bool:
+    def write_linear(self, node: Node, product: Product) -> bool:
         """Replace QLinearMatMul or QLinearConv by a product of floats whose result is rounded."""
         known = self.graph.initializers
         x, scale, zero, *weights, y_scale, y_zero = (*node.inputs[:8],)
@@ -133,14 +134,14 @@ class _Head:
         constants = [n for n in (scale, *weights, bias) if n]
         if any(n not in known for n in constants):
             return False
-        w = self.read_weight(node, weights[0], weights[2], known[weights[1]])
+        w = self.read_weight(product, weights[0], weights[2], known[weights[1]])
         if w is None:
             return False
         ins = [self.add_node("DequantizeLinear", (x, scale, zero)), self.add(weights[0], w)]
         if bias:
             unit = known[scale] * known[weights[1]].reshape(-1)
             ins.append(self.add(bias, (known[bias] * unit).astype(np.float32)))
-        y = self.add_node(_LINEAR[node.op], tuple(ins), node)
+        y = self.add_node(product.of, tuple(ins), node)
         node.op, node.inputs, node.attrs = "QuantizeLinear", (y, y_scale, y_zero), {}
         return True
 
@@ -162,7 +163,8 @@ class _Head:
         factors = self.list_factors(node)
         sums = [f for f in factors if (m := self.makers.get(f)) is not None and m.op == "Cast"]
         total = self.makers.get(self.makers[sums[0]].inputs[0]) if len(sums) == 1 else None
-        if total is None or total.domain or total.op not in _SUMS:
+        product = find_product(total) if total is not None and not total.domain else None
+        if total is None or product is None or product.factors is not Factors.DYNAMIC:
             return False
         factors.remove(sums[0])
         q, w, zero, w_zero = (*total.inputs, "", "")[:4]
@@ -179,14 +181,14 @@ class _Head:
         if any(n not in known for n in (w, *factors)) or (w_zero and w_zero not in known):
             return False
         scale = math.prod((known[n].astype(np.float32) for n in factors), start=np.float32(1))
-        weight = self.read_weight(total, w, w_zero, np.asarray(scale))
+        weight = self.read_weight(product, w, w_zero, np.asarray(scale))
         if weight is None:
             return False
         if is_dynamic:
             x = maker.inputs[0]
         else:
             x = self.add_node("DequantizeLinear", tuple(filter(None, (q, unit, zero))))
-        node.op, node.inputs = _SUMS[total.op], (x, self.add(w, weight))
+        node.op, node.inputs = product.of, (x, self.add(w, weight))
         node.attrs, node.name = dict(total.attrs), self.names.take_fresh(total.name or node.name)
         return True
 
@@ -204,12 +206,14 @@ class _Head:
                 return factors + left
         return factors
 
-    def read_weight(self, node: Node, name: str, zero: str, scale: Array) -> Array | None:
+    def read_weight(self, product: Product, name: str, zero: str, scale: Array) -> Array | None:
         """Return weights less their zero points, times scales; None if these do not fit."""
         w = self.graph.initializers[name]
         zeros = self.graph.initializers[zero] if zero else np.zeros(1, w.dtype)
-        axis = 0 if "Conv" in node.op else w.ndim - 1
-        if w.ndim < 2 or any(v.size not in (1, w.shape[axis]) for v in (zeros, scale)):
+        if w.ndim < 2:
+            return None
+        axis = product.find_output_axis({}, w.ndim)
+        if any(v.size not in (1, w.shape[axis]) for v in (zeros, scale)):
             return None
         along = [-1 if k == axis else 1 for k in range(w.ndim)]
         centred = w.astype(np.int32) - zeros.astype(np.int32).reshape(along)

@@ -18,29 +18,13 @@ from dataclasses import dataclass
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node, Subgraph
+from engine.graphs.ir.sites import find_product
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import MS, Dim, TensorType
+from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Factors, Role
+from engine.kernels.vocabulary.op import Dim, TensorType
 from engine.system.paths import Paths
 
-# Why a product whose weight a pattern names has no adapter, by op.
-_INTEGERS = (
-    "a product of integers has no gradient, so nothing before it would learn: quantise the "
-    "weight as DequantizeLinear or MatMulNBits"
-)
-_REASONS = {
-    ("", "Gather"): "an embedding, whose rows are looked up and not multiplied",
-    ("", "Einsum"): "an Einsum; supported: MatMul, Gemm, Conv, MatMulNBits",
-    ("", "ConvTranspose"): "a transposed convolution; supported: MatMul, Gemm, Conv, MatMulNBits",
-    **{("", op): "a recurrent layer" for op in ("GRU", "LSTM", "RNN")},
-    **{("", f"{op}Integer"): _INTEGERS for op in ("MatMul", "Conv")},
-    **{("", f"QLinear{op}"): _INTEGERS for op in ("MatMul", "Conv")},
-    **{(MS, op): _INTEGERS for op in ("QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")},
-    **{(MS, op): f"{op} joins it with more than a product" for op in (
-        "Attention", "FusedConv", "FusedGemm", "GemmFastGelu", "LSTM", "MultiHeadAttention",
-        "QAttention", "QOrderedMatMul")},
-    (MS, "GatherBlockQuantized"): "an embedding, whose rows are looked up and not multiplied",
-}  # fmt: skip
-_PRODUCTS = {("", "MatMul"), ("", "Gemm"), (MS, "FusedMatMul")}
+_ADAPTED = tuple(product.of for product in (MATMUL, GEMM, CONV))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +73,36 @@ class LinearLayer:
     packed: bool = False
 
 
+def find_obstacle(node: Node) -> str | None:
+    """Return why a product or an embedding takes no adapter: "" if it takes one.
+
+    It is None for other nodes.
+    """
+    op = list_ops().get((node.domain, node.op))
+    if op is None:
+        return None
+    if Role.TABLE in op.roles.values():
+        return "an embedding, whose rows are looked up and not multiplied"
+    if op.product is None:
+        return None
+    if Role.RECURRENT_WEIGHT in op.roles.values():
+        return "a recurrent layer"
+    if op.product.factors.are_integers:
+        return (
+            "a product of integers has no gradient, so nothing before it would learn: quantise the "
+            "weight as DequantizeLinear or MatMulNBits"
+        )
+    if op.product.is_alone and op.product.of in _ADAPTED:
+        return ""
+    return f"the operator {node.op}; supported: {', '.join(_ADAPTED)}, MatMulNBits"
+
+
+def _takes_left(node: Node) -> bool:
+    """Return whether the weight of a product may be its left factor."""
+    product = find_product(node)
+    return product is not None and product.is_of_matrices and product.factors is Factors.FLOATS
+
+
 def _is_random(node: Node) -> bool:
     op = list_ops().get((node.domain, node.op))
     return op is not None and op.is_random
@@ -110,28 +124,23 @@ class LinearLayers:
         adapter.
         """
         for node in self.graph.nodes:
-            key = (node.domain, node.op)
-            if key in _PRODUCTS:
-                constant = [self.is_constant(i) for i in node.inputs[:2]]
-                if constant.count(True) != 1:
-                    continue
-                place = constant.index(True)
-            elif key in (("", "Conv"), (MS, "MatMulNBits")):
-                if self.is_constant(node.inputs[0]) or not self.is_constant(node.inputs[1]):
-                    continue
-                place = 1
-            elif key in _REASONS:
-                places = [
-                    k for k, i in enumerate(node.inputs)
-                    if i and self.is_constant(i) and self.types[i].rank > 1
-                ]  # fmt: skip
-                if places:
-                    yield node, self.find_weight(node.inputs[places[0]]), _REASONS[key]
-                continue
-            else:
-                continue
-            weight = self.find_weight(node.inputs[place])
-            yield node, weight, self.find_linear(node, weight, place)
+            obstacle = find_obstacle(node)
+            place = None if obstacle is None else self.find_place(node, adapts=not obstacle)
+            if place is not None:
+                weight = self.find_weight(node.inputs[place])
+                yield node, weight, obstacle or self.find_linear(node, weight, place)
+
+    def find_place(self, node: Node, *, adapts: bool) -> int | None:
+        """Return the number of the input that is the weight of a node; None if it has none.
+
+        adapts: the node takes an adapter, so that just one of its two factors may be constant: the
+            right one, unless both are matrices of floats.
+        """
+        constant = [k for k, i in enumerate(node.inputs) if i and self.is_constant(i)]
+        if not adapts:
+            return next((k for k in constant if self.types[node.inputs[k]].rank > 1), None)
+        factors = [k for k in constant if k < 2]
+        return factors[0] if factors == [1] or (factors == [0] and _takes_left(node)) else None
 
     def is_constant(self, name: str) -> bool:
         """Return whether a value depends on initializers alone."""
@@ -162,13 +171,15 @@ class LinearLayers:
         dtype, t = self.types[x].dtype, self.types[weight.operand]
         if dtype not in FLOATS:
             return f"it computes in {dtype}; adapters are {' or '.join(FLOATS)}"
-        if node.domain == MS and node.op == "MatMulNBits":
+        product = find_product(node)
+        assert product is not None  # since `find_obstacle` has no objection
+        if product.factors is Factors.PACKED:
             sizes = (int(node.attrs["K"]), int(node.attrs["N"]))
             return LinearLayer(node, weight, x, dtype, "right", *sizes, packed=True)
         shape = _find_known(t.shape)
         if shape is None:
             return f"its weight is {t}, whose size is not known"
-        if node.op == "Conv":
+        if product.is_convolution:
             return self._find_convolution(node, weight, x, shape)
         if len(shape) < 2 or self.types[x].rank < 2:
             return f"a product with a vector: {self.types[x]} and {t}"

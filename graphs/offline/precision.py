@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.base.errors import DTypeError, ModelWarning, join_names, warn_user
 from engine.graphs.ir.graph import Graph
-from engine.graphs.ir.sites import is_reversible_move
+from engine.graphs.ir.sites import find_product, is_reversible_move
 from engine.graphs.passes.half import (
     cast_ends,
     convert_array,
@@ -23,28 +23,17 @@ from engine.graphs.passes.half import (
     has_halves,
     widen_halves,
 )
-from engine.kernels.vocabulary.op import MS, TensorType
+from engine.kernels.vocabulary.facts import Factors
+from engine.kernels.vocabulary.op import TensorType
 from engine.system.files import BFLOATS, NOTE
 
-FLOAT_PRODUCTS = {
-    "MatMul",
-    "Gemm",
-    "Conv",
-    "ConvTranspose",
-    "FusedMatMul",
-    "FusedGemm",
-    "FusedConv",
-}
-DYNAMIC = {"MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
-           "DynamicQuantizeLSTM"}  # fmt: skip
-STATIC = {"QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "QLinearAdd"}
-PACKED = {"MatMulNBits", "MatMulBnb4"}
 # Metadata of a model that has weights of 16-bit floats: what is float32 in it, and their type.
 _SINGLE, _HALF = NOTE + "single", NOTE + "half"
 _INSIDE = NOTE + "inside"  # only its inputs and outputs become 16-bit floats again
 _OWN = {_SINGLE, _HALF, _INSIDE}
 _NAMES = {"f16": "float16", "bf16": "bfloat16"}
 _LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127}
+_KINDS = {Factors.DYNAMIC: "dynamically quantised", Factors.STATIC: "statically quantised"}
 _FLOAT = "train the float model that it was made from, and quantise that again"
 
 
@@ -54,20 +43,18 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
 
     parameters: the trainable parameters of the model, see `parameters` of parameters.py.
     """
-    kinds = {
-        "dynamically quantised": [n for n in graph.nodes if n.op in DYNAMIC],
-        "statically quantised": [n for n in graph.nodes if n.op in STATIC],
-    }
+    products = [(n, p.factors) for n in graph.nodes if (p := find_product(n)) is not None]
     weights = _find_integer_weights(graph)
-    packed = [n for n in graph.nodes if n.op in PACKED and n.domain == MS]
-    read = [n for n in graph.nodes if n.op in FLOAT_PRODUCTS and weights & set(n.inputs)]
-    integer = sum(map(len, kinds.values())) + len(packed) + len(read)
-    total = integer + sum(n.op in FLOAT_PRODUCTS for n in graph.nodes) - len(read)
+    packed = [n for n, factors in products if factors is Factors.PACKED]
+    of_floats = [n for n, factors in products if factors is Factors.FLOATS]
+    reads = sum(not weights.isdisjoint(n.inputs) for n in of_floats)
+    integer = len(products) - len(of_floats) + reads
     if not integer:
         return ""
-    told = [f"{integer} of {total} products are integer"]
-    told += [f"it is {kind} int8" for kind, nodes in kinds.items() if nodes]
-    if read:
+    told = [f"{integer} of {len(products)} products are integer"]
+    kinds = {factors for _, factors in products}
+    told += [f"it is {kind} int8" for factors, kind in _KINDS.items() if factors in kinds]
+    if reads:
         told.append("its weights are integers before DequantizeLinear (QDQ)")
     if packed:
         bits = sorted({str(n.attrs.get("bits", 4)) for n in packed})
@@ -77,7 +64,7 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
         f"of its parameters {rest} can be trained" if parameters else "it has no float parameters"
     )
     advice = _FLOAT
-    if read or packed:
+    if reads or packed:
         advice = f"give it adapters (lora='.'), which train beside integer weights, or {_FLOAT}"
     return f"{', '.join(told)}; {left}: {advice}"
 
@@ -88,7 +75,8 @@ def trains_no_product(graph: Graph, trained: Iterable[str]) -> bool:
     trained: the parameters that are trained; without a weight they are biases and the like.
     """
     known = graph.initializers
-    has_integers = any(node.op in DYNAMIC | STATIC for node in graph.nodes)
+    products = filter(None, map(find_product, graph.nodes))
+    has_integers = any(product.factors.are_integers for product in products)
     return has_integers and not any(n in known and known[n].ndim > 1 for n in trained)
 
 

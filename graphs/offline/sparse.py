@@ -45,6 +45,7 @@ from engine.base.errors import (
 )
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import find_product
 from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
@@ -52,8 +53,8 @@ from engine.graphs.passes.batchnorm import list_batch_norms, list_folded_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Role
-from engine.kernels.vocabulary.op import MS, read_op_keys
+from engine.kernels.vocabulary.facts import Factors, Role
+from engine.kernels.vocabulary.op import read_op_keys
 from engine.system.paths import Paths
 
 TRAINED, FROZEN = ".trained", ".frozen"  # ends of the names of the parts of a weight
@@ -370,17 +371,19 @@ def _find_input_axis(uses: Sequence[_ParameterUse]) -> int | str:
     if len(uses) != 1:
         return f"is read by {len(uses)} nodes"
     (use,) = uses
-    node, key = use.node, (use.node.domain, use.node.op)
-    if key in read_op_keys(f"Conv {MS}::FusedConv") and use.at == 1:
+    node, product = use.node, find_product(use.node)
+    if product is None or product.factors is not Factors.FLOATS or use.at != 1:
+        return f"is input {use.at} of {node.op} {node.name!r}"
+    if product.is_convolution:
         if node.attrs.get("group", 1) != 1:
             return f"is of {node.name!r}, which has groups"
         axis = 1
-    elif key in read_op_keys(f"Gemm MatMul {MS}::FusedGemm {MS}::FusedMatMul") and use.at == 1:
-        axis = int(bool(node.attrs.get("transB", 0)))
+    elif product.is_of_matrices:
+        axis = 1 - product.find_output_axis(node.attrs, 2)
     else:
         return f"is input {use.at} of {node.op} {node.name!r}"
     if use.axes is None or len(use.axes) < 2:
         return f"is reshaped before {node.op} {node.name!r}"
-    if len(use.axes) > 2 and key not in read_op_keys(f"Conv {MS}::FusedConv"):
+    if len(use.axes) > 2 and not product.is_convolution:
         return f"is a batch of matrices of {node.op} {node.name!r}"
     return use.axes[axis]

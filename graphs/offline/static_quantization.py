@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.base.errors import InputError, UnsupportedOpError, suggest_nearest
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
-from engine.graphs.ir.sites import get_declaration, make_site
+from engine.graphs.ir.sites import find_product, get_declaration, make_site
 from engine.graphs.offline.integer_weights import IntegerWeights, find_floor, find_peak_scale
 from engine.graphs.offline.normalize import name_nodes, set_inference_mode
 from engine.graphs.offline.scales import Scale
@@ -29,10 +29,11 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import drop_identities, prune
 from engine.kernels.ops.fake_quantization import find_top
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Movement
+from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Movement
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 
-PRODUCTS = ("Conv", "Gemm", "MatMul")
+_PRODUCTS = (CONV, GEMM, MATMUL)
+_SUPPORTED = ", ".join(product.of for product in _PRODUCTS)
 _BOUNDING = ("Relu", "Clip")  # a quantiser after one of these bounds in the same way
 
 
@@ -75,7 +76,7 @@ class Scheme:
     def move_to(self, graph: Graph) -> Scheme:
         """Return the same choice for a graph with the same products, by their names."""
         nodes = {node.name: node for node in graph.nodes}
-        products = [_make_product(nodes[each.node.name]) for each in self.products]
+        products = [_make_product(graph, nodes[each.node.name]) for each in self.products]
         return Scheme(products, self.sources, self.left)
 
     @property
@@ -171,7 +172,7 @@ def _keep_names(graph: Graph, before: Mapping[str, Sequence[str]]) -> None:
     """
     taken, names = set(graph.list_values()), dict[str, str]()
     for node in graph.nodes:
-        if node.op not in PRODUCTS or node.domain or node.name not in before:
+        if not can_be_integers(node) or node.name not in before:
             continue
         old = before[node.name]
         wanted = [*old, *([re.sub(r"weight$", "bias", old[1])] if len(old) == 2 else [])]
@@ -203,27 +204,33 @@ def choose_scheme(graph: Graph, keep: Sequence[str] = ()) -> Scheme:
     products: list[IntegerProduct] = []
     left: list[FloatProduct] = []
     for node in graph.nodes:
-        if node.domain or node.op not in PRODUCTS:
-            if _multiplies(node):
-                left.append(FloatProduct(node.name, node.op, f"supported: {', '.join(PRODUCTS)}"))
+        if find_product(node) is None:
+            continue
+        if not can_be_integers(node):
+            left.append(FloatProduct(node.name, node.op, f"supported: {_SUPPORTED}"))
             continue
         reason = "kept by a pattern" if node.name in kept else _find_obstacle(graph, node, types)
         if reason:
             left.append(FloatProduct(node.name, node.op, reason))
         else:
-            products.append(_make_product(node))
+            products.append(_make_product(graph, node))
     if not products:
         told = "; ".join(f"{each.op} {each.name!r}: {each.reason}" for each in left[:3])
         raise UnsupportedOpError(
             f"{graph.name}: no product can become one of integers ({told or 'it has none'}); "
-            f"supported: {', '.join(PRODUCTS)} of float32 with constant weights"
+            f"supported: {_SUPPORTED} of float32 with constant weights"
         )
     return Scheme(products, _choose_activations(graph, products), left)
 
 
+def can_be_integers(node: Node) -> bool:
+    """Return whether a node is a product of a kind that other runtimes compute in integers."""
+    return not node.domain and find_product(node) in _PRODUCTS
+
+
 def _match(graph: Graph, patterns: Sequence[str]) -> set[str]:
     """Return the names of the products that patterns name."""
-    names = [node.name for node in graph.nodes if node.op in PRODUCTS and not node.domain]
+    names = [node.name for node in graph.nodes if can_be_integers(node)]
     chosen = set[str]()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}
@@ -234,14 +241,6 @@ def _match(graph: Graph, patterns: Sequence[str]) -> set[str]:
             )
         chosen |= matched
     return chosen
-
-
-def _multiplies(node: Node) -> bool:
-    """Return whether a node has weights, as products, recurrent layers and attention have."""
-    op = list_ops().get((node.domain, node.op))
-    return op is not None and bool(op.roles) and node.op not in PRODUCTS and 1 in op.roles and (
-        op.roles[1].name in ("WEIGHT", "RECURRENT_WEIGHT")
-    )  # fmt: skip
 
 
 def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> str:
@@ -257,7 +256,7 @@ def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) ->
     shape = graph.initializers[weight].shape
     if len(shape) < 2 or (node.op == "MatMul" and len(shape) != 2) or 0 in shape:
         return f"its weights have the shape {list(shape)}"
-    channels = shape[_find_axis(node)]
+    channels = shape[_make_product(graph, node).axis]
     if bias and (bias not in graph.initializers or graph.initializers[bias].shape != (channels,)):
         return f"its bias {bias!r} is not a constant of {channels} channels"
     if node.op == "Gemm" and (
@@ -268,15 +267,11 @@ def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) ->
     return "" if np.isfinite(graph.initializers[weight]).all() else "its weights are not finite"
 
 
-def _find_axis(node: Node) -> int:
-    """Return the axis of the output channels in the weights of a product."""
-    is_first = node.op == "Conv" or (node.op == "Gemm" and node.attrs.get("transB", 0))
-    return 0 if is_first else 1
-
-
-def _make_product(node: Node) -> IntegerProduct:
-    bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    return IntegerProduct(node, node.inputs[0], node.inputs[1], _find_axis(node), bias)
+def _make_product(graph: Graph, node: Node) -> IntegerProduct:
+    product, (activation, weight, *bias) = find_product(node), node.inputs
+    assert product is not None  # see `can_be_integers`
+    axis = product.find_output_axis(node.attrs, graph.initializers[weight].ndim)
+    return IntegerProduct(node, activation, weight, axis, *bias)
 
 
 def _choose_activations(graph: Graph, products: Sequence[IntegerProduct]) -> dict[str, str]:
@@ -285,7 +280,7 @@ def _choose_activations(graph: Graph, products: Sequence[IntegerProduct]) -> dic
     ends = set(graph.outputs)
     wanted = {product.activation for product in products}
     for product in products:
-        if product.node.op == "Conv":
+        if find_product(product.node) == CONV:
             wanted.add(_find_end(product.node, readers, ends, graph.initializers))
     order = {name: place for place, name in enumerate(graph.list_values())}
     sources: dict[str, str] = {}

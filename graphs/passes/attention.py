@@ -17,7 +17,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.attention_match import LAYOUTS, AttentionMatch, Found
 from engine.graphs.passes.attention_scores import Refused
-from engine.graphs.passes.attention_values import ORDERS, Product, Values
+from engine.graphs.passes.attention_values import ORDERS, MatrixProduct, Values
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, OURS, Dim
@@ -132,7 +132,7 @@ class _Writer:
         self.nodes.append(grad)
         for view in views:
             self._reshape(*view)
-        products = {n for n in match.inner if Product.of(n)}
+        products = {n for n in match.inner if MatrixProduct.of(n)}
         made[self._find_first_reader_of_dy(products)] = self.nodes
         return made
 

@@ -12,7 +12,7 @@ import numpy as np
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, find_band
-from engine.graphs.passes.attention_values import Axes, HeadMatrix, Product, Values
+from engine.graphs.passes.attention_values import Axes, HeadMatrix, MatrixProduct, Values
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
 
 # The rows, columns and axes of heads of each matrix; `Values` names the axes.
@@ -142,7 +142,9 @@ class AttentionMatch:
             raise Refused(f"{name!r} has other axes than the scores")
         return dims
 
-    def _find_other(self, product: Product, side: int, lead: Axes, rows: str, columns: str) -> Axes:
+    def _find_other(
+        self, product: MatrixProduct, side: int, lead: Axes, rows: str, columns: str
+    ) -> Axes:
         """Return the axes of operand `side` of a product of matrices with these leading axes."""
         shape = self.values.find_shape(product.node.inputs[side])
         tail = (rows, columns)
@@ -156,7 +158,7 @@ class AttentionMatch:
         ends = tuple((n,) if self.values.sizes[n] != 1 else () for n in tail)
         return (*full, *ends)
 
-    def _find_source(self, what: str, product: Product, side: int, axes: Axes) -> HeadMatrix:
+    def _find_source(self, what: str, product: MatrixProduct, side: int, axes: Axes) -> HeadMatrix:
         name = product.node.inputs[side]
         operand = self.values.find_source(name, axes, *LAYOUTS[what])
         if operand is None:
@@ -184,7 +186,7 @@ class AttentionMatch:
         for _ in range(8):
             step: Node | None = None
             for node in values.readers.get(name, ()):
-                product = Product.of(node)
+                product = MatrixProduct.of(node)
                 if product:
                     self._note_value_product(product, name)
                 elif node.op == "SoftmaxGrad_13" and node.domain == MS:
@@ -248,7 +250,7 @@ class AttentionMatch:
             return True
         return values.keeps(node)
 
-    def _note_value_product(self, product: Product, name: str) -> None:
+    def _note_value_product(self, product: MatrixProduct, name: str) -> None:
         """Note a product of the probabilities, which is Y or dV."""
         match, values = self.found, self.values
         if product.node.inputs[0] != name or product.node.inputs[1] == name:
@@ -295,7 +297,7 @@ class AttentionMatch:
         """Follow the gradient of the probabilities to dQ, dK, dV and the gradient of the bias."""
         match = self.found
         for node in match.backward:
-            product = Product.of(node)
+            product = MatrixProduct.of(node)
             if product is None:
                 continue
             axes = self._group_axes(SCORES, node.inputs[0])
@@ -315,7 +317,7 @@ class AttentionMatch:
         self._follow_probabilities_gradient(grads[0].inputs[0])
         self._follow_scores_gradient(grads[0].outputs[0])
 
-    def _match_dy(self, product: Product, side: int, axes: Axes) -> None:
+    def _match_dy(self, product: MatrixProduct, side: int, axes: Axes) -> None:
         dy = self._find_source("y", product, side, axes)
         if dy.factor != 1 or self.found.operands.setdefault("dy", dy) != dy:
             raise Refused("dY is scaled, or two products compute the gradient of the probabilities")
@@ -329,7 +331,7 @@ class AttentionMatch:
             if node is None or values.find_only_reader(name) is None:
                 raise Refused("the gradient of the probabilities has other readers")
             match.inner.add(node)
-            product = Product.of(node)
+            product = MatrixProduct.of(node)
             if product is not None:
                 break
             name = node.inputs[2] if node.op == "Where" else node.inputs[0]
@@ -356,7 +358,7 @@ class AttentionMatch:
             others: list[Node] = []
             steps = 0
             for node in values.readers.get(name, ()):
-                product = Product.of(node)
+                product = MatrixProduct.of(node)
                 scaled = values.find_factor(node)
                 if product is not None and self._note_inner_product(product, name, factor):
                     continue
@@ -402,7 +404,7 @@ class AttentionMatch:
         kept, zero = (a, b) if scores.keep else (b, a)
         return kept == name and self.values.find_scalar(zero) == 0
 
-    def _note_inner_product(self, product: Product, name: str, factor: float) -> bool:
+    def _note_inner_product(self, product: MatrixProduct, name: str, factor: float) -> bool:
         """Note a product that is dQ or dK; return whether it is one."""
         match, scale = self.found, self.found.scores.scale
         node = product.node

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.graphs.ir.graph import Node
-from engine.graphs.passes.attention_values import Product, Values
+from engine.graphs.passes.attention_values import MatrixProduct, Values
 from engine.kernels.vocabulary.op import Array
 
 HIDDEN = -1e30  # a lower score has probability 0 beside any score that products can reach
@@ -30,7 +30,7 @@ class Scores:
     emptied: the condition under which a query has no keys, if the graph computes it.
     """
 
-    product: Product
+    product: MatrixProduct
     nodes: list[Node] = field(default_factory=list)
     scale: float = 1.0
     cap: float = 0.0
@@ -56,7 +56,7 @@ class Reader:
         node = self.values.makers.get(name)
         if node is None or depth == 0:
             return None
-        if Product.of(node):
+        if MatrixProduct.of(node):
             return [("product", node)]
         if node.domain:
             return None
@@ -89,7 +89,7 @@ class Reader:
         """Return the scores that the nodes between product and softmax compute, starting at the
         product.
         """
-        product = Product.of(steps[-1][1])
+        product = MatrixProduct.of(steps[-1][1])
         assert product is not None
         scores = Scores(product, [node for _, node in steps[:-1]], scale=product.alpha)
         for role, node in reversed(steps[:-1]):

@@ -15,8 +15,10 @@ from itertools import chain
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.sites import find_product
 from engine.graphs.ir.symbols import Inferred
 from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.facts import MATMUL
 from engine.kernels.vocabulary.op import Array, Dim
 
 Axes = tuple[tuple[str, ...], ...]
@@ -44,7 +46,7 @@ class HeadMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """A product of matrices, by the names of its operands; `flags`: the transposed ones."""
 
     node: Node
@@ -52,9 +54,9 @@ class Product:
     alpha: float
 
     @classmethod
-    def of(cls, node: Node | None) -> Product | None:
+    def of(cls, node: Node | None) -> MatrixProduct | None:
         """Return the product that a node computes, or None."""
-        if node is None or node.op not in ("MatMul", "FusedMatMul"):
+        if node is None or find_product(node) != MATMUL:
             return None
         if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
             return None

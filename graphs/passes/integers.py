@@ -11,9 +11,11 @@ import numpy as np
 from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.base.errors import UnknownValueError
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import find_product
 from engine.graphs.passes.infer import FOLD_BYTES
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantization import find_limits
+from engine.kernels.vocabulary.facts import Factors
 from engine.kernels.vocabulary.integers import fill_panels, pack_panels
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 
@@ -220,7 +222,7 @@ class _Integers:
         """Replace QLinearMatMul or QLinearConv; None if it stays."""
         values = [self.get_value(name) for name in node.inputs]
         x_scale, y_scale, y_zero = (_take_single(values[i]) for i in (1, 6, 7))
-        w = self.join_weights(*node.inputs[3:6], axis=0 if node.op == "QLinearConv" else 1)
+        w = self.join_weights(*node.inputs[3:6], axis=_find_channels(node))
         zero = self.types[node.inputs[2]]
         if x_scale is None or y_scale is None or y_zero is None or w is None or zero.size != 1:
             return None
@@ -243,7 +245,7 @@ class _Integers:
         inputs = [*node.inputs, "", ""][:4]
         if inputs[2] and self.types[inputs[2]].size != 1:
             return None
-        w = self.join_weights(inputs[1], "", inputs[3], axis=0 if node.op == "ConvInteger" else 1)
+        w = self.join_weights(inputs[1], "", inputs[3], axis=_find_channels(node))
         matrix = None if w is None else _flatten(node, w)
         if matrix is None:
             return None
@@ -320,7 +322,7 @@ class _Integers:
         self, node: Node, x: _Activation, matrix: _Matrix, unit: Array, bias: str
     ) -> list[Node] | None:
         """Return the layer with a result of floats, to which the bias is added as it is."""
-        if node.op == "Conv":
+        if _is_convolution(node):
             value = self.get_value(bias)
             if value is None:
                 return None
@@ -508,7 +510,7 @@ class _Integers:
             inputs.append(self.add(node, "shift", fill_panels(shifts)))
         attrs: dict[str, Any] = {"columns": columns, "to": result.to}
         attrs |= {"low": result.low, "high": result.high, "offset": result.offset}
-        is_conv = "Conv" in node.op
+        is_conv = _is_convolution(node)
         if is_conv:
             attrs |= {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
             attrs["kernel_shape"] = list(self.types[node.inputs[_place(node)]].shape[2:])
@@ -525,7 +527,18 @@ class _Integers:
 
 def _place(node: Node) -> int:
     """Return which input of a layer is its weights."""
-    return 3 if node.op.startswith("QLinear") else 1
+    product = find_product(node)
+    return 3 if product is not None and product.factors is Factors.STATIC else 1
+
+
+def _is_convolution(node: Node) -> bool:
+    product = find_product(node)
+    return product is not None and product.is_convolution
+
+
+def _find_channels(node: Node) -> int:
+    """Return the axis of the output channels in the weights of a layer."""
+    return 0 if _is_convolution(node) else 1
 
 
 def _take_single(value: Array | None) -> Any:
@@ -540,7 +553,7 @@ def _transpose(w: _Quantised, order: tuple[int, ...]) -> _Quantised:
 
 def _flatten(node: Node, w: _Quantised) -> _Matrix | None:
     """Return weights as a matrix; None if the layer has another form, or sums that are too long."""
-    made = _flatten_window(node, w) if "Conv" in node.op else _flatten_product(w)
+    made = _flatten_window(node, w) if _is_convolution(node) else _flatten_product(w)
     if made is None:
         return None
     # A shift takes a ninth bit.

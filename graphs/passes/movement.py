@@ -7,8 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.sites import find_product
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
+from engine.kernels.vocabulary.facts import GEMM, MATMUL
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 from engine.kernels.vocabulary.sizes import make_array
 
@@ -61,9 +63,9 @@ class _Movement:
             self.join_transposes(node)
         elif not node.domain and node.op in _VIEWS:
             self.join_views(node)
-        elif (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul")):
+        elif find_product(node) == MATMUL:
             self.untranspose_product(node)
-        elif (node.domain, node.op) == ("", "Gemm"):
+        elif find_product(node) == GEMM:
             self.untranspose_gemm(node)
         self.makers.update((o, node) for o in node.outputs if o)
 
@@ -171,9 +173,7 @@ class _Movement:
 
 def is_plain_product(node: Node) -> bool:
     """Return whether a node only multiplies its two inputs."""
-    if (node.domain, node.op) == ("", "Gemm"):
-        return len(node.inputs) == 2
-    return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
+    return find_product(node) in (GEMM, MATMUL) and len(node.inputs) == 2
 
 
 def _is_set(node: Node, start: str) -> bool:

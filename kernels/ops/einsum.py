@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.base import limits
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import EINSUM, Samples
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
 
 _ELLIPSIS = [chr(c) for c in range(0x100, 0x140)]  # letters for the axes `...` stands for
@@ -319,6 +319,7 @@ def _find_numpy(dtype: str) -> type:
 OPS = (
     Op(
         name="Einsum",
+        product=EINSUM,
         infer=_infer,
         expand=_expand,
         becomes=f"Expand MatMul Mul ReduceSum Reshape Transpose {MS}::FusedMatMul",

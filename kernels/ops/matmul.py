@@ -18,7 +18,7 @@ from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.ops.epilogue import IN_GEMM, activate, list_plain_attributes, read_parameters
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import PRODUCT, Role, Samples
+from engine.kernels.vocabulary.facts import GEMM, MATMUL, WEIGHT_AND_BIAS, Role, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Dim,
@@ -366,7 +366,8 @@ _FACTORS = Storage(frozenset({0, 1}), frozenset({0}))
 OPS = (
     Op(
         name="Gemm",
-        roles=PRODUCT,
+        roles=WEIGHT_AND_BIAS,
+        product=GEMM,
         by_reference=True,
         attrs=_GEMM,
         infer=_gemm_infer,
@@ -379,7 +380,8 @@ OPS = (
     ),
     Op(
         name="FusedGemm",
-        roles=PRODUCT,
+        roles=WEIGHT_AND_BIAS,
+        product=GEMM.as_part(),
         domain=MS,
         inputs=(2, 3),
         outputs=1,
@@ -395,6 +397,7 @@ OPS = (
     Op(
         name="MatMul",
         roles={0: Role.WEIGHT, 1: Role.WEIGHT},
+        product=MATMUL,
         by_reference=True,
         infer=_matmul_infer,
         lower=_matmul_lower,
@@ -406,6 +409,7 @@ OPS = (
     ),
     Op(
         name="FusedMatMul",
+        product=MATMUL,
         domain=MS,
         inputs=(2, 2),
         outputs=1,

@@ -25,7 +25,7 @@ from engine.kernels.ops import activation, elementwise, matmul, quantization, so
 from engine.kernels.ops.attention.contrib import JOINED, infer_joined_parts
 from engine.kernels.ops.pool import pool
 from engine.kernels.ops.recurrent import recurrent
-from engine.kernels.vocabulary.facts import Role, Samples
+from engine.kernels.vocabulary.facts import ATTENTION, GEMM, LSTM, MATMUL, Factors, Role, Samples
 from engine.kernels.vocabulary.op import MANY, MS, OURS, Kind, Nodes, Op, Site, TensorType
 
 _FAMILIES = (activation, elementwise, matmul, pool, softmax, split)
@@ -337,6 +337,7 @@ OPS = (
     Op(
         name="QGemm",
         is_of_integers=True,
+        product=GEMM.with_factors(Factors.STATIC),
         domain=MS,
         inputs=(6, 9),
         outputs=1,
@@ -363,6 +364,7 @@ OPS = (
     Op(
         name="MatMulIntegerToFloat",
         is_of_integers=True,
+        product=MATMUL.with_factors(Factors.DYNAMIC),
         domain=MS,
         inputs=(4, 7),
         outputs=1,
@@ -374,6 +376,7 @@ OPS = (
     Op(
         name="DynamicQuantizeMatMul",
         is_of_integers=True,
+        product=MATMUL.with_factors(Factors.DYNAMIC),
         domain=MS,
         inputs=(3, 5),
         outputs=1,
@@ -385,6 +388,7 @@ OPS = (
     Op(
         name="QAttention",
         is_of_integers=True,
+        product=ATTENTION.with_factors(Factors.DYNAMIC),
         domain=MS,
         inputs=(5, 9),
         outputs=2,
@@ -397,6 +401,7 @@ OPS = (
     ),
     Op(
         name="DynamicQuantizeLSTM",
+        product=LSTM.with_factors(Factors.DYNAMIC),
         domain=MS,
         inputs=(12, 12),
         outputs=3,

@@ -22,7 +22,7 @@ from engine.kernels.loops.quantised import (
     quantised_rows,
 )
 from engine.kernels.ops.index.gather import wide_index
-from engine.kernels.vocabulary.facts import ChannelsLast, Role, Samples
+from engine.kernels.vocabulary.facts import MATMUL, ChannelsLast, Factors, Role, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -412,6 +412,7 @@ OPS = (
     Op(
         name="MatMulNBits",
         roles={1: Role.WEIGHT},
+        product=MATMUL.with_factors(Factors.PACKED),
         domain=MS,
         inputs=(3, 6),
         outputs=1,
@@ -426,6 +427,7 @@ OPS = (
     ),
     Op(
         name="GatherBlockQuantized",
+        roles={0: Role.TABLE},
         is_of_integers=True,
         domain=MS,
         inputs=(3, 4),

@@ -24,7 +24,7 @@ from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
-from engine.kernels.vocabulary.facts import Role
+from engine.kernels.vocabulary.facts import CONV, MATMUL, Factors, Role
 from engine.kernels.vocabulary.op import (
     MS,
     Nodes,
@@ -363,6 +363,7 @@ OPS = (
     Op(
         name="MatMulInteger",
         is_of_integers=True,
+        product=MATMUL.with_factors(Factors.DYNAMIC),
         roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
@@ -372,6 +373,7 @@ OPS = (
     Op(
         name="ConvInteger",
         is_of_integers=True,
+        product=CONV.with_factors(Factors.DYNAMIC),
         roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_conv(n, 0, 2, 1, 3),),
@@ -382,6 +384,7 @@ OPS = (
     Op(
         name="QLinearMatMul",
         is_of_integers=True,
+        product=MATMUL.with_factors(Factors.STATIC),
         no_gradient=_NONE,
         expand=_qlinear_matmul,
         infer=_declare_qlinear("MatMul"),
@@ -390,6 +393,7 @@ OPS = (
     Op(
         name="QLinearConv",
         is_of_integers=True,
+        product=CONV.with_factors(Factors.STATIC),
         no_gradient=_NONE,
         expand=_qlinear_conv,
         infer=_declare_qlinear("Conv"),

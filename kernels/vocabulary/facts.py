@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 
 class Layout(Enum):
@@ -26,7 +28,8 @@ class ChannelsLast:
 class Role(Enum):
     """The role of an input that is usually a parameter of the model."""
 
-    WEIGHT = "factors of a product, or rows that are picked"
+    WEIGHT = "factors of a product"
+    TABLE = "rows that are picked"
     RECURRENT_WEIGHT = "factors of what the step before has made"
     BIAS = "added to a result"
     SCALE = "factors of normalised values"
@@ -35,8 +38,68 @@ class Role(Enum):
     VARIANCE = "a running variance"
 
 
-PRODUCT = {1: Role.WEIGHT, 2: Role.BIAS}
+WEIGHT_AND_BIAS = {1: Role.WEIGHT, 2: Role.BIAS}
 NORM = {1: Role.SCALE, 2: Role.SHIFT}
+
+
+class Factors(Enum):
+    """The numbers that a product multiplies."""
+
+    FLOATS = "floats"
+    PACKED = "floats, with weights of a few bits that have scales"
+    DYNAMIC = "integers whose scales are computed as the model runs; the result is not rounded"
+    STATIC = "integers whose scales are constants; so has the result, which is rounded"
+
+    @property
+    def are_integers(self) -> bool:
+        """True if integers are multiplied, through which no gradient flows."""
+        return self in (Factors.DYNAMIC, Factors.STATIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The matrix product or convolution that an op computes, or its several ones.
+
+    of: the op of ONNX that computes the same with floats and nothing else.
+    output_axis: the axis of the outputs in the weights; matrices have it last, or last but one
+        where they are transposed.
+    factors: what is multiplied.
+    is_alone: the op computes one product, and adds nothing to it but a bias.
+    """
+
+    of: str
+    output_axis: int = -1
+    factors: Factors = Factors.FLOATS
+    is_alone: bool = True
+
+    @property
+    def is_of_matrices(self) -> bool:
+        """True if the op multiplies two matrices, or batches of them, whatever it does then."""
+        return self.of in (GEMM.of, MATMUL.of)
+
+    @property
+    def is_convolution(self) -> bool:
+        """True if the op is a convolution, but not a transposed one, whatever it does then."""
+        return self.of == CONV.of
+
+    def with_factors(self, factors: Factors) -> Product:
+        """Return the same product of other numbers."""
+        return replace(self, factors=factors)
+
+    def as_part(self) -> Product:
+        """Return the product as a part of what the op computes."""
+        return replace(self, is_alone=False)
+
+    def find_output_axis(self, attrs: Mapping[str, Any], rank: int) -> int:
+        """Return the axis of the outputs in weights of a rank, for the attributes of a node."""
+        return (self.output_axis - bool(attrs.get("transB", 0))) % rank
+
+
+GEMM, MATMUL = Product("Gemm"), Product("MatMul")
+CONV, CONV_TRANSPOSE = Product("Conv", output_axis=0), Product("ConvTranspose", output_axis=1)
+EINSUM, ATTENTION = Product("Einsum").as_part(), Product("Attention").as_part()
+RNN = Product("RNN").as_part()
+GRU, LSTM = replace(RNN, of="GRU"), replace(RNN, of="LSTM")
 
 
 class Movement(Enum):

@@ -19,7 +19,7 @@ from engine.base.element_types import FLOATS, HALVES
 from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Role, Samples
+from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Product, Role, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.signature import Access
 from engine.kernels.vocabulary.terms import Formulas
@@ -440,6 +440,8 @@ class Op:
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
     roles: the inputs that are usually parameters of a model, and their roles.
+    product: the matrix product or convolution that a node of a model computes; gradients and ops
+        that only passes make need not declare it.
     type_only: the inputs whose type is read, but never their bytes.
     accumulates: the outputs that the kernel itself can add into a gradient buffer.
     is_identity: in the forward pass it only returns input 0.  Files contain the op as a function
@@ -484,6 +486,7 @@ class Op:
     is_random: bool = False
     is_cheap: bool = False
     roles: Mapping[int, Role] = field(default_factory=dict)
+    product: Product | None = None
     type_only: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
     is_identity: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import read_op_keys
+from engine.kernels.vocabulary.op import OURS, read_op_keys
 from tests.support.places import ROOT
 
 FEW = 3  # op names from which on a collection is a table
@@ -25,17 +25,10 @@ PATTERNS = {
     "graphs/offline/decoding.py: _BY_ROW": "the pattern of the scores that end a decoder",
     "graphs/offline/decoding.py: _Rewriting": "the nodes that are made",
     "graphs/offline/integer_head.py: KEEPING": "the pattern of a head",
-    "graphs/offline/head.py: _find_layer": "the pattern of a head",
-    "graphs/offline/linear.py: _PRODUCTS": "the pattern of a layer that takes an adapter",
-    "graphs/offline/linear.py: _REASONS": "why others take none, undeclared ops among them",
     "graphs/offline/dropped_paths.py: _COPIES": "the pattern of a drawn mask",
-    "graphs/offline/precision.py: DYNAMIC": "the words of quantisers, undeclared ops among them",
-    "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
-    "graphs/offline/precision.py: STATIC": "the words of quantisers, undeclared ops among them",
     "graphs/offline/proximal.py: hold": "the nodes that are made",
     "graphs/offline/sample_rules.py: SampleRules": "the sums whose terms may be losses",
     "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
-    "graphs/offline/static_quantization.py: PRODUCTS": "the products that get integers",
     "graphs/passes/batchnorm.py: MAY_ADD": "what a pass may add",
     "graphs/passes/control.py: FORMS": "forms of control flow",
     "graphs/passes/integers.py: MAY_ADD": "what a pass may add",
@@ -98,6 +91,22 @@ def test_no_table_of_ops_is_new() -> None:
 def test_tables_of_ops_are_found_in_any_form(source: str) -> None:
     assert list(tables(source)) == ["SLOW"]
     assert not list(tables(source.replace("Gemm", "Apple")))
+
+
+def test_ops_with_kernels_of_products_declare_a_product() -> None:
+    """Except for what no model contains: gradients and ops that passes make."""
+    for op in list_ops().values():
+        multiplies = any(template.multiply_adds for template in op.calls or ())
+        if multiplies and op.domain != OURS and not op.is_for_training:
+            assert op.product is not None, op.title
+
+
+def test_products_are_named_after_an_op_that_computes_them_alone() -> None:
+    for op in list_ops().values():
+        if op.product is not None:
+            assert ("", op.product.of) in list_ops(), op.title
+            if op.product.factors.are_integers and op.product.is_alone:
+                assert op.is_of_integers, op.title
 
 
 def test_roles_are_of_inputs_that_an_op_has() -> None:

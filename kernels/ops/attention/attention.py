@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.element_types import ONNX_CODE
+from engine.kernels.vocabulary.facts import ATTENTION
 from engine.kernels.vocabulary.op import MS, Dim, Nodes, Op, Site, TensorType
 
 _SINGLE, _DOUBLE = ONNX_CODE["f32"], ONNX_CODE["f64"]
@@ -363,6 +364,7 @@ _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 OPS = (
     Op(
         name="Attention",
+        product=ATTENTION,
         attrs=_ATTENTION,
         infer=_attention_infer,
         expand=_attention_expand,

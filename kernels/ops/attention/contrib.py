@@ -32,6 +32,7 @@ from engine.kernels.ops.attention.attention import (
     size_of,
     split_heads,
 )
+from engine.kernels.vocabulary.facts import ATTENTION, WEIGHT_AND_BIAS
 from engine.kernels.vocabulary.op import MS, OURS, Dim, Kind, Nodes, Op, Site, TensorType
 
 _REFUSED = ("do_rotary", "past_present_share_buffer")
@@ -436,6 +437,8 @@ _MAKES = (
 OPS = (
     Op(
         name="Attention",
+        roles=WEIGHT_AND_BIAS,
+        product=ATTENTION,
         domain=MS,
         inputs=(2, 7),
         outputs=2,
@@ -461,6 +464,7 @@ OPS = (
     ),
     Op(
         name="MultiHeadAttention",
+        product=ATTENTION,
         domain=MS,
         inputs=(1, 10),
         outputs=4,
@@ -474,6 +478,7 @@ OPS = (
     ),
     Op(
         name="GroupQueryAttention",
+        product=ATTENTION,
         domain=MS,
         inputs=(7, 14),
         outputs=4,

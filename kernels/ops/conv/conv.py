@@ -29,7 +29,7 @@ from engine.kernels.ops.epilogue import (
     list_plain_attributes,
     read_parameters,
 )
-from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
+from engine.kernels.vocabulary.facts import CONV, WEIGHT_AND_BIAS, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Grad,
@@ -160,7 +160,8 @@ _GRADIENT = Storage(frozenset({0, 1}), frozenset({0}))
 OPS = (
     Op(
         name="Conv",
-        roles=PRODUCT,
+        roles=WEIGHT_AND_BIAS,
+        product=CONV,
         attrs=ATTRS,
         infer=_infer,
         lower=_lower,
@@ -172,7 +173,8 @@ OPS = (
     ),
     Op(
         name="FusedConv",
-        roles=PRODUCT,
+        roles=WEIGHT_AND_BIAS,
+        product=CONV.as_part(),
         domain=MS,
         inputs=(2, 4),
         outputs=1,

@@ -21,7 +21,12 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias, lower_weights
-from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
+from engine.kernels.vocabulary.facts import (
+    CONV_TRANSPOSE,
+    WEIGHT_AND_BIAS,
+    ChannelsLast,
+    Samples,
+)
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Kind, Lowering, Op, Site, TensorType
 
 
@@ -104,7 +109,8 @@ TAKES: dict[str, Kind] = {**WINDOW, "output_padding": "ints", "output_shape": "i
 OPS = (
     Op(
         name="ConvTranspose",
-        roles=PRODUCT,
+        roles=WEIGHT_AND_BIAS,
+        product=CONV_TRANSPOSE,
         attrs=ATTRS,
         infer=_infer,
         lower=_lower,

@@ -453,7 +453,7 @@ AXIS_0 = {"axis": 0}
 OPS = (
     Op(
         name="Gather",
-        roles={0: Role.WEIGHT},
+        roles={0: Role.TABLE},
         infer=_gather_infer,
         lower=_gather_lower,
         calls=(gather, *MAP_KERNELS),

@@ -45,7 +45,7 @@ from engine.kernels.ops.recurrent.sequence import (
     Walk,
     read_shape,
 )
-from engine.kernels.vocabulary.facts import Role, Samples
+from engine.kernels.vocabulary.facts import GRU, LSTM, RNN, Product, Role, Samples
 from engine.kernels.vocabulary.integers import PANEL
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
@@ -514,7 +514,7 @@ _ROLES = {1: Role.WEIGHT, 2: Role.RECURRENT_WEIGHT, 3: Role.BIAS}
 
 
 def _forms(
-    kind: str,
+    product: Product,
     attrs: dict[str, Any],
     lower: Any,
     calls: tuple[Template, ...],
@@ -532,10 +532,12 @@ def _forms(
     outputs: the most of the training form of each domain.
     storages: of the training forms and of their gradients.
     """
+    kind = product.of
     return (
         Op(
             name=kind,
             roles=_ROLES,
+            product=product,
             since=7,
             attrs=attrs,
             takes=_TAKES,
@@ -604,6 +606,7 @@ OPS = (
     Op(
         name="RNN",
         roles=_ROLES,
+        product=RNN,
         since=7,
         attrs=_ATTRS,
         takes=_TAKES,
@@ -632,7 +635,7 @@ OPS = (
         storage=_RNN_STORAGES[1],
     ),
     *_forms(
-        "GRU",
+        GRU,
         _GRU,
         _gru,
         (gru,),
@@ -644,7 +647,7 @@ OPS = (
         _GRU_STORAGES,
     ),
     *_forms(
-        "LSTM",
+        LSTM,
         _LSTM,
         _lstm,
         (lstm, lstm_step),
