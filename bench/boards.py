@@ -67,7 +67,7 @@ NOTHING = Cost(0, 0)
 
 
 @dataclass(frozen=True)
-class Found:
+class BoardRow:
     """Row of the table.
 
     bend: how far the third count is from the line through the first two, by itself; None if it was
@@ -143,7 +143,7 @@ def count_moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
     return dict(moved_bytes), total
 
 
-def count_model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
+def count_model(workload: Workload, batch: int, counted: Sequence[int]) -> BoardRow:
     """Count, and go on to the batch."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -173,7 +173,7 @@ def count_model(workload: Workload, batch: int, counted: Sequence[int]) -> Found
         of_core, of_memory = cost.cycles / CLOCK / THREADS, large.get(symbol, 0) / MEMORY
         seconds += max(of_core, of_memory)
         memory_seconds += of_memory if of_memory > of_core else 0
-    return Found(
+    return BoardRow(
         workload.name,
         sum(cost.instructions for cost in kernel_costs.values()),
         sum(cost.cycles for cost in kernel_costs.values()),

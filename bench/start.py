@@ -48,7 +48,7 @@ THREADS, TURNS = 2, 7
 
 
 @dataclass(frozen=True)
-class Found:
+class CacheState:
     """State that a process finds, and the source of its kernels (EDGEGRAD_KERNELS)."""
 
     kernels: str
@@ -64,10 +64,10 @@ class Found:
 
 
 ROWS = {
-    "empty cache": Found("native", has_kernels=False),
-    "kernels kept": Found("native"),
-    "wheel": Found("shipped"),
-    "plans kept": Found("shipped", has_plans=True),
+    "empty cache": CacheState("native", has_kernels=False),
+    "kernels kept": CacheState("native"),
+    "wheel": CacheState("shipped"),
+    "plans kept": CacheState("shipped", has_plans=True),
 }
 
 

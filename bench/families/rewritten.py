@@ -24,11 +24,13 @@ from bench.families.train import Comparison, compare_as_it_is
 from bench.tables import make_markdown
 from engine.tools.dev.export_artifacts import Array, cut_first_line
 
-Found = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
+Survivors = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
 FOLDED = "the rewriter folded a parameter"
 
 
-def find_survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: list[str]) -> Found:
+def find_survivors(
+    model: onnx.ModelProto, rewritten: onnx.ModelProto, names: list[str]
+) -> Survivors:
     """Find the parameters of a model among the initializers of a rewritten one.
 
     A parameter is recognised by its values: in their order, whatever its new name and shape, or in
@@ -36,7 +38,7 @@ def find_survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: li
     """
     held = {i.name: onnx.numpy_helper.to_array(i) for i in rewritten.graph.initializer}
     floats = {n: a for n, a in held.items() if a.dtype.kind == "f"}
-    matches: Found = {}
+    matches: Survivors = {}
     for tensor in model.graph.initializer:
         if tensor.name not in names:
             continue
@@ -57,7 +59,7 @@ def find_survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: li
     return matches
 
 
-def has_computed(model: onnx.ModelProto, rewritten: onnx.ModelProto, kept: Found) -> bool:
+def has_computed(model: onnx.ModelProto, rewritten: onnx.ModelProto, kept: Survivors) -> bool:
     """Say whether a rewritten model has float constants that the model has not.
 
     A rewriter has then computed them ahead, or copied them, perhaps of a parameter that it has
@@ -106,7 +108,7 @@ def compare_rewritten(tag: str, rewriting: Rewriting, folder: Path) -> Compariso
 
 
 def name_expected(
-    data: dict[str, Array], rewritten: onnx.ModelProto, kept: Found, *, is_whole: bool
+    data: dict[str, Array], rewritten: onnx.ModelProto, kept: Survivors, *, is_whole: bool
 ) -> dict[str, Array]:
     """Return what PyTorch's steps gave, by the names of the rewritten model.
 

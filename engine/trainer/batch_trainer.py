@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
     from engine.checking import Check
-    from engine.data.known import Known
+    from engine.data.description import DataDescription
     from engine.trainer.evaluation import EvaluationBatch
     from engine.trainer.ranks import Ranks
     from engine.trainer.rate_search import RateSearch
@@ -295,7 +295,7 @@ class BatchTrainer:
         from engine.trainer.sizes import make_batches
 
         learner, shapes = self.learner, self.training_steps.shapes
-        known, opened = learner.known, learner.opened
+        described, opened = learner.data_description, learner.opened
         try:
             data, _ = open_training(learner, data, 0, self.classes or ())
             source = make_batches(
@@ -304,7 +304,8 @@ class BatchTrainer:
             )  # fmt: skip
             return search(learner, self._learn, source, lowest, highest, steps)
         finally:
-            learner.known, learner.opened, self.training_steps.shapes = known, opened, shapes
+            learner.data_description, learner.opened = described, opened
+            self.training_steps.shapes = shapes
 
     def find_nonfinite(self, *batch: Any) -> NonFinite | None:
         """Find the first tensor of a step on such a batch that is NaN or infinite, and its node.
@@ -430,9 +431,9 @@ class BatchTrainer:
         return metrics
 
     @property
-    def known(self) -> Known | None:
+    def data_description(self) -> DataDescription | None:
         """Facts of the data of the last training, such as their classes; None if there was none."""
-        return self.learner.known
+        return self.learner.data_description
 
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
         """Compute the loss of a batch and the model's outputs by name; nothing is learned.
@@ -477,7 +478,7 @@ class BatchTrainer:
         from engine.trainer.places import open_labelled
 
         chosen = self.make_metrics(metrics)
-        known = () if self.known is None else self.known.classes
+        known = () if self.data_description is None else self.data_description.classes
         classes = list(known or self.classes or ()) or None
         source = open_labelled(self.learner, data)
         return evaluate(self.learner, self.ranks, source, batch_size, chosen, each, classes)
@@ -530,7 +531,7 @@ class BatchTrainer:
             raise InputError(
                 f"the model has the outputs {self.outputs}; predicting from files supports one"
             )
-        known = () if self.known is None else self.known.classes
+        known = () if self.data_description is None else self.data_description.classes
         return make_rows(places, outputs, known or self.classes or ())
 
     # --- files
@@ -563,7 +564,7 @@ class BatchTrainer:
             CheckpointError, ShapeError, DTypeError: it is not a checkpoint, or one of another
                 model or optimizer.  Nothing has changed.
         """
-        from engine.data.known import Known
+        from engine.data.description import DataDescription
         from engine.trainer.averages import load
 
         if self.ranks is None:
@@ -572,7 +573,8 @@ class BatchTrainer:
             self.ranks.lead(lambda: load(self.learner, path))
             self.ranks.spread()
         if os.path.isdir(path):
-            self.learner.known = Known.read(pathlib.Path(path)) or self.known
+            described = DataDescription.read(pathlib.Path(path))
+            self.learner.data_description = described or self.data_description
 
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
         """Write the model as plain ONNX for inference, with the parameters as they are now.

@@ -27,7 +27,7 @@ from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.data.dataset import Dataset
-    from engine.data.known import Known
+    from engine.data.description import DataDescription
     from engine.training import inference
     from engine.training.model import Model
     from engine.training.session import ModuleSession
@@ -53,7 +53,7 @@ class TrainingModels:
         parts: their values for the last batch; of the share of this rank.
         pending: how many batches have gradients that the next update takes.
         sum_gradients: adds the gradients of other ranks before an update; None if there are none.
-        known: facts of the data of the last training; None before the first.
+        data_description: facts of the data of the last training; None before the first.
         opened: the dataset of the path that the training was given.
 
     Raises:
@@ -77,7 +77,7 @@ class TrainingModels:
         self.part_names: list[str] = [] if noted is None else json.loads(noted)
         self.parts: list[float] = []
         self.sum_gradients: Callable[[], None] | None = None
-        self.known: Known | None = None
+        self.data_description: DataDescription | None = None
         self.opened: Dataset | None = None
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:

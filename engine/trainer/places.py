@@ -18,11 +18,11 @@ import numpy.typing as npt
 from engine.base.errors import InputError
 from engine.data.array_files import is_data_path
 from engine.data.dataset import find_root
+from engine.data.description import DataDescription
 from engine.data.files import DecodedFiles
 from engine.data.folders import TEST, TRAIN, VALIDATION, choose_validation, split_of
 from engine.data.frames import is_frame
 from engine.data.kinds import KINDS, Loose, describe, make_sentences, make_texts
-from engine.data.known import Known
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.masks import MOST, restore_mask
 from engine.data.pictures import measure
@@ -43,7 +43,7 @@ def remember(learner: TrainingModels, data: Batches) -> None:
     if dataset is not None and dataset is learner.opened:
         return
     kind, options = (None if dataset is None else describe(dataset)) or (None, {})
-    learner.known = Known(
+    learner.data_description = DataDescription(
         kind=kind,
         options=options,
         classes=list(data.classes or ()),
@@ -71,7 +71,7 @@ def open_training(
         dataset = KINDS[known.kind].open(known, place, {})
         name = learner.inputs[0]
         check_sample(dataset, name, learner.session.training.interface.inputs[name])
-        learner.known = replace(
+        learner.data_description = replace(
             known,
             classes=list(dataset.classes or ()),
             options={**known.options, **KINDS[known.kind].list_decided(dataset)},
@@ -82,12 +82,12 @@ def open_training(
         data = dataset
     if isinstance(validation, int | float) and validation == 0:
         return data, None
-    if is_data_path(validation) and (is_data_path(data) or learner.known is not None):
+    if is_data_path(validation) and (is_data_path(data) or learner.data_description is not None):
         validation = open_labelled(learner, validation, (VALIDATION, TEST))
     return data, validation
 
 
-def _settle_kind(learner: TrainingModels, place: Path) -> Known:
+def _settle_kind(learner: TrainingModels, place: Path) -> DataDescription:
     """Return the kind of the data at a path, and options that the model decides."""
     kind = find_kind(place)
     if kind == "csv":
@@ -98,16 +98,16 @@ def _settle_kind(learner: TrainingModels, place: Path) -> Known:
     inputs = learner.session.training.interface.inputs
     feature, target = inputs[learner.inputs[0]], inputs[learner.inputs[-1]]
     given = {"labelled": len(target.shape) == 1} if kind == "text" else {}
-    return Known(kind=kind, options=fit_options(kind, feature, given))
+    return DataDescription(kind=kind, options=fit_options(kind, feature, given))
 
 
-def _find_known(learner: TrainingModels, place: Path) -> Known:
+def _get_description(learner: TrainingModels, place: Path) -> DataDescription:
     """Return how files at a path become samples for a learner.
 
     Raises:
         InputError: it was trained on data of another form.
     """
-    known = learner.known
+    known = learner.data_description
     if known is None:
         return _settle_kind(learner, place)
     if known.kind is None and known.reader is None:
@@ -126,7 +126,7 @@ def open_labelled(
     Raises:
         EngineError: they cannot be read, or do not fit.
     """
-    known = learner.known
+    known = learner.data_description
     if is_frame(data) and known is not None and known.preparation is not None:
         targets = known.preparation.targets
         return Table(data, list(targets) or None, preparation=known.preparation)
@@ -134,7 +134,7 @@ def open_labelled(
         return data
     files.check_exists(Path(data))
     place = Path(split_of(data, *splits))
-    known = _find_known(learner, place)
+    known = _get_description(learner, place)
     if known.reader is not None:
         return known.reader.like(place)
     assert known.kind is not None
@@ -147,7 +147,7 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
     Raises:
         EngineError: they cannot be read, or do not fit.
     """
-    known = learner.known
+    known = learner.data_description
     if is_frame(data) and known is not None and known.preparation is not None:
         return Table(data, None, preparation=known.preparation), None
     if known is not None and known.kind == "text" and _are_texts(data):
@@ -161,7 +161,7 @@ def open_unlabelled(learner: TrainingModels, data: Any) -> tuple[Any, list[dict[
         return data, None
     for path in paths:
         files.check_exists(path)
-    known = _find_known(learner, paths[0])
+    known = _get_description(learner, paths[0])
     if known.reader is not None:
         loose = [known.reader.like(path, labelled=False) for path in paths]
         listed = [file for each in loose for file in each.paths]

@@ -167,8 +167,8 @@ class RunCheckpoints:
     def _describe(self, **more: str) -> None:
         """Write down what is asked for."""
         assert self.run_folder is not None
-        if self.trainer.known is not None:
-            self.trainer.known.write(self.run_folder.path)
+        if self.trainer.data_description is not None:
+            self.trainer.data_description.write(self.run_folder.path)
         classes = self.fit.classes
         recipe = self.trainer.recipe
         made_of = {

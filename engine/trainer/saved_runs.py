@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.base import arguments
 from engine.base.errors import CheckpointError, DTypeError, FileError, InputError
-from engine.data.known import Known
+from engine.data.description import DataDescription
 from engine.trainer.runs import ARTIFACTS, RUN, RunFolder
 from engine.training.artifact_set import FORWARD, TRAINING
 
@@ -43,7 +43,7 @@ def open_run(
     made = make(artifacts, outputs=asked["outputs"], group=group, **known)
     assert place is not None
     made.load(place)
-    made.learner.known = Known.read(Path(folder))
+    made.learner.data_description = DataDescription.read(Path(folder))
     made.classes, made.kept = asked["classes"], asked
     forward = os.path.join(artifacts, FORWARD)
     made.forward = forward if os.path.isfile(forward) else None

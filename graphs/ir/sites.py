@@ -89,7 +89,7 @@ def make_site(
 
 
 Answer = TypeVar("Answer")
-Told = tuple[object, ...]  # the facts about a node that a rule receives, as a key
+FactKey = tuple[object, ...]  # the facts about a node that a rule receives, as a key
 _PLAIN = (int, float, str, list, tuple)  # types of attributes that their text describes completely
 _NOTHING = id(None)
 
@@ -107,19 +107,19 @@ class Answers(Generic[Answer]):
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Told, tuple[Answer, Site]] = {}
+        self._kept: dict[FactKey, tuple[Answer, Site]] = {}
         self._types: dict[object, TensorType] = {}
 
     def share_type(self, t: TensorType) -> TensorType:
         """Return the first given type that equals this one."""
         return self._types.setdefault((t.dtype, make_shape_key(t.shape), t.last), t)
 
-    def get(self, told: Told | None) -> Answer | None:
+    def get(self, told: FactKey | None) -> Answer | None:
         """Return the result for these facts, or None if there is none yet."""
         entry = self._kept.get(told) if told is not None else None
         return entry[0] if entry is not None else None
 
-    def keep(self, told: Told | None, site: Site, answer: Answer) -> None:
+    def keep(self, told: FactKey | None, site: Site, answer: Answer) -> None:
         """Keep the result of the rule under the key `told`, see `list_facts`.
 
         The site keeps the objects of the key alive, so that no other object gets their identities.
@@ -146,7 +146,7 @@ def list_facts(
     node: Node,
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
-) -> Told | None:
+) -> FactKey | None:
     """Return the facts about a node that a rule receives, without its name, as a key of `Answers`.
 
     The key is None if results for the node cannot be kept: an input has no type, or there is a

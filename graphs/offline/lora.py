@@ -183,10 +183,10 @@ def adapt(
     return AdapterSummary(note, rows, tuple(left), values)
 
 
-Found = tuple[str, Node, Weight, LinearLayer | str]
+NamedLayer = tuple[str, Node, Weight, LinearLayer | str]
 
 
-def _find(layers: LinearLayers, patterns: Sequence[str], paths: Paths) -> list[Found]:
+def _find(layers: LinearLayers, patterns: Sequence[str], paths: Paths) -> list[NamedLayer]:
     """Return the nodes that patterns name, each with its layer's name, its weight and its use."""
     rows = [(name_layer(node, w.root, paths), node, w, use) for node, w, use in layers]
     names = {
@@ -226,7 +226,7 @@ def _list_near(pattern: str, names: Sequence[str]) -> str:
 
 
 def _sort_layers(
-    found: Sequence[Found], graph: Graph
+    found: Sequence[NamedLayer], graph: Graph
 ) -> tuple[dict[str, list[LinearLayer]], list[Left], dict[str, NotedLayer]]:
     """Return the layers to adapt by name, the nodes left unchanged, and the note on the layers.
 

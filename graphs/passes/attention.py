@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.attention_match import LAYOUTS, AttentionMatch, Found
+from engine.graphs.passes.attention_match import LAYOUTS, AttentionMatch, AttentionParts
 from engine.graphs.passes.attention_scores import Refused
 from engine.graphs.passes.attention_values import ORDERS, MatrixProduct, Values
 from engine.graphs.passes.may_add import add_by_table
@@ -70,7 +70,7 @@ def fuse_attention(graph: Graph, found: Inferred) -> bool:
 class _Writer:
     """Writer of the nodes that replace an attention."""
 
-    def __init__(self, graph: Graph, values: Values, names: Names, found: Found) -> None:
+    def __init__(self, graph: Graph, values: Values, names: Names, found: AttentionParts) -> None:
         self.graph, self.values, self.names, self.found = graph, values, names, found
         self.title = names.take_fresh(f"{found.softmax.name or found.softmax.outputs[0]}/Attention")
         self.nodes: list[Node] = []

@@ -26,7 +26,7 @@ SCORES: Axes = (("b",), ("g", "r"), ("q",), ("k",))
 
 
 @dataclass(slots=True)
-class Found:
+class AttentionParts:
     """One attention, as far as it has been recognised.
 
     inner: the nodes that the new ones replace.
@@ -57,7 +57,7 @@ class AttentionMatch:
     def __init__(self, graph: Graph, values: Values, softmax: Node) -> None:
         self.graph, self.values, self.softmax = graph, values, softmax
 
-    def run(self) -> Found:
+    def run(self) -> AttentionParts:
         """Return the attention.
 
         Raises:
@@ -73,7 +73,7 @@ class AttentionMatch:
         scores = reader.climb(x)
         if scores is None:
             raise Refused("no product makes the softmax's input")
-        self.found = match = Found(softmax, reader.interpret(scores))
+        self.parts = match = AttentionParts(softmax, reader.interpret(scores))
         match.inner |= {softmax, *match.scores.nodes, match.scores.product.node}
         self._name_axes()
         if values.sizes["q"] * values.sizes["k"] < FEW:  # type: ignore[operator]  # known
@@ -89,7 +89,7 @@ class AttentionMatch:
 
     def _name_axes(self) -> None:
         """Give the axes their sizes, from the shapes of the scores and of the operands."""
-        values, match = self.values, self.found
+        values, match = self.values, self.parts
         product = match.scores.product
         if any(len(values.find_shape(i)) < 2 for i in product.node.inputs):
             raise Refused("an operand is a vector")
@@ -167,7 +167,7 @@ class AttentionMatch:
 
     def _find_operands(self) -> None:
         """Find the sources of Q and K."""
-        match = self.found
+        match = self.parts
         product = match.scores.product
         axes = self._group_axes(SCORES, product.node.outputs[0])
         left = ("d", "q") if product.flags[0] else ("q", "d")
@@ -181,7 +181,7 @@ class AttentionMatch:
 
     def _follow_forward(self) -> None:
         """Follow the probabilities to the product with V, and note their other readers."""
-        values, match = self.values, self.found
+        values, match = self.values, self.parts
         name = match.softmax.outputs[0]
         for _ in range(8):
             step: Node | None = None
@@ -215,7 +215,7 @@ class AttentionMatch:
         """Return whether a node passes probabilities, or their gradient, on in a way that the
         attention kernels support.
         """
-        match, values = self.found, self.values
+        match, values = self.parts, self.values
         if (
             node.op == "Where"
             and node.inputs[2] == name
@@ -252,7 +252,7 @@ class AttentionMatch:
 
     def _note_value_product(self, product: MatrixProduct, name: str) -> None:
         """Note a product of the probabilities, which is Y or dV."""
-        match, values = self.found, self.values
+        match, values = self.parts, self.values
         if product.node.inputs[0] != name or product.node.inputs[1] == name:
             raise Refused("the probabilities are the right operand of a product")
         if product.flags[0]:
@@ -287,15 +287,15 @@ class AttentionMatch:
         operand, passed = place
         if what == "y" and operand.factor != 1:
             raise Refused("Y is scaled")
-        self.found.results[what] = operand
-        self.found.inner |= {node, *passed}
+        self.parts.results[what] = operand
+        self.parts.inner |= {node, *passed}
         return operand.factor
 
     # --- the gradient
 
     def _follow_backward(self) -> None:
         """Follow the gradient of the probabilities to dQ, dK, dV and the gradient of the bias."""
-        match = self.found
+        match = self.parts
         for node in match.backward:
             product = MatrixProduct.of(node)
             if product is None:
@@ -319,12 +319,12 @@ class AttentionMatch:
 
     def _match_dy(self, product: MatrixProduct, side: int, axes: Axes) -> None:
         dy = self._find_source("y", product, side, axes)
-        if dy.factor != 1 or self.found.operands.setdefault("dy", dy) != dy:
+        if dy.factor != 1 or self.parts.operands.setdefault("dy", dy) != dy:
             raise Refused("dY is scaled, or two products compute the gradient of the probabilities")
 
     def _follow_probabilities_gradient(self, name: str) -> None:
         """Follow the gradient from SoftmaxGrad back to dY V^T."""
-        values, match = self.values, self.found
+        values, match = self.values, self.parts
         drops = False
         for _ in range(8):
             node = values.makers.get(name)
@@ -351,7 +351,7 @@ class AttentionMatch:
 
     def _follow_scores_gradient(self, name: str) -> None:
         """Follow the gradient from SoftmaxGrad on to dQ, dK and the gradient of the bias."""
-        values, match = self.values, self.found
+        values, match = self.values, self.parts
         factor, is_capped, is_masked, is_empty = 1.0, False, False, False
         for _ in range(12):
             step: tuple[Node, float] | None = None
@@ -395,7 +395,7 @@ class AttentionMatch:
         """Return whether a node writes zeros into the gradient where the forward pass masks the
         scores.
         """
-        scores = self.found.scores
+        scores = self.parts.scores
         condition, a, b = node.inputs
         if condition == scores.emptied:
             return b == name and self.values.find_scalar(a) == 0
@@ -406,7 +406,7 @@ class AttentionMatch:
 
     def _note_inner_product(self, product: MatrixProduct, name: str, factor: float) -> bool:
         """Note a product that is dQ or dK; return whether it is one."""
-        match, scale = self.found, self.found.scores.scale
+        match, scale = self.parts, self.parts.scores.scale
         node = product.node
         axes = self._group_axes(SCORES, name)
         side = node.inputs.index(name)
@@ -430,7 +430,7 @@ class AttentionMatch:
 
     def _note_bias(self, name: str, readers: list[Node]) -> None:
         """Note the gradient of a bias, summed over batch or heads if nothing else reads it."""
-        values, match = self.values, self.found
+        values, match = self.values, self.parts
         if len(values.find_shape(name)) != 4:
             raise Refused("the gradient of a bias does not have 4 dimensions")
         match.dbias = name
@@ -452,13 +452,13 @@ class AttentionMatch:
 
     def _replace_band(self) -> None:
         """Replace a mask that is a constant band, such as a causal one, by two numbers."""
-        scores, values = self.found.scores, self.values
+        scores, values = self.parts.scores, self.values
         queries, keys = values.sizes["q"], values.sizes["k"]
         seen: Array | None = None
         if scores.mask and not scores.emptied and scores.fill <= HIDDEN:
             value = values.find_known(scores.mask)
             seen = None if value is None else value.astype(bool) == bool(scores.keep)
-        elif len(scores.biases) == 1 and not self.found.dbias and not scores.mask:
+        elif len(scores.biases) == 1 and not self.parts.dbias and not scores.mask:
             value = values.find_known(scores.biases[0])
             if value is not None and bool(((value == 0) | (value <= HIDDEN)).all()):
                 seen = value == 0
@@ -471,7 +471,7 @@ class AttentionMatch:
 
     def _check_broadcast(self) -> None:
         """Check that the joined biases and mask broadcast to [batch, heads, queries, keys]."""
-        scores, values = self.found.scores, self.values
+        scores, values = self.parts.scores, self.values
         for name in (*scores.biases, *([scores.mask] if scores.mask else [])):
             if values.pad_to_four(name, scores.ranks[name]) is None:
                 raise Refused(f"{name!r} does not broadcast over batch and heads")
@@ -480,7 +480,7 @@ class AttentionMatch:
         """Check that other nodes read nothing inside the attention but the values that the new
         nodes write.
         """
-        match, values = self.found, self.values
+        match, values = self.parts, self.values
         written = {r.name for r in match.results.values()} | {match.dbias}
         for node in match.inner:
             for name in node.outputs:

@@ -94,4 +94,6 @@ def test_a_folder_is_searched_as_fit_reads_it(tmp_path: Path) -> None:
     trainer = Trainer.from_onnx(model, CrossEntropyLoss(), SGD(0.1), threads=1)
     learning_rate = trainer.find_learning_rate(photos, batch_size=6, steps=20)
     assert len(learning_rate.losses) > 10
-    assert (trainer.steps, trainer.learner.known, trainer.learner.opened) == (0, None, None)
+    assert trainer.steps == 0
+    assert trainer.learner.data_description is None
+    assert trainer.learner.opened is None

@@ -11,7 +11,7 @@ import pytest
 
 from engine import Trainer
 from engine.data import ByteTokenizer, Csv, Images, LabelledTexts, Table
-from engine.data.known import FILE, Known
+from engine.data.description import FILE, DataDescription
 from engine.errors import EngineError, FileError, InputError, NameNotFoundError
 from engine.tools import cli
 from tests.support import page_setup
@@ -54,8 +54,8 @@ def test_a_root_of_splits(divided: tuple[Path, Path], tmp_path: Path) -> None:
     history = trainer.fit(root, epochs=8, metrics="accuracy", folder=tmp_path / "run", **OPTIONS)
     assert "val_accuracy" in history.rows[0]
     names = sorted(path.name for path in (root / "train").iterdir())
-    assert trainer.known is not None
-    assert list(trainer.known.classes) == names
+    assert trainer.data_description is not None
+    assert list(trainer.data_description.classes) == names
     accuracy = trainer.evaluate(root, metrics="accuracy")
     assert accuracy == trainer.evaluate(root / "test", metrics="accuracy")
     rows = trainer.predict(root / "test")
@@ -179,8 +179,8 @@ def test_paths_that_are_refused(tmp_path: Path) -> None:
 def test_damaged_files(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(EngineError, match="is damaged"):
-        Known.read(tmp_path)
-    assert Known.read(tmp_path / "none") is None
+        DataDescription.read(tmp_path)
+    assert DataDescription.read(tmp_path / "none") is None
 
 
 def test_files_of_tables_are_prepared_as_the_frame_of_the_training(

@@ -1,4 +1,4 @@
-"""Known: what a training run knows of its data, so that other data are prepared and numbered alike.
+"""The description of training data, by which other data are prepared and numbered alike.
 
 The folder of a run keeps it in data.json, and preparation.json of a table.
 """
@@ -22,7 +22,7 @@ FILE, PREPARATION = "data.json", "preparation.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class DataDescription:
     """The kind, options, classes and preparation of the data of a training run.
 
     kind: the kind of files; None for other data, and for files that a user's own class reads.
@@ -59,7 +59,7 @@ class Known:
         return {} if self.preparation is None else {"preparation": self.preparation}
 
     @classmethod
-    def read(cls, folder: Path) -> Known | None:
+    def read(cls, folder: Path) -> DataDescription | None:
         """Read what a run has written; None if it has written nothing.
 
         Raises:
