@@ -18,7 +18,6 @@ from engine.kernels.ops.recurrent.recurrence import (
     count_products,
     dy_at,
     fill,
-    is_first,
     longest,
     mover,
     part,
@@ -28,8 +27,8 @@ from engine.kernels.ops.recurrent.recurrence import (
     row_at,
     scratch,
     state_at,
+    state_before,
     time_at,
-    time_before,
     write_panels,
     writer,
     y_at,
@@ -283,7 +282,7 @@ def gru_grad_after(
     step, write, start = place(T, G), writer(T, G), fill(T)
     room = scratch("gru_grad_after", P)
     gates_of, dy_of, inner_of = reader(T, G), reader(T, D), reader(T, Q)
-    from_state, from_y, zero = mover(T, T), mover(T, Y), Native("zero", (T,))
+    h_before, zero = state_before(T, T, Y), Native("zero", (T,))
     run = cells.gru_grad(T, slope_f, slope_g)
 
     @inline
@@ -354,10 +353,7 @@ def gru_grad_after(
                     if t < lens[b]:
                         # past: the h that R was multiplied with, from which dR is made for all
                         # steps at once.
-                        if is_first(g, d, t, lens[b]) != 0:
-                            from_state(old, off(h0, state_at(g, d, b) * n), n)
-                        else:
-                            from_y(old, off(y, y_at(g, d, time_before(g, d, t), b) * n), n)
+                        h_before(old, y, h0, lens[b], g, d, t, b)
                     else:
                         zero(old, n)
                     write(past, row_at(g, d, t, b) * n, old, n)
@@ -437,7 +433,7 @@ def gru_grad_before(
     step, write, start = place(T, G), writer(T, G), fill(T)
     room = scratch("gru_grad_before", P)
     gates_of, dy_of = reader(T, G), reader(T, D)
-    copy, from_y, zero = mover(T, T), mover(T, Y), Native("zero", (T,))
+    copy, h_before, zero = mover(T, T), state_before(T, T, Y), Native("zero", (T,))
     state, reset = cells.gru_state_grad(T, slope_f, slope_g), cells.gru_reset_grad(T, slope_f)
 
     def body(
@@ -478,10 +474,7 @@ def gru_grad_before(
                     i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
                     da, old = off(now, (b - r0) * lda), off(before, (b - r0) * ldo)
                     if t < lens[b]:
-                        if is_first(g, d, t, lens[b]) != 0:
-                            copy(old, off(h0, at), n)
-                        else:
-                            from_y(old, off(y, y_at(g, d, time_before(g, d, t), b) * n), n)
+                        h_before(old, y, h0, lens[b], g, d, t, b)
                         # One past for each gate, as n's gate was multiplied with r h and not with
                         # h.
                         copy(off(old, n), old, n)

@@ -31,6 +31,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     row_at,
     scratch,
     state_at,
+    state_before,
     time_at,
     time_before,
     write_panels,
@@ -251,7 +252,7 @@ def lstm_grad(
     step, write, start = place(T, G), writer(T, G), fill(T)
     room = scratch("lstm_grad", P)
     gates_of, cells_of, dy_of, before = reader(T, G), reader(T, C), reader(T, D), chooser(T, C)
-    from_state, from_y = mover(G, T), mover(G, Y)
+    h_before = state_before(G, T, Y)
     zero, zero_kept = Native("zero", (T,)), Native("zero", (G,))
 
     def body(
@@ -304,10 +305,7 @@ def lstm_grad(
                         # The states before the step: of the step before, or the given ones at a
                         # row's first step.
                         e, first = time_before(g, d, t), is_first(g, d, t, lens[b])
-                        if first != 0:
-                            from_state(off(past, i * n), off(h0, at), n)
-                        else:
-                            from_y(off(past, i * n), off(y, y_at(g, d, e, b) * n), n)
+                        h_before(off(past, i * n), y, h0, lens[b], g, d, t, b)
                         cell(
                             gates_of(gates, i * 4 * n, gate_row, 4 * n),
                             cells_of(cells, i * n, cell_row, n),
@@ -422,7 +420,7 @@ def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "", P: 
     cell, room = cells_.rnn_grad(T, slope_f), scratch("rnn_grad", P)
     times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, Y), writer(T, Y), fill(T)
-    y_of, dy_of, from_state, from_y = reader(T, Y), reader(T, D), mover(Y, T), mover(Y, Y)
+    y_of, dy_of, h_before = reader(T, Y), reader(T, D), state_before(Y, T, Y)
     zero, zero_kept = Native("zero", (T,)), Native("zero", (Y,))
 
     def body(y, panels, lens, h0, dy, dhn, dgates, past, dh, rows, g, tid, nthreads):
@@ -443,10 +441,7 @@ def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "", P: 
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
                     da = off(now, (b - r0) * lda)
                     if t < lens[b]:
-                        if is_first(g, d, t, lens[b]) != 0:
-                            from_state(off(past, i), off(h0, at), n)
-                        else:
-                            from_y(off(past, i), off(y, y_at(g, d, time_before(g, d, t), b) * n), n)
+                        h_before(off(past, i), y, h0, lens[b], g, d, t, b)
                         own = y_of(y, y_at(g, d, t, b) * n, y_row, n)
                         add = dy_of(dy, dy_at(g, d, t, b) * n, dy_row, n)
                         cell(own, add, off(dh, at), da, off(dh, at), n)

@@ -299,6 +299,24 @@ def mover(to: str, of: str) -> Native:
     return Native("copy", (to,)) if is_copy else Native("convert", (to, of))
 
 
+def state_before(S: str, T: str, Y: str) -> Inline:
+    """Return an inline function that writes the h before step t of row b, as elements S.
+
+    write(to, y, h0, length, g, d, t, b): the result of the step before, stored as Y, or at the
+    row's first step the given state, stored as T.
+    """
+    from_state, from_y = mover(S, T), mover(S, Y)
+
+    @inline
+    def run(to, y, h0, length, g, d, t, b):
+        if is_first(g, d, t, length) != 0:
+            from_state(to, off(h0, state_at(g, d, b) * g.hidden), g.hidden)
+        else:
+            from_y(to, off(y, y_at(g, d, time_before(g, d, t), b) * g.hidden), g.hidden)
+
+    return run
+
+
 def reader(T: str, S: str) -> Inline:
     """Return an inline function: a row of n elements of T, of x stored as S.
 
