@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 from engine.base import limits
 from engine.graphs.planner.barriers import find_barriers
-from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import compute_liveness_bound, find_lifetimes, merge_inplace
+from engine.graphs.planner.draft import Draft, DraftCall, Value
+from engine.graphs.planner.lifetimes import (
+    Lifetimes,
+    compute_liveness_bound,
+    find_lifetimes,
+    merge_inplace,
+)
 from engine.graphs.planner.place import place
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import (
@@ -41,35 +46,68 @@ def assemble(
     searched, once: as for `Plan`.
     """
     lives = find_lifetimes(draft, draft.calls)
-    nbytes = {n: v.nbytes for n, v in draft.values.items()}
-    offsets: dict[str, int] = {}
     sizes = dict(region_bytes)
-    for region in ("io", "const", "made"):
-        mine = {n: nbytes[n] for n, v in draft.values.items() if v.region == region and n in lives}
-        packed, sizes[region] = _pack(mine)
-        offsets |= packed
-    for n, v in draft.values.items():
-        if v.place is not None:
-            offsets[n] = v.place.offset
+    offsets = _place_outside_work(draft, lives, sizes)
     blocks = merge_inplace(draft, lives)
     sizes["work"] = place(blocks)
     _check_sizes(draft, sizes, name)
-    for block in blocks:
-        for n in block.names:
-            offsets[n] = block.offset
-    places = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
-    meets = find_barriers(draft.calls, places)
-    names = [n for n in draft.values if n in offsets]
-    index = {n: i for i, n in enumerate(names)}
-    buffers = []
-    for n in names:
-        v = draft.values[n]
-        first, last = lives[n]
-        buffers.append(
-            Buffer(
-                n, v.type.dtype, v.type.dims, v.region, offsets[n], align(nbytes[n]), first, last
-            )
+    offsets |= {n: block.offset for block in blocks for n in block.names}
+    placed = {n: (v, offsets[n]) for n, v in draft.values.items() if n in offsets}
+    index = {n: i for i, n in enumerate(placed)}
+    specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
+    return verify(
+        Plan(
+            name=name,
+            target=kernel_set,
+            threads=threads,
+            regions=tuple(sorted(sizes.items())),
+            buffers=tuple(
+                Buffer(n, v.type.dtype, v.type.dims, v.region, offset, align(v.nbytes), *lives[n])
+                for n, (v, offset) in placed.items()
+            ),
+            steps=_make_steps(draft, index, _find_meets(draft, placed)),
+            kernels=tuple(map(_make_kernel, specs)),
+            inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
+            outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
+            constants=tuple(
+                (index[n], v.data.tobytes())  # type: ignore[union-attr]  # const has data
+                for n, (v, _) in placed.items()
+                if v.region == "const"
+            ),
+            lower_bound=compute_liveness_bound(blocks),
+            once=once,
+            searched=searched,
         )
+    )
+
+
+def _place_outside_work(draft: Draft, lives: Lifetimes, sizes: dict[str, int]) -> dict[str, int]:
+    """Return the offsets of the values outside the arena, which share no bytes.
+
+    sizes: the bytes of the regions; those of the regions that are filled here are set.
+    """
+    offsets: dict[str, int] = {}
+    for region in ("io", "const", "made"):
+        mine = {n: v.nbytes for n, v in draft.values.items() if v.region == region and n in lives}
+        packed, sizes[region] = _pack(mine)
+        offsets |= packed
+    return offsets | {n: v.place.offset for n, v in draft.values.items() if v.place is not None}
+
+
+def _find_meets(draft: Draft, placed: Mapping[str, tuple[Value, int]]) -> Sequence[bool]:
+    """Return for each call whether all threads meet before it."""
+    places = {n: (v.region, at, at + v.nbytes) for n, (v, at) in placed.items()}
+    return find_barriers(draft.calls, places)
+
+
+def _make_steps(
+    draft: Draft, index: Mapping[str, int], meets: Sequence[bool]
+) -> tuple[PlanStep, ...]:
+    """Return the calls as steps.
+
+    index: the number of the buffer of each value.
+    meets: see `_find_meets`.
+    """
     made: dict[tuple[Mode, str, tuple[int, int]], Arg] = {}
 
     def make_arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
@@ -79,19 +117,16 @@ def assemble(
             made[key] = Arg(index[n], mode, *cut) if n else Arg(-1, "-")
         return made[key]
 
-    specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
-    symbols = {spec: spec.symbol for spec in specs}
-    steps = [
+    def make_args(call: DraftCall) -> tuple[Arg, ...]:
+        cuts = call.cut.args if call.cut else repeat((0, 0))
+        pairs = zip(call.args, cuts, strict=False)
+        return tuple([make_arg(mode, n, cut) for (mode, n), cut in pairs])
+
+    symbols = {spec: spec.symbol for spec in {c.spec for c in draft.calls}}
+    return tuple(
         PlanStep(
             kernel=symbols[c.spec],
-            args=tuple(
-                [
-                    make_arg(mode, n, cut)
-                    for (mode, n), cut in zip(
-                        c.args, c.cut.args if c.cut else repeat((0, 0)), strict=False
-                    )
-                ]
-            ),
+            args=make_args(c),
             consts=c.consts,
             source=c.source,
             phase=c.phase,
@@ -105,27 +140,6 @@ def assemble(
             alone=c.alone,
         )
         for c, meet in zip(draft.calls, meets, strict=True)
-    ]
-    return verify(
-        Plan(
-            name=name,
-            target=kernel_set,
-            threads=threads,
-            regions=tuple(sorted(sizes.items())),
-            buffers=tuple(buffers),
-            steps=tuple(steps),
-            kernels=tuple(map(_make_kernel, specs)),
-            inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
-            outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
-            constants=tuple(
-                (index[n], draft.values[n].data.tobytes())  # type: ignore[union-attr]  # const has data
-                for n in names
-                if draft.values[n].region == "const"
-            ),
-            lower_bound=compute_liveness_bound(blocks),
-            once=once,
-            searched=searched,
-        )
     )
 
 

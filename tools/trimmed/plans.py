@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -186,16 +186,8 @@ def make_plans(
     def open_model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)
 
-    models = {"train": open_model(files["train"], "training model")} if "train" in files else {}
-    inference, parts = None, dict[str, tuple[Sequence[str], int]]()
-    if "eval" in files:
-        models["eval"] = open_model(files["eval"], "eval model")
-        concats = sparse.find_joins(models["eval"].graph)
-        parts = {name: (node.inputs, node.attrs["axis"]) for name, node in concats.items()}
-        names = list(outputs) or forward_outputs(models["eval"])
-        if names:
-            inference, source = _make_inference(models["eval"], state, names)
-            models["infer"] = open_model(source, "inference model")
+    opened = _open_models(files, state, outputs, open_model)
+    models = opened.models
     if only == "decoder":
         batches = [1]
     batches = batches or [_find_fixed_batch(models["train"], shapes)]
@@ -213,37 +205,31 @@ def make_plans(
         open_decoder(raw, state, planning, decoder.positions).append([0])
         writers.append(open_model(raw, "decoder"))
     freeze_constants([*used.values(), *writers], memory)
-    graphs, states, update = [m.graph for m in used.values()], lay_out((), {}), None
-    optimizer = None
+    optimizer, states = None, lay_out((), {})
     if "optimizer" in files and "train" in used:
         optimizer = open_model(files["optimizer"], "optimizer model")
         if memory.scaling is not None:
             optimizer = optimizer.make_skipping()
         states = optimizer.lay_out_states()
         state.regions["state"] = allocate(states.nbytes)
-        graphs.append(optimizer.graph)
-    if joined:
-        if optimizer is None:
-            raise StateError("joined steps update parameters, and there is no optimizer model")
-        update = GradientUse(optimizer, states)
+    if joined and optimizer is None:
+        raise StateError("joined steps update parameters, and there is no optimizer model")
+    update = GradientUse(optimizer, states) if joined and optimizer is not None else None
     every = {
         b: _make_phase_plans(used, b, shapes, len(batches) > 1, progress, update) for b in batches
     }
-    if small:
-        every = {
-            b: {phase: use_small_kernels(p) for phase, p in plans.items()}
-            for b, plans in every.items()
-        }
-    plans = dict(every[batches[0]])
-    if optimizer is not None and update is None:
-        plans["optimizer"] = optimizer.plan_update(states)
     writing = None
     if decoder is not None:
         progress.say(f"planning the decoder, {decoder.positions} positions")
         writing = plan_decoder(decoder, *writers)
-        if small:
-            smaller = {use: use_small_kernels(plan) for use, plan in writing.plans.items()}
-            writing = replace(writing, plans=smaller)
+    if small:
+        every = {b: _use_small_kernels(plans) for b, plans in every.items()}
+        if writing is not None:
+            writing = replace(writing, plans=_use_small_kernels(writing.plans))
+    plans = dict(every[batches[0]])
+    if optimizer is not None and update is None:
+        plans["optimizer"] = optimizer.plan_update(states)
+    graphs = [m.graph for m in (*used.values(), *([optimizer] if optimizer is not None else []))]
     listed = models["train"].parameters if models else []
     return Planned(
         plans=plans,
@@ -257,12 +243,48 @@ def make_plans(
         is_joined=joined,
         only=only,
         frozen=memory.frozen.tobytes(),
-        inference=inference if "infer" in used else None,
-        joined=parts,
+        inference=opened.inference if "infer" in used else None,
+        joined=opened.joins,
         batches=every,
         makers=find_makers(graphs, plans.values()) if closed else {},
         decoder=writing,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedModels:
+    """Models of a folder by phase, and of the inference model what `Planned` says."""
+
+    models: dict[str, Model]
+    inference: bytes | None
+    joins: dict[str, tuple[Sequence[str], int]]
+
+
+def _open_models(
+    files: Mapping[str, Path],
+    state: CheckpointState,
+    outputs: Sequence[str],
+    open_model: Callable[[Path | bytes, str], Model],
+) -> _OpenedModels:
+    """Open the training model and the eval model, and make an inference model of the latter.
+
+    outputs: see `make_plans`.
+    """
+    models = {"train": open_model(files["train"], "training model")} if "train" in files else {}
+    inference, joins = None, dict[str, tuple[Sequence[str], int]]()
+    if "eval" in files:
+        models["eval"] = open_model(files["eval"], "eval model")
+        concats = sparse.find_joins(models["eval"].graph)
+        joins = {name: (node.inputs, node.attrs["axis"]) for name, node in concats.items()}
+        names = list(outputs) or forward_outputs(models["eval"])
+        if names:
+            inference, source = _make_inference(models["eval"], state, names)
+            models["infer"] = open_model(source, "inference model")
+    return _OpenedModels(models, inference, joins)
+
+
+def _use_small_kernels(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    return {name: use_small_kernels(plan) for name, plan in plans.items()}
 
 
 def load_state(files: Mapping[str, Path]) -> CheckpointState:
