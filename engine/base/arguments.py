@@ -52,9 +52,9 @@ def check_path(what: str, value: Any) -> str:
     if not isinstance(name, str):
         raise DTypeError(f"{what}: expected a path, got {name_kind(value)}")
     if "\0" in name:
-        raise FileError(f"{what}: a file cannot be named {name!r}: a null character")
+        raise FileError(f"{what}: {name!r} contains a null character, which no file name may")
     if not _has_utf_8(name):
-        raise FileError(f"{what}: {name!r} has no UTF-8 form, as names have in reports")
+        raise FileError(f"{what}: {name!r} cannot be written as UTF-8, which reports need")
     return name
 
 
@@ -81,7 +81,7 @@ def check_bytes(what: str, value: Any) -> memoryview:
         raise DTypeError(f"{what}: expected bytes, got {name_kind(value)}")
     view = memoryview(value)
     if not view.c_contiguous:
-        raise DTypeError(f"{what}: expected bytes one after another, got strides {view.strides}")
+        raise DTypeError(f"{what}: expected contiguous bytes, got strides {view.strides}")
     return view.cast("B")
 
 
@@ -101,7 +101,7 @@ def check_text(what: str, value: Any) -> str:
     if not isinstance(value, str):
         raise DTypeError(f"{what}: expected text, got {name_kind(value)}")
     if not _has_utf_8(value):
-        raise InputError(f"{what} {value!r} has no UTF-8 form: surrogates not allowed")
+        raise InputError(f"{what} {value!r} cannot be written as UTF-8: it contains surrogates")
     return value if isinstance(value, DefaultName) else str.__str__(value)
 
 
@@ -255,7 +255,9 @@ def make_array(what: str, value: Any) -> Array:
     """
     masked = sys.modules.get("numpy.ma")  # importing it takes time; without it nothing is masked
     if masked is not None and masked.is_masked(value):
-        raise InputError(f"{what}: an array with masked elements; give it as x.filled(value)")
+        raise InputError(
+            f"{what}: a masked array; replace its masked elements first: x.filled(value)"
+        )
     try:
         if not isinstance(value, np.ndarray) and callable(getattr(value, "numpy", None)):
             value = value.numpy()

@@ -108,7 +108,7 @@ def to_plain(value: Any) -> Any:
         return {key: to_plain(each) for key, each in value.items()}
     if isinstance(value, Sequence):
         return [to_plain(each) for each in value]
-    raise InputError(f"{value!r} has no form in TOML and JSON")
+    raise InputError(f"{value!r} cannot be written as TOML and JSON")
 
 
 def _join_names(known: Mapping[str, Any]) -> str:

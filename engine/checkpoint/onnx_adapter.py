@@ -114,7 +114,7 @@ def _read_tensor(reader: FlatbufferReader, row: FlatbufferTable) -> Array:
         row.fail(f"{rank} axes; supported: {MAX_RANK}")
     shape = [reader.read_number(I64, start + I64.size * i, row.where) for i in range(rank)]
     if any(d < 0 for d in shape):
-        row.fail(f"a shape of {shape}")
+        row.fail(f"shape {shape}; expected sizes of 0 or more")
     code = row.read_number(2, I32, 0)
     if code not in _TYPES:
         raise DTypeError(f"{reader.source}: {row.where}: element type {code} is not supported")
@@ -122,6 +122,8 @@ def _read_tensor(reader: FlatbufferReader, row: FlatbufferTable) -> Array:
     data = row.find_vector(3, 1, "raw_data")
     begin, nbytes = (0, 0) if data is None else data
     if nbytes != math.prod(shape) * kind.itemsize:
-        row.fail(f"{nbytes} bytes of values for {kind}{shape}")
+        row.fail(
+            f"{nbytes} bytes of values; {kind}{shape} takes {math.prod(shape) * kind.itemsize}"
+        )
     values = np.frombuffer(bytes(reader.data.read_at(begin, nbytes)), kind)
     return values.reshape(shape).astype(kind.newbyteorder("="))

@@ -68,7 +68,10 @@ def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[by
     pieces, end = list[Any](), 0
     for name in names:
         if name == _METADATA:
-            raise InputError(f"a tensor cannot be called {name!r}: the format calls its texts so")
+            raise InputError(
+                f"a tensor cannot be called {name!r}: the format reserves this name for its "
+                "metadata"
+            )
         array = tensors[name]
         try:
             kind = name_type(array.dtype)
@@ -81,7 +84,7 @@ def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[by
     try:
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"a name or text has no UTF-8 form: {error}") from None
+        raise InputError(f"a name or text cannot be written as UTF-8: {error}") from None
     text += b" " * (-len(text) % 8)
     return [_COUNT.pack(len(text)), text, *pieces]
 
@@ -134,7 +137,9 @@ def decode(
     header = _read_header(bytes(data[_COUNT.size : _COUNT.size + size]), where)
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError(f"{where}: {_METADATA} is not an object of texts: {metadata!r:.200}")
+        raise CheckpointError(
+            f"{where}: {_METADATA} is not a JSON object of strings: {metadata!r:.200}"
+        )
     body, tensors, end = data[_COUNT.size + size :], dict[str, Any](), 0
     for name, row in sorted(header.items(), key=_begin):
         tensors[name], end = _read_tensor(where, name, row, body, end)

@@ -58,7 +58,9 @@ def read(path: Any, names: Sequence[str] | None = None) -> Array | dict[str, Arr
         if place.lower().endswith(".npz"):
             return _read_archive(place, names)
         if names is not None:
-            raise InputError(f"{place!r} has one array, without a name; names are of a *.npz")
+            raise InputError(
+                f"{place!r} holds a single array without a name; names select arrays of a .npz file"
+            )
         with open(place, "rb") as file:
             shape, fortran, dtype = _read_header(file, repr(place))
             begin = file.tell()
@@ -85,7 +87,7 @@ def list_names(path: str) -> list[str]:
     except EngineError:
         raise
     except DAMAGES as error:
-        raise InputError(f"{path!r} is not a file *.npz, or is damaged: {error}") from error
+        raise InputError(f"{path!r} is not a .npz file, or is damaged: {error}") from error
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -115,7 +117,7 @@ def _read_archive(place: str, names: Sequence[str] | None) -> dict[str, Array]:
     except EngineError:
         raise
     except DAMAGES as error:
-        raise InputError(f"{place!r} is not a file *.npz, or is damaged: {error}") from error
+        raise InputError(f"{place!r} is not a .npz file, or is damaged: {error}") from error
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: str, name: str) -> Array:

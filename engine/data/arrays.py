@@ -75,7 +75,7 @@ class Arrays(Dataset):
         self.classes = classes
         self.columns = [_make_column(name_field(self.names, i), v) for i, v in enumerate(values)]
         if not self.columns:
-            raise InputError("no arrays")
+            raise InputError("no arrays: expected one or more")
         lengths = [len(column) for column in self.columns]
         if len(set(lengths)) > 1:
             lengths_text = ", ".join(
@@ -144,7 +144,9 @@ class Arrays(Dataset):
         if isinstance(column, list):
             return np.array([len(sequence) for sequence in column], np.intp)
         if column.ndim < 2:
-            raise ShapeError(f"{name_field(self.names, field)} has no sequences, but single values")
+            raise ShapeError(
+                f"{name_field(self.names, field)} holds single values; expected sequences"
+            )
         return np.full(len(column), column.shape[1], np.intp)
 
 
@@ -155,7 +157,7 @@ def _read(source: Any, arrays: Sequence[str] | None) -> Any:
     """
     if not array_files.is_array_file(source):
         if arrays is not None:
-            raise InputError("arrays= names arrays of a file *.npz; expected the path of one")
+            raise InputError("arrays= selects arrays of a .npz file; expected its path")
         return source
     read = array_files.read(source, arrays)
     if not isinstance(read, dict):

@@ -176,7 +176,10 @@ class RandomCrop(PictureMove):
 
     def __post_init__(self) -> None:
         if min(_check_sides(self.size)) < 1 or self.padding < 0:
-            raise InputError(f"RandomCrop: size={self.size}, padding={self.padding}")
+            raise InputError(
+                f"RandomCrop: size={self.size}, padding={self.padding}; expected a positive size, "
+                "and a padding of 0 pixels or more"
+            )
 
     def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> Move:
         height, width = _check_sides(self.size)

@@ -48,7 +48,9 @@ class Buckets:
         if not lengths or min(lengths) < 1:
             raise InputError(f"bucket_by: lengths {lengths}; expected positive whole numbers")
         if not self.pad:
-            raise InputError("bucket_by: pad={}; expected a value for each sequence, as {0: 0}")
+            raise InputError(
+                "bucket_by: pad={}; expected a value for each sequence, such as {0: 0}"
+            )
 
     def fields(self, names: Sequence[str] | None) -> list[int]:
         """Return the positions of the fields that are padded.

@@ -140,7 +140,7 @@ class Rows(ABC):
                 row = int(rows[0])
                 raise InputError(
                     f"{self.place(row, name)}: the value is missing ({self.show(row, name)}); "
-                    "missing='drop' leaves such rows out, missing='mean' fills features up"
+                    "missing='drop' leaves such rows out, missing='mean' fills in features"
                 )
 
     def read_column(

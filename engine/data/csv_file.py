@@ -47,14 +47,16 @@ def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
     """
     place = arguments.check_path("path", path)
     if len(arguments.check_text("delimiter", delimiter)) != 1 or delimiter in '\r\n"':
-        raise InputError(f"delimiter={delimiter!r}; expected one character, no quote or line end")
+        raise InputError(
+            f"delimiter={delimiter!r}; expected one character other than a quote or a line end"
+        )
     encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
         with open(place, encoding=encoding, newline="") as file:
             return _read_sheet(place, file, delimiter, header)
     except UnicodeError as error:
         raise InputError(
-            f"{place!r} is not {encoding}: {error}; pass encoding=, as 'latin-1' or 'utf-16'"
+            f"{place!r} is not {encoding}: {error}; pass encoding=, such as 'latin-1' or 'utf-16'"
         ) from error
     except LookupError:
         raise InputError(f"encoding={encoding!r} is unknown") from None

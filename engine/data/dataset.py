@@ -197,9 +197,12 @@ class Subset(DatasetView):
         super().__init__(source)
         self.indices = np.asarray(indices, np.intp)
         if not self.indices.size:
-            raise InputError("subset: no samples")
+            raise InputError("subset: no indices; expected one or more")
         if self.indices.min() < 0 or self.indices.max() >= len(source):
-            raise InputError(f"subset: an index is not between 0 and {len(source) - 1}")
+            raise InputError(
+                f"subset: indices from {self.indices.min()} to {self.indices.max()}; expected 0 to "
+                f"{len(source) - 1}"
+            )
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -72,7 +72,7 @@ class DataDescription:
             content = json.loads(files.read(os.fspath(path), "data of the run"))
             kind, options, classes = (content[name] for name in ("kind", "options", "classes"))
             if kind not in (None, *get_args(Name)) or not isinstance(options, dict):
-                raise ValueError(f"kind {kind!r}")
+                raise ValueError(f"unknown kind {kind!r}")
             names = [str(name) for name in classes]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{os.fspath(path)!r} is damaged: {error}") from error

@@ -147,7 +147,7 @@ class DecodedFiles(Dataset):
 
     def labels(self) -> Array:
         if self._targets is None:
-            raise InputError(f"{self.what} without labels: labelled=False")
+            raise InputError(f"{self.what} were opened without labels, by labelled=False")
         return self._targets
 
     def drop_unreadable(self) -> None:

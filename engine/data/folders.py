@@ -191,8 +191,8 @@ def refuse_divided_pair(pictures: str, masks: str) -> None:
         root = os.path.dirname(pictures)
         raise InputError(
             f"{pictures!r} and {masks!r} are divided into splits, which would be one set of data: "
-            f"let the splits hold pictures and masks, as {os.path.join(root, first, 'images')!r} "
-            f"and {os.path.join(root, first, 'masks')!r}"
+            "let the splits hold pictures and masks, such as "
+            f"{os.path.join(root, first, 'images')!r} and {os.path.join(root, first, 'masks')!r}"
         )
 
 

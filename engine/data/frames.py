@@ -55,9 +55,7 @@ class FrameRows(Rows):
                 )
         lengths = {len(values) for values in self._columns.values()}
         if len(lengths) > 1:
-            raise ShapeError(
-                f"{self.title}: columns of {sorted(lengths)} rows; expected one number"
-            )
+            raise ShapeError(f"{self.title}: columns of different lengths, {sorted(lengths)} rows")
         self._rows = np.arange(lengths.pop())
         if not len(self._rows):
             raise InputError(f"{self.title} has columns, but no rows")

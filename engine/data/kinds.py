@@ -151,8 +151,8 @@ class _Images(_Decoded):
         """Return size, layout and colours, as an input of four axes declares them."""
         if len(feature.shape) != 4:
             raise InputError(
-                "pictures need a model whose first input has four axes, as [batch, 3, 224, 224]; "
-                f"this one is {list(feature.shape)}"
+                "pictures need a model whose first input has four axes, such as [batch, 3, 224, "
+                f"224]; this one is {list(feature.shape)}"
             )
         _, *rest = feature.shape
         last = rest[2] in (1, 3) and rest[0] not in (1, 3)
@@ -333,7 +333,7 @@ class _Texts(Kind):
         if isinstance(feature.shape[1], int):
             return {"length": feature.shape[1]}
         if "length" not in given:
-            raise InputError(f"{_PLACE}: length is missing: the tokens of a sample, as 128")
+            raise InputError(f"{_PLACE}: length is missing: the tokens of a sample, such as 128")
         return {}
 
     def holds_classes(self, training: Dataset) -> bool:

@@ -82,7 +82,7 @@ def check_position(number: object, start: object) -> tuple[int, int]:
     position = arguments.count("epoch", number), arguments.count("start", start)
     if min(position) < 0:
         raise InputError(
-            f"epoch {position[0]} from batch {position[1]} on; expected numbers from 0 on"
+            f"epoch {position[0]}, batch {position[1]}; expected numbers of at least 0"
         )
     return position
 

@@ -150,7 +150,7 @@ class Masks(Images):
 
     def labels(self) -> Array:
         if not self.mask_paths:
-            raise InputError("pictures without masks: labelled=False")
+            raise InputError("the pictures were opened without masks, by labelled=False")
         return np.stack([self.sample_mask(i) for i in range(len(self))])
 
     def take(self, indices: Indices) -> tuple[Array, ...]:

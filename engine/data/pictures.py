@@ -198,7 +198,7 @@ def _scale(size: tuple[int, int], cover: tuple[int, int]) -> tuple[int, int]:
     width.
     """
     if not min(size):
-        raise FileError(f"a picture of {size[1]} x {size[0]} pixels")
+        raise FileError(f"a picture of {size[1]} x {size[0]} pixels; expected at least 1 x 1")
     scale = max(cover[0] / size[0], cover[1] / size[1])
     return (
         max(cover[0], math.floor(size[0] * scale + 0.5)),

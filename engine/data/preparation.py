@@ -292,7 +292,7 @@ def _compute_part(column: NumberColumn, value: Any, place: str) -> float:
     try:
         date = np.array([np.datetime64(value, "s")])
     except (TypeError, ValueError):
-        raise InputError(f"{place}: {value!r} is not a date, as 2026-11-23") from None
+        raise InputError(f"{place}: {value!r} is not a date, such as 2026-11-23") from None
     return float(compute_part(date, column.part)[0])
 
 

@@ -24,7 +24,7 @@ def check_seed(value: object) -> int:
     """
     seed = arguments.count("seed", value)
     if seed < 0:
-        raise InputError(f"seed={seed}; expected a whole number from 0 on")
+        raise InputError(f"seed={seed}; expected a whole number of at least 0")
     return seed
 
 

@@ -77,7 +77,7 @@ def stack(samples: Sequence[Sample], names: Sequence[str] | None = None) -> tupl
     """
     counts = {len(sample) for sample in samples}
     if len(counts) > 1:
-        raise InputError(f"samples of one batch have {sorted(counts)} fields; expected one number")
+        raise InputError(f"samples of one batch have different numbers of fields: {sorted(counts)}")
     columns = zip(*samples, strict=True)
     return tuple(_stack(column, name_field(names, i)) for i, column in enumerate(columns))
 

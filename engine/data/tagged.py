@@ -259,7 +259,7 @@ def _read_list(place: str, row: Mapping[str, Any], keys: Sequence[str]) -> list[
     for key in keys:
         if row.get(key):
             return list(arguments.check_names(f"{place}: {key!r}", row[key]))
-    raise InputError(f"{place}: no texts {keys[0]!r}; there are {', '.join(map(repr, row))}")
+    raise InputError(f"{place}: no list {keys[0]!r}; the object has {', '.join(map(repr, row))}")
 
 
 def _read_json(path: str, text: str) -> Iterator[Sentence]:

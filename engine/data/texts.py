@@ -64,7 +64,7 @@ class Texts(Dataset):
         self.tokens = np.concatenate([encode(read(path, encoding)) for path in paths])
         if len(self.tokens) <= self.length:
             raise InputError(
-                f"{place!r} has {len(self.tokens)} tokens; a window and the token after it are "
+                f"{place!r} has {len(self.tokens)} tokens; a window and the token after it take "
                 f"{self.length + 1}"
             )
 

@@ -103,7 +103,7 @@ def share(group: RankGroup, value: Any) -> Any:
     group.broadcast(size)
     if not are_lengths(size):
         raise GroupError(
-            f"rank 0 announced a message of {size[0]} bytes: it has left the common calls of the "
+            f"rank 0 announced a message of {size[0]} bytes: it no longer makes the same calls "
             "ranks, or is at another one"
         )
     told = np.frombuffer(text, np.uint8).copy() if group.rank == 0 else np.empty(size[0], np.uint8)

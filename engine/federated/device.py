@@ -53,7 +53,7 @@ class Device:
         here = fingerprint({name: known[name].data for name in request.arrays if name in known})
         if request.model != here:
             raise InputError(
-                f"asked for model {request.model}; of these parameters this device has {here}"
+                f"the request is for model {request.model}; this device has model {here}"
             )
         config = request.config
         options = local_options(config, int(config.get("server-round", request.round)), number)

@@ -114,7 +114,7 @@ class LocalLearner(ABC):
     def require_round(self) -> None:
         """Raise StateError unless `begin` has been called."""
         if not self.names:
-            raise StateError("begin() gives a learner the parameters of the round first")
+            raise StateError("call begin() first: it gives the learner the parameters of the round")
 
 
 def require_samples(data: Any, purpose: str) -> None:

@@ -101,7 +101,7 @@ def read_integer(config: Mapping[str, Any], key: str, default: int) -> int:
     """Return an integer of a configuration, at least 0."""
     value = arguments.count(key, config.get(key, default))
     if not 0 <= value < _LIMIT:
-        raise InputError(f"{key}={value}: expected a number from 0 on")
+        raise InputError(f"{key}={value}: expected a number of at least 0")
     return value
 
 
@@ -109,7 +109,7 @@ def read_number(config: Mapping[str, Any], key: str, default: float) -> float:
     """Return a number of a configuration, at least 0."""
     value = arguments.check_real(key, config.get(key, default))
     if value < 0:
-        raise InputError(f"{key}={value}: expected a number from 0 on")
+        raise InputError(f"{key}={value}: expected a number of at least 0")
     return value
 
 

@@ -89,7 +89,7 @@ class Message:
         if not _FINGERPRINT.fullmatch(self.model):
             raise MessageError(f"model {self.model!r:.50}; expected 16 hexadecimal digits")
         if type(self.round) is not int or not 0 <= self.round < 10**18:
-            raise MessageError(f"round {self.round!r:.50}; expected a whole number from 0 on")
+            raise MessageError(f"round {self.round!r:.50}; expected a whole number of at least 0")
         if bool(self.arrays) != (self.kind in _WITH_ARRAYS):
             wanted = "its parameters" if self.kind in _WITH_ARRAYS else "no tensors"
             raise MessageError(f"{self.kind!r} with {len(self.arrays)} tensors; expected {wanted}")
@@ -100,11 +100,14 @@ class Message:
         count = self.metrics.get(EXAMPLES)
         if self.kind in REQUESTS.values() and (type(count) is not int or count < 0):
             raise MessageError(
-                f"{self.kind!r} with metric {EXAMPLES!r} {count!r}; expected a whole number from "
-                "0 on"
+                f"{self.kind!r} with metric {EXAMPLES!r} {count!r}; expected a whole number of "
+                "at least 0"
             )
         if bool(self.reason) != (self.kind == "failed"):
-            raise MessageError(f"{self.kind!r} with reason {self.reason!r:.50}")
+            raise MessageError(
+                f"{self.kind!r} with reason {self.reason!r:.50}; a reason is for 'failed' alone, "
+                "which needs one"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -225,7 +228,9 @@ class Message:
         if self.round != request.round:
             raise MessageError(f"an answer of round {self.round}; this is round {request.round}")
         if self.model != request.model:
-            raise MessageError(f"an answer of model {self.model}; asked was {request.model}")
+            raise MessageError(
+                f"an answer for model {self.model}; the request is for {request.model}"
+            )
         if self.kind == "failed":
             return
         most = request.config.get("max-examples", MAX_EXAMPLES)
@@ -279,7 +284,7 @@ def _check_value(what: str, value: Any, kinds: tuple[type, ...]) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise MessageError(f"{what} is {value}; expected a finite number")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise MessageError(f"{what} does not fit 64 bits")
+        raise MessageError(f"{what} does not fit in 64 bits")
 
 
 def _format_value(value: Any) -> str:

@@ -175,7 +175,7 @@ def flatten(arrays: Mapping[str, Array]) -> npt.NDArray[np.float32]:
     """
     for name, array in arrays.items():
         if array.dtype != np.float32:
-            raise DTypeError(f"parameter {name!r} is {array.dtype}: a buffer is of float32")
+            raise DTypeError(f"parameter {name!r} is {array.dtype}: a buffer holds float32")
     parts = [array.reshape(-1) for array in arrays.values()]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
@@ -189,7 +189,7 @@ def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
     """
     values = arguments.make_array("buffer", buffer).reshape(-1)
     if values.dtype != np.float32:
-        raise DTypeError(f"the buffer is {values.dtype}: a buffer is of float32")
+        raise DTypeError(f"the buffer is {values.dtype}: a buffer holds float32")
     size = sum(array.size for array in like.values())
     if values.size != size:
         raise ShapeError(f"the parameters have {size} elements, the buffer {values.size}")

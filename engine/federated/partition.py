@@ -150,7 +150,7 @@ def _find_groups(what: str, values: Any) -> tuple[int, npt.NDArray[np.intp]]:
     """Return the number of distinct values, and the index of each element's value."""
     array = arguments.make_array(what, values)
     if array.ndim != 1:
-        raise ShapeError(f"{what}: expected one axis, found shape {list(array.shape)}")
+        raise ShapeError(f"{what}: expected one axis, got shape {list(array.shape)}")
     names, indices = np.unique(array, return_inverse=True)
     return len(names), indices.reshape(-1)
 

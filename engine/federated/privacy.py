@@ -105,8 +105,8 @@ class Privacy:
             raise InputError(f"noise_multiplier={z}; supported: 0, or at least {LEAST:.2g}")
         if self.central and self.clients < 1:
             raise InputError(
-                f"privacy={self.kind!r} divides the sum of the updates by how many clients a round "
-                "asks, and not by how many have replied: clients-per-round has to say it"
+                f"privacy={self.kind!r} divides the sum of the updates by the number of clients "
+                "that a round asks, not by the number that reply: set clients-per-round"
             )
         if self.adaptive and z and z >= 2 * self.count_sigma:
             raise InputError(

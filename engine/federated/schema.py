@@ -111,10 +111,10 @@ class AnswerSchema:
             NonFiniteError: one is NaN or infinite.
         """
         if len(numbers) > _MOST_NUMBERS:
-            raise InputError(f"it has {len(numbers)} numbers; supported: {_MOST_NUMBERS}")
+            raise InputError(f"it has {len(numbers)} numbers; supported: up to {_MOST_NUMBERS}")
         for name, known in self.numbers.items():
             if known.required and name not in numbers:
-                raise InputError(f"{name} is missing; it is a number that is needed")
+                raise InputError(f"{name} is missing; this number is required")
         for name, value in numbers.items():
             _check_number(name, value, self.numbers.get(name, _OTHER))
         return dict(numbers)

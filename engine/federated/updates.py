@@ -271,9 +271,9 @@ def _check_names(message: Mapping[str, Array], wanted: Mapping[str, Any] | tuple
 
 def _check_type(array: Array, name: str, wanted: np.dtype[Any]) -> None:
     if array.dtype != wanted:
-        raise DTypeError(f"update of {name!r} is {array.dtype}; agreed on is {wanted}")
+        raise DTypeError(f"update of {name!r} is {array.dtype}; expected {wanted}")
 
 
 def _check_shape(array: Array, name: str, wanted: tuple[int, ...]) -> None:
     if array.shape != wanted:
-        raise ShapeError(f"update of {name!r} has shape {array.shape}; agreed on is {wanted}")
+        raise ShapeError(f"update of {name!r} has shape {array.shape}; expected {wanted}")

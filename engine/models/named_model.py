@@ -230,12 +230,12 @@ def _find_outputs(
     if kind.answers == "input":
         if classes is not None:
             raise InputError(
-                f"classes={classes!r}: {kind.name} guesses its input, and has no classes"
+                f"classes={classes!r}: {kind.name} reconstructs its input, and has no classes"
             )
         return None, 0, True
     if classes is None and data is None:
         raise InputError(
-            f'{kind.name}: the classes are not known: give classes=, as ["cat", "dog"] or 2, or '
+            f'{kind.name}: the classes are not known: give classes=, such as ["cat", "dog"] or '
             "data= with labels"
         )
     names = None if classes is None or isinstance(classes, int) else list(classes)

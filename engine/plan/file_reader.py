@@ -84,7 +84,7 @@ class Tables:
             count = self.rows[column.table]
             first = column is self._tables[column.table][0]
             if width not in (0, 1, 2, 4, 8) or (first and count and not width):
-                raise PlanError(f"column {column.table}.{column.name} of width {width}")
+                raise PlanError(f"column {column.table}.{column.name} has numbers of {width} bytes")
             at += -at % max(width, 1)
             if at + width * count > len(data):
                 raise PlanError(f"truncated in column {column.table}.{column.name}")
@@ -112,7 +112,7 @@ class Tables:
         if self._bytes[-1:] != b"\0":
             raise PlanError("the last text has no end")
         if self.rows["head"] != 1:
-            raise PlanError("not one row in table head")
+            raise PlanError(f"table head has {self.rows['head']} rows; expected 1")
 
     def read_column(self, table: str, name: str) -> list[int]:
         """Return all numbers of a column."""
@@ -257,7 +257,7 @@ class PlanReader:
         (self.target,) = t.read_texts("head", "target")
         (self.threads,) = t.read_column("head", "thread_count")
         if not 1 <= self.threads < 1 << 16:
-            raise PlanError(f"{self.threads} threads")
+            raise PlanError(f"{self.threads} threads; expected 1 to {(1 << 16) - 1}")
         self.buffers, self.base, self.end = _read_buffers(t), 0, 0
         self.calls = self._read_calls()
         self.known: dict[tuple[int, Mode, int, int], Arg] = {}
@@ -314,7 +314,7 @@ class PlanReader:
         calls = []
         for kernel, args, first, words in zip(*columns, strict=True):
             if kernel >= len(symbols) or first + words > len(pooled):
-                raise PlanError("a call of a kernel or of constants that are not there")
+                raise PlanError("a call refers to a kernel or to constants that the file lacks")
             constants = tuple(pooled[first : first + words])
             calls.append((symbols[kernel], args, constants))
         return calls
@@ -326,7 +326,7 @@ class PlanReader:
         for name, row in zip(self.t.read_texts("plan", "name"), rows, strict=True):
             yield self._plan(name, dict(zip(names, row, strict=True)))
         if self.args.take_rows(1):
-            raise PlanError("arguments of no step")
+            raise PlanError("arguments that belong to no step")
 
     def _plan(self, name: str, counts: Mapping[str, int]) -> Plan:
         self.base, self.end = self.end, self.end + counts["buffers"]

@@ -152,7 +152,10 @@ def freeze_in_integers(model: Model) -> tuple[Quantized, tuple[str, ...]]:
     scheme = static.choose_scheme(static.prepare_forward(raw), ())
     *rest, last = scheme.products
     if not rest:
-        raise UnsupportedOpError("int8: the model has one product that could use integers")
+        raise UnsupportedOpError(
+            "int8: only one product of the model can use integers, and that is the last layer, "
+            "which stays float"
+        )
     options = Quantization(keep_float=[last.node.name])
     made = _quantise(raw, None, options, dict.fromkeys(scheme.ranged, (-1.0, 1.0)))
     (node,) = (n for n in made.graph.nodes if n.name == last.node.name)

@@ -98,7 +98,7 @@ class Team:
             except RuntimeError as error:
                 self.stop()
                 raise EngineError(
-                    f"threads={threads}: the system gave {tid} ({error}); ask for fewer"
+                    f"threads={threads}: the system started only {tid} ({error}); ask for fewer"
                 ) from error
             self._workers.append(thread)
 

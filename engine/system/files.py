@@ -90,7 +90,7 @@ def open_file(path: str, model: str = "") -> BinaryIO:
         folders = [os.path.realpath(os.path.dirname(each)) for each in paths]
         folder = next((each for each in folders if _is_inside(place, each)), None)
         if folder is None:
-            raise FileError(f"{path!r} leads to {place!r}, out of the folder of the model")
+            raise FileError(f"{path!r} leads to {place!r}, outside the folder of the model")
         descriptor = _open_inside(folder, os.path.relpath(place, folder), flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -161,5 +161,5 @@ def read(path: str | os.PathLike[str]) -> bytes:
             if status.st_mode & _OTHERS:
                 raise Untrusted(f"{name!r} can be written by others")
             if status.st_nlink > 1:  # it may be another file of the user, linked to from here
-                raise Untrusted(f"{name!r} has another name besides")
+                raise Untrusted(f"{name!r} has a second name, by a hard link")
         return file.read()

@@ -58,7 +58,7 @@ def check_single(outputs: Sequence[str], *, has_weight: bool, mixes: Sequence[st
     if outputs and has_weight:
         raise InputError(
             f"class_weight= is for a single loss; this model has one for each of the outputs "
-            f"{outputs}: give the factors to one of them, as loss={{{outputs[0]!r}: "
+            f"{outputs}: give the factors to one of them, such as loss={{{outputs[0]!r}: "
             "CrossEntropyLoss(weight=...)}"
         )
 

@@ -109,8 +109,8 @@ def schedule_of(given: Any) -> Schedule:
     if callable(given) and not isinstance(given, type):
         return Function(given)
     raise DTypeError(
-        f"schedule={given!r}; expected a Schedule, as Cosine(), its name, or a function of step, "
-        "total, base"
+        f"schedule={given!r}; expected a Schedule, such as Cosine(), its name, or a function of "
+        "step, total, base"
     )
 
 

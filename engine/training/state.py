@@ -241,7 +241,7 @@ class Properties:
         if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)
             if not -(2**63) <= number < 2**63:
-                raise InputError(f"property {name!r}: {number} does not fit 64 bits")
+                raise InputError(f"property {name!r}: {number} does not fit in 64 bits")
             self._values[name] = number
         elif isinstance(value, float | np.floating):
             known = (
@@ -374,7 +374,9 @@ def _check_progress(groups: Sequence[OptimizerGroup], rate: object) -> None:
     rates += [("initial_learning_rate", group.initial_learning_rate) for group in groups]
     for what, number in rates:
         if not 0 <= number < math.inf:
-            raise CheckpointError(f"checkpoint: {what} is {number}: expected a number from 0 on")
+            raise CheckpointError(
+                f"checkpoint: {what} is {number}: expected a number of at least 0"
+            )
     for group in groups:
         if group.step < 0:
             raise CheckpointError(f"checkpoint: the step of {group.name!r} is {group.step}")

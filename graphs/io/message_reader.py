@@ -95,7 +95,10 @@ class MessageReader:
         """
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
-            raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
+            raise UnsupportedOpError(
+                f"{self.source}: sparse initializer {name!r} is not supported; store it as a dense "
+                "tensor"
+            )
         nodes = [self.read_node(n) for n in proto.node]
         outputs = [o.name for o in proto.output]
         out = Graph(proto.name or "graph", {}, outputs, {}, nodes, self.opsets)
@@ -186,7 +189,7 @@ class MessageReader:
             case AttributeProto.GRAPH:
                 return Subgraph.of(self.read_body(a.g, self.read_inner_type), a.g)
         raise UnsupportedOpError(
-            f"{where}: attribute {a.name!r} of type {schemas.name_kind(a.type)}"
+            f"{where}: attribute {a.name!r} of type {schemas.name_kind(a.type)} is not supported"
         )
 
     def read_text(self, value: bytes, name: str, where: str) -> str:
@@ -201,7 +204,7 @@ class MessageReader:
             raise DTypeError(f"{where}: {_name_element(t.data_type)}")
         check_rank(len(t.dims), where)
         if any(d < 0 for d in t.dims):
-            raise ModelError(f"{where}: a shape of {list(t.dims)}")
+            raise ModelError(f"{where}: shape {list(t.dims)}; expected sizes of 0 or more")
         try:
             inside = None if self.data is None else weights.place_inside(t)
             if inside is not None:
@@ -256,7 +259,7 @@ class MessageReader:
             raise ModelError(f"{where}: external data, {error}") from None
         if length != nbytes:
             raise ModelError(
-                f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
+                f"{where}: external data has {length} bytes at {offset}; the tensor takes {nbytes}"
             )
         self.places.append((str(location), offset, nbytes))
         path = os.path.join(os.path.dirname(self.path), location)

@@ -149,7 +149,7 @@ def _make_head(graph: Graph, node: Node, bias: str, values: list[str], shapes: l
     """Return the head for a linear node."""
     product, weight = find_product(node), node.inputs[1]
     assert product is not None  # see `_find_layer`
-    axis = product.find_output_axis(node.attrs, 2)
+    axis = product.find_output_axis(node.attrs)
     if len(node.inputs) > 2:
         bias = node.inputs[2]
     maker = graph.find_producers().get(weight)

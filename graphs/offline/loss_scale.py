@@ -40,7 +40,7 @@ def scale_loss(training: Graph, loss: str, buffers: Collection[str]) -> Graph:
     if seed not in graph.initializers:
         raise ModelError(
             f"the loss of the training model cannot be scaled, as its backward pass does not begin "
-            f"with an initializer {seed!r}: use loss_scale=1, which is none"
+            f"with an initializer {seed!r}: use loss_scale=1, which does not scale it"
         )
     job = _Scaling(graph, Names(graph))
     job.begin(seed)

@@ -379,7 +379,7 @@ def _find_input_axis(uses: Sequence[_ParameterUse]) -> int | str:
             return f"is of {node.name!r}, which has groups"
         axis = 1
     elif product.is_of_matrices:
-        axis = 1 - product.find_output_axis(node.attrs, 2)
+        axis = 1 - product.find_output_axis(node.attrs)
     else:
         return f"is input {use.at} of {node.op} {node.name!r}"
     if use.axes is None or len(use.axes) < 2:

@@ -76,7 +76,7 @@ class Scheme:
     def move_to(self, graph: Graph) -> Scheme:
         """Return the same choice for a graph with the same products, by their names."""
         nodes = {node.name: node for node in graph.nodes}
-        products = [_make_product(graph, nodes[each.node.name]) for each in self.products]
+        products = [_make_product(nodes[each.node.name]) for each in self.products]
         return Scheme(products, self.sources, self.left)
 
     @property
@@ -213,7 +213,7 @@ def choose_scheme(graph: Graph, keep: Sequence[str] = ()) -> Scheme:
         if reason:
             left.append(FloatProduct(node.name, node.op, reason))
         else:
-            products.append(_make_product(graph, node))
+            products.append(_make_product(node))
     if not products:
         told = "; ".join(f"{each.op} {each.name!r}: {each.reason}" for each in left[:3])
         raise UnsupportedOpError(
@@ -256,7 +256,7 @@ def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) ->
     shape = graph.initializers[weight].shape
     if len(shape) < 2 or (node.op == "MatMul" and len(shape) != 2) or 0 in shape:
         return f"its weights have the shape {list(shape)}"
-    channels = shape[_make_product(graph, node).axis]
+    channels = shape[_make_product(node).axis]
     if bias and (bias not in graph.initializers or graph.initializers[bias].shape != (channels,)):
         return f"its bias {bias!r} is not a constant of {channels} channels"
     if node.op == "Gemm" and (
@@ -267,10 +267,10 @@ def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) ->
     return "" if np.isfinite(graph.initializers[weight]).all() else "its weights are not finite"
 
 
-def _make_product(graph: Graph, node: Node) -> IntegerProduct:
+def _make_product(node: Node) -> IntegerProduct:
     product, (activation, weight, *bias) = find_product(node), node.inputs
     assert product is not None  # see `can_be_integers`
-    axis = product.find_output_axis(node.attrs, graph.initializers[weight].ndim)
+    axis = product.find_output_axis(node.attrs)
     return IntegerProduct(node, activation, weight, axis, *bias)
 
 

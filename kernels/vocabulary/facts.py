@@ -90,8 +90,11 @@ class Product:
         """Return the product as a part of what the op computes."""
         return replace(self, is_alone=False)
 
-    def find_output_axis(self, attrs: Mapping[str, Any], rank: int) -> int:
-        """Return the axis of the outputs in weights of a rank, for the attributes of a node."""
+    def find_output_axis(self, attrs: Mapping[str, Any], rank: int = 2) -> int:
+        """Return the axis of the outputs in the weights of a node with these attributes.
+
+        rank: of the weights; only for batches of matrices it matters.
+        """
         return (self.output_axis - bool(attrs.get("transB", 0))) % rank
 
 

@@ -294,7 +294,7 @@ def test_a_file_without_a_header(write: Write) -> None:
         ("a\tb\n1\t2\n", "b", {}, InputError, r"pass delimiter='\\t'"),
         ("a,b\n1,2\n", "b", {"delimiter": ";"}, InputError, "pass delimiter=','"),
         ("a,b\n1,2\n", "b", {"delimiter": ",,"}, InputError, "delimiter=',,'"),
-        ("a,b\n1,2\n", "b", {"delimiter": "\n"}, InputError, "no quote or line end"),
+        ("a,b\n1,2\n", "b", {"delimiter": "\n"}, InputError, "other than a quote or a line end"),
         ("a,b\n1,2\n", "b", {"delimiter": 3}, DTypeError, "delimiter"),
         ("a,b\n1,2\n3\n", "b", {}, InputError, "line 3: 1 fields, expected 2"),
         ("a,b\n1,2,3\n", "b", {}, InputError, "line 2: 3 fields, expected 2; a field that holds"),

@@ -159,7 +159,7 @@ def test_an_epoch_does_not_depend_on_the_ones_before() -> None:
     [
         ((0, 5), InputError, "start=5, but an epoch has 4 batches"),
         ((-1, 0), InputError, "epoch -1"),
-        ((0, -1), InputError, "from batch -1"),
+        ((0, -1), InputError, "epoch 0, batch -1"),
         ((0.5, 0), DTypeError, "epoch: expected a whole number"),
     ],
 )
@@ -639,7 +639,7 @@ def test_long_sequences_are_cut_if_asked() -> None:
         ((WORDS, Y[:8]), {"pad": {}}, InputError, "expected a value for each sequence"),
         ((WORDS, Y[:8]), {"pad": 0}, DTypeError, "pad: expected a mapping"),
         ((WORDS, [[1]] * 8), {"pad": {0: 0, 1: 0}}, ShapeError, "unequal lengths in a sample"),
-        ((Y[:8], WORDS), [9], ShapeError, "field 0 has no sequences"),
+        ((Y[:8], WORDS), [9], ShapeError, "field 0 holds single values"),
     ],
 )
 def test_buckets_that_are_none(

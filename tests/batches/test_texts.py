@@ -214,7 +214,7 @@ def test_a_missing_package_is_told_with_the_extra(
 def test_sources_that_are_none(tmp_path: Path, reviews: Path, letters: Path) -> None:
     with pytest.raises(FileError, match=r"cannot read '.*none.txt': No such file"):
         Texts(tmp_path / "none.txt", BYTES, 3)
-    with pytest.raises(InputError, match="has 26 tokens; a window and the token after it are 27"):
+    with pytest.raises(InputError, match="has 26 tokens; a window and the token after it take 27"):
         Texts(letters, BYTES, 26)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"no texts; expected files as \*.txt"):

@@ -87,7 +87,7 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
         (["--target", "wasm32-threads", "--threads", "2"], "beside a module for pages that cannot"),
         (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
         (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),
-        (["--bindings", "rust", "--target", "pi4,pi5"], "pi4 and pi5 are one platform to it"),
+        (["--bindings", "rust", "--target", "pi4,pi5"], "pi4 and pi5 are the same platform for it"),
     ],
 )
 def test_bad_requests_are_refused(

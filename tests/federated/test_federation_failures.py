@@ -127,12 +127,12 @@ SPOILED: dict[str, tuple[str, Reply, str]] = {
     "empty note": (
         "sent",
         lambda content: content.config_records["config"].update({"update-values": ""}),
-        "its encoding is {'update-values': ''}; agreed on is none",
+        "its encoding is {'update-values': ''}; expected none",
     ),
     "encoding": (
         "sent",
         lambda content: content.config_records["config"].update({"update-values": "float16"}),
-        "its encoding is {'update-values': 'float16'}; agreed on is none",
+        "its encoding is {'update-values': 'float16'}; expected none",
     ),
 }
 

@@ -155,8 +155,8 @@ def test_a_device_answers(mine: Any, engines: Trainer, tmp_path: Path) -> None:
     )
     other = {**arrays, "x": x}
     refused = [
-        (Message("train", "0" * 16, 0, arrays), "of these parameters this device has"),
-        (Message("train", fingerprint(other), 0, other), "of these parameters this device has"),
+        (Message("train", "0" * 16, 0, arrays), "this device has model"),
+        (Message("train", fingerprint(other), 0, other), "this device has model"),
         (Message("train", request.model, 0, arrays, {"local-epochs": -1}), "local-epochs=-1"),
         (Message("train", request.model, 0, arrays, {"learning-rate": 1e30}), "loss"),
     ]

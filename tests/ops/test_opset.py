@@ -70,7 +70,7 @@ def test_directives() -> None:
         ("ai.onnx;13;", "not the name of an op"),
         ("ai.onnx;13;Gemm,,Add", "not the name of an op"),
         ('ai.onnx;13;Gemm{"inputs":', "types of Gemm"),
-        ('ai.onnx;13;Gemm{"weights":{}}', "known are inputs, outputs and custom"),
+        ('ai.onnx;13;Gemm{"weights":{}}', "expected inputs, outputs or custom"),
         ('ai.onnx;13;Gemm{"inputs":{}}Add', "after the types of Gemm"),
         ("!unknown", "known are"),
         ("!globally_allowed_types;", "known are"),

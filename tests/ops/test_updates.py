@@ -94,7 +94,7 @@ def test_error_feedback_delivers_everything_in_time() -> None:
 
 
 MALFORMED = {
-    "k": ({"indices": slice(0, 3)}, r"'indices' has shape \(3,\); agreed on is \(4,\)"),
+    "k": ({"indices": slice(0, 3)}, r"'indices' has shape \(3,\); expected \(4,\)"),
     "range": ({"indices": [0, 1, 2, TOTAL]}, f"index {TOTAL}; there are {TOTAL} elements"),
     "twice": ({"indices": [0, 2, 2, 3]}, "index 2 follows 2"),
     "order": ({"indices": [0, 3, 2, 4]}, "index 2 follows 3"),
@@ -125,8 +125,8 @@ def test_malformed_dense_messages_are_refused() -> None:
     encoding = Encoding("float16")
     message = encoding.encode(update())
     for change, text in (
-        ({"weight": message["weight"].T}, r"'weight' has shape \(4, 3\); agreed on is \(3, 4\)"),
-        ({"bias": message["bias"].astype(np.float32)}, "'bias' is float32; agreed on is float16"),
+        ({"weight": message["weight"].T}, r"'weight' has shape \(4, 3\); expected \(3, 4\)"),
+        ({"bias": message["bias"].astype(np.float32)}, "'bias' is float32; expected float16"),
         ({"bias": np.full(4, np.nan, np.float16)}, "'bias' has values that are not finite"),
         ({"head": message["bias"]}, "'head', which is not sent"),
     ):

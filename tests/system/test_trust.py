@@ -247,7 +247,7 @@ def folder(path: Path, _: Path) -> None:
 
 FILES: dict[str, Callable[[Path, Path], object]] = {
     "is a symbolic link": linked,
-    "has another name besides": lambda path, aside: os.link(path, aside),
+    "has a second name, by a hard link": lambda path, aside: os.link(path, aside),
     "can be written by others": lambda path, _: path.chmod(0o666),
     "is not a regular file": pipe,
 }

@@ -73,7 +73,7 @@ def test_weights_by_list_and_by_class() -> None:
         ("balanced", Y + 1, "labels from 1 to 3; the model has 3 classes"),
         ("balanced", X, "labels of type float32"),
         ([1, 2], Y, r"shape \[2\]; expected 3 factors"),
-        ([1, 2, -1], Y, "expected finite factors from 0 on"),
+        ([1, 2, -1], Y, "expected finite factors of at least 0"),
         ([1, 2, np.inf], Y, "expected finite factors"),
         ([1, 2, 1e300], Y, "expected finite factors"),
         ([1e-300, 0, 0], Y, "some above 0, in float32"),

@@ -163,7 +163,7 @@ def test_commands_say_what_they_could_not_import(
 ) -> None:
     wrong = tmp_path / "wrong_ops.py"
     for text, message in (
-        (None, r"wrong_ops\.py: no Python file"),
+        (None, r"wrong_ops\.py: not a Python file"),
         ("1 / 0", r"wrong_ops\.py: ZeroDivisionError: division by zero"),
     ):
         if text is not None:
@@ -280,7 +280,7 @@ def test_what_was_registered_can_be_forgotten() -> None:
     ("changes", "words"),
     [
         ({"name": 3}, "op 3 name: expected text, got 3"),
-        ({"domain": "\ud800"}, "op 'Cube' domain .* has no UTF-8 form"),
+        ({"domain": "\ud800"}, "op 'Cube' domain .* cannot be written as UTF-8"),
         ({"since": "13"}, "op 'Cube' since: expected a whole number, got '13'"),
         ({"grad": "rule"}, "op 'Cube' grad: expected a function or None"),
         ({"attrs": ["alpha"]}, "op 'Cube' attrs: expected a mapping"),

@@ -102,7 +102,7 @@ X, Y = np.zeros((4, 64), np.float32), np.zeros(4, np.int64)
     [
         (X.astype(">f4"), Y, DTypeError, "'input': expected float32, got >f4"),
         (X.astype(object), Y, DTypeError, "'input': expected float32, got object"),
-        (np.ma.masked_array(X, X == 0), Y, InputError, "'input': an array with masked elements"),
+        (np.ma.masked_array(X, X == 0), Y, InputError, "'input': a masked array"),
         ([[1.0, 2.0], [3.0]], Y, InputError, "'input': list cannot become an array"),
         (Odd(), Y, InputError, "'input': Odd cannot become an array: device lost"),
         ("abc", Y, DTypeError, "'input': expected values of type float32"),

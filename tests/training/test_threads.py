@@ -93,7 +93,9 @@ def test_threads_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> Non
     before = threading.active_count()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(EngineError, match=r"threads=4: the system gave 2 \(can't start"):
+        with pytest.raises(
+            EngineError, match=r"threads=4: the system started only 2 \(can't start"
+        ):
             Team(4, load.get_addresses)
     assert threading.active_count() == before
 

@@ -204,7 +204,7 @@ def test_a_build_without_a_decoder_has_nothing_of_it() -> None:
     assert not {"mnist_append", "mnist_scores", "mnist_truncate"} & set(manifest["functions"])
     assert re.search("#define MNIST_DECODES +0 ", (folder / "mnist.h").read_text())
     module = load(folder)
-    with pytest.raises(module.StateError, match="no decoder: edgegrad build --positions"):
+    with pytest.raises(module.StateError, match="no decoder; edgegrad build --positions"):
         module.Trainer().decoder()
 
 

@@ -25,7 +25,7 @@ def load(files: Sequence[Path]) -> None:
             raise FileError(f"--import {path}: there is another module {path.stem!r}; rename it")
         spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
         if spec is None or spec.loader is None or not path.is_file():
-            raise FileError(f"--import {path}: no Python file")
+            raise FileError(f"--import {path}: not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         try:

@@ -372,7 +372,7 @@ def format_toml(value: Any) -> str:
     """Return a value in TOML's form.
 
     Raises:
-        InputError: it has no form in TOML.
+        InputError: it cannot be written as TOML.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -389,4 +389,4 @@ def format_toml(value: Any) -> str:
         )
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(format_toml, value)) + "]"
-    raise InputError(f"{value!r} has no form in TOML")
+    raise InputError(f"{value!r} cannot be written as TOML")

@@ -149,7 +149,7 @@ def read(path: str | os.PathLike[str]) -> Result:
     try:
         content = json.loads(files.read(name, "benchmark"))
     except ValueError as error:  # no JSON, or no UTF-8
-        raise FileError(f"benchmark {name!r}: no JSON ({error})") from None
+        raise FileError(f"benchmark {name!r}: not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise FileError(f"benchmark {name!r}: expected a file of `edgegrad bench --json`")
     if content.get("version") != VERSION:

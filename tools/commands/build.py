@@ -162,7 +162,9 @@ def command(
         raise click.UsageError("--bindings is for artifacts, and a library of ops has none")
     target, *others = target.split(",")
     if others and not bindings:
-        raise click.UsageError("several targets are for packages of --bindings")
+        raise click.UsageError(
+            "several targets need --bindings, whose packages hold several libraries"
+        )
     words = {"--export": export, "--report": report, "--only": only, "--positions": positions}
     if ops is not None and (asked_for := next((w for w, given in words.items() if given), "")):
         raise click.UsageError(f"{asked_for} is for artifacts, and a library of ops has none")

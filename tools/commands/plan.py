@@ -127,7 +127,7 @@ def command(
     Exit status: 3 if plans differ, with --diff.
     """
     if out is not None and (arena or kept or words or picture or only_verify or other):
-        raise click.UsageError("-o writes plans and prints none: leave out what prints")
+        raise click.UsageError("-o writes plans and prints none: leave out the options that print")
     if planning.budget is not None and (out or other):
         raise click.UsageError("--budget is for plans that are printed, drawn or verified")
     if planning.precision != "f32" and out is not None:

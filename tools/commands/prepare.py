@@ -58,7 +58,7 @@ def command(
     first dimension of the shapes.
     """
     if not batches and not shapes:
-        raise click.UsageError("give the samples of a step, as --batch 8, or --shape")
+        raise click.UsageError("give the samples of a step, such as --batch 8, or --shape")
     kernels = [prepare.make_kernel_set(name) for name in targets] or [source.choose_current()]
     numbers = [config.choose_threads(n) for n in threads] or [config.choose_threads()]
     settings = list(itertools.product(kernels, numbers))

@@ -92,7 +92,10 @@ def find_compiler(
     if threads and not platform.pthread:
         raise EngineError(f"target {platform.name} has no threads; build for one")
     if platform.is_bare and not freestanding:
-        raise EngineError(f"target {platform.name} has no system, only archives: --freestanding")
+        raise EngineError(
+            f"target {platform.name} has no operating system, so only archives can be made: "
+            "--freestanding"
+        )
     if chosen and chosen != "zig":
         if shutil.which(chosen) is None:
             raise EngineError(f"compiler {chosen!r} is not a command of this machine")

@@ -98,12 +98,12 @@ def _parse_line(line: str, into: OpSet) -> None:
         name, _, rest = line.partition(";")
         if name.strip() == TYPES and rest.strip():
             if into.types:
-                raise ModelError(f"{TYPES} a second time")
+                raise ModelError(f"{TYPES} is given twice")
             into.types = tuple(t.strip() for t in rest.split(",") if t.strip())
         elif name.strip() == ALL_OPS and not rest.strip():
             into.all_if_none = True
         else:
-            raise ModelError(f"{line!r}: known are `{TYPES};T0,T1,...` and `{ALL_OPS}`")
+            raise ModelError(f"{line!r}: expected `{TYPES};T0,T1,...` or `{ALL_OPS}`")
         return
     fields = line.split(";", 2)
     if len(fields) != 3 or not fields[0].strip():
@@ -134,7 +134,7 @@ def _parse_ops(text: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
             except json.JSONDecodeError as error:
                 raise ModelError(f"types of {name}: {error.msg}") from None
             if not set(types) <= {"inputs", "outputs", "custom"}:
-                raise ModelError(f"types of {name}: known are inputs, outputs and custom")
+                raise ModelError(f"types of {name}: expected inputs, outputs or custom")
             end += len(text[end:]) - len(text[end:].lstrip())
             if end < len(text) and text[end] != ",":
                 raise ModelError(f"{text[end:]!r} after the types of {name}")

@@ -211,7 +211,7 @@ class Replies:
         told = {k: v for k, v in found.notes.items() if k.startswith("update-")}
         if told != agreed:
             text = repr(told or "none") if told else "none"
-            raise InputError(f"its encoding is {text:.200}; agreed on is {agreed or 'none'}")
+            raise InputError(f"its encoding is {text:.200}; expected {agreed or 'none'}")
         send = note_of(found.notes, SEND, (str,))
         if send not in (None, *SENT):
             raise InputError(f"its note {SEND!r} is {send!r:.80}; expected one of {SENT}")

@@ -198,7 +198,7 @@ class _CheckingGrid(PassingGrid):
         if stage == Stage.SETUP:
             keys = _read_bytes([fields[Key.PUBLIC_KEY_1], fields[Key.PUBLIC_KEY_2]])
             if len(set(keys)) < 2 or self._keys & set(keys):
-                raise InputError("its public keys are not its own")
+                raise InputError("its public keys are equal, or belong to another client")
             for key in keys:
                 bytes_to_public_key(key)
             self._keys |= set(keys)

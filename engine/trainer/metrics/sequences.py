@@ -142,8 +142,8 @@ class ErrorRate(MeanMetric, SequenceMetric):
     ) -> None:
         if (unit == "token") != (decode is None):
             raise DTypeError(
-                f"unit={unit!r}: characters and words are of the texts that decode= makes of "
-                "tokens; give both, or neither"
+                f"unit={unit!r}: characters and words are counted in the text that decode= "
+                "makes of tokens; give both, or neither"
             )
         self.unit, self.decode = unit, decode
         names = {"token": "error_rate", "character": "cer", "word": "wer"}

@@ -387,7 +387,7 @@ def _compare(
 def _skip_comparison(unknown: Collection[str]) -> float:
     warn_user(
         "outputs are not compared with torch's: the module draws random numbers by "
-        f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
+        f"{', '.join(sorted(unknown))}, which cannot be repeated in both",
         ModelWarning,
     )
     return 0.0

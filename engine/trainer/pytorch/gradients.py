@@ -88,7 +88,7 @@ def compare(
 def _warn_of_draws(unknown: Iterable[str]) -> None:
     warn_user(
         "gradients are not compared with torch's: the module draws random numbers by "
-        f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
+        f"{', '.join(sorted(unknown))}, which cannot be repeated in both",
         ModelWarning,
     )
 

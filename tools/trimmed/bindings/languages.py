@@ -65,6 +65,6 @@ def check_languages(
             first = places.setdefault(place, platform)
             if first is not platform:
                 raise EngineError(
-                    f"{word}: targets {first.name} and {platform.name} are one platform to it; "
-                    "give one of them"
+                    f"{word}: targets {first.name} and {platform.name} are the same platform for "
+                    "it; give one of them"
                 )

@@ -268,7 +268,10 @@ class Module:
         """Return the forward model with the current parameters, its outputs chosen by the build."""
         spec = self._handle.inference
         if spec is None or list(graph_output_names or spec["outputs"]) != spec["outputs"]:
-            raise StateError(f"this build exports {spec and spec['outputs']}: build --output")
+            raise StateError(
+                f"this build exports {spec and spec['outputs']}; choose others by edgegrad build "
+                "--output"
+            )
         model = bytearray(self._handle.model)
         places = {name: (place, 1, 0) for name, place in spec["places"].items()}
         for name, (place, rows, stride) in {**places, **spec.get("parts", {})}.items():
@@ -391,7 +394,7 @@ class Predictor:
     def decoder(self) -> Any:
         """Return the decoder of the model, which continues a text with its parameters."""
         if "append" not in _C:
-            raise StateError("this build has no decoder: edgegrad build --positions")
+            raise StateError("this build has no decoder; edgegrad build --positions makes one")
         return _load(f"{NAME}_decoder").DeviceDecoder(self.state._handle, _L)
 
 
