@@ -235,8 +235,8 @@ def _find_outputs(
         return None, 0, True
     if classes is None and data is None:
         raise InputError(
-            f'{kind.name}: the classes are not known: give classes=, such as ["cat", "dog"] or '
-            "data= with labels"
+            f'{kind.name}: the classes are not known: give classes=, such as ["cat", "dog"] '
+            "or 2, or data= with labels"
         )
     names = None if classes is None or isinstance(classes, int) else list(classes)
     count = classes if isinstance(classes, int) else None if names is None else len(names)

@@ -142,7 +142,7 @@ def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixt
     model, run = write_text_model(tmp_path / "m.onnx", per_token=True), tmp_path / "run"
     words = ("--model", model, "--data", text, "-o", run)
     told = said(capsys, "train", *words, *FAST, status=1)
-    assert "[data.options]: length is missing: the tokens of a sample, as 128" in told
+    assert "[data.options]: length is missing: the tokens of a sample, such as 128" in told
     actual = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
     assert actual["best"]["val_perplexity"] < 3
     told = said(capsys, "predict", run, text, status=1)
