@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections import Counter
@@ -65,6 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Compile natively even if this checkout ships kernels, also in processes that tests start.
     os.environ.setdefault("EDGEGRAD_KERNELS", "native")
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections pass over the tests themselves, which are a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

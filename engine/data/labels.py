@@ -173,8 +173,8 @@ def class_weights(
         made = factors.astype(np.float32)
     if not np.isfinite(made).all() or made.min() < 0 or not made.any():
         raise InputError(
-            f"class_weight={factors.tolist()[:SHOWN]}; expected finite factors from 0 on, some "
-            "above 0, in float32"
+            f"class_weight={factors.tolist()[:SHOWN]}; expected finite factors of at least 0 in "
+            "float32, some above 0"
         )
     return made
 

@@ -84,7 +84,7 @@ def assemble(
 def _place_outside_work(draft: Draft, lives: Lifetimes, sizes: dict[str, int]) -> dict[str, int]:
     """Return the offsets of the values outside the arena, which share no bytes.
 
-    sizes: the bytes of the regions; those of the regions that are filled here are set.
+    sizes: the bytes of each region; it gets the sizes of the regions that are filled here.
     """
     offsets: dict[str, int] = {}
     for region in ("io", "const", "made"):

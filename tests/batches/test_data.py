@@ -566,9 +566,9 @@ def test_map_changes_samples_when_they_are_read() -> None:
 
 def test_subsets_name_indices_that_are_none() -> None:
     assert len(Arrays(X).subset([3, 4])) == 2
-    with pytest.raises(InputError, match="not between 0 and 9"):
+    with pytest.raises(InputError, match="expected 0 to 9"):
         Arrays(X).subset([10])
-    with pytest.raises(InputError, match="no samples"):
+    with pytest.raises(InputError, match="no indices"):
         Arrays(X).subset([])
 
 

@@ -195,7 +195,7 @@ BAD: list[tuple[Any, Any, dict[str, Any], type[EngineError], str]] = [
     ({}, None, {}, InputError, "no columns"),
     ({"a": [], "b": []}, "b", {}, InputError, "has columns, but no rows"),
     ({"a": [1], 1: [2], "1": [3]}, "a", {}, InputError, "two columns are named '1'"),
-    ({"a": [1, 2], "b": [1]}, "b", {}, ShapeError, r"columns of \[1, 2\] rows"),
+    ({"a": [1, 2], "b": [1]}, "b", {}, ShapeError, r"columns of different lengths, \[1, 2\] rows"),
     ({"a": np.ones((2, 2)), "b": [1.5, 2]}, "b", {}, ShapeError, r"'a' has the shape \[2, 2\]"),
     ({"a": [1, "x"], "b": [1.5, 2]}, "b", {}, InputError, "row 1, column 'a': 'x' is not a number"),
     ({"a": [{1}, {2}], "b": [1.5, 2]}, "b", {}, InputError, "a value of the type set"),

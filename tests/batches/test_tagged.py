@@ -85,7 +85,7 @@ def test_words_that_are_not_known(tmp_path: Path) -> None:
         ("a.jsonl", "no", "line 1: not JSON"),
         ("a.jsonl", "[" * 9999, "line 1: not JSON"),
         ("a.jsonl", "[1]", "expected an object with the lists 'tokens' and 'tags'"),
-        ("a.jsonl", '{"tokens": ["a"]}', "no texts 'tags'; there are 'tokens'"),
+        ("a.jsonl", '{"tokens": ["a"]}', "no list 'tags'; the object has 'tokens'"),
         ("a.jsonl", '{"tokens": ["a"], "tags": ["O", "B"]}', "1 words and 2 tags"),
         ("a.jsonl", '{"tokens": ["a"], "tags": [1]}', "'tags'"),
     ],

@@ -129,7 +129,7 @@ def test_a_message_that_cannot_be_is_not_made() -> None:
         (lambda: request().trained(ARRAYS, {"loss": 1.0}), "num-examples"),
         (lambda: request().trained({}, {"num-examples": 1}), "0 tensors"),
         (lambda: Message("train", MODEL, 0, {"__metadata__": W}).to_bytes(), "cannot be called"),
-        (lambda: request().failed("\ud800").to_bytes(), "no UTF-8 form"),
+        (lambda: request().failed("\ud800").to_bytes(), "cannot be written as UTF-8"),
     ]
     for make, said in wrong:
         with pytest.raises(MessageError, match=said):
@@ -149,7 +149,7 @@ def test_an_answer_is_one_to_its_request() -> None:
         (asked.evaluated(done), "'evaluated' is not an answer to a 'train'"),
         (asked, "'train' is not an answer"),
         (Message("trained", MODEL, 3, ARRAYS, metrics=done), "of round 3; this is round 4"),
-        (Message("failed", other, 4, reason="x"), f"of model {other}; asked was {MODEL}"),
+        (Message("failed", other, 4, reason="x"), f"for model {other}; the request is for {MODEL}"),
         (asked.trained({"fc.bias": B}, done), "lacks the parameter 'fc.weight'"),
         (asked.trained({**ARRAYS, "x": B}, done), "has the parameter 'x'"),
         (asked.trained({**ARRAYS, "fc.bias": B[:2]}, done), r"shape \[2\]; expected \[3\]"),

@@ -72,8 +72,8 @@ def test_directives() -> None:
         ('ai.onnx;13;Gemm{"inputs":', "types of Gemm"),
         ('ai.onnx;13;Gemm{"weights":{}}', "expected inputs, outputs or custom"),
         ('ai.onnx;13;Gemm{"inputs":{}}Add', "after the types of Gemm"),
-        ("!unknown", "known are"),
-        ("!globally_allowed_types;", "known are"),
+        ("!unknown", "expected `"),
+        ("!globally_allowed_types;", "expected `"),
     ],
 )
 def test_a_fault_names_its_line(line: str, words: str) -> None:

@@ -135,7 +135,7 @@ def test_malformed_dense_messages_are_refused() -> None:
     del message["scale"]
     with pytest.raises(EngineError, match="update has no 'scale'"):
         encoding.decode(message, SHAPES)
-    with pytest.raises(EngineError, match=r"residual.*agreed on"):
+    with pytest.raises(EngineError, match=r"residual.*expected"):
         Encoding("float32", 0.1).compensated(update(), np.zeros(3, np.float32))
     with pytest.raises(EngineError, match="'w' is float64"):
         encoding.encode({"w": np.zeros(3)})

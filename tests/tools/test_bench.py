@@ -250,7 +250,7 @@ def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "expected a file of `edgegrad bench --json`"),
         ('{"kind": "edgegrad bench", "version": 2}', "version 2; this edgegrad reads 1"),
         ('{"kind": "edgegrad bench", "version": 1}', "damaged"),
@@ -343,7 +343,7 @@ def test_the_command_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> 
         (["--compare", "a.json"], 2, "--compare"),
         (["--compare", "a.json", "b.json"], 1, "a.json: no such file"),
         (["mlp", "--compare", __file__, __file__], 2, "takes two files, and no other option"),
-        (["--compare", __file__, __file__], 1, "no JSON"),
+        (["--compare", __file__, __file__], 1, "not JSON"),
     ],
 )
 def test_bad_words_are_told(
