@@ -37,10 +37,9 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    broadcast,
-    same_as,
 )
 from engine.kernels.vocabulary.row_program import Input, Program, loop
+from engine.kernels.vocabulary.shape_rules import broadcast, same_as
 from engine.plan.words import Field, Words
 
 __all__ = [

@@ -14,15 +14,8 @@ from engine.kernels.loops.map import inline_constants
 from engine.kernels.ops.conv.convolution import takes_curves
 from engine.kernels.ops.epilogue import BOUNDS, CURVES
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import (
-    MS,
-    OURS,
-    Array,
-    Dim,
-    TensorType,
-    broadcast_dims,
-    read_op_keys,
-)
+from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, read_op_keys
+from engine.kernels.vocabulary.shape_rules import broadcast_dims
 from engine.kernels.vocabulary.terms import Formulas, TermWriter
 
 # Operands of one fused map: with more pointers, registers spill to the stack.  By `python -m bench

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from engine.base.element_types import HALVES
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import get_declaration, make_site
-from engine.kernels.vocabulary.op import Array, Storage, TensorType
+from engine.kernels.vocabulary.facts import Storage
+from engine.kernels.vocabulary.op import Array, TensorType
 
 SMALL = 2048  # elements up to which a value is stored as it is: no more than a page is won
 _ALL = Storage()

@@ -27,17 +27,8 @@ from engine.kernels.vocabulary.formula import (
     parse_attributed,
 )
 from engine.kernels.vocabulary.kernel import Body, kernel, share, udiv
-from engine.kernels.vocabulary.op import (
-    MS,
-    Grad,
-    Lowering,
-    Op,
-    Site,
-    TensorType,
-    fits,
-    normalise_axis,
-    title_op,
-)
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType, title_op
+from engine.kernels.vocabulary.shape_rules import fits, normalise_axis
 from engine.kernels.vocabulary.terms import Formulas
 
 S = "sigmoid(x)"

@@ -28,8 +28,8 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    same_as,
 )
+from engine.kernels.vocabulary.shape_rules import same_as
 
 
 def _accumulated(nodes: Nodes) -> tuple[str, ...]:

@@ -26,16 +26,8 @@ from engine.base.element_types import FLOATS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
-from engine.kernels.vocabulary.op import (
-    OURS,
-    Kind,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-    make_symbol,
-)
+from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import make_symbol
 from engine.plan.collective import ORDINAL, REDUCTIONS
 from engine.plan.context import STATUS
 

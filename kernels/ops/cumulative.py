@@ -26,17 +26,9 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import (
-    OURS,
-    Grad,
-    Lowering,
-    Op,
-    Site,
-    TensorType,
-    normalise_axis,
-    same_as,
-)
+from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop, start_value
+from engine.kernels.vocabulary.shape_rules import normalise_axis, same_as
 
 BLOCK = 256  # columns that one thread takes at a time
 

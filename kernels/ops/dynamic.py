@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.kernels.ops.shape import infer_nothing
-from engine.kernels.vocabulary.op import Array, Op, Site, TensorType, normalise_axis
+from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 
 def _non_zero(site: Site) -> tuple[Array, ...]:

@@ -19,20 +19,10 @@ from engine.base.element_types import OF_ONNX, ONNX_CODE, REALS
 from engine.base.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_formulas
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import Layout, Movement
+from engine.kernels.vocabulary.facts import Layout, Movement, Storage
 from engine.kernels.vocabulary.formula import elementwise, fold, infer, one_dtype
-from engine.kernels.vocabulary.op import (
-    MS,
-    OURS,
-    Grad,
-    Lowering,
-    Nodes,
-    Op,
-    Site,
-    Storage,
-    TensorType,
-    broadcast,
-)
+from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import broadcast
 
 # --- ops whose formula depends on the node
 

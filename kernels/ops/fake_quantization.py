@@ -34,18 +34,8 @@ from engine.kernels.ops.quantization import (
 from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.formula import elementwise, infer
-from engine.kernels.vocabulary.op import (
-    MS,
-    OURS,
-    Dim,
-    Grad,
-    Kind,
-    Nodes,
-    Op,
-    Site,
-    TensorType,
-    normalise_axis,
-)
+from engine.kernels.vocabulary.op import MS, OURS, Dim, Grad, Kind, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 
 def _fake_infer(site: Site) -> tuple[TensorType, ...]:

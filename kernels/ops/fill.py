@@ -30,8 +30,9 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType, make_symbol
+from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.shape_rules import make_symbol
 
 # --- kernels
 

@@ -17,7 +17,8 @@ first input.
 from __future__ import annotations
 
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.op import OURS, Grad, Op, same_as
+from engine.kernels.vocabulary.op import OURS, Grad, Op
+from engine.kernels.vocabulary.shape_rules import same_as
 
 
 def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:

@@ -33,7 +33,7 @@ from engine.kernels.ops.softmax import (
     softmax,
     take_log_sums,
 )
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import Samples, Storage
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -55,7 +55,6 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
     find_stored,
 )

@@ -18,7 +18,7 @@ from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.ops.epilogue import IN_GEMM, activate, list_plain_attributes, read_parameters
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import GEMM, MATMUL, WEIGHT_AND_BIAS, Role, Samples
+from engine.kernels.vocabulary.facts import GEMM, MATMUL, WEIGHT_AND_BIAS, Role, Samples, Storage
 from engine.kernels.vocabulary.op import (
     MS,
     Dim,
@@ -28,12 +28,10 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
-    broadcast,
     find_stored,
-    fits,
 )
+from engine.kernels.vocabulary.shape_rules import broadcast, fits
 
 # --- Gemm
 

@@ -25,7 +25,7 @@ from engine.kernels.loops.map import collapse
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.vocabulary.call import KernelCall, Reach, list_outer_walks
-from engine.kernels.vocabulary.facts import Movement, Samples
+from engine.kernels.vocabulary.facts import ALIKE, Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -41,7 +41,6 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     OURS,
     Array,
     Dim,
@@ -51,9 +50,9 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    broadcast,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.shape_rules import broadcast
 from engine.plan.words import OPEN, Field, Words
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size

@@ -19,9 +19,8 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, read_axes
-from engine.kernels.vocabulary.facts import Layout, Movement, Samples
+from engine.kernels.vocabulary.facts import ALIKE, Layout, Movement, Samples
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     MS,
     Array,
     Dim,
@@ -31,8 +30,8 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
-    normalise_axis,
 )
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
 

@@ -25,14 +25,8 @@ from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
 from engine.kernels.vocabulary.facts import CONV, MATMUL, Factors, Role
-from engine.kernels.vocabulary.op import (
-    MS,
-    Nodes,
-    Op,
-    Site,
-    TensorType,
-    normalise_axis,
-)
+from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 QUANTISED = ("u8", "i8", "u16", "i16")

@@ -23,7 +23,7 @@ from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import normalise_axes, read_axes, unsqueeze, with_axes
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import Samples, Storage
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -33,11 +33,10 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
-    make_symbol,
 )
 from engine.kernels.vocabulary.row_program import start_value
+from engine.kernels.vocabulary.shape_rules import make_symbol
 
 
 def _lower(lowering: Lowering) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import Samples, Storage
 from engine.kernels.vocabulary.kernel import (
     Body,
     Instance,
@@ -36,12 +36,11 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
     find_stored,
-    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 from engine.kernels.vocabulary.signature import round_to_unit
 
 BLOCK = 256  # columns whose running values stay in the first-level cache

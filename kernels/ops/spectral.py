@@ -16,7 +16,8 @@ from engine.base import limits
 from engine.base.element_types import NUMPY
 from engine.kernels.ops.elementwise import read_dtype
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normalise_axis
+from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 
 def _check_matrix(site: Site, rows: int, columns: int) -> None:

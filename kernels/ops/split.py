@@ -19,10 +19,9 @@ from engine.base.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, unknown
-from engine.kernels.vocabulary.facts import Layout, Movement, Samples
+from engine.kernels.vocabulary.facts import ALIKE, Layout, Movement, Samples, Storage
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     MANY,
     MS,
     Array,
@@ -32,11 +31,9 @@ from engine.kernels.vocabulary.op import (
     Nodes,
     Op,
     Site,
-    Storage,
     TensorType,
-    make_symbol,
-    normalise_axis,
 )
+from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 
 # --- Concat
 

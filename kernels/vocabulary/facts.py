@@ -165,3 +165,24 @@ class Samples(Enum):
     EINSUM = "along a letter that all operands and the result have"
     RECURRENT = "on the axis of the batch, which `layout` says"
     CROSS_ENTROPY = "on axis 0 of scores and labels; a loss over them is made"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The float32 operands of an op that its kernels also take in 16 bits, see `choose_storage`.
+
+    inputs, outputs: their places; None: all of them.
+    alike: these operands are all stored in one type.
+    """
+
+    inputs: frozenset[int] | None = None
+    outputs: frozenset[int] | None = None
+    alike: bool = False
+
+    def has(self, place: int, *, is_output: bool) -> bool:
+        """Return whether an operand may be stored in 16 bits."""
+        places = self.outputs if is_output else self.inputs
+        return places is None or place in places
+
+
+ALIKE = Storage(frozenset({0}), frozenset({0}), alike=True)  # input 0 and output 0

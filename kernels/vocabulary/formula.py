@@ -21,7 +21,8 @@ from engine.base.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Role
-from engine.kernels.vocabulary.op import Array, Grad, Kind, Op, Site, TensorType, broadcast
+from engine.kernels.vocabulary.op import Array, Grad, Kind, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import broadcast
 from engine.kernels.vocabulary.terms import Formulas
 
 

@@ -19,7 +19,15 @@ from engine.base.element_types import FLOATS, HALVES
 from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Product, Role, Samples
+from engine.kernels.vocabulary.facts import (
+    ChannelsLast,
+    Layout,
+    Movement,
+    Product,
+    Role,
+    Samples,
+    Storage,
+)
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.signature import Access
 from engine.kernels.vocabulary.terms import Formulas
@@ -355,27 +363,6 @@ class Lowering(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """The float32 operands of an op that its kernels also take in 16 bits, see `choose_storage`.
-
-    inputs, outputs: their places; None: all of them.
-    alike: these operands are all stored in one type.
-    """
-
-    inputs: frozenset[int] | None = None
-    outputs: frozenset[int] | None = None
-    alike: bool = False
-
-    def has(self, place: int, *, is_output: bool) -> bool:
-        """Return whether an operand may be stored in 16 bits."""
-        places = self.outputs if is_output else self.inputs
-        return places is None or place in places
-
-
-ALIKE = Storage(frozenset({0}), frozenset({0}), alike=True)  # input 0 and output 0
-
-
-@dataclass(frozen=True, slots=True)
 class Update:
     """The update of parameters by an op.
 
@@ -558,68 +545,3 @@ def _find_kind(name: str, value: Any) -> Kind:
         case [str(), *_] | (str(), *_):
             return "strings"
     raise TypeError(f"attribute {name}={value!r}: give its type in `takes`")
-
-
-# --- shape rules many families share
-
-
-def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
-    """Return a shape rule: one output of the type of input i."""
-    return lambda site: (site.type(i).but(),)
-
-
-def normalise_axis(site: Site, axis: int, rank: int) -> int:
-    """Return an axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
-    if not -rank <= axis < rank:
-        site.wrong(f"axis {axis} of a tensor of rank {rank}")
-    return axis % rank
-
-
-def make_symbol(site: Site, i: int) -> str:
-    """Return a new symbol for dimension i of the first output of this node.
-
-    Inference gives it another name where some other node has the same.
-    """
-    return f"{site.name}_d{i}"
-
-
-def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
-    """Broadcast shapes as ONNX does, in all directions.
-
-    A symbolic dimension may be 1.  Where it meets a number other than 1, the size is this number.
-    Where it meets another symbol, either may be 1, so the size is a new symbol.
-    """
-    rank = max(t.rank for t in types)
-    if all(t.rank == rank and t.shape == types[0].shape for t in types):
-        return types[0].shape
-    out: list[Dim] = []
-    for axis in range(-rank, 0):
-        sizes: list[Dim] = []
-        for t in types:
-            if t.rank >= -axis and (d := t.shape[axis]) != 1 and d not in sizes:
-                sizes.append(d)
-        numbers = [d for d in sizes if isinstance(d, int)]
-        if len(numbers) > 1:
-            site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
-        known = numbers or sizes or [1]
-        out.append(known[0] if len(known) == 1 else make_symbol(site, rank + axis))
-    return tuple(out)
-
-
-def broadcast_dims(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape to which known shapes broadcast; they must."""
-    rank = max(map(len, shapes))
-    out = [1] * rank
-    for shape in shapes:
-        for axis, d in enumerate(shape, rank - len(shape)):
-            if d != 1:
-                out[axis] = d
-    return tuple(out)
-
-
-def fits(t: TensorType, shape: Sequence[Dim]) -> bool:
-    """Return whether a tensor may broadcast to a shape, as far as both are known."""
-    if t.rank > len(shape):
-        return False
-    pairs = zip(reversed(t.shape), reversed(shape), strict=False)
-    return all(isinstance(a, str) or isinstance(b, str) or a in (1, b) for a, b in pairs)

@@ -29,12 +29,12 @@ from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
+from engine.kernels.vocabulary.facts import Storage
 from engine.kernels.vocabulary.op import (
     OURS,
     Lowering,
     Op,
     Site,
-    Storage,
     TensorType,
     find_stored,
     get_factors,

@@ -29,17 +29,8 @@ from engine.kernels.ops.epilogue import (
     list_plain_attributes,
     read_parameters,
 )
-from engine.kernels.vocabulary.facts import CONV, WEIGHT_AND_BIAS, ChannelsLast, Samples
-from engine.kernels.vocabulary.op import (
-    MS,
-    Grad,
-    Lowering,
-    Nodes,
-    Op,
-    Site,
-    Storage,
-    TensorType,
-)
+from engine.kernels.vocabulary.facts import CONV, WEIGHT_AND_BIAS, ChannelsLast, Samples, Storage
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Site, TensorType
 
 
 def _lower(lowering: Lowering) -> None:

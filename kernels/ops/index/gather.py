@@ -26,7 +26,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import find_bits
 from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.vocabulary.call import KernelCall, list_outer_walks
-from engine.kernels.vocabulary.facts import Movement, Role, Samples
+from engine.kernels.vocabulary.facts import ALIKE, Movement, Role, Samples, Storage
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -40,7 +40,6 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     MS,
     Array,
     Dim,
@@ -49,13 +48,11 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
     find_stored,
-    make_symbol,
-    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 from engine.plan.context import INDEX, STATUS
 from engine.plan.words import OPEN, Field, Words
 

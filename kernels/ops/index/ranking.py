@@ -30,7 +30,8 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType, normalise_axis
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 FEW = 16  # the best by a heap, when they are fewer than one in so many
 BLOCK = 256  # columns that one thread takes at a time

@@ -57,18 +57,9 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import (
-    MS,
-    Grad,
-    Lowering,
-    Nodes,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-    normalise_axis,
-)
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 from engine.plan.context import INDEX, STATUS
 from engine.plan.words import OPEN, Field, Packed, Words
 

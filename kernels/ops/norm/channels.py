@@ -24,7 +24,7 @@ from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, walk_outer
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
-from engine.kernels.vocabulary.facts import Layout
+from engine.kernels.vocabulary.facts import Layout, Storage
 from engine.kernels.vocabulary.kernel import (
     OPERANDS,
     Body,
@@ -40,18 +40,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import (
-    OURS,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    Storage,
-    TensorType,
-    broadcast,
-    broadcast_dims,
-    find_stored,
-)
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, find_stored
 from engine.kernels.vocabulary.row_program import (
     Input,
     Program,
@@ -59,6 +48,7 @@ from engine.kernels.vocabulary.row_program import (
     list_fields,
     loop,
 )
+from engine.kernels.vocabulary.shape_rules import broadcast, broadcast_dims
 from engine.kernels.vocabulary.terms import Formulas
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Packed, Words

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from engine.kernels.ops.norm.batchnorm import across
 from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.facts import NORM, Samples
-from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, normalise_axis
+from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 
 def _standardised(nodes: Nodes, x: str, parts: int) -> str:

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from engine.kernels.loops.fold import RUN
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.norm.channels import channel_sums_join
-from engine.kernels.vocabulary.facts import NORM, Role, Samples
+from engine.kernels.vocabulary.facts import ALIKE, NORM, Role, Samples, Storage
 from engine.kernels.vocabulary.kernel import Body, Native, imin, kernel, off, share
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     MS,
     OURS,
     Dim,
@@ -31,12 +30,11 @@ from engine.kernels.vocabulary.op import (
     Nodes,
     Op,
     Site,
-    Storage,
     TensorType,
     find_stored,
-    normalise_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 PART = 1 << 14  # elements of a part of the rows
 

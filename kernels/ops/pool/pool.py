@@ -43,10 +43,9 @@ from engine.kernels.ops.pool.pool_kernels import (
     pool_mean,
     pool_mean_grad,
 )
-from engine.kernels.vocabulary.facts import ChannelsLast, Samples
+from engine.kernels.vocabulary.facts import ALIKE, ChannelsLast, Samples, Storage
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
-    ALIKE,
     MS,
     OURS,
     Grad,
@@ -55,7 +54,6 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
 )
 

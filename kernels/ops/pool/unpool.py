@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from engine.kernels.loops.window import infer_in_dims, read_kernel_shape
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType, make_symbol
+from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import make_symbol
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:

@@ -45,7 +45,7 @@ from engine.kernels.ops.recurrent.sequence import (
     Walk,
     read_shape,
 )
-from engine.kernels.vocabulary.facts import GRU, LSTM, RNN, Product, Role, Samples
+from engine.kernels.vocabulary.facts import GRU, LSTM, RNN, Product, Role, Samples, Storage
 from engine.kernels.vocabulary.integers import PANEL
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
@@ -59,7 +59,6 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
 )
 from engine.kernels.vocabulary.signature import round_to_unit

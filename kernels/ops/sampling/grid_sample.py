@@ -30,17 +30,8 @@ from engine.kernels.ops.sampling.taps import (
 )
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.facts import ChannelsLast
-from engine.kernels.vocabulary.op import (
-    OURS,
-    Dim,
-    Grad,
-    Lowering,
-    Nodes,
-    Op,
-    Site,
-    TensorType,
-    make_symbol,
-)
+from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import make_symbol
 from engine.plan.words import Packed
 
 MODES = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}

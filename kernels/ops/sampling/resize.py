@@ -22,7 +22,7 @@ from engine.base.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.sampling.resample import SparseMatrix, lower_resample, resample
-from engine.kernels.vocabulary.facts import ChannelsLast, Samples
+from engine.kernels.vocabulary.facts import ChannelsLast, Samples, Storage
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -34,12 +34,10 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
-    Storage,
     TensorType,
     find_stored,
-    make_symbol,
-    normalise_axis,
 )
+from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 
 LONGEST = 1 << 24  # elements of an axis: its weights are a table that stands in the plan
 COORDINATES = (
