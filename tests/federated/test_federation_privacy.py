@@ -132,7 +132,7 @@ def test_a_promise_says_what_it_is_against() -> None:
         ({"clipping-norm": -1.0}, "clipping_norm=-1.0"),
         ({"noise-multiplier": -0.5}, "noise_multiplier=-0.5: expected 0 or more"),
         ({"noise-multiplier": 1e-9}, "supported: 0, or at least 1.9e-09"),
-        ({"privacy": "server-adaptive"}, "how many clients a round asks"),
+        ({"privacy": "server-adaptive"}, "number of clients that a round asks"),
         ({"privacy": "client-fixed"}, "set clients-per-round"),
         ({"privacy": "local", "update-fraction": 0.1}, "the largest noise"),
         ({**CLIPPED, "update-values": "float16"}, "privacy='server-fixed' clips"),

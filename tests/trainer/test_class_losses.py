@@ -76,7 +76,7 @@ def test_weights_by_list_and_by_class() -> None:
         ([1, 2, -1], Y, "expected finite factors of at least 0"),
         ([1, 2, np.inf], Y, "expected finite factors"),
         ([1, 2, 1e300], Y, "expected finite factors"),
-        ([1e-300, 0, 0], Y, "some above 0, in float32"),
+        ([1e-300, 0, 0], Y, "at least 0 in float32, some above 0"),
         ([0, 0, 0], Y, "some above 0"),
         ("balanced", [0, 5], "labels from 0 to 5; the model has 3 classes"),
         ("balanced", ["a"], "labels"),
