@@ -20,6 +20,7 @@ from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.kernels.ops.registry import list_ops
+from engine.kernels.vocabulary.facts import Scaling
 from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 
 # Constants of these types are kept as the next wider type, which holds the same values.  This makes
@@ -141,7 +142,7 @@ def unpack(t: TensorProto) -> Array:
 def _takes_packed(op: Op) -> bool:
     """Return whether an op moves or converts integers of 4 bits."""
     is_plain = op.movement.copies or op.title == "Cast"
-    return not op.domain and (is_plain or op.name == "DequantizeLinear")
+    return not op.domain and (is_plain or op.scaling is Scaling.DEQUANTISES)
 
 
 def check_packed(graph: Graph, names: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Role
+from engine.kernels.vocabulary.facts import Role, Scaling
 from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
 
@@ -121,7 +121,7 @@ def _passes_on(node: Any) -> bool:
     """Return whether a node only moves its first input, or converts it to floats."""
     op = list_ops().get((node.domain, node.op_type))
     return op is not None and (
-        op.keeps_elements or op.movement.is_reversible or op.name == "DequantizeLinear"
+        op.keeps_elements or op.movement.is_reversible or op.scaling is Scaling.DEQUANTISES
     )
 
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from engine.base.errors import UnsupportedOpError, defects, suggest_nearest
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Product
+from engine.kernels.vocabulary.facts import Product, Scaling
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
 from engine.kernels.vocabulary.sizes import is_size, make_shape_key
 from engine.kernels.vocabulary.terms import Formulas
@@ -53,6 +53,18 @@ def is_reversible_move(node: Node) -> bool:
     """Return whether a node only moves its first input, in a way that can be undone."""
     op = list_ops().get((node.domain, node.op))
     return op is not None and op.movement.is_reversible
+
+
+def is_quantiser(node: Node) -> bool:
+    """Return whether a node makes integers of numbers, by a scale that it reads."""
+    op = list_ops().get((node.domain, node.op))
+    return op is not None and op.scaling is Scaling.QUANTISES
+
+
+def is_dequantiser(node: Node) -> bool:
+    """Return whether a node makes numbers of the integers that stand for them."""
+    op = list_ops().get((node.domain, node.op))
+    return op is not None and op.scaling is Scaling.DEQUANTISES
 
 
 def find_product(node: Node) -> Product | None:

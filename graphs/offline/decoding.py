@@ -26,6 +26,7 @@ import numpy as np
 
 from engine.base.errors import UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import is_dequantiser
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.plan import FILLED
 
@@ -158,7 +159,9 @@ class _Rewriting:
         t, value, maker = self.graph.inputs.get(name), self.graph.initializers.get(name), None
         if t is None and value is None:
             maker = makers.get(name)
-        if maker is not None and maker.op in ("DequantizeLinear", "Transpose", "Cast", "Identity"):
+        if maker is not None and (
+            is_dequantiser(maker) or maker.op in ("Transpose", "Cast", "Identity")
+        ):
             return self._find_rank(maker.inputs[0], makers)
         return t.rank if t is not None else None if value is None else value.ndim
 

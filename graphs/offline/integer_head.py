@@ -21,7 +21,7 @@ import numpy as np
 from engine.base.element_types import ONNX_CODE
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import find_product
+from engine.graphs.ir.sites import find_product, is_dequantiser, is_quantiser
 from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
@@ -34,7 +34,6 @@ KEEPING = NORMALISING | {
     "Identity", "Dropout", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Relu", "Clip", "Reshape",
     "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean",
 }  # fmt: skip
-_ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 MOST_FACTORS = 8  # of scaled sums: the sums, the unit of x, and scales of weights
 
 
@@ -51,8 +50,8 @@ def write_head_in_floats(graph: Graph, output: str) -> None:
 
 def find_quantiser(node: Node, makers: Mapping[str, Node]) -> Node | None:
     """Return the QuantizeLinear whose integers a node makes floats again, if it does this."""
-    maker = makers.get(node.inputs[0]) if node.op == "DequantizeLinear" else None
-    return maker if maker is not None and maker.op == "QuantizeLinear" else None
+    maker = makers.get(node.inputs[0]) if is_dequantiser(node) else None
+    return maker if maker is not None and is_quantiser(maker) else None
 
 
 def expand_integers(graph: Graph, node: Node) -> bool:
@@ -88,11 +87,11 @@ class _Head:
                 return self.write_linear(node, product)
             if not node.domain and product in (MATMUL, GEMM, CONV):
                 return self.fold_operands(node, range(len(node.inputs)))
+            if is_quantiser(node):
+                return bool(rounded) and self.drop_rounding(rounded[-1], node)
             match node.domain, node.op:
-                case (("" | "com.microsoft"), "DequantizeLinear"):
+                case _ if is_dequantiser(node):
                     rounded.append(node)
-                case (("" | "com.microsoft"), "QuantizeLinear"):
-                    return bool(rounded) and self.drop_rounding(rounded[-1], node)
                 case "engine", "ScaledSums":
                     return self.write_scaling(node)
                 case "", "Mul":
@@ -169,10 +168,12 @@ class _Head:
         factors.remove(sums[0])
         q, w, zero, w_zero = (*total.inputs, "", "")[:4]
         maker = self.makers.get(q)
-        if maker is None or maker.op not in _ROUNDING:
+        if maker is None:
             return False
         # The unit of the integers that the layer reads; what is left are scales of weights.
         is_dynamic = maker.op == "DynamicQuantizeLinear"
+        if not is_dynamic and not is_quantiser(maker):
+            return False
         unit = maker.outputs[1] if is_dynamic else maker.inputs[1]
         known = self.graph.initializers
         if unit not in factors:
@@ -238,7 +239,7 @@ class _Head:
         """Return what a value was before it was rounded in a range of its own."""
         back = self.makers.get(name)
         maker = self.makers.get(back.inputs[0]) if back is not None else None
-        if back is None or maker is None or back.op != "DequantizeLinear":
+        if back is None or maker is None or not is_dequantiser(back):
             return name
         return maker.inputs[0] if maker.op == "DynamicQuantizeLinear" else name
 
@@ -249,7 +250,7 @@ class _Head:
             return False
         if maker.op in ("Reshape", "Unsqueeze") and maker.inputs[0] in self.graph.initializers:
             return True
-        return any(node.op == "DequantizeLinear" for node in made)
+        return any(map(is_dequantiser, made))
 
     def list_makers(self, name: str) -> list[Node]:
         """Return the nodes that make a value, in their order; none if it needs more than constants.
@@ -280,7 +281,7 @@ class _Head:
         made, values = self.list_makers(name), dict(self.graph.initializers)
         for maker in made:
             plain = Node(maker.op, maker.inputs, maker.outputs, maker.attrs, "", maker.name)
-            is_known = maker.op == "DequantizeLinear" or not maker.domain
+            is_known = is_dequantiser(maker) or not maker.domain
             given = [values.get(i) for i in maker.inputs]
             outputs = reference.evaluate(plain if is_known else maker, self.graph.opsets, given)
             if not outputs:

@@ -25,7 +25,8 @@ import numpy as np
 from engine.base.element_types import FLOATS, OF_NUMPY, TRAINED_INTEGERS
 from engine.base.errors import DTypeError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.graphs.ir.sites import is_dequantiser
+from engine.kernels.vocabulary.op import Array, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def list_resident(graph: Graph) -> list[str]:
         if OF_NUMPY.get(array.dtype) in TRAINED_INTEGERS
         and array.ndim
         and readers.get(name)
-        and all(_is_dequantiser(node, name) for node in readers[name])
+        and all(_dequantises(node, name) for node in readers[name])
         and all(graph.initializers.get(node.inputs[1]) is not None for node in readers[name])
     ]
 
@@ -92,10 +93,9 @@ def scale_gradient(graph: Graph, integer: ResidentInteger, gradients: Mapping[st
     return scaled
 
 
-def _is_dequantiser(node: Node, name: str) -> bool:
+def _dequantises(node: Node, name: str) -> bool:
     """Return whether a node makes floats of a parameter, and reads it for nothing else."""
-    is_named = node.op == "DequantizeLinear" and node.domain in ("", MS)
-    return is_named and node.inputs[0] == name and name not in node.inputs[1:]
+    return is_dequantiser(node) and node.inputs[0] == name and name not in node.inputs[1:]
 
 
 def _describe(
@@ -104,7 +104,7 @@ def _describe(
     shape = types[name].dims
     inverses: list[Array] = []
     for node in readers:
-        if not _is_dequantiser(node, name):
+        if not _dequantises(node, name):
             raise DTypeError(
                 f"requires_grad: {name!r} is {types[name]} and read by {node.op} {node.name!r}; "
                 "integers are trained where DequantizeLinear alone reads them"

@@ -8,6 +8,7 @@ from engine.base.errors import UnsupportedOpError
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.io.messages import NIBBLE, UNSIGNED_NIBBLE
 from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.sites import is_dequantiser
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import Array
 
@@ -43,7 +44,7 @@ def store_nibbles(graph: Graph) -> Graph:
         names = [name for name in (*node.inputs[:1], *node.inputs[2:]) if name]
         arrays = [graph.initializers.get(name) for name in names]
         is_alone = all(readers[name] == [node] and name not in ends for name in names)
-        if node.op != "DequantizeLinear" or node.domain or not is_alone:
+        if not is_dequantiser(node) or node.domain or not is_alone:
             continue
         for kind, (wide, low, high) in _KINDS.items():
             if all(a is not None and a.dtype == wide and _fits(a, low, high) for a in arrays):

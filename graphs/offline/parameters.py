@@ -10,6 +10,7 @@ from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
 from engine.graphs.ir.graph import Graph, Node, Subgraph
+from engine.graphs.ir.sites import is_dequantiser, is_quantiser
 from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
@@ -54,9 +55,9 @@ def _find_differentiable(graph: Graph) -> set[str]:
         stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}
-        if node.op == "DequantizeLinear" and node.inputs[0] in graph.initializers:
+        if is_dequantiser(node) and node.inputs[0] in graph.initializers:
             stop.add(1)
-        if trains_rounded and node.op == "QuantizeLinear" and _is_undone(node, readers):
+        if trains_rounded and is_quantiser(node) and _is_undone(node, readers):
             stop.discard(0)
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
         for body in node.attrs.values():
@@ -70,7 +71,7 @@ def _find_differentiable(graph: Graph) -> set[str]:
 def _is_undone(node: Node, readers: Mapping[str, Sequence[Node]]) -> bool:
     """Return whether only dequantisers read what a quantiser makes: gradients pass both."""
     after = readers.get(node.outputs[0], ())
-    return bool(after) and all(reader.op == "DequantizeLinear" for reader in after)
+    return bool(after) and all(map(is_dequantiser, after))
 
 
 def match_parameters(graph: Graph, patterns: Sequence[str], *, integers: bool = False) -> list[str]:

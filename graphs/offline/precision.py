@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.base.errors import DTypeError, ModelWarning, join_names, warn_user
 from engine.graphs.ir.graph import Graph
-from engine.graphs.ir.sites import find_product, is_reversible_move
+from engine.graphs.ir.sites import find_product, is_dequantiser, is_reversible_move
 from engine.graphs.passes.half import (
     cast_ends,
     convert_array,
@@ -210,7 +210,7 @@ def _find_integer_weights(graph: Graph) -> set[str]:
     """Return the dequantised integer constants, and their transposes."""
     names: set[str] = set()
     for node in graph.nodes:
-        is_weight = node.op == "DequantizeLinear" and node.inputs[0] in graph.initializers
+        is_weight = is_dequantiser(node) and node.inputs[0] in graph.initializers
         if is_weight or (is_reversible_move(node) and node.inputs[0] in names):
             names.add(node.outputs[0])
     return names

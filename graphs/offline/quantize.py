@@ -11,8 +11,9 @@ import numpy as np
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import is_dequantiser, is_quantiser
 from engine.kernels.ops.quantization import QUANTISED, find_limits
-from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.kernels.vocabulary.op import OURS, TensorType
 
 TRACKED = (OURS, "TrackedScale")
 LEARNED = (OURS, "LearnedScale")
@@ -32,7 +33,7 @@ def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, Te
     """
     makers = graph.find_producers()
     for node in graph.nodes:
-        if node.op != "DequantizeLinear" or node.domain not in ("", MS):
+        if not is_dequantiser(node):
             continue
         maker, bounds = _find_quantizer(graph, makers, node.inputs[0], types)
         if maker is None or not any(name in needed for name in maker.inputs[:2]):
@@ -92,8 +93,7 @@ def _find_quantizer(
                 bound = int(side.reshape(()))
                 low, high = (low, min(high, bound)) if i else (max(low, bound), high)
             maker = makers.get(maker.inputs[0])
-    is_found = maker is not None and maker.op == "QuantizeLinear" and maker.domain in ("", MS)
-    return (maker if is_found else None), (low, high)
+    return (maker if maker is not None and is_quantiser(maker) else None), (low, high)
 
 
 def _undoes(graph: Graph, node: Node, maker: Node) -> bool:

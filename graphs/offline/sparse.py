@@ -45,7 +45,7 @@ from engine.base.errors import (
 )
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import find_product
+from engine.graphs.ir.sites import find_product, is_dequantiser
 from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
@@ -255,14 +255,12 @@ def _maps_elements(node: Node) -> bool:
     op = list_ops().get((node.domain, node.op))
     if op is None:
         return False
-    return op.keeps_elements or op.movement.is_reversible or op.title == "DequantizeLinear"
+    return op.keeps_elements or op.movement.is_reversible or is_dequantiser(node)
 
 
 def _move_axes(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return the axes of a parameter after a node that moves it, or None if they are unknown."""
-    if axes is None or node.op in ("Identity", "Cast"):
-        return axes
-    if node.op == "DequantizeLinear":  # each element becomes a float where it is
+    if axes is None or node.op in ("Identity", "Cast") or is_dequantiser(node):
         return axes
     if node.op != "Transpose":
         return None

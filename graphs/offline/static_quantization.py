@@ -20,7 +20,13 @@ import numpy as np
 
 from engine.base.errors import InputError, UnsupportedOpError, suggest_nearest
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
-from engine.graphs.ir.sites import find_product, get_declaration, make_site
+from engine.graphs.ir.sites import (
+    find_product,
+    get_declaration,
+    is_dequantiser,
+    is_quantiser,
+    make_site,
+)
 from engine.graphs.offline.integer_weights import IntegerWeights, find_floor, find_peak_scale
 from engine.graphs.offline.normalize import name_nodes, set_inference_mode
 from engine.graphs.offline.scales import Scale
@@ -30,7 +36,7 @@ from engine.graphs.passes.simplify import drop_identities, prune
 from engine.kernels.ops.fake_quantization import find_top
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Movement
-from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
+from engine.kernels.vocabulary.op import OURS, Array, TensorType
 
 _PRODUCTS = (CONV, GEMM, MATMUL)
 _SUPPORTED = ", ".join(product.of for product in _PRODUCTS)
@@ -128,7 +134,7 @@ def prepare_forward(graph: Graph, trained: Collection[str] = ()) -> Graph:
         EngineError: as `infer`.
     """
     for node in graph.nodes:
-        if node.op == "QuantizeLinear" and node.domain in ("", MS):
+        if is_quantiser(node):
             raise InputError(
                 f"{graph.name}: {node.op} {node.name!r} quantises {node.inputs[0]!r} already; give "
                 "the float model"
@@ -153,7 +159,7 @@ def _fold_constants(graph: Graph) -> None:
             op.fold is None
             or not node.inputs
             or not is_known
-            or "Dequantize" in node.op
+            or is_dequantiser(node)
             or (node.domain == OURS)
         ):
             kept.append(node)

@@ -25,6 +25,7 @@ from engine.graphs.ir.graph import MAX_RANK, Graph, Node, find_type
 from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred, Walk, evaluate, infer_by_trial, list_symbols, rename
 from engine.graphs.passes.sizes import fold_sizes
+from engine.kernels.vocabulary.facts import Scaling
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
 
@@ -302,7 +303,7 @@ class _InferenceWalk:
             return NodeResults(types)
         if (op.domain, op.name) == ("", "Expand") and types[0].size > REPEATED:
             return NodeResults(types)
-        if op.name == "DequantizeLinear" and _is_matrix(types[0]):
+        if op.scaling is Scaling.DEQUANTISES and _is_matrix(types[0]):
             return NodeResults(types)
         if op.fold is None:
             values = self.run_reference(node) if op.by_reference else []

@@ -11,7 +11,7 @@ import numpy as np
 from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.base.errors import UnknownValueError
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import find_product
+from engine.graphs.ir.sites import find_product, is_dequantiser, is_quantiser
 from engine.graphs.passes.infer import FOLD_BYTES
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantization import find_limits
@@ -168,7 +168,7 @@ class _Integers:
         self.graph.nodes = nodes
         # Of other layers scales are operands, not part of the code: they share their kernels.
         for node in nodes:
-            if node.op in ("QuantizeLinear", "DequantizeLinear") and node.domain in ("", MS):
+            if is_quantiser(node) or is_dequantiser(node):
                 self.graph.sized |= self.graph.initializers.keys() & node.inputs[1:]
 
     def get_value(self, name: str) -> Array | None:
@@ -339,7 +339,7 @@ class _Integers:
     def find_activation(self, name: str) -> _Activation | None:
         """Return the integers that a value stands for, if they are computed and have one scale."""
         maker = self.makers.get(name)
-        if maker is None or maker.op != "DequantizeLinear" or maker.domain not in ("", MS):
+        if maker is None or not is_dequantiser(maker):
             return None
         q, scale = maker.inputs[:2]
         unit = _take_single(self.get_value(scale))
@@ -372,7 +372,7 @@ class _Integers:
                 return None
             order = maker.attrs.get("perm") or range(w.integers.ndim)[::-1]
             return _transpose(w, tuple(order))
-        if maker is None or maker.op != "DequantizeLinear" or maker.domain not in ("", MS):
+        if maker is None or not is_dequantiser(maker):
             return None
         if maker.attrs.get("block_size", 0) or self.types[name].dtype != "f32":
             return None
@@ -410,7 +410,7 @@ class _Integers:
     def read_bias(self, name: str, unit: Array, columns: int) -> Array | None:
         """Return the integers of a bias in units of the sums; None if it is not stored so."""
         maker = self.makers.get(name)
-        if maker is None or maker.op != "DequantizeLinear" or maker.domain not in ("", MS):
+        if maker is None or not is_dequantiser(maker):
             return None
         values = [self.get_value(i) if i else None for i in (*maker.inputs, "")[:3]]
         integers, scale, zeros = values
@@ -428,7 +428,7 @@ class _Integers:
         bounds: list[tuple[str, Array]] = []
         gone: list[Node] = []
         while (node := self.find_reader(name)) is not None:
-            if (node.domain, node.op) in (("", "QuantizeLinear"), (MS, "QuantizeLinear")):
+            if is_quantiser(node):
                 return self.join_result(node, bounds, gone) or plain
             limits = self.read_limits(node) if (node.domain, node.op) in _LIMITS else None
             if limits is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.base.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import is_dequantiser
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantised_weights import PACKED
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
@@ -69,12 +70,11 @@ class _Reading:
 
     def visit(self, node: Node) -> None:
         """Keep a node, or replace it."""
-        match node.domain, node.op:
-            case (("" | "com.microsoft"), "DequantizeLinear"):
-                self.note(node)
-            case "", "Transpose" if self.is_matrix(node.inputs[0]):
-                ins, attrs, is_transposed = self.weights[node.inputs[0]]
-                self.weights[node.outputs[0]] = ins, attrs, not is_transposed
+        if is_dequantiser(node):
+            self.note(node)
+        elif (node.domain, node.op) == ("", "Transpose") and self.is_matrix(node.inputs[0]):
+            ins, attrs, is_transposed = self.weights[node.inputs[0]]
+            self.weights[node.outputs[0]] = ins, attrs, not is_transposed
         made = self.read_node(node)
         self.made += [node] if made is None else made
 

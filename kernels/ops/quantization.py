@@ -24,7 +24,7 @@ from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
-from engine.kernels.vocabulary.facts import CONV, MATMUL, Factors, Role
+from engine.kernels.vocabulary.facts import CONV, MATMUL, Factors, Role, Scaling
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import normalise_axis
 
@@ -317,6 +317,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
     return (
         Op(
             name="QuantizeLinear",
+            scaling=Scaling.QUANTISES,
             is_of_integers=True,
             domain=domain,
             inputs=(2, 3),
@@ -329,6 +330,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
         ),
         Op(
             name="DequantizeLinear",
+            scaling=Scaling.DEQUANTISES,
             domain=domain,
             inputs=(2, 3),
             outputs=1,

@@ -127,6 +127,16 @@ class Movement(Enum):
         return self in (Movement.KEPT, Movement.TRANSPOSED)
 
 
+class Scaling(Enum):
+    """The direction between numbers and the integers that stand for them.
+
+    Inputs 1 and 2 are the scale and the zero point of the integers.
+    """
+
+    QUANTISES = "output 0 has the integers that stand for the numbers of input 0"
+    DEQUANTISES = "output 0 has the numbers for which the integers of input 0 stand"
+
+
 class Samples(Enum):
     """The place of a batch's samples in an op's outputs; its inputs hold them along an axis.
 

@@ -26,6 +26,7 @@ from engine.kernels.vocabulary.facts import (
     Product,
     Role,
     Samples,
+    Scaling,
     Storage,
 )
 from engine.kernels.vocabulary.kernel import Template
@@ -419,6 +420,7 @@ class Op:
     layout: the layout of images that it reads and makes: one rule for all, or the operands that
         must be channels-last.
     movement: which elements of its inputs the outputs have.
+    scaling: whether it makes integers of numbers or numbers of integers, each by itself.
     samples: how the outputs hold the samples of a batch; with a formula, ELEMENTWISE by default.
     storage: the operands that may be stored in 16 bits, which may depend on the node; none by
         default, and all for an op with a formula.
@@ -467,6 +469,7 @@ class Op:
     expr: Callable[[Site], Expr | Formulas] | None = None
     layout: Layout | ChannelsLast = Layout.PLAIN
     movement: Movement = Movement.COMPUTED
+    scaling: Scaling | None = None
     samples: Samples = Samples.MIXED
     storage: Storage | Callable[[Site], Storage | None] | None = None
     is_acting: bool = False

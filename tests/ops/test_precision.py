@@ -225,6 +225,26 @@ def test_integer_weights_are_told_with_what_to_do(tmp_path: Path) -> None:
     assert np.isfinite(trainer.step(X, LABELS))
 
 
+@pytest.mark.parametrize("domain", ["", "com.microsoft."])
+def test_integer_weights_are_told_of_in_the_domains_of_both_dequantisers(domain: str) -> None:
+    nodes = f"d = {domain}DequantizeLinear(w, scale) y = MatMul(x, d) scores = Add(y, y)"
+    graph = onnx_io.load(written(nodes, w=integers(6, 3), scale=TENTH))
+    assert "1 of 1 products are integer, its weights are integers before" in tell(graph, [])
+
+
+def test_products_are_counted_without_sums_of_integers() -> None:
+    """QLinearAdd adds: the model has two products, of which one is integer."""
+    nodes = """q = com.microsoft.QLinearAdd(a, s, z, b, s, z, s, z)
+        t = MatMulInteger(q, w) f = Cast<to = 1>(t) scores = MatMul(f, v)"""
+    proto = written(
+        nodes, a=integers(2, 6), b=integers(2, 6), s=TENTH, z=np.zeros((), np.int8),
+        w=integers(6, 4), v=np.ones((4, 3), np.float32),
+    )  # fmt: skip
+    assert tell(onnx_io.load(proto), []).startswith(
+        "1 of 2 products are integer, it is dynamically quantised int8; "
+    )
+
+
 def test_a_float_model_is_not_told_of() -> None:
     graph = onnx_io.load(forward())
     assert tell(graph, ["w"]) == ""

@@ -269,11 +269,12 @@ def test_what_stays_float_is_listed_with_its_reason() -> None:
         helper.make_node("Reshape", ["c", "shape"], ["q"]),
         helper.make_node("LSTM", ["q", "k", "r"], ["", "h"], "lstm", hidden_size=4),
         helper.make_node("Squeeze", ["h", "axes"], ["hs"]),
-        helper.make_node("MatMul", ["hs", "v"], ["m"], "head.out"),
+        helper.make_node("PRelu", ["hs", "slope"], ["hp"], "slopes are no product"),
+        helper.make_node("MatMul", ["hp", "v"], ["m"], "head.out"),
         helper.make_node("MatMul", ["m", "mt"], ["y"], "square"),
     ]
-    nodes.insert(6, helper.make_node("Transpose", ["m"], ["mt"], perm=[1, 0]))
-    weights |= {"shape": np.array([4, -1, 36]), "axes": np.array([0])}
+    nodes.insert(7, helper.make_node("Transpose", ["m"], ["mt"], perm=[1, 0]))
+    weights |= {"shape": np.array([4, -1, 36]), "axes": np.array([0]), "slope": draw(4)}
     model = build(nodes, weights)
     made = quantize(model, draw(8, 3, 8, 8), Quantization(keep_float=["head.*"]))
     assert {each.name: each.reason for each in made.scheme.left} == {
