@@ -25,11 +25,11 @@ class Buckets:
     Args:
         lengths: the lengths.  None: `count` of them, so that each holds about as many samples.
         count: see `lengths`.
-        pad: the value that fills up each field of a sample that holds a sequence, by the field's
+        pad: the padding value of each field of a sample that holds a sequence, by the field's
             name or position, for example `{"input_ids": 0, "labels": -100}`.  The length of the
             first counts, the others must be as long.
-        mask: whether a batch gets a further array, 1 where there is a value and 0 where it is
-            filled up (int64, batch x length): `attention_mask` of a batch by name, and right after
+        mask: whether a batch gets a further array, 1 where there is a value and 0 where it
+            is padded (int64, batch x length): `attention_mask` of a batch by name, and right after
             the first sequence in a batch that is a tuple.
         truncate: whether longer sequences are cut at the largest length; otherwise refused.
 

@@ -99,7 +99,8 @@ class LogMel:
         rate: samples per second.
         window: samples of a frame; 400 are 25 ms at 16 kHz.
         hop: samples from one frame to the next.
-        n_fft: length of the Fourier transform, by default the power of two from `window` on.
+        n_fft: length of the Fourier transform, by default the least power of two that is at
+            least `window`.
         n_mels: bands.
         f_min, f_max: lowest and highest frequency in Hz; by default up to half the rate.
         normalize: whether the mean of a sound's features is subtracted from them, and they are

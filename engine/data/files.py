@@ -82,7 +82,7 @@ class DecodedFiles(Dataset):
         return other
 
     def list_options(self) -> dict[str, Any] | None:
-        """Return the arguments that decide what a file becomes, in types of JSON.
+        """Return the arguments that decide what a file becomes, as JSON types.
 
         None if they cannot be written, like a user's own function.
         """

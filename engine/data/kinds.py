@@ -457,7 +457,7 @@ def make_texts(asked: DataRequest, texts: Sequence[str]) -> Dataset:
     for number, words in enumerate(encoded):
         if not len(words):
             raise InputError(f"text {number} is empty")
-    if length is None:  # each text has its own: they are filled up to the longest one
+    if length is None:  # each text has its own: they are padded to the longest one
         length = max(map(len, encoded))
     tokens, masks = (np.full((len(texts), length), v, np.int64) for v in (pad, 0))
     for i, words in enumerate(encoded):

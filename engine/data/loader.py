@@ -44,9 +44,9 @@ class Batches(ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The options that decide which batches an epoch has, in types of JSON.
+        """The options that decide which batches an epoch has, as JSON types.
 
-        A run is resumed with the same alone; empty: the source decides.
+        A run can be resumed only with the same ones; empty: the source decides.
         """
         return {}
 
@@ -59,7 +59,7 @@ class Batches(ABC):
         memory of the data that it is made from, and must not be written.
 
         Raises:
-            InputError, DTypeError: a number is negative, or no whole number; or there are fewer
+            InputError, DTypeError: a number is negative, or not a whole number; or there are fewer
                 batches than `start`.
         """
 

@@ -157,7 +157,7 @@ class Preparation:
 
         Raises:
             NameNotFoundError: a row lacks a column.
-            InputError: a value is missing, no number, or a text that the training rows had not.
+            InputError: a value is missing or not a number, or a text that no training row had.
         """
         parts = [
             column.encode(

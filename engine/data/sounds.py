@@ -24,7 +24,7 @@ LONGEST = 1 << 31  # samples of a sound: what no array of them has
 class Sounds(DecodedFiles):
     """Sounds of a folder and their classes: samples (features, label).
 
-    A sound is mixed to one channel, resampled to `rate`, and cut at its end or filled up with
+    A sound is mixed to one channel, resampled to `rate`, and cut at its end or padded with
     silence to `seconds`.  Its features are 1 x bands x frames, float32, like a picture with one
     channel.  The label is the index of the sub-folder in `classes`, int64.  Augmentations get
     the sound itself: samples of float32, from -1 to 1, one axis.

@@ -63,10 +63,10 @@ def batches(
         drop_last: whether the last samples are left out if they do not fill a batch.
         balanced: whether an epoch has all classes equally often, in a new order in each epoch;
             samples of rare classes then come several times.
-        augment: one or several random changes, by name as "flip" or as objects, applied in this
-            order; functions `(sample, rng) -> sample` of your own among them.  A sample is a tuple
-            of arrays, in the order of `names` if it has names.  They draw from `rng` alone, which
-            the seed, the epoch and the sample decide.
+        augment: one or several random changes, by name, such as "flip", or as objects, applied in
+            this order; functions `(sample, rng) -> sample` of your own among them.  A sample is a
+            tuple of arrays, in the order of `names` if it has names.  They draw from `rng` alone,
+            which the seed, the epoch and the sample decide.
         bucket_by: lengths to pad sequences to, or `Buckets`.
         prefetch: batches made ahead by threads while the caller works; 0: none.  Arrays in
             memory are indexed in the caller's thread, which costs less than to wake another.

@@ -45,15 +45,15 @@ class Table(Dataset):
         label: the column to predict, several for regression, or None: samples are (features,).
         features: the columns to predict from, by default all others.
         task: "classification" or "regression".  By default texts are classes, and numbers with
-            fractions are not; whole numbers may be either, so that it must be said.
-        categorical: columns whose numbers are names, as postal codes; the label may be one.
+            fractions are not; whole numbers may be either, so you have to say which.
+        categorical: columns whose numbers are names, such as postal codes; the label may be one.
         dates: columns of dates, and the parts of them that become features: "year", "month",
             "day", "weekday", "day_of_year", "hour", "minute", "days" since 1970.
         missing: what happens to a row with a missing value: an "error"; "drop" leaves the row out;
             "mean" and "median" replace a number by the column's, and a text by no text; "flag" is
             "median" with a further feature for each column of numbers, 1 where a value is missing;
             "keep" leaves NaN among the features.  A missing target is an error or dropped.
-        unknown: what happens to a text that the training rows had not: an "error", or "none" of
+        unknown: what happens to a text that no training row had: an "error", or "none" of
             the column's features is 1.
         missing_values: texts of a file that stand for a missing value.
         normalize: whether numbers are normalised.

@@ -21,7 +21,7 @@ from engine.data.texts import read
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".jsonl")
 LINES = (".txt",)  # a sentence a line, to predict for
-IGNORED = -100  # the tag where a sentence is filled up
+IGNORED = -100  # the tag where a sentence is padded
 PAD, UNKNOWN, FIRST = 0, 1, 2  # numbers of words
 DOCUMENT = "-DOCSTART-"  # begins a document in the files of CoNLL 2003
 WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels")
@@ -62,23 +62,23 @@ class TaggedTexts(Dataset):
     """Sentences with a tag for each word: samples (words, tags), int64 [length].
 
     A file has a line for each word, with its tag in the last column, and an empty line after each
-    sentence, as the files of CoNLL; columns are separated by tabs or spaces, and lines that begin
+    sentence, like the files of CoNLL; columns are separated by tabs or spaces, and lines that begin
     with "# " are comments.  Or it is a *.jsonl, whose lines are objects with the lists "tokens" and
     "tags" of texts.
 
-    Words have the numbers from 2 on by how often they occur; 1 is a word that the training data do
+    Words have the numbers 2, 3, ... by how often they occur; 1 is a word that the training data do
     not have, and 0 fills sentences up, whose tag there is -100, which the loss leaves out as
     `CrossEntropyLoss(ignore_index=-100)`.
 
     Args:
         source: a file, or a folder whose files *.conll, *.conllu, *.iob, *.iob2, *.bio and *.jsonl
             at any depth are read.
-        length: words of a sample: longer sentences become several samples, shorter ones are filled
-            up.  By default the length of the longest sentence.
+        length: words of a sample: longer sentences become several samples, shorter ones are
+            padded.  By default the length of the longest sentence.
         vocabulary: the words in the order of their numbers; by default the words of the file.
         least: how often a word of the vocabulary must occur; rarer words are unknown ones.
         lower: whether capitals do not count.
-        word, tag: the columns of words and tags, from 0 on; from the end, if below 0.
+        word, tag: the columns of words and tags, counted from 0; from the end, if below 0.
         classes: the tags in the order of their numbers; by default in the order of the alphabet.
         encoding: the encoding of the files.
 
@@ -88,7 +88,7 @@ class TaggedTexts(Dataset):
 
     Raises:
         FileError: there is no such file or folder, or it cannot be read.
-        InputError: a line lacks a column, words and tags are of unequal numbers, or there are fewer
+        InputError: a line lacks a column, the numbers of words and tags differ, or there are fewer
             than two tags.
         NameNotFoundError: a tag is not in `classes`.
     """
@@ -144,7 +144,7 @@ class TaggedTexts(Dataset):
         return type(self)(source, **options)
 
     def list_options(self) -> dict[str, Any]:
-        """Return the arguments that decide what a sentence becomes, in types of JSON."""
+        """Return the arguments that decide what a sentence becomes, as JSON types."""
         return {
             "length": self.length,
             "vocabulary": self.vocabulary,

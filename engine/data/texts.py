@@ -103,17 +103,17 @@ class LabelledTexts(Dataset):
         source: a folder that holds a sub-folder of *.txt and *.md files for each class; or a CSV
             file with a column of texts and one of labels.
         tokenizer: see `Tokens`; `ByteTokenizer()` needs no file.
-        length: tokens of a sample: longer texts are cut, shorter ones filled up with `pad`.  None:
+        length: tokens of a sample: longer texts are cut, shorter ones padded with `pad`.  None:
             samples are as long as their texts, for `bucket_by=`.
-        mask: whether samples have a mask, 1 at the text's tokens and 0 where it is filled up, as
+        mask: whether samples have a mask, 1 at the text's tokens and 0 at padding, as
             the input `attention_mask` of models wants it.  `Buckets` makes one itself.
-        pad: the token that fills up, by default the tokenizer's.
+        pad: the padding token, by default the tokenizer's.
         classes: names of the classes in the order of their labels.
         text, label: names of the columns of a CSV file.
         encoding, delimiter: the encoding and the delimiter of the files.
 
     Attributes:
-        pad: the token that fills up.
+        pad: the padding token.
         words: the size of the tokenizer's vocabulary; None if it does not say.
 
     Raises:

@@ -24,7 +24,7 @@ class ByteTokenizer:
     """The bytes of a text's UTF-8 form, 0 to 255.  It needs no file and knows every text.
 
     size: the size of the vocabulary.
-    pad: the token that fills up.
+    pad: the padding token.
     """
 
     size = 257

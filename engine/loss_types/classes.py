@@ -121,10 +121,10 @@ class FocalLoss(NamedLoss):
     activation: "sigmoid", where `target` is in [0, 1] and shaped like the output, every class on
         its own; or "softmax", where it is int64 classes [batch, ...] of scores [batch,
         classes, ...].
-    gamma: how much less an element counts that is right already; 0 is plain cross entropy.
+    gamma: how much less an element counts that is already right; 0 is plain cross entropy.
     alpha: by sigmoid the factor of positives; negatives have 1 - alpha (RetinaNet: 0.25);
         by softmax one factor a class.  None: 1 for all.
-    ignore_index: the target whose positions do not count, in a mean neither.
+    ignore_index: the target whose positions do not count, not even in a mean.
     """
 
     outputs: ClassVar[str] = (

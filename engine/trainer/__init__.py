@@ -1,4 +1,4 @@
-"""Trainers: the loop around a module and its optimizer, and what people hang into it.
+"""Trainers: the loop around a module and its optimizer, and what people attach to it.
 
 The names below are imported when they are first asked for, so that importing `Trainer` stays cheap.
 """

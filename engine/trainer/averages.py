@@ -103,7 +103,7 @@ class Averages:
             storage.write(storage.Checkpoint(trainable={}, frozen=self._values), folder / FILE)
 
     def make_state(self) -> dict[str, Any]:
-        """Return the position of the averages, in types of JSON."""
+        """Return the position of the averages, as JSON types."""
         return {"count": self._count, "epoch": self._epoch, "is_used": self.is_used}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:

@@ -513,7 +513,7 @@ class BatchTrainer:
                 `values`.  After a training run on labelled texts, a list of texts has such rows as
                 well.
             batch_size: the batch size for data without batches; by default as in `fit`.
-                A smaller last batch is filled up if the model's file fixes the number of samples.
+                A smaller last batch is padded if the model's file fixes the number of samples.
 
         Raises:
             InputError: there are no samples.

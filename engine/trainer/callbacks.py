@@ -30,7 +30,7 @@ class EarlyStopping(Callback):
     """Stops the run when a column of the history has not improved for some epochs.
 
     Args:
-        monitor: the column, as "val_loss" or "val_accuracy".
+        monitor: the column, such as "val_loss" or "val_accuracy".
         patience: how many epochs in a row may pass without improvement; 0 stops at the first one.
         min_delta: the least change that counts as an improvement.
         mode: "min" or "max"; by default the column decides, see `history.direction`.

@@ -28,9 +28,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EvaluationBatch:
-    """A batch of an evaluation that is done.
+    """A batch of an evaluation, after the model has answered it.
 
-    index, batches: its number from 0 on, and how many there are; None if unknown.
+    index, batches: its number, counted from 0, and how many there are; None if unknown.
     inputs, outputs: arrays by the names that the models have for them.
     loss: the mean over the batch.
     """

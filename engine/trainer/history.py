@@ -76,13 +76,13 @@ RESERVED = ("epoch", "seconds", "samples_per_second", "memory", "kind", "time", 
 class History:
     """The rows of a training run, one an epoch.
 
-    rows: for each epoch, its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
-        epoch; of those whose loss was finite, where updates are skipped), "skipped" (the updates
-        that were, where they may be), "loss_scale" (of the next step, where there is one), the
-        results of the validation as "val_loss", "val_accuracy" and so on, "lr" (the learning rate
-        of the last step), "seconds" (of the epoch, its validation included), "samples_per_second"
-        (of the training alone, without planning and compiling), "memory" (the largest resident size
-        of the process so far, in bytes; where the system tells it).
+    rows: for each epoch, its columns: "epoch" (counted from 0), "loss" (the mean over the samples
+        of the epoch; of those whose loss was finite, where updates are skipped), "skipped" (the
+        updates that were, where they may be), "loss_scale" (of the next step, where there is one),
+        the results of the validation, such as "val_loss" and "val_accuracy", "lr" (the learning
+        rate of the last step), "seconds" (of the epoch, its validation included),
+        "samples_per_second" (of the training alone, without planning and compiling), "memory" (the
+        largest resident size of the process so far, in bytes; where the system tells it).
     stop_reason: why the training has ended before its last epoch; None if it has not.
 
     `repr` is a table, which notebooks show, too; `plot` draws curves.

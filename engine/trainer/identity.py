@@ -40,7 +40,7 @@ NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")
 
 
 def identify(learner: TrainingModels, **options: object) -> dict[str, Any]:
-    """Return everything that a run is tied to, in types of JSON.
+    """Return everything that a run is tied to, as JSON types.
 
     options: the ones of `fit` that decide what happens in a step.
     """

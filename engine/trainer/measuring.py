@@ -108,7 +108,7 @@ class TrainingMetrics:
         return list_results(whole, classes)
 
     def list_state(self) -> list[list[Any]]:
-        """Return what each metric has counted, rank by rank, in types of JSON."""
+        """Return what each metric has counted, rank by rank, as JSON types."""
         mine = [metric.partial() for metric in self._metrics]
         told = [mine] if self._group is None else gather_values(self._group, mine)
         return [list(each) for each in zip(*told, strict=True)]

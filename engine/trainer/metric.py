@@ -96,7 +96,7 @@ class Metric(ABC):
         Raises:
             NameNotFoundError: an output or input of a given name does not exist.
             ShapeError, DTypeError: they do not fit one another.
-            NonFiniteError: an output holds NaN, and the metric is of the order of scores.
+            NonFiniteError: an output holds NaN, and the metric depends on the order of scores.
         """
 
     @abstractmethod

@@ -61,7 +61,7 @@ class Recipe:
         return OPTIMIZERS[given]() if isinstance(given, OptimType) else given
 
     def to_table(self) -> dict[str, Any] | None:
-        """Return the recipe in types of JSON, from which `of_table` makes it again.
+        """Return the recipe as JSON types, from which `of_table` makes it again.
 
         None: the loss or the optimizer is of a class that is not of this package.
         """
@@ -166,7 +166,7 @@ class Recipe:
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class _JsonRecipe:
-    """The recipe in types of JSON."""
+    """The recipe as JSON types."""
 
     loss: Mapping[str, Any] | None
     losses: Mapping[str, Any] | None

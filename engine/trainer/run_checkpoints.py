@@ -221,7 +221,7 @@ class RunCheckpoints:
                 callback.restore(entry[1])
 
     def make_position(self, is_next: bool = False) -> dict[str, Any]:
-        """Return the position of the run, in types of JSON.
+        """Return the position of the run, as JSON types.
 
         is_next: whether that is the beginning of the next epoch, and not this one.
         """

@@ -74,7 +74,7 @@ class Schedule(ABC):
         """
 
     def state(self) -> dict[str, Any]:
-        """Return what `observe` has changed, in types of JSON."""
+        """Return what `observe` has changed, as JSON types."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # as `observe`

@@ -90,7 +90,7 @@ class Summary:
         return [asdict(layer) for layer in self.layers]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it in types of JSON."""
+        """Return all of it as JSON types."""
         return {
             "inputs": {name: list(shape) for name, shape in self.inputs.items()},
             "layers": self.rows,

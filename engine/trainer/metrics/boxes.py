@@ -49,8 +49,8 @@ class MeanAveragePrecision(AveragedMetric):
 
     The output has rows (n, d, 6): the four numbers of a box, its score, its class; the targets have
     rows (n, g, 5): a box and its class, and as a sixth number 1 where the box is a crowd, which may
-    be matched any number of times and need not be.  Rows with a class below 0 fill up and do not
-    count.
+    be matched any number of times and need not be.  Rows with a class below 0 are padding and do
+    not count.
 
     overlaps: the least intersection over union of a match; the mean is over all of them.
     form: the four numbers of a box: two corners, a corner with width and height, or the centre with

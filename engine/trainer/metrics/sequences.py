@@ -123,7 +123,7 @@ class ErrorRate(MeanMetric, SequenceMetric):
 
     unit: what is counted: "token", as in the model; or "character" or "word" (between spaces)
         of the texts that `decode` makes.
-    decode: makes a text of tokens, as the method of a tokenizer.
+    decode: makes a text of tokens, such as the method `decode` of a tokenizer.
     """
 
     declared = Declaration(

@@ -139,7 +139,7 @@ class Comparison:
         return [run.best(column) for run in self.runs.values()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it in types of JSON."""
+        """Return all of it as JSON types."""
         return {
             "runs": {
                 name: {

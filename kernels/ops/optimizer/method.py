@@ -24,7 +24,7 @@ FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-tra
 class Group:
     """Parameters that are updated differently from the rest.
 
-    match: names of parameters, or patterns of them as `*.bias`; the first group that matches a
+    match: names of parameters, or patterns of them such as `*.bias`; the first group that matches a
         parameter has it.
     lr_scale: factor of the learning rate.
     weight_decay: replaces the optimizer's own; None keeps it.
