@@ -27,7 +27,7 @@ TREE = (
     "CHANGELOG.md", "README.md", "docs", "engine", "graphs", "kernels", "tests", "tools",
     "pyproject.toml",
 )  # fmt: skip
-LEFT_OUT = ("__pycache__", "*.so", "shipped", "goldens")
+LEFT_OUT = ("*.so", "shipped", "goldens")  # bytecode stays: it is as old as its sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +569,7 @@ class Tree:
 
     def run(self, *words: str) -> None:
         """Run Python with some words in the folder of the copy."""
-        environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         done = subprocess.run(
             [sys.executable, *words], cwd=self.folder, env=environment, capture_output=True,
             text=True,
