@@ -25,12 +25,13 @@ from engine.base.errors import (
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.may_add import add_by_table
+from engine.kernels.vocabulary.facts import CONV, CONV_TRANSPOSE
 from engine.kernels.vocabulary.op import MS, OURS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
 # The ops that can absorb the batch normalisation after them, and the axis of output channels in
 # their weights.
-ABSORBING = {"Conv": 0, "ConvTranspose": 1}
+ABSORBING = {product.of: product.output_axis for product in (CONV, CONV_TRANSPOSE)}
 FOLDED = (OURS, "FoldedNorm")  # its inputs 1 to 4 are as of BatchNormalization
 MAY_ADD = add_by_table(
     {f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING}
