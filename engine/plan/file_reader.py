@@ -84,7 +84,7 @@ class Tables:
             count = self.rows[column.table]
             first = column is self._tables[column.table][0]
             if width not in (0, 1, 2, 4, 8) or (first and count and not width):
-                raise PlanError(f"column {column.table}.{column.name} has numbers of {width} bytes")
+                raise PlanError(f"column {column.table}.{column.name} has a width of {width} bytes")
             at += -at % max(width, 1)
             if at + width * count > len(data):
                 raise PlanError(f"truncated in column {column.table}.{column.name}")

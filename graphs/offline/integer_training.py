@@ -51,7 +51,7 @@ def list_resident(graph: Graph) -> list[str]:
         if OF_NUMPY.get(array.dtype) in TRAINED_INTEGERS
         and array.ndim
         and readers.get(name)
-        and all(_dequantises(node, name) for node in readers[name])
+        and all(_is_dequantiser_of(node, name) for node in readers[name])
         and all(graph.initializers.get(node.inputs[1]) is not None for node in readers[name])
     ]
 
@@ -93,7 +93,7 @@ def scale_gradient(graph: Graph, integer: ResidentInteger, gradients: Mapping[st
     return scaled
 
 
-def _dequantises(node: Node, name: str) -> bool:
+def _is_dequantiser_of(node: Node, name: str) -> bool:
     """Return whether a node makes floats of a parameter, and reads it for nothing else."""
     return is_dequantiser(node) and node.inputs[0] == name and name not in node.inputs[1:]
 
@@ -104,7 +104,7 @@ def _describe(
     shape = types[name].dims
     inverses: list[Array] = []
     for node in readers:
-        if not _dequantises(node, name):
+        if not _is_dequantiser_of(node, name):
             raise DTypeError(
                 f"requires_grad: {name!r} is {types[name]} and read by {node.op} {node.name!r}; "
                 "integers are trained where DequantizeLinear alone reads them"

@@ -233,7 +233,7 @@ def test_integer_weights_are_told_of_in_the_domains_of_both_dequantisers(domain:
 
 
 def test_products_are_counted_without_sums_of_integers() -> None:
-    """QLinearAdd adds: the model has two products, of which one is integer."""
+    """QLinearAdd adds: the model has two products, and one of them is integer."""
     nodes = """q = com.microsoft.QLinearAdd(a, s, z, b, s, z, s, z)
         t = MatMulInteger(q, w) f = Cast<to = 1>(t) scores = MatMul(f, v)"""
     proto = written(

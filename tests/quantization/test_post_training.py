@@ -269,7 +269,7 @@ def test_what_stays_float_is_listed_with_its_reason() -> None:
         helper.make_node("Reshape", ["c", "shape"], ["q"]),
         helper.make_node("LSTM", ["q", "k", "r"], ["", "h"], "lstm", hidden_size=4),
         helper.make_node("Squeeze", ["h", "axes"], ["hs"]),
-        helper.make_node("PRelu", ["hs", "slope"], ["hp"], "slopes are no product"),
+        helper.make_node("PRelu", ["hs", "slope"], ["hp"], "slopes"),
         helper.make_node("MatMul", ["hp", "v"], ["m"], "head.out"),
         helper.make_node("MatMul", ["m", "mt"], ["y"], "square"),
     ]
