@@ -68,7 +68,8 @@ from __future__ import annotations
 
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, share
-from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, same_as
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op
+from engine.kernels.vocabulary.shape_rules import same_as
 
 
 @kernel("x: T[n]  y: out T[n] may alias x  n: i64")
