@@ -91,8 +91,9 @@ class _NodeLowering:
         made = self.piece.values[name] = _make_constant(name, value)
         return Operand(name, made.type)
 
-    def keeps(self, operand: Operand) -> bool:
-        return operand.name in self.job.kept
+    def keeps(self, operand: Operand, *, forever: bool = False) -> bool:
+        fixed = self.job.kept.get(operand.name)
+        return fixed is not None and (fixed or not forever)
 
     def fault(self) -> Operand:
         return self.piece.add(FAULT, TensorType("i64", (STATUS.size,)), region="io")
@@ -288,7 +289,7 @@ class DraftSource:
                 self.roots[node.outputs[0]] = self.find_root(node.inputs[0])
         self.titles = make_titles(graph.nodes, types)
         self.pieces: dict[Node | str, list[Piece]] = {}
-        self.kept = self._list_kept() if keeps else frozenset()
+        self.kept = self._list_kept() if keeps else {}
         self.memo = NodeMemo(
             types, constants, self.roots, self.accumulated, self.used, self.titles, self.kept
         )
@@ -296,14 +297,17 @@ class DraftSource:
         self.takes: dict[KernelSpec, tuple[tuple[str, ...], ...]] = {}
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
 
-    def _list_kept(self) -> frozenset[str]:
-        """Return the values that follow from constants and parameters alone."""
-        lasting = (name for name, place in self.places.items() if place.region in LASTING)
-        kept = {*self.constants, *lasting}
+    def _list_kept(self) -> dict[str, bool]:
+        """Return the values that follow from constants and parameters: if from constants alone."""
+        regions = {name: place.region for name, place in self.places.items()}
+        kept = {name: region in UNWRITTEN for name, region in regions.items() if region in LASTING}
+        kept |= dict.fromkeys(self.constants, True)
         for node in self.graph.nodes:
-            if node.inputs and all(name in kept for name in node.list_reads()):
-                kept |= {name for name in node.outputs if name}
-        return frozenset(kept)
+            read = node.list_reads()
+            if node.inputs and all(name in kept for name in read):
+                fixed = all(kept[name] for name in read)
+                kept |= {name: fixed for name in node.outputs if name}
+        return kept
 
     def find_takes(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
         """Return the element types of each pointer of a kernel; its template is asked once."""

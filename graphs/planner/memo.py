@@ -7,7 +7,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.graphs.ir.graph import Node
@@ -30,7 +30,7 @@ class NodeMemo:
     accumulated: for each gradient that a kernel adds to a buffer, the buffer and the reset flag.
     used: the values that are read, or are outputs of the graph.
     titles: what the temporaries of each node are named after.
-    kept: the values from which plans make others once, and keep them.
+    kept: the values from which plans make others once, and keep them: whether for ever.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class NodeMemo:
         accumulated: Mapping[str, tuple[str, str]],
         used: Collection[str],
         titles: Mapping[Node, str],
-        kept: Set[str] = frozenset(),
+        kept: Mapping[str, bool] | None = None,
     ) -> None:
         """Start without nodes."""
-        self._kept = kept
+        self._kept = kept or {}
         self._types, self._constants, self._roots = types, constants, roots
         self._accumulated, self._used, self._titles = accumulated, used, titles
         self._lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `make_key`
@@ -84,7 +84,7 @@ class NodeMemo:
             ),
             tuple(map(self._find_type_number, names)),
             tuple([id(self._constants.get(n)) for n in node.inputs]),
-            bool(self._kept) and tuple([n in self._kept for n in node.inputs]),
+            bool(self._kept) and tuple([self._kept.get(n) for n in node.inputs]),
             tuple([(o in self._used, o in self._accumulated) for o in node.outputs]),
             tuple([(name, simplify(value)) for name, value in node.attrs.items()]),
             "" in names and tuple([not n for n in names]),

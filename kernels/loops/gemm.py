@@ -51,7 +51,8 @@ from engine.plan.words import Field, Words
 # several tiles, and rows of B are so far apart that a panel lies in more pages than are known.
 PACK_ROWS, PACK_COLUMNS = 4, 2
 A_ROWS = 96  # rows of A that are turned into factors of 16 bits, or from them, at a time
-FEW = (2, 8)  # rows of A up to which B is not packed: stored as rows, or as columns
+# Rows of A up to which B, stored as rows or as columns, is not packed in each run.
+FEW = (2, 8)
 LEVELS = ("0", "1", "2")  # dimensions of a batch, the last one fastest
 
 
@@ -480,10 +481,12 @@ def lower_gemm(
     kc, nc = balance(k, deepest, lanes), balance(columns, target.nc, width)
     few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
     in_rows = not trans[0] or (m == 1 and not ld[0])
-    is_few = not stored and in_rows and m <= FEW[int(trans[1])]
     is_one = dims == [1] or not any(sb)  # B for the whole batch
+    can_keep = not stored and is_one and not ld[1]
+    stays = can_keep and lowering.keeps(b, forever=True)
+    is_few = not stored and not stays and in_rows and m <= FEW[int(trans[1])]
     panel = 0
-    if not stored and not is_few and lowering.keeps(b) and is_one and not ld[1]:
+    if can_keep and not is_few and lowering.keeps(b):
         b, trans, ld, panel = _keep_panels(lowering, b, (n, k), trans, ld, width)
     elif not trans[1] and n % lanes == 0 and few and (not stored or stored.is_plain_b):
         panel = width

@@ -315,10 +315,11 @@ class Lowering(Protocol):
     def const(self, value: Array) -> Operand:
         """Return a constant tensor."""
 
-    def keeps(self, operand: Operand) -> bool:
+    def keeps(self, operand: Operand, *, forever: bool = False) -> bool:
         """Return whether what is made of an operand is kept, as it is the same in each run.
 
-        Plans of answers keep what follows from constants and parameters alone.
+        Plans of answers keep what follows from constants and parameters alone; forever: what
+        follows from constants alone, so that no training makes it change.
         """
 
     def fault(self) -> Operand:

@@ -71,7 +71,7 @@ class Calls:
         """Return memory whose every bit is set: NaN in each type."""
         return np.full((size + MARGIN) * ITEMSIZE[T], 0xFF, np.uint8).view(get_array_type(T))
 
-    def keeps(self, operand: Operand) -> bool:
+    def keeps(self, operand: Operand, *, forever: bool = False) -> bool:
         return False
 
     def temp(self, dtype: str, shape: tuple[int, ...]) -> Operand:
