@@ -28,6 +28,7 @@ from engine.graphs.io.messages import (
     read_values,
     unpack,
 )
+from engine.graphs.io.packed_tables import pack_tables
 from engine.graphs.io.protos import (
     AttributeProto,
     GraphProto,
@@ -124,7 +125,9 @@ class MessageReader:
             known = self.read_type(v)
             if known is not None:
                 out.types[v.name] = known
-        packed = [t.name for t in proto.initializer if t.data_type in PACKED]
+        kinds = {t.name: t.data_type for t in proto.initializer if t.data_type in PACKED}
+        pack_tables(out, kinds)
+        packed = list(kinds)
         packed += [n.output[0] for n in proto.node for a in n.attribute if a.t.data_type in PACKED]
         check_packed(out, packed)
         fold_strings(out)

@@ -130,8 +130,11 @@ def _describe(
 
 
 def _spread_inverse(node: Node, scale: Array, shape: Sequence[int]) -> Array:
-    """Return 1 / scale in a shape that broadcasts to the integers of a DequantizeLinear."""
-    inverse = np.float32(1) / scale
+    """Return 1 / scale in a shape that broadcasts to the integers of a DequantizeLinear.
+
+    It is 0 where the scale is 0: there all integers stand for the same weight, so none is trained.
+    """
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
     if scale.size == 1:
         return np.asarray(inverse.reshape(()))
     axis = int(node.attrs.get("axis", 1)) % len(shape)

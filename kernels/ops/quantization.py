@@ -43,7 +43,7 @@ def check_extent(site: Site, i: int) -> None:
     if block < 0:
         site.fail(f"block_size={block}", "0, or the elements of a block")
     if i == 1:
-        check_scale(site, i)
+        check_scale(site, i, is_divisor=site.op == "QuantizeLinear")
     if t.rank == 0 or t.shape == (1,):
         return
     axis = normalise_axis(site, site.attrs["axis"], x.rank)
@@ -55,18 +55,28 @@ def check_extent(site: Site, i: int) -> None:
     site.shaped(i, (*x.shape[:axis], blocks, *x.shape[axis + 1 :]))
 
 
-def check_scale(site: Site, i: int) -> None:
-    """Refuse a constant scale that no integers can stand for."""
+def check_scale(site: Site, i: int, *, is_divisor: bool = True) -> None:
+    """Refuse a constant scale that no integers can stand for.
+
+    is_divisor: values are divided by the scale.  Otherwise integers are multiplied by it, and
+        onnxruntime's quantiser writes negative scales to make use of -8, the one of 16 integers
+        without a counterpart, and 0 for blocks and channels of zeros.
+    """
     value = site.value(i)
     if value is None:
         return
-    # 0 divides by nothing, and a negative scale turns clipping around.
-    wrong = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
+    if is_divisor:
+        # 0 divides by nothing, and a negative scale turns clipping around.
+        fits, expected = value > 0, "finite numbers above 0"
+    else:
+        # One 0 for all would hide the values of a whole tensor.
+        fits, expected = (value != 0) | (value.size > 1), "finite numbers, not all of them 0"
+    wrong = np.flatnonzero(~(np.isfinite(value) & fits))
     if wrong.size:
         at = (
             f" at {[int(k) for k in np.unravel_index(wrong[0], value.shape)]}" if value.ndim else ""
         )
-        site.fail(f"scale (input {i}) is {value.flat[wrong[0]]}{at}", "finite numbers above 0")
+        site.fail(f"scale (input {i}) is {value.flat[wrong[0]]}{at}", expected)
 
 
 def spread(nodes: Nodes, i: int) -> str:

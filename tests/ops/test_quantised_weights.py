@@ -170,3 +170,58 @@ def test_an_order_of_rows_is_refused() -> None:
         make_plan(
             onnx_io.load(model(nodes, "float[2,16]", **values)), {}, target=detect_host(), threads=1
         )
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("columns", [32, 48])
+def test_rows_of_tables_of_4_bits(kind: str, has_zeros: bool, columns: int) -> None:
+    """As onnxruntime's quantiser writes embeddings; 48 columns are an odd number of blocks."""
+    import ml_dtypes
+    import onnxruntime
+
+    least = -8 if kind == "int4" else 0
+    table, zeros = (
+        RNG.integers(least, least + 16, (20, n)).astype(np.int8) for n in (columns, columns // 16)
+    )
+    dtype = np.dtype(getattr(ml_dtypes, kind))
+    given = {"q": table.astype(dtype), "s": scale(20, columns // 16)}
+    if has_zeros:
+        given["z"] = zeros.astype(dtype)
+    names = ", z" if has_zeros else ""
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int64[A] x) => (float[A,B] y) {{
+            y = com.microsoft.GatherBlockQuantized<block_size=16>(q, x, s{names})
+        }}"""
+    )
+    made = [numpy_helper.from_array(a, n) for n, a in given.items()]
+    proto.graph.initializer.extend(made)
+    graph, x = onnx_io.load(proto), np.array([3, 0, 19, 3])
+    peer = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    wanted = np.asarray(peer.run(None, {"x": x})[0])
+    np.testing.assert_array_equal(run(graph, {"x": x}, threads=1)["y"], wanted)
+    # Two elements take a byte, in plans and in files that are written again.
+    assert graph.initializers[graph.nodes[0].inputs[0]].nbytes == 10 * columns
+    again = onnxruntime.InferenceSession(
+        onnx_io.to_bytes(graph), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_array_equal(np.asarray(again.run(None, {"x": x})[0]), wanted)
+
+
+def test_a_table_of_4_bits_whose_rows_end_inside_a_byte_is_refused() -> None:
+    import ml_dtypes
+
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int64[A] x) => (float[A,B] y) {
+            y = com.microsoft.GatherBlockQuantized<block_size=16>(q, x, s)
+        }"""
+    )
+    table = np.zeros((5, 17), ml_dtypes.int4)
+    made = [numpy_helper.from_array(a, n) for n, a in (("q", table), ("s", scale(5, 2)))]
+    proto.graph.initializer.extend(made)
+    with pytest.raises(DTypeError, match=r"reads 'q' of 4 bits .*\[5, 17\].* an even number"):
+        onnx_io.load(proto)

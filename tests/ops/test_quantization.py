@@ -199,12 +199,33 @@ def test_four_bits_are_refused_where_bytes_would_differ() -> None:
         backend.prepare(four_bits(nodes))
 
 
+@pytest.mark.parametrize("is_product", [True, False])
+def test_quantisers_write_scales_below_0_and_of_0(is_product: bool) -> None:
+    """onnxruntime's of 4 bits does: where the largest weight is -8 times it, and for zeros."""
+    nodes = (
+        BLOCKS
+        if is_product
+        else BLOCKS.replace("y = MatMul(x, d)", "i = Identity(d)")
+        + """
+        y = MatMul(x, i)"""
+    )
+    proto = four_bits(nodes, "int4")
+    scales = np.array([[-0.5, 1, 0], [3, -0.25, -0.0]], np.float32)
+    tensor = next(t for t in proto.graph.initializer if t.name == "s")
+    tensor.CopyFrom(numpy_helper.from_array(scales, "s"))
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    weights = (Q - np.repeat(Z, 2, axis=0)) * np.repeat(scales, 2, axis=0)
+    (y,) = backend.prepare(proto).run([x])
+    np.testing.assert_allclose(y, x @ weights, rtol=1e-6)
+
+
 WEIGHTS = "DequantizeLinear<axis=0>(q, s, z) y = MatMul(x, d)"
 LINEAR = "QLinearMatMul(x, xs, xz, q, s, z, ys, yz)"
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "a scale of 0": (WEIGHTS, {"s": [1, 0, 2, 1]}, r"scale \(input 1\) is 0.0 at \[1\]"),
-    "a scale of NaN": (WEIGHTS, {"s": np.nan}, r"scale \(input 1\) is nan; supported"),
-    "a scale below 0": (WEIGHTS, {"s": -0.5}, r"scale \(input 1\) is -0.5; supported"),
+    "a scale of 0": (WEIGHTS, {"s": 0.0}, r"scale \(input 1\) is 0.0; .* not all of them 0"),
+    "a scale of NaN": (WEIGHTS, {"s": [1, np.nan, 2, 1]}, r"scale \(input 1\) is nan at \[1\]"),
+    "a divisor of 0": (LINEAR, {"xs": 0.0}, r"scale \(input 1\) is 0.0; .* above 0"),
+    "a divisor below 0": (LINEAR, {"ys": -0.5}, r"scale \(input 6\) is -0.5; .* above 0"),
     "too few scales": (WEIGHTS, {"s": [1, 1, 1]}, r"input 1 .*expected the shape \[4\]"),
     "a block below 0": (WEIGHTS.replace("=0>", "=0, block_size=-2>"), {}, "block_size=-2"),
     "blocks that do not divide": (
