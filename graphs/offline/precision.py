@@ -63,10 +63,10 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
     left = (
         f"of its parameters {rest} can be trained" if parameters else "it has no float parameters"
     )
-    advice = _FLOAT
+    advice = ["train its last layer as floats (train='head')"]
     if reads or packed:
-        advice = f"give it adapters (lora='.'), which train beside integer weights, or {_FLOAT}"
-    return f"{', '.join(told)}; {left}: {advice}"
+        advice.append("give it adapters (lora='.'), which train beside integer weights")
+    return f"{', '.join(told)}; {left}: {', '.join(advice)}, or {_FLOAT}"
 
 
 def trains_no_product(graph: Graph, trained: Iterable[str]) -> bool:

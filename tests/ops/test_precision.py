@@ -205,7 +205,9 @@ def test_the_command_trains_half_floats_too(tmp_path: Path) -> None:
 
 def test_a_dynamically_quantised_model_says_what_trains() -> None:
     text = r"2 of 2 products are integer, it is dynamically quantised int8; of its parameters "
-    with pytest.warns(ModelWarning, match=text + ".*fc2__bias.* can be trained: train the float"):
+    with pytest.warns(
+        ModelWarning, match=text + ".*fc2__bias.* can be trained: train its last layer"
+    ):
         trainer = Trainer.from_onnx(dynamic(), "cross_entropy", threads=1)
     assert np.isfinite(trainer.step(X, LABELS))
 
@@ -213,7 +215,8 @@ def test_a_dynamically_quantised_model_says_what_trains() -> None:
 def test_integer_weights_are_told_with_what_to_do(tmp_path: Path) -> None:
     text = (
         r"'\*' matches none of 0 parameters; 1 of 1 products are integer, its weights are integers "
-        r"before DequantizeLinear \(QDQ\); it has no float parameters: give it adapters "
+        r"before DequantizeLinear \(QDQ\); it has no float parameters: train its last layer "
+        r"as floats \(train='head'\), give it adapters "
     )
     with pytest.raises(NameNotFoundError, match=text):
         Trainer.from_onnx(static(), "cross_entropy")
