@@ -9,8 +9,8 @@ Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QG
           DynamicQuantizeLinear does
           DynamicQuantizeLSTM y = LSTM of (w - w_zero) w_scale and (r - r_zero) r_scale.  X and the
           states stay float32, so gradients flow through them.  Where none does and the weights are
-          large, a pass computes it in integers, X rounded to 8 bits as in onnxruntime and states
-          to 16 bits (recurrent/integer_lstm.py)
+          large, a pass computes it in integers, X and states rounded to 8 bits as in onnxruntime
+          (recurrent/integer_lstm.py)
 Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1, QAttention-1 and the like
 """
 

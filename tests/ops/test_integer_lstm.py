@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM of large weights: R in integers, states in 16 bits, on every kind of walk."""
+"""DynamicQuantizeLSTM of large weights: R in integers, states in 8 bits, on every kind of walk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
-from engine.tools.dev.cases.recurrent import recurrence
+from engine.tools.dev.cases.recurrent import recurrence, round_to_bytes
 from engine.tools.trimmed.targets import resolve
 from tests.support.harness import run
 from tests.support.integer_targets import find_target
@@ -58,14 +58,12 @@ def make_layer(
         [numpy_helper.from_array(a, k) for k, a in constants.items()],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
-    # X is rounded as DynamicQuantizeLinear does, in one range.
-    least, most = min(x.min(), 0), max(x.max(), 0)
-    step = (most - least) / np.float32(255)
-    point = np.rint(np.clip(-least / step, 0, 255))
-    rounded = (np.clip(np.rint(x / step) + point, 0, 255) - point) * step
+    # X is rounded in one range, the states of each sample in one of their own.
+    rounded = round_to_bytes(x)
     real = [(q.astype(float) - middle).swapaxes(1, 2) * s[:, :, None]
             for q, s in zip((w, r), scales, strict=True)]  # fmt: skip
-    wanted = recurrence("LSTM", rounded, *real, *given, direction=direction, hidden_size=n)[:3]
+    wanted = recurrence("LSTM", rounded, *real, *given, direction=direction, hidden_size=n,
+                        read=round_to_bytes)[:3]  # fmt: skip
     return helper.make_model(graph, opset_imports=opsets, ir_version=8), {"x": x}, list(wanted)
 
 
@@ -87,7 +85,9 @@ def test_it_computes_what_its_weights_say(
     for threads in (1, 2):
         made = run(graph, feeds, threads=threads, target=own)
         for name, value in zip("yhc", wanted, strict=True):
-            np.testing.assert_allclose(made[name], value, atol=2e-4)
+            # A state in the middle of two integers may round to the other one.
+            np.testing.assert_allclose(made[name], value, atol=3e-3)
+            assert np.abs(made[name] - value).mean() < 1e-4
         first = first or made
         for name in "yhc":
             np.testing.assert_array_equal(made[name], first[name])

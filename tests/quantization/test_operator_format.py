@@ -176,12 +176,12 @@ def test_scales_of_sums_are_checked(name: str, value: Array, error: str) -> None
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str) -> None:
-    """As onnxruntime's quantiser writes it: nearer to the float model than onnxruntime is."""
+    """As onnxruntime's quantiser writes it; of one sample, everything is rounded as there."""
     d, i, n = (1 if direction == "forward" else 2), 240, 320
     node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y", "h"], hidden_size=n,
                             direction=direction)  # fmt: skip
     model = build(
-        [node], (TensorProto.FLOAT, [9, 2, i]), w=draw(d, 4 * n, i, scale=0.06),
+        [node], (TensorProto.FLOAT, [9, "batch", i]), w=draw(d, 4 * n, i, scale=0.06),
         r=draw(d, 4 * n, n, scale=0.06), b=draw(d, 8 * n, scale=0.1),
     )  # fmt: skip
     source, made = tmp_path / "float.onnx", tmp_path / "int8.onnx"
@@ -190,12 +190,15 @@ def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str) -> None:
     peer.quantize_dynamic(source, made)
     written = onnx.load(made)
     assert [node.op_type for node in written.graph.node] == ["DynamicQuantizeLSTM"]
-    (ours,) = edgegrad.Session(made, threads=1).run(["y"], {"x": x})
-    exact, theirs = run_peer(model, x), run_peer(written, x)
-    # Weights and inputs are rounded as there, states to 16 bits and not to 8.
-    assert np.abs(ours - exact).max() < 0.03
-    assert np.abs(ours - theirs).max() < 0.005
-    assert np.abs(ours - exact).mean() < np.abs(theirs - exact).mean()
+    session = edgegrad.Session(made, threads=1)
+    (ours,) = session.run(["y"], {"x": x})
+    assert np.abs(ours - run_peer(model, x)).max() < 0.03
+    # The samples of a batch have ranges of their own here, and a common one there.
+    assert np.abs(ours - run_peer(written, x)).max() < 0.005
+    alone, theirs = session.run(["y"], {"x": x[:, :1]})[0], run_peer(written, x[:, :1])
+    # A state in the middle of two integers may round to the other one.
+    assert np.abs(alone - theirs).max() < 0.001
+    assert np.abs(alone - theirs).mean() < 1e-5
     # The plan holds large weights in 8 bits; a column of them has a bias, two sums and two scales.
     plan = make_plan(onnx_io.load(written), {"x": x.shape}, target=detect_host(), threads=1)
     assert plan.compute_region_bytes("const") < d * 4 * n * (i + n + 4 * 5) + 1024

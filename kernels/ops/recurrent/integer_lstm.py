@@ -1,13 +1,14 @@
 """The LSTM kernel whose R is integers of 8 bits, which are read once at each step.
 
     a = g + R' h'    R' = Q scale, a scale for each row; g = W x + b
-                     h' = H u, u = largest |h| / 32512, H = round(h / u) in two bytes: 256 H1 + H0
+                     h' = (H - z) u, H = round(h / u) + z of 8 bits; u and z are what
+                     DynamicQuantizeLinear chooses for the range of h
 
-Of few rows a step is the time to read R: integers have a quarter of the bytes of floats, and two
-products of 8 bits, for which R is loaded once, take less time than that.  So h keeps 16 bits, where
-onnxruntime rounds it to 8.
+Each sample has its own range, so what a batch contains besides changes nothing.  onnxruntime takes
+the range of all samples that a thread of it has, which is the same for one.
 
-Error     half of u in each h; none in the sums of a byte, which 32 bits hold
+Error     half of u in each h; none in the sums, which 32 bits hold
+Source    onnxruntime's DynamicQuantizeLSTM
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ from engine.kernels.vocabulary.integers import GROUP, PANEL
 from engine.kernels.vocabulary.kernel import Body, Inline, Native, inline, kernel, off, pick, udiv
 from engine.kernels.vocabulary.row_program import loop
 
-ZERO = 128  # of the bytes of a rounded state
-_LARGEST, _LEAST = 32512.0, 2.0**-100  # 127 256; the least state whose reciprocal is finite, by far
+_LEAST = 2.0**-100  # a range of states below it is 0
 _STEP = "(last - first) * batch * hidden * count"
 
 
@@ -47,34 +47,41 @@ def _reach(c: KernelCall) -> Reach:
 
 
 def _round_state() -> Inline:
-    """Return an inline function: round(h, x, n), n states as two rows of bytes; it returns u."""
-    largest = loop("f32", "x[] -> max(abs(x))")
+    """Return an inline function: round(h, x, zero, unit, n), n states as bytes, the byte of 0, and
+    the value of 1.
+    """
+    highest = loop("f32", "x[] -> max(x)")
+    lowest = loop("f32", "x[] -> max(-x)")
     # Comparisons pass over NaN: 0 times what is not finite is NaN, and stays so.
     none = loop("f32", "x[] -> sum(x * 0.0)")
-    high = f"floor((round(x * f) + {ZERO}.0) * {1 / 256})"
-    halves = loop(
-        "f32",
-        f"x[] f -> a:u8[] = cast(u8, {high} + {ZERO}.0); "
-        f"b:u8[] = cast(u8, round(x * f) - 256.0 * {high} + {ZERO}.0)",
+    # Both ends of a range may be in the middle of two integers, and round away from each other.
+    level = loop(
+        "f32", "x[] u z -> y:u8[] = cast(u8, min(255.0, max(0.0, round(x / u) + round(z))))"
     )
 
     @inline
-    def run(h, x, n):
-        most = largest(h, n)
-        most = most if most > _LEAST else _LEAST
-        halves(h, _LARGEST / most, x, off(x, n), n)
-        return most / _LARGEST + none(h, n)
+    def run(h, x, zero, unit, n):
+        high, low = highest(h, n), lowest(h, n)
+        high = high if high > 0.0 else 0.0
+        low = low if low > 0.0 else 0.0
+        u = (high + low) / 255.0
+        u = u if u > _LEAST else 1.0
+        unit[0] = 0.0
+        level(unit, u, low / u, zero, 1)
+        level(h, u, low / u, x, n)
+        unit[0] = u + none(h, n)
 
     return run
 
 
 @kernel(
     f"""
-    gates: T[...]   q: i8[last, up(4 * hidden, 16) * up(hidden, 4)]   zero: u8[1]
+    gates: T[...]   q: i8[last, up(4 * hidden, 16) * up(hidden, 4)]
     sums: i32[last, up(4 * hidden, 16)]   factor: f32[last, up(4 * hidden, 16)]
     {LENS}   h0, c0: T[...]   {PEEPHOLES}   y, h, c: out T[...]
-    x: scratch u8[threads, batch, 2, hidden]   start: scratch i32[threads, up(4 * hidden, 16)]
-    work: scratch T[threads, batch, 8, hidden]   unit: scratch T[threads, batch]
+    x: scratch u8[threads, batch, hidden]   zero: scratch u8[threads, batch]
+    start: scratch i32[threads, batch, up(4 * hidden, 16)]
+    work: scratch T[threads, batch, 4, hidden]   unit: scratch T[threads, batch]
     has_y, by_units, count, step: i64
     {WALK} and step + count <= steps
         and (by_units == 0 or (hidden % tile_columns == 0 and hidden % 16 == 0))
@@ -98,19 +105,19 @@ def lstm_integers(
     """
     run, units_of = cells_.lstm(T, f, g, h, peephole, couple), share_units(target, T)
     copy, zero_y, round_state = Native("copy", (T,)), Native("zero", (T,)), _round_state()
-    # Both bytes of a row go over R together.
-    times, prepare = rectangle(target, "u8", "f32", 2), prepare_start(target, "u8")
-    join = loop(T, "g[] a[] b[] u -> y[] = g + (a * 256.0 + b) * u")
+    times, prepare = rectangle(target, "u8", "f32"), prepare_start(target, "u8")
+    join = loop(T, "g[] a[] u -> y[] = g + a * u")
 
     def body(
-        gates, q, zero, sums, factor, lens, h0, c0, p, y, h, c, x, start, work, unit, has_y,
+        gates, q, sums, factor, lens, h0, c0, p, y, h, c, x, zero, start, work, unit, has_y,
         by_units, count, step, g, tid, nthreads,
     ):  # fmt: skip
         n, batch = g.hidden, g.batch
         columns = udiv(4 * n + PANEL - 1, PANEL) * PANEL
         depth = udiv(n + GROUP - 1, GROUP) * GROUP
-        mine, rows = off(x, tid * batch * 2 * n), off(work, tid * batch * 8 * n)
-        begin, units_at = off(start, tid * columns), off(unit, tid * batch)
+        mine, rows = off(x, tid * batch * n), off(work, tid * batch * 4 * n)
+        begin, units_at = off(start, tid * batch * columns), off(unit, tid * batch)
+        points = off(zero, tid * batch)
         for d in range(g.first, g.last):
             r0, r1, u, units, parts, width = 0, batch, 0, n, 1, 4 * n
             if by_units != 0:
@@ -118,10 +125,7 @@ def lstm_integers(
                 parts, width = 4, units
             else:
                 r0, r1 = part(g, d, tid, nthreads)
-            if units > 0 and r0 < r1:
-                # There is no bias: the gates have it.
-                total = off(sums, d * columns)
-                prepare(begin, total, total, zero, columns, 0)
+            total = off(sums, d * columns)
             for k in range(step, step + count if units > 0 and r0 < r1 else step):
                 t = time_at(g, d, k)
                 for b in range(r0, r1):
@@ -129,12 +133,18 @@ def lstm_integers(
                     # threads may have made already.
                     at = state_at(g, d, b) * n
                     old = pick(k == step, off(h0, at), off(h, at))
-                    units_at[b - r0] = round_state(old, off(mine, (b - r0) * 2 * n), n)
+                    i = b - r0
+                    round_state(old, off(mine, i * n), off(points, i), off(units_at, i), n)
                 for j in range(parts):
-                    at = d * columns + j * n + u
+                    first = j * n + u
+                    for b in range(r1 - r0):
+                        # There is no bias: the gates have it.
+                        own, sum_at = off(begin, b * columns + first), off(total, first)
+                        prepare(own, sum_at, sum_at, off(points, b), width, 0)
+                    at = d * columns + first
                     times(
-                        mine, n, off(q, at * depth), off(rows, j * n), 4 * n,
-                        off(begin, j * n + u), 0, off(factor, at), n, 2 * (r1 - r0), width, 0, 0, 0,
+                        mine, n, off(q, at * depth), off(rows, j * n), 4 * n, off(begin, first),
+                        columns, off(factor, at), n, r1 - r0, width, 0, 0, 0,
                     )  # fmt: skip
                 for b in range(r0, r1):
                     at, i = state_at(g, d, b) * n + u, row_at(g, d, t, b) * 4 * n + u
@@ -143,10 +153,10 @@ def lstm_integers(
                     if k == step:
                         copy(new_c, off(c0, at), units)
                     if t < lens[b]:
-                        a, scale = off(rows, (b - r0) * 8 * n), units_at[b - r0]
+                        a, scale = off(rows, (b - r0) * 4 * n), units_at[b - r0]
                         for j in range(4):
-                            high = off(a, j * n)
-                            join(off(gates, i + j * n), high, off(high, 4 * n), scale, high, units)
+                            part_of = off(a, j * n)
+                            join(off(gates, i + j * n), part_of, scale, part_of, units)
                         run(
                             i=a, o=off(a, n), f=off(a, 2 * n), c=off(a, 3 * n), s=new_c,
                             pi=peep, po=off(peep, n), pf=off(peep, 2 * n), y=new_h, length=units,

@@ -25,12 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
-from engine.kernels.ops.recurrent.integer_lstm import ZERO, lstm_integers
+from engine.kernels.ops.recurrent.integer_lstm import lstm_integers
 from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
 from engine.kernels.ops.recurrent.lstm_step import lstm_grad_step, lstm_step
 from engine.kernels.ops.recurrent.recurrence import (
@@ -194,10 +192,10 @@ def _lstm_of_integers(lowering: Lowering) -> None:
     by_units, columns = w.shares_units(1) and w.n % PANEL == 0, round_to_unit(4 * w.n, PANEL)
     given: dict[str, Any] = {
         "gates": lowering.x(0), "q": lowering.x(1), "sums": lowering.x(2), "factor": lowering.x(3),
-        "zero": lowering.const(np.full(1, ZERO, np.uint8)), "lens": lens, "p": p, "y": y,
+        "lens": lens, "p": p, "y": y,
         "has_y": int(y is not None), "by_units": int(by_units), "count": 1 if by_units else w.steps,
-        "x": lowering.temp("u8", (rows, 2, w.n)), "work": lowering.temp(w.T, (rows, 8, w.n)),
-        "start": lowering.temp("i32", (lowering.threads, columns)),
+        "x": lowering.temp("u8", (rows, w.n)), "work": lowering.temp(w.T, (rows, 4, w.n)),
+        "start": lowering.temp("i32", (rows, columns)), "zero": lowering.temp("u8", (rows,)),
         "unit": lowering.temp(w.T, (rows,)),
     }  # fmt: skip
     for i, ((f, g, out), words) in enumerate(w.group_directions()):

@@ -54,9 +54,14 @@ def recurrence(
     h0: Any = None,
     c0: Any = None,
     p: Any = None,
+    *,
+    read: Any = None,
     **attrs: Any,
 ) -> Any:
-    """(Y, Y_h, Y_c, cells, gates) row by row, as ONNX says; the last two by rows of X."""
+    """(Y, Y_h, Y_c, cells, gates) row by row, as ONNX says; the last two by rows of X.
+
+    read: what R multiplies, a function of h; None: h itself.
+    """
     if attrs.get("layout"):
         x = x.swapaxes(0, 1)
         h0, c0 = (s if s is None else s.swapaxes(0, 1) for s in (h0, c0))
@@ -81,7 +86,7 @@ def recurrence(
                 t = lens[k] - 1 - s if back[d] else s
                 h[d, k], c[d, k], gates[t, k, d] = _step(
                     kind, act, x[t, k] @ w[d].T, h[d, k], c[d, k], r[d], b[d],
-                    np.zeros(3 * n) if p is None else p[d], attrs,
+                    np.zeros(3 * n) if p is None else p[d], attrs, read,
                 )  # fmt: skip
                 y[t, d, k], cells[t, k, d] = h[d, k], c[d, k]
     if attrs.get("layout"):
@@ -90,14 +95,25 @@ def recurrence(
     return y, h, c, cells, gates
 
 
-def _step(kind: Any, act: Any, a: Any, h: Any, c: Any, r: Any, b: Any, p: Any, attrs: Any) -> Any:
+def round_to_bytes(x: Any) -> Any:
+    """Return numbers as DynamicQuantizeLinear rounds them, which is within its range, and 0."""
+    x = x.astype(np.float32)
+    low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+    unit = (high - low) / np.float32(255) or np.float32(1)
+    zero = np.rint(-low / unit)
+    return (np.clip(np.rint(x / unit) + zero, 0, 255) - zero).astype(float) * float(unit)
+
+
+def _step(
+    kind: Any, act: Any, a: Any, h: Any, c: Any, r: Any, b: Any, p: Any, attrs: Any, read: Any
+) -> Any:
     n, clip = len(h), attrs.get("clip", np.inf)
 
     def f(i: Any, v: Any) -> Any:
         return act[i](np.clip(v, -clip, clip))
 
     bw, br = np.split(b, 2)
-    a, q = a + bw, h @ r.T + br
+    a, q = a + bw, (h if read is None else read(h)) @ r.T + br
     if kind == "RNN":
         h = f(0, a + q)
         return h, c, h
