@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.base.errors import InputError
 from engine.base.proximal import MU
 from engine.training.model import Array
+from engine.training.plan_cache import make_key
 
 if TYPE_CHECKING:
     from engine.graphs.offline.sample_values import LossValue
@@ -90,24 +91,39 @@ class Splitter:
         own = combines or self.own_statistics
         key = (own, tuple(shapes))
         if key not in self._losses:
-            from engine.graphs.offline.sample_flow import find_loss
-            from engine.graphs.offline.sample_values import MixedError
-
-            model, slots = self._learner.session.training, self._learner.state.slots
-            _, rows = self.count_rows(shapes)
-            known = dict(zip(model.inputs, shapes, strict=True))
-            known |= {name: slots[name].shape for name in model.parameters}
-            try:
-                loss = find_loss(model.graph, known, rows, own_statistics=own)
-            except MixedError as error:
-                raise InputError(f"a batch cannot be trained on in parts: {error}") from error
-            if not loss.is_mean and MU in model.parameters:
+            loss = self._find_kept_loss(shapes, own)
+            if not loss.is_mean and MU in self._learner.session.training.parameters:
                 raise InputError(
                     "a batch cannot be trained on in parts: the loss is a sum, and the proximal "
                     "term would count once for each part"
                 )
             self._losses[key] = loss
         return self._losses[key]
+
+    def _find_kept_loss(self, shapes: Sequence[tuple[int, ...]], own: bool) -> LossValue:
+        """Return how the loss is made, from the records if it is there; otherwise keep it.
+
+        Finding it takes the graph, and the packages that read one.
+        """
+        from engine.graphs.offline.sample_values import LossValue, MixedError
+
+        model, slots = self._learner.session.training, self._learner.state.slots
+        _, rows = self.count_rows(shapes)
+        known = dict(zip(model.inputs, shapes, strict=True))
+        known |= {name: slots[name].shape for name in model.parameters}
+        key = make_key("loss of samples", model.digest, sorted(known.items()), rows, own)
+        raw = None if model.records is None else model.records.get(key)
+        if raw is not None and (kept := LossValue.read(raw)) is not None:
+            return kept
+        from engine.graphs.offline.sample_flow import find_loss
+
+        try:
+            loss = find_loss(model.graph, known, rows, own_statistics=own)
+        except MixedError as error:
+            raise InputError(f"a batch cannot be trained on in parts: {error}") from error
+        if model.records is not None:
+            model.records.put(key, loss.write())
+        return loss
 
     def find_shapes(self, shapes: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
         """Return the shapes of the first of `count` parts."""

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine.base.errors import ModelError, PlanError, StateError, UnknownValueError
+from engine.base.errors import (
+    BudgetError,
+    ModelError,
+    PlanError,
+    StateError,
+    UnknownValueError,
+)
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.states import State, StateLayout, lay_out
@@ -193,6 +199,9 @@ class Model(BoundModel):
     ) -> tuple[Plan, bytes | None]:
         """Return a plan from the records, or make one and keep it; and its file if it is kept.
 
+        That no plan keeps to the budget is kept, too: a batch that is trained in parts is tried as
+        a whole first, and without this each process would plan for that.
+
         what: what the plan is for, in messages.  asked: what decides it besides this model.
         """
         records = self.records
@@ -229,9 +238,20 @@ class Model(BoundModel):
                     if switch("DEBUG") == "1":
                         print(plan.summary(), file=sys.stderr)
                     return plan, raw
-        with self.planning(what, records):
-            plan = make()
-        if self.deciding and self.interface.external:
+        refusal = plan_cache.make_key("no plan", key)
+        if (known := records.get(refusal)) is not None:
+            with contextlib.suppress(ValueError, TypeError):
+                text, least = json.loads(known)
+                raise BudgetError(str(text), int(least))
+        is_decided = bool(self.deciding and self.interface.external)
+        try:
+            with self.planning(what, records):
+                plan = make()
+        except BudgetError as error:
+            if not is_decided:
+                records.put(refusal, json.dumps([str(error), error.least]).encode())
+            raise
+        if is_decided:
             return plan, None
         raw = plan_file.to_bytes([plan], plan.target)
         records.put(key, raw)

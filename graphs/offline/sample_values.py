@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -54,6 +55,20 @@ class LossValue:
     ignore: int | None = None
     weights: tuple[float, ...] | None = None
     is_told: bool = False
+
+    def write(self) -> bytes:
+        """Return it as a record, which `read` reads."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def read(record: bytes) -> LossValue | None:
+        """Return what a record says; None if the record is damaged."""
+        try:
+            given = json.loads(record)
+            weights = given.pop("weights")
+            return LossValue(**given, weights=None if weights is None else tuple(weights))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return None
 
     def weigh(self, inputs: Mapping[str, Array], samples: int) -> float:
         """Return what a part of a batch weighs; inputs: of the part.  samples: how many it has."""

@@ -19,6 +19,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import LossValue, MixedError
 from engine.quantization import quantize
+from tests.support.plan_records import NONE, Work
 from tests.support.tied_words import DEEP, IDS, TIED, WORDS, read_content
 from tests.support.tiny import (
     DROPPING,
@@ -189,6 +190,32 @@ def test_a_head_on_integers_trains_within_a_budget() -> None:
     assert "parts" in parted.plan.summary()
     for name, value in whole.state.parameters:
         np.testing.assert_allclose(parted.state.parameters[name].data, value.data, rtol=1e-5)
+
+
+def test_what_a_budget_takes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later process neither tries the whole batch again nor reads a graph to part it."""
+    work, folder = Work(monkeypatch, tmp_path / "plans"), tmp_path / "artifacts"
+    model = quantize(forward(), X).to_bytes()
+    whole = Trainer.from_onnx(
+        model, CrossEntropyLoss(), SGD(0.05), train="head", threads=1, folder=folder
+    )
+    budget = whole.plan_of(X, LABELS).nbytes - 64
+
+    def train() -> Trainer:
+        trainer = Trainer(folder, threads=1, memory_budget=budget)
+        trainer.step(X, LABELS)
+        return trainer
+
+    before, after = train(), train()
+    assert work.of(train) == NONE
+    assert before.plan.summary() == after.plan.summary()
+    # The second time the refusal comes from the record, with the same words.
+    texts = []
+    for _ in range(2):
+        with pytest.raises(BudgetError) as refused:
+            Trainer(folder, threads=1, memory_budget=1000).step(X, LABELS)
+        texts.append((str(refused.value), refused.value.least))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("is_crossing", [False, True])
