@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tests.bindings import drills
 from tests.bindings.packages import NATIVE, make_package
-from tests.bindings.programs import make_objective_c
+from tests.bindings.programs import HERE, make_go, make_objective_c
 from tests.support.builds import make_build, needs_cc, run
-from tests.support.needs import needs_gnustep, needs_java, needs_mono, needs_node
+from tests.support.needs import needs_gnustep, needs_go, needs_java, needs_mono, needs_node
 from tests.support.places import BINDINGS
 
 
@@ -58,3 +58,20 @@ def test_csharp_refuses_in_words(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         printed = run("mono", program, folder / "checkpoint", **paths)
     assert printed == "loss true\n"
+
+
+@needs_cc
+@needs_go
+def test_go_refuses_texts_that_end_too_early(tmp_path: Path) -> None:
+    folder = make_package("mlp", NATIVE)
+    program = make_go(folder, BINDINGS / "hostile.go", tmp_path, HERE)
+    with contextlib.chdir(tmp_path):
+        printed = program.run(folder / "checkpoint")
+    assert printed.splitlines() == [
+        "true path: expected text without null characters",
+        "true path: expected text without null characters",
+        "true name: expected text without null characters",
+        "true value: expected text without null characters",
+        "true Parameter: there is none at that index, or it takes no values",
+        "-1 0",
+    ]

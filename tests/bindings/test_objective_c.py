@@ -102,4 +102,4 @@ def test_the_class_has_every_function() -> None:
     others = {f"mnist_{name}" for name in ("create_in", "worker", *list_decoder_functions())}
     assert names - set(re.findall(r"\bmnist_\w+", text)) == others
     declared = (package / SOURCES / "include/MnistModel.h").read_text()
-    assert "/// The number of optimizer steps done, which AdamW's formulas use." in declared
+    assert "/// Return the number of optimizer steps done, which AdamW's formulas use." in declared

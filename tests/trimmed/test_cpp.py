@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_python_calls_functions_as_they_are_declared(library: bool) -> None:
 def test_a_new_function_is_in_python_and_in_the_class() -> None:
     (function,) = list_functions("@NAME@_API int @name@_set_fancy(@name@ *m, const char *word);\n")
     assert write_ctypes([function]) == "set_fancy:ips"
-    assert "void set_fancy(const char *word)" in write_cpp([function])
+    assert "Outcome set_fancy(const char *word)" in write_cpp([function])
 
 
 # Python does these in other ways: from and to bytes, with arrays, by the name of a phase, by its
@@ -95,6 +96,30 @@ def test_the_class_compiles_without_warnings(library: bool, define: str, tmp_pat
         user.write_text(f'#include "{name}.hpp"\nauto use = &{name}_cpp::Model::train_step;\n')
         flags = (*WARNINGS, "-pedantic", "-std=c++17", define, f"-I{tmp_path}", "-c")
         compile_c(tmp_path / "user.o", *flags, user, compiler="g++")
+
+
+@needs_cc
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.parametrize("library", [False, True])
+@pytest.mark.parametrize("flags", [("-fno-exceptions", "-fno-rtti"), ("-ffreestanding",)])
+def test_the_class_without_exceptions_returns_codes(
+    library: bool, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """For names, too, that the class uses itself; an outcome that nobody looks at is a warning."""
+    for name in ("mnist", "m", "Model", "made", "check", "model", "code", "message", "Outcome"):
+        write_source(make_source(name, library=library, threads=2), tmp_path)
+        user = tmp_path / "user.cc"
+        use = f"bool use({name}_cpp::Model &m) {{ return bool(m.train_step(nullptr, nullptr)); }}"
+        user.write_text(f'#include "{name}.hpp"\n{use}\n')
+        words = (*WARNINGS, "-pedantic", "-std=c++17", *flags, f"-I{tmp_path}", "-c")
+        compile_c(tmp_path / "user.o", *words, user, compiler="g++")
+        user.write_text(
+            f'#include "{name}.hpp"\nvoid use({name}_cpp::Model &m) {{ m.infer(0, 0); }}\n'
+        )
+        done = subprocess.run(
+            ["g++", *words, user, "-o", "/dev/null"], capture_output=True, text=True
+        )
+        assert "nodiscard" in done.stderr, done.stderr
 
 
 @needs_cc

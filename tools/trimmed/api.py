@@ -14,7 +14,8 @@ say what a binding does with a function, so that nothing is listed twice:
 - `int phase` is one of `enum @name@_phase`, and a step begins with the name of its phase;
 - other numbers whose name begins with `include_` or ends in `_only` are yes or no;
 - an address and the `size_t` after it are one buffer, which is filled unless it is `const`;
-- an address of a number or text without one is a result.
+- an address of a number or text without one is a result;
+- a comment begins with a verb, and what only callers in C need stands at its end, after `In C,`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.base.errors import InternalError
@@ -81,10 +82,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """Numbers that have names: members with their values and comments, in order."""
+    """Numbers that have names: members with their values and comments, in order.
+
+    comment: a sentence about all of them.
+    """
 
     name: str
     members: tuple[tuple[str, int, str], ...]
+    comment: str
 
     @property
     def title(self) -> str:
@@ -261,16 +266,12 @@ def list_functions(header: str) -> tuple[ApiFunction, ...]:
     """Return the functions that the text of a header with the marks of its build declares."""
     functions: list[ApiFunction] = []
     conditions: list[str] = []
-    comment, end = "", 0
+    comment = ""
     for token in _TOKEN.finditer(header):
         if token["on"] is not None:
             conditions.append(token[0])
         elif token["off"]:
             conditions.pop()
-        elif functions and token["comment"] and not header[end : token.start()].strip(" \t"):
-            last = functions.pop()  # the comment stands after it, in its line
-            text = "\n".join(filter(None, (last.comment, _clean(token["comment"]))))
-            functions.append(replace(last, comment=text))
         elif token["comment"] is not None:
             text = _clean(token["comment"])
             comment = "" if text.startswith("---") else text
@@ -278,7 +279,6 @@ def list_functions(header: str) -> tuple[ApiFunction, ...]:
             comment = ""
         elif declared := _DECLARATION.fullmatch(_COMMENT.sub("", token["api"] or "")):
             given = (" ".join(p.split()) for p in declared["rest"].split(","))
-            end = token.end()
             functions.append(
                 ApiFunction(
                     declared["name"],
@@ -297,13 +297,15 @@ def list_functions(header: str) -> tuple[ApiFunction, ...]:
 
 def list_enumerations(header: str) -> Iterator[Enumeration]:
     """Yield the enumerations that the text of a header with the marks of its build declares."""
+    about = ""
     for token in _TOKEN.finditer(header):
         if token["enum"]:
             members, value = [], -1
             for name, number, comment in _MEMBER.findall(token["members"]):
                 value = int(number) if number else value + 1
-                members.append((name, value, _clean(comment)))
-            yield Enumeration(token["enum"], tuple(members))
+                members.append((name, value, _make_sentence(_clean(comment))))
+            yield Enumeration(token["enum"], tuple(members), about)
+        about = _clean(token["comment"] or "")
 
 
 def find_description(function: ApiFunction, functions: Sequence[ApiFunction]) -> ApiFunction:
@@ -312,6 +314,11 @@ def find_description(function: ApiFunction, functions: Sequence[ApiFunction]) ->
     named = [f for f in infos if f.name == f"{function.name}_info"]
     alike = [f for f in infos if f.parameters[1:] == function.parameters[1:]]
     return (named or alike)[0]
+
+
+def _make_sentence(words: str) -> str:
+    """Return a comment in a line of its own, of one that stands after a declaration of C."""
+    return f"{words[0].upper()}{words[1:]}." if words else ""
 
 
 def _clean(comment: str) -> str:
@@ -351,33 +358,46 @@ def write_cpp(functions: Iterable[ApiFunction]) -> str:
 
 def _write_member(function: ApiFunction) -> str:
     """Return a member function: what it passes on, and how it reports an error."""
-    result = function.result + " " * (not function.result.endswith("*"))
     passed = list(function.parameters)
-    if function.makes:
-        passed = passed[1:-1]
-    elif function.parameters[-1:] == (MESSAGE,):
-        passed = passed[:-1]
-    elif function.acts:
+    if function.makes or function.acts:
         passed = passed[1:]
-    names = [re.split(r"[ *]", p)[-1] for p in passed]
+    if function.tells:
+        return _write_telling(function, passed[:-1])
+    names = ", ".join(re.split(r"[ *]", p)[-1] for p in passed)
     head = f"{function.name}({', '.join(passed)})"
-    call = f"@name@_{function.name}("
-    why = "char why[@NAME@_MESSAGE_BYTES];"
-    if function.makes:
-        arguments = ", ".join(["&made", *names, "why"])
-        body = ["::@name@ *made;", why, f"check({call}{arguments}), why);", "return Model(made);"]
-        head = f"static Model {head}"
-    elif function.acts:
-        call += ", ".join(["m.get()", *names]) + ")"
-        head = f"{result}{head}" + " const" * function.parameters[0].startswith("const")
-        body = [f"return {call};"]
-        if function.fails:
-            head = f"void {head.removeprefix(result)}"
-            body = [f"check({call}, @name@_message(m.get()));"]
-    elif function.fails:
-        head, arguments = f"static void {head}", ", ".join([*names, "why"])
-        body = [why, f"check({call}{arguments}), why);"]
-    else:
-        head, body = f"static {result}{head}", [f"return {call}{', '.join(names)});"]
-    inner = "".join(f"        {line}\n" for line in body)
-    return f"    {head}\n    {{\n{inner}    }}"
+    result = function.result + " " * (not function.result.endswith("*"))
+    if not function.acts:
+        return _write_body(f"static {result}{head}", f"return @name@_{function.name}({names});")
+    call = f"@name@_{function.name}({', '.join(filter(None, ('m', names)))})"
+    if function.fails:
+        return _write_body(f"Outcome {head}", f"return check({call}, @name@_message(m));")
+    const = " const" * function.parameters[0].startswith("const")
+    return _write_body(f"{result}{head}{const}", f"return {call};")
+
+
+def _write_telling(function: ApiFunction, passed: list[str]) -> str:
+    """Return a member that makes a model, or tells an error without one: with exceptions, and
+    without.
+    """
+    names = [re.split(r"[ *]", p)[-1] for p in passed]
+    call = f"@name@_{function.name}({', '.join(['&made'] * function.makes + names)}"
+    made = ["::@name@ *made = nullptr;"] * function.makes
+    result = "Model" if function.makes else "Outcome"
+    throws = _write_body(
+        f"static {result} {function.name}({', '.join(passed)})",
+        "char why[@NAME@_MESSAGE_BYTES];", *made, f"check({call}, why), why);",
+        *["return Model(made);"] * function.makes,
+    )  # fmt: skip
+    taken = ["Model &model"] * function.makes + [*passed, "char *message"]
+    returns = _write_body(
+        f"static Outcome {function.name}({', '.join(taken)})",
+        *made, f"const int code = {call}, message);",
+        *["if (code == @NAME@_OK)", "    model = Model(made);"] * function.makes,
+        "return check(code, message);",
+    )  # fmt: skip
+    return f"#if @NAME@_CPP_THROWS\n{throws}\n#else\n{returns}\n#endif"
+
+
+def _write_body(head: str, *lines: str) -> str:
+    body = "".join(f"        {line}\n" for line in lines)
+    return f"    {head}\n    {{\n{body}    }}"

@@ -105,16 +105,19 @@ _BUILD = {
     "@title@": "Training of one model on fixed shapes, with nothing but the C library.",
     "@plan@": "",
     "/*@create@*/": """\
-/* Take memory, start the threads and read a checkpoint, from a file or from memory; with no
- * checkpoint (NULL) the parameters have no values until @name@_set_parameters gives them all.
- * On error *out is NULL and `message` (NULL, or @NAME@_MESSAGE_BYTES) tells why. */
+/* Make a model with the values of a checkpoint file; with no file (NULL) the parameters have no
+ * values until @name@_set_parameters gives them all.  In C, *out is NULL on error, and `message`
+ * (NULL, or @NAME@_MESSAGE_BYTES) tells why. */
 #ifndef EDGEGRAD_FREESTANDING
 @NAME@_API int @name@_create(@name@ **out, const char *path, char *message);
+
+/* Make a model with the values of a checkpoint in memory; with no bytes (NULL) the parameters have
+ * no values until @name@_set_parameters gives them all. */
 @NAME@_API int @name@_create_from(@name@ **out, const void *checkpoint, size_t bytes,
                                 char *message);
 #endif
 
-/* The same in the caller's memory: @NAME@_MEMORY_BYTES at a multiple of 64, the caller's again
+/* Make a model in the caller's memory: @NAME@_MEMORY_BYTES at a multiple of 64, the caller's again
  * after @name@_destroy. */
 @NAME@_API int @name@_create_in(@name@ **out, void *memory, size_t size, const void *checkpoint,
                               size_t bytes, char *message);""",
@@ -123,23 +126,25 @@ _LIBRARY = {
     "@title@": "Training of models whose plans come as files, with nothing but the C library.",
     "@plan@": '"plan", ',
     "/*@create@*/": """\
-/* Read a plan file, take memory, start the threads and read a checkpoint, from files or from
- * memory; with no checkpoint (NULL) the parameters have no values until @name@_set_parameters gives
- * them all.  On error *out is NULL and `message` (NULL, or @NAME@_MESSAGE_BYTES) tells why:
- * @NAME@_BAD_PLAN when the plan is damaged, was made for another target, number of threads or
- * version, or needs a kernel that this library lacks; the message names the op to add.
+/* Make a model of a plan file, with the values of a checkpoint file, or the same from memory; with
+ * no checkpoint (NULL) the parameters have no values until @name@_set_parameters gives them all.
+ * @NAME@_BAD_PLAN: the plan is damaged, was made for another target, number of threads or version,
+ * or needs a kernel that this library lacks; the message names the op to add.
  *
  * Plan files are as dangerous as code: use only your own, or those of people whose libraries you
- * would run. */
+ * would run.  In C, *out is NULL on error, and `message` (NULL, or @NAME@_MESSAGE_BYTES) tells
+ * why. */
 #ifndef EDGEGRAD_FREESTANDING
 @NAME@_API int @name@_create(@name@ **out, const char *plan, const char *checkpoint, char *message);
 @NAME@_API int @name@_create_from_plan(@name@ **out, const void *plan, size_t plan_bytes,
                                      const void *checkpoint, size_t bytes, char *message);
 #endif
 
-/* The same in the caller's memory: of @name@_plan_memory's size, at a multiple of 64, the caller's
- * again after @name@_destroy.  The plan and the checkpoint may go after the call. */
+/* Get the size of the memory that a model of a plan needs. */
 @NAME@_API int @name@_plan_memory(const void *plan, size_t plan_bytes, size_t *size, char *message);
+
+/* Make a model in the caller's memory: of @name@_plan_memory's size, at a multiple of 64, the
+ * caller's again after @name@_destroy.  The plan and the checkpoint may go after the call. */
 @NAME@_API int @name@_create_in(@name@ **out, void *memory, size_t size, const void *plan,
                               size_t plan_bytes, const void *checkpoint, size_t bytes,
                               char *message);""",
@@ -150,16 +155,17 @@ _EXPORT = """\
  * Builds by `edgegrad build --export` have these functions.  @NAME@_BAD_STATE: the parameters have
  * no values.  No file has changed. */
 
-/* Return the size of the file in bytes; on error 0, with a message. */
+/* Return the size of the inference model's file in bytes; on error 0, with a message. */
 @NAME@_API size_t @name@_export_model_size(@name@ *m);
 
-/* Write it to a buffer of exactly this size. */
+/* Write the inference model to a buffer of exactly @name@_export_model_size bytes. */
 @NAME@_API int @name@_export_model_to(@name@ *m, void *buffer, size_t size);
 
-/* Write the `size` bytes of it that begin at `offset`, as @name@_save_part does. */
+/* Write the bytes of the inference model's file that begin at `offset`, as many as the buffer has,
+ * as @name@_save_part does. */
 @NAME@_API int @name@_export_model_part(@name@ *m, size_t offset, void *buffer, size_t size);
 #ifndef EDGEGRAD_FREESTANDING
-/* Write it as @name@_save writes a checkpoint. */
+/* Write the inference model to a file, as @name@_save writes a checkpoint. */
 @NAME@_API int @name@_export_model(@name@ *m, const char *path);
 #endif"""
 _EXAMPLE = (

@@ -59,6 +59,11 @@ _SYSTEMS = {"linux": "linux", "windows": "win", "macos": "osx", "android": "andr
 _PROCESSORS = {"x86_64": "x64", "aarch64": "arm64"}
 
 
+def _name_member(name: str) -> str:
+    """Return `BadInput` for `BAD_INPUT`."""
+    return join_pascal(name.lower())
+
+
 def _list_declared(function: ApiFunction) -> list[str]:
     ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in function.given]
     return [f"{kind} {name}" for kind, name in ways if kind]
@@ -69,7 +74,8 @@ def _list_passed(function: ApiFunction) -> list[str]:
 
 
 def _write_contract(function: ApiFunction) -> str:
-    text = describe(function, join_pascal, "        /// ").replace("<", "&lt;")
+    text = describe(function, join_pascal, "        /// ", name_member=_name_member)
+    text = text.replace("<", "&lt;")
     return f"        /// <summary>\n{text}        /// </summary>\n" if text else ""
 
 
@@ -119,6 +125,7 @@ def _write_record(function: ApiFunction) -> str:
     """Return the class of the results of a method that has several."""
     name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
+        f"            /// <summary>Its {a.name}.</summary>\n"
         f"            public {_GIVEN[a.kind][0]} {join_pascal(a.name)} {{ get; internal set; }}\n"
         for a in gotten
     )
@@ -167,7 +174,8 @@ CSHARP = Language(
     "C#",
     _fill,
     row="        {0} = {1}",
+    note="        /// <summary>{0}</summary>\n",
     separator=",\n",
-    name_member=lambda name: join_pascal(name.lower()),
+    name_member=_name_member,
     place=_place,
 )

@@ -77,14 +77,19 @@ def _list_passed(function: ApiFunction) -> list[str]:
     ]
 
 
-def _list_texts(function: ApiFunction) -> list[str]:
-    """Return the statements that make texts of C."""
-    names = [join_camel(a.name) for a in function.given if a.kind == "text"]
-    return [
-        line
-        for name in names
-        for line in (f"{name}C := C.CString({name})", f"defer C.free(unsafe.Pointer({name}C))")
-    ]
+def _list_texts(function: ApiFunction, refused: str) -> list[str]:
+    """Return the statements that make texts of C.
+
+    refused: what the function returns where a text has a null character, which would end it.
+    """
+    lines = []
+    for name in [join_camel(a.name) for a in function.given if a.kind == "text"]:
+        lines += [
+            f'if err := checkText("{name}", {name}); err != nil {{\n\t\treturn {refused}\n\t}}',
+            f"{name}C := C.CString({name})",
+            f"defer C.free(unsafe.Pointer({name}C))",
+        ]
+    return lines
 
 
 def _write_function(contract: str, head: str, lines: list[str]) -> str:
@@ -115,7 +120,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     call = f"C.@name@_{function.name}({', '.join(passed)})"
     result, made = _ANSWERS[function.answer]
     lines, rest, info = ["defer runtime.KeepAlive(m)"] * function.acts, "", ""
-    lines += _list_texts(function)
+    lines += _list_texts(function, "err" if function.fails else "-1")
     if function.answer == "memory":
         arguments = ", ".join(join_camel(a.name) for a in function.given)
         info = f"m.{join_camel(find_description(function, api.functions).name)}({arguments})"
@@ -139,7 +144,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         rest, result = _write_record(function), f"({result}, error)"
     else:
         lines.append(made.format(call, info=info))
-    contract = describe(function, lambda word: names.get(word, join_pascal(word)), "// ", "nil")
+    contract = _describe(function, names)
     if function.acts:
         return _write_method(contract, name, declared, result, lines) + rest
     return _write_function(contract, f"{name}({', '.join(declared)}) {result}".rstrip(), lines)
@@ -158,27 +163,49 @@ def _write_maker(function: ApiFunction) -> str:
     """Return the function that makes a model."""
     passed = ", ".join(["&made", *_list_passed(function), "&why[0]"])
     lines = [
-        *_list_texts(function),
+        *_list_texts(function, "nil, err"),
         "var made *C.@name@",
         "var why [@MESSAGE_BYTES@]C.char",
         f"return newModel(C.@name@_{function.name}({passed}), made, &why[0])",
     ]
     head = f"{join_pascal(function.name)}({', '.join(_list_declared(function))}) (*Model, error)"
-    return _write_function(describe(function, join_pascal, "// ", "nil"), head, lines)
+    return _write_function(_describe(function, {}), head, lines)
+
+
+def _name_constant(title: str, name: str) -> str:
+    """Return the name of a constant, which begins with its type's."""
+    return title + join_pascal(name.lower())
+
+
+def _describe(function: ApiFunction, names: Mapping[str, str]) -> str:
+    """Return the contract of a function, which begins with its name, as Go wants it."""
+
+    def rename(word: str) -> str:
+        return names.get(word, join_pascal(word))
+
+    return describe(
+        function, rename, "// ", "nil",
+        lambda name: _name_constant("ErrorCode", name), rename(function.name),
+    )  # fmt: skip
 
 
 def _write_enumeration(enumeration: Enumeration) -> str:
     """Return a type with its constants, whose names begin with its own."""
     title = enumeration.title
-    cells = [(title + join_pascal(name.lower()), value) for name, value, _ in enumeration.members]
+    cells = [(_name_constant(title, name), value) for name, value, _ in enumeration.members]
     wide = max(len(name) for name, _ in cells)
-    rows = "".join(f"\t{name:{wide}} {title} = {value}\n" for name, value in cells)
-    digits = 1 + max(len(str(value)) for _, value in cells)  # and a colon
+    most = max(len(str(value)) for _, value in cells)
+    rows = "".join(
+        f"\t{name:{wide}} {title} = {value:<{most}} // {sentence}\n"
+        for (name, value), (*_, sentence) in zip(cells, enumeration.members, strict=True)
+    )
+    about = enumeration.comment[0].lower() + enumeration.comment[1:]
+    digits = 1 + most  # and a colon
     names = "".join(
         f'\t{f"{value}:":{digits}} "{name}",\n' for name, value, _ in enumeration.members
     )
     return (
-        f"// {title} is a number of C by its name.\ntype {title} int\n\nconst (\n{rows})\n\n"
+        f"// {title} is {about}\ntype {title} int\n\nconst (\n{rows})\n\n"
         f"var names{title} = map[{title}]string{{\n{names}}}\n\n"
         f"func (value {title}) String() string {{ return names{title}[value] }}\n"
     )
@@ -187,6 +214,7 @@ def _write_enumeration(enumeration: Enumeration) -> str:
 def _fill(api: Api) -> Mapping[str, str]:
     return {
         "flags": "\n".join(map(_write_flags, api.platforms)),
+        "purposeInGo": api.marks["purpose"][0].lower() + api.marks["purpose"][1:],
         "enums": join_parts(map(_write_enumeration, api.enumerations)),
         "makers": join_parts(map(_write_maker, api.makers)),
         "members": join_parts(_write_member(f, api) for f in api.members),

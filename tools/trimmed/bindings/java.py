@@ -139,7 +139,8 @@ def _write_record(function: ApiFunction) -> str:
     """Return the class of what a method returns that has several results."""
     name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
-        f"    public final {_GOTTEN[a.kind][0]} {join_camel(a.name)};\n" for a in gotten
+        f"    /** Its {a.name}. */\n    public final {_GOTTEN[a.kind][0]} {join_camel(a.name)};\n"
+        for a in gotten
     )
     lines = "".join(
         f"      {join_camel(a.name)} = {_GOTTEN[a.kind][3].format(f'gotten[{i}]')};\n"
@@ -253,6 +254,7 @@ JAVA = Language(
     "Java",
     _fill,
     row="  {0}({1})",
+    note="  /** {0} */\n",
     separator=",\n",
     sources=("jni.c",),
     place=_place,

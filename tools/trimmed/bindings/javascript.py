@@ -170,7 +170,8 @@ def _fill(api: Api) -> Mapping[str, str]:
             f"  /** {comment} */\n" * bool(comment) + f"  {member} = {value},\n"
             for member, value, comment in enumeration.members
         )
-        types.append(f"export enum {name} {{\n{fields}}}\n")
+        head = f"/** {enumeration.comment} */\nexport enum {name}"
+        types.append(f"{head} {{\n{fields}}}\n")
     device, modules = api.takes_requests, _list_modules(api)
     return {
         "modules": "\n".join(

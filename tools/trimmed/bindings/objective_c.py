@@ -70,6 +70,11 @@ _ANSWERS = {
 _REFUSED = {"code": "NO", "int": "-1", "size": "0"}  # what a call with a refused value returns
 
 
+def _name_member(name: str) -> str:
+    """Return `BadInput` for `BAD_INPUT`."""
+    return join_pascal(name.lower())
+
+
 def _is_checked(function: ApiFunction) -> bool:
     """Return whether a call can be refused, and so takes the address of an error."""
     return function.fails or any(_GIVEN[a.kind].before for a in function.given)
@@ -176,7 +181,9 @@ def _write_maker(function: ApiFunction) -> str:
 
 def _declare(function: ApiFunction) -> str:
     """Return the declarations of a function, with its contract."""
-    contract = describe(function, join_camel, "/// ", "nil")
+    contract = describe(
+        function, join_camel, "/// ", "nil", lambda name: f"@Name@ErrorCode{_name_member(name)}"
+    )
     result = "nullable instancetype" if function.makes else _find_result(function)
     rows = f"{contract}{_write_head(function, result)};\n"
     if function.lends:
@@ -188,11 +195,10 @@ def _declare(function: ApiFunction) -> str:
 def _declare_enumeration(enumeration: Enumeration) -> str:
     title = f"@Name@{enumeration.title}"
     rows = "".join(
-        f"    /// {comment}\n" * bool(comment)
-        + f"    {title}{join_pascal(member.lower())} = {value},\n"
+        f"    /// {comment}\n" * bool(comment) + f"    {title}{_name_member(member)} = {value},\n"
         for member, value, comment in enumeration.members
     )
-    return f"typedef NS_ENUM(NSInteger, {title}) {{\n{rows}}};\n"
+    return f"/// {enumeration.comment}\ntypedef NS_ENUM(NSInteger, {title}) {{\n{rows}}};\n"
 
 
 def fill(api: Api) -> Mapping[str, str]:

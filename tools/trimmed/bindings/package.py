@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,7 @@ class Language:
     has_header: whether the header alone lies there.
     row, separator: how a member of an enumeration is written, of name and value, where each has a
         file, whose template is called `@Enumeration@`.
+    note: how a sentence about a member is written above it.
     name_member: makes the name of a member of an enumeration, of C's without the prefix.
     sources: the templates of C that are compiled into the library.
     place: makes the library's folder in the package, of the build's name and the platform.
@@ -148,6 +150,7 @@ class Language:
     has_header: bool = False
     row: str = ""
     separator: str = ""
+    note: str = ""
     name_member: Callable[[str], str] = str
     sources: Sequence[str] = ()
     place: Callable[[str, Platform], str] = lambda name, platform: ""
@@ -201,10 +204,12 @@ def write_package(language: Language, api: Api) -> Iterator[tuple[Path, str]]:
         for each in api.enumerations if "@Enumeration@" in inner else (None,):
             if each is not None:
                 rows = [
-                    language.row.format(language.name_member(member), value)
-                    for member, value, _ in each.members
+                    language.note.format(sentence) * bool(sentence)
+                    + language.row.format(language.name_member(member), value)
+                    for member, value, sentence in each.members
                 ]
                 more = {"Enumeration": each.title, "enumerationRows": language.separator.join(rows)}
+                more["enumerationSentence"] = each.comment
                 own, marks = own | more, marks | more
             yield Path(language.name, replace_marks(inner, own)), replace_marks(text, marks)
 
@@ -283,17 +288,41 @@ def join_pascal(name: str) -> str:
 
 
 def describe(
-    function: ApiFunction, rename: Callable[[str], str], prefix: str, null: str = "null"
+    function: ApiFunction,
+    rename: Callable[[str], str],
+    prefix: str,
+    null: str = "null",
+    name_member: Callable[[str], str] = str,
+    subject: str = "",
 ) -> str:
     """Return the contract of a function as lines with a prefix.
 
     rename: makes the names of functions.
     null: the word of the language for NULL.
+    name_member: makes the names of members of enumerations, of C's without the prefix.
+    subject: what the first sentence says what it does; without it, the sentence asks for it.
     """
-    text = re.sub(r"\s*On error \*out.*", "", function.comment, flags=re.DOTALL)  # C's own way
+    text = re.sub(r"\s*\bIn C,\s.*", "", function.comment, flags=re.DOTALL)
+    if subject and text:
+        verb, rest = text.split(" ", 1)
+        does = "reports" if rest.startswith("whether") else add_s(verb.lower())
+        text = f"{subject} {does} {rest}"
     text = re.sub(r"@name@_(\w+)", lambda m: rename(m[1]), text)
+    text = re.sub(r"@NAME@_(\w+)(?=:)", lambda m: name_member(m[1]), text)
     text = text.replace("@NAME@_", "").replace("*/", "* /").replace("NULL", null)
-    return "".join(f"{prefix}{line}".rstrip() + "\n" for line in text.splitlines())
+    wrapped = "\n\n".join(
+        textwrap.fill(" ".join(part.split()), 100 - len(prefix), break_on_hyphens=False)
+        for part in text.split("\n\n")
+        if part
+    )
+    return "".join(f"{prefix}{line}".rstrip() + "\n" for line in wrapped.splitlines())
+
+
+def add_s(verb: str) -> str:
+    """Return a verb as it follows a name: `copies` for `copy`."""
+    if verb.endswith(("s", "x", "ch", "sh")):
+        return f"{verb}es"
+    return f"{verb[:-1]}ies" if re.search("[^aeiou]y$", verb) else f"{verb}s"
 
 
 def indent(text: str, spaces: int) -> str:

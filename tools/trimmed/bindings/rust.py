@@ -65,7 +65,9 @@ def _list_texts(function: ApiFunction) -> list[str]:
 
 
 def _write_contract(function: ApiFunction) -> str:
-    return describe(function, lambda name: f"`{name}`", "/// ", "None")
+    return describe(
+        function, lambda name: f"`{name}`", "/// ", "None", lambda name: f"`{join_pascal(name)}`"
+    )
 
 
 def _write_call(function: ApiFunction, first: list[str], last: list[str]) -> str:
@@ -119,7 +121,9 @@ def _write_member(function: ApiFunction, api: Api) -> str:
 
 def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
-    fields = "".join(f"    pub {a.name}: {_GIVEN[a.kind][0]},\n" for a in function.gotten)
+    fields = "".join(
+        f"    /// Its {a.name}.\n    pub {a.name}: {_GIVEN[a.kind][0]},\n" for a in function.gotten
+    )
     return (
         f"/// The result of `{function.name}`.\n#[derive(Debug, Clone, PartialEq)]\n"
         f"pub struct {join_pascal(function.record)} {{\n{fields}}}\n"
@@ -154,11 +158,16 @@ def _write_native(function: ApiFunction) -> str:
 
 def _write_enumeration(enumeration: Enumeration) -> str:
     """Return an enumeration, which can be found by its numbers."""
-    members = [(join_pascal(name), value) for name, value, _ in enumeration.members]
-    rows = "".join(f"    {name} = {value},\n" for name, value in members)
-    arms = "".join(f"            {value} => Some(Self::{name}),\n" for name, value in members)
+    rows = "".join(
+        f"    /// {sentence}\n" * bool(sentence) + f"    {join_pascal(name)} = {value},\n"
+        for name, value, sentence in enumeration.members
+    )
+    arms = "".join(
+        f"            {value} => Some(Self::{join_pascal(name)}),\n"
+        for name, value, _ in enumeration.members
+    )
     return (
-        "#[repr(i32)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq)]\n"
+        f"/// {enumeration.comment}\n#[repr(i32)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq)]\n"
         f"pub enum {enumeration.title} {{\n{rows}}}\n\nimpl {enumeration.title} {{\n"
         "    /// Return the one with a number of C.\n"
         "    pub fn from_number(value: i32) -> Option<Self> {\n"

@@ -87,7 +87,9 @@ def _pass_on(given: tuple[Argument, ...]) -> str:
 
 
 def _write_method(function: ApiFunction, head: str, lines: list[str]) -> str:
-    contract = describe(function, join_camel, "    /// ", "nil")
+    contract = describe(
+        function, join_camel, "    /// ", "nil", lambda name: f".{join_camel(name.lower())}"
+    )
     return f"{contract}    public {head} {{\n{indent(chr(10).join(lines), 8)}\n    }}\n"
 
 
@@ -171,7 +173,7 @@ def _write_enumeration(enumeration: Enumeration) -> str:
         for member, value, comment in enumeration.members
     )
     head = f"public enum {enumeration.title}: Int32, CaseIterable, Sendable"
-    return f"/// A number of C by its name.\n{head} {{\n{rows}}}\n"
+    return f"/// {enumeration.comment}\n{head} {{\n{rows}}}\n"
 
 
 def _describe_framework(api: Api) -> str:

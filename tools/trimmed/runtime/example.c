@@ -33,14 +33,17 @@ enum { STEPS = 20 };
 /* A batch of data; a program would read its own here. */
 static void next_batch(const @name@_tensor *t, void *to)
 {
-    float *numbers = to;
-    int64_t *labels = to;
-    if (t->dtype == @NAME@_F32)
-        for (size_t i = 0; i < t->bytes / sizeof *numbers; i++)
-            numbers[i] = (float)rand() / (float)RAND_MAX;
-    if (t->dtype == @NAME@_I64)
-        for (size_t i = 0; i < t->bytes / sizeof *labels; i++)
-            labels[i] = rand() % 2;
+    size_t count = 1;
+    for (int axis = 0; axis < t->rank; axis++)
+        count *= (size_t)t->dims[axis];
+    for (size_t i = 0; i < count; i++) {
+        if (t->dtype == @NAME@_F32)
+            ((float *)to)[i] = (float)rand() / (float)RAND_MAX;
+        else if (t->dtype == @NAME@_F64)
+            ((double *)to)[i] = (double)rand() / (double)RAND_MAX;
+        else /* the lowest byte of an integer, in little-endian order; the others are 0 */
+            ((unsigned char *)to)[i * (t->bytes / count)] = (unsigned char)(rand() % 2);
+    }
 }
 
 /* Written where the step reads them, inputs need no copy: NULL in their place. */
@@ -107,8 +110,10 @@ int main(int argc, char **argv)
             || (!@name@_is_joined(m) && @name@_optimizer_step(m)))
             return stop(m);
         @name@_lazy_reset_grad(m);
-        const float *loss = @name@_output(m, @NAME@_TRAIN, 0);
-        printf("step %d: loss %g\n", step + 1, (double)*loss);
+        const void *loss = @name@_output(m, @NAME@_TRAIN, 0);
+        int is_double = @name@_output_info(m, @NAME@_TRAIN, 0)->dtype == @NAME@_F64;
+        double value = is_double ? *(const double *)loss : (double)*(const float *)loss;
+        printf("step %d: loss %g\n", step + 1, value);
     }
     if (@name@_save(m, argv[2], 1))
         return stop(m);

@@ -46,12 +46,17 @@ std::vector<unsigned char> batch(const @name@_tensor &t, std::mt19937 &random)
 {
     std::vector<unsigned char> bytes(t.bytes);
     std::uniform_real_distribution<float> pixel(0.0f, 1.0f);
-    if (t.dtype == @NAME@_F32)
-        for (std::size_t i = 0; i < t.bytes / sizeof(float); i++)
+    std::size_t count = 1;
+    for (int axis = 0; axis < t.rank; axis++)
+        count *= static_cast<std::size_t>(t.dims[axis]);
+    for (std::size_t i = 0; i < count; i++) {
+        if (t.dtype == @NAME@_F32)
             reinterpret_cast<float *>(bytes.data())[i] = pixel(random);
-    if (t.dtype == @NAME@_I64)
-        for (std::size_t i = 0; i < t.bytes / sizeof(std::int64_t); i++)
-            reinterpret_cast<std::int64_t *>(bytes.data())[i] = random() % 2;
+        else if (t.dtype == @NAME@_F64)
+            reinterpret_cast<double *>(bytes.data())[i] = pixel(random);
+        else // the lowest byte of an integer, in little-endian order
+            bytes[i * (t.bytes / count)] = static_cast<unsigned char>(random() % 2);
+    }
     return bytes;
 }
 
@@ -69,10 +74,11 @@ void train(const std::string &from, const std::string &to)
             data.push_back(batch(*m.input_info(@NAME@_TRAIN, i), random));
             inputs.push_back(data.back().data());
         }
-        float loss = 0;
-        std::vector<void *> outputs(m.output_count(@NAME@_TRAIN));
-        outputs.at(0) = &loss;
-        m.train_step(inputs.data(), outputs.data());
+        m.train_step(inputs.data(), nullptr);
+        const void *value = m.output(@NAME@_TRAIN, 0);
+        const bool is_double = m.output_info(@NAME@_TRAIN, 0)->dtype == @NAME@_F64;
+        const double loss = is_double ? *static_cast<const double *>(value)
+                                      : *static_cast<const float *>(value);
         if (!m.is_joined())
             m.optimizer_step();
         m.lazy_reset_grad();

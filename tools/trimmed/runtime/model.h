@@ -5,7 +5,8 @@
  * from one thread at a time; models are independent of each other.
  *
  * Functions that can fail return @NAME@_OK (0) or an error code, and @name@_message describes the
- * error.  A failed call changes nothing, unless its comment says otherwise.
+ * error.  A failed call changes nothing, unless its comment says otherwise.  Functions that answer
+ * yes or no return 1 or 0.
  *
  *     @name@ *m;
  *     char why[@NAME@_MESSAGE_BYTES];
@@ -37,8 +38,9 @@ extern "C" {
 
 /*@constants@*/
 
+/* The reason why a call was refused. */
 enum @name@_error {
-    @NAME@_OK = 0,
+    @NAME@_OK = 0,         /* the call was not refused */
     @NAME@_BAD_INPUT,      /* an argument is null, out of range or of the wrong size */
     @NAME@_BAD_LABEL,      /* a class label or an index is out of range */
     @NAME@_BAD_CHECKPOINT, /* not a checkpoint, damaged, or for another model */
@@ -50,12 +52,27 @@ enum @name@_error {
     @NAME@_BAD_CPU         /* the CPU lacks instructions that the library was built with */
 };
 
+/* The type of the elements of a tensor. */
 enum @name@_dtype {
-    @NAME@_F32 = 1, @NAME@_U8 = 2, @NAME@_I8 = 3, @NAME@_U16 = 4, @NAME@_I16 = 5, @NAME@_I32 = 6,
-    @NAME@_I64 = 7, @NAME@_BOOL = 9, @NAME@_F64 = 11, @NAME@_U32 = 12, @NAME@_U64 = 13
+    @NAME@_F32 = 1,  /* a float of 32 bits */
+    @NAME@_U8 = 2,   /* an unsigned integer of 8 bits */
+    @NAME@_I8 = 3,   /* an integer of 8 bits */
+    @NAME@_U16 = 4,  /* an unsigned integer of 16 bits */
+    @NAME@_I16 = 5,  /* an integer of 16 bits */
+    @NAME@_I32 = 6,  /* an integer of 32 bits */
+    @NAME@_I64 = 7,  /* an integer of 64 bits */
+    @NAME@_BOOL = 9, /* a byte, 0 or 1 */
+    @NAME@_F64 = 11, /* a float of 64 bits */
+    @NAME@_U32 = 12, /* an unsigned integer of 32 bits */
+    @NAME@_U64 = 13  /* an unsigned integer of 64 bits */
 };
 
-enum @name@_phase { @NAME@_TRAIN = 0, @NAME@_EVAL = 1, @NAME@_INFER = 2 };
+/* A use of the model, with steps, inputs and outputs of its own. */
+enum @name@_phase {
+    @NAME@_TRAIN = 0, /* training: the loss, and gradients */
+    @NAME@_EVAL = 1,  /* evaluation: the loss, without gradients */
+    @NAME@_INFER = 2  /* inference: answers, without labels */
+};
 
 typedef struct @name@ @name@;
 
@@ -94,17 +111,28 @@ typedef struct @name@_tensor {
 
 /* --- inputs and outputs */
 
+/* Return whether the model has the steps of a phase. */
 @NAME@_API int @name@_has_phase(const @name@ *m, int phase);
+
+/* Return the number of inputs of a phase; 0 if the model does not have the phase. */
 @NAME@_API int @name@_input_count(const @name@ *m, int phase);
+
+/* Return the number of outputs of a phase; 0 if the model does not have the phase. */
 @NAME@_API int @name@_output_count(const @name@ *m, int phase);
 
-/* Return the name, type and shape of an input or output; NULL if there is none at that index. */
+/* Return the name, type and shape of an input of a phase; NULL if there is none at that index. */
 @NAME@_API const @name@_tensor *@name@_input_info(const @name@ *m, int phase, int index);
+
+/* Return the name, type and shape of an output of a phase; NULL if there is none at that index. */
 @NAME@_API const @name@_tensor *@name@_output_info(const @name@ *m, int phase, int index);
 
-/* Return where the steps of a phase read an input or write an output.  To save a copy, write the
- * inputs there and pass NULL to the step.  Outputs are valid until the next step of the phase. */
+/* Return the values of an input that the next step of a phase reads; NULL if there is none at that
+ * index.  In C, this is the memory that it reads: to save a copy, write the values there and pass
+ * NULL to the step. */
 @NAME@_API void *@name@_input(@name@ *m, int phase, int index);
+
+/* Return the values of an output that the last step of a phase wrote; NULL if there is none at that
+ * index.  In C, this is the memory that the next step overwrites. */
 @NAME@_API const void *@name@_output(@name@ *m, int phase, int index);
 
 /* --- batches: a model has plans for one or more batch sizes
@@ -112,10 +140,17 @@ typedef struct @name@_tensor {
  * Steps, inputs and outputs use the batch size that was set last, initially the first one.  All
  * sizes share gradients, parameters and memory, and switching between them costs nothing. */
 
+/* Return the number of batch sizes. */
 @NAME@_API int @name@_batch_count(const @name@ *m);
-@NAME@_API int64_t @name@_batch_size(const @name@ *m, int index); /* 0: no such batch */
+
+/* Return a batch size, in the order of the build; 0 if there is none at that index. */
+@NAME@_API int64_t @name@_batch_size(const @name@ *m, int index);
+
+/* Return the number of samples of a step. */
 @NAME@_API int64_t @name@_get_batch(const @name@ *m);
-@NAME@_API int @name@_set_batch(@name@ *m, int64_t samples); /* @NAME@_BAD_INPUT: no plans for it */
+
+/* Set the number of samples of a step.  @NAME@_BAD_INPUT: the model has no plans for it. */
+@NAME@_API int @name@_set_batch(@name@ *m, int64_t samples);
 
 /* --- steps
  *
@@ -125,11 +160,11 @@ typedef struct @name@_tensor {
  * unchanged. */
 
 #if @NAME@_TRAINS
-/* Return 1 if train steps also update the parameters, as in `edgegrad build --joined`.  Each is
+/* Return whether train steps also update the parameters, as in `edgegrad build --joined`.  Each is
  * updated as soon as its gradient is complete, so no gradients are kept. */
 @NAME@_API int @name@_is_joined(const @name@ *m);
 
-/* Run forward and backward, and add to the gradients accumulated since the last reset.  A joined
+/* Run forward and backward, adding to the gradients accumulated since the last reset.  A joined
  * step also updates the parameters, using the learning rate and the step number. */
 @NAME@_API int @name@_train_step(@name@ *m, const void *const *inputs, void *const *outputs);
 #endif
@@ -161,17 +196,20 @@ typedef struct @name@_tensor {
  * text is as it was, without scores. */
 @NAME@_API int @name@_append(@name@ *m, const int32_t *tokens, size_t count);
 
-/* Return the scores of the token after the text, as it was appended last, and their type and shape.
- * They are valid until the next call of a function of the decoder.  NULL: there are none, as after
- * truncation. */
+/* Return the scores of the token after the text, as it was appended last; NULL if there are none,
+ * as after truncation.  In C, they are valid until the next call of a function of the decoder. */
 @NAME@_API const void *@name@_scores(const @name@ *m);
+
+/* Return the name, type and shape of the scores. */
 @NAME@_API const @name@_tensor *@name@_scores_info(const @name@ *m);
 
 /* Forget all tokens after the first `length`. */
 @NAME@_API int @name@_truncate(@name@ *m, int64_t length);
 
-/* The number of tokens of the text, and the largest. */
+/* Return the number of tokens of the text. */
 @NAME@_API int64_t @name@_get_length(const @name@ *m);
+
+/* Return the number of tokens that the caches can hold. */
 @NAME@_API int64_t @name@_get_capacity(const @name@ *m);
 #endif
 
@@ -186,65 +224,89 @@ typedef struct @name@_tensor {
 /* Set the seed of random numbers, as for dropout; initially 0.  Each step draws new numbers. */
 @NAME@_API void @name@_set_seed(@name@ *m, int64_t seed);
 
-/* The number of steps that have drawn random numbers.  Checkpoints keep it, so that a resumed
- * training draws the numbers it would have drawn without the break.  They do not keep the seed. */
+/* Return the number of steps that have drawn random numbers.  Checkpoints keep it, so that a
+ * resumed training draws the numbers it would have drawn without the break.  They do not keep the
+ * seed. */
 @NAME@_API int64_t @name@_get_draws(const @name@ *m);
-@NAME@_API int @name@_set_draws(@name@ *m, int64_t draws); /* at least 0 */
 
+/* Set the number of steps that have drawn random numbers, at least 0. */
+@NAME@_API int @name@_set_draws(@name@ *m, int64_t draws);
+
+/* Return the learning rate of the next update.  Checkpoints keep it. */
 @NAME@_API float @name@_get_learning_rate(const @name@ *m);
-@NAME@_API int @name@_set_learning_rate(@name@ *m, float rate); /* finite, at least 0 */
+
+/* Set the learning rate of updates: finite, and at least 0. */
+@NAME@_API int @name@_set_learning_rate(@name@ *m, float rate);
 
 /* Set the learning rate of the next optimizer step.  It rises linearly from 0 at step 0 to `peak`
  * at step `warmup`, then falls linearly to 0 at step `total` and stays 0.  Call this before each
  * step; after resuming from a checkpoint, it continues from the saved step. */
 @NAME@_API int @name@_set_linear_rate(@name@ *m, float peak, int64_t warmup, int64_t total);
 
-/* The number of optimizer steps done, which AdamW's formulas use.  Checkpoints keep it. */
+/* Return the number of optimizer steps done, which AdamW's formulas use.  Checkpoints keep it. */
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
+
+/* Set the number of optimizer steps done, at least 0. */
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);
 
-/* The number of updates skipped because gradients were not finite.  Checkpoints keep it.  After a
- * skipped update, parameters, moments, running statistics and the step count are what they were
- * before the steps that computed these gradients.  Only models in float16 and optimizers with the
- * option skip_nonfinite skip updates. */
+/* Return the number of updates skipped because gradients were not finite.  Checkpoints keep it.
+ * After a skipped update, parameters, moments, running statistics and the step count are what they
+ * were before the steps that computed these gradients.  Only models in float16 and optimizers with
+ * the option skip_nonfinite skip updates. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);
 
-/* The loss scale of the next step, from 1 to 2^24: in float16, the loss is multiplied by it in the
- * backward pass, and gradients are divided by it again.  A skipped update halves it, and many done
- * in a row double it.  Checkpoints keep it.  0: the model does not scale its loss. */
+/* Return the loss scale of the next step; 0 if the model does not scale its loss.  In float16, the
+ * loss is multiplied by it in the backward pass, and gradients are divided by it again.  A skipped
+ * update halves it, and many done in a row double it.  Checkpoints keep it. */
 @NAME@_API float @name@_get_loss_scale(const @name@ *m);
+
+/* Set the loss scale of the next step, from 1 to 2^24. */
 @NAME@_API int @name@_set_loss_scale(@name@ *m, float scale);
 #endif
 
 /* --- parameters, in the order of the training model's inputs */
 
+/* Return the number of parameters. */
 @NAME@_API int @name@_parameter_count(const @name@ *m);
-@NAME@_API const @name@_tensor *@name@_parameter_info(const @name@ *m, int index); /* NULL: none */
-@NAME@_API int @name@_find_parameter(const @name@ *m, const char *name); /* -1: none of that name */
 
-/* Return a parameter's values, to read or write between steps; NULL if there are none yet. */
+/* Return the name, type and shape of a parameter; NULL if there is none at that index. */
+@NAME@_API const @name@_tensor *@name@_parameter_info(const @name@ *m, int index);
+
+/* Return the index of the parameter of a name; -1 if there is none. */
+@NAME@_API int @name@_find_parameter(const @name@ *m, const char *name);
+
+/* Return the values of a parameter; NULL if there is none at that index, or it has none yet.  In C,
+ * this is the model's own memory, to read or write between steps. */
 @NAME@_API void *@name@_parameter(@name@ *m, int index);
 
 #if @NAME@_TRAINS
-/* Return a parameter's accumulated gradient, to read or write between steps; NULL if the parameter
- * is frozen or train steps are joined. */
+/* Return the accumulated gradient of a parameter; NULL if there is none at that index, it is
+ * frozen, or train steps are joined.  In C, this is the model's own memory, to read or write
+ * between steps. */
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
 #endif
 
-/* Count the elements of all float32 parameters, copy them out, or copy them in, one parameter after
- * another.  `count` must be their number.  A model without values needs all: trainable_only = 0. */
+/* Return the number of elements of all parameters, or of the trainable ones alone. */
 @NAME@_API size_t @name@_parameters_size(const @name@ *m, int trainable_only);
+
+/* Copy the values of all float32 parameters out, one parameter after another, to exactly as many
+ * elements as @name@_parameters_size returns. */
 @NAME@_API int @name@_get_parameters(@name@ *m, float *values, size_t count, int trainable_only);
+
+/* Copy the values of all float32 parameters in, one parameter after another, from exactly as many
+ * elements as @name@_parameters_size returns.  A model without values needs the frozen ones too. */
 @NAME@_API int @name@_set_parameters(@name@ *m, const float *values, size_t count,
                                    int trainable_only);
 
-/* The same for float64 parameters; no function converts between the two types. */
+/* Copy the values of all float64 parameters out, as @name@_get_parameters does for float32. */
 @NAME@_API int @name@_get_parameters_f64(@name@ *m, double *values, size_t count,
                                        int trainable_only);
+
+/* Copy the values of all float64 parameters in, as @name@_set_parameters does for float32. */
 @NAME@_API int @name@_set_parameters_f64(@name@ *m, const double *values, size_t count,
                                        int trainable_only);
 
-/* Return 1 if the parameters have values. */
+/* Return whether the parameters have values. */
 @NAME@_API int @name@_is_loaded(const @name@ *m);
 
 #if @NAME@_TRAINS
@@ -259,27 +321,44 @@ typedef struct @name@_tensor {
 /* Write a checkpoint to a buffer of exactly @name@_checkpoint_size bytes. */
 @NAME@_API int @name@_save_to(@name@ *m, void *buffer, size_t size, int include_optimizer_state);
 
-/* Write the `size` bytes of the checkpoint that begin at `offset`.  Pieces may have any size and
- * come in any order, but the model must not change between them. */
+/* Write the bytes of the checkpoint that begin at `offset`, as many as the buffer has.  Pieces may
+ * have any size and come in any order, but the model must not change between them. */
 @NAME@_API int @name@_save_part(@name@ *m, size_t offset, void *buffer, size_t size,
                               int include_optimizer_state);
 #ifndef EDGEGRAD_FREESTANDING
-/* Write under a temporary name, sync and rename: a crash leaves the old file or the new one. */
+/* Write a checkpoint file under a temporary name, which is renamed after a sync: a crash leaves the
+ * old file or the new one. */
 @NAME@_API int @name@_save(@name@ *m, const char *path, int include_optimizer_state);
 #endif
 #endif
 
-/* Named user data in a checkpoint, up to @NAME@_PROPERTY_BYTES in total.  Names and texts are
- * UTF-8.  Setting a property again replaces it; `index` counts in the order of names. */
-enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 };
+/* --- properties: named user data in a checkpoint, up to @NAME@_PROPERTY_BYTES in total
+ *
+ * Names and texts are UTF-8.  `index` counts in the order of names. */
+
+/* The type of a property's value. */
+enum @name@_property_kind {
+    @NAME@_INT = 0,   /* a whole number of 64 bits */
+    @NAME@_FLOAT = 1, /* a float of 32 bits */
+    @NAME@_STRING = 2 /* a text */
+};
+
 #if @NAME@_TRAINS
+/* Set a property to a whole number, whatever it was. */
 @NAME@_API int @name@_set_property_int(@name@ *m, const char *name, int64_t value);
+
+/* Set a property to a number, whatever it was. */
 @NAME@_API int @name@_set_property_float(@name@ *m, const char *name, float value);
+
+/* Set a property to a text, whatever it was. */
 @NAME@_API int @name@_set_property_string(@name@ *m, const char *name, const char *value);
 #endif
+
+/* Return the number of properties. */
 @NAME@_API int @name@_property_count(const @name@ *m);
 
-/* Get a property's name and kind, and its value in one of the last three.  Any may be NULL. */
+/* Get the name and kind of a property, and its value as `integer`, `number` or `text`.  In C, any
+ * address may be NULL. */
 @NAME@_API int @name@_get_property(@name@ *m, int index, const char **name, int *kind,
                                  int64_t *integer, float *number, const char **text);
 
@@ -291,8 +370,8 @@ enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 
  * For each request, make a model from the checkpoint.  Take the request, then make the steps of the
  * phase that it asks for over all samples, `epochs` times, and write the answer. */
 
-/* Put the parameters of a request into the model, and set the batch size, learning rate and
- * proximal term that it asks for.  If keeps_state is 1, save a checkpoint with the optimizer's
+/* Put the parameters of a request into the model, with the batch size, learning rate and proximal
+ * term that it asks for.  If keeps_state is 1, save a checkpoint with the optimizer's
  * state after the last step.  @NAME@_BAD_INPUT: it is not a request, and gets no answer.
  * @NAME@_BAD_STATE: this model cannot carry it out; answer with the message as the reason. */
 @NAME@_API int @name@_take_request(@name@ *m, const void *request, size_t size, int *phase,

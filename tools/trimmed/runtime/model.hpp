@@ -6,17 +6,31 @@
 //     @name@_cpp::Model m = @name@_cpp::Model::create(@plan@"checkpoint");
 //     m.train_step(inputs, outputs);
 //     m.optimizer_step();
+//
+// Without exceptions, or without the standard library, as with -fno-exceptions or -ffreestanding,
+// it returns an Outcome, and a model replaces an empty one.  Nothing then needs a heap.
+//
+//     using @name@_cpp::Model;
+//     Model m;
+//     char why[@NAME@_MESSAGE_BYTES];
+//     if (!Model::create_in(m, memory, sizeof memory, checkpoint, bytes, why)) say(why);
+//     if (!m.train_step(inputs, outputs)) say(m.message());
 #ifndef @NAME@_HPP
 #define @NAME@_HPP
 
 #include "@name@.h"
 
-#include <memory>
+#if defined(__cpp_exceptions) && __STDC_HOSTED__
+#define @NAME@_CPP_THROWS 1
 #include <stdexcept>
 #include <vector>
+#else
+#define @NAME@_CPP_THROWS 0
+#endif
 
 namespace @name@_cpp {
 
+#if @NAME@_CPP_THROWS
 // An error code of a call, and the message that says what was wrong.
 class Error : public std::runtime_error {
   public:
@@ -24,12 +38,36 @@ class Error : public std::runtime_error {
     int code; // of enum @name@_error
 };
 
+using Outcome = void;
+#else
+// The error code of a call: true if it was not refused.
+struct [[nodiscard]] Outcome {
+    int code; // of enum @name@_error
+    explicit operator bool() const { return code == @NAME@_OK; }
+};
+#endif
+
 // A model can be moved and not copied.
 class Model {
   public:
+    // Make an empty model, which refuses calls until another one is moved to it.
+    Model() = default;
+    Model(Model &&other) noexcept : m(other.m) { other.m = nullptr; }
+    Model &operator=(Model &&other) noexcept
+    {
+        ::@name@ *moved = other.m;
+        other.m = nullptr;
+        @name@_destroy(m);
+        m = moved;
+        return *this;
+    }
+    Model(const Model &) = delete;
+    Model &operator=(const Model &) = delete;
+    ~Model() { @name@_destroy(m); }
+
 /*@members@*/
 
-#if @NAME@_TRAINS
+#if @NAME@_TRAINS && @NAME@_CPP_THROWS
     // The content of a checkpoint file.
     std::vector<unsigned char> checkpoint(bool include_optimizer_state)
     {
@@ -40,19 +78,20 @@ class Model {
 #endif
 
   private:
-    struct Destroy {
-        void operator()(::@name@ *made) const { @name@_destroy(made); }
-    };
-
     explicit Model(::@name@ *made) : m(made) {}
 
-    static void check(int code, const char *message)
+    static Outcome check(int code, const char *message)
     {
+#if @NAME@_CPP_THROWS
         if (code != @NAME@_OK)
             throw Error(code, message);
+#else
+        (void)message;
+        return {code};
+#endif
     }
 
-    std::unique_ptr<::@name@, Destroy> m;
+    ::@name@ *m = nullptr;
 };
 
 } // namespace @name@_cpp

@@ -1,6 +1,7 @@
-// Package @name@: @purpose@.  Each method is the function of @name@.h with its name; a call
-// that is refused returns an *Error with the message of C.  Calls of several goroutines wait for one
-// another.
+// Package @name@ is for the @purposeInGo@.
+//
+// Each method is the function of @name@.h with its name; a call that is refused returns an *Error with
+// the message of C.  Calls of several goroutines wait for one another.
 package @name@
 
 /*
@@ -14,6 +15,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"strings"
 	"sync"
 	"unsafe"
 )
@@ -116,6 +118,14 @@ func first[T any](values []T) unsafe.Pointer {
 	return unsafe.Pointer(&values[0])
 }
 
+// checkText refuses a text that C would end too early.
+func checkText(place, text string) error {
+	if strings.IndexByte(text, 0) >= 0 {
+		return refuse("%s: expected text without null characters", place)
+	}
+	return nil
+}
+
 func refuse(format string, values ...any) error {
 	return &Error{ErrorCodeBadInput, fmt.Sprintf(format, values...)}
 }
@@ -140,6 +150,11 @@ var kinds = map[Dtype]reflect.Type{
 	DtypeBool: reflect.TypeOf(false),
 }
 
+// MakeSlice returns a new slice of its type and size, such as a []float32.
+func (t *Tensor) MakeSlice() any {
+	return reflect.MakeSlice(reflect.SliceOf(kinds[t.Dtype]), t.elements(), t.elements()).Interface()
+}
+
 func (t *Tensor) elements() int { return t.Bytes / int(kinds[t.Dtype].Size()) }
 
 func (t *Tensor) check(place string, values any) error {
@@ -149,7 +164,8 @@ func (t *Tensor) check(place string, values any) error {
 		if v.Kind() == reflect.Slice {
 			got += fmt.Sprintf(" of %d elements", v.Len())
 		}
-		return refuse("%s: expected []%v of %d elements, got %s", place, kinds[t.Dtype], t.elements(), got)
+		form := "%s: expected []%v of %d elements, %v, got %s"
+		return refuse(form, place, kinds[t.Dtype], t.elements(), t.Dims, got)
 	}
 	return nil
 }
@@ -158,17 +174,17 @@ func readValues(address unsafe.Pointer, t *Tensor) any {
 	if address == nil || t == nil {
 		return nil
 	}
-	values := reflect.MakeSlice(reflect.SliceOf(kinds[t.Dtype]), t.elements(), t.elements())
+	values := t.MakeSlice()
 	if t.Bytes > 0 {
-		to := unsafe.Slice((*byte)(values.UnsafePointer()), t.Bytes)
+		to := unsafe.Slice((*byte)(reflect.ValueOf(values).UnsafePointer()), t.Bytes)
 		copy(to, unsafe.Slice((*byte)(address), t.Bytes))
 	}
-	return values.Interface()
+	return values
 }
 
 func writeValues(address unsafe.Pointer, t *Tensor, place string, values any) error {
 	if address == nil || t == nil {
-		return refuse("%s: there is none", place)
+		return refuse("%s: there is none at that index, or it takes no values", place)
 	}
 	if err := t.check(place, values); err != nil || t.Bytes == 0 {
 		return err
@@ -184,7 +200,11 @@ func (m *Model) place(phase Phase, inputs []any) error {
 		return nil // they are in place, or the step itself says what is wrong
 	}
 	if count := m.inputCount(phase); len(inputs) != count {
-		return refuse("expected %d inputs, got %d", count, len(inputs))
+		names := make([]string, count)
+		for i := range names {
+			names[i] = m.inputInfo(phase, i).Name
+		}
+		return refuse("expected %d inputs %v, got %d", count, names, len(inputs))
 	}
 	for i, values := range inputs {
 		t := m.inputInfo(phase, i)

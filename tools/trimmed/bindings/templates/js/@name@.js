@@ -531,7 +531,8 @@ export class Model {
     }
     const count = this.inputCount(phase);
     if (!Array.isArray(inputs) || inputs.length !== count) {
-      refuse(`inputs: expected an array of ${count} inputs, got ${describe(inputs)}`);
+      const names = Array.from({ length: count }, (_, index) => this.inputInfo(phase, index).name);
+      refuse(`inputs: expected an array of ${count} inputs [${names.join(", ")}], got ${describe(inputs)}`);
     }
     const values = inputs.map((value, index) => {
       const tensor = this.inputInfo(phase, index);
@@ -539,7 +540,7 @@ export class Model {
       const elements = tensor.bytes / type.BYTES_PER_ELEMENT;
       const made = Array.isArray(value) ? this.#convert(tensor, type, value) : value;
       if (!(made instanceof type) || made.length !== elements) {
-        const wanted = `${type.name} of ${elements} elements`;
+        const wanted = `${type.name} of ${elements} elements, [${tensor.dims.join(", ")}]`;
         refuse(`input '${tensor.name}': expected ${wanted}, got ${describe(value)}`);
       }
       return made;

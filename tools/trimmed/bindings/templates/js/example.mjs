@@ -6,7 +6,8 @@ import { Dtype, Model, Phase } from "./@name@.js";
 // A batch for one input; a program would read its own here.
 function makeBatch({ dtype, dims }) {
   const count = dims.reduce((product, dim) => product * dim, 1);
-  const draw = dtype === Dtype.F32 ? Math.random : () => Math.floor(2 * Math.random());
+  const isFloat = dtype === Dtype.F32 || dtype === Dtype.F64;
+  const draw = isFloat ? Math.random : () => Math.floor(2 * Math.random());
   return Array.from({ length: count }, draw);
 }
 
@@ -19,6 +20,10 @@ import { Model } from "./@name@.js";
 
 //@if train_step@
 const [from, to] = process.argv.slice(2);
+if (to === undefined) {
+  console.error("usage: node example.mjs CHECKPOINT NEW_CHECKPOINT");
+  process.exit(2);
+}
 //@end@
 //@if !train_step@
 const [from] = process.argv.slice(2);

@@ -11,10 +11,12 @@ public static class Example
     // A batch for one input; a program would read its own here.
     private static Array MakeBatch(Tensor tensor)
     {
-        var indices = Enumerable.Range(0, tensor.Elements);
-        if (tensor.Dtype == Dtype.F32)
-            return indices.Select(_ => (float)Draw.NextDouble()).ToArray();
-        return indices.Select(_ => (long)Draw.Next(2)).ToArray();
+        var values = tensor.MakeArray();
+        var type = values.GetType().GetElementType();
+        bool isFloat = tensor.Dtype == Dtype.F32 || tensor.Dtype == Dtype.F64;
+        for (int i = 0; i < values.Length; i++)
+            values.SetValue(Convert.ChangeType(isFloat ? Draw.NextDouble() : Draw.Next(2), type), i);
+        return values;
     }
 
     private static Array[] MakeBatches(Model model, Phase phase)
@@ -42,7 +44,7 @@ public static class Example
     private static void Answer(Model model)
     {
         foreach (var output in model.Infer(MakeBatches(model, Phase.Infer)))
-            Console.WriteLine(output.Tensor.Name + ": " + string.Join(" ", output.Floats.Take(3)) + " ...");
+            Console.WriteLine(output);
     }
 
 /*@end@*/
@@ -63,8 +65,15 @@ public static class Example
     }
 
 /*@end@*/
-    public static void Main(string[] arguments)
+    public static int Main(string[] arguments)
     {
+/*@if train_step@*/
+        if (arguments.Length != 2)
+        {
+            Console.Error.WriteLine("usage: Example CHECKPOINT NEW_CHECKPOINT");
+            return 2;
+        }
+/*@end@*/
         using (var model = Model.Create(arguments.FirstOrDefault()))
         {
 /*@if train_step@*/
@@ -78,5 +87,6 @@ public static class Example
             ContinueText(model);
 /*@end@*/
         }
+        return 0;
     }
 }

@@ -1,6 +1,6 @@
 namespace Edgegrad.@Name@
 {
-    /// <summary>Numbers of C by their names.</summary>
+    /// <summary>@enumerationSentence@</summary>
     public enum @Enumeration@
     {
 @enumerationRows@

@@ -1,4 +1,7 @@
 using System;
+/*@if train_step or infer@*/
+using System.Linq;
+/*@end@*/
 using System.Runtime.CompilerServices;
 using System.Runtime.InteropServices;
 using System.Text;
@@ -15,6 +18,7 @@ namespace Edgegrad.@Name@
             return new ModelException((int)ErrorCode.BadInput, message);
         }
 
+        /// <summary>The reason.</summary>
         public ErrorCode Code { get; }
     }
 
@@ -29,6 +33,7 @@ namespace Edgegrad.@Name@
 
         private Model(IntPtr made) { m = made; }
 
+        /// <summary>Free the memory of a model that was not disposed.</summary>
         ~Model() { Native.@name@_destroy(m); }
 
 /*@makers@*/
@@ -129,7 +134,7 @@ namespace Edgegrad.@Name@
         private static void Write(IntPtr address, Tensor tensor, string place, Array array)
         {
             if (address == IntPtr.Zero || tensor == null)
-                throw ModelException.Refuse(place + ": there is none");
+                throw ModelException.Refuse(place + ": there is none at that index, or it takes no values");
             tensor.Check(place, array);
             var bytes = new byte[tensor.Bytes];
             Buffer.BlockCopy(array, 0, bytes, 0, bytes.Length);
@@ -143,7 +148,11 @@ namespace Edgegrad.@Name@
                 return; // they are in place, or the step itself says what is wrong
             int count = InputCount(phase);
             if (inputs.Length != count)
-                throw ModelException.Refuse("expected " + count + " inputs, got " + inputs.Length);
+            {
+                var names = Enumerable.Range(0, count).Select(i => InputInfo(phase, i).Name);
+                string wanted = count + " inputs [" + string.Join(", ", names) + "]";
+                throw ModelException.Refuse("expected " + wanted + ", got " + inputs.Length);
+            }
             for (int i = 0; i < count; i++)
             {
                 var tensor = InputInfo(phase, i);

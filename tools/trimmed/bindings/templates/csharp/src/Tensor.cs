@@ -29,10 +29,19 @@ namespace Edgegrad.@Name@
             Trainable = facts.Trainable != 0;
         }
 
+        /// <summary>The name in the model.</summary>
         public string Name { get; }
+
+        /// <summary>The type of the elements.</summary>
         public Dtype Dtype { get; }
+
+        /// <summary>The shape.</summary>
         public long[] Dims { get; }
+
+        /// <summary>The size of the values.</summary>
         public long Bytes { get; }
+
+        /// <summary>Whether it is a parameter that training changes.</summary>
         public bool Trainable { get; }
 
         /// <summary>The number of elements.</summary>
@@ -61,13 +70,19 @@ namespace Edgegrad.@Name@
             }
         }
 
-        internal Array MakeArray() { return Array.CreateInstance(Type(), Elements); }
+        /// <summary>Return a new array of its type and size, such as a float[].</summary>
+        public Array MakeArray() { return Array.CreateInstance(Type(), Elements); }
+
+        /// <summary>Return name, type and shape.</summary>
+        public override string ToString() { return Name + ": " + Dtype + Shape; }
+
+        private string Shape => "[" + string.Join(", ", Dims) + "]";
 
         internal void Check(string place, Array array)
         {
             if (array != null && array.GetType().GetElementType() == Type() && array.Length == Elements)
                 return;
-            string wanted = Type().Name + "[] of " + Elements + " elements";
+            string wanted = Type().Name + "[] of " + Elements + " elements, " + Shape;
             string got = array == null ? "null" : array.GetType().Name + " of " + array.Length + " elements";
             throw ModelException.Refuse(place + ": expected " + wanted + ", got " + got);
         }
@@ -82,14 +97,24 @@ namespace Edgegrad.@Name@
             Array = array;
         }
 
+        /// <summary>Name, type and shape.</summary>
         public Tensor Tensor { get; }
+
+        /// <summary>A float[], long[] or other array, as the tensor's type is.</summary>
         public Array Array { get; }
 
         /// <summary>The values as floats.</summary>
         public float[] Floats => Array as float[]
             ?? throw ModelException.Refuse("'" + Tensor.Name + "' has other values than floats");
 
-        /// <summary>The first value, such as the loss.</summary>
-        public float Item => Floats[0];
+        /// <summary>The first value as a float, such as the loss.</summary>
+        public float Item => Convert.ToSingle(Array.GetValue(0));
+
+        /// <summary>Return the name and the first values.</summary>
+        public override string ToString()
+        {
+            string first = string.Join(" ", Array.Cast<object>().Take(4));
+            return Tensor.Name + ": " + first + (Array.Length > 4 ? " ..." : "");
+        }
     }
 }

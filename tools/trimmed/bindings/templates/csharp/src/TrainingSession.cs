@@ -18,20 +18,27 @@ namespace Edgegrad.@Name@
         /// <summary>The model, with all that the names of onnxruntime do not cover.</summary>
         public Model Model { get; }
 
+        /// <summary>Run forward and backward on the inputs, and return the outputs.</summary>
         public Values[] TrainStep(IEnumerable<Array> inputs) { return Model.TrainStep(inputs.ToArray()); }
 
 /*@if eval_step@*/
+        /// <summary>Run the evaluation model on the inputs, and return the outputs.</summary>
         public Values[] EvalStep(IEnumerable<Array> inputs) { return Model.EvalStep(inputs.ToArray()); }
 
 /*@end@*/
+        /// <summary>Update the parameters from the gradients.</summary>
         public void OptimizerStep() { Model.OptimizerStep(); }
 
+        /// <summary>Make the next train step overwrite the gradients.</summary>
         public void LazyResetGrad() { Model.LazyResetGrad(); }
 
+        /// <summary>Set the seed of random numbers, as for dropout.</summary>
         public void SetSeed(long seed) { Model.SetSeed(seed); }
 
+        /// <summary>Set the learning rate of updates.</summary>
         public void SetLearningRate(float rate) { Model.SetLearningRate(rate); }
 
+        /// <summary>Return the learning rate of the next update.</summary>
         public float GetLearningRate() { return Model.GetLearningRate(); }
 
         /// <summary>Let the rate rise to a peak in steps of warm-up, then fall to 0; see SchedulerStep.</summary>
@@ -52,10 +59,13 @@ namespace Edgegrad.@Name@
             Model.SetLinearRate(peak, warmup, total);
         }
 
+        /// <summary>Return all parameters one after another.</summary>
         public float[] ToBuffer(bool onlyTrainable) { return Model.Parameters(onlyTrainable); }
 
+        /// <summary>Set all parameters, one after another.</summary>
         public void FromBuffer(float[] values, bool onlyTrainable) { Model.SetParameters(values, onlyTrainable); }
 
+        /// <summary>Write a checkpoint file.</summary>
         public void SaveCheckpoint(string path, bool includeOptimizerState) { Model.Save(path, includeOptimizerState); }
 
 /*@if export_model@*/
@@ -70,28 +80,33 @@ namespace Edgegrad.@Name@
         }
 
 /*@end@*/
+        /// <summary>Return the names of the inputs of train steps.</summary>
         public IReadOnlyList<string> TrainInputNames()
         {
             return Names(Phase.Train, Model.InputCount(Phase.Train), Model.InputInfo);
         }
 
+        /// <summary>Return the names of the outputs of train steps.</summary>
         public IReadOnlyList<string> TrainOutputNames()
         {
             return Names(Phase.Train, Model.OutputCount(Phase.Train), Model.OutputInfo);
         }
 
 /*@if eval_step@*/
+        /// <summary>Return the names of the inputs of eval steps.</summary>
         public IReadOnlyList<string> EvalInputNames()
         {
             return Names(Phase.Eval, Model.InputCount(Phase.Eval), Model.InputInfo);
         }
 
+        /// <summary>Return the names of the outputs of eval steps.</summary>
         public IReadOnlyList<string> EvalOutputNames()
         {
             return Names(Phase.Eval, Model.OutputCount(Phase.Eval), Model.OutputInfo);
         }
 
 /*@end@*/
+        /// <summary>End the model and give its memory back.</summary>
         public void Dispose() { Model.Dispose(); }
 
         private static string[] Names(Phase phase, int count, Func<Phase, int, Tensor> describe)

@@ -8,6 +8,9 @@ import (
 	"math/rand"
 //@end@
 	"os"
+//@if train_step or infer@
+	"reflect"
+//@end@
 
 	"@name@"
 )
@@ -17,17 +20,19 @@ import (
 func makeBatches(model *@name@.Model, phase @name@.Phase) []any {
 	batches := make([]any, model.InputCount(phase))
 	for i := range batches {
-		tensor, count := model.InputInfo(phase, i), 1
-		for _, dim := range tensor.Dims {
-			count *= int(dim)
-		}
-		floats, labels := make([]float32, count), make([]int64, count)
-		for k := range floats {
-			floats[k], labels[k] = rand.Float32(), rand.Int63n(2)
-		}
-		batches[i] = any(labels)
-		if tensor.Dtype == @name@.DtypeF32 {
-			batches[i] = floats
+		batches[i] = model.InputInfo(phase, i).MakeSlice()
+		values := reflect.ValueOf(batches[i])
+		for k := 0; k < values.Len(); k++ {
+			switch value := values.Index(k); {
+			case value.CanFloat():
+				value.SetFloat(rand.Float64())
+			case value.CanInt():
+				value.SetInt(rand.Int63n(2))
+			case value.CanUint():
+				value.SetUint(uint64(rand.Intn(2)))
+			default:
+				value.SetBool(rand.Intn(2) == 1)
+			}
 		}
 	}
 	return batches
@@ -48,7 +53,7 @@ func train(model *@name@.Model, to string) error {
 			return err
 		}
 		model.LazyResetGrad()
-		fmt.Printf("step %d: loss %v\n", step, outputs[0].([]float32)[0])
+		fmt.Printf("step %d: loss %v\n", step, reflect.ValueOf(outputs[0]).Index(0))
 	}
 	return model.Save(to, true)
 }
@@ -58,7 +63,11 @@ func train(model *@name@.Model, to string) error {
 func answer(model *@name@.Model) error {
 	outputs, err := model.Infer(makeBatches(model, @name@.PhaseInfer)...)
 	for i, output := range outputs {
-		fmt.Printf("%s: %v ...\n", model.OutputInfo(@name@.PhaseInfer, i).Name, output.([]float32)[:3])
+		values, end := reflect.ValueOf(output), ""
+		if values.Len() > 4 {
+			values, end = values.Slice(0, 4), " ..."
+		}
+		fmt.Printf("%s: %v%s\n", model.OutputInfo(@name@.PhaseInfer, i).Name, values, end)
 	}
 	return err
 }
@@ -115,6 +124,11 @@ func run() error {
 }
 
 func main() {
+//@if train_step@
+	if len(os.Args) != 3 {
+		log.Fatal("usage: example CHECKPOINT NEW_CHECKPOINT")
+	}
+//@end@
 	if err := run(); err != nil {
 		log.Fatal(err)
 	}

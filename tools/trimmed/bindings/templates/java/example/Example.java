@@ -1,6 +1,3 @@
-/*@if train_step or infer@*/
-import edgegrad.@name@.Dtype;
-/*@end@*/
 import edgegrad.@name@.Model;
 /*@if train_step or infer@*/
 import edgegrad.@name@.Phase;
@@ -8,9 +5,9 @@ import edgegrad.@name@.Tensor;
 /*@end@*/
 /*@if infer !train_step@*/
 import edgegrad.@name@.Values;
-import java.util.Arrays;
 /*@end@*/
 /*@if train_step or infer@*/
+import java.lang.reflect.Array;
 import java.util.Random;
 /*@end@*/
 
@@ -21,15 +18,21 @@ public final class Example {
 
   // A batch for one input; a program would read its own here.
   private static Object makeBatch(Tensor tensor) {
-    int count = tensor.elements();
-    if (tensor.dtype == Dtype.F32) {
-      float[] pixels = new float[count];
-      for (int i = 0; i < count; i++) {
-        pixels[i] = RANDOM.nextFloat();
+    Object values = tensor.makeArray();
+    for (int i = 0; i < tensor.elements(); i++) {
+      switch (tensor.dtype) {
+        case F32:
+        case F64:
+          Array.setFloat(values, i, RANDOM.nextFloat());
+          break;
+        case BOOL:
+          Array.setBoolean(values, i, RANDOM.nextBoolean());
+          break;
+        default:
+          Array.setByte(values, i, (byte) RANDOM.nextInt(2));
       }
-      return pixels;
     }
-    return RANDOM.longs(count, 0, 2).toArray();
+    return values;
   }
 
   private static Object[] makeBatches(Model model, Phase phase) {
@@ -58,8 +61,7 @@ public final class Example {
 /*@if infer !train_step@*/
   private static void answer(Model model) {
     for (Values output : model.infer(makeBatches(model, Phase.INFER))) {
-      String first = Arrays.toString(Arrays.copyOf(output.floats(), 3));
-      System.out.println(output.tensor.name + ": " + first + " ...");
+      System.out.println(output);
     }
   }
 
@@ -83,6 +85,12 @@ public final class Example {
 
 /*@end@*/
   public static void main(String[] arguments) {
+/*@if train_step@*/
+    if (arguments.length != 2) {
+      System.err.println("usage: Example CHECKPOINT NEW_CHECKPOINT");
+      System.exit(2);
+    }
+/*@end@*/
     try (Model model = Model.create(arguments.length > 0 ? arguments[0] : null)) {
 /*@if train_step@*/
       train(model);

@@ -13,14 +13,26 @@ import edgegrad.@name@.train
 import java.io.File
 /*@end@*/
 /*@if train_step or infer@*/
+import java.lang.reflect.Array as ReflectArray
 import kotlin.random.Random
+/*@if train_step@*/
+import kotlin.system.exitProcess
+/*@end@*/
 
 private val random = Random(1)
 
 // A batch for one input; a program would read its own here.
-private fun makeBatch(tensor: Tensor): Any =
-  if (tensor.dtype == Dtype.F32) FloatArray(tensor.elements()) { random.nextFloat() }
-  else LongArray(tensor.elements()) { random.nextLong(2) }
+private fun makeBatch(tensor: Tensor): Any {
+  val values = tensor.makeArray()
+  for (i in 0 until tensor.elements()) {
+    when (tensor.dtype) {
+      Dtype.F32, Dtype.F64 -> ReflectArray.setFloat(values, i, random.nextFloat())
+      Dtype.BOOL -> ReflectArray.setBoolean(values, i, random.nextBoolean())
+      else -> ReflectArray.setByte(values, i, random.nextInt(2).toByte())
+    }
+  }
+  return values
+}
 /*@end@*/
 /*@if append@*/
 
@@ -38,6 +50,12 @@ private fun continueText(model: Model) {
 
 /** @purpose@ from Kotlin: java -cp JAR:src/main/resources ExampleKt@arguments@. */
 fun main(arguments: Array<String>) {
+/*@if train_step@*/
+  if (arguments.size != 2) {
+    System.err.println("usage: ExampleKt CHECKPOINT NEW_CHECKPOINT")
+    exitProcess(2)
+  }
+/*@end@*/
   Model.create(arguments.firstOrNull()).use { model ->
 /*@if train_step@*/
     model.learningRate = 0.01f
@@ -49,9 +67,7 @@ fun main(arguments: Array<String>) {
 /*@end@*/
 /*@if infer !train_step@*/
     val batch = model.inputTensors(Phase.INFER).map(::makeBatch)
-    for (output in model.infer(*batch.toTypedArray())) {
-      println("${output.tensor.name}: ${output.floats().take(3)} ...")
-    }
+    model.infer(*batch.toTypedArray()).forEach(::println)
 /*@end@*/
 /*@if append@*/
     continueText(model)

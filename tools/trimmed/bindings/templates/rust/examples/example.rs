@@ -1,19 +1,13 @@
 //! @purpose@ from Rust: cargo run --example example --@arguments@
 
 //@if train_step or infer@
-use @name@::{Dtype, Error, Model, Phase, Values};
+use @name@::{Dtype, Error, Model, Phase};
 //@end@
 //@if append !train_step !infer@
 use @name@::{Error, Model};
 //@end@
 
 //@if train_step or infer@
-/// A batch for one input; a program would read its own here.
-enum Batch {
-    Floats(Vec<f32>),
-    Labels(Vec<i64>),
-}
-
 struct Draw(u32);
 
 impl Draw {
@@ -22,28 +16,25 @@ impl Draw {
         self.0 >> 8
     }
 
-    fn make_batches(&mut self, model: &Model, phase: Phase) -> Vec<Batch> {
-        let tensors = (0..model.input_count(phase)).filter_map(|i| model.input_info(phase, i));
-        tensors
-            .map(|tensor| {
-                let count = 0..tensor.dims.iter().product::<i64>();
-                match tensor.dtype {
-                    Dtype::F32 => {
-                        Batch::Floats(count.map(|_| self.next() as f32 / (1 << 24) as f32).collect())
-                    }
-                    _ => Batch::Labels(count.map(|_| i64::from(self.next() % 2)).collect()),
-                }
-            })
-            .collect()
+    fn next_number(&mut self) -> f32 {
+        self.next() as f32 / (1 << 24) as f32
     }
-}
 
-fn borrow(batches: &[Batch]) -> Vec<Values<'_>> {
-    let pass = |batch| match batch {
-        &Batch::Floats(ref values) => values[..].into(),
-        &Batch::Labels(ref values) => values[..].into(),
-    };
-    batches.iter().map(pass).collect()
+    /// Write a batch where the step reads each input; a program would write its own here.
+    fn write_batches(&mut self, model: &mut Model, phase: Phase) {
+        for index in 0..model.input_count(phase) {
+            let Some(tensor) = model.input_info(phase, index) else { continue };
+            let dtype = tensor.dtype;
+            let size = tensor.bytes / tensor.dims.iter().product::<i64>() as usize;
+            for value in model.input(phase, index).unwrap_or(&mut []).chunks_exact_mut(size) {
+                match dtype {
+                    Dtype::F32 => value.copy_from_slice(&self.next_number().to_ne_bytes()),
+                    Dtype::F64 => value.copy_from_slice(&f64::from(self.next_number()).to_ne_bytes()),
+                    _ => value.copy_from_slice(&u64::from(self.next() % 2).to_le_bytes()[..size]),
+                }
+            }
+        }
+    }
 }
 
 //@end@
@@ -52,14 +43,14 @@ fn train(model: &mut Model) -> Result<(), Error> {
     let mut draw = Draw(1);
     model.set_learning_rate(0.01)?;
     for step in 1..=20 {
-        let batches = draw.make_batches(model, Phase::Train);
-        model.train_step(&borrow(&batches))?;
-        let loss = model.floats(Phase::Train, 0)?[0];
+        draw.write_batches(model, Phase::Train);
+        model.train_step(&[])?; // or `&[images[..].into(), ...]`, which copies them there
+        let loss = model.item(Phase::Train, 0)?;
         if !model.is_joined() {
             model.optimizer_step()?;
         }
         model.lazy_reset_grad();
-        println!("step {step}: loss {loss}");
+        println!("step {step}: loss {loss:.6}");
     }
     Ok(())
 }
@@ -67,11 +58,14 @@ fn train(model: &mut Model) -> Result<(), Error> {
 //@end@
 //@if infer !train_step@
 fn answer(model: &mut Model) -> Result<(), Error> {
-    let batches = Draw(1).make_batches(model, Phase::Infer);
-    model.infer(&borrow(&batches))?;
+    Draw(1).write_batches(model, Phase::Infer);
+    model.infer(&[])?; // or `&[images[..].into()]`, which copies them there
     for index in 0..model.output_count(Phase::Infer) {
         let name = model.output_info(Phase::Infer, index).map_or("", |tensor| tensor.name).to_string();
-        println!("{name}: {:?} ...", &model.floats(Phase::Infer, index)?[..3]);
+        match model.floats(Phase::Infer, index) {
+            Ok(values) => println!("{name}: {:?} ...", &values[..values.len().min(3)]),
+            Err(other) => println!("{name}: {other}"),
+        }
     }
     Ok(())
 }
@@ -96,6 +90,12 @@ fn continue_text(model: &mut Model) -> Result<(), Error> {
 //@end@
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().collect();
+//@if train_step@
+    if arguments.len() != 3 {
+        eprintln!("usage: example CHECKPOINT NEW_CHECKPOINT");
+        std::process::exit(2);
+    }
+//@end@
     let mut model = match arguments.get(1) {
         Some(path) => Model::create(path)?,
         None => Model::create_from(&[])?,

@@ -29,6 +29,7 @@
 //! # }
 //! ```
 #![no_std]
+#![warn(missing_docs)]
 
 extern crate alloc;
 #[cfg(feature = "std")]
@@ -47,7 +48,9 @@ use core::slice;
 /// An error code of C, and the message that says what was wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
+    /// The reason.
     pub code: ErrorCode,
+    /// What was wrong, as one line.
     pub message: String,
 }
 
@@ -63,10 +66,15 @@ impl std::error::Error for Error {}
 /// Name, type and shape of an input, an output or a parameter.
 #[derive(Debug, Clone, Copy)]
 pub struct Tensor<'a> {
+    /// The name in the model.
     pub name: &'a str,
+    /// The type of the elements.
     pub dtype: Dtype,
+    /// The shape.
     pub dims: &'a [i64],
+    /// The size of the values.
     pub bytes: usize,
+    /// Whether it is a parameter that training changes.
     pub trainable: bool,
 }
 
@@ -111,7 +119,7 @@ struct Facts {
 
 /// What C makes; it is never looked into.
 #[repr(C)]
-pub struct Opaque {
+struct Opaque {
     _nothing: [u8; 0],
 }
 
@@ -171,6 +179,17 @@ impl Model {
         }
     }
 
+    /// Return the first value of an output as a number, such as the loss.
+    pub fn item(&mut self, phase: Phase, index: i32) -> Result<f64, Error> {
+        let dtype = self.output_info(phase, index).map(|tensor| tensor.dtype);
+        match (dtype, self.output(phase, index).unwrap_or(&[])) {
+            (Some(Dtype::F64), &[a, b, c, d, e, f, g, h, ..]) => {
+                Ok(f64::from_ne_bytes([a, b, c, d, e, f, g, h]))
+            }
+            _ => Ok(self.floats(phase, index)?[0].into()),
+        }
+    }
+
     fn check(&self, code: i32) -> Result<(), Error> {
         match ErrorCode::from_number(code) {
             Some(ErrorCode::Ok) => Ok(()),
@@ -193,12 +212,15 @@ impl Model {
 
 //@if train_step or infer@
     fn place(&mut self, phase: Phase, inputs: &[Values<'_>]) -> Result<(), Error> {
-        if !self.has_phase(phase) {
-            return Ok(()); // the step itself says so
+        if inputs.is_empty() || !self.has_phase(phase) {
+            return Ok(()); // they are in place, or the step itself says what is wrong
         }
         let count = self.input_count(phase) as usize;
         if inputs.len() != count {
-            return Err(refuse(format!("expected {count} inputs, got {}", inputs.len())));
+            let infos = (0..count).filter_map(|index| self.input_info(phase, index as i32));
+            let names: Vec<&str> = infos.map(|tensor| tensor.name).collect();
+            let got = inputs.len();
+            return Err(refuse(format!("expected {count} inputs {names:?}, got {got}")));
         }
         for (index, values) in inputs.iter().enumerate() {
             let tensor = match self.input_info(phase, index as i32) {
@@ -207,8 +229,8 @@ impl Model {
             };
             if values.dtype != tensor.dtype || values.bytes != tensor.bytes {
                 return Err(refuse(format!(
-                    "input '{}': expected {:?} of {} bytes, got {:?} of {} bytes",
-                    tensor.name, tensor.dtype, tensor.bytes, values.dtype, values.bytes
+                    "input '{}': expected {:?} of {} bytes, {:?}, got {:?} of {} bytes",
+                    tensor.name, tensor.dtype, tensor.bytes, tensor.dims, values.dtype, values.bytes
                 )));
             }
         }

@@ -1,13 +1,29 @@
 // @purpose@ from Swift: swift run Example@arguments@.
+//@if train_step@
+import Foundation
+//@end@
 import @Name@
 
 //@if train_step or infer@
 // A batch for one input; a program would read its own here.
 func makeBatch(_ tensor: Tensor) -> Numbers {
-    if tensor.dtype == .f32 {
-        return (0..<tensor.elements).map { _ in Float.random(in: 0..<1) }
+    switch tensor.dtype {
+    case .f32: return (0..<tensor.elements).map { _ in Float.random(in: 0..<1) }
+    case .f64: return (0..<tensor.elements).map { _ in Double.random(in: 0..<1) }
+    case .bool: return (0..<tensor.elements).map { _ in Bool.random() }
+    case .i64: return makeBits(tensor, of: Int64.self)
+    case .i32: return makeBits(tensor, of: Int32.self)
+    case .i16: return makeBits(tensor, of: Int16.self)
+    case .i8: return makeBits(tensor, of: Int8.self)
+    case .u64: return makeBits(tensor, of: UInt64.self)
+    case .u32: return makeBits(tensor, of: UInt32.self)
+    case .u16: return makeBits(tensor, of: UInt16.self)
+    case .u8: return makeBits(tensor, of: UInt8.self)
     }
-    return (0..<tensor.elements).map { _ in Int64.random(in: 0..<2) }
+}
+
+func makeBits<Element: FixedWidthInteger & Number>(_ tensor: Tensor, of: Element.Type) -> Numbers {
+    return (0..<tensor.elements).map { _ in Element.random(in: 0...1) }
 }
 
 func writeBatches(_ model: Model, _ phase: Phase) throws {
@@ -35,6 +51,12 @@ func continueText(_ model: Model) throws {
 
 //@end@
 let arguments = CommandLine.arguments
+//@if train_step@
+if arguments.count != 3 {
+    print("usage: Example CHECKPOINT NEW_CHECKPOINT")
+    exit(2)
+}
+//@end@
 let model = try arguments.count > 1 ? Model.create(arguments[1]) : Model.createWithoutValues()
 //@if train_step@
 try model.setLearningRate(0.01)
@@ -52,7 +74,8 @@ try model.save(arguments[2], includeOptimizerState: true)
 //@if infer !train_step@
 try writeBatches(model, .infer)
 for output in try model.infer() {
-    print("\(output.tensor.name): \(try output.floats().prefix(3)) ...")
+    let values = output.tensor.dtype == .f32 ? "\(try output.floats().prefix(3))" : "\(output.tensor)"
+    print("\(output.tensor.name): \(values) ...")
 }
 //@end@
 //@if append@

@@ -20,12 +20,17 @@ static NSArray<NSData *> *makeBatches(@Name@Model *model, @Name@Phase phase)
     for (NSInteger index = 0; index < [model inputCount:phase]; index++) {
         @Name@Tensor *tensor = [model inputInfo:phase index:index];
         NSMutableData *values = [NSMutableData dataWithLength:tensor.bytes];
-        if (tensor.dtype == @Name@DtypeF32)
-            for (NSUInteger k = 0; k < tensor.bytes / 4; k++)
+        NSUInteger count = 1;
+        for (NSNumber *dim in tensor.dims)
+            count *= dim.unsignedIntegerValue;
+        for (NSUInteger k = 0; k < count; k++) {
+            if (tensor.dtype == @Name@DtypeF32)
                 ((float *)values.mutableBytes)[k] = (float)rand() / (float)RAND_MAX;
-        if (tensor.dtype == @Name@DtypeI64)
-            for (NSUInteger k = 0; k < tensor.bytes / 8; k++)
-                ((int64_t *)values.mutableBytes)[k] = rand() % 2;
+            else if (tensor.dtype == @Name@DtypeF64)
+                ((double *)values.mutableBytes)[k] = (double)rand() / (double)RAND_MAX;
+            else /* the lowest byte of an integer, in little-endian order */
+                ((unsigned char *)values.mutableBytes)[k * (tensor.bytes / count)] = rand() % 2;
+        }
         [batches addObject:values];
     }
     return batches;
@@ -43,7 +48,9 @@ static void train(@Name@Model *model)
         if (![model isJoined])
             need([model optimizerStep:&error], error);
         [model lazyResetGrad];
-        printf("step %d: loss %g\n", step, *(const float *)[[outputs objectAtIndex:0] bytes]);
+        const void *loss = [[outputs objectAtIndex:0] bytes];
+        BOOL isDouble = [model outputInfo:@Name@PhaseTrain index:0].dtype == @Name@DtypeF64;
+        printf("step %d: loss %g\n", step, isDouble ? *(const double *)loss : *(const float *)loss);
     }
 }
 
@@ -57,7 +64,8 @@ static void answer(@Name@Model *model)
     for (NSUInteger index = 0; index < outputs.count; index++) {
         NSString *name = [model outputInfo:@Name@PhaseInfer index:(NSInteger)index].name;
         const float *values = [[outputs objectAtIndex:index] bytes];
-        printf("%s: %g %g ...\n", name.UTF8String, values[0], values[1]);
+        if ([model outputInfo:@Name@PhaseInfer index:(NSInteger)index].dtype == @Name@DtypeF32)
+            printf("%s: %g %g ...\n", name.UTF8String, values[0], values[1]);
     }
 }
 
@@ -87,6 +95,12 @@ int main(int count, const char *const *arguments)
 {
     @autoreleasepool {
         NSError *error = nil;
+//@if train_step@
+        if (count != 3) {
+            fprintf(stderr, "usage: ExampleObjC CHECKPOINT NEW_CHECKPOINT\n");
+            return 2;
+        }
+//@end@
         NSString *path = count > 1 ? [NSString stringWithUTF8String:arguments[1]] : nil;
         @Name@Model *model = path ? [@Name@Model create:path error:&error]
                                   : [@Name@Model createWithoutValues:&error];

@@ -106,7 +106,7 @@ public final class Model: @unchecked Sendable {
         _ address: UnsafeMutableRawPointer?, _ tensor: Tensor?, _ place: String, _ values: Numbers
     ) throws {
         guard let address = address, let tensor = tensor else {
-            throw ModelError(refused: "\(place): there is none")
+            throw ModelError(refused: "\(place): there is none at that index, or it takes no values")
         }
         try tensor.check(place, values)
         values.withBytes { bytes in
@@ -121,7 +121,8 @@ public final class Model: @unchecked Sendable {
         }
         let count = inputCount(phase)
         if inputs.count != count {
-            throw ModelError(refused: "expected \(count) inputs, got \(inputs.count)")
+            let names = (0..<count).compactMap { inputInfo(phase, index: $0)?.name }
+            throw ModelError(refused: "expected \(count) inputs \(names), got \(inputs.count)")
         }
         for (index, values) in inputs.enumerated() {
             if let tensor = inputInfo(phase, index: index) {

@@ -1,7 +1,8 @@
 import C@Name@
+import Foundation
 
 /// An error code of C, and the message that says what was wrong.
-public struct ModelError: Error, CustomStringConvertible, Sendable {
+public struct ModelError: LocalizedError, CustomStringConvertible, Sendable {
     public let code: ErrorCode
     public let message: String
 
@@ -15,6 +16,9 @@ public struct ModelError: Error, CustomStringConvertible, Sendable {
     }
 
     public var description: String { return message }
+
+    /// The text of `localizedDescription`.
+    public var errorDescription: String? { return message }
 }
 
 /*@enums@*/
@@ -77,7 +81,7 @@ public struct Tensor: Sendable {
 
     func check(_ place: String, _ values: Numbers) throws {
         if values.dtype != dtype || values.count != elements {
-            let wanted = "\(dtype) of \(elements) elements"
+            let wanted = "\(dtype) of \(elements) elements, \(dims)"
             throw ModelError(
                 refused: "\(place): expected \(wanted), got \(values.dtype) of \(values.count) elements")
         }
@@ -117,8 +121,8 @@ public struct Values: Sendable {
         return try array(of: Float.self)
     }
 
-    /// Return the first value, such as the loss.
+    /// Return the first value as a float, such as the loss.
     public func item() throws -> Float {
-        return try floats()[0]
+        return try tensor.dtype == .f64 ? Float(array(of: Double.self)[0]) : floats()[0]
     }
 }

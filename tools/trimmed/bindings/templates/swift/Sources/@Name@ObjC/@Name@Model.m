@@ -79,7 +79,7 @@ static BOOL writeValues(
     NSData *values, void *address, const @name@_tensor *tensor, NSString *place, NSError **error)
 {
     if (!address || !tensor) {
-        NSString *said = [place stringByAppendingString:@": there is none"];
+        NSString *said = [place stringByAppendingString:@": there is none at that index, or it takes no values"];
         return refuseWith(@NAME@_BAD_INPUT, said, error);
     }
     if (!fits(values, tensor, place, error))
@@ -183,8 +183,13 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
         return YES; // they are in place, or the step itself says what is wrong
     int count = @name@_input_count(_m, (int)phase);
     if (inputs.count != (NSUInteger)count) {
-        NSString *form = @"inputs: expected %d, got %lu";
-        NSString *said = [NSString stringWithFormat:form, count, (unsigned long)inputs.count];
+        NSString *names = @"";
+        for (int index = 0; index < count; index++)
+            names = [NSString stringWithFormat:@"%@%s%@", names, index ? ", " : "",
+                                               textOf(@name@_input_info(_m, (int)phase, index)->name)];
+        NSString *form = @"expected %d inputs [%@], got %lu";
+        NSString *said = [NSString
+            stringWithFormat:form, count, names, (unsigned long)inputs.count];
         return refuseWith(@NAME@_BAD_INPUT, said, error);
     }
     for (int index = 0; index < count; index++)

@@ -1,9 +1,10 @@
 package edgegrad.@name@;
 
-/** A number of C by its name. */
+/** @enumerationSentence@ */
 public enum @Enumeration@ {
 @enumerationRows@;
 
+  /** The number of C. */
   public final int value;
 
   @Enumeration@(int value) {

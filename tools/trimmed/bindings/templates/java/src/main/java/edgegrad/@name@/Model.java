@@ -2,6 +2,10 @@ package edgegrad.@name@;
 
 import java.io.Closeable;
 import java.nio.charset.StandardCharsets;
+/*@if train_step or infer@*/
+import java.util.ArrayList;
+import java.util.List;
+/*@end@*/
 
 /**
  * @purpose@. Each method is the function of @name@.h with its name; calls that are
@@ -109,7 +113,7 @@ public class Model implements Closeable {
 
   private static void write(long address, Tensor tensor, String place, Object array) {
     if (address == 0 || tensor == null) {
-      throw refuse(place + ": there is none");
+      throw refuse(place + ": there is none at that index, or it takes no values");
     }
     tensor.check(place, array);
     Native.write(address, array, tensor.bytes);
@@ -122,7 +126,11 @@ public class Model implements Closeable {
     }
     int count = inputCount(phase);
     if (inputs.length != count) {
-      throw refuse("expected " + count + " inputs, got " + inputs.length);
+      List<String> names = new ArrayList<>();
+      for (int i = 0; i < count; i++) {
+        names.add(inputInfo(phase, i).name);
+      }
+      throw refuse("expected " + count + " inputs " + names + ", got " + inputs.length);
     }
     for (int i = 0; i < count; i++) {
       Tensor tensor = inputInfo(phase, i);

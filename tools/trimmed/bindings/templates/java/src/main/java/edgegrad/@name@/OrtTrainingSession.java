@@ -39,22 +39,27 @@ public final class OrtTrainingSession implements Closeable {
   }
 
 /*@end@*/
+  /** Update the parameters from the gradients. */
   public void optimizerStep() {
     model.optimizerStep();
   }
 
+  /** Make the next train step overwrite the gradients. */
   public void lazyResetGrad() {
     model.lazyResetGrad();
   }
 
+  /** Set the seed of random numbers, as for dropout. */
   public void setSeed(long seed) {
     model.setSeed(seed);
   }
 
+  /** Set the learning rate of updates. */
   public void setLearningRate(float rate) {
     model.setLearningRate(rate);
   }
 
+  /** Return the learning rate of the next update. */
   public float getLearningRate() {
     return model.getLearningRate();
   }
@@ -76,6 +81,7 @@ public final class OrtTrainingSession implements Closeable {
     model.setLinearRate(peak, warmup, total);
   }
 
+  /** Write a checkpoint file. */
   public void saveCheckpoint(Path path, boolean saveOptimizer) {
     model.save(path.toString(), saveOptimizer);
   }
@@ -92,19 +98,23 @@ public final class OrtTrainingSession implements Closeable {
   }
 
 /*@end@*/
+  /** Return the names of the inputs of train steps. */
   public Set<String> getTrainInputNames() {
     return inputNames(Phase.TRAIN);
   }
 
+  /** Return the names of the outputs of train steps. */
   public Set<String> getTrainOutputNames() {
     return names(Phase.TRAIN, model.outputCount(Phase.TRAIN), model::outputInfo);
   }
 
 /*@if eval_step@*/
+  /** Return the names of the inputs of eval steps. */
   public Set<String> getEvalInputNames() {
     return inputNames(Phase.EVAL);
   }
 
+  /** Return the names of the outputs of eval steps. */
   public Set<String> getEvalOutputNames() {
     return names(Phase.EVAL, model.outputCount(Phase.EVAL), model::outputInfo);
   }

@@ -5,10 +5,15 @@ import java.util.Arrays;
 
 /** Name, type and shape of an input, an output or a parameter. */
 public final class Tensor {
+  /** The name in the model. */
   public final String name;
+  /** The type of the elements. */
   public final Dtype dtype;
+  /** The shape. */
   public final long[] dims;
+  /** The size of the values. */
   public final long bytes;
+  /** Whether it is a parameter that training changes. */
   public final boolean trainable;
 
   Tensor(String name, long[] facts) {
@@ -50,8 +55,14 @@ public final class Tensor {
     }
   }
 
-  Object makeArray() {
+  /** Return a new array of its type and size, such as a {@code float[]}. */
+  public Object makeArray() {
     return Array.newInstance(type(), elements());
+  }
+
+  @Override
+  public String toString() {
+    return name + ": " + dtype + Arrays.toString(dims);
   }
 
   void check(String place, Object array) {
@@ -61,7 +72,7 @@ public final class Tensor {
       if (array != null && array.getClass().isArray()) {
         found += " of " + Array.getLength(array) + " elements";
       }
-      String wanted = type() + "[] of " + elements() + " elements";
+      String wanted = type() + "[] of " + elements() + " elements, " + Arrays.toString(dims);
       throw Model.refuse(place + ": expected " + wanted + ", got " + found);
     }
   }

@@ -1,7 +1,12 @@
 package edgegrad.@name@;
 
+import java.lang.reflect.Array;
+import java.util.ArrayList;
+import java.util.List;
+
 /** Values of an output or a parameter: a copy, in an array of Java. */
 public final class Values {
+  /** Its name, type and shape. */
   public final Tensor tensor;
 
   /** A {@code float[]}, {@code long[]} or other array, as the tensor's type is. */
@@ -20,8 +25,20 @@ public final class Values {
     return (float[]) array;
   }
 
-  /** Return the first value, such as the loss. */
+  /** Return the first value as a float, such as the loss. */
   public float item() {
-    return floats()[0];
+    if (array instanceof boolean[]) {
+      return ((boolean[]) array)[0] ? 1 : 0;
+    }
+    return ((Number) Array.get(array, 0)).floatValue();
+  }
+
+  @Override
+  public String toString() {
+    List<Object> first = new ArrayList<>();
+    for (int i = 0; i < Math.min(4, Array.getLength(array)); i++) {
+      first.add(Array.get(array, i));
+    }
+    return tensor.name + ": " + first + (first.size() < Array.getLength(array) ? " ..." : "");
   }
 }
