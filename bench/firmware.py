@@ -19,6 +19,7 @@ import importlib.util
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.options import Options
-from engine.tools.trimmed.targets import resolve
+from engine.tools.trimmed.targets import Platform, resolve
 
 QEMU = "qemu-system-arm"
 STEPS = 4  # of firmware.c
@@ -59,6 +60,9 @@ BOARDS = {
     "cortex-m33": ("mps2-an505", "0x10000000", "0x38000000"),
     "cortex-m55": ("mps3-an547", "0", "0x20000000"),
 }
+PLAIN_CPP = ("-std=c++17", "-Os", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-nostdinc++",
+             "-fno-unwind-tables", "-fno-asynchronous-unwind-tables", "-fno-sanitize=all", "-Wall",
+             "-Wextra", "-Werror", "-pedantic")  # fmt: skip
 # Memory that every model needs; the rest of it is the runtime's.
 OWN = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
 
@@ -128,11 +132,14 @@ def make_firmware(
     batch: int,
     folder: Path,
     decoder: DecoderOptions | None = None,
+    *,
+    is_cpp: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Build a model for a board, and link firmware.c with the archive; the program and the
     manifest of the build.
 
     artifacts: None for a decoder alone.
+    is_cpp: whether board.cpp does the training, in C++ without exceptions or a library.
     """
     options = Options("mnist", resolve(target), [batch], decoder=decoder)
     manifest = build(artifacts, folder, options)
@@ -144,11 +151,21 @@ def make_firmware(
     memory = (DRIVERS / "firmware.ld").read_text().replace("FLASH_BEGIN", flash)
     (folder / "firmware.ld").write_text(memory.replace("RAM_BEGIN", ram))
     program = link(
-        [], [DRIVERS / "firmware.c"], options.platform, folder / "firmware.elf",
-        kind="executable", include=[folder], size=True, threads=False, freestanding=True,
-        flags=["-T", str(folder / "firmware.ld"), str(folder / "libmnist.a")],
+        [compile_cpp(folder, options.platform)] if is_cpp else [], [DRIVERS / "firmware.c"],
+        options.platform, folder / "firmware.elf", kind="executable", include=[folder], size=True,
+        defines={"TRAINS_ELSEWHERE": "1"} if is_cpp else {}, threads=False, freestanding=True,
+        last=["-T", str(folder / "firmware.ld"), str(folder / "libmnist.a")],
     )  # fmt: skip
     return program, manifest
+
+
+def compile_cpp(folder: Path, platform: Platform) -> bytes:
+    """Return the object file of board.cpp, for the header in a folder; a warning is an error."""
+    made = folder / "board.o"
+    zig = [sys.executable, "-m", "ziglang", "c++", "-target", *platform.zig.split()]
+    words = [*PLAIN_CPP, f"-I{folder}", "-c", str(DRIVERS / "board.cpp"), "-o", str(made)]
+    subprocess.run([*zig, *words], check=True)
+    return made.read_bytes()
 
 
 def run_firmware(program: Path, target: str) -> list[float]:

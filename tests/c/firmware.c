@@ -1,15 +1,18 @@
 /* A program for a board without a system: it trains a few steps from the checkpoint in its flash
  * and prints the bits of each loss by semihosting.  The memory of the model is a static array.
  * With a library that has a decoder alone, it continues a text, and prints the bits of the first
- * score of each token. */
+ * score of each token.  With TRAINS_ELSEWHERE, the training is another file's. */
 
 #define EDGEGRAD_FREESTANDING
 #include "mnist.h"
 
+#include "firmware.h"
+#ifndef TRAINS_ELSEWHERE
 #include "checkpoint.h" /* static const unsigned char checkpoint[] */
 
 enum { STEPS = 4 };
 static _Alignas(64) unsigned char memory[MNIST_MEMORY_BYTES];
+#endif
 extern unsigned char stack_top[], data_from[], data_begin[], data_end[], bss_begin[], bss_end[];
 
 static void semihost(int operation, const void *argument)
@@ -19,19 +22,19 @@ static void semihost(int operation, const void *argument)
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
 }
 
-static void say(const char *text)
+void say(const char *text)
 {
     semihost(4, text); /* SYS_WRITE0 */
 }
 
-static void stop(int failed)
+void stop(int failed)
 {
     semihost(0x18, (const void *)(failed ? 0x20023 : 0x20026)); /* SYS_EXIT: error, or none */
     for (;;)
         ;
 }
 
-static void say_bits(float value)
+void say_bits(float value)
 {
     union {
         float value;
@@ -45,6 +48,7 @@ static void say_bits(float value)
     say(text);
 }
 
+#ifndef TRAINS_ELSEWHERE
 /* Inputs that a test makes up in the same way: floats from 0 to 6/7, whole numbers 0 and 1. */
 static void fill(const mnist_tensor *t, void *to)
 {
@@ -68,7 +72,7 @@ static void append(mnist *m, const int32_t *tokens, size_t count)
     say_bits(*(const float *)mnist_scores(m));
 }
 
-static void train(void)
+void train(void)
 {
     static const int32_t prompt[] = {5, 7, 9, 11, 13};
     char why[MNIST_MESSAGE_BYTES];
@@ -85,7 +89,7 @@ static void train(void)
     stop(0);
 }
 #else
-static void train(void)
+void train(void)
 {
     char why[MNIST_MESSAGE_BYTES];
     mnist *m;
@@ -106,6 +110,7 @@ static void train(void)
     say("done\n");
     stop(0);
 }
+#endif
 #endif
 
 __attribute__((used)) void _start(void)

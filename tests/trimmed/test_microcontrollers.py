@@ -20,7 +20,7 @@ from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support import decoders
-from tests.support.builds import make_root, needs_cc
+from tests.support.builds import make_root, make_source, needs_cc
 from tests.support.places import GOLDENS
 from tests.support.shown import shows
 
@@ -79,6 +79,31 @@ def test_a_board_trains_as_this_machine_does(
     checkpoint = (board / "checkpoint").stat().st_size
     assert flash > manifest["report"]["parts"]["kernels"] + checkpoint
     assert manifest["report"]["memory"] <= ram < manifest["report"]["memory"] + 1024
+
+
+@needs_cc
+@pytest.mark.skipif(not shutil.which(firmware.QEMU), reason=f"needs {firmware.QEMU}")
+@pytest.mark.parametrize("target", ["cortex-m7", "cortex-m55"])
+@shows("C++17", "Cortex-M4F, M7 and M33", "emulated")
+@shows("C++17", "Cortex-M55 and M85", "emulated")
+def test_a_board_trains_in_cpp_without_exceptions(target: str, tmp_path: Path) -> None:
+    """Nor with type information, a heap or a library: calls return their codes."""
+    artifacts = make_artifacts("mlp")
+    program, manifest = firmware.make_firmware(artifacts, target, 8, tmp_path / "cpp", is_cpp=True)
+    plain, _ = firmware.make_firmware(artifacts, target, 8, tmp_path / "c")
+    assert firmware.run_firmware(program, target) == firmware.run_firmware(plain, target)
+    (flash, ram), (least, _) = (firmware.count_memory(p, target) for p in (program, plain))
+    assert flash < least + 1024
+    assert ram < manifest["report"]["memory"] + 1024
+
+
+@shows("C++17", "RV32IMAFC", "made")
+def test_cpp_without_exceptions_compiles_for_risc_v(tmp_path: Path) -> None:
+    source, platform = make_source("mnist"), resolve("rv32imafc")
+    (tmp_path / "mnist.h").write_text(source.write_header())
+    (tmp_path / "mnist.hpp").write_text(source.write_cpp_header())
+    (tmp_path / "checkpoint.h").write_text("static const unsigned char checkpoint[] = {0};\n")
+    assert firmware.compile_cpp(tmp_path, platform).startswith(b"\x7fELF\x01")
 
 
 @needs_cc

@@ -155,6 +155,7 @@ def link(
     freestanding: bool = False,
     compiler: str = "",
     flags: Sequence[str] = (),
+    last: Sequence[str] = (),
 ) -> Path:
     """Compile C sources, link them with object files, and replace `out` by the result at once.
 
@@ -169,6 +170,7 @@ def link(
     threads: whether POSIX threads are used.
     freestanding: use no C library.
     flags: more words for every compilation and for the link, after all others.
+    last: more words for the link alone, after them, such as a script and archives.
 
     Raises:
         EngineError: no compiler fits, or it failed, and the message has its first lines; or what it
@@ -218,7 +220,7 @@ def link(
             rest = _link_flags(
                 platform, driver, kind, out.name, threads=threads, freestanding=freestanding
             )
-            _run([*driver.command, *inputs, *rest, *flags, "-o", made.name], work)
+            _run([*driver.command, *inputs, *rest, *flags, *last, "-o", made.name], work)
             _check(binary.read(made), platform, driver)
         if platform.shares_memory and kind == "shared":
             _append_pages(made)
