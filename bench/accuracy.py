@@ -14,24 +14,36 @@ others have folded normalisations.  `learned`: scales are trained.
 `accuracy.resident` moves a float model to mirrored data by SGD at one rate: all layers in floats;
 or, after quantisation, the last layer in floats, or the last layers (--last) or all as integers in
 place.  `before` is the accuracy without it.
+
+`accuracy.torchao` trains the same float model with roundings here and by torchao, which a Python of
+EDGEGRAD_BENCH_PEERS has.  torchao rounds linear layers alone, and has no moving ranges: activations
+have a range for each position.  It is measured as it trains, with
+roundings in floats; ours is the exported file.  Steps are timed in turns.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from bench.lessons import Lesson, load_digits, make_sounds, split
+from bench.measuring import compare_medians, run_for_output
+from bench.processes import SCRIPTS, find_peer_python, time_workers
 from bench.rows import Bench, Cells, Option
 from engine.artifacts import SGD, AdamW, SparseUpdate
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.parameters import list_parameters
 from engine.models.catalog import find_architecture
 from engine.quantization import Qat, Quantization, quantize
 from engine.trainer.trainer import Trainer
@@ -248,6 +260,56 @@ def measure_moves(name: str, options: Namespace) -> Iterator[Cells]:
         yield side, " ".join(f"{one:.1f}" for one in each), mean, unlike[side]
 
 
+def write_peer_files(task: Task, lesson: Lesson, begun: Path, folder: Path, seed: int) -> None:
+    """Write what `scripts/aware.py` reads."""
+    lesson.save(folder / "lesson.npz")
+    np.savez(folder / "batch.npz", x=lesson.x[: task.batch], y=lesson.y[: task.batch, 0])
+    graph, values = build(task, lesson, seed), onnx_io.load(begun).initializers
+    trained = set(list_parameters(graph))
+    # In the order in which the model uses them.
+    names = dict.fromkeys(n for node in graph.nodes for n in node.inputs if n in trained)
+    weights: dict[str, Any] = {name: values[name] for name in names}
+    np.savez(folder / "weights.npz", **weights)
+    sizes = {**task.options, "positions": lesson.x.shape[1]}
+    (folder / "sizes.json").write_text(json.dumps(sizes))
+
+
+def write_steps(begun: Path, lesson: Lesson, folder: Path, aware: Qat | None) -> None:
+    """Write artifacts whose steps `scripts/steps.py` takes."""
+    given: dict[str, Any] = {"qat": aware, "data": lesson.x[:CALIBRATED]} if aware else {}
+    Trainer.from_onnx(begun, "cross_entropy", AdamW(lr=3e-4), folder=folder, **given)
+
+
+def measure_torchao(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for floats and for each number of bits."""
+    task, python = TASKS[name], find_peer_python()
+    lesson, (epochs, rate) = task.lesson(), task.aware
+    epochs = options.epochs or epochs
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        begun = [folder / f"begun-{seed}.onnx" for seed in range(options.seeds)]
+        for seed, path in enumerate(begun):
+            train_floats(task, lesson, path, seed, options)
+        for bits in (0, 8, 4):
+            given: dict[str, Any] = {"weight_bits": bits}
+            aware = Qat(threads=options.threads, **given) if bits else None
+            peer = [python, SCRIPTS / "aware.py", folder, bits, options.threads]
+            mine, its = list[float](), list[float]()
+            for seed, path in enumerate(begun):
+                write_peer_files(task, lesson, path, folder, seed)
+                train(path, task, lesson, folder / "aware.onnx", seed, aware, options)
+                mine.append(measure_accuracy(folder / "aware.onnx", lesson)[0])
+                its.append(json.loads(run_for_output([*peer, epochs, rate, seed]))[1])
+            artifacts = folder / f"steps-{bits}"
+            write_steps(begun[0], lesson, artifacts, aware)
+            shutil.copy(folder / "batch.npz", artifacts)
+            steps = [sys.executable, SCRIPTS / "steps.py", artifacts, options.threads]
+            times = time_workers({"mine": steps, "torchao": peer}, options.turns)
+            took = [1e3 * median(each) for each in times.values()]
+            ratio = compare_medians(times["torchao"], times["mine"])
+            yield bits or "float", np.mean(mine), np.mean(its), *took, ratio
+
+
 BENCHES = (
     Bench(
         "accuracy",
@@ -279,5 +341,26 @@ BENCHES = (
             Option("epochs", 0, "epochs of each training run; 0: the task decides"),
         ),
         small="keywords --seeds 1 --epochs 1",
+    ),
+    Bench(
+        "accuracy.torchao",
+        "accuracy and time of a step of training with roundings, beside torchao",
+        {"transformer": "transformer"},
+        (
+            "bits",
+            "edgegrad %:.2f",
+            "torchao %:.2f",
+            "edgegrad ms:.2f",
+            "torchao ms:.2f",
+            "torchao / edgegrad:.2f",
+        ),
+        measure_torchao,
+        options=(
+            Option("seeds", 3, "seeds of weights and of the order of batches"),
+            Option("threads", 1, "threads of a training run"),
+            Option("epochs", 0, "epochs of each training run; 0: the task decides"),
+            Option("turns", 9, "turns of the steps of each"),
+        ),
+        small="transformer --seeds 1 --epochs 1 --turns 1",
     ),
 )

@@ -107,6 +107,29 @@ def build_vit(patches: int = 196) -> Any:
     )
 
 
+class _TextClassifier(nn.Module):
+    """Words and positions, blocks as in ViT, and a classifier of the mean over positions."""
+
+    def __init__(self, words: int, positions: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.positions = nn.Embedding(positions, width)
+        self.layers = nn.Sequential(*(_PreNorm(width, heads, 1e-6, "none") for _ in range(layers)))
+        self.norm = nn.LayerNorm(width, 1e-6)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Any) -> Any:
+        y = self.layers(self.words(x) + self.positions.weight)
+        return self.head(self.norm(y).mean(1))
+
+
+def build_text_transformer(
+    words: int = 257, positions: int = 128, width: int = 128, layers: int = 2, heads: int = 4
+) -> Any:
+    """Return the architecture `text_transformer`, for 10 classes."""
+    return _TextClassifier(words, positions, width, layers, heads)
+
+
 class _Gpt2(nn.Module):
     def __init__(self, words: int, positions: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
