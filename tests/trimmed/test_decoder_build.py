@@ -86,7 +86,8 @@ def test_a_decoder_alone_has_its_parameters_in_the_library(shape: str, tmp_path:
     flags = (*STRICT, "-std=c11", *SANITIZE)
     program = compile_c(tmp_path / "tokens", *flags, DRIVERS / "tokens.c", *list_sources(folder))
     printed = run(program, "-", tmp_path / "scores")
-    check_drill(printed, tmp_path / "scores", shape, is_alone=True)
+    # A session packs weights that are constants, and so sums in another order than a build.
+    check_drill(printed, tmp_path / "scores", shape, exact=False, is_alone=True)
     assert not (folder / "checkpoint").exists()
     values = sum(v.nbytes for v in build_decoder(shape).initializers.values())
     assert manifest["report"]["parts"]["constants"] > 0.95 * values

@@ -184,5 +184,5 @@ def test_bare_metal_has_no_threads_and_no_libraries() -> None:
     with pytest.raises(EngineError, match="has no threads"):
         build(GOLDENS / "mlp", Path("unused"), Options("mnist", platform, [8], 2))
     assert Options("mnist", platform, [8]).freestanding
-    with pytest.raises(EngineError, match="no system, only archives"):
+    with pytest.raises(EngineError, match="no operating system, so only archives"):
         link([], [], platform, Path("unused"), threads=False)
