@@ -29,7 +29,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -310,6 +310,9 @@ def measure_torchao(name: str, options: Namespace) -> Iterator[Cells]:
             yield bits or "float", np.mean(mine), np.mean(its), *took, ratio
 
 
+SEEDS = Option("seeds", 3, "seeds of weights and of the order of batches")
+ONE_THREAD = Option("threads", 1, "threads of a training run")
+EPOCHS = Option("epochs", 0, "epochs of each training run; 0: the task decides")
 BENCHES = (
     Bench(
         "accuracy",
@@ -318,10 +321,10 @@ BENCHES = (
         ("side", "accuracy of each seed %", "mean:.2f", "off:+.2f", "unlike"),
         measure,
         options=(
-            Option("seeds", 3, "seeds of weights and of the order of batches"),
-            Option("threads", 1, "threads of a training run"),
+            SEEDS,
+            ONE_THREAD,
             Option("per-tensor", False, "give all weights of a layer one scale"),
-            Option("epochs", 0, "epochs of each training run; 0: the task decides"),
+            EPOCHS,
         ),
         small="keywords --seeds 1 --epochs 1",
     ),
@@ -332,13 +335,13 @@ BENCHES = (
         ("trained", "accuracy of each seed %", "mean:.2f", "unlike"),
         measure_moves,
         options=(
-            Option("seeds", 2, "seeds of weights and of the order of batches"),
-            Option("threads", 1, "threads of a training run"),
+            replace(SEEDS, default=2),
+            ONE_THREAD,
             Option("rate", 0.02, "learning rate of SGD, which falls to 0"),
             Option("moving", 10, "epochs on the other data"),
             Option("samples", 1024, "of the other data"),
             Option("last", 4, "layers of a sparse update"),
-            Option("epochs", 0, "epochs of each training run; 0: the task decides"),
+            EPOCHS,
         ),
         small="keywords --seeds 1 --epochs 1",
     ),
@@ -356,9 +359,9 @@ BENCHES = (
         ),
         measure_torchao,
         options=(
-            Option("seeds", 3, "seeds of weights and of the order of batches"),
-            Option("threads", 1, "threads of a training run"),
-            Option("epochs", 0, "epochs of each training run; 0: the task decides"),
+            SEEDS,
+            ONE_THREAD,
+            EPOCHS,
             Option("turns", 9, "turns of the steps of each"),
         ),
         small="transformer --seeds 1 --epochs 1 --turns 1",
