@@ -296,6 +296,14 @@ def count_stored(array: Array) -> int:
     return -(-array.size // 2) if array.dtype in NIBBLES else array.nbytes
 
 
+def join_nibbles(integers: Array) -> Array:
+    """Return u8 [..., ceil(n / 2)]: the lower 4 bits of u8 [..., n], the first of two in the lower
+    half of a byte.
+    """
+    even = np.pad(integers & 15, [(0, 0)] * (integers.ndim - 1) + [(0, integers.shape[-1] % 2)])
+    return np.asarray(even[..., ::2] | even[..., 1::2] << 4, np.uint8)
+
+
 def make_content(array: Array) -> memoryview:
     """Return the bytes of a constant in a file: little endian; of 4-bit integers two a byte, the
     first in the lower half.
@@ -303,8 +311,7 @@ def make_content(array: Array) -> memoryview:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     stored = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
     if array.dtype in NIBBLES:
-        even = np.append(stored & 15, np.zeros(stored.size % 2, np.uint8))
-        stored = even[::2] | even[1::2] << 4
+        stored = join_nibbles(stored)
     content: memoryview[int] = stored.data
     return content
 

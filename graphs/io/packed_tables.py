@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from engine.base.errors import DTypeError
+from engine.graphs.io.messages import join_nibbles
 from engine.graphs.io.protos import TensorProto
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import MS, Array
@@ -43,7 +44,7 @@ def pack_tables(graph: Graph, kinds: Mapping[str, int]) -> None:
             points = np.zeros(graph.initializers[scales].shape, np.uint8)
         if points is not None:
             made.append(names.take_fresh(f"{q}_zeros"))
-            graph.initializers[made[3]] = _join_pairs(_raise(points, shift))
+            graph.initializers[made[3]] = join_nibbles(_raise(points, shift))
         node.inputs, node.attrs["bits"] = tuple(made), 4
         replaced |= {q, zeros}
     readers = graph.find_consumers() if replaced else {}
@@ -59,16 +60,9 @@ def _pack(node: Node, name: str, table: Array, shift: int) -> Array:
             f"{node.op} {node.name!r} reads {name!r} of 4 bits an element and the shape "
             f"{list(table.shape)}; supported: rows of an even number of elements"
         )
-    return _join_pairs(_raise(table, shift))
+    return join_nibbles(_raise(table, shift))
 
 
 def _raise(integers: Array, shift: int) -> Array:
     """Return integers of 4 bits as unsigned ones, larger by a number."""
     return (integers.astype(np.int16) + shift).astype(np.uint8)
-
-
-def _join_pairs(integers: Array) -> Array:
-    """Return integers of 4 bits two to a byte, the first in its lower half; rows end in a byte."""
-    if integers.shape[-1] % 2:
-        integers = np.pad(integers, [(0, 0)] * (integers.ndim - 1) + [(0, 1)])
-    return np.asarray(integers[..., ::2] | integers[..., 1::2] << 4, np.uint8)
