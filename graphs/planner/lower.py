@@ -298,7 +298,7 @@ class DraftSource:
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
 
     def _list_kept(self) -> dict[str, bool]:
-        """Return the values that follow from constants and parameters: if from constants alone."""
+        """Return what follows from constants and parameters; True where from constants alone."""
         regions = {name: place.region for name, place in self.places.items()}
         kept = {name: region in UNWRITTEN for name, region in regions.items() if region in LASTING}
         kept |= dict.fromkeys(self.constants, True)

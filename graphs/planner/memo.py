@@ -30,7 +30,7 @@ class NodeMemo:
     accumulated: for each gradient that a kernel adds to a buffer, the buffer and the reset flag.
     used: the values that are read, or are outputs of the graph.
     titles: what the temporaries of each node are named after.
-    kept: the values from which plans make others once, and keep them: whether for ever.
+    kept: the values from which plans make others once and keep them; True: for ever.
     """
 
     def __init__(
