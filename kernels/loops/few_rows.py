@@ -3,7 +3,8 @@
 To pack B in each run would take longer than to multiply, so its rows are read where they are, each
 from its beginning to its end, as caches fetch ahead.  Where B is stored as columns, a sum is the
 product of a row of A and a row of what is stored (`dots.py`).  Otherwise rows of B, times an
-element of A each, are added to a row of C, several at a time, so that C is read and written less often.
+element of A each, are added to a row of C, several at a time, so that C is read and written less
+often.
 """
 
 from __future__ import annotations
