@@ -6,10 +6,12 @@ import functools
 import gc
 import os
 import signal
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -42,6 +44,16 @@ def _small_steps_are_alone(monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     """Let one thread run small steps in tests that are marked `alone`, as it does elsewhere."""
     if request.node.get_closest_marker("alone"):
         monkeypatch.setattr(planner, "list_with_alone", list_with_alone)
+
+
+@pytest.fixture(autouse=True)
+def _draws_follow_from_the_name(request: pytest.FixtureRequest) -> None:
+    """Begin the random generators of a test's module from its name, whatever ran before it."""
+    name = zlib.crc32(request.node.nodeid.encode())
+    for value in vars(request.module).values() if hasattr(request, "module") else ():
+        if isinstance(value, np.random.Generator):
+            seed = np.random.SeedSequence(0, spawn_key=(name,))
+            value.bit_generator.state = type(value.bit_generator)(seed).state
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

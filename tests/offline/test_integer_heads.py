@@ -128,9 +128,10 @@ def test_a_head_that_onnxruntime_quantised_is_trained(how: str, kind: str, tmp_p
     trainer.fit(data, epochs=4, progress=False)
     assert trainer.evaluate(data)["loss"] < before
     trainer.export(tmp_path / "trained.onnx")
-    predicted: Any = trainer.predict(x)
+    # In one batch: dynamic ranges are taken over the samples that are answered together.
+    predicted: Any = trainer.predict(x, batch_size=64)
     theirs = run_peer(tmp_path / "trained.onnx", x)
-    assert np.abs(predicted - theirs).max() < 0.02 * np.abs(theirs).max()
+    assert np.abs(predicted - theirs).max() < 1e-5 * np.abs(theirs).max()
 
 
 RANGES = """<ir_version: 8, opset_import: ["" : 17]> m (float[n, 20] x) => (float[n, 6] y) {
