@@ -36,7 +36,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(foreach name,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime,$(filter-out tests/torch/%,$(wildcard tests/*/test_$(name).py)))
 
-.PHONY: demo test test-all fuzz test-random test-torch test-aim test-oldest lint docs pictures builds languages wheels bench bench-table bench-cores
+.PHONY: demo test test-all fuzz test-random test-torch test-aim test-oldest lint docs pictures builds languages wheels examples bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -69,7 +69,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -q -n 0 tests/house/test_english.py
-	$(BIN)/python tests/support/sizes.py
+	$(BIN)/python -m tests.support.sizes
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -d build/doctrees $(ARGS) docs build/docs

@@ -1,0 +1,34 @@
+"""The Makefile: every target is described, and runs modules that are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.support.places import ROOT
+
+TEXT = (ROOT / "Makefile").read_text("utf-8")
+DESCRIBED = re.findall(r"^# make ([\w-]+) ", TEXT, re.MULTILINE)
+PYTHON = re.compile(r"/bin/python (?!-m )(?P<file>[\w./]+)")
+MODULE = re.compile(r"/bin/python -m (?P<name>[\w.]+)")
+
+
+def test_the_targets_are_the_ones_described() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", TEXT, re.MULTILINE)
+    assert sorted(phony.split()) == sorted(DESCRIBED)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("target", DESCRIBED)
+def test_a_target_runs_modules_that_are_there(target: str) -> None:
+    """A module finds the packages of the repository; a file that is run finds its own folder."""
+    command = ["make", "--dry-run", "--always-make", target]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not [match["file"] for match in PYTHON.finditer(run.stdout)], run.stdout
+    names = {match["name"] for match in MODULE.finditer(run.stdout)} - {"pip", "venv"}
+    assert names, f"no module in {run.stdout}"
+    assert not [name for name in names if importlib.util.find_spec(name) is None]
