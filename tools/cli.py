@@ -75,6 +75,10 @@ def _run(words: Sequence[str], title: str) -> int:
             if hint:
                 click.echo(hint, err=True)
         return error.exit_code
+    except MemoryError as error:
+        text = str(error) or "Python cannot allocate an object"
+        print(escape(f"{title}: not enough memory: {text}"), file=sys.stderr)
+        return 1
     except (KeyboardInterrupt, click.Abort):
         print(f"\n{title}: interrupted", file=sys.stderr)
         return _INTERRUPTED

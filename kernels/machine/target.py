@@ -78,6 +78,11 @@ class Target:
         return whole and f"+{wanted}" in self.features.split(",")
 
     @property
+    def address_bits(self) -> int:
+        """The bits of an address: 32 or 64."""
+        return 32 if self.machine in ("arm", "riscv32", "wasm32") else 64
+
+    @property
     def is_elf(self) -> bool:
         """True if its object files are of ELF, as everywhere but with Apple, Microsoft and Wasm."""
         return not any(word in self.triple for word in ("apple", "windows", "wasm"))

@@ -75,7 +75,11 @@ def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
         return
     # A gradient that is zero by its formula, as of the bias of keys, is the rounding of others.
     largest = max(find_scale(known.wanted[f"{name}_grad.accumulation.buffer"]) for name in trained)
-    noise = 64 * float(np.finfo(fed["target"].dtype).eps) * largest
+    eps = float(np.finfo(fed["target"].dtype).eps)
+    loss = abs(float(known.wanted[training.outputs[0]].item()))
+    if largest < eps * loss:  # all of them are, as behind the mean of a Softmax
+        largest = loss
+    noise = 64 * eps * largest
     for trainer, way in ((two, "micro-batches, two"), (three, "micro-batches of one sample")):
         report.done[way] += 1
         for name in trained:

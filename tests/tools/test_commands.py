@@ -197,6 +197,18 @@ def test_an_error_is_one_line_and_status_1(
         assert capsys.readouterr() == ("", "edgegrad version: no such model: x.onnx\n")
 
 
+def test_a_lack_of_memory_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, reason in (
+        (MemoryError("Unable to allocate 238. GiB"), "Unable to allocate 238. GiB"),
+        (MemoryError(), "Python cannot allocate an object"),
+    ):
+        fail_with(error, monkeypatch)
+        assert cli.main(["version"]) == 1
+        assert capsys.readouterr() == ("", f"edgegrad version: not enough memory: {reason}\n")
+
+
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (InternalError("a defect"), ZeroDivisionError("another")):
         fail_with(error, monkeypatch)
@@ -307,6 +319,18 @@ def test_targets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     actual = report(capsys, "targets")
     assert isinstance(actual, dict)
     assert "raspberrypi4" in actual["other_names"] | {row["name"]: 0 for row in actual["targets"]}
+
+
+def test_targets_stand_in_columns_with_their_other_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["targets"]) == 0
+    table, others = capsys.readouterr().out.split("\nother names\n")
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1  # the last column ends at the margin
+    for name in ("rk3588", "jetson-orin", "graviton3", "mac", "n100", "snapdragon"):
+        (line,) = [line for line in others.splitlines() if name in line.split()]
+        assert line.split()[0] in table
 
 
 # --- completion

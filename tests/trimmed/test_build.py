@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -474,6 +476,22 @@ def test_what_cannot_be_built_is_refused(
     for bad in (["--batch", "0"], ["--batch", "8,"], ["--batch", "x"]):
         assert cli.main([*words, *bad]) == 2
         assert "--batch" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "more"), [("cortex-m7", ["--freestanding"]), ("raspberrypi2", []), ("wasm32", [])]
+)
+def test_a_batch_beyond_the_addresses_of_a_target_is_refused_before_work(
+    target: str, more: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(GOLDENS / "mlp"), "--batch", "999999999", "-o", str(tmp_path / "out")]
+    assert cli.main(["build", *words, "--target", target, *more]) == 1
+    assert re.search(
+        rf"edgegrad build: target {target}: the model takes \d+\.\d MiB, and addresses of 32 bits "
+        r"reach 2048\.0 MiB at most: give a smaller --batch, or a --budget\n",
+        capsys.readouterr().err,
+    )
     assert not (tmp_path / "out").exists()
 
 

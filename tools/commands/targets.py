@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from engine.base.errors import EngineError
+from engine.drawing.text_table import align_cells
 from engine.tools.commands import options
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve
@@ -17,8 +18,8 @@ from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve
 def command(as_json: bool) -> None:
     """List the devices for which builds and plans can be made.
 
-    Each row has the LLVM triple and CPU, the width of vectors, and the linker that this machine
-    would use.
+    Each row has the LLVM triple and CPU, the linker that this machine would use, and the width of
+    vectors.  Boards, chips and systems stand under the target whose code they run.
     """
     rows: list[dict[str, Any]] = []
     for name in ("native", *TARGETS):
@@ -27,7 +28,7 @@ def command(as_json: bool) -> None:
             compiler = find_compiler(resolved)
             linker, missing = "ziglang" if compiler.zig else compiler.command[0], ""
         except EngineError as error:
-            linker, missing = "", str(error).partition(": ")[2]
+            linker, missing = "", str(error)
         t = resolved.target
         rows.append(
             {
@@ -39,7 +40,13 @@ def command(as_json: bool) -> None:
     if as_json:
         options.print_json({"targets": rows, "other_names": ALIASES})
         return
-    options.echo(f"{'name':18} {'triple':28} {'cpu':29} {'vectors':8} linked by")
-    for name, triple, cpu, vector, linker, missing in (row.values() for row in rows):
-        options.echo(f"{name:18} {triple:28} {cpu:29} {vector:2} bytes {linker or missing}")
-    options.echo("other names: " + ", ".join(f"{a} = {b}" for a, b in ALIASES.items()))
+    cells = [("name", "triple", "cpu", "linked by", "vectors")]
+    for name, triple, cpu, vector, linker, _ in (row.values() for row in rows):
+        cells.append((name, triple, cpu, linker or "-", f"{vector} bytes"))
+    options.echo(align_cells(cells, left=4))
+    options.echo("other names")
+    others = [(name, row.other_names) for name, row in TARGETS.items() if row.other_names]
+    options.echo(align_cells(others, left=2))
+    for row in rows:
+        if row["missing"]:
+            options.echo(row["missing"])

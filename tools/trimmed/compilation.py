@@ -11,11 +11,12 @@ from pathlib import Path
 
 import engine
 from engine.base.element_types import ITEMSIZE
+from engine.base.errors import OutOfMemoryError
 from engine.kernels.analysis.flops import find_factors
 from engine.kernels.binaries import load
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
-from engine.plan.plan import KernelSpec
+from engine.plan.plan import KernelSpec, format_bytes
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.cpu import can_choose
 from engine.tools.trimmed.export import make_graph
@@ -23,6 +24,9 @@ from engine.tools.trimmed.generate import CpuLevel, Source
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import Planned, make_plans
 from engine.tools.trimmed.progress import StagePrinter
+
+# By the bits of an address, the most bytes that a model may take: LARGEST of `plan_read.c`.
+_MOST_MEMORY = {32: (1 << 31) - 1, 64: 1 << 46}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ def compile_library(
         symbols = [spec.symbol for spec in planned.list_kernels()]
         packs = bundles[0].packs if bundles else None
         bundle = Bundle(planned, target, options.threads, packs=packs)
+        _check_memory(bundle, options)
         bundles.insert(0, bundle)
         levels.insert(0, CpuLevel(target, symbols, bundle))
     graph = make_graph(plans[-1]) if options.export else None
@@ -89,6 +94,22 @@ def compile_library(
         for number, bundle in enumerate(bundles)
     ]
     return CompiledLibrary(options, source, bundles, codes)
+
+
+def _check_memory(bundle: Bundle, options: Options) -> None:
+    """Check that addresses of the target reach all memory of a model, as `plan_read.c` demands.
+
+    Raises:
+        OutOfMemoryError: they do not.
+    """
+    bits = bundle.target.address_bits
+    needed, most = bundle.count_memory(), _MOST_MEMORY[bits]
+    if needed > most:
+        raise OutOfMemoryError(
+            f"target {options.platform.name}: the model takes {format_bytes(needed)}, and "
+            f"addresses of {bits} bits reach {format_bytes(most)} at most: give a smaller --batch, "
+            "or a --budget"
+        )
 
 
 def list_targets(options: Options) -> Sequence[Target]:

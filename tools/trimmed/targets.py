@@ -208,21 +208,26 @@ TARGETS = {
     "raspberrypi2": NamedTarget(
         f"armv7-{_LINUX}eabihf", "cortex-a7", "neon32", None, other_names="pi2 rpi2 armv7"
     ),
-    "raspberrypi3": NamedTarget(f"aarch64-{_LINUX}", "cortex-a53", "neon", other_names="pi3 rpi3"),
+    "raspberrypi3": NamedTarget(
+        f"aarch64-{_LINUX}", "cortex-a53", "neon", other_names="pi3 rpi3 imx8m"
+    ),
     "raspberrypi4": NamedTarget(f"aarch64-{_LINUX}", "cortex-a72", "neon", other_names="pi4 rpi4"),
     "raspberrypi5": NamedTarget(f"aarch64-{_LINUX}", "cortex-a76", "neon", other_names="pi5 rpi5"),
     "raspberrypizero2": NamedTarget(
         f"aarch64-{_LINUX}", "cortex-a53", "neon", other_names="zero2 zero2w"
     ),
-    "cortex-a55": NamedTarget(f"aarch64-{_LINUX}", "cortex-a55", "neon"),  # RK356x boards, phones
+    "cortex-a55": NamedTarget(
+        f"aarch64-{_LINUX}", "cortex-a55", "neon", other_names="rk3566 rk3568 imx93"
+    ),
     "aarch64": NamedTarget(
         f"aarch64-{_LINUX}",
         _ARM64,
         "neon",
         features="+neon",
-        other_names="arm64 armv8 jetson graviton",
+        other_names="arm64 armv8 jetson jetson-nano jetson-orin rk3399 rk3588 orangepi5 "
+        "graviton graviton2 graviton3 graviton4",
     ),
-    "x86-64": NamedTarget(f"x86_64-{_LINUX}", _X86_64, "sse", other_names="x64 amd64"),
+    "x86-64": NamedTarget(f"x86_64-{_LINUX}", _X86_64, "sse", other_names="x64 amd64 n100"),
     "x86-64-v2": NamedTarget(f"x86_64-{_LINUX}", "x86-64-v2", "sse"),
     "x86-64-v3": NamedTarget(f"x86_64-{_LINUX}", "x86-64-v3", "avx2"),
     "x86-64-v4": NamedTarget(f"x86_64-{_LINUX}", "x86-64-v4", "avx512"),
@@ -231,7 +236,7 @@ TARGETS = {
         _ARM64,
         "neon",
         features="+neon",
-        other_names="android android-arm64",
+        other_names="android android-arm64 snapdragon",
     ),
     "android-armv7": NamedTarget(
         "armv7a-linux-androideabi24",
@@ -246,7 +251,10 @@ TARGETS = {
     ),
     "ios-simulator": NamedTarget("arm64-apple-ios14.0-simulator", "apple-m1", "neon"),
     "macos-arm64": NamedTarget(
-        "arm64-apple-macosx11.0.0", "apple-m1", "neon", other_names="macos macos-aarch64"
+        "arm64-apple-macosx11.0.0",
+        "apple-m1",
+        "neon",
+        other_names="macos macos-aarch64 mac",
     ),
     "macos-x86_64": NamedTarget("x86_64-apple-macosx11.0.0", "x86-64-v3", "avx2"),
     "windows-x86_64": NamedTarget(
@@ -357,7 +365,8 @@ def _refuse(name: str) -> str:
         return f"target {name!r}: this {'system' if 'android' in name else 'chip'} {why}"
     return (
         f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: {', '.join(TARGETS)}; "
-        "`edgegrad targets` lists their other names; processors have LLVM's names, as cortex-a76"
+        "`edgegrad targets` lists their other names; processors have LLVM's names, such as "
+        "cortex-a76 or znver4"
     )
 
 
