@@ -77,7 +77,7 @@ def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
     largest = max(find_scale(known.wanted[f"{name}_grad.accumulation.buffer"]) for name in trained)
     eps = float(np.finfo(fed["target"].dtype).eps)
     loss = abs(float(known.wanted[training.outputs[0]].item()))
-    if largest < eps * loss:  # all of them are, as behind the mean of a Softmax
+    if largest < eps * loss:  # all of them are, as before the mean of a Softmax
         largest = loss
     noise = 64 * eps * largest
     for trainer, way in ((two, "micro-batches, two"), (three, "micro-batches of one sample")):
