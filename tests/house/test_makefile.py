@@ -1,11 +1,14 @@
-"""The Makefile: every target is described, and runs modules that are there."""
+"""The Makefile: every target is described, and what it runs and imports is there."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
 import subprocess
+import sys
+import tomllib
 
 import pytest
 
@@ -32,3 +35,21 @@ def test_a_target_runs_modules_that_are_there(target: str) -> None:
     names = {match["name"] for match in MODULE.finditer(run.stdout)} - {"pip", "venv"}
     assert names, f"no module in {run.stdout}"
     assert not [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def test_make_test_torch_installs_what_its_tests_import() -> None:
+    """CI has neither PyTorch nor what comes with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    listed = [*extras["torch-tests"], *extras["torch"]]
+    named = {re.split(r"[\[<>=]", requirement)[0] for requirement in listed}
+    used = set()
+    for path in (ROOT / "tests" / "torch").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                used |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                used.add((node.module or "").split(".")[0])
+    assert {"torch", "timm"} <= used
+    foreign = used - set(sys.stdlib_module_names) - named
+    assert not {name for name in foreign if importlib.util.find_spec(name) is None}
