@@ -84,7 +84,7 @@ def check(
     except InternalError:
         raise
     except EngineError as error:
-        faults = tuple(list_faults(subject.training))
+        faults = tuple(f for f in list_faults(subject.training) if f.lacks == NO_KERNEL)
         if not faults:
             raise
         return replace(result, faults=faults, why=str(error))

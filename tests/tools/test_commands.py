@@ -333,6 +333,21 @@ def test_targets_stand_in_columns_with_their_other_names(
         assert line.split()[0] in table
 
 
+@pytest.mark.parametrize("command", ["bench", "build", "check", "plan", "prepare", "profile"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--batch", "2147483648"), ("--batch", "9" * 5000), ("--shape", "x=2147483648"),
+        ("--shape", "x=" + "9" * 5000), ("--shape", "x=2147483647,2147483647"),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_array_has_are_wrong_usage(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main([command, str(tmp_path), option, value]) == 2
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
 # --- completion
 
 

@@ -29,7 +29,7 @@ from engine.tools.commands import options
     help="Threads per step: numbers and ranges such as 1-16.  [default: 1 and all cores]",
 )  # fmt: skip
 @click.option(
-    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    "--batch", "batch_size", type=options.COUNT, metavar="N",
     help="Samples per step or inference.  [default: the workload's, or 1 with --inference]",
 )  # fmt: skip
 @options.shape

@@ -23,7 +23,7 @@ _CANNOT, _OVER = 3, 4  # exit status
 )
 @click.argument("source", type=options.Existing(), metavar="ARTIFACTS|MODEL")
 @click.option(
-    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    "--batch", "batch_size", type=options.COUNT, metavar="N",
     help="Samples per step.  [default: the model's fixed size, or 8]",
 )  # fmt: skip
 @options.shape

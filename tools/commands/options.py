@@ -23,6 +23,9 @@ from engine.tools.actions import extensions
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 LONGEST = 1000  # numbers of a range `A-B`
+MOST_COUNT = (1 << 31) - 1  # samples, threads, and each dimension of a shape
+MOST_ELEMENTS = 1 << 58  # of an input: NumPy refuses more, at 8 bytes each, with its own words
+COUNT = click.IntRange(1, MOST_COUNT)
 _UNIONS = (types.UnionType, typing.Union)
 
 
@@ -46,14 +49,19 @@ class Existing(click.Path):
         return path
 
 
+def _is_count(word: str) -> bool:
+    """Return whether a word is a number from 1 to `MOST_COUNT`."""
+    return word.isdecimal() and len(word) <= len(str(MOST_COUNT)) and 0 < int(word) <= MOST_COUNT
+
+
 def parse_counts(value: str) -> tuple[int, ...]:
     """Return whole numbers from 1 on, from a word `N,...`, in which `A-B` means all from A to B."""
     numbers: list[int] = []
     for word in value.split(","):
         ends = [end.strip() for end in word.split("-")]
-        if len(ends) > 2 or not all(end.isdecimal() and int(end) > 0 for end in ends):
+        if len(ends) > 2 or not all(_is_count(end) for end in ends):
             raise click.BadParameter(
-                f"{value!r}: expected numbers of at least 1, such as 8, 8,32 or 1-4"
+                f"{value!r}: expected numbers from 1 to {MOST_COUNT}, such as 8, 8,32 or 1-4"
             )
         first, last = int(ends[0]), int(ends[-1])
         if not 0 <= last - first < LONGEST:
@@ -69,9 +77,16 @@ def parse_named_shape(value: str) -> tuple[str, tuple[int, ...]]:
     """Return the name and the shape of an input, from a word `NAME=D,D,...`."""
     name, _, dims = value.rpartition("=")
     words = [word.strip() for word in dims.split(",") if word.strip()]
-    if not name or not all(word.isdecimal() for word in words):
-        raise click.BadParameter(f"{value!r}: expected NAME=D,D,..., such as x=8,3,224,224")
-    return name, tuple(map(int, words))
+    if not name or not all(word == "0" or _is_count(word) for word in words):
+        raise click.BadParameter(
+            f"{value!r}: expected NAME=D,D,..., such as x=8,3,224,224, each up to {MOST_COUNT}"
+        )
+    shape = tuple(map(int, words))
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise click.BadParameter(
+            f"{value!r}: {math.prod(shape)} elements, of at most {MOST_ELEMENTS} that an input has"
+        )
+    return name, shape
 
 
 def parse_bytes(value: str) -> int:
@@ -102,7 +117,7 @@ batch = click.option(
     help="Samples per step, repeated or separated by commas.",
 )
 batch_size = click.option(
-    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    "--batch", "batch_size", type=COUNT, metavar="N",
     help="Samples per step.  [default: 32, or the run's]",
 )  # fmt: skip
 shape = click.option(

@@ -21,7 +21,7 @@ from engine.tools.commands import options
 @click.argument("path", type=options.Existing(), metavar="ARTIFACTS|MODEL")
 @click.option("--inference", is_flag=True, help="Profile inference instead of a training step.")
 @click.option(
-    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    "--batch", "batch_size", type=options.COUNT, metavar="N",
     help="Samples per step.  [default: the model's fixed size, or 8, or 1 with --inference]",
 )  # fmt: skip
 @options.shape
