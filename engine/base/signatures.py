@@ -374,8 +374,22 @@ def _evaluate(hint: Any, scope: Mapping[str, Any]) -> Any:
     return hint
 
 
+def _open_alias(hint: Any) -> Any:
+    """Return the annotation that the name of a `type` statement stands for (PEP 695).
+
+    On Python 3.12 and newer, NumPy 2.5 declares its `NDArray` so.  Its `ArrayLike` stays a name.
+    """
+    alias = typing.get_origin(hint) or hint
+    if not hasattr(alias, "__value__") or getattr(alias, "__name__", "") == "ArrayLike":
+        return hint
+    arguments_given = typing.get_args(hint)
+    value = alias.__value__
+    return _open_alias(value[arguments_given] if arguments_given else value)
+
+
 def _list_members(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the annotation itself."""
+    hint = _open_alias(hint)
     if isinstance(hint, _Either):
         return tuple(hint)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -425,7 +439,7 @@ def _join_kinds(kinds: Sequence[_Kind]) -> _Kind:
 
 
 def _find_single_kind(hint: Any, numbers: Range) -> _Kind | None:
-    """Return the kind of value that an annotation other than a union allows."""
+    """Return the kind of value that an annotation allows, one of `_list_members`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
         return _make_scalar(hint, numbers)

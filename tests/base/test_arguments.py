@@ -16,11 +16,12 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx
 import pytest
+from typing_extensions import TypeAliasType
 
 from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
@@ -246,6 +247,28 @@ def test_an_annotation_says_what_is_expected(
 ) -> None:
     with pytest.raises(error, match=message):
         declared(**drop_type(options))
+
+
+Number = TypeVar("Number", bound=np.generic)
+NamedArray = TypeAliasType("NamedArray", np.ndarray[Any, np.dtype[Number]], type_params=(Number,))
+
+
+@check_arguments
+def takes_named_arrays(
+    rows: NamedArray[np.int64], few: NamedArray[np.float32] | None = None
+) -> tuple[Any, ...]:
+    return rows, few
+
+
+def test_the_name_of_a_type_is_the_type() -> None:
+    """As NumPy 2.5 declares `NDArray` on Python 3.12 and newer: by a `type` statement."""
+    rows = np.arange(3)
+    assert takes_named_arrays(rows) == (rows, None)
+    for given, name in (("abc", "rows"), (True, "rows"), ([0.5], "rows")):
+        with pytest.raises(EngineError, match=name):
+            takes_named_arrays(drop_type(given))
+    with pytest.raises(EngineError, match="few"):
+        takes_named_arrays(rows, drop_type("abc"))
 
 
 def test_what_fits_arrives_as_python_has_it() -> None:
