@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
+from engine.base.element_types import NUMPY, OF_NUMPY
 from engine.base.errors import UnknownValueError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, is_dequantiser, is_quantiser
-from engine.graphs.passes.infer import FOLD_BYTES
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantization import find_limits
 from engine.kernels.vocabulary.facts import Factors
@@ -210,12 +209,14 @@ class _Integers:
         matrix = _flatten(node, w)
         if matrix is None:
             return None
-        unit = np.float32(x.scale) * matrix.scales
+        unit = _multiply(x.scale, matrix.scales)
         bias = node.inputs[2] if len(node.inputs) > 2 else ""
         integers = self.read_bias(bias, unit, matrix.integers.shape[1]) if bias else None
         if bias and integers is None:
             return self.add_bias(node, x, matrix, unit, bias)
         result = self.find_result(node.outputs[0])
+        if not np.isfinite(_find_factor(unit, result)).all():
+            return None
         return [self.make_layer(node, x.name, x.zero, matrix, result, unit, integers)]
 
     def replace_linear(self, node: Node) -> list[Node] | None:
@@ -237,7 +238,9 @@ class _Integers:
         to = self.types[node.outputs[0]].dtype
         low, high = find_limits(to)
         result = _Result(node.outputs[0], to, np.float32(y_scale), low, high, int(y_zero))
-        unit = np.float32(x_scale) * matrix.scales
+        unit = _multiply(x_scale, matrix.scales)
+        if not np.isfinite(_find_factor(unit, result)).all():
+            return None
         return [self.make_layer(node, node.inputs[0], node.inputs[2], matrix, result, unit, bias)]
 
     def replace_bare(self, node: Node) -> list[Node] | None:
@@ -254,7 +257,7 @@ class _Integers:
         return [self.make_layer(node, inputs[0], zero, matrix, result, None, None)]
 
     def replace_recurrence(self, node: Node) -> list[Node] | None:
-        """Replace a DynamicQuantizeLSTM of large weights; None if it stays.
+        """Replace DynamicQuantizeLSTM; None if it stays.
 
         Before   y = com.microsoft::DynamicQuantizeLSTM(x, w, r, b, ..., scales and zero points)
         After    q, s, z = DynamicQuantizeLinear(x); t = engine::IntegerMatMul(q, W packed, ...);
@@ -262,8 +265,7 @@ class _Integers:
                  y = engine::LSTMOfIntegers(g, R packed, sums, r_scale, ...)
         """
         x, w, r, b, lens, h0, c0, p, *rest = node.inputs
-        sizes = [self.types[name].size for name in (w, r)]
-        if self.types[x].dtype != "f32" or ITEMSIZE["f32"] * sum(sizes) <= FOLD_BYTES:
+        if self.types[x].dtype != "f32":
             return None
         of_x, of_h = self.read_directions(w, *rest[:2]), self.read_directions(r, *rest[2:4])
         bias = self.get_value(b) if b else None
@@ -498,8 +500,7 @@ class _Integers:
         inputs = [x, self.add(node, "packed", pack_panels(matrix.integers))]
         inputs += [self.add(node, "sums", fill_panels(sums)), zero]
         if unit is not None:
-            factor = unit if result.scale is None else unit / result.scale
-            factor = np.broadcast_to(factor.astype(np.float32), (columns,))
+            factor = np.broadcast_to(_find_factor(unit, result), (columns,))
             inputs.append(self.add(node, "factor", fill_panels(factor)))
         if bias is not None:
             inputs += [""] * (5 - len(inputs))
@@ -523,6 +524,19 @@ class _Integers:
         name = self.names.take_fresh(f"{node.outputs[0]}_{part}")
         self.graph.initializers[name] = np.ascontiguousarray(value)
         return name
+
+
+def _multiply(scale: Any, scales: Array) -> Array:
+    """Return the unit of sums; infinite where float32 does not hold it."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.float32(scale) * scales)
+
+
+def _find_factor(unit: Array, result: _Result) -> Array:
+    """Return what sums are multiplied with; infinite where float32 does not hold it."""
+    with np.errstate(over="ignore"):
+        factor = unit if result.scale is None else unit / result.scale
+    return np.asarray(factor, np.float32)
 
 
 def _place(node: Node) -> int:
@@ -582,8 +596,9 @@ def _flatten_window(node: Node, w: _Quantised) -> _Matrix | None:
     matrix = integers.reshape(groups, -1).T
     if not w.shifts.any():
         return _Matrix(matrix, w.scales, w.shifts, repeats=1)
-    # A sum over a few taps of a channel is short: weights of 9 bits are two of 8.
-    exact = matrix.astype(np.int16) - w.shifts
-    most = np.clip(exact, -128, 127)
-    parts = np.concatenate([most, exact - most]).astype(np.int8)
-    return _Matrix(parts, w.scales, np.zeros(1, np.int16), repeats=2)
+    # A sum over a few taps of a channel is short: weights of 9 bits are several of 8.
+    left, parts = matrix.astype(np.int16) - w.shifts, list[Array]()
+    while left.any() or not parts:
+        parts.append(np.clip(left, -128, 127).astype(np.int8))
+        left -= parts[-1]
+    return _Matrix(np.concatenate(parts), w.scales, np.zeros(1, np.int16), repeats=len(parts))

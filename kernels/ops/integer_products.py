@@ -52,7 +52,7 @@ def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _conv_infer(site: Site) -> tuple[TensorType, ...]:
     x, taps = site.type(0), list(site.attrs["kernel_shape"])
-    # A depthwise sum is over the taps of one channel, once or twice; another one over all channels.
+    # A depthwise sum is over the taps of one channel, up to three times; others over all channels.
     depthwise = int(site.attrs["depthwise"])
     if depthwise and site.has(6):
         site.wrong("shifts of depthwise weights")

@@ -94,10 +94,17 @@ TARGETS = ("native", "x86-64-v3", "evex", *(pytest.param(t, marks=pytest.mark.wh
 
 
 def draw_weights(shape: tuple[int, ...], columns: int, kind: str) -> tuple[Array, Array]:
-    """Weights, and zero points of columns: 0 of int8; of uint8 any, so that 9 bits are used."""
+    """Weights, and zero points of columns: 0 of int8; of uint8 any, so that 9 bits are used.
+
+    The first column of uint8 stands for 255 and the last one for -255, which are the ends.
+    """
     if kind == "i8":
         return draw(shape), np.zeros(columns, np.int8)
-    return draw(shape, kind), RNG.integers(0, 256, columns).astype(np.uint8)
+    weights, zeros = draw(shape, kind), RNG.integers(0, 256, columns).astype(np.uint8)
+    of_columns = np.moveaxis(weights, 0 if len(shape) == 4 else 1, 0)
+    for column, end in ((0, 255), (-1, 0)):
+        of_columns[column], zeros[column] = end, 255 - end
+    return weights, zeros
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -174,10 +174,11 @@ def test_scales_of_sums_are_checked(name: str, value: Array, error: str) -> None
         make_plan(onnx_io.load(model), {}, target=detect_host(), threads=1)
 
 
+@pytest.mark.parametrize(("i", "n"), [(240, 320), (12, 20)])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str) -> None:
+def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str, i: int, n: int) -> None:
     """As onnxruntime's quantiser writes it; of one sample, everything is rounded as there."""
-    d, i, n = (1 if direction == "forward" else 2), 240, 320
+    d = 1 if direction == "forward" else 2
     node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y", "h"], hidden_size=n,
                             direction=direction)  # fmt: skip
     model = build(
@@ -198,10 +199,11 @@ def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str) -> None:
     alone, theirs = session.run(["y"], {"x": x[:, :1]})[0], run_peer(written, x[:, :1])
     # A state in the middle of two integers may round to the other one.
     assert np.abs(alone - theirs).max() < 0.001
-    assert np.abs(alone - theirs).mean() < 1e-5
+    assert np.median(np.abs(alone - theirs)) < 1e-6
+    assert np.abs(alone - theirs).mean() < 1e-4
     # The plan holds large weights in 8 bits; a column of them has a bias, two sums and two scales.
     plan = make_plan(onnx_io.load(written), {"x": x.shape}, target=detect_host(), threads=1)
-    assert plan.compute_region_bytes("const") < d * 4 * n * (i + n + 4 * 5) + 1024
+    assert plan.compute_region_bytes("const") < d * 4 * n * (i + n + 4 * 5) + 4096
 
 
 @pytest.mark.parametrize(
