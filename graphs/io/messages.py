@@ -142,7 +142,7 @@ def unpack(t: TensorProto) -> Array:
 def _takes_packed(op: Op) -> bool:
     """Return whether an op moves or converts integers of 4 bits."""
     is_plain = op.movement.copies or op.title == "Cast"
-    return not op.domain and (is_plain or op.scaling is Scaling.DEQUANTISES)
+    return op.scaling is Scaling.DEQUANTISES or (is_plain and not op.domain)
 
 
 def check_packed(graph: Graph, names: Iterable[str]) -> None:
@@ -158,7 +158,7 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
         packed_inputs = [i for i in node.inputs if i in packed]
         op = list_ops().get((node.domain, node.op))
         if packed_inputs and not (op and _takes_packed(op)):
-            names = sorted(op.name for op in list_ops().values() if _takes_packed(op))
+            names = sorted({op.name for op in list_ops().values() if _takes_packed(op)})
             raise DTypeError(
                 f"{node.op} {node.name!r} reads {packed_inputs[0]!r} of 4 bits an element; "
                 f"supported: {', '.join(names)}"

@@ -67,6 +67,22 @@ def is_dequantiser(node: Node) -> bool:
     return op is not None and op.scaling is Scaling.DEQUANTISES
 
 
+def find_units(node: Node) -> tuple[str, str] | None:
+    """Return the scale and the zero point of the integers that a node makes of numbers.
+
+    The zero point is "" where there is none.  None: it makes no such integers.
+    """
+    op = list_ops().get((node.domain, node.op))
+    match op.scaling if op is not None else None:
+        case Scaling.QUANTISES:
+            scale, zero = (*node.inputs[1:], "")[:2]
+        case Scaling.MEASURES:
+            scale, zero = (*node.outputs[1:], "", "")[:2]
+        case _:
+            return None
+    return scale, zero
+
+
 def find_product(node: Node) -> Product | None:
     """Return the matrix product or convolution that a node computes; None if there is none."""
     op = list_ops().get((node.domain, node.op))

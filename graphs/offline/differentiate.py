@@ -93,7 +93,7 @@ def _is_float(types: Mapping[str, TensorType], name: str) -> bool:
     return name in types and types[name].dtype in (*FLOATS, "f16")
 
 
-def _find_dependent(graph: Graph, wrt: Sequence[str]) -> set[str]:
+def find_dependent(graph: Graph, wrt: Sequence[str]) -> set[str]:
     """Return the values that depend on `wrt`."""
     values = set(wrt)
     for node in graph.nodes:
@@ -111,13 +111,13 @@ def _expand(
 
     Pairs of a quantiser and a dequantiser are joined first, see `join_quantizers`.
     """
-    needed, nodes = _find_dependent(graph, wrt), graph.nodes
+    needed, nodes = find_dependent(graph, wrt), graph.nodes
     join_quantizers(graph, needed, types)
 
     def is_chosen(node: Node, op: Op) -> bool:
         nonlocal needed, nodes
         if nodes is not graph.nodes:  # the types before the expansions
-            needed, nodes = _find_dependent(graph, wrt), graph.nodes
+            needed, nodes = find_dependent(graph, wrt), graph.nodes
         flows = (i for k, i in enumerate(node.inputs) if k not in op.no_gradient)
         return op.grad is None and any(i in needed for i in flows)
 

@@ -89,8 +89,8 @@ def find_obstacle(node: Node) -> str | None:
         return "a recurrent layer"
     if op.product.factors.are_integers:
         return (
-            "a product of integers has no gradient, so nothing before it would learn: quantise the "
-            "weight as DequantizeLinear or MatMulNBits"
+            "a product of integers whose weights or scales are computed, or of rows with scales of "
+            "their own: quantise the weight as DequantizeLinear or MatMulNBits"
         )
     if op.product.is_alone and op.product.of in _ADAPTED:
         return ""

@@ -10,10 +10,12 @@
              h = Mul(Conv(x, fc.lora_A.weight) group=g, scale)          A: [g r, in / g, 1, 1]
              y = Add(y_base, Conv(h, fc.lora_B.weight) group=g)         B: [out, r, 1, 1]
 
-The shapes of A and B are peft's; if the weight has batch axes, both have them too.  Every group of
-a grouped convolution has an adapter of its own, which can be merged; peft shares one A among all
-groups, which cannot.  The weight is read as it is, quantised or computed by other nodes, and stays
-a constant.  A is uniform in +-1 / sqrt(in), like peft's Kaiming initialisation; B is zero.
+Layers of integers that get adapters, and those after them, are written with floats before
+(`integer_layers.py`).  The shapes of A and B are peft's; if the weight has batch axes, both have
+them too.  Every group of a grouped convolution has an adapter of its own, which can be merged; peft
+shares one A among all groups, which cannot.  The weight is read as it is, quantised or computed by
+other nodes, and stays a constant.  A is uniform in +-1 / sqrt(in), like peft's Kaiming
+initialisation; B is zero.
 
 Source: Hu et al., "LoRA: low-rank adaptation of large language models", arXiv 2106.09685; the scale
 alpha / sqrt(r) is Kalajdzievski's, arXiv 2312.03732.
@@ -24,7 +26,7 @@ from __future__ import annotations
 import difflib
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +35,8 @@ from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError, join_names
 from engine.graphs.io.note import DOWN, METADATA, UP, Note, NotedLayer
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.differentiate import find_dependent
+from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.linear import LinearLayer, LinearLayers, Weight, name_layer
 from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
@@ -160,9 +164,15 @@ def adapt(
         )
     values = sum(a.size for a in graph.initializers.values())
     name_nodes(unroll(separate_equal(graph)))
-    types = infer(graph.copy()).types
-    named = _find(LinearLayers(graph, types), patterns, Paths.of(graph.metadata))
-    adapted, left, made = _sort_layers(named, graph)
+    whole = graph.copy()
+    has_integers = write_layers(whole)
+    types = infer(whole.copy()).types
+    named = _find(LinearLayers(whole, types), patterns, Paths.of(graph.metadata))
+    adapted, left, made = _sort_layers(named, whole)
+    if has_integers:
+        _write_dependent(graph, whole, adapted)
+        types = infer(graph.copy()).types
+    adapted = _find_again(graph, types, adapted)
     note = Note(rank, alpha, dropout, rank_stabilised, made)
     work = _AdapterRewriting(graph, types, note, seed)
     for name, uses in adapted.items():
@@ -260,6 +270,27 @@ def _sort_layers(
         for name, rows in uses.items()
     }
     return uses, left, made
+
+
+def _write_dependent(
+    graph: Graph, whole: Graph, adapted: Mapping[str, Sequence[LinearLayer]]
+) -> None:
+    """Write the layers of integers that get adapters, or depend on them, with floats, in place.
+
+    What is in front of the adapters stays as it is: it has no gradient, and runs in integers.
+
+    whole: the graph after all of its layers were written so, in which `adapted` was chosen.
+    """
+    uses = [use.node for rows in adapted.values() for use in rows]
+    write_layers(graph, find_dependent(whole, [o for node in uses for o in node.outputs]))
+
+
+def _find_again(
+    graph: Graph, types: Mapping[str, TensorType], adapted: Mapping[str, Sequence[LinearLayer]]
+) -> dict[str, list[LinearLayer]]:
+    """Return layers by name, with their nodes in another copy of the graph."""
+    uses = {n.name: use for n, _, use in LinearLayers(graph, types) if isinstance(use, LinearLayer)}
+    return {name: [uses[row.node.name] for row in rows] for name, rows in adapted.items()}
 
 
 class _AdapterRewriting:

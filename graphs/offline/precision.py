@@ -34,6 +34,10 @@ _OWN = {_SINGLE, _HALF, _INSIDE}
 _NAMES = {"f16": "float16", "bf16": "bfloat16"}
 _LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127}
 _KINDS = {Factors.DYNAMIC: "dynamically quantised", Factors.STATIC: "statically quantised"}
+_ADVICE = (
+    "train its last layer as floats (train='head'), give it adapters (lora='.'), which train "
+    "beside integer weights"
+)
 _FLOAT = "train the float model that it was made from, and quantise that again"
 
 
@@ -63,10 +67,7 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
     left = (
         f"of its parameters {rest} can be trained" if parameters else "it has no float parameters"
     )
-    advice = ["train its last layer as floats (train='head')"]
-    if reads or packed:
-        advice.append("give it adapters (lora='.'), which train beside integer weights")
-    return f"{', '.join(told)}; {left}: {', '.join(advice)}, or {_FLOAT}"
+    return f"{', '.join(told)}; {left}: {_ADVICE}, or {_FLOAT}"
 
 
 def trains_no_product(graph: Graph, trained: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import is_dequantiser, is_quantiser
+from engine.graphs.ir.sites import find_units, is_dequantiser
 from engine.kernels.ops.quantization import QUANTISED, find_limits
 from engine.kernels.vocabulary.op import OURS, TensorType
 
@@ -30,6 +30,9 @@ def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, Te
 
     Before   q = QuantizeLinear(x, s, z); c = Clip(q, 0, 127); y = DequantizeLinear(c, s, z)
     After    y = engine::QuantizeDequantize(x, s, z) quant_min=0 quant_max=127
+
+    Before   q, s, z = DynamicQuantizeLinear(x); y = DequantizeLinear(q, s, z)
+    After    q, s, z = DynamicQuantizeLinear(x); y = engine::QuantizeDequantize(x, s, z) ...
     """
     makers = graph.find_producers()
     for node in graph.nodes:
@@ -78,7 +81,7 @@ def track_ranges(graph: Graph, nodes: Sequence[Node]) -> Graph:
 def _find_quantizer(
     graph: Graph, makers: Mapping[str, Node], name: str, types: Mapping[str, TensorType]
 ) -> tuple[Node | None, tuple[int, int]]:
-    """Return the QuantizeLinear that makes a value, or None, and the bounds of its integers.
+    """Return the quantiser that makes a value, or None, and the bounds of its integers.
 
     A Clip between them narrows these bounds.
     """
@@ -93,12 +96,12 @@ def _find_quantizer(
                 bound = int(side.reshape(()))
                 low, high = (low, min(high, bound)) if i else (max(low, bound), high)
             maker = makers.get(maker.inputs[0])
-    return (maker if maker is not None and is_quantiser(maker) else None), (low, high)
+    return (maker if maker is not None and find_units(maker) else None), (low, high)
 
 
 def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
     """Return whether a dequantiser has the scale, zero point and axis of the quantiser `maker`."""
-    pairs = [(*n.inputs[1:], "", "")[:2] for n in (node, maker)]
+    pairs = [(*node.inputs[1:], "", "")[:2], find_units(maker) or ("", "")]
     settings = [(n.attrs.get("axis", 1), n.attrs.get("block_size", 0)) for n in (node, maker)]
     return settings[0] == settings[1] and all(
         a == b or _is_equal(graph, a, b) for a, b in zip(*pairs, strict=True)

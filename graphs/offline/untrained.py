@@ -13,9 +13,8 @@ NO_RULE = "it has no gradient rule"
 DO = {
     CONSTANT: "train only layers after it, or let gradients pass with a straight-through "
     "estimator: y = x + PassThrough(f(x) - x)",
-    INTEGERS: "train the last layer as floats (train='head'), or train the float model and "
-    "quantise it again; integer weights read by DequantizeLinear or MatMulNBits can have adapters "
-    "(lora='.')",
+    INTEGERS: "train the last layer as floats (train='head'), give its layers adapters (lora='.'), "
+    "or train the float model and quantise it again",
     NO_RULE: "train only layers after it, with train= and patterns of names, or give it a rule: "
     "docs/custom-ops.md",
 }

@@ -28,6 +28,7 @@ from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.facts import Scaling
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
+from engine.kernels.vocabulary.units import check_units
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 REPEATED = 64  # elements of a constant that repeats another; readers of a larger one repeat it
@@ -399,6 +400,7 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     """Return the types of a node's outputs by its op's shape rule; check that its formula takes
     them.
     """
+    check_units(op, site)
     types = op.infer(site)
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]

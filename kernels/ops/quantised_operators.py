@@ -8,9 +8,8 @@ Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QG
           float32.  Scales and zero points of activations may be computed, as
           DynamicQuantizeLinear does
           DynamicQuantizeLSTM y = LSTM of (w - w_zero) w_scale and (r - r_zero) r_scale.  X and the
-          states stay float32, so gradients flow through them.  Where none does and the weights are
-          large, a pass computes it in integers, X and states rounded to 8 bits as in onnxruntime
-          (recurrent/integer_lstm.py)
+          states stay float32, so gradients flow through them.  Where none does, a pass computes it
+          in integers, X and states rounded to 8 bits as there (recurrent/integer_lstm.py)
 Source    onnxruntime's contrib operators QGemm-1, QLinearAdd-1, QAttention-1 and the like
 """
 
@@ -21,12 +20,23 @@ from dataclasses import replace
 from typing import Any
 
 from engine.base.element_types import ONNX_CODE
-from engine.kernels.ops import activation, elementwise, matmul, quantization, softmax, split
+from engine.kernels.ops import activation, elementwise, matmul, softmax, split
 from engine.kernels.ops.attention.contrib import JOINED, infer_joined_parts
 from engine.kernels.ops.pool import pool
 from engine.kernels.ops.recurrent import recurrent
-from engine.kernels.vocabulary.facts import ATTENTION, GEMM, LSTM, MATMUL, Factors, Role, Samples
+from engine.kernels.vocabulary.facts import (
+    ATTENTION,
+    GEMM,
+    LSTM,
+    MATMUL,
+    Each,
+    Factors,
+    Role,
+    Samples,
+    Units,
+)
 from engine.kernels.vocabulary.op import MANY, MS, OURS, Kind, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.units import check_scale
 
 _FAMILIES = (activation, elementwise, matmul, pool, softmax, split)
 # The operators that these stand for: their shape rules are the shape rules here.
@@ -101,6 +111,10 @@ def _declare(title: str, name: str, count: int, **more: Any) -> Op:
         name=title,
         is_of_integers=True,
         domain=MS,
+        units=(
+            *(Units(i, i + 1, i + 2) for i in places),
+            Units(None, 3 * count, 3 * count + 1),
+        ),
         inputs=(3 * count + 1, 3 * count + 2),
         outputs=1,
         may_be_absent=frozenset(3 * i + 2 for i in range(count)),
@@ -182,7 +196,7 @@ def _infer_scaled(site: Site) -> tuple[TensorType, ...]:
             site.fail(f"input {i} is {site.type(i)}", "f32")
     # A factor of zero or NaN would hide all that was summed, without an error.
     for i in (1, 2):
-        quantization.check_scale(site, i)
+        check_scale(site, i, is_divisor=False)
     # Rows of an activation share their scale; columns of the weights may have their own.
     if site.type(1).size != 1:
         site.fail(f"the scale of the first factor is {site.type(1)}", "one scale")
@@ -271,7 +285,6 @@ def _check_weight(site: Site, i: int, scale: int, what: str) -> TensorType:
     # An unsigned zero point of signed weights would shift all of them out of range.
     if site.type(scale + 1).dtype != weight.dtype:
         site.fail(f"{what}_zero_point (input {scale + 1}) is {site.type(scale + 1)}", weight.dtype)
-    quantization.check_scale(site, scale)
     return TensorType(real, (directions, columns, n))
 
 
@@ -323,6 +336,7 @@ OPS = (
     _declare("QLinearAveragePool", "AveragePool", 1, attrs=_POOL, takes=_WINDOW),
     Op(
         name="QLinearConcat",
+        units=(Units(None, 0, 1), Units(2, 3, 4, every=3)),
         is_of_integers=True,
         domain=MS,
         inputs=(5, MANY),
@@ -336,6 +350,7 @@ OPS = (
     ),
     Op(
         name="QGemm",
+        units=(Units(0, 1, 2), Units(3, 4, 5, Each.OUTPUTS), Units(None, 7, 8)),
         is_of_integers=True,
         product=GEMM.with_factors(Factors.STATIC),
         domain=MS,
@@ -351,6 +366,7 @@ OPS = (
     ),
     Op(
         name="QLinearWhere",
+        units=(Units(1, 2, 3), Units(4, 5, 6), Units(None, 7, 8)),
         is_of_integers=True,
         domain=MS,
         inputs=(9, 9),
@@ -363,6 +379,7 @@ OPS = (
     ),
     Op(
         name="MatMulIntegerToFloat",
+        units=(Units(0, 2, 4), Units(1, 3, 5, Each.OUTPUTS)),
         is_of_integers=True,
         product=MATMUL.with_factors(Factors.DYNAMIC),
         domain=MS,
@@ -375,6 +392,7 @@ OPS = (
     ),
     Op(
         name="DynamicQuantizeMatMul",
+        units=(Units(1, 2, 3, Each.OUTPUTS),),
         is_of_integers=True,
         product=MATMUL.with_factors(Factors.DYNAMIC),
         domain=MS,
@@ -387,6 +405,7 @@ OPS = (
     ),
     Op(
         name="QAttention",
+        units=(Units(0, 3, 6), Units(1, 4, 7, Each.OUTPUTS)),
         is_of_integers=True,
         product=ATTENTION.with_factors(Factors.DYNAMIC),
         domain=MS,
@@ -401,6 +420,7 @@ OPS = (
     ),
     Op(
         name="DynamicQuantizeLSTM",
+        units=(Units(1, 8, 9, Each.OTHER), Units(2, 10, 11, Each.OTHER)),
         product=LSTM.with_factors(Factors.DYNAMIC),
         domain=MS,
         inputs=(12, 12),

@@ -22,7 +22,15 @@ from engine.kernels.loops.quantised import (
     quantised_rows,
 )
 from engine.kernels.ops.index.gather import wide_index
-from engine.kernels.vocabulary.facts import MATMUL, ChannelsLast, Factors, Role, Samples
+from engine.kernels.vocabulary.facts import (
+    MATMUL,
+    ChannelsLast,
+    Each,
+    Factors,
+    Role,
+    Samples,
+    Units,
+)
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -232,6 +240,10 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
     a, (n, k, bits, block) = site.real(0), (site.attrs[x] for x in ("N", "K", "bits", "block_size"))
     if bits not in BITS:
         site.fail(f"bits={bits}", ", ".join(map(str, BITS)))
+    if n < 1 or k < 1:
+        site.fail(f"N={n}, K={k}", "1 or more of each")
+    if block < 1 or block * bits % 8:
+        site.fail(f"block_size={block} of {bits} bits", "1 or more, which fill whole bytes")
     if site.has(4):
         site.fail(
             "input 4 (g_idx) is given, a group for each row", "rows in the order of their groups"
@@ -242,7 +254,12 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
     if site.shaped(1, (n, blocks, block * bits // 8)).dtype != "u8":
         site.fail(f"input 1 is {site.type(1)}", "u8")
     if site.type(2).dtype != a.dtype or site.type(2).size != n * blocks:
-        site.fail(f"scales are {site.type(2)}", f"{n * blocks} of {a.dtype}")
+        site.fail(f"scales (input 2) are {site.type(2)}", f"{n * blocks} of {a.dtype}")
+    if site.has(3):
+        zeros = site.type(3)
+        size = n * (-(-blocks * bits // 8) if zeros.dtype == "u8" else blocks)
+        if zeros.dtype not in ("u8", a.dtype) or zeros.size != size:
+            site.fail(f"zero points (input 3) are {zeros}", f"{size} of u8 or {a.dtype}")
     return (a.but((*a.shape[:-1], n)),)
 
 
@@ -356,8 +373,10 @@ def _table_infer(site: Site) -> tuple[TensorType, ...]:
     table = _read_table(site)
     blocks = -(-table["columns"] // table["block_columns"])
     scales = site.shaped(2, (*data.shape[:last], blocks))
-    if site.has(3) and site.type(3).dtype != "u8":
-        site.fail(f"zero points are {site.type(3)}", "u8")
+    if site.has(3):
+        zeros, size = site.type(3), table["rows"] * -(-blocks * attrs["bits"] // 8)
+        if zeros.dtype != "u8" or zeros.size != size:
+            site.fail(f"zero points (input 3) are {zeros}", f"{size} of u8")
     return (TensorType(scales.dtype, (*index.shape, table["columns"])),)
 
 
@@ -411,6 +430,7 @@ OPS = (
     ),
     Op(
         name="MatMulNBits",
+        units=(Units(1, 2, 3, Each.OTHER),),
         roles={1: Role.WEIGHT},
         product=MATMUL.with_factors(Factors.PACKED),
         domain=MS,
@@ -427,6 +447,7 @@ OPS = (
     ),
     Op(
         name="GatherBlockQuantized",
+        units=(Units(0, 2, 3, Each.OTHER),),
         roles={0: Role.TABLE},
         is_of_integers=True,
         domain=MS,

@@ -14,7 +14,7 @@ Source    Jacob et al., "Quantization and training of neural networks for effici
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
-from engine.kernels.vocabulary.facts import CONV, MATMUL, Factors, Role, Scaling
+from engine.kernels.vocabulary.facts import CONV, MATMUL, Each, Factors, Role, Scaling, Units
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import normalise_axis
 
@@ -42,9 +42,10 @@ def check_extent(site: Site, i: int) -> None:
     block = site.attrs.get("block_size", 0)
     if block < 0:
         site.fail(f"block_size={block}", "0, or the elements of a block")
-    if i == 1:
-        check_scale(site, i, is_divisor=site.op == "QuantizeLinear")
     if t.rank == 0 or t.shape == (1,):
+        # A vector may have a single block.
+        if block and (t.rank != x.rank or x.rank == 0):
+            site.fail(f"block_size={block} beside input {i}, which is {t}", "one of each block")
         return
     axis = normalise_axis(site, site.attrs["axis"], x.rank)
     if block == 0:
@@ -53,30 +54,6 @@ def check_extent(site: Site, i: int) -> None:
     size = x.shape[axis]
     blocks = -(-size // block) if isinstance(size, int) else size
     site.shaped(i, (*x.shape[:axis], blocks, *x.shape[axis + 1 :]))
-
-
-def check_scale(site: Site, i: int, *, is_divisor: bool = True) -> None:
-    """Refuse a constant scale that no integers can stand for.
-
-    is_divisor: values are divided by the scale.  Otherwise integers are multiplied by it, and
-        onnxruntime's quantiser writes negative scales to make use of -8, the one of 16 integers
-        without a counterpart, and 0 for blocks and channels of zeros.
-    """
-    value = site.value(i)
-    if value is None:
-        return
-    if is_divisor:
-        # 0 divides by nothing, and a negative scale turns clipping around.
-        fits, expected = value > 0, "finite numbers above 0"
-    else:
-        # One 0 for all would hide the values of a whole tensor.
-        fits, expected = (value != 0) | (value.size > 1), "finite numbers, not all of them 0"
-    wrong = np.flatnonzero(~(np.isfinite(value) & fits))
-    if wrong.size:
-        at = (
-            f" at {[int(k) for k in np.unravel_index(wrong[0], value.shape)]}" if value.ndim else ""
-        )
-        site.fail(f"scale (input {i}) is {value.flat[wrong[0]]}{at}", expected)
 
 
 def spread(nodes: Nodes, i: int) -> str:
@@ -126,7 +103,8 @@ def _find_quantised(site: Site) -> str:
     code = site.attrs.get("output_dtype", 0)
     dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
-        site.fail(f"quantisation to {dtype or f'ONNX type {code}'}", ", ".join(QUANTISED))
+        by = f"by the zero point (input 2), {site.type(2)}, " if site.has(2) else ""
+        site.fail(f"{by}quantisation to {dtype or f'ONNX type {code}'}", ", ".join(QUANTISED))
     return dtype
 
 
@@ -153,7 +131,7 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     for i in (1, 2)[: 1 + site.has(2)]:
         check_extent(site, i)
     if site.has(2) and site.type(2).dtype != x.dtype:
-        site.fail(f"the zero point is {site.type(2).dtype}, the input {x.dtype}", "one type")
+        site.fail(f"zero point (input 2) is {site.type(2)}, of {x} (input 0)", "one type")
     code = site.attrs.get("output_dtype", 0)
     dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:
@@ -212,22 +190,10 @@ def _as_reals(site: Site, name: str, a: int, b: int) -> TensorType:
     return out
 
 
-def _check_zeros(site: Site, factors: Mapping[int, int]) -> None:
-    """Refuse zero points of another type than their factors.
-
-    factors: for the input that is a zero point, the input that it belongs to.
-    """
-    # A zero point of the other type may lie outside of the range of the integers.
-    for i, of in factors.items():
-        if site.has(i) and site.type(i).dtype != site.type(of).dtype:
-            site.fail(f"input {i} is {site.type(i)}, a zero point of {site.type(of)}", "one type")
-
-
 def _infer_sums(name: str) -> Any:
     """Return the shape rule of MatMulInteger or ConvInteger, by the op `name` of floats."""
 
     def infer_sums(site: Site) -> tuple[TensorType, ...]:
-        _check_zeros(site, {2: 0, 3: 1})
         return (_as_reals(site, name, 0, 1).but(dtype="i32"),)
 
     return infer_sums
@@ -303,14 +269,6 @@ def _declare_qlinear(name: str) -> Any:
         if site.type(7).dtype not in ("u8", "i8"):
             site.fail(f"y_zero_point is {site.type(7)}", "u8, i8")
         out = _as_reals(site, name, 0, 3)
-        for i in (1, 4, 6):
-            check_scale(site, i)
-        _check_zeros(site, {2: 0, 5: 3})
-        if site.type(3).rank == 2 or name == "Conv":
-            columns = site.type(3).shape[0 if name == "Conv" else 1]
-            for i in (4, 5):
-                if isinstance(columns, int) and site.type(i).size not in (1, columns):
-                    site.wrong(f"input {i} is {site.type(i)}; expected 1 element or {columns}")
         if name == "Conv" and site.has(8) and site.shaped(8, out.shape[1:2]).dtype != "i32":
             site.fail(f"the bias is {site.type(8)}", "i32")
         return (out.but(dtype=site.type(7).dtype),)
@@ -328,6 +286,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
         Op(
             name="QuantizeLinear",
             scaling=Scaling.QUANTISES,
+            units=(Units(None, 1, 2, Each.OTHER),),
             is_of_integers=True,
             domain=domain,
             inputs=(2, 3),
@@ -341,6 +300,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
         Op(
             name="DequantizeLinear",
             scaling=Scaling.DEQUANTISES,
+            units=(Units(0, 1, 2, Each.OTHER),),
             domain=domain,
             inputs=(2, 3),
             outputs=1,
@@ -359,6 +319,7 @@ OPS = (
     *_linear(MS),
     Op(
         name="DynamicQuantizeLinear",
+        scaling=Scaling.MEASURES,
         is_of_integers=True,
         infer=_dynamic_infer,
         expand=_dynamic,
@@ -368,6 +329,7 @@ OPS = (
     ),
     Op(
         name="MatMulInteger",
+        units=(Units(0, None, 2, Each.ROWS), Units(1, None, 3, Each.OUTPUTS)),
         is_of_integers=True,
         product=MATMUL.with_factors(Factors.DYNAMIC),
         roles={1: Role.WEIGHT},
@@ -378,6 +340,7 @@ OPS = (
     ),
     Op(
         name="ConvInteger",
+        units=(Units(0, None, 2), Units(1, None, 3, Each.OUTPUTS)),
         is_of_integers=True,
         product=CONV.with_factors(Factors.DYNAMIC),
         roles={1: Role.WEIGHT},
@@ -389,6 +352,11 @@ OPS = (
     ),
     Op(
         name="QLinearMatMul",
+        units=(
+            Units(0, 1, 2, Each.ROWS),
+            Units(3, 4, 5, Each.OUTPUTS),
+            Units(None, 6, 7, Each.ROWS),
+        ),
         is_of_integers=True,
         product=MATMUL.with_factors(Factors.STATIC),
         no_gradient=_NONE,
@@ -398,6 +366,7 @@ OPS = (
     ),
     Op(
         name="QLinearConv",
+        units=(Units(0, 1, 2), Units(3, 4, 5, Each.OUTPUTS), Units(None, 6, 7)),
         is_of_integers=True,
         product=CONV.with_factors(Factors.STATIC),
         no_gradient=_NONE,

@@ -130,11 +130,50 @@ class Movement(Enum):
 class Scaling(Enum):
     """The direction between numbers and the integers that stand for them.
 
-    Inputs 1 and 2 are the scale and the zero point of the integers.
+    Inputs 1 and 2 are the scale and the zero point of the integers, unless it measures them.
     """
 
     QUANTISES = "output 0 has the integers that stand for the numbers of input 0"
+    MEASURES = "as QUANTISES, with the range of the numbers; outputs 1 and 2 are its scale and zero"
     DEQUANTISES = "output 0 has the numbers for which the integers of input 0 stand"
+
+
+class Each(Enum):
+    """What may have a scale and a zero point of its own, of integers that an op reads or makes."""
+
+    ALL = "one number for all"
+    ROWS = "as ALL, or one for each row"
+    OUTPUTS = "as ALL, or one for each output of the product whose weights they are"
+    OTHER = "as the shape rule says"
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Integers that an op reads or makes, and the inputs that say which numbers they stand for.
+
+    of: the input of integers; None for the result, whose scale divides numbers.
+    scale, zero: the inputs; None if the op takes none.
+    each: what has them.
+    every: after how many inputs the same comes again, until the last one; 0 for once.
+    """
+
+    of: int | None
+    scale: int | None
+    zero: int | None
+    each: Each = Each.ALL
+    every: int = 0
+
+    def list_all(self, count: int) -> list[Units]:
+        """Return these units and those that come again among this many inputs."""
+        if not self.every:
+            return [self]
+        assert self.of is not None
+        assert self.scale is not None
+        assert self.zero is not None
+        return [
+            replace(self, of=self.of + k, scale=self.scale + k, zero=self.zero + k)
+            for k in range(0, count - self.of, self.every)
+        ]
 
 
 class Samples(Enum):

@@ -28,6 +28,7 @@ from engine.kernels.vocabulary.facts import (
     Samples,
     Scaling,
     Storage,
+    Units,
 )
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.signature import Access
@@ -422,6 +423,8 @@ class Op:
         must be channels-last.
     movement: which elements of its inputs the outputs have.
     scaling: whether it makes integers of numbers or numbers of integers, each by itself.
+    units: the integers among its operands, with their scales and zero points, which are checked
+        before any rule of the op runs (units.py).
     samples: how the outputs hold the samples of a batch; with a formula, ELEMENTWISE by default.
     storage: the operands that may be stored in 16 bits, which may depend on the node; none by
         default, and all for an op with a formula.
@@ -471,6 +474,7 @@ class Op:
     layout: Layout | ChannelsLast = Layout.PLAIN
     movement: Movement = Movement.COMPUTED
     scaling: Scaling | None = None
+    units: tuple[Units, ...] = ()
     samples: Samples = Samples.MIXED
     storage: Storage | Callable[[Site], Storage | None] | None = None
     is_acting: bool = False

@@ -7,103 +7,30 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
-from onnxruntime import quantization as peer
+from onnx import numpy_helper, parser
 
 from edgegrad import AdamW, Trainer
 from engine.errors import ModelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import drop_normalisation, unfreeze_head
-
-Array = np.ndarray[Any, np.dtype[Any]]
-RNG = np.random.default_rng(0)
-OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-
-
-def draw(*shape: int) -> Array:
-    made: Array = (RNG.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
-    return made
-
-
-def make_float(kind: str) -> onnx.ModelProto:
-    """Return a classifier of two layers with six classes, whose last layer is a kind of product."""
-    node = helper.make_node
-    if kind == "Conv":
-        x = [None, 3, 8, 8]
-        constants = {
-            "w1": draw(16, 3, 3, 3),
-            "b1": draw(16),
-            "w2": draw(6, 16, 1, 1),
-            "b2": draw(6),
-        }
-        nodes = [
-            node("Conv", ["x", "w1", "b1"], ["h"], "c1"), node("Relu", ["h"], ["a"], "r"),
-            node("Conv", ["a", "w2", "b2"], ["m"], "c2"),
-            node("GlobalAveragePool", ["m"], ["p"], "gap"), node("Flatten", ["p"], ["y"], "flat"),
-        ]  # fmt: skip
-    else:
-        x = [None, 20]
-        constants = {"w1": draw(20, 32), "w2": draw(32, 6)}
-        last = [node("Gemm", ["a", "w2", "b2"], ["y"], "fc2")]
-        if kind != "Gemm":
-            last = [node("MatMul", ["a", "w2"], ["m"], "fc2"), node("Add", ["m", "b2"], ["y"], "s")]
-        nodes = [
-            node("MatMul", ["x", "w1"], ["t"], "fc1"), node("Add", ["t", "b1"], ["h"], "s1"),
-            node("Relu", ["h"], ["a"], "r"), *last[: 1 if kind == "bare" else 2],
-        ]  # fmt: skip
-        if kind == "bare":
-            nodes[-1].output[0] = "y"
-    constants |= {"b1": draw(16 if kind == "Conv" else 32), "b2": draw(6)}
-    graph = helper.make_graph(
-        nodes, kind, [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 6])],
-        [numpy_helper.from_array(a, n) for n, a in constants.items()],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=OPSETS, ir_version=8)
-
-
-class Samples(peer.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
-    """A batch for onnxruntime's quantiser."""
-
-    def __init__(self, x: Array) -> None:
-        self.batches = iter([x])
-
-    def get_next(self) -> Any:
-        return {"x": x} if (x := next(self.batches, None)) is not None else None
-
-
-def write(model: onnx.ModelProto, how: str, x: Array, folder: Path) -> Path:
-    """Quantise a model with onnxruntime; return the file."""
-    source, made, optimised = (folder / f"{n}.onnx" for n in ("float", "int8", "optimised"))
-    onnx.save(model, source)
-    if how.startswith("dynamic"):
-        peer.quantize_dynamic(source, made, per_channel="channels" in how)
-    else:
-        form = peer.QuantFormat.QDQ if how == "QDQ" else peer.QuantFormat.QOperator
-        peer.quantize_static(source, made, Samples(x), quant_format=form, per_channel=True)
-    if "optimised" not in how:
-        return made
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(optimised)
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
-    return optimised
-
-
-def run_peer(model: Any, x: Array) -> Array:
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {"x": x})[0])
-
-
-@pytest.mark.parametrize(
-    "how", ["dynamic", "dynamic channels", "dynamic optimised", "QOperator", "QDQ"]
+from tests.support.integer_models import (
+    FORMS,
+    KINDS,
+    RNG,
+    draw,
+    draw_samples,
+    make_float,
+    run_peer,
+    write,
 )
-@pytest.mark.parametrize("kind", ["MatMul", "bare", "Gemm", "Conv"])
+
+
+@pytest.mark.parametrize("how", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_head_that_onnxruntime_quantised_is_trained(how: str, kind: str, tmp_path: Path) -> None:
     model = make_float(kind)
-    x = RNG.standard_normal((64, *([3, 8, 8] if kind == "Conv" else [20]))).astype(np.float32)
+    x = draw_samples(kind)
     file = write(model, how, x, tmp_path)
     graph = onnx_io.load(file)
     names = unfreeze_head(graph)
@@ -176,14 +103,15 @@ def test_a_head_of_dynamic_ranges_is_trained(tmp_path: Path) -> None:
 
 
 def test_integer_heads_that_cannot_be_trained_are_refused() -> None:
-    """The weights are computed, or the scores are integers."""
+    """The weights are computed, or rows have scales of their own."""
     nodes = {
-        "computed": "q, s, z = DynamicQuantizeLinear(x) v, t, o = DynamicQuantizeLinear(w) "
-        "m = MatMulInteger(q, v, z, o) f = Cast<to=1>(m) c = Mul(s, t) y = Mul(f, c)",
+        "computed": "q, s, z = DynamicQuantizeLinear(x) p = Add(x, x) g = ReduceSum<keepdims=0>(p) "
+        "i = Cast<to=3>(g) v = Add(w8, i) "
+        "m = MatMulInteger(q, v, z) f = Cast<to=1>(m) c = Mul(s, u) y = Mul(f, c)",
         "scaled": "q, s, z = DynamicQuantizeLinear(x) m = MatMulInteger(q, w8, z) "
-        "f = Cast<to=1>(m) y = Mul(f, u)",
+        "f = Cast<to=1>(m) r = ReduceMean<axes=[1]>(x) y = Mul(f, r)",
     }
-    for body in nodes.values():
+    for name, body in nodes.items():
         proto = parser.parse_model(
             '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 6] y) '
             f"{{ {body} }}"
@@ -196,7 +124,11 @@ def test_integer_heads_that_cannot_be_trained_are_refused() -> None:
         proto.graph.initializer.extend(
             numpy_helper.from_array(np.asarray(a), n) for n, a in values.items() if n in body
         )
-        with pytest.raises(ModelError, match=r"made by Mul .*of integers with constant weights"):
+        texts = {
+            "computed": r"computes its parameter",
+            "scaled": r"made by Mul .*of integers with constant weights",
+        }
+        with pytest.raises(ModelError, match=texts[name]):
             unfreeze_head(onnx_io.load(proto))
 
 

@@ -1,0 +1,211 @@
+"""Layers of integers, written with floats: they stand for the same, and adapters train in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization as peer
+
+from edgegrad import SGD, AdamW, Session, Trainer, lora
+from engine.errors import UnsupportedOpError
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.integer_layers import write_layers
+from tests.support.integer_models import (
+    FORMS,
+    KINDS,
+    OPSETS,
+    RNG,
+    Array,
+    Samples,
+    draw,
+    draw_samples,
+    make_float,
+    run_peer,
+    write,
+)
+
+MS = "com.microsoft"
+
+
+def make_labels(x: Array) -> Array:
+    labels: Array = x.reshape(len(x), -1)[:, :3].argmax(1).astype(np.int64)
+    return labels
+
+
+def run(model: Any, x: Array) -> Array:
+    return np.asarray(Session(model, threads=1).run(None, {"x": x})[0])
+
+
+def count_integers(graph: Any) -> int:
+    return sum(a.size for a in graph.initializers.values() if a.dtype in (np.int8, np.uint8))
+
+
+@pytest.mark.parametrize("how", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_stand_for_the_same_numbers(how: str, kind: str, tmp_path: Path) -> None:
+    x = draw_samples(kind)
+    file = write(make_float(kind), how, x, tmp_path)
+    graph = onnx_io.load(file)
+    before = count_integers(graph)
+    assert write_layers(graph) == (how != "QDQ")
+    assert {n.op for n in graph.nodes}.isdisjoint({"QLinearMatMul", "QLinearConv", "MatMulInteger"})
+    ours, wanted = run(onnx_io.to_bytes(graph), x), run(file, x)
+    if how.startswith("dynamic"):
+        np.testing.assert_allclose(ours, wanted, atol=2e-6 * np.abs(wanted).max())
+    else:  # both forms are computed in integers
+        np.testing.assert_array_equal(ours, wanted)
+    assert count_integers(graph) <= before + 8
+    assert not write_layers(graph)
+
+
+@pytest.mark.parametrize("how", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_train_in_what_onnxruntime_quantised(how: str, kind: str, tmp_path: Path) -> None:
+    x = draw_samples(kind)
+    file = write(make_float(kind), how, x, tmp_path)
+    trainer = Trainer.from_onnx(file, "cross_entropy", AdamW(lr=1e-2), lora=".", threads=1, seed=0)
+    # A convolution of 3x3 has no adapter.
+    layers = 1 if kind == "Conv" else 2
+    assert len(list(trainer.state.parameters)) == 2 * layers
+    predicted: Any = trainer.predict(x, batch_size=len(x))
+    scale = float(np.abs(predicted).max())
+    # At first adapters add 0; what is rounded afterwards may be rounded the other way.
+    assert np.abs(predicted - run_peer(file, x)).max() < 0.02 * scale
+    data = x, make_labels(x)
+    before = trainer.evaluate(data)["loss"]
+    trainer.fit(data, epochs=4, progress=False)
+    assert trainer.evaluate(data)["loss"] < before
+    trainer.export(tmp_path / "trained.onnx")
+    predicted = trainer.predict(x, batch_size=len(x))
+    theirs = run_peer(tmp_path / "trained.onnx", x)
+    assert np.abs(predicted - theirs).max() < 0.02 * scale
+    assert np.abs(predicted - theirs).mean() < 1e-3 * scale
+    # Weights are stored in 8 bits, and layers in front of the adapters are as they were.
+    made = onnx_io.load(tmp_path / "trained.onnx")
+    assert all(
+        a.ndim < 2 or "lora" in n for n, a in made.initializers.items() if a.dtype.kind == "f"
+    )
+    ops = [n.op for n in made.nodes]
+    if kind == "Conv" and how != "QDQ":
+        assert ("QLinearConv" if how == "QOperator" else "ConvInteger") in ops
+    lora.merge(tmp_path / "trained.onnx", tmp_path / "merged.onnx", dequantise=True)
+    merged = run_peer(tmp_path / "merged.onnx", x)
+    assert np.abs(merged - theirs).max() < 0.03 * scale
+
+
+def test_gradients_are_those_of_the_network_that_rounds_nothing(tmp_path: Path) -> None:
+    """Straight through roundings: of adapters in both layers, beside the float network's."""
+    model, x = make_float("Gemm"), draw_samples("Gemm")
+    onnx.save(model, tmp_path / "plain.onnx")
+    files = {how: write(model, how, x, tmp_path) for how in ("dynamic optimised", "QOperator")}
+    files["plain"] = tmp_path / "plain.onnx"
+    steps = {}
+    for how, file in files.items():
+        trainer = Trainer.from_onnx(file, "cross_entropy", SGD(lr=0.1), lora=".", threads=1)
+        rng, before = np.random.default_rng(0), []
+        for _, parameter in sorted(trainer.state.parameters):
+            before.append((0.03 * rng.standard_normal(parameter.data.shape)).astype(np.float32))
+            parameter.data = before[-1]
+        trainer.step(x, make_labels(x))
+        after = [parameter.data for _, parameter in sorted(trainer.state.parameters)]
+        steps[how] = [b - a for a, b in zip(before, after, strict=True)]
+    exact = steps.pop("plain")
+    for changes in steps.values():
+        for ours, wanted in zip(changes, exact, strict=True):
+            cosine = np.vdot(ours, wanted) / np.linalg.norm(ours) / np.linalg.norm(wanted)
+            assert cosine > 0.99
+
+
+def make_moving() -> onnx.ModelProto:
+    """Return a network that moves integers, and multiplies two values that it computes."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c"], "conv"), node("Relu", ["c"], ["r"], "relu"),
+        node("MaxPool", ["r"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Reshape", ["p", "shape"], ["h"], "rows"),
+        node("Transpose", ["h"], ["t"], "columns", perm=[0, 2, 1]),
+        node("MatMul", ["h", "t"], ["s"], "scores"),
+        node("Concat", ["s", "s"], ["k"], "twice", axis=2),
+        node("Flatten", ["k"], ["f"], "flat"),
+        node("Gemm", ["f", "w2", "b2"], ["y"], "fc", transB=1),
+    ]  # fmt: skip
+    constants = {
+        "w1": draw(8, 3, 1, 1), "b1": draw(8), "w2": draw(6, 128) * np.float32(0.1), "b2": draw(6),
+        "shape": np.array([-1, 8, 16]),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "moving",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=OPSETS, ir_version=8)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+def test_gradients_flow_through_integers_that_are_moved(how: str, tmp_path: Path) -> None:
+    source, file, x = tmp_path / "float.onnx", tmp_path / "int8.onnx", draw_samples("Conv")
+    onnx.save(make_moving(), source)
+    if how == "static":
+        peer.quantize_static(source, file, Samples(x), quant_format=peer.QuantFormat.QOperator)
+    else:
+        peer.quantize_dynamic(source, file, extra_options={"MatMulConstBOnly": False})
+    kinds = [n.op_type for n in onnx.load(file).graph.node]
+    assert kinds.count("QLinearMatMul" if how == "static" else "MatMulInteger") > 0
+    trainer = Trainer.from_onnx(file, "cross_entropy", AdamW(lr=1e-2), lora="w1", threads=1, seed=0)
+    assert [n for n, _ in trainer.state.parameters] == ["w1.lora_A.weight", "w1.lora_B.weight"]
+    data = x, make_labels(x)
+    predicted: Any = trainer.predict(x, batch_size=len(x))
+    scale = float(np.abs(predicted).max())
+    assert np.abs(predicted - run_peer(file, x)).max() < 0.02 * scale
+    before = trainer.evaluate(data)["loss"]
+    trainer.fit(data, epochs=6, progress=False)
+    assert trainer.evaluate(data)["loss"] < before
+    trainer.export(tmp_path / "trained.onnx")
+    predicted = trainer.predict(x, batch_size=len(x))
+    assert np.abs(predicted - run_peer(tmp_path / "trained.onnx", x)).max() < 0.02 * scale
+
+
+def test_adapters_train_before_attention_of_integers(tmp_path: Path) -> None:
+    """The joined weights of attention have none themselves; gradients flow through it."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "u"], ["h"], "embed"),
+        helper.make_node("Attention", ["h", "w", "b"], ["a"], "attention", domain=MS, num_heads=2),
+        helper.make_node("MatMul", ["a", "v"], ["o"], "out"),
+        helper.make_node("ReduceMean", ["o"], ["y"], "mean", axes=[1], keepdims=0),
+    ]
+    constants = {"u": draw(12, 16), "w": draw(16, 48), "b": draw(48), "v": draw(16, 6)}
+    graph = helper.make_graph(
+        nodes, "attention",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 5, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    source, file = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), source)
+    options = {"DefaultTensorType": TensorProto.FLOAT}
+    peer.quantize_dynamic(source, file, per_channel=True, extra_options=options)
+    assert "QAttention" in [n.op_type for n in onnx.load(file).graph.node]
+    x: Array = RNG.standard_normal((32, 5, 12)).astype(np.float32)
+    with pytest.raises(UnsupportedOpError, match=r"'w': the operator Attention; supported"):
+        Trainer.from_onnx(file, "cross_entropy", lora="^w_", threads=1)
+    trainer = Trainer.from_onnx(
+        file, "cross_entropy", AdamW(lr=1e-2), lora="u|v", threads=1, seed=0
+    )
+    assert len(list(trainer.state.parameters)) == 4
+    predicted: Any = trainer.predict(x, batch_size=len(x))
+    scale = float(np.abs(predicted).max())
+    assert np.abs(predicted - run_peer(file, x)).max() < 0.02 * scale
+    data = x, make_labels(x)
+    before = trainer.evaluate(data)["loss"]
+    trainer.fit(data, epochs=6, progress=False)
+    assert trainer.evaluate(data)["loss"] < before
+    trainer.export(tmp_path / "trained.onnx")
+    predicted = trainer.predict(x, batch_size=len(x))
+    assert np.abs(predicted - run_peer(tmp_path / "trained.onnx", x)).max() < 0.02 * scale
