@@ -24,6 +24,7 @@ from engine.graphs.io.messages import (
     make_value_info,
     write_texts,
 )
+from engine.graphs.io.packed_tables import unpack_tables
 from engine.graphs.io.protos import (
     AttributeProto,
     DecodeError,
@@ -169,6 +170,7 @@ def to_proto(graph: Graph) -> ModelProto:
     Raises:
         ModelError: the type of an output is not known, or ONNX cannot hold an attribute.
     """
+    graph = unpack_tables(graph)
     return _make_model(graph, [make_tensor(name, a) for name, a in graph.initializers.items()])
 
 
@@ -218,6 +220,7 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
         FileError: a file could not be written.
     """
     name = arguments.check_path("model", path)
+    graph = unpack_tables(graph)
     if not needs_external_data(graph):
         files.write(
             name, weights.list_pieces(_make_model(graph, [], defaults), graph.initializers.items())
@@ -251,8 +254,8 @@ def save_sharing(
     folder, own = home or os.path.dirname(data), os.path.basename(data)
     messages: dict[str, bytes] = {}
     top = 0
-    for path, graph in graphs.items():
-        tensors = []
+    for path, given in graphs.items():
+        tensors, graph = [], unpack_tables(given)
         for name, array in graph.initializers.items():
             if array.nbytes < _EXTERNAL_MIN:
                 tensors.append(make_tensor(name, array))

@@ -1,4 +1,7 @@
-"""Tables of 4 bits an element that nodes look rows up in."""
+"""Tables of 4 bits an element that nodes look rows up in: bytes of two in graphs.
+
+onnxruntime takes bytes where blocks lie along the rows.  Other tables have 4-bit types in files.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from engine.base.errors import DTypeError
-from engine.graphs.io.messages import join_nibbles
+from engine.graphs.io.messages import UNSIGNED_NIBBLE, join_nibbles
 from engine.graphs.io.protos import TensorProto
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import MS, Array
 
+_IR = 10  # the first one of ONNX that has integers of 4 bits
 _MIDDLE = 8  # the zero point of unsigned integers where none is given
 
 
@@ -51,6 +55,49 @@ def pack_tables(graph: Graph, kinds: Mapping[str, int]) -> None:
     for name in replaced:
         if not readers.get(name) and name not in graph.outputs:
             graph.initializers.pop(name, None)
+
+
+def unpack_tables(graph: Graph) -> Graph:
+    """Return a graph whose tables have the types that onnxruntime takes; itself if all have.
+
+    Before   q, z: u8[n, k / 2]; y = com.microsoft::GatherBlockQuantized(q, i, s, z) bits=4
+             quantize_axis=0
+    After    q, z: uint4[n, k];  y = com.microsoft::GatherBlockQuantized(q, i, s, z) quantize_axis=0
+    """
+    known, out = graph.initializers, graph
+    for at, node in enumerate(graph.nodes):
+        q, index, scales, zeros = (*node.inputs, *[""] * 4)[:4]
+        is_packed = (node.domain, node.op) == (MS, "GatherBlockQuantized") and q in known
+        if not is_packed or node.attrs.get("bits", 4) != 4 or known[q].dtype != np.uint8:
+            continue
+        if int(node.attrs.get("quantize_axis", 1)) % known[q].ndim == known[q].ndim - 1:
+            continue
+        if out is graph:
+            out = graph.copy()
+        table = _split(known[q])
+        points = known.get(zeros)
+        if points is None and scales in known:
+            points = np.full(known[scales].shape, _MIDDLE, np.uint8)
+            zeros = Names(out).take_fresh(f"{q}_zeros")
+        elif points is not None:
+            points = _split(points)
+        out.initializers[q] = table.view(UNSIGNED_NIBBLE)
+        inputs = [q, index, scales]
+        if points is not None:
+            out.initializers[zeros] = points.view(UNSIGNED_NIBBLE)
+            inputs.append(zeros)
+        changed = out.nodes[at]
+        changed.inputs = tuple(inputs)
+        changed.attrs = {k: v for k, v in node.attrs.items() if k != "bits"}
+    if out is not graph:
+        out.ir_version = max(out.ir_version, _IR)
+    return out
+
+
+def _split(table: Array) -> Array:
+    """Return integers of 4 bits, two of each byte, as bytes: the reverse of `join_nibbles`."""
+    halves = np.stack([table & 15, table >> 4], -1)
+    return np.ascontiguousarray(halves.reshape(*table.shape[:-1], -1))
 
 
 def _pack(node: Node, name: str, table: Array, shift: int) -> Array:

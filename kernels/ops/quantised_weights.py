@@ -340,41 +340,38 @@ def _read_table(site: Site) -> dict[str, Any]:
     """Return the matrix of a GatherBlockQuantized: data, scales and zero points as rows."""
     data, bits, block = site.type(0), int(site.attrs["bits"]), int(site.attrs["block_size"])
     columns = data.dims[-1] * 8 // bits
-    blocks = -(-columns // block)
+    # Blocks lie along the rows, or across them: then each column has scales of its own.
+    across = int(site.attrs["quantize_axis"]) in (0, -2)
+    points = columns if across else -(-columns // block)
     return {
         "rows": math.prod(data.dims[:-1]),
         "columns": columns,
         "bits": bits,
-        "block_rows": 1,
-        "block_columns": block,
+        "block_rows": block if across else 1,
+        "block_columns": 1 if across else block,
         "zero_bits": bits,
-        "zero_stride": -(-blocks * bits // 8) * 8 // bits,
+        "zero_stride": -(-points * bits // 8) * 8 // bits,
         "zero": 1 << bits - 1,
     }
 
 
 def _table_infer(site: Site) -> tuple[TensorType, ...]:
     data, index, attrs = site.type(0), site.type(1), site.attrs
-    last = data.rank - 1
     if data.dtype != "u8" or attrs["bits"] not in (4, 8):
         site.fail(f"data of {data.dtype} and bits={attrs['bits']}", "u8 with 4 or 8 bits")
     if int(attrs["block_size"]) < 1:
         site.fail(f"block_size={attrs['block_size']}", "1 or more")
-    if (
-        data.rank != 2
-        or attrs["gather_axis"] not in (0, -2)
-        or attrs["quantize_axis"] not in (1, -1)
-    ):
+    axes = attrs["gather_axis"], attrs["quantize_axis"]
+    if data.rank != 2 or axes[0] not in (0, -2) or axes[1] not in (0, 1, -1, -2):
         site.fail(
-            f"data {data}, gather_axis={attrs['gather_axis']}, "
-            f"quantize_axis={attrs['quantize_axis']}",
-            "rows of a matrix (0) quantised along themselves (1)",
+            f"data {data}, gather_axis={axes[0]}, quantize_axis={axes[1]}",
+            "rows of a matrix (0), quantised along themselves (1) or across (0)",
         )
     table = _read_table(site)
-    blocks = -(-table["columns"] // table["block_columns"])
-    scales = site.shaped(2, (*data.shape[:last], blocks))
+    blocks = [-(-table[side] // table[f"block_{side}"]) for side in ("rows", "columns")]
+    scales = site.shaped(2, blocks)
     if site.has(3):
-        zeros, size = site.type(3), table["rows"] * -(-blocks * attrs["bits"] // 8)
+        zeros, size = site.type(3), blocks[0] * -(-blocks[1] * attrs["bits"] // 8)
         if zeros.dtype != "u8" or zeros.size != size:
             site.fail(f"zero points (input 3) are {zeros}", f"{size} of u8")
     return (TensorType(scales.dtype, (*index.shape, table["columns"])),)

@@ -211,6 +211,43 @@ def test_rows_of_tables_of_4_bits(kind: str, has_zeros: bool, columns: int) -> N
     np.testing.assert_array_equal(np.asarray(again.run(None, {"x": x})[0]), wanted)
 
 
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_a_table_of_4_bits_has_blocks_across_its_rows(kind: str, has_zeros: bool) -> None:
+    """Each column has a scale for 16 rows, the last of which are fewer."""
+    import ml_dtypes
+    import onnxruntime
+
+    least = -8 if kind == "int4" else 0
+    table, zeros = (RNG.integers(least, least + 16, (n, 20)).astype(np.int8) for n in (40, 3))
+    dtype = np.dtype(getattr(ml_dtypes, kind))
+    given = {"q": table.astype(dtype), "s": scale(3, 20)}
+    if has_zeros:
+        given["z"] = zeros.astype(dtype)
+    names = ", z" if has_zeros else ""
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int64[A] x) => (float[A,B] y) {{
+            y = com.microsoft.GatherBlockQuantized<block_size=16, quantize_axis=0>(q, x, s{names})
+        }}"""
+    )
+    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in given.items())
+    graph, x = onnx_io.load(proto), np.array([3, 0, 39, 17, 3])
+    peers = (
+        onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        # As it was, and as it is written again.
+        for data in (proto.SerializeToString(), onnx_io.to_bytes(graph))
+    )
+    made = run(graph, {"x": x}, threads=1)["y"]
+    for peer in peers:
+        np.testing.assert_array_equal(made, np.asarray(peer.run(None, {"x": x})[0]))
+    # Two elements take a byte, also after they were written and read again.
+    again = onnx_io.load(onnx_io.to_bytes(graph))
+    for each in (graph, again):
+        assert each.initializers[each.nodes[0].inputs[0]].nbytes == 40 * 10
+    np.testing.assert_array_equal(run(again, {"x": x}, threads=1)["y"], made)
+
+
 def test_a_table_of_4_bits_whose_rows_end_inside_a_byte_is_refused() -> None:
     import ml_dtypes
 
