@@ -70,7 +70,7 @@ def is_dequantiser(node: Node) -> bool:
 def find_units(node: Node) -> tuple[str, str] | None:
     """Return the scale and the zero point of the integers that a node makes of numbers.
 
-    The zero point is "" where there is none.  None: it makes no such integers.
+    The zero point is "" where there is none.  The result is None for a node that makes no integers.
     """
     op = list_ops().get((node.domain, node.op))
     match op.scaling if op is not None else None:

@@ -277,7 +277,7 @@ def _write_dependent(
 ) -> None:
     """Write the layers of integers that get adapters, or depend on them, with floats, in place.
 
-    What is in front of the adapters stays as it is: it has no gradient, and runs in integers.
+    Layers in front of the adapters stay as they are: they have no gradient, and run in integers.
 
     whole: the graph after all of its layers were written so, in which `adapted` was chosen.
     """

@@ -139,7 +139,7 @@ class Scaling(Enum):
 
 
 class Each(Enum):
-    """What may have a scale and a zero point of its own, of integers that an op reads or makes."""
+    """The parts of integers that may have a scale and a zero point of their own."""
 
     ALL = "one number for all"
     ROWS = "as ALL, or one for each row"

@@ -214,7 +214,7 @@ def test_rows_of_tables_of_4_bits(kind: str, has_zeros: bool, columns: int) -> N
 @pytest.mark.parametrize("kind", ["int4", "uint4"])
 @pytest.mark.parametrize("has_zeros", [False, True])
 def test_a_table_of_4_bits_has_blocks_across_its_rows(kind: str, has_zeros: bool) -> None:
-    """Each column has a scale for 16 rows, the last of which are fewer."""
+    """Each column has a scale for 16 rows, and one for the 8 rows at the end."""
     import ml_dtypes
     import onnxruntime
 
