@@ -44,7 +44,7 @@ def check_scale(site: Site, i: int, *, is_divisor: bool = True) -> None:
     if is_divisor:
         # 0 divides by nothing, a negative scale turns clipping around, and what is divided by a
         # number below the normal ones is infinite.
-        fits, expected = value >= _TINY, f"finite numbers from {_TINY:.3g} on"
+        fits, expected = value >= _TINY, f"finite numbers above 0, {_TINY:.3g} or more"
     else:
         # One 0 for all would hide the values of a whole tensor.
         fits, expected = (value != 0) | (value.size > 1), "finite numbers, not all of them 0"

@@ -56,7 +56,10 @@ def test_they_stand_for_the_same_numbers(how: str, kind: str, tmp_path: Path) ->
     assert {n.op for n in graph.nodes}.isdisjoint({"QLinearMatMul", "QLinearConv", "MatMulInteger"})
     ours, wanted = run(onnx_io.to_bytes(graph), x), run(file, x)
     if how.startswith("dynamic"):
-        np.testing.assert_allclose(ours, wanted, atol=2e-6 * np.abs(wanted).max())
+        # Sums are floats now: a value in the middle of two integers may round to the other one.
+        change, largest = np.abs(ours - wanted), np.abs(wanted).max()
+        assert np.median(change) < 1e-6 * largest
+        assert change.max() < 0.01 * largest
     else:  # both forms are computed in integers
         np.testing.assert_array_equal(ours, wanted)
     assert count_integers(graph) <= before + 8
@@ -87,9 +90,8 @@ def test_adapters_train_in_what_onnxruntime_quantised(how: str, kind: str, tmp_p
     assert np.abs(predicted - theirs).mean() < 1e-3 * scale
     # Weights are stored in 8 bits, and layers in front of the adapters are as they were.
     made = onnx_io.load(tmp_path / "trained.onnx")
-    assert all(
-        a.ndim < 2 or "lora" in n for n, a in made.initializers.items() if a.dtype.kind == "f"
-    )
+    floats = {n: a for n, a in made.initializers.items() if a.dtype.kind == "f"}
+    assert all(a.size <= 32 or "lora" in n for n, a in floats.items())
     ops = [n.op for n in made.nodes]
     if kind == "Conv" and how != "QDQ":
         assert ("QLinearConv" if how == "QOperator" else "ConvInteger") in ops

@@ -224,7 +224,8 @@ LINEAR = "QLinearMatMul(x, xs, xz, q, s, z, ys, yz)"
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "a scale of 0": (WEIGHTS, {"s": 0.0}, r"scale \(input 1\) is 0.0; .* not all of them 0"),
     "a scale of NaN": (WEIGHTS, {"s": [1, np.nan, 2, 1]}, r"scale \(input 1\) is nan at \[1\]"),
-    "a divisor of 0": (LINEAR, {"xs": 0.0}, r"scale \(input 1\) is 0.0; .* above 0"),
+    "a factor of 0": (LINEAR, {"xs": 0.0}, r"scale \(input 1\) is 0.0; .* not all of them 0"),
+    "a divisor of 0": (LINEAR, {"ys": 0.0}, r"scale \(input 6\) is 0.0; .* above 0"),
     "a divisor below 0": (LINEAR, {"ys": -0.5}, r"scale \(input 6\) is -0.5; .* above 0"),
     "too few scales": (WEIGHTS, {"s": [1, 1, 1]}, r"input 1 .*expected the shape \[4\]"),
     "a block below 0": (WEIGHTS.replace("=0>", "=0, block_size=-2>"), {}, "block_size=-2"),
@@ -232,10 +233,10 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
         WEIGHTS.replace("=0>", "=0, block_size=3>"), {"s": np.ones((1, 3)), "z": 0},
         r"input 1 .*expected the shape \[2, 3\]",
     ),
-    "mixed signs": (WEIGHTS, {"z": np.uint8(3)}, "the zero point is u8, the input i8"),
+    "mixed signs": (WEIGHTS, {"z": np.uint8(3)}, r"\(input 2\) is u8\[\], of i8\[4,3\]"),
     "a result's scale": (LINEAR, {"ys": np.inf}, r"scale \(input 6\) is inf"),
-    "scales of columns": (LINEAR, {"s": [1, 1]}, r"input 4 .*expected 1 element or 3"),
-    "signs of a column": (LINEAR, {"z": np.uint8(3)}, r"input 5 .*zero point of i8\[4,3\]"),
+    "scales of columns": (LINEAR, {"s": [1, 1]}, r"input 4\) is f32\[2\]; .* 1 element, or 3"),
+    "signs of a column": (LINEAR, {"z": np.uint8(3)}, r"\(input 5\) .*of i8\[4,3\] \(input 3\)"),
 }  # fmt: skip
 
 
