@@ -539,17 +539,13 @@ def read_op_keys(text: str) -> frozenset[tuple[str, str]]:
 
 def _find_kind(name: str, value: Any) -> Kind:
     """Return the type of an attribute that has this default."""
-    match value:
+    # An array is none, although it matches `[float(), *_]` from NumPy 2.5 on.
+    is_list = isinstance(value, list | tuple)
+    match value[0] if is_list and value else value:
         case int():
-            return "int"
+            return "ints" if is_list else "int"
         case float():
-            return "float"
+            return "floats" if is_list else "float"
         case str():
-            return "string"
-        case [int(), *_] | (int(), *_):
-            return "ints"
-        case [float(), *_] | (float(), *_):
-            return "floats"
-        case [str(), *_] | (str(), *_):
-            return "strings"
+            return "strings" if is_list else "string"
     raise TypeError(f"attribute {name}={value!r}: give its type in `takes`")
