@@ -11,10 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
-from edgegrad import SGD, AdamW, Session, Trainer, lora
+from edgegrad import SGD, AdamW, Session, Trainer, artifacts, lora
 from engine.errors import UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.integer_layers import write_layers
+from engine.graphs.planner.planner import make_plan
+from engine.kernels.machine.target import detect_host
 from tests.support.integer_models import (
     FORMS,
     KINDS,
@@ -211,3 +213,22 @@ def test_adapters_train_before_attention_of_integers(tmp_path: Path) -> None:
     trainer.export(tmp_path / "trained.onnx")
     predicted = trainer.predict(x, batch_size=len(x))
     assert np.abs(predicted - run_peer(tmp_path / "trained.onnx", x)).max() < 0.02 * scale
+
+
+@pytest.mark.parametrize("how", ["dynamic", "QOperator"])
+def test_a_training_step_reads_the_integers(how: str, tmp_path: Path) -> None:
+    """Forward and backward: the plan has no float copy of the weights."""
+    model, x = make_float("MatMul"), draw_samples("MatMul")
+    made = lora.adapt(write(model, how, x, tmp_path), ".").to_bytes()
+    artifacts.generate_artifacts(
+        made, requires_grad=lora.parameters(made), artifact_directory=tmp_path,
+        loss=artifacts.LossType.CrossEntropyLoss, optimizer=artifacts.OptimType.AdamW,
+    )  # fmt: skip
+    graph = onnx_io.load(tmp_path / "training_model.onnx")
+    shapes = {"x": (8, 20), "labels": (8,)}
+    plan = make_plan(graph, shapes, target=detect_host(), threads=1)
+    weights = 20 * 32 + 32 * 6
+    assert weights < plan.compute_region_bytes("const") < 4 * weights - 1024
+    # Both layers, and the gradient that goes from one to the other.
+    products = ("quantised_gemm", "integer_gemm")
+    assert sum(step.kernel.startswith(products) for step in plan.steps) == 3
