@@ -14,7 +14,7 @@ import pytest
 from engine.errors import ModelError
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.generate import PARTS, RUNTIME
-from engine.tools.trimmed.names import check_name
+from engine.tools.trimmed.names import check_name, make_name
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
@@ -137,6 +137,22 @@ def test_several_models_link_into_one_program(tmp_path: Path) -> None:
 def test_names_that_are_not_free_are_refused(name: str, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("mnist", "mnist"), ("my-model", "my_model"), ("2nd-gesture", "model_2nd_gesture"),
+        ("net v1.2", "net_v1_2"), ("Gemüse", "Gemuse"), ("", "model"), ("数字", "model"),
+        ("_a__b_", "a_b"), ("int", "int_model"), ("json", "json_model"), ("net_t", "net_t_model"),
+    ],
+)  # fmt: skip
+def test_any_folder_gives_a_build_a_name(folder: str, name: str) -> None:
+    """And the message about a name that is no identifier says one that would do."""
+    assert make_name(folder) == check_name(name) == name
+    if not (folder.isidentifier() and folder.isascii()):
+        with pytest.raises(ModelError, match=f"no digit first, such as '{name}'"):
+            check_name(folder)
 
 
 def test_a_name_that_gives_a_word_two_meanings_is_refused() -> None:

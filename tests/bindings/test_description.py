@@ -87,6 +87,13 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
         (["--target", "wasm32-threads", "--threads", "2"], "beside a module for pages that cannot"),
         (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
         (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),
+        (["--bindings", "rust", "--name", "match"], "'match' is a keyword or module of Rust, so"),
+        (["--bindings", "go", "--name", "fmt"], "'fmt' is a keyword or module of Go, so"),
+        (["--bindings", "java", "--name", "native"], "'native' is a keyword or module of Java, so"),
+        (["--bindings", "kotlin", "--name", "native"], "'native' is a keyword or module of Kotlin"),
+        (["--bindings", "kotlin", "--name", "fun"], "'fun' is a keyword or module of Kotlin, so"),
+        (["--bindings", "js", "--target", "wasm32", "--name", "stream"], "or module of JavaScript"),
+        (["--bindings", "swift", "--target", "macos-arm64", "--name", "foundation"], "of Swift"),
         (["--bindings", "rust", "--target", "pi4,pi5"], "pi4 and pi5 are the same platform for it"),
     ],
 )
@@ -104,4 +111,4 @@ def test_languages_of_other_targets_are_refused() -> None:
         for target in set(TARGETS) - set(fitting):
             platforms = [resolve(fitting[0]), resolve(target)]
             with pytest.raises(EngineError, match=f"the target is {target}"):
-                check_languages([name], platforms, archive=False, freestanding=False)
+                check_languages([name], platforms, build="mnist", archive=False, freestanding=False)

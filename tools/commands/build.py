@@ -13,6 +13,7 @@ from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
 from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.names import make_name
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.report import write_report
@@ -45,7 +46,9 @@ from engine.tools.trimmed.targets import resolve
     metavar="FOLDER",
     help="With --ops: artifacts whose kernels the library must contain.  Repeatable.",
 )
-@click.option("--name", default="", help="Prefix of all names.  [default: the folder's name]")
+@click.option(
+    "--name", default="", help="Prefix of all names.  [default: made from the folder's name]"
+)
 @click.option("--static", is_flag=True, help="Make an archive, not a shared library.")
 @click.option("--size", is_flag=True, help="Prefer small code over fast code.")
 @click.option(
@@ -175,7 +178,7 @@ def command(
         wanted = DecoderOptions(positions, prompt or 0, decoder)
     source = source.resolve()
     asked = Options(
-        name or (source.name if artifacts or ops else source.stem).replace("-", "_"),
+        name or make_name(source.name if artifacts or ops else source.stem),
         resolve(target, triple=triple, cpu=cpu, features=features),
         batches,
         threads or 1,

@@ -60,7 +60,8 @@ def build(
     check_name(options.name)
     check_languages(
         options.bindings, (options.platform, *options.also),
-        archive=options.static or options.freestanding, freestanding=options.freestanding,
+        build=options.name, archive=options.static or options.freestanding,
+        freestanding=options.freestanding,
     )  # fmt: skip
     _check_shared_memory(options)
     find_linker(options.each[0])

@@ -9,7 +9,9 @@ source never contains the bare name (see `Source._write_words` of generate.py).
 from __future__ import annotations
 
 import keyword
+import re
 import sys
+import unicodedata
 
 from engine.base.errors import ModelError
 
@@ -59,14 +61,10 @@ LIBRARY = _list_words("""
 FIELDS = frozenset({"name", "dtype", "rank", "dims", "bytes", "trainable"})  # of NAME_tensor
 
 
-def check_name(name: str) -> str:
-    """Return the name, after checking that a build may have it.
-
-    Raises:
-        ModelError: it is not a C identifier, or it has a meaning in C, C++ or Python already.
+def _list_faults(name: str) -> list[str]:
+    """Return the reasons why a build cannot have a name, which begins with a letter or underscore
+    and has letters, digits and underscores.
     """
-    if not (name.isidentifier() and name.isascii()):
-        raise ModelError(f"name {name!r}: expected letters, digits and underscores")
     reasons = {
         "a keyword of C, C++ or Python": name in KEYWORDS or keyword.iskeyword(name),
         "reserved: no underscore first, no two together, no _t last": name.startswith("_")
@@ -78,7 +76,29 @@ def check_name(name: str) -> str:
         "also the name of a field of the library's tensors": name in FIELDS,
         "the prefix of the library's own macros": name == "edgegrad",
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ModelError(f"name {name!r} is {reason}; choose another")
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def check_name(name: str) -> str:
+    """Return the name, after checking that a build may have it.
+
+    Raises:
+        ModelError: it is not a C identifier, or it has a meaning in C, C++ or Python already.
+    """
+    if not (name.isidentifier() and name.isascii()):
+        raise ModelError(
+            f"name {name!r}: expected letters of ASCII, digits and underscores, and no digit "
+            f"first, such as {make_name(name)!r}: choose one by --name"
+        )
+    for reason in _list_faults(name):
+        raise ModelError(f"name {name!r} is {reason}; choose another by --name")
     return name
+
+
+def make_name(text: str) -> str:
+    """Return a name that a build may have, like a text, such as the name of a folder."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    name = re.sub(r"[\W_]+", "_", plain).strip("_")
+    if not name or name[0].isdigit():
+        name = f"model_{name}".rstrip("_")
+    return f"{name}_model" if _list_faults(name) else name

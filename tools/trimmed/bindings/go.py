@@ -40,6 +40,14 @@ _GOTTEN = {  # type, C's type, and back
     "out_float": ("float32", "C.float", "float32({0})"),
     "out_size": ("int", "C.size_t", "int({0})"),
 }
+# Keywords, and packages of the standard library.
+_WORDS = """
+    break case chan const continue default defer else fallthrough for func go goto if import
+    interface map package range return select struct switch type var
+    bufio bytes cmp context crypto embed encoding errors expvar flag fmt hash html image io iter log
+    maps math mime net os path plugin reflect regexp runtime slices sort strconv strings structs
+    sync syscall testing time unicode unique unsafe weak
+"""
 _SYSTEMS = {"macos": "darwin", "ios-simulator": "ios"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ANSWERS = {  # type, and what is made of the call
@@ -249,4 +257,4 @@ def _write_flags(platform: Platform) -> str:
     )
 
 
-GO = Language("go", "Go", _fill, place=_place, has_header=True)
+GO = Language("go", "Go", _fill, words=_WORDS, place=_place, has_header=True)

@@ -80,6 +80,12 @@ _ANSWERS = {  # type, what is made of the call, native type, C's type, what is m
     "memory": ("Values", "return read({0}, {info});", "long", "int64_t", "(int64_t)(intptr_t){0}"),
 }
 
+_WORDS = """
+    abstract assert boolean break byte case catch char class const continue default do double else
+    enum extends false final finally float for goto if implements import instanceof int interface
+    long native new null package private protected public return short static strictfp super switch
+    synchronized this throw throws transient true try void volatile while
+"""
 _HELD = {"BYTES": "char", "INTS": "int32_t", "FLOATS": "float", "DOUBLES": "double"}  # in C
 _ABIS = {"aarch64": "arm64-v8a", "arm": "armeabi-v7a", "x86_64": "x86_64"}  # Android's names
 
@@ -256,6 +262,7 @@ JAVA = Language(
     row="  {0}({1})",
     note="  /** {0} */\n",
     separator=",\n",
+    words=_WORDS,
     sources=("jni.c",),
     place=_place,
     list_templates=_list_templates,

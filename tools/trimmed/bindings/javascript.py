@@ -68,6 +68,13 @@ _ANSWERS = {
     "tensor": Way("Tensor | null", "return this.#tensor({0});"),
     "memory": Way("TypedArray | null", "return this.#view({0}, {described});"),
 }
+# Modules of Node.js, which has them before packages.
+_WORDS = """
+    assert async_hooks buffer child_process cluster console constants crypto dgram
+    diagnostics_channel dns domain events fs http http2 https inspector module net os path
+    perf_hooks process punycode querystring readline repl stream string_decoder sys timers tls
+    trace_events tty url util v8 vm wasi worker_threads zlib
+"""
 _WORKER = """\
     "./worker.js": "./worker.js",
 """
@@ -191,4 +198,6 @@ def _fill(api: Api) -> Mapping[str, str]:
     }
 
 
-JAVASCRIPT = Language("js", "JavaScript and TypeScript", _fill, systems=("wasi",), place=_place)
+JAVASCRIPT = Language(
+    "js", "JavaScript and TypeScript", _fill, systems=("wasi",), words=_WORDS, place=_place
+)

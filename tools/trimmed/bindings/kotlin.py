@@ -15,6 +15,9 @@ _ANDROID = {
 }
 
 
+_WORDS = "as fun in is object typealias typeof val var when"
+
+
 def _fill(api: Api) -> Mapping[str, str]:
     return {**JAVA.fill(api), **_ANDROID}
 
@@ -24,4 +27,11 @@ def _list_templates(platform: Platform) -> Sequence[str]:
     return (*own, "android") if platform.system == "android" else own
 
 
-KOTLIN = replace(JAVA, name="kotlin", title="Kotlin", fill=_fill, list_templates=_list_templates)
+KOTLIN = replace(
+    JAVA,
+    name="kotlin",
+    title="Kotlin",
+    fill=_fill,
+    words=f"{JAVA.words} {_WORDS}",
+    list_templates=_list_templates,
+)

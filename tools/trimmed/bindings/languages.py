@@ -37,17 +37,28 @@ def parse_languages(value: str) -> tuple[str, ...]:
 
 
 def check_languages(
-    names: Sequence[str], platforms: Sequence[Platform], *, archive: bool, freestanding: bool
+    names: Sequence[str],
+    platforms: Sequence[Platform],
+    *,
+    build: str,
+    archive: bool,
+    freestanding: bool,
 ) -> None:
     """Check that the languages can load libraries of the platforms.
 
+    build: the name of the build, which is also the one of the package.
     archive, freestanding: whether the build is an archive, and one that needs no C library.
 
     Raises:
-        EngineError: one cannot.
+        EngineError: one cannot, or has a word for something else that the build is named by.
     """
     for language in map(LANGUAGES.__getitem__, names):
         word = f"--bindings {language.name}"
+        if build in language.words.split():
+            raise EngineError(
+                f"{word}: {build!r} is a keyword or module of {language.title}, so its package "
+                "cannot have that name; choose another by --name"
+            )
         if freestanding or (archive and language.kind != "static"):
             raise EngineError(
                 f"{word}: it loads a shared library, and --static and --freestanding make archives"

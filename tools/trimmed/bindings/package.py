@@ -133,6 +133,7 @@ class Language:
         file, whose template is called `@Enumeration@`.
     note: how a sentence about a member is written above it.
     name_member: makes the name of a member of an enumeration, of C's without the prefix.
+    words: that no build with its package can be named: keywords, and modules of the language.
     sources: the templates of C that are compiled into the library.
     place: makes the library's folder in the package, of the build's name and the platform.
     list_templates: lists the templates of a package for a platform: folders of `templates`, and
@@ -152,6 +153,7 @@ class Language:
     separator: str = ""
     note: str = ""
     name_member: Callable[[str], str] = str
+    words: str = ""
     sources: Sequence[str] = ()
     place: Callable[[str, Platform], str] = lambda name, platform: ""
     list_templates: Callable[[Platform], Sequence[str]] | None = None

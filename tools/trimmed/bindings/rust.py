@@ -53,6 +53,15 @@ _ANSWERS = {  # type, what is made of the call, and C's type
 }
 
 
+# Keywords of any edition, and crates of the compiler.
+_WORDS = """
+    abstract alloc as async await become box break const continue core crate do dyn else enum extern
+    false final fn for gen if impl in let loop macro match mod move mut override priv proc_macro pub
+    ref return self static std struct super test trait true try type typeof unsafe unsized use
+    virtual where while yield
+"""
+
+
 def _list_declared(function: ApiFunction) -> list[str]:
     ways = [(_GIVEN[a.kind][0], a.name) for a in function.given]
     return [f"{name}: {kind}" for kind, name in ways if kind]
@@ -190,4 +199,4 @@ def _place(_: str, platform: Platform) -> str:
     return f"native/{platform.system}-{platform.machine}"
 
 
-RUST = Language("rust", "Rust", _fill, place=_place)
+RUST = Language("rust", "Rust", _fill, words=_WORDS, place=_place)

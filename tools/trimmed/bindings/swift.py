@@ -227,4 +227,5 @@ SWIFT = Language(
     systems=tuple(_PLATFORMS),
     kind="static",
     module="C@Name@",
+    words="swift Swift foundation Foundation darwin Darwin dispatch Dispatch glibc Glibc",
 )
