@@ -29,8 +29,10 @@ pytestmark = needs_cc
 
 
 def move(folder: Path, to: Path) -> Path:
-    """Return a copy of a build, so that nothing can depend on where it was made."""
-    return Path(shutil.copytree(folder, to / "moved"))
+    """Return a copy of a build, so that nothing can depend on where it was made, in a folder whose
+    name has spaces and a letter of two bytes.
+    """
+    return Path(shutil.copytree(folder, to / "moved über 2 folders"))
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +88,11 @@ def test_find_package_refuses_a_build_for_another_system(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["shared", "archive"])
 def test_pkg_config_finds_a_build(kind: str, archive: Path, tmp_path: Path) -> None:
     made = move(find_build(kind, archive), tmp_path)
-    words = run("pkg-config", "--cflags", "--libs", "mnist", PKG_CONFIG_PATH=str(made)).split()
     program = tmp_path / "app"
-    run("cc", made / "src" / "example.c", *words, "-o", program, PATH="/usr/bin:/bin")
+    # Spaces are escaped, for make and a shell's eval.
+    line = "eval cc '\"$0\"' $(pkg-config --cflags --libs mnist) -o '\"$1\"'"
+    words = ("sh", "-c", line, made / "src/example.c", program)
+    run(*words, PATH="/usr/bin:/bin", PKG_CONFIG_PATH=str(made))
     out = run(program, made / "checkpoint", tmp_path / "new", LD_LIBRARY_PATH=str(made))
     assert out.count("loss") == 20
 

@@ -43,9 +43,8 @@ Libs: {libs}
 """
 _MAKEFILE = """\
 # The examples of this folder, made with `make`, or for another system `make CC=... CXX=...`.
-BUILD := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))..)
-CFLAGS += -O2 -I$(BUILD)
-LDLIBS += -L$(BUILD) -l{name} -Wl,-rpath,$(BUILD){threads}
+CFLAGS += -O2 -I..
+LDLIBS += -L.. -l{name} -Wl,-rpath,'{beside}/..'{threads}
 
 all: $(if $(wildcard example.c),example) $(if $(wildcard example.cpp),example-cpp)
 
@@ -139,7 +138,11 @@ def write_project_files(
     )
     (out / f"{name}.pc").write_text(text, "utf-8")
     if platform.form in ("elf", "macho") and not freestanding:
-        makefile = _MAKEFILE.format(name=name, threads=" -pthread" * needs_threads)
+        makefile = _MAKEFILE.format(
+            name=name,
+            beside="$$ORIGIN" if platform.is_elf else "@loader_path",  # the program's folder
+            threads=" -pthread" * needs_threads,
+        )
         (out / "src/Makefile").write_text(makefile, "utf-8")
 
 
