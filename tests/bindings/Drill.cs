@@ -113,6 +113,8 @@ public static class Drill
         float[] values = model.Parameters();
         resumed.SetParameters(values, true);
         Console.WriteLine("parameters " + values.Length + " " + Say(values.SequenceEqual(resumed.Parameters())));
+        Refuse(() => model.ParametersF64());
+        File.WriteAllBytes(arguments[2] + ".onnx", model.ExportModel());
 
         using (var session = new TrainingSession(arguments[2]))
         {

@@ -112,6 +112,8 @@ public final class Drill {
     resumed.setParameters(values, true);
     boolean same = Arrays.equals(values, resumed.parameters(true));
     say("parameters " + values.length + " " + same);
+    refuse(() -> model.parametersF64(true));
+    Files.write(Path.of(arguments[2] + ".onnx"), model.exportModel());
 
     try (OrtTrainingSession session = new OrtTrainingSession(Path.of(arguments[2]))) {
       session.registerLinearLRScheduler(20, 40, 0.5f);

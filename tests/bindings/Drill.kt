@@ -99,6 +99,8 @@ fun main(arguments: Array<String>) {
   val values = model.parameters(true)
   resumed.setParameters(values, true)
   say("parameters ${values.size} ${values.contentEquals(resumed.parameters(true))}")
+  refuse { model.parametersF64(true) }
+  File("$out.onnx").writeBytes(model.exportModel())
   Model.create(out).use {
     it.take(last)
     it.setLinearRate(0.5f, 20, 40)

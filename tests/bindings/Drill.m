@@ -159,6 +159,9 @@ static void drill(const char *const *arguments)
     need([resumed setParameters:values trainableOnly:YES error:&error], error);
     BOOL same = [values isEqual:[resumed parameters:YES error:&error]];
     printf("parameters %d %s\n", (int)(values.length / 4), same ? "true" : "false");
+    refuse([model parametersF64:YES error:&error] != nil, error);
+    NSData *exported = [model exportModel:&error];
+    need([exported writeToFile:[out stringByAppendingString:@".onnx"] atomically:NO], nil);
     MnistModel *session = [MnistModel create:out error:&error];
     need([session setStep:10 error:&error] && [session setLinearRate:0.5f warmup:20 total:40 error:&error], error);
     printf("rate %g\n", [session getLearningRate]);

@@ -94,6 +94,8 @@ print("turns \(opened.getStep() - done)")
 let values = try model.parameters()
 try resumed.setParameters(values, trainableOnly: true)
 print("parameters \(values.count) \(values == (try resumed.parameters()))")
+refuse { _ = try model.parametersF64() }
+try Data(model.exportModel()).write(to: URL(fileURLWithPath: arguments[3] + ".onnx"))
 try model.setStep(10)
 try model.setLinearRate(0.5, warmup: 20, total: 40)
 print("rate \(model.getLearningRate())")

@@ -62,7 +62,7 @@ public static class Federated
             try
             {
                 var asked = model.TakeRequest(request);
-                loss = Work(model, (Phase)asked.Phase, asked.Epochs, out count);
+                loss = Work(model, asked.Phase, asked.Epochs, out count);
                 if (asked.KeepsState != 0)
                     checkpoint = model.Checkpoint();
             }
@@ -70,8 +70,7 @@ public static class Federated
             {
                 reason = error.Message;
             }
-            var answer = new byte[model.AnswerSize(request, count, loss, reason)];
-            model.WriteAnswer(request, count, loss, reason, answer);
+            var answer = model.Answer(request, count, loss, reason);
             return answer;
         }
     }

@@ -53,6 +53,14 @@ public static class Hostile
         using (var closed = Model.Create(arguments[0]))
         {
             closed.Dispose();
+            try
+            {
+                Model.CreateFrom(new byte[0]).Dispose();
+            }
+            catch (ModelException error)
+            {
+                Console.WriteLine(error.Message); // not a model without values, as of null
+            }
             CallAll(model);
             CallAll(closed);
             var x = new float[model.InputInfo(Phase.Train, 0).Elements];

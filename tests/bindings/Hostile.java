@@ -67,6 +67,11 @@ public final class Hostile {
     try (Model model = Model.create(arguments[0]);
         Model closed = Model.create(arguments[0])) {
       closed.close();
+      try {
+        Model.createFrom(new byte[0]).close();
+      } catch (ModelException error) {
+        System.out.println(error.getMessage()); // not a model without values, as of null
+      }
       callAll(model);
       callAll(closed);
       float[] x = new float[model.inputInfo(Phase.TRAIN, 0).elements()];

@@ -90,13 +90,6 @@ template <typename Call> void refuse(Call call)
     }
 }
 
-std::vector<float> parameters(Model &model)
-{
-    std::vector<float> values(model.parameters_size(1));
-    model.get_parameters(values.data(), values.size(), 1);
-    return values;
-}
-
 long resident()
 {
     long whole, pages;
@@ -150,10 +143,14 @@ int main(int argc, char **argv)
     const bool alike = steps.train(resumed, 9) == now && steps.train(opened, 9) == now;
     std::printf("alike %s\n", say(alike));
     model.save(argv[3], 1);
-    const std::vector<float> values = parameters(model);
+    const std::vector<float> values = model.parameters(1);
     resumed.set_parameters(values.data(), values.size(), 1);
-    const bool same = values == parameters(resumed);
+    const bool same = values == resumed.parameters(1);
     std::printf("parameters %d %s\n", static_cast<int>(values.size()), say(same));
+    refuse([&] { model.parameters_f64(1); });
+    const Bytes exported = model.export_model();
+    std::ofstream(argv[3] + std::string(".onnx"), std::ios::binary)
+        .write(reinterpret_cast<const char *>(exported.data()), static_cast<long>(exported.size()));
     model.set_step(10);
     model.set_linear_rate(0.5f, 20, 40);
     std::printf("rate %g\n", static_cast<double>(model.get_learning_rate()));

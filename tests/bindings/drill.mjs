@@ -76,6 +76,8 @@ await writeFile(out, model.checkpoint());
 const values = model.parameters();
 resumed.setParameters(values, true);
 console.log(`parameters ${values.length} ${equal(values, resumed.parameters())}`);
+await refuse(() => model.parametersF64());
+await writeFile(`${out}.onnx`, model.exportModel());
 
 model.setStep(10n);
 model.setLinearRate(0.5, 20, 40);

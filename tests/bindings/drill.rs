@@ -97,6 +97,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let values = model.parameters(true)?;
     resumed.set_parameters(&values, true)?;
     println!("parameters {} {}", values.len(), values == resumed.parameters(true)?);
+    refuse(model.parameters_f64(true));
+    std::fs::write(format!("{}.onnx", arguments[3]), model.export_model_bytes()?)?;
     model.set_step(10)?;
     model.set_linear_rate(0.5, 20, 40)?;
     println!("rate {}", model.get_learning_rate());

@@ -1,8 +1,9 @@
 """Drills: the calls that every binding is put through, and the same calls made by the engine.
 
 Each drill takes nine steps of a golden, the fourth without an update, evaluates, predicts, keeps
-properties, is refused seven times, resumes from bytes and from a file, takes a tenth step, lets two
-threads train one model, moves parameters, sets a rate of a schedule, and makes and ends sessions.
+properties, is refused eight times, resumes from bytes and from a file, takes a tenth step, lets two
+threads train one model, moves parameters, exports the inference model, sets a rate of a schedule,
+and makes and ends sessions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from engine.api import CheckpointState, Module, Optimizer
 from tests.bindings.programs import TOOLCHAINS, Place
@@ -25,6 +27,7 @@ REFUSALS = (
     "BAD_CHECKPOINT: .+",
     "BAD_FILE: .*missing.*",
     "BAD_STATE: .*gradients.*",
+    "BAD_INPUT: (parameter '.+' is not float64|the buffer is float64: .+)",
 )
 GONE = "BAD_STATE: .+"
 MOST_GROWN = 32  # MiB that many sessions may leave, as collectors are in no hurry
@@ -62,6 +65,7 @@ class Reference:
                 optimizer.step()
                 module.lazy_reset_grad()
         self.checkpoint = state.to_bytes(include_optimizer_state=True)
+        self.parameters = {name: parameter.data for name, parameter in state.parameters}
         self.input = json.loads((folder / "case.json").read_text()).get("input", "input")
         self.count = sum(p.data.size for _, p in state.parameters if p.requires_grad)
 
@@ -95,6 +99,14 @@ def check(
     else:
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         assert len(out.read_bytes()) == len(reference.checkpoint)
+    exported = onnx.load(out.with_name(f"{out.name}.onnx")).graph.initializer
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in exported}
+    for name in reference.parameters.keys() & arrays.keys():
+        values = reference.parameters[name]
+        if exact:
+            np.testing.assert_array_equal(arrays[name], values)
+        np.testing.assert_allclose(arrays[name], values, rtol=1e-4, atol=1e-6)
+    assert len(arrays) >= 4, "the weights and biases of two layers"
     patterns = [*REFUSALS[not sized :], *[GONE] * ends]
     refused = [rest for word, rest in rows if word == "refused"]
     assert len(refused) == len(patterns), printed

@@ -66,7 +66,7 @@ func (d *device) answer(request []byte) ([]byte, error) {
 	reason := ""
 	asked, err := m.TakeRequest(request)
 	if err == nil {
-		count, loss, err = d.work(m, mnist.Phase(asked.Phase), asked.Epochs)
+		count, loss, err = d.work(m, asked.Phase, asked.Epochs)
 	}
 	if err == nil && asked.KeepsState != 0 {
 		d.checkpoint, err = m.Checkpoint(true)
@@ -74,8 +74,7 @@ func (d *device) answer(request []byte) ([]byte, error) {
 	if err != nil {
 		reason = err.Error()
 	}
-	answer := make([]byte, m.AnswerSize(request, count, loss, reason))
-	return answer, m.WriteAnswer(request, count, loss, reason, answer)
+	return m.Answer(request, count, loss, reason)
 }
 
 func main() {

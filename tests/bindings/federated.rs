@@ -39,7 +39,7 @@ impl Device {
 
     fn carry_out(&mut self, m: &mut Model, request: &[u8]) -> Result<(i64, f32), Error> {
         let asked = m.take_request(request)?;
-        let phase = Phase::from_number(asked.phase).unwrap_or(Phase::Eval);
+        let phase = asked.phase;
         let done = self.work(m, phase, asked.epochs)?;
         if asked.keeps_state != 0 {
             self.checkpoint = m.checkpoint(true)?;

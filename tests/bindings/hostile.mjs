@@ -32,4 +32,18 @@ callAll(model);
 callAll(closed);
 const x = new Float32Array(model.inputInfo(Phase.TRAIN, 0).bytes / 4);
 const y = new BigInt64Array(model.inputInfo(Phase.TRAIN, 1).bytes / 8);
+const names = [0, 1].map((index) => model.inputInfo(Phase.TRAIN, index).name);
+const refuse = (call) => {
+  try {
+    call();
+    console.log("was not refused");
+  } catch (error) {
+    console.log(error.message.replace(`'${names[0]}'`, "'x'").replace(`'${names[1]}'`, "'y'"));
+  }
+};
+// Numbers that an array would turn into others.
+for (const bad of [null, 1.5, 2n ** 64n]) refuse(() => model.trainStep([x, [bad, 1, 2, 3]]));
+refuse(() => model.trainStep([Array.from(x, (each, index) => (index === 3 ? "x" : each)), y]));
+refuse(() => model.savePart(2 ** 32, new Uint8Array(1), true));
+refuse(() => model.parameterInfo(2 ** 32));
 console.log(`loss ${Number.isFinite(model.trainStep([x, y])[0][0])}`);

@@ -25,7 +25,8 @@ def make_package(case: str, languages: str, target: str = "native", threads: int
     )  # linkers split at them
     platform, *also = map(resolve, target.split(","))
     options = Options(
-        "mnist", platform, [4], threads, federated=True, bindings=languages.split(","), also=also
-    )
+        "mnist", platform, [4], threads, federated=True, bindings=languages.split(","), also=also,
+        export=True,
+    )  # fmt: skip
     build(GOLDENS / case, out, options)
     return out

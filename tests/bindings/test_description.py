@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,10 @@ NEW = """
 /* Return whether a thing is fancy. */
 @NAME@_API int @name@_is_fancy(const @name@ *m, const char *thing, int64_t count);
 @NAME@_API int @name@_set_fancy(@name@ *m, const float *values, size_t count, int fancy_only);
+/* Return the size of things in bytes. */
+@NAME@_API size_t @name@_things_size(@name@ *m, int64_t count);
+/* Write some things, one after another, to a buffer of exactly @name@_things_size bytes. */
+@NAME@_API int @name@_write_things(@name@ *m, int64_t count, void *things, size_t size);
 """
 
 
@@ -50,6 +55,7 @@ def test_a_new_function_is_in_every_language(language: Language) -> None:
     assert re.search(r"is_?fancy\b", text, re.IGNORECASE)
     assert re.search(r"set_?fancy\b", text, re.IGNORECASE)
     assert re.search(r"(Return|// IsFancy reports) whether a thing is fancy\.", text)
+    assert re.search(r"(Return|// Things returns) some things, one after another\.", text)
 
 
 def test_comments_belong_to_what_they_stand_at() -> None:
@@ -87,6 +93,10 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
         (["--target", "wasm32-threads", "--threads", "2"], "beside a module for pages that cannot"),
         (["--bindings", "swift", "--target", "macos-arm64", "--freestanding"], "the C library"),
         (["--bindings", "swift", "--target", "macos-arm64,pi4"], "the target is pi4"),
+        (
+            ["--bindings", "go", "--target", "ios-arm64"],
+            "only Xcode, on a Mac, links; --bindings s",
+        ),
         (["--bindings", "rust", "--name", "match"], "'match' is a keyword or module of Rust, so"),
         (["--bindings", "go", "--name", "fmt"], "'fmt' is a keyword or module of Go, so"),
         (["--bindings", "java", "--name", "native"], "'native' is a keyword or module of Java, so"),
@@ -98,8 +108,12 @@ def test_what_no_rule_knows_is_refused(declared: str, message: str) -> None:
     ],
 )
 def test_bad_requests_are_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "xcrun" else name)
     assert cli.main(["build", str(GOLDENS / "mlp"), "--batch", "4", "-o", "x", *words]) == 1
     assert re.search(message, capsys.readouterr().err)
 

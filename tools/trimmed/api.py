@@ -11,10 +11,13 @@ say what a binding does with a function, so that nothing is listed twice:
 - one that returns the address of memory has the bytes that the function of its name and `_info`, or
   else the first `_info` of the same parameters, describes;
 - `#if` around a declaration is a condition of the binding, too;
-- `int phase` is one of `enum @name@_phase`, and a step begins with the name of its phase;
+- `int phase` is one of `enum @name@_phase`, also as a result, and a step begins with the name of
+  its phase; `int *kind` of `get_property` is one of `enum @name@_property_kind`;
 - other numbers whose name begins with `include_` or ends in `_only` are yes or no;
 - an address and the `size_t` after it are one buffer, which is filled unless it is `const`;
 - an address of a number or text without one is a result;
+- one whose comment says that it writes something to exactly as many bytes or elements as a function
+  that ends in `_size` returns is, with that function, a value that other languages return;
 - a comment begins with a verb, and what only callers in C need stands at its end, after `In C,`.
 """
 
@@ -35,6 +38,7 @@ _TOKEN = re.compile(
     r"|^@NAME@_API (?P<api>[^;]*);|^(?P<blank>[ \t]*\n)",
     re.DOTALL | re.MULTILINE,
 )
+_EXACTLY = re.compile(r"Write ([^.]*?),? to (?:a buffer of )?exactly [^.@]*@name@_(\w+)_size\b")
 _COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
 _DECLARATION = re.compile(r"(?P<result>.*?)@name@_(?P<name>\w+)\((?P<rest>.*)\)", re.DOTALL)
 _MEMBER = re.compile(r"@NAME@_(\w+)(?: = (\d+))?,?(?:\s*/\*(.*?)\*/)?", re.DOTALL)
@@ -45,11 +49,15 @@ Kind = Literal[
     "text", "flag", "phase", "int", "long", "float", "size",
     "bytes", "buffer", "floats", "float_buffer", "doubles", "double_buffer", "ints",
     "memory", "inputs", "outputs",
-    "out_text", "out_int", "out_long", "out_float", "out_size",
+    "out_text", "out_int", "out_long", "out_float", "out_size", "out_enum",
 ]  # fmt: skip
 Answer = Literal[
     "nothing", "code", "flag", "int", "long", "float", "size", "text", "tensor", "memory"
 ]
+Element = Literal["byte", "float", "double"]
+_ELEMENTS: dict[Kind, Element] = {
+    "buffer": "byte", "float_buffer": "float", "double_buffer": "double",
+}  # fmt: skip
 _NUMBERS: dict[str, Kind] = {"int": "int", "int64_t": "long", "float": "float", "size_t": "size"}
 _OUTS: dict[str, Kind] = {
     "const char *": "out_text", "int": "out_int", "int64_t": "out_long", "float": "out_float",
@@ -68,11 +76,13 @@ class Argument:
 
     kind: what it is; a buffer is one argument with its size.
     size: the name of the parameter with the size of a buffer.
+    enum: the name of the type of a result that is a member of an enumeration.
     """
 
     name: str
     kind: Kind
     size: str = ""
+    enum: str = ""
 
     @property
     def returned(self) -> bool:
@@ -94,8 +104,7 @@ class Enumeration:
     @property
     def title(self) -> str:
         """Its name as a type of other languages, where `Error` is a class."""
-        words = "".join(word.capitalize() for word in self.name.split("_"))
-        return "ErrorCode" if self.name == "error" else words
+        return "ErrorCode" if self.name == "error" else _join_title(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +248,10 @@ class ApiFunction:
         return all(known[condition] for condition in self.conditions)
 
 
+def _join_title(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
 def _read_argument(function: ApiFunction, declared: str, following: str) -> Argument:
     """Return an argument from its declaration and the one after it."""
     name = re.split(r"[ *]", declared)[-1]
@@ -257,6 +270,9 @@ def _read_argument(function: ApiFunction, declared: str, following: str) -> Argu
     if sized and pointed in _POINTED:
         inner = "memory" if (function.makes and pointed == "void") else _POINTED[pointed]
         return Argument(name, inner, sized[1])
+    if kind == "int *" and name in ("phase", "kind"):
+        title = _join_title(name if name == "phase" else f"{function.record}_{name}")
+        return Argument(name, "out_enum", enum=title)
     if kind.endswith("*") and pointed in _OUTS:
         return Argument(name, _OUTS[pointed])
     raise InternalError(f"{function.name}: no binding knows the parameter {declared!r}")
@@ -316,6 +332,51 @@ def find_description(function: ApiFunction, functions: Sequence[ApiFunction]) ->
     return (named or alike)[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All that a function writes to a buffer, as a value that other languages return.
+
+    name: of the value.
+    comment: a sentence that says what it is.
+    size: the function that counts its elements, and takes the same values but the buffer.
+    fill: the function that writes them.
+    """
+
+    name: str
+    comment: str
+    size: ApiFunction
+    fill: ApiFunction
+
+    @property
+    def buffer(self) -> Argument:
+        """The argument that is written."""
+        return next(a for a in self.fill.given if a.kind in _ELEMENTS)
+
+    @property
+    def element(self) -> Element:
+        """The type of what is written."""
+        return _ELEMENTS[self.buffer.kind]
+
+    @property
+    def given(self) -> tuple[Argument, ...]:
+        """The values that a caller gives."""
+        return self.size.given
+
+
+def list_wholes(functions: Iterable[ApiFunction]) -> list[Whole]:
+    """Return the values that functions write whole; `get_x_f64` writes `x_f64`."""
+    named = {f.name: f for f in functions}
+    wholes = []
+    for function in named.values():
+        said = _EXACTLY.search(" ".join(function.comment.split()))
+        if said and f"{said[2]}_size" in named:
+            stem = said[2]
+            end = function.name.removeprefix(f"get_{stem}")
+            name = stem + end * (end != function.name)
+            wholes.append(Whole(name, f"Return {said[1]}.", named[f"{stem}_size"], function))
+    return wholes
+
+
 def _make_sentence(words: str) -> str:
     """Return a comment in a line of its own, of one that stands after a declaration of C."""
     return f"{words[0].upper()}{words[1:]}." if words else ""
@@ -346,14 +407,39 @@ def write_ctypes(functions: Iterable[ApiFunction]) -> str:
     return textwrap.fill(" ".join(rows), 98)
 
 
-def write_cpp(functions: Iterable[ApiFunction]) -> str:
-    """Return the members of the C++ class of a model, one for each function but `destroy`."""
+def write_cpp(functions: Sequence[ApiFunction]) -> str:
+    """Return the members of the C++ class of a model, one for each function but `destroy`, and with
+    exceptions one for each value that a function writes whole.
+    """
     rows = []
     for function in functions:
         if function.name != "destroy":
             rows += [*function.conditions, _write_member(function)]
             rows += ["#endif"] * len(function.conditions)
-    return "\n".join(rows)
+    rows.append("#if @NAME@_CPP_THROWS")
+    for whole in list_wholes(functions):
+        rows += [*whole.fill.conditions, _write_whole(whole)]
+        rows += ["#endif"] * len(whole.fill.conditions)
+    return "\n".join([*rows, "#endif"])
+
+
+def _write_whole(whole: Whole) -> str:
+    """Return the member that returns all that another one writes."""
+    element = {"byte": "unsigned char"}.get(whole.element, whole.element)
+    passed = {name: name for name in _list_names(whole.fill.parameters[1:])}
+    passed |= {whole.buffer.name: "values.data()", whole.buffer.size: "values.size()"}
+    given = ", ".join(_list_names(whole.size.parameters[1:]))
+    return _write_body(
+        f"std::vector<{element}> {whole.name}({', '.join(whole.size.parameters[1:])})",
+        f"std::vector<{element}> values({whole.size.name}({given}));",
+        f"{whole.fill.name}({', '.join(passed.values())});",
+        "return values;",
+    )
+
+
+def _list_names(parameters: Iterable[str]) -> list[str]:
+    """Return the names of parameters that C declares."""
+    return [re.split(r"[ *]", declared)[-1] for declared in parameters]
 
 
 def _write_member(function: ApiFunction) -> str:
@@ -363,7 +449,7 @@ def _write_member(function: ApiFunction) -> str:
         passed = passed[1:]
     if function.tells:
         return _write_telling(function, passed[:-1])
-    names = ", ".join(re.split(r"[ *]", p)[-1] for p in passed)
+    names = ", ".join(_list_names(passed))
     head = f"{function.name}({', '.join(passed)})"
     result = function.result + " " * (not function.result.endswith("*"))
     if not function.acts:
@@ -379,7 +465,7 @@ def _write_telling(function: ApiFunction, passed: list[str]) -> str:
     """Return a member that makes a model, or tells an error without one: with exceptions, and
     without.
     """
-    names = [re.split(r"[ *]", p)[-1] for p in passed]
+    names = _list_names(passed)
     call = f"@name@_{function.name}({', '.join(['&made'] * function.makes + names)}"
     made = ["::@name@ *made = nullptr;"] * function.makes
     result = "Model" if function.makes else "Outcome"

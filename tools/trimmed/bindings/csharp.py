@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, find_description
+from engine.tools.trimmed.api import ApiFunction, Argument, Whole, find_description
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -40,8 +40,13 @@ _GIVEN = {  # type, what is passed to C, and how C's parameters are declared
     "out_long": ("long", "out var {0}", "out long {0}"),
     "out_float": ("float", "out var {0}", "out float {0}"),
     "out_size": ("long", "out var {0}", "out UIntPtr {0}"),
+    "out_enum": ("{enum}", "out var {0}", "out int {0}"),
 }
-_GOTTEN = {"out_text": "String({0})", "out_size": "(long){0}"}  # others are as they come
+_GOTTEN = {
+    "out_text": "String({0})",
+    "out_size": "(long){0}",
+    "out_enum": "({enum}){0}",
+}  # others are as they come
 _ANSWERS = {  # type, what is made of the call, and C's type
     "nothing": ("void", "{0};", "void"),
     "code": ("void", "Check({0});", "int"),
@@ -64,8 +69,8 @@ def _name_member(name: str) -> str:
     return join_pascal(name.lower())
 
 
-def _list_declared(function: ApiFunction) -> list[str]:
-    ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in function.given]
+def _list_declared(given: tuple[Argument, ...]) -> list[str]:
+    ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in given]
     return [f"{kind} {name}" for kind, name in ways if kind]
 
 
@@ -73,7 +78,7 @@ def _list_passed(function: ApiFunction) -> list[str]:
     return [_GIVEN[a.kind][1].format(join_camel(a.name)) for a in function.arguments]
 
 
-def _write_contract(function: ApiFunction) -> str:
+def _write_contract(function: ApiFunction | Whole) -> str:
     text = describe(function, join_pascal, "        /// ", name_member=_name_member)
     text = text.replace("<", "&lt;")
     return f"        /// <summary>\n{text}        /// </summary>\n" if text else ""
@@ -87,7 +92,8 @@ def _write_method(head: str, lines: list[str], attribute: str = _SYNCHRONIZED) -
 
 def _write_member(function: ApiFunction, api: Api) -> str:
     """Return the method, with its contract."""
-    name, declared, gotten = join_pascal(function.name), _list_declared(function), function.gotten
+    name, gotten = join_pascal(function.name), function.gotten
+    declared = _list_declared(function.given)
     passed = ["Live()"] * function.acts + _list_passed(function)
     result, made, _ = _ANSWERS[function.answer]
     call = f"Native.@name@_{function.name}({', '.join(passed)})"
@@ -108,7 +114,8 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     elif gotten:
         result = join_pascal(function.record)
         fields = [
-            f"{join_pascal(a.name)} = {_GOTTEN.get(a.kind, '{0}').format(join_camel(a.name))}"
+            f"{join_pascal(a.name)} = "
+            f"{_GOTTEN.get(a.kind, '{0}').format(join_camel(a.name), enum=a.enum)}"
             for a in gotten
         ]
         after, rest = (
@@ -121,12 +128,30 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     return f"{_write_contract(function)}{method}{rest}"
 
 
+def _write_whole(whole: Whole) -> str:
+    """Return the method that returns all that another one writes; what is yes or no is yes."""
+    taken = [
+        declared + " = true" * (argument.kind == "flag")
+        for declared, argument in zip(_list_declared(whole.given), whole.given, strict=True)
+    ]
+    given = ", ".join(join_camel(a.name) for a in whole.given)
+    passed = {a.name: join_camel(a.name) for a in whole.fill.given} | {whole.buffer.name: "values"}
+    lines = [
+        f"var values = new {whole.element}[{join_pascal(whole.size.name)}({given})];",
+        f"{join_pascal(whole.fill.name)}({', '.join(passed.values())});",
+        "return values;",
+    ]
+    head = f"{whole.element}[] {join_pascal(whole.name)}({', '.join(taken)})"
+    return _write_contract(whole) + _write_method(head, lines)
+
+
 def _write_record(function: ApiFunction) -> str:
     """Return the class of the results of a method that has several."""
     name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
         f"            /// <summary>Its {a.name}.</summary>\n"
-        f"            public {_GIVEN[a.kind][0]} {join_pascal(a.name)} {{ get; internal set; }}\n"
+        f"            public {_GIVEN[a.kind][0].format(enum=a.enum)} {join_pascal(a.name)} "
+        "{ get; internal set; }\n"
         for a in gotten
     )
     summary = f"        /// <summary>The result of {join_pascal(function.name)}.</summary>"
@@ -140,7 +165,8 @@ def _write_maker(function: ApiFunction) -> str:
         "var why = new byte[@MESSAGE_BYTES@];",
         f"return Make(Native.@name@_{function.name}({passed}), made, why);",
     ]
-    head = f"static Model {join_pascal(function.name)}({', '.join(_list_declared(function))})"
+    declared = ", ".join(_list_declared(function.given))
+    head = f"static Model {join_pascal(function.name)}({declared})"
     return _write_contract(function) + _write_method(head, lines, "")
 
 
@@ -158,7 +184,9 @@ def _write_native(function: ApiFunction) -> str:
 def _fill(api: Api) -> Mapping[str, str]:
     return {
         "makers": join_parts(map(_write_maker, api.makers)),
-        "members": join_parts(_write_member(f, api) for f in api.members),
+        "members": join_parts(
+            [*(_write_member(f, api) for f in api.members), *map(_write_whole, api.wholes)]
+        ),
         "natives": join_parts(map(_write_native, api.bound)),
     }
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Enumeration, find_description
+from engine.tools.trimmed.api import (
+    ApiFunction,
+    Argument,
+    Enumeration,
+    Whole,
+    find_description,
+)
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -18,8 +25,8 @@ from engine.tools.trimmed.targets import Platform
 _GIVEN = {  # type, and what is passed to C
     "text": ("string", "{0}C"),
     "flag": ("bool", "flag({0})"),
-    "phase": ("Phase", "C.int({0})"),
-    "int": ("int", "C.int({0})"),
+    "phase": ("Phase", "narrow(int({0}))"),
+    "int": ("int", "narrow({0})"),
     "long": ("int64", "C.int64_t({0})"),
     "float": ("float32", "C.float({0})"),
     "size": ("int", "C.size_t({0})"),
@@ -39,6 +46,7 @@ _GOTTEN = {  # type, C's type, and back
     "out_long": ("int64", "C.int64_t", "int64({0})"),
     "out_float": ("float32", "C.float", "float32({0})"),
     "out_size": ("int", "C.size_t", "int({0})"),
+    "out_enum": ("{enum}", "C.int", "{enum}({0})"),
 }
 # Keywords, and packages of the standard library.
 _WORDS = """
@@ -48,6 +56,7 @@ _WORDS = """
     maps math mime net os path plugin reflect regexp runtime slices sort strconv strings structs
     sync syscall testing time unicode unique unsafe weak
 """
+_CAPITALS = {"cpu", "id", "json", "ok", "onnx", "ram", "url"}
 _SYSTEMS = {"macos": "darwin", "ios-simulator": "ios"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ANSWERS = {  # type, and what is made of the call
@@ -64,17 +73,29 @@ _ANSWERS = {  # type, and what is made of the call
 }
 
 
+def _join_go(name: str) -> str:
+    """Return `SetCPU` for `set_cpu`: abbreviations that Go writes in capitals are so."""
+    return "".join(
+        word.upper() if word in _CAPITALS else word.capitalize() for word in name.split("_")
+    )
+
+
+def _hide(name: str) -> str:
+    """Return `cpu` for `CPU` and `setCPU` for `SetCPU`, which other packages cannot call."""
+    return re.sub("^([A-Z]+(?![a-z])|[A-Z])", lambda m: m[1].lower(), name)
+
+
 def _name_members(api: Api) -> dict[str, str]:
     """Return the names of the methods: a getter has the name of what it returns, as Go wants it."""
     getters = {f.name for f in api.members if f.name.startswith("get_") and not f.arguments}
     return {
-        f.name: join_pascal(f.name.removeprefix("get_") if f.name in getters else f.name)
+        f.name: _join_go(f.name.removeprefix("get_") if f.name in getters else f.name)
         for f in api.functions
     }
 
 
-def _list_declared(function: ApiFunction) -> list[str]:
-    ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in function.given]
+def _list_declared(given: tuple[Argument, ...]) -> list[str]:
+    ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in given]
     return [f"{name} {kind}" for kind, name in ways if kind]
 
 
@@ -110,7 +131,7 @@ def _write_method(
 ) -> str:
     """Return a method that takes the lock, and the one with a small initial that it then calls."""
     passed = [word.split()[0] + "..." * ("..." in word) for word in declared]
-    inner, taken = name[0].lower() + name[1:], ", ".join(declared)
+    inner, taken = _hide(name), ", ".join(declared)
     call = f"{'return ' * bool(result)}m.{inner}({', '.join(passed)})"
     outer = _write_function(
         contract, f"(m *Model) {name}({taken}) {result}".rstrip(), ["defer m.lock()()", call]
@@ -123,7 +144,8 @@ def _write_method(
 def _write_member(function: ApiFunction, api: Api) -> str:
     """Return the method, with its contract."""
     names = _name_members(api)
-    name, declared, gotten = names[function.name], _list_declared(function), function.gotten
+    name, gotten = names[function.name], function.gotten
+    declared = _list_declared(function.given)
     passed = ["m.live()"] * function.acts + _list_passed(function)
     call = f"C.@name@_{function.name}({', '.join(passed)})"
     result, made = _ANSWERS[function.answer]
@@ -139,15 +161,17 @@ def _write_member(function: ApiFunction, api: Api) -> str:
                 [*declared, "values any"], "error", ["defer runtime.KeepAlive(m)", write],
             )  # fmt: skip
     if function.takes_inputs:
-        phase = f"Phase{join_pascal(api.find_phase(function).lower())}"
+        phase = f"Phase{_join_go(api.find_phase(function).lower())}"
         place = f"if err := m.place({phase}, inputs); err != nil {{\n\t\treturn nil, err\n\t}}"
         step = f"if err := m.check({call}); err != nil {{\n\t\treturn nil, err\n\t}}"
         lines += [place, step, f"return m.outputs({phase}), nil"]
         result = "([]any, error)"
     elif gotten:
-        result = join_pascal(function.record)
+        result = _join_go(function.record)
         lines += [f"var {join_camel(a.name)} {_GOTTEN[a.kind][1]}" for a in gotten]
-        fields = ", ".join(_GOTTEN[a.kind][2].format(join_camel(a.name)) for a in gotten)
+        fields = ", ".join(
+            _GOTTEN[a.kind][2].format(join_camel(a.name), enum=a.enum) for a in gotten
+        )
         lines += [f"err := m.check({call})", f"return {result}{{{fields}}}, err"]
         rest, result = _write_record(function), f"({result}, error)"
     else:
@@ -158,12 +182,34 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     return _write_function(contract, f"{name}({', '.join(declared)}) {result}".rstrip(), lines)
 
 
+def _write_whole(whole: Whole, api: Api) -> str:
+    """Return the method that returns all that another one writes."""
+    names = _name_members(api)
+    name = _join_go(api.name_whole(whole))
+    element = {"byte": "byte", "float": "float32", "double": "float64"}[whole.element]
+    size, fill = (_hide(names[f.name]) for f in (whole.size, whole.fill))
+    given = ", ".join(join_camel(a.name) for a in whole.given)
+    passed = {a.name: join_camel(a.name) for a in whole.fill.given} | {whole.buffer.name: "values"}
+    lines = [
+        "defer m.lock()()",
+        f"values := make([]{element}, room(m.{size}({given})))",
+        f"err := m.{fill}({', '.join(passed.values())})",
+        "return values, err",
+    ]
+    declared = ", ".join(_list_declared(whole.given))
+    head = f"(m *Model) {name}({declared}) ([]{element}, error)"
+    contract = describe(whole, join_pascal, "// ", "nil", subject=name)
+    return _write_function(contract, head, lines)
+
+
 def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
-    name, gotten = join_pascal(function.record), function.gotten
-    wide = max(len(join_pascal(a.name)) for a in gotten)
-    fields = "".join(f"\t{join_pascal(a.name):{wide}} {_GOTTEN[a.kind][0]}\n" for a in gotten)
-    head = f"\n// {name} is the result of {join_pascal(function.name)}."
+    name, gotten = _join_go(function.record), function.gotten
+    wide = max(len(_join_go(a.name)) for a in gotten)
+    fields = "".join(
+        f"\t{_join_go(a.name):{wide}} {_GOTTEN[a.kind][0].format(enum=a.enum)}\n" for a in gotten
+    )
+    head = f"\n// {name} is the result of {_join_go(function.name)}."
     return f"{head}\ntype {name} struct {{\n{fields}}}\n"
 
 
@@ -176,20 +222,20 @@ def _write_maker(function: ApiFunction) -> str:
         "var why [@MESSAGE_BYTES@]C.char",
         f"return newModel(C.@name@_{function.name}({passed}), made, &why[0])",
     ]
-    head = f"{join_pascal(function.name)}({', '.join(_list_declared(function))}) (*Model, error)"
+    head = f"{_join_go(function.name)}({', '.join(_list_declared(function.given))}) (*Model, error)"
     return _write_function(_describe(function, {}), head, lines)
 
 
 def _name_constant(title: str, name: str) -> str:
     """Return the name of a constant, which begins with its type's."""
-    return title + join_pascal(name.lower())
+    return title + _join_go(name.lower())
 
 
 def _describe(function: ApiFunction, names: Mapping[str, str]) -> str:
     """Return the contract of a function, which begins with its name, as Go wants it."""
 
     def rename(word: str) -> str:
-        return names.get(word, join_pascal(word))
+        return names.get(word, _join_go(word))
 
     return describe(
         function, rename, "// ", "nil",
@@ -225,7 +271,12 @@ def _fill(api: Api) -> Mapping[str, str]:
         "purposeInGo": api.marks["purpose"][0].lower() + api.marks["purpose"][1:],
         "enums": join_parts(map(_write_enumeration, api.enumerations)),
         "makers": join_parts(map(_write_maker, api.makers)),
-        "members": join_parts(_write_member(f, api) for f in api.members),
+        "members": join_parts(
+            [
+                *(_write_member(f, api) for f in api.members),
+                *(_write_whole(whole, api) for whole in api.wholes),
+            ]
+        ),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.tools.trimmed.api import ApiFunction, Argument, find_description
+from engine.tools.trimmed.api import ApiFunction, Argument, Whole, find_description
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -46,7 +46,7 @@ _GIVEN = {
     "int": _Way("int", "{0}", "int", "int32_t"),
     "long": _Way("long", "{0}", "long", "int64_t"),
     "float": _Way("float", "{0}", "float", "float"),
-    "size": _Way("long", "{0}", "long", "int64_t", "(size_t){0}"),
+    "size": _Way("long", "{0}", "long", "int64_t", "SIZE({0})"),
     "bytes": _Way("byte[]", "{0}", "byte[]", "object", _SIZED, "BYTES", "ABORT"),
     "buffer": _Way("byte[]", "{0}", "byte[]", "object", _SIZED, "BYTES", "COPY_BACK"),
     "floats": _Way("float[]", "{0}", "float[]", "object", _SIZED, "FLOATS", "ABORT"),
@@ -66,6 +66,7 @@ _GOTTEN = {  # type, C's, C's as a 64-bit word, and back in Java
         "Float.intBitsToFloat((int) {0})",
     ),
     "out_size": ("long", "size_t ", "(int64_t){0}_", "{0}"),
+    "out_enum": ("{enum}", "int ", "{0}_", "{enum}.of((int) {0})"),
 }  # fmt: skip
 _ANSWERS = {  # type, what is made of the call, native type, C's type, what is made of C's value
     "nothing": ("void", "{0};", "void", "void", "{0}"),
@@ -144,14 +145,12 @@ def _write_setter(function: ApiFunction, declared: list[str], passed: list[str],
 def _write_record(function: ApiFunction) -> str:
     """Return the class of what a method returns that has several results."""
     name, gotten = join_pascal(function.record), function.gotten
-    fields = "".join(
-        f"    /** Its {a.name}. */\n    public final {_GOTTEN[a.kind][0]} {join_camel(a.name)};\n"
-        for a in gotten
-    )
-    lines = "".join(
-        f"      {join_camel(a.name)} = {_GOTTEN[a.kind][3].format(f'gotten[{i}]')};\n"
-        for i, a in enumerate(gotten)
-    )
+    fields, lines = "", ""
+    for i, a in enumerate(gotten):
+        kind, *_, back = _GOTTEN[a.kind]
+        own = join_camel(a.name)
+        fields += f"    /** Its {a.name}. */\n    public final {kind.format(enum=a.enum)} {own};\n"
+        lines += f"      {own} = {back.format(f'gotten[{i}]', enum=a.enum)};\n"
     return (
         f"\n  /** The result of {{@link #{join_camel(function.name)}}}. */\n"
         f"  public static final class {name} {{\n{fields}\n"
@@ -170,7 +169,22 @@ def _write_maker(function: ApiFunction) -> str:
     )
 
 
-def _write_contract(function: ApiFunction) -> str:
+def _write_whole(whole: Whole) -> str:
+    """Return the method that returns all that another one writes."""
+    declared = ", ".join(_list_declared(whole.given))
+    given = ", ".join(join_camel(a.name) for a in whole.given)
+    passed = {a.name: join_camel(a.name) for a in whole.fill.given} | {whole.buffer.name: "values"}
+    kind, size = whole.element, f"{join_camel(whole.size.name)}({given})"
+    return (
+        f"{_write_contract(whole)}"
+        f"  public synchronized {kind}[] {join_camel(whole.name)}({declared}) {{\n"
+        f"    {kind}[] values = new {kind}[Math.toIntExact({size})];\n"
+        f"    {join_camel(whole.fill.name)}({', '.join(passed.values())});\n"
+        "    return values;\n  }\n"
+    )
+
+
+def _write_contract(function: ApiFunction | Whole) -> str:
     text = describe(function, join_camel, "   * ").replace("<", "&lt;").replace("@@", "@")
     return f"  /**\n{text}   */\n" if text else ""
 
@@ -238,7 +252,9 @@ def _fill(api: Api) -> Mapping[str, str]:
         "kotlinOptions": "",
         "mangled": api.name.replace("_", "_1"),
         "makers": join_parts(map(_write_maker, api.makers)),
-        "members": join_parts(_write_member(f, api) for f in api.members),
+        "members": join_parts(
+            [*(_write_member(f, api) for f in api.members), *map(_write_whole, api.wholes)]
+        ),
         "natives": join_parts(map(_write_native, api.bound)),
         "glue": join_parts(map(_write_glue, api.bound)),
     }

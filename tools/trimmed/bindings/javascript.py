@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from engine.tools.trimmed.api import ApiFunction, Argument, find_description
+from engine.tools.trimmed.api import ApiFunction, Argument, Whole, find_description
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -25,11 +25,11 @@ from engine.tools.trimmed.targets import RELAXED_SIMD, Platform
 _GIVEN = {
     "text": Way("string", "this.#text({name}, {0})"),
     "flag": Way("boolean", "{0} ? 1 : 0"),
-    "phase": Way("Phase", "whole({name}, {0}, 32)"),
-    "int": Way("number", "whole({name}, {0}, 32)"),
+    "phase": Way("Phase", "whole({name}, {0})"),
+    "int": Way("number", "whole({name}, {0})"),
     "long": Way("number | bigint", "long({name}, {0})"),
     "float": Way("number", "number({name}, {0})"),
-    "size": Way("number", "whole({name}, {0}, 53)"),
+    "size": Way("number", "size({name}, {0})"),
     "bytes": Way("BufferSource", "...this.#bytes({name}, {0})"),
     "floats": Way("Float32Array", "...this.#copy({name}, {0}, Float32Array)"),
     "buffer": Way(
@@ -55,7 +55,9 @@ _GOTTEN = {
     "out_long": Way("bigint", "this.#data.getBigInt64({0}, true)"),
     "out_float": Way("number", "this.#data.getFloat32({0}, true)"),
     "out_size": Way("number", "this.#data.getUint32({0}, true)"),
+    "out_enum": Way("{enum}", "this.#data.getInt32({0}, true)"),
 }
+_ARRAYS = {"byte": "Uint8Array", "float": "Float32Array", "double": "Float64Array"}
 _ANSWERS = {
     "nothing": Way("void", "{0};"),
     "code": Way("void", "this.#check({0});"),
@@ -135,11 +137,37 @@ def _declare_member(function: ApiFunction) -> str:
     if function.takes_inputs:
         result = "TypedArray[]"
     elif gotten := function.gotten:
-        result = "; ".join(f"{join_camel(a.name)}: {_GOTTEN[a.kind].type}" for a in gotten)
+        result = "; ".join(
+            f"{join_camel(a.name)}: {_GOTTEN[a.kind].type.format(enum=a.enum)}" for a in gotten
+        )
         result = f"{{ {result} }}"
     contract = describe(function, join_camel, "   * ")
     head = f"  /**\n{contract}   */\n" if contract else ""
     return f"{head}  {join_camel(function.name)}({taken}): {result};\n"
+
+
+def _write_whole(whole: Whole) -> str:
+    """Return a method that returns all that another one writes; what is yes or no is yes."""
+    taken = [join_camel(a.name) + " = true" * (a.kind == "flag") for a in whole.given]
+    given = ", ".join(join_camel(a.name) for a in whole.given)
+    passed = {a.name: join_camel(a.name) for a in whole.fill.given} | {whole.buffer.name: "values"}
+    size = f"this.{join_camel(whole.size.name)}({given})"
+    lines = [
+        f"const values = new {_ARRAYS[whole.element]}({size});",
+        f"this.{join_camel(whole.fill.name)}({', '.join(passed.values())});",
+        "return values;",
+    ]
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"  {join_camel(whole.name)}({', '.join(taken)}) {{\n{body}  }}\n"
+
+
+def _declare_whole(whole: Whole) -> str:
+    taken = ", ".join(
+        f"{join_camel(a.name)}{'?' * (a.kind == 'flag')}: {_GIVEN[a.kind].type}"
+        for a in whole.given
+    )
+    head = f"  /**\n{describe(whole, join_camel, '   * ')}   */\n"
+    return f"{head}  {join_camel(whole.name)}({taken}): {_ARRAYS[whole.element]};\n"
 
 
 def _needs_relaxed(platform: Platform) -> bool:
@@ -193,8 +221,12 @@ def _fill(api: Api) -> Mapping[str, str]:
         "federatedFiles": ', "federated.js", "federated.d.ts"' if device else "",
         "enums": "".join(enums).rstrip(),
         "enumTypes": "\n".join(types).rstrip(),
-        "members": join_parts(_write_member(f, api) for f in api.members),
-        "memberTypes": join_parts(map(_declare_member, api.members)),
+        "members": join_parts(
+            [*(_write_member(f, api) for f in api.members), *map(_write_whole, api.wholes)]
+        ),
+        "memberTypes": join_parts(
+            [*map(_declare_member, api.members), *map(_declare_whole, api.wholes)]
+        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 from engine.base.errors import EngineError, suggest_nearest
@@ -34,6 +35,12 @@ def parse_languages(value: str) -> tuple[str, ...]:
                 f"--bindings {name}: no bindings{near}. There are: {', '.join(LANGUAGES)}"
             )
     return names
+
+
+def _list_static() -> str:
+    """Return the options of the languages whose packages have archives."""
+    named = [language.name for language in LANGUAGES.values() if language.kind == "static"]
+    return " or ".join(f"--bindings {name}" for name in named)
 
 
 def check_languages(
@@ -70,6 +77,13 @@ def check_languages(
                 fitting = ", ".join(language.list_targets())
                 wanted = fitting if language.systems else "targets with a system of their own"
                 raise EngineError(f"{word}: it is for {wanted}, and the target is {platform.name}")
+            has_linker = any(shutil.which(command.split()[0]) for command in platform.cc)
+            needs_xcode = platform.form == "macho" and platform.sdk and language.kind != "static"
+            if needs_xcode and not has_linker:
+                raise EngineError(
+                    f"{word}: it loads a shared library, which for {platform.name} only "
+                    f"{platform.sdk}, links; {_list_static()} with --static needs no Xcode"
+                )
         places: dict[str, Platform] = {}
         for platform in platforms:
             place = language.place("", platform)

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.api import (
+    ApiFunction,
+    Argument,
+    Enumeration,
+    Whole,
+    find_description,
+)
 from engine.tools.trimmed.bindings.package import (
     Api,
     Way,
@@ -54,6 +60,7 @@ _GOTTEN = {
     "out_long": ("nullable int64_t *", "int64_t {0}_ = 0", "{0}_"),
     "out_float": ("nullable float *", "float {0}_ = 0", "{0}_"),
     "out_size": ("nullable NSUInteger *", "size_t {0}_ = 0", "{0}_"),
+    "out_enum": ("nullable @Name@{enum} *", "int {0}_ = 0", "(@Name@{enum}){0}_"),
 }
 _ANSWERS = {
     "nothing": Way("void", "{0}"),
@@ -84,7 +91,12 @@ def _write_head(function: ApiFunction, result: str) -> str:
     """Return the declaration of a method without its end."""
     nullable = "nullable " * function.makes
     taken = [
-        (join_camel(a.name), _GOTTEN[a.kind][0] if a.returned else nullable + _GIVEN[a.kind].type)
+        (
+            join_camel(a.name),
+            _GOTTEN[a.kind][0].format(enum=a.enum)
+            if a.returned
+            else nullable + _GIVEN[a.kind].type,
+        )
         for a in function.arguments
         if a.kind != "outputs"
     ]
@@ -138,7 +150,10 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         lines += [f"if (![self check:{call} error:error])\n    return nil;"]
         lines.append(f"return [self outputs:{phase}];")
     elif function.gotten:
-        names = [(join_camel(a.name), *_GOTTEN[a.kind][1:]) for a in function.gotten]
+        names = [
+            (join_camel(a.name), *(each.replace("{enum}", a.enum) for each in _GOTTEN[a.kind][1:]))
+            for a in function.gotten
+        ]
         lines += [f"{variable.format(name)};" for name, variable, _ in names]
         lines.append(f"if (![self check:{call} error:error])\n    return NO;")
         lines += [f"if ({n})\n    *{n} = {back.format(n)};" for n, _, back in names]
@@ -163,6 +178,41 @@ def _write_setter_head(function: ApiFunction) -> str:
 def _write_setter(function: ApiFunction, call: str, info: str) -> str:
     line = f'return writeValues(values, {call}, {info}, @"{join_camel(function.name)}", error);'
     return "\n" + _write_method(_write_setter_head(function), [line], locked=True)
+
+
+_BYTES = {"byte": 1, "float": 4, "double": 8}  # of an element
+
+
+def _write_whole_head(whole: Whole) -> str:
+    taken = [(join_camel(a.name), _GIVEN[a.kind].type) for a in whole.given]
+    taken.append(("error", "NSError **"))
+    words = [
+        f"{join_camel(whole.name) if i == 0 else name}:({kind}){name}"
+        for i, (name, kind) in enumerate(taken)
+    ]
+    return f"- (nullable NSData *){' '.join(words)}"
+
+
+def _declare_whole(whole: Whole) -> str:
+    return f"{describe(whole, join_camel, '/// ', 'nil')}{_write_whole_head(whole)};\n"
+
+
+def _write_whole(whole: Whole) -> str:
+    """Return the method that returns all that a function writes."""
+    tests = [_GIVEN[a.kind].before.format(join_camel(a.name)) for a in whole.given]
+    counted = ", ".join(["_m", *_list_passed(whole.given)])
+    width = _BYTES[whole.element]
+    passed = {a.name: _GIVEN[a.kind].passed.format(join_camel(a.name)) for a in whole.fill.given}
+    passed[whole.buffer.name] = "values.mutableBytes, size"
+    length = f"{width} * size" if width > 1 else "size"
+    lines = [
+        *[f"if ({test})\n    return nil;" for test in tests if test],
+        f"size_t size = @name@_{whole.size.name}({counted});",
+        f"NSMutableData *values = [NSMutableData dataWithLength:{length}];",
+        f"int code = @name@_{whole.fill.name}({', '.join(['_m', *passed.values()])});",
+        "return [self check:code error:error] ? values : nil;",
+    ]
+    return _write_method(_write_whole_head(whole), lines, locked=True)
 
 
 def _write_maker(function: ApiFunction) -> str:
@@ -205,7 +255,11 @@ def fill(api: Api) -> Mapping[str, str]:
     """Return the text for each mark of the templates."""
     return {
         "objcEnums": join_parts(map(_declare_enumeration, api.enumerations)),
-        "objcDeclarations": join_parts(map(_declare, (*api.makers, *api.members))),
+        "objcDeclarations": join_parts(
+            [*map(_declare, (*api.makers, *api.members)), *map(_declare_whole, api.wholes)]
+        ),
         "objcMakers": join_parts(map(_write_maker, api.makers)),
-        "objcMembers": join_parts(_write_member(f, api) for f in api.members),
+        "objcMembers": join_parts(
+            [*(_write_member(f, api) for f in api.members), *map(_write_whole, api.wholes)]
+        ),
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import InternalError
-from engine.tools.trimmed.api import ApiFunction, Enumeration
+from engine.tools.trimmed.api import ApiFunction, Enumeration, Whole, list_wholes
 from engine.tools.trimmed.link import Kind
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 
@@ -95,6 +95,15 @@ class Api:
     def members(self) -> tuple[ApiFunction, ...]:
         """The functions that a class of a model has: all but those that begin and end its life."""
         return tuple(f for f in self.functions if not f.makes and f.name != "destroy")
+
+    @property
+    def wholes(self) -> list[Whole]:
+        """The values that a class of a model returns whole, as functions write them to buffers."""
+        return list_wholes(self.members)
+
+    def name_whole(self, whole: Whole) -> str:
+        """Return the name of such a value where a function of its name cannot be beside it."""
+        return whole.name + "_bytes" * (whole.name in self.names)
 
     def find_phase(self, function: ApiFunction) -> str:
         """Return the name of the phase whose inputs a step takes."""
@@ -290,7 +299,7 @@ def join_pascal(name: str) -> str:
 
 
 def describe(
-    function: ApiFunction,
+    function: ApiFunction | Whole,
     rename: Callable[[str], str],
     prefix: str,
     null: str = "null",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Enumeration, find_description
+from engine.tools.trimmed.api import (
+    ApiFunction,
+    Argument,
+    Enumeration,
+    Whole,
+    find_description,
+)
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
@@ -23,13 +29,13 @@ _GIVEN = {  # type, what is passed to C, and C's types
     "long": ("i64", "{0}", "i64"),
     "float": ("f32", "{0}", "f32"),
     "size": ("usize", "{0}", "usize"),
-    "bytes": ("&[u8]", "data({0}), {0}.len()", "*const u8, usize"),
+    "bytes": ("&[u8]", "{0}.as_ptr(), {0}.len()", "*const u8, usize"),
     "buffer": ("&mut [u8]", "{0}.as_mut_ptr(), {0}.len()", "*mut u8, usize"),
-    "floats": ("&[f32]", "data({0}), {0}.len()", "*const f32, usize"),
+    "floats": ("&[f32]", "{0}.as_ptr(), {0}.len()", "*const f32, usize"),
     "float_buffer": ("&mut [f32]", "{0}.as_mut_ptr(), {0}.len()", "*mut f32, usize"),
-    "doubles": ("&[f64]", "data({0}), {0}.len()", "*const f64, usize"),
+    "doubles": ("&[f64]", "{0}.as_ptr(), {0}.len()", "*const f64, usize"),
     "double_buffer": ("&mut [f64]", "{0}.as_mut_ptr(), {0}.len()", "*mut f64, usize"),
-    "ints": ("&[i32]", "data({0}), {0}.len()", "*const i32, usize"),
+    "ints": ("&[i32]", "{0}.as_ptr(), {0}.len()", "*const i32, usize"),
     "inputs": ("&[Values<'_>]", "core::ptr::null()", "*const *const u8"),
     "outputs": ("", "core::ptr::null()", "*const *mut u8"),
     "out_text": ("String", "&mut {0}", "*mut *const u8"),
@@ -37,8 +43,13 @@ _GIVEN = {  # type, what is passed to C, and C's types
     "out_long": ("i64", "&mut {0}", "*mut i64"),
     "out_float": ("f32", "&mut {0}", "*mut f32"),
     "out_size": ("usize", "&mut {0}", "*mut usize"),
+    "out_enum": ("{enum}", "&mut {0}", "*mut i32"),
 }
 _FIRST = {"out_text": "ptr::null()", "out_float": "0.0"}  # values before the call; others are 0
+_FIELDS = {  # of records; others are as they come
+    "out_text": "{0}: read_text({0}).to_string()",
+    "out_enum": '{0}: {enum}::from_number({0}).ok_or_else(|| refuse("{0}".to_string()))?',
+}
 _ANSWERS = {  # type, what is made of the call, and C's type
     "nothing": ("()", "{0}", "()"),
     "code": ("()", "self.check({0})", "i32"),
@@ -62,8 +73,8 @@ _WORDS = """
 """
 
 
-def _list_declared(function: ApiFunction) -> list[str]:
-    ways = [(_GIVEN[a.kind][0], a.name) for a in function.given]
+def _list_declared(given: tuple[Argument, ...]) -> list[str]:
+    ways = [(_GIVEN[a.kind][0], a.name) for a in given]
     return [f"{name}: {kind}" for kind, name in ways if kind]
 
 
@@ -73,7 +84,7 @@ def _list_texts(function: ApiFunction) -> list[str]:
     return [f'let {name}_ = terminate("{name}", {name})?;' for name in names]
 
 
-def _write_contract(function: ApiFunction) -> str:
+def _write_contract(function: ApiFunction | Whole) -> str:
     return describe(
         function, lambda name: f"`{name}`", "/// ", "None", lambda name: f"`{join_pascal(name)}`"
     )
@@ -85,7 +96,7 @@ def _write_call(function: ApiFunction, first: list[str], last: list[str]) -> str
     return f"unsafe {{ native::@name@_{function.name}({words}) }}"
 
 
-def _write_method(function: ApiFunction, head: str, lines: list[str]) -> str:
+def _write_method(function: ApiFunction | Whole, head: str, lines: list[str]) -> str:
     body = indent("\n".join(lines), 4)
     return indent(f"{_write_contract(function)}pub fn {head} {{\n{body}\n}}\n", 4)
 
@@ -97,7 +108,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     lines = _list_texts(function)
     fails = function.fails or bool(lines)
     receiver = ["&mut self" if function.changes else "&self"] * function.acts
-    declared = ", ".join([*receiver, *_list_declared(function)])
+    declared = ", ".join([*receiver, *_list_declared(function.given)])
     if function.answer == "memory":
         names = ", ".join(a.name for a in function.given)
         info = f"self.{find_description(function, api.functions).name}({names})"
@@ -113,10 +124,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     elif gotten := function.gotten:
         result = join_pascal(function.record)
         lines += [f"let mut {a.name} = {_FIRST.get(a.kind, '0')};" for a in gotten]
-        fields = ", ".join(
-            f"{a.name}: read_text({a.name}).to_string()" if a.kind == "out_text" else a.name
-            for a in gotten
-        )
+        fields = ", ".join(_FIELDS.get(a.kind, "{0}").format(a.name, enum=a.enum) for a in gotten)
         lines.append(f"{value}?;")
         value = f"Ok({result} {{ {fields} }})"
     elif fails and not function.fails:
@@ -128,10 +136,29 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     return _write_method(function, f"{function.name}({declared}){arrow}", [*lines, value])
 
 
+def _write_whole(whole: Whole, api: Api) -> str:
+    """Return the method that returns all that another one writes."""
+    element, zero = {"byte": ("u8", "0"), "float": ("f32", "0.0"), "double": ("f64", "0.0")}[
+        whole.element
+    ]
+    given = ", ".join(a.name for a in whole.given)
+    passed = {a.name: a.name for a in whole.fill.given} | {whole.buffer.name: "&mut values"}
+    fails = "?" * any(a.kind == "text" for a in whole.given)
+    lines = [
+        f"let mut values = vec![{zero}; self.{whole.size.name}({given}){fails}];",
+        f"self.{whole.fill.name}({', '.join(passed.values())})?;",
+        "Ok(values)",
+    ]
+    declared = ", ".join(["&mut self", *_list_declared(whole.given)])
+    head = f"{api.name_whole(whole)}({declared}) -> Result<Vec<{element}>, Error>"
+    return _write_method(whole, head, lines)
+
+
 def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
     fields = "".join(
-        f"    /// Its {a.name}.\n    pub {a.name}: {_GIVEN[a.kind][0]},\n" for a in function.gotten
+        f"    /// Its {a.name}.\n    pub {a.name}: {_GIVEN[a.kind][0].format(enum=a.enum)},\n"
+        for a in function.gotten
     )
     return (
         f"/// The result of `{function.name}`.\n#[derive(Debug, Clone, PartialEq)]\n"
@@ -149,7 +176,7 @@ def _write_maker(function: ApiFunction) -> str:
         f"let code = {call};",
         "Model::make(code, made, &why)",
     ]
-    head = f"{function.name}({', '.join(_list_declared(function))}) -> Result<Model, Error>"
+    head = f"{function.name}({', '.join(_list_declared(function.given))}) -> Result<Model, Error>"
     return _write_method(function, head, lines)
 
 
@@ -189,7 +216,12 @@ def _fill(api: Api) -> Mapping[str, str]:
     return {
         "enums": join_parts([*map(_write_enumeration, api.enumerations), *records]),
         "makers": join_parts(map(_write_maker, api.makers)),
-        "members": join_parts(_write_member(f, api) for f in api.members),
+        "members": join_parts(
+            [
+                *(_write_member(f, api) for f in api.members),
+                *(_write_whole(whole, api) for whole in api.wholes),
+            ]
+        ),
         "natives": "".join(map(_write_native, api.bound)).rstrip(),
     }
 

@@ -6,9 +6,16 @@ The package has a static library for each target, in a framework that Xcode choo
 from __future__ import annotations
 
 import plistlib
+import re
 from collections.abc import Mapping
 
-from engine.tools.trimmed.api import ApiFunction, Argument, Enumeration, find_description
+from engine.tools.trimmed.api import (
+    ApiFunction,
+    Argument,
+    Enumeration,
+    Whole,
+    find_description,
+)
 from engine.tools.trimmed.bindings import objective_c
 from engine.tools.trimmed.bindings.package import (
     Api,
@@ -45,6 +52,7 @@ _GOTTEN = {  # type, C's variable, and back
     "out_long": ("Int64", "Int64 = 0", "{0}"),
     "out_float": ("Float", "Float = 0", "{0}"),
     "out_size": ("Int", "Int = 0", "{0}"),
+    "out_enum": ("{enum}", "Int32 = 0", "{enum}(rawValue: {0})!"),
 }
 _ANSWERS = {  # type, and what is made of the call
     "nothing": ("", "{0}"),
@@ -86,7 +94,7 @@ def _pass_on(given: tuple[Argument, ...]) -> str:
     return ", ".join(name if i == 0 else f"{name}: {name}" for i, name in enumerate(names))
 
 
-def _write_method(function: ApiFunction, head: str, lines: list[str]) -> str:
+def _write_method(function: ApiFunction | Whole, head: str, lines: list[str]) -> str:
     contract = describe(
         function, join_camel, "    /// ", "nil", lambda name: f".{join_camel(name.lower())}"
     )
@@ -114,7 +122,8 @@ def _write_member(function: ApiFunction, api: Api) -> str:
         result = join_pascal(function.record)
         lines += [f"var {join_camel(a.name)}: {_GOTTEN[a.kind][1]}" for a in gotten]
         fields = ", ".join(
-            f"{join_camel(a.name)}: {_GOTTEN[a.kind][2].format(join_camel(a.name))}" for a in gotten
+            f"{join_camel(a.name)}: {_GOTTEN[a.kind][2].format(join_camel(a.name), enum=a.enum)}"
+            for a in gotten
         )
         lines += [f"try check({call})", f"return {result}({fields})"]
         rest = _write_record(function)
@@ -142,11 +151,34 @@ def _write_setter(function: ApiFunction, declared: list[str], call: str, info: s
     )
 
 
+def _write_whole(whole: Whole) -> str:
+    """Return the method that returns all that another one writes; what is yes or no is yes."""
+    taken = [
+        declared + " = true" * (argument.kind == "flag")
+        for declared, argument in zip(_list_declared(whole.given), whole.given, strict=True)
+    ]
+    element = {"byte": "UInt8"}.get(whole.element, whole.element.title())
+    buffer = join_camel(whole.buffer.name)
+    passed = re.sub(rf"(?<!&)\b{buffer}\b(?!:)", "&values", _pass_on(whole.fill.given))
+    size = f"{join_camel(whole.size.name)}({_pass_on(whole.given)})"
+    tries = "try " * any(a.kind == "text" for a in whole.given)
+    lines = [
+        "return try locked {",
+        f"    var values = [{element}](repeating: 0, count: {tries}{size})",
+        f"    try {join_camel(whole.fill.name)}({passed})",
+        "    return values",
+        "}",
+    ]
+    head = f"func {join_camel(whole.name)}({', '.join(taken)}) throws -> [{element}]"
+    return _write_method(whole, head, lines)
+
+
 def _write_record(function: ApiFunction) -> str:
     """Return the type of the results of a method that has several."""
     name, gotten = join_pascal(function.record), function.gotten
     fields = "".join(
-        f"        public let {join_camel(a.name)}: {_GOTTEN[a.kind][0]}\n" for a in gotten
+        f"        public let {join_camel(a.name)}: {_GOTTEN[a.kind][0].format(enum=a.enum)}\n"
+        for a in gotten
     )
     return f"\n    /// The result of `get{name}`.\n    public struct {name} {{\n{fields}    }}\n"
 
@@ -211,7 +243,9 @@ def _fill(api: Api) -> Mapping[str, str]:
         "framework": _describe_framework(api),
         "enums": join_parts(map(_write_enumeration, api.enumerations)),
         "makers": join_parts(map(_write_maker, api.makers)),
-        "members": join_parts(_write_member(f, api) for f in api.members),
+        "members": join_parts(
+            [*(_write_member(f, api) for f in api.members), *map(_write_whole, api.wholes)]
+        ),
     } | {**objective_c.fill(api)}
 
 

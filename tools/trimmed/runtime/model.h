@@ -289,7 +289,7 @@ typedef struct @name@_tensor {
 /* Return the number of elements of all parameters, or of the trainable ones alone. */
 @NAME@_API size_t @name@_parameters_size(const @name@ *m, int trainable_only);
 
-/* Copy the values of all float32 parameters out, one parameter after another, to exactly as many
+/* Write the values of all float32 parameters, one parameter after another, to exactly as many
  * elements as @name@_parameters_size returns. */
 @NAME@_API int @name@_get_parameters(@name@ *m, float *values, size_t count, int trainable_only);
 
@@ -298,11 +298,13 @@ typedef struct @name@_tensor {
 @NAME@_API int @name@_set_parameters(@name@ *m, const float *values, size_t count,
                                    int trainable_only);
 
-/* Copy the values of all float64 parameters out, as @name@_get_parameters does for float32. */
+/* Write the values of all float64 parameters, one parameter after another, to exactly as many
+ * elements as @name@_parameters_size returns. */
 @NAME@_API int @name@_get_parameters_f64(@name@ *m, double *values, size_t count,
                                        int trainable_only);
 
-/* Copy the values of all float64 parameters in, as @name@_set_parameters does for float32. */
+/* Copy the values of all float64 parameters in, one parameter after another, from exactly as many
+ * elements as @name@_parameters_size returns.  A model without values needs the frozen ones too. */
 @NAME@_API int @name@_set_parameters_f64(@name@ *m, const double *values, size_t count,
                                        int trainable_only);
 
@@ -383,8 +385,8 @@ enum @name@_property_kind {
 @NAME@_API size_t @name@_answer_size(@name@ *m, const void *request, size_t size, int64_t samples,
                                    float loss, const char *reason);
 
-/* Write the answer to a buffer of exactly @name@_answer_size bytes; the answer to a training run
- * contains the parameters. */
+/* Write the answer to a request to a buffer of exactly @name@_answer_size bytes.  The answer to a
+ * training run contains the parameters. */
 @NAME@_API int @name@_write_answer(@name@ *m, const void *request, size_t size, int64_t samples,
                                  float loss, const char *reason, void *answer, size_t answer_size);
 #endif

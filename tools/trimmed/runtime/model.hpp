@@ -2,6 +2,7 @@
 //
 // Each member is the function of @name@.h that has its name after `@name@_`, with the contract that
 // the comment there states.  Where that function returns an error code, the member throws Error.
+// checkpoint(), parameters() and the like return what a function there writes to a buffer.
 //
 //     @name@_cpp::Model m = @name@_cpp::Model::create(@plan@"checkpoint");
 //     m.train_step(inputs, outputs);
@@ -66,16 +67,6 @@ class Model {
     ~Model() { @name@_destroy(m); }
 
 /*@members@*/
-
-#if @NAME@_TRAINS && @NAME@_CPP_THROWS
-    // The content of a checkpoint file.
-    std::vector<unsigned char> checkpoint(bool include_optimizer_state)
-    {
-        std::vector<unsigned char> bytes(checkpoint_size(include_optimizer_state));
-        save_to(bytes.data(), bytes.size(), include_optimizer_state);
-        return bytes;
-    }
-#endif
 
   private:
     explicit Model(::@name@ *made) : m(made) {}

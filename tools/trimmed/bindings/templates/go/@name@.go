@@ -13,6 +13,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"runtime"
 	"strings"
@@ -52,7 +53,7 @@ func (m *Model) lock() func() {
 }
 
 func newModel(code C.int, made *C.@name@, why *C.char) (*Model, error) {
-	if ErrorCode(code) != ErrorCodeOk {
+	if ErrorCode(code) != ErrorCodeOK {
 		return nil, &Error{ErrorCode(code), C.GoString(why)}
 	}
 	m := &Model{m: made}
@@ -72,7 +73,7 @@ func (m *Model) Close() {
 func (m *Model) live() *C.@name@ { return m.m }
 
 func (m *Model) check(code C.int) error {
-	if ErrorCode(code) == ErrorCodeOk {
+	if ErrorCode(code) == ErrorCodeOK {
 		return nil
 	}
 	if m.m == nil {
@@ -85,22 +86,12 @@ func (m *Model) check(code C.int) error {
 
 /*@members@*/
 
-//@if checkpoint_size@
-// Checkpoint returns the content of a checkpoint file.
-func (m *Model) Checkpoint(includeOptimizerState bool) ([]byte, error) {
-	defer m.lock()()
-	bytes := make([]byte, m.checkpointSize(includeOptimizerState))
-	err := m.saveTo(bytes, includeOptimizerState)
-	return bytes, err
-}
-
-//@end@
-// Parameters returns all parameters one after another.
-func (m *Model) Parameters(trainableOnly bool) ([]float32, error) {
-	defer m.lock()()
-	values := make([]float32, m.parametersSize(trainableOnly))
-	err := m.getParameters(values, trainableOnly)
-	return values, err
+// room returns a size, or 0 where there is none: the call that would write then says why.
+func room(size int) int {
+	if size < 0 {
+		return 0
+	}
+	return size
 }
 
 func flag(value bool) C.int {
@@ -110,10 +101,26 @@ func flag(value bool) C.int {
 	return 0
 }
 
-// first returns the address of the first of some values; NULL for none, as C has it.
+// narrow returns the number of 32 bits that is nearest; C then refuses it as the caller's own.
+func narrow(value int) C.int {
+	if value > math.MaxInt32 {
+		return math.MaxInt32
+	}
+	if value < math.MinInt32 {
+		return math.MinInt32
+	}
+	return C.int(value)
+}
+
+var none uint64
+
+// first returns the address of the first of some values; NULL, for C, only for nil.
 func first[T any](values []T) unsafe.Pointer {
-	if len(values) == 0 {
+	if values == nil {
 		return nil
+	}
+	if len(values) == 0 {
+		return unsafe.Pointer(&none)
 	}
 	return unsafe.Pointer(&values[0])
 }

@@ -13,6 +13,10 @@ typedef const any *const *environment;
 #endif
 #define METHOD(result, name) EXPORT result Java_edgegrad_@mangled@_Native_##name
 
+/* A size of Java's; one that C has no room for, as on processors of 32 bits, is refused as its
+ * largest. */
+#define SIZE(n) (sizeof(size_t) < 8 && ((n) < 0 || (n) > INT32_MAX) ? SIZE_MAX : (size_t)(n))
+
 enum {
     GET_LENGTH = 171, NEW_BYTES = 176, NEW_LONGS = 180, GET_BYTES = 184, GET_INTS = 187,
     GET_FLOATS = 189, GET_DOUBLES = 190, RELEASE_BYTES = 192, RELEASE_INTS = 195,

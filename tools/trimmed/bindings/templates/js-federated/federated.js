@@ -38,13 +38,7 @@ export class Device {
         }
         reason = error.message;
       }
-      const size = model.answerSize(content, count, loss, reason);
-      if (size === 0) {
-        refuse(model.message());
-      }
-      const answer = new Uint8Array(size);
-      model.writeAnswer(content, count, loss, reason, answer);
-      return answer;
+      return model.answer(content, count, loss, reason);
     } finally {
       model.destroy();
     }

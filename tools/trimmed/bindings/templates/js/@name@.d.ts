@@ -52,15 +52,9 @@ export class Model {
   destroy(): void;
 
 /*@if checkpoint_size@*/
-  /** The content of a checkpoint file. */
-  checkpoint(includeOptimizerState?: boolean): Uint8Array;
-
   /** Write a checkpoint file, under a temporary name that is renamed; Node.js only. */
   save(path: string, includeOptimizerState?: boolean): Promise<void>;
 
 /*@end@*/
-  /** All parameters one after another. */
-  parameters(trainableOnly?: boolean): Float32Array;
-
 /*@memberTypes@*/
 }

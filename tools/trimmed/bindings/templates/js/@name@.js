@@ -72,9 +72,16 @@ function describe(value) {
   return typeof value === "object" ? (value?.constructor?.name ?? "null") : String(value);
 }
 
-function whole(name, value, bits) {
-  if (!Number.isSafeInteger(value) || Math.abs(value) >= 2 ** (bits - (bits === 32))) {
-    refuse(`${name}: expected a whole number of ${bits} bits, got ${describe(value)}`);
+function whole(name, value) {
+  if (!Number.isSafeInteger(value) || Math.abs(value) >= 2 ** 31) {
+    refuse(`${name}: expected a whole number of 32 bits, got ${describe(value)}`);
+  }
+  return value;
+}
+
+function size(name, value) {
+  if (!Number.isSafeInteger(value) || value < 0 || value >= 2 ** 32) {
+    refuse(`${name}: expected a size of less than 4 GiB, got ${describe(value)}`);
   }
   return value;
 }
@@ -379,13 +386,6 @@ export class Model {
   }
 
 //@if checkpoint_size@
-  // The content of a checkpoint file.
-  checkpoint(includeOptimizerState = true) {
-    const bytes = new Uint8Array(this.checkpointSize(includeOptimizerState));
-    this.saveTo(bytes, includeOptimizerState);
-    return bytes;
-  }
-
   // Write a checkpoint file, under a temporary name that is renamed; Node.js only.
   async save(path, includeOptimizerState = true) {
     const bytes = this.checkpoint(includeOptimizerState);
@@ -407,13 +407,6 @@ export class Model {
   }
 
 //@end@
-  // All parameters one after another.
-  parameters(trainableOnly = true) {
-    const values = new Float32Array(this.parametersSize(trainableOnly));
-    this.getParameters(values, trainableOnly);
-    return values;
-  }
-
 /*@members@*/
 
   // --- calls
@@ -548,12 +541,20 @@ export class Model {
     values.forEach((value, index) => this.input(phase, index).set(value));
   }
 
+  // Numbers as an array of a type, which integers must fit.
   #convert(tensor, type, value) {
-    try {
-      return type.name.startsWith("Big") ? type.from(value, BigInt) : type.from(value);
-    } catch (error) {
-      return refuse(`input '${tensor.name}': ${error.message}`);
+    const isBig = type.name.startsWith("Big"), isFloat = type.name.startsWith("Float");
+    const bad = (each) => {
+      if (!["number", "bigint", "boolean"].includes(typeof each)) {
+        return true;
+      }
+      return !isFloat && (!Number.isInteger(Number(each)) || type.of(isBig ? BigInt(each) : Number(each))[0] != each);
+    };
+    const at = Array.from(value).findIndex(bad);
+    if (at >= 0) {
+      refuse(`input '${tensor.name}': expected numbers for ${type.name}, got ${describe(value[at])} at ${at}`);
     }
+    return isBig ? type.from(value, BigInt) : type.from(value, Number);
   }
 
   #outputs(phase) {

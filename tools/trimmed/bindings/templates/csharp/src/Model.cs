@@ -40,26 +40,6 @@ namespace Edgegrad.@Name@
 
 /*@members@*/
 
-/*@if checkpoint_size@*/
-        /// <summary>Return the content of a checkpoint file.</summary>
-        [MethodImpl(MethodImplOptions.Synchronized)]
-        public byte[] Checkpoint(bool includeOptimizerState = true)
-        {
-            var bytes = new byte[CheckpointSize(includeOptimizerState)];
-            SaveTo(bytes, includeOptimizerState);
-            return bytes;
-        }
-
-/*@end@*/
-        /// <summary>Return all parameters one after another.</summary>
-        [MethodImpl(MethodImplOptions.Synchronized)]
-        public float[] Parameters(bool trainableOnly = true)
-        {
-            var values = new float[ParametersSize(trainableOnly)];
-            GetParameters(values, trainableOnly);
-            return values;
-        }
-
         /// <summary>End the model and give its memory back.</summary>
         [MethodImpl(MethodImplOptions.Synchronized)]
         public void Dispose()

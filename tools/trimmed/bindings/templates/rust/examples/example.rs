@@ -98,7 +98,7 @@ fn main() -> Result<(), Error> {
 //@end@
     let mut model = match arguments.get(1) {
         Some(path) => Model::create(path)?,
-        None => Model::create_from(&[])?,
+        None => Model::create_without_values()?,
     };
 //@if train_step@
     train(&mut model)?;

@@ -21,7 +21,7 @@
 //@end@
 //@if append !train_step !infer@
 //! use @name@::Model;
-//! let mut model = Model::create_from(&[])?;
+//! let mut model = Model::create_without_values()?;
 //! model.append(&[1, 2, 3])?;
 //! let scores = model.scores();
 //@end@
@@ -148,23 +148,16 @@ impl Drop for Model {
 impl Model {
 /*@makers@*/
 
+    /// Make a model without values, which `set_parameters` gives it.
+    pub fn create_without_values() -> Result<Model, Error> {
+        let mut made = ptr::null_mut();
+        let mut why = [0; @MESSAGE_BYTES@];
+        let code =
+            unsafe { native::@name@_create_from(&mut made, ptr::null(), 0, why.as_mut_ptr()) };
+        Model::make(code, made, &why)
+    }
+
 /*@members@*/
-
-//@if checkpoint_size@
-    /// Return the content of a checkpoint file.
-    pub fn checkpoint(&mut self, include_optimizer_state: bool) -> Result<Vec<u8>, Error> {
-        let mut bytes = vec![0; self.checkpoint_size(include_optimizer_state)];
-        self.save_to(&mut bytes, include_optimizer_state)?;
-        Ok(bytes)
-    }
-
-//@end@
-    /// Return all parameters one after another.
-    pub fn parameters(&mut self, trainable_only: bool) -> Result<Vec<f32>, Error> {
-        let mut values = vec![0.0; self.parameters_size(trainable_only)];
-        self.get_parameters(&mut values, trainable_only)?;
-        Ok(values)
-    }
 
     /// Return an output as floats, such as the loss.
     pub fn floats(&mut self, phase: Phase, index: i32) -> Result<&[f32], Error> {
@@ -253,11 +246,6 @@ fn terminate(name: &str, value: &str) -> Result<Vec<u8>, Error> {
         return Err(refuse(format!("{name}: expected text without null characters")));
     }
     Ok([value.as_bytes(), &[0]].concat())
-}
-
-/// The address of values; null for none, as C has it.
-fn data<T>(values: &[T]) -> *const T {
-    if values.is_empty() { ptr::null() } else { values.as_ptr() }
 }
 
 /// Text of C, which lives as long as the model.

@@ -53,26 +53,6 @@ public final class Model: @unchecked Sendable {
 
 /*@members@*/
 
-//@if checkpoint_size@
-    /// Return the content of a checkpoint file.
-    public func checkpoint(_ includeOptimizerState: Bool = true) throws -> [UInt8] {
-        return try locked {
-            var bytes = [UInt8](repeating: 0, count: checkpointSize(includeOptimizerState))
-            try saveTo(&bytes, includeOptimizerState: includeOptimizerState)
-            return bytes
-        }
-    }
-
-//@end@
-    /// Return all parameters one after another.
-    public func parameters(_ trainableOnly: Bool = true) throws -> [Float] {
-        return try locked {
-            var values = [Float](repeating: 0, count: parametersSize(trainableOnly))
-            try getParameters(&values, trainableOnly: trainableOnly)
-            return values
-        }
-    }
-
     // MARK: - calls
 
     private func locked<Answer>(_ body: () throws -> Answer) rethrows -> Answer {

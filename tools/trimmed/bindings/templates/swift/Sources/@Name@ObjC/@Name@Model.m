@@ -213,28 +213,6 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
 }
 
 //@end@
-//@if checkpoint_size@
-- (NSData *)checkpoint:(BOOL)includeOptimizerState error:(NSError **)error
-{
-    @synchronized(self) {
-        size_t size = @name@_checkpoint_size(_m, includeOptimizerState ? 1 : 0);
-        NSMutableData *content = [NSMutableData dataWithLength:size];
-        int code = @name@_save_to(_m, content.mutableBytes, size, includeOptimizerState ? 1 : 0);
-        return [self check:code error:error] ? content : nil;
-    }
-}
-
-//@end@
-- (NSData *)parameters:(BOOL)trainableOnly error:(NSError **)error
-{
-    @synchronized(self) {
-        size_t count = @name@_parameters_size(_m, trainableOnly ? 1 : 0);
-        NSMutableData *values = [NSMutableData dataWithLength:4 * count];
-        int code = @name@_get_parameters(_m, values.mutableBytes, count, trainableOnly ? 1 : 0);
-        return [self check:code error:error] ? values : nil;
-    }
-}
-
 /*@objcMakers@*/
 
 /*@objcMembers@*/

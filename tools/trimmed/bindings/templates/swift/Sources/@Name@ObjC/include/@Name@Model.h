@@ -58,14 +58,6 @@ extern NSString *const @Name@ErrorDomain;
 /// Make a model without values, which `setParameters` gives it.
 + (nullable instancetype)createWithoutValues:(NSError **)error;
 
-//@if checkpoint_size@
-/// Return the content of a checkpoint file.
-- (nullable NSData *)checkpoint:(BOOL)includeOptimizerState error:(NSError **)error;
-
-//@end@
-/// Return all float32 parameters one after another.
-- (nullable NSData *)parameters:(BOOL)trainableOnly error:(NSError **)error;
-
 /*@objcDeclarations@*/
 @end
 

@@ -39,21 +39,14 @@ public final class Device {
       String reason = "";
       try {
         Model.Request request = model.takeRequest(content);
-        result = work(model, Phase.of(request.phase), request.epochs);
+        result = work(model, request.phase, request.epochs);
         if (request.keepsState != 0) {
           checkpoint = model.checkpoint(true);
         }
       } catch (ModelException error) {
         reason = error.getMessage();
       }
-      long count = (long) result[0];
-      float loss = (float) result[1];
-      byte[] answer = new byte[(int) model.answerSize(content, count, loss, reason)];
-      if (answer.length == 0) {
-        throw Model.refuse(model.message());
-      }
-      model.writeAnswer(content, count, loss, reason, answer);
-      return answer;
+      return model.answer(content, (long) result[0], (float) result[1], reason);
     }
   }
 

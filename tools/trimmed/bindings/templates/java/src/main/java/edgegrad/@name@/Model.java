@@ -40,22 +40,6 @@ public class Model implements Closeable {
 
 /*@members@*/
 
-/*@if checkpoint_size@*/
-  /** Return the content of a checkpoint file. */
-  public synchronized byte[] checkpoint(boolean includeOptimizerState) {
-    byte[] bytes = new byte[Math.toIntExact(checkpointSize(includeOptimizerState))];
-    saveTo(bytes, includeOptimizerState);
-    return bytes;
-  }
-
-/*@end@*/
-  /** Return all parameters one after another. */
-  public synchronized float[] parameters(boolean trainableOnly) {
-    float[] values = new float[Math.toIntExact(parametersSize(trainableOnly))];
-    getParameters(values, trainableOnly);
-    return values;
-  }
-
   /** End the model and give its memory back. */
   @Override
   public synchronized void close() {

@@ -31,12 +31,18 @@ final class Native {
             file + " is not on java.library.path, nor " + place + " in the resources of edgegrad.@name@");
       }
       Path copy = Files.createTempFile("@name@", file);
-      Files.copy(content, copy, StandardCopyOption.REPLACE_EXISTING);
-      System.load(copy.toString());
-      copy.toFile().delete(); // Windows keeps it until the process ends
-      copy.toFile().deleteOnExit();
+      try {
+        Files.copy(content, copy, StandardCopyOption.REPLACE_EXISTING);
+        System.load(copy.toString());
+      } finally {
+        if (!copy.toFile().delete()) {
+          copy.toFile().deleteOnExit(); // Windows keeps it until the process ends
+        }
+      }
     } catch (IOException error) {
-      throw new UnsatisfiedLinkError("cannot copy " + file + ": " + error.getMessage());
+      throw new UnsatisfiedLinkError(
+          "cannot copy " + file + " to a temporary file: " + error
+              + "; choose its folder by -Djava.io.tmpdir=, or give the library's by -Djava.library.path=");
     }
   }
 

@@ -86,7 +86,7 @@ class ModelProperties internal constructor(private val model: Model) {
 
 /*@end@*/
   private fun value(property: Model.Property): Any =
-    when (PropertyKind.of(property.kind)) {
+    when (property.kind) {
       PropertyKind.INT -> property.integer
       PropertyKind.FLOAT -> property.number
       else -> property.text
