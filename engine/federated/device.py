@@ -40,6 +40,10 @@ class Device:
         Raises:
             InputError: the message is not a request.
         """
+        if not isinstance(request, Message):
+            raise InputError(
+                f"expected a Message, got {type(request).__name__}: Message.from_bytes makes one"
+            )
         if request.kind not in REQUESTS:
             raise InputError(f"a message {request.kind!r}; expected {' or '.join(REQUESTS)}")
         try:

@@ -148,7 +148,7 @@ def test_names_that_are_not_free_are_refused(name: str, reason: str) -> None:
     ],
 )  # fmt: skip
 def test_any_folder_gives_a_build_a_name(folder: str, name: str) -> None:
-    """And the message about a name that is no identifier says one that would do."""
+    """And the message about another name says one that would do."""
     assert make_name(folder) == check_name(name) == name
     if not (folder.isidentifier() and folder.isascii()):
         with pytest.raises(ModelError, match=f"no digit first, such as '{name}'"):

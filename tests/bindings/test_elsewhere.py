@@ -118,6 +118,15 @@ def test_packages_for_macs_have_their_libraries(tmp_path: Path) -> None:
     assert f"@rpath/{file}" in program.libraries
 
 
+@shows("C#", "Linux, RISC-V 64", "linked")
+def test_the_package_of_csharp_has_its_library_for_risc_v() -> None:
+    """Where .NET looks for it; no runtime of C# for that processor is in Debian."""
+    folder = make_package("mlp", NATIVE, "riscv64")
+    made = binary.read(folder / "csharp/runtimes/linux-riscv64/native/libmnist.so")
+    assert (made.form, made.machine) == ("elf", "riscv64")
+    assert {"mnist_create", "mnist_train_step", "mnist_save"} <= made.exports
+
+
 # Settings of libc++ that ziglang gives for macOS alone.
 LIBCXX = (
     "ABI_VERSION=1", "ABI_NAMESPACE=__1", "HAS_THREADS=1", "HAS_MONOTONIC_CLOCK", "HAS_TERMINAL",

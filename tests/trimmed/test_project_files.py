@@ -107,6 +107,15 @@ def test_make_makes_the_examples(kind: str, archive: Path, tmp_path: Path) -> No
         assert out.count("loss") == 20
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_make_makes_the_device_of_a_federation(tmp_path: Path) -> None:
+    """It finds its library."""
+    made = move(make_build("mlp", batches=(4, 3), federated=True), tmp_path)
+    run("make", "-C", made / "src", "CC=cc", "CXX=c++", PATH="/usr/bin:/bin")
+    done = subprocess.run([made / "src/device"], capture_output=True, text=True)
+    assert "usage: " in done.stderr
+
+
 def test_an_archive_for_another_system_says_how_to_use_its_header(tmp_path: Path) -> None:
     options = Options("mnist", resolve("android-aarch64"), [8], freestanding=True)
     build(GOLDENS / "mlp", tmp_path, options)

@@ -46,9 +46,9 @@ _MAKEFILE = """\
 CFLAGS += -O2 -I..
 LDLIBS += -L.. -l{name} -Wl,-rpath,'{beside}/..'{threads}
 
-all: $(if $(wildcard example.c),example) $(if $(wildcard example.cpp),example-cpp)
+all: $(patsubst %.c,%,$(wildcard example.c device.c)) $(if $(wildcard example.cpp),example-cpp)
 
-example: example.c
+example device: %: %.c
 \t$(CC) $(CFLAGS) $< $(LDLIBS) -o $@
 
 example-cpp: example.cpp

@@ -106,11 +106,21 @@ def convert_number(value: Any, what: str) -> float:
 
 
 def convert_array(value: Any, dtype: Any, what: str) -> np.ndarray:
-    """Return a value as an array; other values than arrays get this element type."""
+    """Return a value as an array.
+
+    Numbers in lists get this element type; integers only if they are whole and in range.
+    """
     try:
-        return np.asarray(value, None if isinstance(value, np.ndarray) else dtype)
+        array = np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{what}: {error}") from None
+    if isinstance(value, np.ndarray) or dtype is None:
+        return array
+    with np.errstate(all="ignore"):
+        made = array.astype(dtype) if array.dtype.kind in "biuf" else None
+    if made is None or (made.dtype.kind in "iu" and not np.array_equal(made, array)):
+        raise InputError(f"{what}: expected numbers that {dtype} can hold, got {array.dtype}")
+    return made
 
 
 def check(array: np.ndarray, info: dict[str, Any], what: str, batches: Any = ()) -> None:
