@@ -202,6 +202,9 @@ static void arguments(mnist *m, const char *folder)
     REFUSES(mnist_set_learning_rate(m, -INFINITY), MNIST_BAD_INPUT, "is negative");
     REFUSES(mnist_set_learning_rate(m, INFINITY), MNIST_BAD_INPUT, "is infinite");
     REFUSES(mnist_set_learning_rate(m, NAN), MNIST_BAD_INPUT, "is NaN");
+    REFUSES(mnist_set_linear_rate(m, NAN, 1, 2), MNIST_BAD_INPUT, "is NaN");
+    REFUSES(mnist_set_linear_rate(m, 1, -1, 2), MNIST_BAD_INPUT, "a warm-up of -1 steps of 2");
+    REFUSES(mnist_set_linear_rate(m, 1, 5, INT64_C(1) << 31), MNIST_BAD_INPUT, "total < 2^31");
     REFUSES(mnist_set_step(m, -1), MNIST_BAD_INPUT, "step -1 is negative");
     REFUSES(mnist_set_draws(m, -1), MNIST_BAD_INPUT, "draws -1 is negative");
     REFUSES(mnist_set_loss_scale(m, 1024), MNIST_BAD_STATE, "do not scale the loss");
