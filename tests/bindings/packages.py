@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper, save
+
+from engine import artifacts
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
@@ -12,6 +17,9 @@ from tests.support.builds import make_root
 from tests.support.places import GOLDENS
 
 NATIVE = "java,kotlin,csharp,rust,go"  # languages of most systems
+Nodes = list[NodeProto]
+Ports = list[tuple[str, TensorProto.DataType, int]]
+Weights = list[tuple[str, Any]]
 
 
 @functools.cache
@@ -30,3 +38,63 @@ def make_package(case: str, languages: str, target: str = "native", threads: int
     )  # fmt: skip
     build(GOLDENS / case, out, options)
     return out
+
+
+def make_mixed() -> tuple[Nodes, Ports, Weights]:
+    """Return the nodes, inputs and weights of a model of bytes, words, a mask and numbers."""
+    nodes = [
+        helper.make_node("Cast", ["pixels"], ["p"], to=TensorProto.FLOAT),
+        helper.make_node("Gather", ["table", "words"], ["w"]),
+        helper.make_node("ReduceMean", ["w"], ["m"], axes=[1], keepdims=0),
+        helper.make_node("Cast", ["mask"], ["k"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["p", "m", "k", "numbers"], ["all"], axis=1),
+        helper.make_node("Dropout", ["all", "ratio"], ["d"]),
+        helper.make_node("Gemm", ["d", "fc.weight", "fc.bias"], ["scores"], transB=1),
+    ]
+    inputs = [("pixels", TensorProto.UINT8, 6), ("words", TensorProto.INT32, 5),
+              ("mask", TensorProto.BOOL, 2), ("numbers", TensorProto.FLOAT, 3)]  # fmt: skip
+    weights = {"table": (7, 4), "fc.weight": (3, 15), "fc.bias": (3,)}
+    return nodes, inputs, [*make_weights(weights, np.float32), ("ratio", np.float32(0.1))]
+
+
+def make_wide() -> tuple[Nodes, Ports, Weights]:
+    """Return the nodes, inputs and weights of a model of float64."""
+    nodes = [helper.make_node("Gemm", ["x", "fc.weight", "fc.bias"], ["scores"], transB=1)]
+    weights = {"fc.weight": (3, 4), "fc.bias": (3,)}
+    return nodes, [("x", TensorProto.DOUBLE, 4)], make_weights(weights, np.float64)
+
+
+def make_weights(shapes: dict[str, tuple[int, ...]], dtype: type) -> Weights:
+    """Return drawn weights."""
+    draw = np.random.default_rng(0).standard_normal
+    return [(name, np.asarray(draw(shape) / 4, dtype)) for name, shape in shapes.items()]
+
+
+MODELS = {"mixed": make_mixed, "wide": make_wide}
+
+
+@functools.cache
+def make_example(model: str, languages: str, target: str) -> Path:
+    """Return the folder of a build of a model, called `mnist`, with packages."""
+    folder = make_root() / f"example-{model}-{target}"
+    folder.mkdir()
+    nodes, inputs, weights = MODELS[model]()
+    wide = TensorProto.DOUBLE if model == "wide" else TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes, model,
+        [helper.make_tensor_value_info(name, kind, ["batch", n]) for name, kind, n in inputs],
+        [helper.make_tensor_value_info("scores", wide, ["batch", 3])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "model.onnx")
+    artifacts.generate_artifacts(
+        folder / "model.onnx",
+        requires_grad=[name for name, value in weights if np.ndim(value)],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder / "artifacts",
+    )
+    options = Options("mnist", resolve(target), [4], bindings=languages.split(","))
+    build(folder / "artifacts", folder / "build", options)
+    return folder / "build"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bindings.packages import NATIVE
+from tests.bindings.packages import NATIVE, make_example
 from tests.bindings.programs import HERE, TOOLCHAINS
-from tests.bindings.test_examples import make_example
 from tests.support.builds import needs_cc
 
 # By language: a program that doubles the trained values of a checkpoint, and its file.

@@ -180,7 +180,8 @@ def _write_record(function: ApiFunction) -> str:
         f"        public let {join_camel(a.name)}: {_GOTTEN[a.kind][0].format(enum=a.enum)}\n"
         for a in gotten
     )
-    return f"\n    /// The result of `{join_camel(function.name)}`.\n    public struct {name} {{\n{fields}    }}\n"
+    about = f"\n    /// The result of `{join_camel(function.name)}`.\n"
+    return f"{about}    public struct {name} {{\n{fields}    }}\n"
 
 
 def _write_maker(function: ApiFunction) -> str:

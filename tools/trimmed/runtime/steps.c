@@ -313,7 +313,8 @@ int model_set_linear_rate(model *m, float peak, int64_t warmup, int64_t total)
         return MODEL_BAD_INPUT;
     if (warmup < 0 || warmup > total || total > INT32_MAX)
         return fail(m, MODEL_BAD_INPUT,
-                    "a warm-up of %d steps of %d: give 0 <= warm-up <= total < 2^31", warmup, total);
+                    "a warm-up of %d steps of %d: give 0 <= warm-up <= total < 2^31", warmup,
+                    total);
     int is_rising = m->step < warmup;
     int32_t whole = (int32_t)(is_rising ? warmup : total - warmup);
     int64_t part = is_rising ? m->step : m->step < total ? total - m->step : 0;
