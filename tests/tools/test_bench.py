@@ -242,7 +242,8 @@ def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
     made.write(tmp_path / "a.json")
     actual_content = read(tmp_path / "a.json")
     assert actual_content.machine == made.machine
-    assert actual_content.rows[:2] == rows[:2]
+    # As text: a NaN equals no other, and from Python 3.13 on fields are compared one by one.
+    assert repr(actual_content.rows[:2]) == repr(rows[:2])
     assert math.isnan(actual_content.rows[2].step)
     assert actual_content.rows[2].key == ("cnn", 8, 1)
 
@@ -335,8 +336,8 @@ def test_the_command_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> 
         (["mobile.onnx", "--inference"], 1, "no workload or file 'mobile.onnx'"),
         (["mlp", "--shape", "x=2,784"], 2, "--shape needs --inference"),
         (["--inference", "--compare", __file__, __file__], 2, "and no other option"),
-        (["--threads", "0"], 2, "expected numbers of at least 1"),
-        (["--threads", "1-2-3"], 2, "expected numbers of at least 1"),
+        (["--threads", "0"], 2, "expected numbers from 1 to"),
+        (["--threads", "1-2-3"], 2, "expected numbers from 1 to"),
         (["--threads", "4-2"], 2, "a range begins with its smaller number"),
         (["--threads", "1-999999999"], 2, "has at most 1000 numbers"),
         (["--time", "0"], 2, "0"),
