@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types as pytypes
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from numba.core import (
     compiler,
     fastmathpass,
     imputils,
+    interpreter,
     ir,
     lowering,
     transforms,
@@ -49,6 +51,9 @@ from numba.extending import models, register_model, typeof_impl
 
 # Never nnan or ninf: NaN and infinity keep their meaning.
 FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
+
+# Operations with a meaning of their own for an operand that is known, as it is written.
+_POWERS = (operator.pow, operator.ipow)
 
 Emit = Callable[[Any, Any, Any, Any], Any]  # (context, builder, signature, values): the result
 
@@ -163,6 +168,7 @@ class _TypingContext(typing.BaseContext):
 
     def __init__(self) -> None:
         self._resolved: dict[tuple[Any, Any], Any] = {}
+        self._operations: dict[Any, Any] = {}
         super().__init__()
 
     @functools.cached_property
@@ -182,6 +188,14 @@ class _TypingContext(typing.BaseContext):
     def _load_builtins(self) -> None:
         self.install_registry(self._builtins)
 
+    def resolve_value_type(self, val: Any) -> Any:
+        """Return the type of a value, an operation's once: numba finds it by errors."""
+        if not isinstance(val, pytypes.BuiltinFunctionType):
+            return super().resolve_value_type(val)
+        if val not in self._operations:
+            self._operations[val] = super().resolve_value_type(val)
+        return self._operations[val]
+
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """Return the signature of a call; equal calls by position are resolved once."""
         if kws:
@@ -197,7 +211,19 @@ class _CodeContext(CPUContext):
 
     def __init__(self, typing_context: Any, target: str) -> None:
         self._sizes: dict[str, int] = {}
+        self._operations: dict[tuple[Any, Any], Callable[[Any, Sequence[Any]], Any]] = {}
         super().__init__(typing_context, target)
+
+    def get_operation(self, op: Any, kinds: Any) -> Callable[[Any, Sequence[Any]], Any]:
+        """Return the function that emits an operation on values of these types.
+
+        It serves all functions of the process, whose contexts differ in nothing that it reads.
+        """
+        if (op, kinds) not in self._operations:
+            kind = self.typing_context.resolve_value_type(op)
+            signature = kind.get_call_type(self.typing_context, kinds, {})
+            self._operations[op, kinds] = self.get_function(kind, signature)
+        return self._operations[op, kinds]
 
     def refresh(self) -> None:
         """Install what the imported modules implement."""
@@ -279,6 +305,33 @@ class Library(codegen.AOTCodeLibrary):
 
 class _Codegen(codegen.AOTCPUCodegen):
     _library_class = Library
+
+
+# Rewritings of what kernels do not use; each searches all of a function.
+_FOREIGN = (interpreter.peep_hole_delete_with_exit, interpreter.peep_hole_fuse_dict_add_updates)
+
+
+def _rewrite(_: Any, rewritings: Sequence[Callable[[Any], Any]], func_ir: Any) -> Any:
+    """Apply the rewritings of sequences of instructions that kernels use."""
+    for rewrite in rewritings:
+        if rewrite not in _FOREIGN:
+            func_ir = rewrite(func_ir)
+    return func_ir
+
+
+class _Interpreter(interpreter.Interpreter):
+    """Numba's reader of bytecode, which looks for neither `with` nor dictionaries."""
+
+    post_process = _rewrite
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Bytecode(untyped_passes.TranslateByteCode):
+    """Numba's pass with `_Interpreter`."""
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = _Interpreter(state.func_id).interpret(state.bc)
+        return True
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -379,6 +432,23 @@ class _CodeWriter(lowering.Lower):
         self.storevar(self.lower_assign(self.typeof(name), statement), name)
         return None
 
+    def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
+        """Write the code of an operation on two values.
+
+        Only a power means something else with an operand that is known: for all others numba asks
+        three times for such a meaning, and most of its time goes to the errors that say there is
+        none.
+        """
+        if op in _POWERS:
+            return super().lower_binop(resty, expr, op)
+        context, signature = self.context, self.fndesc.calltypes[expr]
+        operands = [
+            context.cast(self.builder, self.loadvar(v.name), self.typeof(v.name), kind)
+            for v, kind in zip((expr.lhs, expr.rhs), signature.args, strict=True)
+        ]
+        result = context.get_operation(op, signature.args)(self.builder, operands)
+        return context.cast(self.builder, result, signature.return_type, resty)
+
     def storevar(self, value: Any, name: str, argidx: int | None = None) -> None:
         """Assign a value to a variable, which holds no reference to release."""
         if name in self._singly_assigned_vars:
@@ -410,7 +480,7 @@ class _Pipeline(compiler.CompilerBase):
         """Return one pipeline."""
         manager = _Passes("kernel")
         for step in (
-            untyped_passes.TranslateByteCode,
+            _Bytecode,
             untyped_passes.FixupArgs,
             untyped_passes.RewriteSemanticConstants,
             untyped_passes.DeadBranchPrune,

@@ -16,6 +16,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     intrinsic,
     load,
@@ -48,7 +49,7 @@ class _BlockDot:
     def __init__(self, fn: Any, target: Target, T: str, bits: int) -> None:
         self.fn, self.bits, self.size = fn, bits, ITEMSIZE[T]
         self.has_tables = T == "f32" and target.arch == "x86_64" and target.vector == 4 * STEP
-        self.vt = ir.VectorType(LLVM[T], STEP)
+        self.vt = Vector(LLVM[T], STEP)
         self.b = ir.IRBuilder(fn.append_basic_block("entry"))
         name = f"llvm.fmuladd.v{STEP}{self.vt.element.intrinsic_name}"
         self.fma = intrinsic(fn.module, name, self.vt, [self.vt] * 3)
@@ -128,7 +129,7 @@ class _BlockDot:
 
     def _make_table(self, flip: Any) -> Any:
         """Return each integer of 4 bits, flipped, as a float."""
-        b, kind = self.b, ir.VectorType(I32, STEP)
+        b, kind = self.b, Vector(I32, STEP)
         numbers = b.xor(ir.Constant(kind, list(range(STEP))), splat(b, b.trunc(flip, I32), STEP))
         return b.sitofp(numbers, self.vt)
 
@@ -139,7 +140,7 @@ class _BlockDot:
             load(b, b.gep(a, [b.add(at, I64(STEP * i))]), self.vt, self.size) for i in (0, 1)
         )
         orders = (list(range(first, 2 * STEP, 2)) for first in (0, 1))
-        kind = ir.VectorType(I32, STEP)
+        kind = Vector(I32, STEP)
         return [b.shuffle_vector(low, high, ir.Constant(kind, order)) for order in orders]
 
     def _look_up(
@@ -150,11 +151,11 @@ class _BlockDot:
         A table has what an integer stands for, less its zero point; only the low bits of a place
         count.
         """
-        b, kind, out = self.b, ir.VectorType(I32, STEP), list[Any]()
+        b, kind, out = self.b, Vector(I32, STEP), list[Any]()
         take = intrinsic(self.fn.module, "llvm.x86.avx512.permvar.sf.512", self.vt, [self.vt, kind])
         four = ir.Constant(kind, [4] * STEP)
         for place, table, part in zip(places, tables, parts, strict=True):
-            low = b.zext(load(b, place, ir.VectorType(I8, STEP), 1), kind)
+            low = b.zext(load(b, place, Vector(I8, STEP), 1), kind)
             for index, factor in zip((low, b.lshr(low, four)), left, strict=True):
                 part = b.call(self.fma, [b.call(take, [table, index]), factor, part])
             out.append(part)
@@ -163,7 +164,7 @@ class _BlockDot:
     def _read(self, q: Any, at: Any, flip: Any) -> Any:
         """Return `STEP` integers from number `at` on, as floats."""
         b, parts = self.b, 8 // self.bits
-        stored = ir.VectorType(I8, STEP // parts)
+        stored = Vector(I8, STEP // parts)
         packed = load(b, b.gep(q, [b.udiv(at, I64(parts))]), stored, 1)
         value = b.xor(split(b, packed, self.bits), flip)
-        return b.sitofp(b.zext(value, ir.VectorType(I32, STEP)), self.vt)
+        return b.sitofp(b.zext(value, Vector(I32, STEP)), self.vt)

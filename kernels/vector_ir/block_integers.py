@@ -28,6 +28,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LINE,
     LLVM,
+    Vector,
     call_outlined,
     counted,
     intrinsic,
@@ -38,7 +39,7 @@ from engine.kernels.vector_ir.vectors import (
 
 I8, F32 = ir.IntType(8), LLVM["f32"]
 STEP = 16  # floats that are rounded at a time
-REALS = ir.VectorType(F32, STEP)
+REALS = Vector(F32, STEP)
 ROUNDER = 12582912.0  # 1.5 2^23: a float32 that is added to it is rounded to an integer
 LARGEST = 127.0  # of a rounded row, which is symmetric
 LEAST = 2.0**-100  # largest number of a block that has a finite reciprocal, by far
@@ -59,9 +60,9 @@ class _ChunkedRows:
         self.record = self.chunk + 2 * self.width
         self.per_chunk, self.per_block = max(1, self.chunk // block), max(1, block // self.chunk)
         self.spread = self.lanes // self.per_chunk
-        self.bytes = ir.VectorType(I8, self.width)
-        self.words = ir.VectorType(I32, self.lanes)
-        self.reals = ir.VectorType(F32, self.lanes)
+        self.bytes = Vector(I8, self.width)
+        self.words = Vector(I32, self.lanes)
+        self.reals = Vector(F32, self.lanes)
         self.b = ir.IRBuilder(fn.append_basic_block("entry"))
 
     def fill(self, kind: Any, value: float) -> Any:
@@ -73,9 +74,9 @@ class _ChunkedRows:
         b = self.b
         if self.per_chunk == 1:
             return splat(b, b.load(values, typ=F32), self.lanes)
-        each = load(b, values, ir.VectorType(F32, self.per_chunk), 4)
+        each = load(b, values, Vector(F32, self.per_chunk), 4)
         order = [lane // self.spread for lane in range(self.lanes)]
-        mask = ir.Constant(ir.VectorType(I32, self.lanes), order)
+        mask = ir.Constant(Vector(I32, self.lanes), order)
         return b.shuffle_vector(each, ir.Constant(each.type, ir.Undefined), mask)
 
 
@@ -148,14 +149,14 @@ class _BlockRounding(_ChunkedRows):
         factor = b.select(is_small, F32(0.0), b.fdiv(F32(LARGEST), largest))
         rounder, highest = (self.fill(REALS, value) for value in (ROUNDER, LARGEST))
         factors = splat(b, factor, STEP)
-        kind = ir.VectorType(I32, STEP)
+        kind = Vector(I32, STEP)
         for i in range(0, self.block, STEP):
             value = b.fmul(load(b, b.gep(floats, [I64(i)]), REALS, 4), factors)
             # Nothing is beyond it, but with `rounder` a product alone would be one operation, which
             # rounds once, where onnxruntime rounds twice.
             value = b.select(b.fcmp_ordered(">", value, highest), highest, value)
             whole = b.sub(b.bitcast(b.fadd(value, rounder), kind), b.bitcast(rounder, kind))
-            store(b, b.trunc(whole, ir.VectorType(I8, STEP)), b.gep(integers, [I64(i)]), 1)
+            store(b, b.trunc(whole, Vector(I8, STEP)), b.gep(integers, [I64(i)]), 1)
         return b.fadd(b.fdiv(largest, F32(LARGEST)), none)
 
     def _fold(self, vector: Any, join: Any) -> Any:
@@ -164,7 +165,7 @@ class _BlockRounding(_ChunkedRows):
         while count > 1:
             count //= 2
             halves = [
-                ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
+                ir.Constant(Vector(I32, count), list(range(first, first + count)))
                 for first in (0, count)
             ]
             vector = join(*(b.shuffle_vector(vector, vector, half) for half in halves))
@@ -175,7 +176,7 @@ class _BlockRounding(_ChunkedRows):
         if self.parts == 1:
             parts = [load(b, integers, self.bytes, 1)]
         else:
-            pairs = load(b, integers, ir.VectorType(I16, self.width), 1)
+            pairs = load(b, integers, Vector(I16, self.width), 1)
             odd = b.lshr(pairs, self.fill(pairs.type, 8))
             parts = [b.trunc(half, self.bytes) for half in (pairs, odd)]
         sums = self.fill(self.words, 0)
@@ -401,7 +402,7 @@ class _BlockProducts(_ChunkedRows):
     def _add_pairs(self, pairs: list[tuple[Any, Any]]) -> Any:
         """Return sums of four by pmaddubsw: 2 15 127, or 2 128 127, are less than 2^15."""
         b, module = self.b, self.fn.module
-        halves = ir.VectorType(I16, self.width // 2)
+        halves = Vector(I16, self.width // 2)
         form = "avx512.pmaddubs.w.512" if self.width == 64 else "avx2.pmadd.ub.sw"
         madd = intrinsic(module, f"llvm.x86.{form}", halves, [self.bytes] * 2)
         every = None
@@ -419,7 +420,7 @@ class _BlockProducts(_ChunkedRows):
     def _add_long(self, pairs: list[tuple[Any, Any]]) -> Any:
         """Return sums of four on Arm without sdot: products of 16 bits, then sums of neighbours."""
         b, module = self.b, self.fn.module
-        wide, half = ir.VectorType(I16, self.width), ir.VectorType(I16, self.width // 2)
+        wide, half = Vector(I16, self.width), Vector(I16, self.width // 2)
         every = None
         for right, left in pairs:
             products = b.mul(b.sext(right, wide), b.sext(left, wide))
@@ -435,7 +436,7 @@ class _BlockProducts(_ChunkedRows):
     def _add_halves(self, right: Any, left: Any) -> Any:
         """Return sums of four by 16 bits: products of even bytes, then of odd ones."""
         b = self.b
-        halves = ir.VectorType(I16, self.width // 2)
+        halves = Vector(I16, self.width // 2)
         right, left = (b.bitcast(v, halves) for v in (right, left))
         eight = self.fill(halves, 8)
         even = b.and_(right, self.fill(halves, 255)), b.ashr(b.shl(left, eight), eight)
@@ -454,7 +455,7 @@ class _BlockProducts(_ChunkedRows):
     def _pick(self, x: Any, y: Any, order: Any) -> Any:
         """Return some elements of two vectors."""
         places = list(order)
-        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(places)), places))
+        return self.b.shuffle_vector(x, y, ir.Constant(Vector(I32, len(places)), places))
 
     def _loop(self, end: Any, starts: list[Any], advance: Any) -> list[Any]:
         """Return vectors after `vectors = advance(i, vectors)` for i in range(end)."""

@@ -15,6 +15,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     counted,
     first_lanes,
@@ -64,7 +65,7 @@ def bend(target: Target, T: str) -> Any:
     def emit_row(
         b: Any, c: Any, ldc: Any, columns: Any, curve: Callable[[Any, Any], Any], i: Any
     ) -> None:
-        row, vector = b.gep(c, [b.mul(i, ldc)]), ir.VectorType(LLVM[T], lanes)
+        row, vector = b.gep(c, [b.mul(i, ldc)]), Vector(LLVM[T], lanes)
 
         def change(j: Any, kind: Any, count: int = 1) -> None:
             at = [b.gep(row, [b.add(j, I64(n * lanes))]) for n in range(count)]

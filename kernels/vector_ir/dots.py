@@ -10,7 +10,16 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vector_ir.vectors import I32, I64, LLVM, NUMBA, call_outlined, intrinsic, load
+from engine.kernels.vector_ir.vectors import (
+    I32,
+    I64,
+    LLVM,
+    NUMBA,
+    Vector,
+    call_outlined,
+    intrinsic,
+    load,
+)
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 Grid = list[list[Any]]  # a value for each sum: rows of columns
@@ -51,7 +60,7 @@ def add_lanes(b: Any, vectors: list[Any], lanes: int) -> Any:
         )
         if len(vectors) > 1:
             low, high = ([*half, *(length + p for p in half)] for half in (low, high))
-        masks = [ir.Constant(ir.VectorType(I32, len(half)), half) for half in (low, high)]
+        masks = [ir.Constant(Vector(I32, len(half)), half) for half in (low, high)]
         vectors = [
             b.fadd(*(b.shuffle_vector(first, second, mask) for mask in masks))
             for first, second in pairs
@@ -59,7 +68,7 @@ def add_lanes(b: Any, vectors: list[Any], lanes: int) -> Any:
         parts //= 2
     while len(vectors) > 1:
         length = vectors[0].type.count
-        mask = ir.Constant(ir.VectorType(I32, 2 * length), list(range(2 * length)))
+        mask = ir.Constant(Vector(I32, 2 * length), list(range(2 * length)))
         vectors = [
             b.shuffle_vector(x, y, mask) for x, y in zip(vectors[::2], vectors[1::2], strict=True)
         ]
@@ -73,7 +82,7 @@ class _Dots:
         self.fn, self.target, self.mr, self.nr = fn, target, mr, nr
         self.scalar, self.size = LLVM[T], ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
-        self.vt = ir.VectorType(self.scalar, self.lanes)
+        self.vt = Vector(self.scalar, self.lanes)
         self.T = T
         self.b = ir.IRBuilder(fn.append_basic_block("entry"))
 
@@ -132,7 +141,7 @@ class _Dots:
     def _finish(self, values: list[Any], c: Any, bias: Any, mode: Any) -> None:
         """Store act(values (+ C) (+ bias)) in a row of C."""
         b = self.b
-        vt = ir.VectorType(self.scalar, self.nr)
+        vt = Vector(self.scalar, self.nr)
         value = ir.Constant(vt, ir.Undefined)
         for j, one in enumerate(values):
             value = b.insert_element(value, one, I32(j))

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from engine.kernels.vector_ir.vectors import Vector
+
 fused: ContextVar[bool] = ContextVar("fused", default=True)
 
 
@@ -155,7 +157,7 @@ class Lanes:
 
 def like(shape: Any, element: Any) -> Any:
     """Return the type `element`, with as many lanes as the type `shape` has."""
-    return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
+    return Vector(element, shape.count) if isinstance(shape, ir.VectorType) else element
 
 
 def const(kind: Any, value: float) -> Any:

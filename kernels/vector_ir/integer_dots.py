@@ -28,6 +28,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     counted,
     intrinsic,
@@ -39,8 +40,8 @@ from engine.kernels.vector_ir.vectors import (
 from engine.kernels.vocabulary.integers import GROUP, PANEL, find_sign
 
 F32 = LLVM["f32"]
-WIDE = ir.VectorType(I32, PANEL)  # the sums of a panel
-REALS = ir.VectorType(F32, PANEL)
+WIDE = Vector(I32, PANEL)  # the sums of a panel
+REALS = Vector(F32, PANEL)
 BYTES = PANEL * GROUP  # of a group of steps in a panel
 ROUNDER = 12582912.0  # 1.5 2^23: a float32 that is added to it is rounded to an integer
 # By lanes of 32 bits: instructions that round floats to integers, and that narrow integers to 16
@@ -121,7 +122,7 @@ def join_vectors(b: Any, vectors: list[Any]) -> Any:
     """Return the elements of vectors one after another, as one."""
     while len(vectors) > 1:
         size = 2 * vectors[0].type.count
-        mask = ir.Constant(ir.VectorType(I32, size), list(range(size)))
+        mask = ir.Constant(Vector(I32, size), list(range(size)))
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [b.shuffle_vector(x, y, mask) for x, y in pairs]
     return vectors[0]
@@ -137,7 +138,7 @@ class _Sums:
     def __init__(self, fn: Any, target: Target, X: str, Y: str) -> None:
         self.fn, self.target, self.X, self.Y = fn, target, X, Y
         self.lanes = target.lanes(4)
-        self.vt = ir.VectorType(I32, self.lanes)
+        self.vt = Vector(I32, self.lanes)
         self.parts = 1 if target.dots else 2
         self.vectors = PANEL * self.parts // self.lanes
         self.step = BYTES // self.vectors
@@ -163,14 +164,14 @@ class _Sums:
         b = self.b
         if self.target.dots or self.is_narrow:
             return left
-        return (b.sext if self.sign == "i8" else b.zext)(left, ir.VectorType(I16, self.step))
+        return (b.sext if self.sign == "i8" else b.zext)(left, Vector(I16, self.step))
 
     def take_weights(self, place: Any) -> Any:
         """Return the weights of a vector at an address as `add_products` takes them."""
-        right = load(self.b, place, ir.VectorType(I8, self.step), 1)
+        right = load(self.b, place, Vector(I8, self.step), 1)
         if self.target.dots or self.is_narrow:
             return right
-        return self.b.sext(right, ir.VectorType(I16, self.step))
+        return self.b.sext(right, Vector(I16, self.step))
 
     def add_products(self, total: Any, left: Any, right: Any) -> Any:
         """Return the sums of a vector with more products."""
@@ -183,14 +184,14 @@ class _Sums:
             dot = intrinsic(module, name, total.type, [total.type, left.type, right.type])
             return b.call(dot, [total, left, right])
         if self.is_narrow:
-            wide = ir.VectorType(I16, self.step)
+            wide = Vector(I16, self.step)
             products = b.mul(b.sext(left, wide), b.sext(right, wide))
             add = intrinsic(module, "llvm.aarch64.neon.saddlp.v4i32.v8i16", self.vt, [wide])
             return b.add(total, b.call(add, [products]))
         if self.target.arch == "x86_64":
             madd = intrinsic(module, f"llvm.x86.{_MADD[self.lanes]}", self.vt, [left.type] * 2)
             return b.add(total, b.call(madd, [left, right]))
-        wide = ir.VectorType(I32, self.step)
+        wide = Vector(I32, self.step)
         products = b.mul(b.sext(left, wide), b.sext(right, wide))
         for s in (0, 1):
             total = b.add(total, self._pick(products, range(s, self.step, 2)))
@@ -208,7 +209,7 @@ class _Sums:
         """Return some lanes of a vector."""
         undef = ir.Constant(vector.type, ir.Undefined)
         order = list(lanes)
-        mask = ir.Constant(ir.VectorType(I32, len(order)), order)
+        mask = ir.Constant(Vector(I32, len(order)), order)
         return self.b.shuffle_vector(vector, undef, mask)
 
     def prepare(self, low: Any, high: Any, zero: Any, tail: Any) -> None:
@@ -251,8 +252,8 @@ class _Sums:
         if self.target.arch == "x86_64" and len(reals) == GROUP:
             units = reals[0].type.count // 4  # 16-byte units of a vector
             order = [4 * (k % units) + k // units for k in range(GROUP * units)]
-            packed = b.bitcast(self.pack(reals), ir.VectorType(I32, GROUP * units))
-            return b.bitcast(self._pick(packed, order), ir.VectorType(I8, 16 * units))
+            packed = b.bitcast(self.pack(reals), Vector(I32, GROUP * units))
+            return b.bitcast(self._pick(packed, order), Vector(I8, 16 * units))
         return self._join_bytes(reals)
 
     def pack(self, reals: list[Any]) -> Any:
@@ -265,8 +266,8 @@ class _Sums:
         if self.target.arch != "x86_64":
             assert each == 4, "one unit of 16 bytes: all are in order"
             return self._join_bytes(reals)
-        ints, words = ir.VectorType(I32, each), ir.VectorType(I16, 2 * each)
-        octets = ir.VectorType(I8, 4 * each)
+        ints, words = Vector(I32, each), Vector(I16, 2 * each)
+        octets = Vector(I8, 4 * each)
         to_words, to_bytes = _PACKS[each][0], _PACKS[each][1 + (self.Y == "i8")]
         high, parts = splat(b, self.high, each), list[Any]()
         for real in reals:
@@ -296,7 +297,7 @@ class _Sums:
         out = []
         for real in reals:
             count = real.type.count
-            kind = ir.VectorType(I32, count)
+            kind = Vector(I32, count)
             low, high = (splat(b, bound, count) for bound in (self.low, self.high))
             real = b.select(b.fcmp_ordered("<", real, low), low, real)
             real = b.select(b.fcmp_ordered(">", real, high), high, real)
@@ -304,7 +305,7 @@ class _Sums:
             whole = b.sub(b.bitcast(b.fadd(real, rounder), kind), b.bitcast(rounder, kind))
             out.append(b.add(whole, splat(b, self.zero, count)))
         whole = join_vectors(b, out)
-        return b.trunc(whole, ir.VectorType(I8, whole.type.count))
+        return b.trunc(whole, Vector(I8, whole.type.count))
 
     def loop(self, end: Any, starts: list[Any], advance: Any) -> list[Any]:
         """Return vectors after `vectors = advance(i, vectors)` for i in range(end)."""
@@ -401,7 +402,7 @@ class _DotTile(_Sums):
     def _multiply(self, words: list[Any], panels: list[Any], at: Any, sums: list[Any]) -> list[Any]:
         """Return the sums and the products of a group of each row with the panels."""
         b, out = self.b, list(sums)
-        kind = ir.VectorType(I8, self.step)
+        kind = Vector(I8, self.step)
         # Flipped before they are spread: the other order keeps LLVM 22 busy for ever.
         spread = [splat(b, self.flip(word), self.step // GROUP) for word in words]
         left = [self.take(b.bitcast(word, kind)) for word in spread]
@@ -440,7 +441,7 @@ class _DotWindows(_Sums):
             pointer.add_attribute("noalias")
         self.x, self.edge, self.at, self.y, self.groups = x, edge, at, y, groups
         self.channels, self.count, self.step_x = channels, count, step
-        self.rest = b.alloca(ir.VectorType(I8, PANEL))
+        self.rest = b.alloca(Vector(I8, PANEL))
         self.prepare(low, high, zero, b.and_(channels, I64(PANEL - 1)))
         places = self._lay_out(w)
 
@@ -538,7 +539,7 @@ class _DotWindows(_Sums):
 
     def _move(self, source: Any, into: Any, nbytes: int) -> None:
         """Copy some bytes."""
-        store(self.b, load(self.b, source, ir.VectorType(I8, nbytes), 1), into, 1)
+        store(self.b, load(self.b, source, Vector(I8, nbytes), 1), into, 1)
 
     def _run_pixels(
         self, c: Any, width: int, weights: Any, start: Any, factor: Any, *, ragged: bool
@@ -548,7 +549,7 @@ class _DotWindows(_Sums):
         weights, start, factor: as `turn_windows` has written them for this block.
         """
         b = self.b
-        kind = ir.VectorType(I8, width)
+        kind = Vector(I8, width)
 
         def run(p: Any) -> None:
             first = b.gep(self.x, [b.mul(p, self.step_x)])
@@ -571,7 +572,7 @@ class _DotWindows(_Sums):
         """Return what sums of a block begin with."""
         if self.parts == 2:
             return [self.none] * self.vectors
-        kind = ir.VectorType(I32, width // GROUP)
+        kind = Vector(I32, width // GROUP)
         return [load(self.b, self.b.gep(start, [I64(width * v)]), kind, 4) for v in range(GROUP)]
 
     def _read_tap(self, first: Any, place: Any, c: Any, kind: Any, *, ragged: bool) -> Any:
@@ -615,7 +616,7 @@ class _DotWindows(_Sums):
     def _weave(self, taps: list[Any]) -> list[Any]:
         """Return four taps as four vectors, in which the taps of a channel lie together."""
         b, kind = self.b, taps[0].type
-        pairs = ir.VectorType(I16, kind.count // 2)
+        pairs = Vector(I16, kind.count // 2)
         (a, c), (d, e) = (self._zip(taps[t], taps[t + 1]) for t in (0, 2))
         a, c, d, e = (b.bitcast(half, pairs) for half in (a, c, d, e))
         return [b.bitcast(v, kind) for v in (*self._zip(a, d), *self._zip(c, e))]
@@ -631,7 +632,7 @@ class _DotWindows(_Sums):
                 for start in range(0, count, unit)
                 for k in range(unit)
             ]
-            mask = ir.Constant(ir.VectorType(I32, count), order)
+            mask = ir.Constant(Vector(I32, count), order)
             halves.append(self.b.shuffle_vector(x, y, mask))
         return halves[0], halves[1]
 
@@ -639,7 +640,7 @@ class _DotWindows(_Sums):
         """Return the elements of two vectors in turns."""
         size = x.type.count
         order = [k // 2 + k % 2 * size for k in range(2 * size)]
-        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 2 * size), order))
+        return self.b.shuffle_vector(x, y, ir.Constant(Vector(I32, 2 * size), order))
 
     def _finish_block(
         self, sums: list[Any], start: Any, factor: Any, into: Any, *, ragged: bool
@@ -655,7 +656,7 @@ class _DotWindows(_Sums):
         each = sums[0].type.count
         factors: list[Any] = [None] * GROUP
         if self.Y != "i32":
-            kind = ir.VectorType(F32, each)
+            kind = Vector(F32, each)
             factors = [load(b, b.gep(factor, [I64(4 * each * v)]), kind, 4) for v in range(GROUP)]
         if self.Y in ("u8", "i8"):
             reals = [b.fmul(b.sitofp(s, f.type), f) for s, f in zip(sums, factors, strict=True)]

@@ -20,6 +20,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     counted,
     load,
@@ -96,7 +97,7 @@ def turn(target: Target, P: str, S: str) -> Any:
     Row i begins at src[i lds]; words are the pairs of its elements.  The ranges do not overlap.
     """
     lanes = target.lanes(4)
-    vt = ir.VectorType(LLVM["f32"], lanes)
+    vt = Vector(LLVM["f32"], lanes)
     has_words = FACTORS.get(P, 1) == 2
     to = "f32" if has_words else P
 
@@ -106,7 +107,7 @@ def turn(target: Target, P: str, S: str) -> Any:
         if S == P:
             return load(b, p, vt, ITEMSIZE[S])
         low, high = (loaded(b, target, b.gep(p, [I64(k)]), lanes, S, P) for k in (0, lanes))
-        order = ir.Constant(ir.VectorType(I32, 2 * lanes), list(range(2 * lanes)))
+        order = ir.Constant(Vector(I32, 2 * lanes), list(range(2 * lanes)))
         return b.bitcast(b.shuffle_vector(low, high, order), vt)
 
     def body(fn: Any) -> None:

@@ -13,6 +13,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     intrinsic,
     load,
@@ -35,7 +36,7 @@ def multiply_adds(target: Target, T: str) -> Any:
     LLVM cannot make one of two.  Returns how many operations that were, two an element and round.
     """
     lanes, size = target.lanes(ITEMSIZE[T]), ITEMSIZE[T]
-    vt = ir.VectorType(LLVM[T], lanes)
+    vt = Vector(LLVM[T], lanes)
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:

@@ -32,6 +32,7 @@ from engine.kernels.vector_ir.scalars import (
 from engine.kernels.vector_ir.vectors import (
     I64,
     NUMBA,
+    Vector,
     counted,
     first_lanes,
     load_part,
@@ -219,8 +220,7 @@ class _Loop:
             width //= 2
             undef = ir.Constant(total.type, ir.Undefined)
             low, high = (
-                ir.Constant(ir.VectorType(I32, width), list(range(s, s + width)))
-                for s in (0, width)
+                ir.Constant(Vector(I32, width), list(range(s, s + width))) for s in (0, width)
             )
             total = self._join(
                 op, kind, b.shuffle_vector(total, undef, low), b.shuffle_vector(total, undef, high)

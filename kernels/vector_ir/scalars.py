@@ -13,6 +13,7 @@ from llvmlite import ir
 from engine.base.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import bf16, elementary, f16, trigonometric, vectors
+from engine.kernels.vector_ir.vectors import Vector
 from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W
 from engine.kernels.vocabulary.terms import Typed, TypedTerm
 
@@ -94,12 +95,12 @@ def packs_pairs(kinds: Iterable[str], target: Target) -> bool:
 def joined(b: Any, x: Any, y: Any) -> Any:
     """Return one vector of the lanes of two."""
     lanes = range(2 * x.type.count)
-    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(vectors.I32, len(lanes)), [*lanes]))
+    return b.shuffle_vector(x, y, ir.Constant(Vector(vectors.I32, len(lanes)), [*lanes]))
 
 
 def vector(kind: Any, lanes: int) -> Any:
     """Return the LLVM type of `lanes` elements; of one element the scalar itself."""
-    return ir.VectorType(kind, lanes) if lanes > 1 else kind
+    return Vector(kind, lanes) if lanes > 1 else kind
 
 
 class Emitter:

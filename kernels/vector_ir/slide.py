@@ -22,6 +22,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     counted,
     first_lanes,
     intrinsic,
@@ -45,10 +46,10 @@ class Channels:
         self.b, self.T, self.S, self.size = b, T, S, ITEMSIZE[T]
         self.target = target
         self.lanes = target.lanes(self.size)
-        self.vt = ir.VectorType(LLVM[T], self.lanes)
-        self.half = ir.VectorType(I16, self.lanes)
-        self.wide = ir.VectorType(I64, self.lanes)
-        self.bytes = ir.VectorType(ir.IntType(8), self.lanes)
+        self.vt = Vector(LLVM[T], self.lanes)
+        self.half = Vector(I16, self.lanes)
+        self.wide = Vector(I64, self.lanes)
+        self.bytes = Vector(ir.IntType(8), self.lanes)
         self.fma = "fma" if target.fma else "fmuladd"
         self.masks = target.masks
         self.mask: Any = None
@@ -222,7 +223,7 @@ def window_max(target: Target, T: str, index_type: str, S: str) -> Any:
         x, y, index, n, *rest = args
         counts, xs, at, ps, pc = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10]
         v = Channels(b, target, T, S)
-        place_type = ir.VectorType(I64 if T == "f64" else I32, v.lanes)
+        place_type = Vector(I64 if T == "f64" else I32, v.lanes)
 
         def body(channels: list[Any]) -> None:
             best = v.slots([v.const(float("-inf"))] * len(channels))
@@ -320,7 +321,7 @@ def spread_max(target: Target, T: str, index_type: str, S: str) -> Any:
         counts, xs, at, ps, pc, add = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10], rest[11]
         v = Channels(b, target, T, S)
         is_short = index_type == "u8" and T == "f32"
-        place_type = ir.VectorType(I32 if is_short else I64, v.lanes)
+        place_type = Vector(I32 if is_short else I64, v.lanes)
 
         def body(channels: list[Any]) -> None:
             places, values = [], []

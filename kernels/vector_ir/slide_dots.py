@@ -30,6 +30,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     counted,
     intrinsic,
     load,
@@ -629,7 +630,7 @@ def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
         runs = range(0, 2 * size if many else size, width)
         low, high = (
             ir.Constant(
-                ir.VectorType(I32, len(runs) * half),
+                Vector(I32, len(runs) * half),
                 [r + i + shift for r in runs for i in range(half)],
             )
             for shift in (0, half)

@@ -22,6 +22,7 @@ from engine.kernels.vector_ir.vectors import (
     LINE,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     edge_copy,
     intrinsic,
@@ -94,7 +95,7 @@ class RegisterTile:
         self.scalar, self.size = LLVM[T], ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
         self.align = self.size  # of a row of A
-        self.vt = ir.VectorType(self.scalar, self.lanes)
+        self.vt = Vector(self.scalar, self.lanes)
         self.suffix = f"v{self.lanes}{T}"
         op = "fma" if target.fma else "fmuladd"
         self.fma = intrinsic(fn.module, f"llvm.{op}.{self.suffix}", self.vt, [self.vt] * 3)
@@ -293,14 +294,14 @@ class RegisterTile:
     def _vectors(self, pointer: Any, n: int) -> list[Any]:
         """`n` elements: by vectors, as far as they fill one, where a lane can be a factor."""
         b, step = self.b, min(n, self.lanes) if self.target.by_lane else 1
-        vt = ir.VectorType(self.scalar, step)
+        vt = Vector(self.scalar, step)
         return [load(b, b.gep(pointer, [I64(i)]), vt, self.size) for i in range(0, n, step)]
 
     def _lane(self, vectors: list[Any], i: int) -> Any:
         """Element i of consecutive vectors, in all lanes."""
         step = vectors[0].type.count
         undef = ir.Constant(vectors[0].type, ir.Undefined)
-        mask = ir.Constant(ir.VectorType(I32, self.lanes), [i % step] * self.lanes)
+        mask = ir.Constant(Vector(I32, self.lanes), [i % step] * self.lanes)
         return self.b.shuffle_vector(vectors[i // step], undef, mask)
 
     def _loop(
@@ -329,7 +330,7 @@ class RegisterTile:
 
     def mask_tail(self, tail: Any) -> Any:
         """Return the mask of the first `tail` lanes."""
-        iota = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
+        iota = ir.Constant(Vector(I64, self.lanes), list(range(self.lanes)))
         return self.b.icmp_signed("<", iota, splat(self.b, tail, self.lanes))
 
     def _finish_by_copy(
@@ -426,7 +427,7 @@ class _PairTile(RegisterTile):
         super().__init__(fn, target, T, a_cols, mr, nv)
         self.align = self.size if a_cols else self.size // 2
         if target.multiplies("bf16"):
-            pairs = ir.VectorType(BFloat(), 2 * self.lanes)
+            pairs = Vector(BFloat(), 2 * self.lanes)
             name = _DOTS[target.arch].format(bits=8 * target.vector, lanes=self.lanes)
             self.dot = intrinsic(fn.module, name, self.vt, [self.vt, pairs, pairs])
 
@@ -469,13 +470,13 @@ class _PairTile(RegisterTile):
 
     def _widen_first(self, words: Any) -> Any:
         """Return the float32 of the lower factors of a vector of words."""
-        wide = ir.VectorType(I32, self.lanes)
+        wide = Vector(I32, self.lanes)
         by = ir.Constant(wide, [16] * self.lanes)
         return self.b.bitcast(self.b.shl(self.b.bitcast(words, wide), by), self.vt)
 
     def _widen_second(self, words: Any) -> Any:
         """Return the float32 of the upper factors of a vector of words."""
-        wide = ir.VectorType(I32, self.lanes)
+        wide = Vector(I32, self.lanes)
         upper = ir.Constant(wide, [0xFFFF0000] * self.lanes)
         return self.b.bitcast(self.b.and_(self.b.bitcast(words, wide), upper), self.vt)
 
@@ -545,7 +546,7 @@ class _SquareTile(_PairTile):
 
     def _pick(self, x: Any, y: Any, elements: tuple[int, ...]) -> Any:
         """Return these elements of two vectors as one."""
-        mask = ir.Constant(ir.VectorType(I32, len(elements)), list(elements))
+        mask = ir.Constant(Vector(I32, len(elements)), list(elements))
         return self.b.shuffle_vector(x, y, mask)
 
 
@@ -622,7 +623,7 @@ class _RunTile(RegisterTile):
         """Return each of n factors in all lanes of a vector."""
         vector = self._load_factors(pointer, n)
         undef = ir.Constant(vector.type, ir.Undefined)
-        kind = ir.VectorType(I32, self.wide.count)
+        kind = Vector(I32, self.wide.count)
         return [
             self.b.shuffle_vector(vector, undef, ir.Constant(kind, [i] * kind.count))
             for i in range(n)
@@ -630,7 +631,7 @@ class _RunTile(RegisterTile):
 
     def _load_factors(self, pointer: Any, n: int) -> Any:
         """Return n factors as a vector of what is computed with."""
-        return f16.unpack(self.b, load(self.b, pointer, ir.VectorType(I16, n), self.align))
+        return f16.unpack(self.b, load(self.b, pointer, Vector(I16, n), self.align))
 
     def _join(self, x: Any, y: Any) -> Any:
         """Return the sum of two sums of a run."""
@@ -641,7 +642,7 @@ class _RunTile(RegisterTile):
         return f16.unpack(self.b, f16.pack(self.b, v))
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
-        b, double = self.b, ir.VectorType(ir.DoubleType(), self.lanes)
+        b, double = self.b, Vector(ir.DoubleType(), self.lanes)
 
         def add_product(x: Any, y: Any, z: Any) -> Any:
             x, y, z = (b.fpext(v, double) for v in (x, y, z))
@@ -662,12 +663,12 @@ class _HalfTile(_RunTile):
 
     def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
         super().__init__(fn, target, T, a_cols, mr, nv)
-        self.wide = ir.VectorType(ir.HalfType(), nv * self.lanes)
+        self.wide = Vector(ir.HalfType(), nv * self.lanes)
         name = f"llvm.fma.v{self.wide.count}f16"
         self.fma = intrinsic(fn.module, name, self.wide, [self.wide] * 3)
 
     def _load_factors(self, pointer: Any, n: int) -> Any:
-        return load(self.b, pointer, ir.VectorType(ir.HalfType(), n), self.align)
+        return load(self.b, pointer, Vector(ir.HalfType(), n), self.align)
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
         return RegisterTile._multiply(self, left, right, acc)
@@ -677,8 +678,8 @@ class _HalfTile(_RunTile):
 
     def _widen(self, row: list[Any]) -> list[Any]:
         b, (halves,) = self.b, row
-        wide = b.fpext(halves, ir.VectorType(self.scalar, halves.type.count))
+        wide = b.fpext(halves, Vector(self.scalar, halves.type.count))
         undef = ir.Constant(wide.type, ir.Undefined)
         parts = (range(j * self.lanes, (j + 1) * self.lanes) for j in range(self.nv))
-        kind = ir.VectorType(I32, self.lanes)
+        kind = Vector(I32, self.lanes)
         return [b.shuffle_vector(wide, undef, ir.Constant(kind, list(part))) for part in parts]

@@ -24,6 +24,7 @@ from engine.kernels.vector_ir.vectors import (
     I16,
     I64,
     NUMBA,
+    Vector,
     call_outlined,
     counted,
     first_lanes,
@@ -162,12 +163,12 @@ class _TileColumn(RegisterTile):
     def _configure(self, room: Any, height: Any) -> None:
         """Load the configuration: A and the sums have `height` rows, 1 to 16, and B has 16."""
         b = self.b
-        eight = ir.VectorType(I8, REGISTERS)
-        is_of_rows = ir.Constant(ir.VectorType(I1, REGISTERS), [i <= self.nv for i in range(8)])
+        eight = Vector(I8, REGISTERS)
+        is_of_rows = ir.Constant(Vector(I1, REGISTERS), [i <= self.nv for i in range(8)])
         full = ir.Constant(eight, [ROWS] * REGISTERS)
         heights = b.select(is_of_rows, splat(b, b.trunc(height, I8), REGISTERS), full)
-        widths = ir.Constant(ir.VectorType(I16, REGISTERS), [ROW_BYTES] * REGISTERS)
-        store(b, ir.Constant(ir.VectorType(I8, ROW_BYTES), None), room, ROW_BYTES)
+        widths = ir.Constant(Vector(I16, REGISTERS), [ROW_BYTES] * REGISTERS)
+        store(b, ir.Constant(Vector(I8, ROW_BYTES), None), room, ROW_BYTES)
         for at, value in ((PALETTE, I8(1)), (WIDTHS, widths), (HEIGHTS, heights)):
             store(b, value, b.gep(room, [I64(at)]), 1)
         self._call("ldtilecfg", room)
@@ -192,7 +193,7 @@ class _TileColumn(RegisterTile):
 
     def _fill_up(self, into: Any, at: Any, lda: Any, height: Any, factors: Any) -> None:
         """Copy so many factors of each row of A, and zeros after them."""
-        b, kind = self.b, ir.VectorType(I16, FACTORS)
+        b, kind = self.b, Vector(I16, FACTORS)
         iota = ir.Constant(kind, list(range(FACTORS)))
         mask = b.icmp_signed("<", iota, splat(b, b.trunc(factors, I16), FACTORS))
 

@@ -14,6 +14,7 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Vector,
     call_outlined,
     counted,
     splat,
@@ -54,7 +55,7 @@ def split(b: Any, packed: Any, bits: int) -> Any:
     while len(rows) > 1:  # rows that lie half of them apart are neighbours in the result
         half, size = len(rows) // 2, rows[0].type.count
         order = [k // 2 + (k % 2) * size for k in range(2 * size)]
-        mask = ir.Constant(ir.VectorType(I32, 2 * size), order)
+        mask = ir.Constant(Vector(I32, 2 * size), order)
         rows = [b.shuffle_vector(rows[k], rows[k + half], mask) for k in range(half)]
     return rows[0]
 
@@ -99,11 +100,11 @@ class _Unpack:
 
     def _emit_many(self, i: Any, flip: Any, zero: Any, scale: Any) -> None:
         b = self.b
-        stored = ir.VectorType(I8, STEP // self.parts)
+        stored = Vector(I8, STEP // self.parts)
         packed = b.load(b.bitcast(self._byte(i), stored.as_pointer()), typ=stored)
         packed.align = 1
         value = b.xor(split(b, packed, self.bits), flip)
-        wide = b.zext(value, ir.VectorType(I32, STEP))
-        real = b.sitofp(wide, ir.VectorType(LLVM[self.T], STEP))
+        wide = b.zext(value, Vector(I32, STEP))
+        real = b.sitofp(wide, Vector(LLVM[self.T], STEP))
         value = b.fmul(b.fsub(real, zero), scale)
         store(b, value, b.gep(self.fn.args[2], [i]), ITEMSIZE[self.T])

@@ -21,11 +21,26 @@ NUMBA = {t.name: getattr(types, f"{_STEMS[t.kind]}{t.bits}") for t in ELEMENT_TY
 LLVM = {T: ir.DoubleType() if ITEMSIZE[T] == 8 else ir.FloatType() for T in FLOATS}
 
 
+class Vector(ir.VectorType):
+    """The type of a vector, whose constants of equal elements are written in few letters.
+
+    Element by element they would be two fifths of what LLVM reads.
+    """
+
+    def format_constant(self, value: Any) -> str:
+        """Return the text of a constant of this type."""
+        first = value[0]
+        kind, text = first.type, first.get_reference()
+        if any(x is not first and x.get_reference() != text for x in value):
+            return str(super().format_constant(value))
+        return "undef" if first.constant is ir.Undefined else f"splat ({kind} {text})"
+
+
 def splat(b: Any, value: Any, lanes: int) -> Any:
     """Return a vector of `lanes` copies of a scalar."""
-    undef = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    undef = ir.Constant(Vector(value.type, lanes), ir.Undefined)
     one = b.insert_element(undef, value, I32(0))
-    return b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return b.shuffle_vector(one, undef, ir.Constant(Vector(I32, lanes), [0] * lanes))
 
 
 def load(b: Any, pointer: Any, vt: Any, align: int) -> Any:
@@ -67,7 +82,7 @@ def first_lanes(b: Any, n: Any, lanes: int) -> Any:
 
     It is compared as wide as 32-bit elements are, for which it then needs no conversion.
     """
-    iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    iota = ir.Constant(Vector(I32, lanes), list(range(lanes)))
     return b.icmp_signed("<", iota, splat(b, b.trunc(n, I32), lanes))
 
 
@@ -174,7 +189,7 @@ def _keep_rolled(module: Any) -> Any:
 
 def copy(target: Target, T: str) -> Any:
     """copy(dst, src, n): dst[i] = src[i] for n elements; the ranges do not overlap."""
-    lanes, vt = target.lanes(ITEMSIZE[T]), ir.VectorType(LLVM[T], target.lanes(ITEMSIZE[T]))
+    lanes, vt = target.lanes(ITEMSIZE[T]), Vector(LLVM[T], target.lanes(ITEMSIZE[T]))
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
@@ -213,7 +228,7 @@ def copy_bytes(target: Target, T: str) -> Any:
 
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         for size in sorted({target.vector, 16, 8, 4}, reverse=True):
-            vt = ir.VectorType(ir.IntType(8), size) if size >= 16 else ir.IntType(8 * size)
+            vt = Vector(ir.IntType(8), size) if size >= 16 else ir.IntType(8 * size)
             large, small = (fn.append_basic_block(name) for name in ("large", "small"))
             b.cbranch(b.icmp_signed(">=", n, I64(size)), large, small)
             b.position_at_end(large)
@@ -248,7 +263,7 @@ def zero(target: Target, T: str) -> Any:
     def body(fn: Any) -> None:
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         dst, n = fn.args
-        nil, one = (ir.Constant(t, None) for t in (ir.VectorType(element, lanes), element))
+        nil, one = (ir.Constant(t, None) for t in (Vector(element, lanes), element))
         done = counted(b, I64(0), n, lanes, lambda i: store(b, nil, b.gep(dst, [i]), ITEMSIZE[T]))
         counted(b, done, n, 1, lambda i: b.store(one, b.gep(dst, [i])) and None)
         b.ret_void()
@@ -270,7 +285,7 @@ def zero_far(target: Target, T: str) -> Any:
     """
     size, line = ITEMSIZE[T], LINE // ITEMSIZE[T]
     lanes = target.lanes(size)
-    nil = ir.Constant(ir.VectorType(LLVM[T], lanes), [0.0] * lanes)
+    nil = ir.Constant(Vector(LLVM[T], lanes), [0.0] * lanes)
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
@@ -307,7 +322,7 @@ def transpose(target: Target, T: str) -> Any:
     log2(lanes) rounds of two-row interleaves (Eklundh 1972); the ranges do not overlap.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    vt = ir.VectorType(LLVM.get(T, ir.IntType(8 * ITEMSIZE[T])), lanes)
+    vt = Vector(LLVM.get(T, ir.IntType(8 * ITEMSIZE[T])), lanes)
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
@@ -340,7 +355,7 @@ def _exchange(b: Any, rows: list[Any], width: int, lanes: int) -> list[Any]:
     out = list(rows)
     low = [i if not i & width else i - width + lanes for i in range(lanes)]
     high = [i + width if not i & width else i + lanes for i in range(lanes)]
-    mask_low, mask_high = (ir.Constant(ir.VectorType(I32, lanes), m) for m in (low, high))
+    mask_low, mask_high = (ir.Constant(Vector(I32, lanes), m) for m in (low, high))
     for i in range(lanes):
         if not i & width:
             x, y = rows[i], rows[i + width]
