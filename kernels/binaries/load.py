@@ -17,7 +17,7 @@ from engine.base.errors import EngineError, InternalError, PlanError
 from engine.kernels.binaries import fingerprint, object_files, objects
 from engine.kernels.loops import executor
 from engine.kernels.machine.target import Target, detect_host
-from engine.kernels.ops.registry import find_homes, list_templates
+from engine.kernels.ops.registry import find_home, list_templates
 from engine.plan.plan import Kernel, KernelSpec
 from engine.runtime.team import LAUNCH, WORKER
 from engine.system import cache
@@ -188,22 +188,15 @@ def _submit(
     if kind == OBJECT:
         begun = [spec for spec in specs if (target, spec) in _coming]
         coming = {spec: _coming.pop((target, spec)) for spec in begun}
-    known = find_homes()
-    able = [
-        spec
-        for spec in specs
-        if spec not in coming
-        and spec.template in known
-        and list_templates()[spec.template] is known[spec.template][1]
-    ]
+    templates = list_templates()
+    homes = {s: find_home(templates[s.template]) for s in specs if s.template in templates}
+    able = [spec for spec in specs if spec not in coming and homes.get(spec) is not None]
     # Slow ones begun last would leave cores idle; similar ones lie side by side.
     able.sort(key=lambda spec: (not _multiplies(spec), spec.template, str(spec.params)))
     count, pool = workers.count_useful(len(able)), workers.pool()
     if able and (count > 1 or pool.running):
         small, machine_code = kind == SMALL_BITCODE, kind == OBJECT
-        jobs = [
-            workers.CompileJob(known[s.template][0], s, target, small, machine_code) for s in able
-        ]
+        jobs = [workers.CompileJob(homes[s] or "", s, target, small, machine_code) for s in able]
         coming |= dict(zip(able, pool.submit(jobs, count), strict=True))
     return coming
 

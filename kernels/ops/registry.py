@@ -2,7 +2,8 @@
 
 A *family* is a module that ends in an explicit `OPS` (declarations), `KERNELS` (templates) or both.
 Modules under `kernels/ops/` and `kernels/loops/` are looked at; those with neither are parts of a
-family.
+family.  There are a hundred, and a model needs ten: each is imported when one of its ops or kernels
+is asked for, which `engine/base/declared_homes.py` finds.
 """
 
 from __future__ import annotations
@@ -10,13 +11,75 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import ModuleType
+from typing import TypeVar
 
+from engine.base.declared_homes import KERNEL_HOMES, OP_HOMES
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import Op
 
 ROOMS = ("engine.kernels.ops", "engine.kernels.loops")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Declarations(MutableMapping[K, V]):
+    """Ops or kernels by key: those that families declare, and those that were added.
+
+    A key imports the module that the index names; one that the index lacks, and a list of all,
+    import every family.
+    """
+
+    def __init__(
+        self, homes: Mapping[K, str], read: Callable[[ModuleType], Iterator[tuple[K, V]]]
+    ) -> None:
+        self._homes, self._read = homes, read
+        self._known: dict[K, V] = {}
+        self._is_whole = False
+
+    def __getitem__(self, key: K) -> V:
+        if key not in self._known and not self._is_whole:
+            home = self._homes.get(key)
+            if home is not None:
+                self._take(importlib.import_module(home))
+            if key not in self._known:
+                self._take_all()
+        return self._known[key]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._known[key] = value
+
+    def __delitem__(self, key: K) -> None:
+        self._take_all()
+        del self._known[key]
+
+    def __contains__(self, key: object) -> bool:
+        if key not in self._known and key not in self._homes:
+            self._take_all()
+        return key in self._known or (not self._is_whole and key in self._homes)
+
+    def __iter__(self) -> Iterator[K]:
+        self._take_all()
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        self._take_all()
+        return len(self._known)
+
+    def _take(self, family: ModuleType) -> None:
+        """Take note of what a family declares; what was added in its place stays."""
+        for key, value in self._read(family):
+            self._known.setdefault(key, value)
+
+    def _take_all(self) -> None:
+        """Take note of what all families declare, in their order, before what was added."""
+        if not self._is_whole:
+            self._is_whole = True
+            added, self._known = self._known, {}
+            for family in list_families():
+                self._take(family)
+            self._known |= added
 
 
 def import_modules(*rooms: str) -> Iterator[ModuleType]:
@@ -33,19 +96,31 @@ def list_families() -> tuple[ModuleType, ...]:
     return tuple(m for m in import_modules(*ROOMS) if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
 
 
+def read_ops(family: ModuleType) -> Iterator[tuple[tuple[str, str], Op]]:
+    """Yield the ops of a family by (domain, ONNX op type)."""
+    return (((op.domain, op.name), op) for op in getattr(family, "OPS", ()))
+
+
+def read_kernels(family: ModuleType) -> Iterator[tuple[str, Template]]:
+    """Yield the kernel templates of a family by name."""
+    return ((template.name, template) for template in getattr(family, "KERNELS", ()))
+
+
 @functools.cache
-def list_ops() -> dict[tuple[str, str], Op]:
+def list_ops() -> Declarations[tuple[str, str], Op]:
     """Return all op declarations by (domain, ONNX op type); engine.custom adds to them."""
-    return {(op.domain, op.name): op for m in list_families() for op in getattr(m, "OPS", ())}
+    return Declarations(OP_HOMES, read_ops)
 
 
 @functools.cache
-def list_templates() -> dict[str, Template]:
+def list_templates() -> Declarations[str, Template]:
     """Return all kernel templates by name; engine.custom adds to them."""
-    return {t.name: t for m in list_families() for t in getattr(m, "KERNELS", ())}
+    return Declarations(KERNEL_HOMES, read_kernels)
 
 
-@functools.cache
-def find_homes() -> dict[str, tuple[str, Template]]:
-    """Return the kernel templates of this package by name, with the modules that declare them."""
-    return {t.name: (m.__name__, t) for m in list_families() for t in getattr(m, "KERNELS", ())}
+def find_home(template: Template) -> str | None:
+    """Return the module of this package that declares a kernel template, if one does."""
+    home = KERNEL_HOMES.get(template.name)
+    families = list_families() if home is None else (importlib.import_module(home),)
+    own = (m.__name__ for m in families if any(t is template for _, t in read_kernels(m)))
+    return next(own, None)

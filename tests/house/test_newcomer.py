@@ -149,7 +149,7 @@ OPERATOR = Addition(
         "tools/dev/cases/squared_relu.py": CASES,
     },
     commands=(TABLES, "python -m engine.tools.dev.zoo --ops SquaredRelu"),
-    made=("docs/operators.md", "tools/dev/zoo.txt"),
+    made=("docs/operators.md", "engine/base/declared_homes.py", "tools/dev/zoo.txt"),
     tests=(
         "tests/ops/test_forward.py", "tests/ops/test_gradient.py",
         "tests/kernels/test_op_tables.py", "tests/kernels/test_registry.py",
@@ -251,7 +251,7 @@ CASES = [OptimizerCase(Signum(momentum=0.8), signum, 1)]
     commands=(TABLES, "python -m engine.tools.dev.zoo --ops SignumOptimizer"),
     made=(
         "docs/operators.md", "docs/commands.md", "engine/base/public_names.py",
-        "tools/dev/zoo.txt",
+        "engine/base/declared_homes.py", "tools/dev/zoo.txt",
     ),
     tests=(
         "tests/ops/test_optimizer_rules.py", "tests/kernels/test_op_tables.py",

@@ -16,6 +16,7 @@ NAMES = frozenset(op.name for op in list_ops().values())
 FAMILIES = ("kernels/ops/", "tools/dev/cases/", "engine/models/")  # declare ops, or make models
 # Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
 PATTERNS = {
+    "engine/base/declared_homes.py: OP_HOMES": "an index that is written from the declarations",
     "engine/base/public_names.py: HOMES": "names of classes; some are also names of ops",
     "engine/onnxblock/optim.py: __all__": "names of blocks; some are also names of ops",
     "engine/training/statistics.py: _MOVING": "for devices, which read no declarations",

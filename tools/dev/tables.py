@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.base.package import FOLDER
 from engine.tools.commands import page
 from engine.tools.dev import (
+    homes,
     keywords,
     loss_table,
     metric_table,
@@ -32,6 +33,7 @@ WRITERS: dict[str, Callable[[str], str]] = {
     "docs/models.md": models.make_page,
     "docs/operators.md": lambda _: operators.make_table(),
     "engine/base/public_names.py": lambda _: public_names.write_source(),
+    "engine/base/declared_homes.py": lambda _: homes.write_source(),
     "engine/training/keywords.py": lambda _: keywords.write_source(),
 }
 
