@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import TypeVar
@@ -37,6 +38,7 @@ class Declarations(MutableMapping[K, V]):
         self._homes, self._read = homes, read
         self._known: dict[K, V] = {}
         self._is_whole = False
+        self._lock = threading.Lock()  # never held while a family is imported
 
     def __getitem__(self, key: K) -> V:
         if key not in self._known and not self._is_whole:
@@ -48,7 +50,8 @@ class Declarations(MutableMapping[K, V]):
         return self._known[key]
 
     def __setitem__(self, key: K, value: V) -> None:
-        self._known[key] = value
+        with self._lock:
+            self._known[key] = value
 
     def __delitem__(self, key: K) -> None:
         self._take_all()
@@ -73,13 +76,18 @@ class Declarations(MutableMapping[K, V]):
             self._known.setdefault(key, value)
 
     def _take_all(self) -> None:
-        """Take note of what all families declare, in their order, before what was added."""
-        if not self._is_whole:
+        """Take note of what all families declare, in their order, before what was added.
+
+        Another thread sees all of it or none: it would take a key that is missing for unknown.
+        """
+        if self._is_whole:
+            return
+        declared: dict[K, V] = {}
+        for family in list_families():
+            declared.update(self._read(family))
+        with self._lock:
+            self._known = declared | self._known
             self._is_whole = True
-            added, self._known = self._known, {}
-            for family in list_families():
-                self._take(family)
-            self._known |= added
 
 
 def import_modules(*rooms: str) -> Iterator[ModuleType]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 
 from engine.graphs.passes.pipeline import PASSES, PassState
 from engine.kernels.ops import collective
 from engine.kernels.ops.norm import joint
-from engine.kernels.ops.registry import list_families, list_ops, list_templates
+from engine.kernels.ops.registry import Declarations, list_families, list_ops, list_templates
 from engine.kernels.vocabulary.op import Op
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, backward_of, find_largest_rows, list_cases
@@ -29,6 +34,25 @@ def test_names_are_unique() -> None:
     assert not [name for name, count in declared.items() if count > 1]
     kernels = Counter(t.name for m in list_families() for t in getattr(m, "KERNELS", ()))
     assert not [name for name, count in kernels.items() if count > 1]
+
+
+def test_a_thread_finds_what_another_is_still_listing() -> None:
+    """Of a key that the index lacks: a family is read slowly, and two threads ask."""
+    started = threading.Event()
+
+    def read(family: ModuleType) -> Iterator[tuple[str, str]]:
+        started.set()
+        time.sleep(1e-3)
+        yield family.__name__, family.__name__
+
+    names = [family.__name__ for family in list_families()]
+    known = Declarations({}, read)
+    with ThreadPoolExecutor(1) as other:
+        listed = other.submit(list, known)
+        assert started.wait(60)
+        assert known[names[-1]] == names[-1]
+        assert names[0] in known
+        assert listed.result(60) == names
 
 
 def test_template_names_are_their_functions() -> None:
