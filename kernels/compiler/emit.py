@@ -124,14 +124,19 @@ def _simplify(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
     three times: alone, where it is inlined, and with its loops unrolled, which are written out
     already.  They take half as long again, for code as fast and a tenth longer.
     """
+    dropping = llvm.create_new_module_pass_manager()
+    dropping.add_global_dead_code_eliminate_pass()
     inlining = llvm.create_new_module_pass_manager()
     inlining.add_always_inliner_pass()
-    inlining.add_global_dead_code_eliminate_pass()
     inlining.run(module, builder)
+    dropping.run(module, builder)
     simplifying = builder.getFunctionPassManager()
     for function in module.functions:
         if not function.is_declaration:
             simplifying.run(function, builder)
+    # Numba's descriptions of exceptions are read no more.  Their addresses are what a linker would
+    # have to write, and the one of a process without LLVM cannot (`binaries/objects.py`).
+    dropping.run(module, builder)
 
 
 def emit_object(bitcode: bytes, target: Target) -> bytes:
