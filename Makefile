@@ -36,6 +36,14 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(foreach name,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime,$(filter-out tests/torch/%,$(wildcard tests/*/test_$(name).py)))
 
+# Beside a program, Python takes a clone called `edgegrad` for a package, before it asks setuptools
+# where the editable one is; a folder on its path that has this package is found first.
+define FIND_ALIAS
+import pathlib, sys, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "edgegrad-alias.pth").write_text(sys.argv[1] + chr(10))
+endef
+export FIND_ALIAS
+
 .PHONY: demo test test-all fuzz test-random test-torch test-aim test-oldest lint docs pictures builds languages wheels examples bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
@@ -104,6 +112,7 @@ bench-cores: $(VENV)/.dev
 
 $(VENV)/.aim $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch-tests $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -c "$$FIND_ALIAS" "$(CURDIR)/engine/alias"
 	@touch $@
 
 # Every `name>=version,<limit` of the project's dependencies as `name==version`.

@@ -382,9 +382,8 @@ def _open_alias(hint: Any) -> Any:
     alias = typing.get_origin(hint) or hint
     if not hasattr(alias, "__value__") or getattr(alias, "__name__", "") == "ArrayLike":
         return hint
-    arguments_given = typing.get_args(hint)
-    value = alias.__value__
-    return _open_alias(value[arguments_given] if arguments_given else value)
+    value, given = alias.__value__, typing.get_args(hint)
+    return _open_alias(value[given] if given else value)
 
 
 def _list_members(hint: Any) -> tuple[Any, ...]:

@@ -84,6 +84,7 @@ def check(
     except InternalError:
         raise
     except EngineError as error:
+        # A training model holds its gradients already: they need none themselves.
         faults = tuple(f for f in list_faults(subject.training) if f.lacks == NO_KERNEL)
         if not faults:
             raise

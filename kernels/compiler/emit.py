@@ -85,7 +85,8 @@ def _optimize(
 ) -> llvm.ModuleRef:
     """Return IR modules as one, optimised; only `symbol` is seen from outside.
 
-    Code of scalar loops alone gets all that LLVM has, and so does code that is to be `small`.
+    Code of scalar loops gets all that LLVM has.  Code in vectors gets its level 1: of whole modules
+    where it is to be `small`, and otherwise once for each function, see `_simplify`.
     """
     tm = make_machine(target)
     module = llvm.parse_assembly(texts[0], context)

@@ -46,8 +46,9 @@ def check_scale(site: Site, i: int, *, is_divisor: bool = True) -> None:
         # number below the normal ones is infinite.
         fits, expected = value >= _TINY, f"finite numbers above 0, {_TINY:.3g} or more"
     else:
-        # One 0 for all would hide the values of a whole tensor.
-        fits, expected = (value != 0) | (value.size > 1), "finite numbers, not all of them 0"
+        # One 0 for all would hide the values of a whole tensor.  One of several stands for zeros.
+        fits = (value != 0) | (value.size > 1)
+        expected = "finite numbers, and a single scale other than 0"
     wrong = np.flatnonzero(~(np.isfinite(value) & fits))
     if wrong.size:
         at = (

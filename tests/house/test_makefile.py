@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,15 @@ def test_make_test_torch_installs_what_its_tests_import() -> None:
     assert {"torch", "timm"} <= used
     foreign = used - set(sys.stdlib_module_names) - named
     assert not {name for name in foreign if importlib.util.find_spec(name) is None}
+
+
+def test_a_clone_beside_a_program_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    """It is a folder called `edgegrad` without `__init__.py`: a namespace package, for Python."""
+    if not list(Path(sysconfig.get_path("purelib")).glob("edgegrad-alias.pth")):
+        pytest.skip("needs an environment that make has installed")
+    (tmp_path / "edgegrad").mkdir()
+    (tmp_path / "train.py").write_text("import edgegrad; print(edgegrad.Trainer.__name__)")
+    words = [sys.executable, str(tmp_path / "train.py")]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    run = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("Trainer\n", "")

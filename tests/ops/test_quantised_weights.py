@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -172,6 +174,23 @@ def test_an_order_of_rows_is_refused() -> None:
         )
 
 
+def make_lookup(given: Mapping[str, Any], axis: int = 1) -> onnx.ModelProto:
+    """Return a model that looks rows up in a table with blocks of 16 along an axis.
+
+    given: `q`, the table; `s`, its scales; `z`, its zero points, which may be absent.
+    """
+    names = ", z" if "z" in given else ""
+    options = f"block_size=16, quantize_axis={axis}"
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int64[A] x) => (float[A,B] y) {{
+            y = com.microsoft.GatherBlockQuantized<{options}>(q, x, s{names})
+        }}"""
+    )
+    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in given.items())
+    return proto
+
+
 @pytest.mark.parametrize("kind", ["int4", "uint4"])
 @pytest.mark.parametrize("has_zeros", [False, True])
 @pytest.mark.parametrize("columns", [32, 48])
@@ -188,15 +207,7 @@ def test_rows_of_tables_of_4_bits(kind: str, has_zeros: bool, columns: int) -> N
     given = {"q": table.astype(dtype), "s": scale(20, columns // 16)}
     if has_zeros:
         given["z"] = zeros.astype(dtype)
-    names = ", z" if has_zeros else ""
-    proto = parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
-        g (int64[A] x) => (float[A,B] y) {{
-            y = com.microsoft.GatherBlockQuantized<block_size=16>(q, x, s{names})
-        }}"""
-    )
-    made = [numpy_helper.from_array(a, n) for n, a in given.items()]
-    proto.graph.initializer.extend(made)
+    proto = make_lookup(given)
     graph, x = onnx_io.load(proto), np.array([3, 0, 19, 3])
     peer = onnxruntime.InferenceSession(
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
@@ -224,14 +235,7 @@ def test_a_table_of_4_bits_has_blocks_across_its_rows(kind: str, has_zeros: bool
     given = {"q": table.astype(dtype), "s": scale(3, 20)}
     if has_zeros:
         given["z"] = zeros.astype(dtype)
-    names = ", z" if has_zeros else ""
-    proto = parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
-        g (int64[A] x) => (float[A,B] y) {{
-            y = com.microsoft.GatherBlockQuantized<block_size=16, quantize_axis=0>(q, x, s{names})
-        }}"""
-    )
-    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in given.items())
+    proto = make_lookup(given, axis=0)
     graph, x = onnx_io.load(proto), np.array([3, 0, 39, 17, 3])
     peers = (
         onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -251,14 +255,6 @@ def test_a_table_of_4_bits_has_blocks_across_its_rows(kind: str, has_zeros: bool
 def test_a_table_of_4_bits_whose_rows_end_inside_a_byte_is_refused() -> None:
     import ml_dtypes
 
-    proto = parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
-        g (int64[A] x) => (float[A,B] y) {
-            y = com.microsoft.GatherBlockQuantized<block_size=16>(q, x, s)
-        }"""
-    )
-    table = np.zeros((5, 17), ml_dtypes.int4)
-    made = [numpy_helper.from_array(a, n) for n, a in (("q", table), ("s", scale(5, 2)))]
-    proto.graph.initializer.extend(made)
+    proto = make_lookup({"q": np.zeros((5, 17), ml_dtypes.int4), "s": scale(5, 2)})
     with pytest.raises(DTypeError, match=r"reads 'q' of 4 bits .*\[5, 17\].* an even number"):
         onnx_io.load(proto)
