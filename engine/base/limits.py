@@ -65,8 +65,8 @@ def limit(name: str) -> int:
     """
     for key in os.environ:
         if key.startswith(PREFIX) and key[len(PREFIX) :] not in LIMITS:
-            known = [PREFIX + n for n in LIMITS]
-            raise EngineError(f"unknown switch {key}; known: {known}{suggest_nearest(key, known)}")
+            nearest = suggest_nearest(key, [PREFIX + n for n in LIMITS])
+            raise EngineError(f"unknown switch {key}{nearest}; `edgegrad switches` lists them")
     row, text = LIMITS[name], os.environ.get(PREFIX + name, "").strip()
     if not text:
         return row.default

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 Precision = Literal["f32", "bf16", "f16", "auto"]  # factors of products, and values between nodes
 CHOICES: tuple[Precision, ...] = get_args(Precision)
 PRECISIONS: tuple[Precision, ...] = CHOICES[:-1]  # that a plan may have
+MAX_THREADS = 1024  # of a plan
 HELP = (
     "The type to which products round their factors, and in which values between nodes are "
     "stored: f32; bf16 or f16, which take half the bytes; or auto, the one that is predicted to be "

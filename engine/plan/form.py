@@ -17,6 +17,7 @@ from typing import NoReturn, get_args
 
 from engine.base.element_types import ITEMSIZE
 from engine.base.errors import PlanError
+from engine.base.plan_options import MAX_THREADS
 from engine.plan.plan import (
     ALIGN,
     FAULT,
@@ -32,7 +33,6 @@ from engine.plan.plan import (
     PlanStep,
     Port,
 )
-from engine.system.config import MAX_THREADS
 
 LIMIT = 1 << 62  # of sizes and offsets: the sum of two fits 64 bits
 _MODES, _PHASES = frozenset(get_args(Mode)), frozenset(get_args(Phase))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.base.fields import declare_option
+from engine.base.plan_options import MAX_THREADS
 from engine.base.signatures import AT_LEAST_1, BELOW_1, Range, check_arguments
 
 
@@ -50,7 +51,7 @@ class Quantization:
         metavar="N",
     )
     threads: int | None = declare_option(
-        None, "Threads; by default EDGEGRAD_THREADS, or all cores.", AT_LEAST_1
+        None, "Threads; by default EDGEGRAD_THREADS, or all cores.", Range(1, MAX_THREADS)
     )
 
 

@@ -9,6 +9,7 @@ import sys
 from engine.base import limits
 from engine.base.arguments import count, parse_digits
 from engine.base.errors import EngineError, suggest_nearest
+from engine.base.plan_options import MAX_THREADS
 
 PREFIX = "EDGEGRAD_"
 
@@ -50,8 +51,8 @@ def switch(name: str) -> str:
     """
     for key in os.environ:
         if key.startswith(PREFIX) and key[len(PREFIX) :] not in SWITCHES:
-            known = [PREFIX + s for s in SWITCHES]
-            raise EngineError(f"unknown switch {key}; known: {known}{suggest_nearest(key, known)}")
+            nearest = suggest_nearest(key, [PREFIX + s for s in SWITCHES])
+            raise EngineError(f"unknown switch {key}{nearest}; `edgegrad switches` lists them")
     assert name in SWITCHES, name
     value = os.environ.get(PREFIX + name, "")
     if value and value not in _VALUES.get(name, (value,)):
@@ -59,7 +60,6 @@ def switch(name: str) -> str:
     return value
 
 
-MAX_THREADS = 1024
 PLAN_MEMORY = 64  # MiB
 
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, StateError
-from engine.base.plan_options import PlanOptions, Precision
+from engine.base.plan_options import MAX_THREADS, PlanOptions, Precision
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.plan import noise
 from engine.plan.plan import Plan
 from engine.runtime.program import BoundProgram
-from engine.system.config import MAX_THREADS, switch
 from engine.system.config import choose_threads as default_threads
+from engine.system.config import switch
 from engine.training.loss_scale import GROWTH_INTERVAL, LossScale, check_loss_scale
 from engine.training.membership import Membership
 from engine.training.model import Array, Model

@@ -13,8 +13,15 @@ from typing import Any, Literal
 
 from engine.base import arguments
 from engine.base.fields import declare_option
-from engine.base.plan_options import HELP, PlanOptions, Precision
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
+from engine.base.plan_options import HELP, MAX_THREADS, PlanOptions, Precision
+from engine.base.signatures import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    BELOW_1,
+    Range,
+    check_arguments,
+)
 from engine.base.sparse_update import SparseUpdate
 from engine.training.loss_scale import GROWTH_INTERVAL, check_loss_scale
 from engine.training.mode import Mode
@@ -39,7 +46,7 @@ class StepOptions:
     threads: int | None = declare_option(
         None,
         "Threads per step, including the calling one; by default EDGEGRAD_THREADS, or all cores.",
-        AT_LEAST_1,
+        Range(1, MAX_THREADS),
     )
     seed: int | None = declare_option(
         None, "Seed of random numbers in the model, as for dropout; by default the process's seed."

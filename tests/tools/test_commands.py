@@ -306,13 +306,16 @@ def test_switches_shows_the_table_and_what_is_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEGRAD_THREADS", "3")
+    monkeypatch.setenv("EDGEGRAD_TREADS", "4")  # refused by all other commands, which name this one
     assert cli.main(["switches"]) == 0
     out = capsys.readouterr().out
     assert "EDGEGRAD_THREADS=3\n" in out
+    assert "EDGEGRAD_TREADS=4\n    unknown" in out
     assert all(f"EDGEGRAD_{name}" in out and meaning in out for name, meaning in SWITCHES.items())
     actual = report(capsys, "switches")
     assert isinstance(actual, dict)
     assert actual["EDGEGRAD_THREADS"] == {"value": "3", "meaning": SWITCHES["THREADS"]}
+    assert actual["EDGEGRAD_TREADS"] == {"value": "4", "meaning": None}
 
 
 def test_targets_as_json(capsys: pytest.CaptureFixture[str]) -> None:

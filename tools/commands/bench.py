@@ -24,7 +24,7 @@ from engine.tools.commands import options
     help="Measure inference instead of training, of ONNX files or workloads.",
 )  # fmt: skip
 @click.option(
-    "--threads", "threads", type=options.parse_counts, multiple=True,
+    "--threads", "threads", type=options.parse_thread_counts, multiple=True,
     callback=options.require_unique, metavar="N,...",
     help="Threads per step: numbers and ranges such as 1-16.  [default: 1 and all cores]",
 )  # fmt: skip

@@ -54,7 +54,7 @@ from engine.tools.commands import options
     help="Turn the adapters of a trained model into inputs instead, for onnxruntime's adapters.",
 )  # fmt: skip
 @click.option(
-    "--adapter", type=click.Path(path_type=Path), metavar="PATH",
+    "--adapter", type=options.AnyPath(), metavar="PATH",
     help="With --open: also write the adapter, as an .onnx_adapter or a folder of peft's.",
 )  # fmt: skip
 @options.as_json

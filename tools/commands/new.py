@@ -17,7 +17,7 @@ from engine.tools.commands import options
     )
 )
 @click.argument("template", required=False)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=options.AnyPath())
 @options.as_json
 def command(template: str | None, folder: Path | None, as_json: bool) -> None:
     """Start a project: copy a template that runs.

@@ -17,23 +17,36 @@ from typing import Any, TypeVar, cast
 import click
 
 from engine.base import foreign_text
-from engine.base.plan_options import CHOICES, DEFAULTS, HELP, PlanOptions, Precision
+from engine.base.plan_options import CHOICES, DEFAULTS, HELP, MAX_THREADS, PlanOptions, Precision
 from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 LONGEST = 1000  # numbers of a range `A-B`
-MOST_COUNT = (1 << 31) - 1  # samples, threads, and each dimension of a shape
+MOST_COUNT = (1 << 31) - 1  # samples, and each dimension of a shape
 MOST_ELEMENTS = 1 << 58  # of an input: NumPy refuses more, at 8 bytes each, with its own words
 COUNT = click.IntRange(1, MOST_COUNT)
 _UNIONS = (types.UnionType, typing.Union)
 
 
-class Existing(click.Path):
-    """The path of an existing file or folder.  A missing one is an error with status 1."""
+class AnyPath(click.Path):
+    """The path of a file or folder, whether it exists or not.
+
+    An empty word, such as an unset variable of a shell in quotes, would mean the current folder.
+    """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "" and not (ctx and ctx.resilient_parsing):
+            self.fail("an empty path; the current folder is '.'", param, ctx)
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+class Existing(AnyPath):
+    """The path of an existing file or folder.  A missing one is an error with status 1."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path.
@@ -43,25 +56,30 @@ class Existing(click.Path):
         """
         from engine.system import files
 
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = super().convert(value, param, ctx)
         if ctx is None or not ctx.resilient_parsing:
             files.check_exists(path)
         return path
 
 
-def _is_count(word: str) -> bool:
-    """Return whether a word is a number from 1 to `MOST_COUNT`."""
-    return word.isdecimal() and len(word) <= len(str(MOST_COUNT)) and 0 < int(word) <= MOST_COUNT
+def _is_count(word: str, most: int = MOST_COUNT) -> bool:
+    """Return whether a word is a number from 1 to `most`."""
+    return (
+        word.isascii()
+        and word.isdecimal()
+        and len(word) <= len(str(most))
+        and 0 < int(word) <= most
+    )
 
 
-def parse_counts(value: str) -> tuple[int, ...]:
-    """Return whole numbers from 1 on, from a word `N,...`, in which `A-B` means all from A to B."""
+def parse_counts(value: str, most: int = MOST_COUNT) -> tuple[int, ...]:
+    """Return numbers from 1 to `most`, from a word `N,...`, where `A-B` means all from A to B."""
     numbers: list[int] = []
     for word in value.split(","):
         ends = [end.strip() for end in word.split("-")]
-        if len(ends) > 2 or not all(_is_count(end) for end in ends):
+        if len(ends) > 2 or not all(_is_count(end, most) for end in ends):
             raise click.BadParameter(
-                f"{value!r}: expected numbers from 1 to {MOST_COUNT}, such as 8, 8,32 or 1-4"
+                f"{value!r}: expected numbers from 1 to {most}, such as 8, 8,32 or 1-4"
             )
         first, last = int(ends[0]), int(ends[-1])
         if not 0 <= last - first < LONGEST:
@@ -71,6 +89,11 @@ def parse_counts(value: str) -> tuple[int, ...]:
             )
         numbers += range(first, last + 1)
     return tuple(numbers)
+
+
+def parse_thread_counts(value: str) -> tuple[int, ...]:
+    """Return numbers of threads, written as `parse_counts` reads them."""
+    return parse_counts(value, MAX_THREADS)
 
 
 def parse_named_shape(value: str) -> tuple[str, tuple[int, ...]]:
@@ -140,7 +163,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 imports = click.option(
     "--import",
     "imports",
-    type=click.Path(path_type=Path),
+    type=AnyPath(),
     multiple=True,
     metavar="FILE",
     expose_value=False,
@@ -260,7 +283,7 @@ def take_threads(default: str) -> Decorator[Any]:
     """Return the option --threads, one number; `default` describes its default in words."""
     return click.option(
         "--threads",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, MAX_THREADS),
         metavar="N",
         help=f"Threads per step.  [default: {default}]",
     )
@@ -271,7 +294,7 @@ def take_out(what: str, *, required: bool = False, default: str | None = None) -
     return click.option(
         "-o",
         "--out",
-        type=click.Path(path_type=Path),
+        type=AnyPath(),
         metavar="PATH",
         help=what,
         # A default of None counts as given, so that a required option would never be missed.

@@ -68,7 +68,7 @@ _DIFFERENT = 3  # exit status of --diff
 @click.option("--words", is_flag=True, help="Also name the numbers of each step.")
 @click.option(
     "--picture",
-    type=click.Path(path_type=Path),
+    type=options.AnyPath(),
     metavar="FILE",
     help="Write a page with the arenas over time, the tensors at the peak, and smaller variants.",
 )

@@ -26,7 +26,7 @@ from engine.tools.trimmed.progress import StagePrinter
 @options.shape
 @click.option(
     "--threads",
-    type=options.parse_counts,
+    type=options.parse_thread_counts,
     multiple=True,
     callback=options.require_unique,
     metavar="N,...",

@@ -39,11 +39,11 @@ from engine.tools.commands import options
     help="Lines of a table; 0 for all.",
 )  # fmt: skip
 @click.option(
-    "--trace", type=click.Path(path_type=Path), metavar="FILE",
+    "--trace", type=options.AnyPath(), metavar="FILE",
     help="Also write a trace of the fastest run, for chrome://tracing or ui.perfetto.dev.",
 )  # fmt: skip
 @click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
+    "--html", "page", type=options.AnyPath(), metavar="FILE",
     help="Also write a page with tables and pictures.",
 )  # fmt: skip
 @options.as_json

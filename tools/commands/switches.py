@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
-from engine.system.config import PREFIX, SWITCHES, switch
+from engine.system.config import PREFIX, SWITCHES
 from engine.tools.commands import options
 
 
@@ -15,15 +17,16 @@ def command(as_json: bool) -> None:
 
     They change defaults, limits and where files are kept; options of commands override them.
     """
-    values = {name: switch(name) for name in SWITCHES}
+    rows: dict[str, dict[str, str | None]] = {
+        PREFIX + name: {"value": os.environ.get(PREFIX + name) or None, "meaning": meaning}
+        for name, meaning in SWITCHES.items()
+    }
+    for name in sorted(os.environ):  # every command but this refuses them
+        if name.startswith(PREFIX) and name not in rows:
+            rows[name] = {"value": os.environ[name], "meaning": None}
     if as_json:
-        options.print_json(
-            {
-                PREFIX + name: {"value": values[name] or None, "meaning": meaning}
-                for name, meaning in SWITCHES.items()
-            }
-        )
+        options.print_json(rows)
         return
-    for name, meaning in SWITCHES.items():
-        value = values[name]
-        options.echo(f"{PREFIX}{name}{'=' + value if value else ''}\n    {meaning}")
+    for name, row in rows.items():
+        value = "" if row["value"] is None else f"={row['value']}"
+        options.echo(f"{name}{value}\n    {row['meaning'] or 'unknown: an error elsewhere'}")

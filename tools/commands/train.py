@@ -52,7 +52,7 @@ _INTERRUPTED = 130
 @click.option(
     "--find-lr",
     "picture",
-    type=click.Path(path_type=Path),
+    type=options.AnyPath(),
     metavar="FILE.svg",
     help="Only search for a learning rate, and draw the losses over the rates.",
 )
