@@ -39,6 +39,7 @@ from engine.graphs.ir.graph import (
     Node,
     Subgraph,
 )
+from engine.graphs.ir.units import check_integers
 from engine.kernels.vocabulary.op import Array
 from engine.runtime import mapping
 from engine.system import files
@@ -73,7 +74,8 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
         FileError: the file, or an external data file, is missing, unreadable or too short.
         ModelError: not an ONNX model, or a malformed one.
         DTypeError: the element type of an input or initializer is not supported.
-        UnsupportedOpError: an opset, attribute or function is not supported.
+        UnsupportedOpError: an opset, attribute or function is not supported, or a scale or zero
+            point does not fit its integers.
         LimitError: for the bytes of the file, its nodes, or the nesting depth.
     """
     proto, source, path, whole = _parse(model, data)
@@ -102,6 +104,7 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
         graph.buffers = (*origin.buffers, *keras_models.list_constants(graph))
         if origin.paths != Paths():
             graph.metadata.setdefault(METADATA, origin.paths.write())
+        check_integers(graph)
         return keras_models.separate_equal(graph)
     except RecursionError as error:
         raise ModelError(f"{source}: subgraphs are deeper than Python can follow") from error

@@ -21,7 +21,7 @@ from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units, is_dequantiser, is_quantiser
 from engine.graphs.offline.integer_layers import IntegerLayers, is_expanded
-from engine.graphs.passes.expand import check_first, expand_first
+from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Factors
 from engine.kernels.vocabulary.op import Array
@@ -38,11 +38,7 @@ def write_head_in_floats(graph: Graph, output: str) -> None:
     """Write the last layer with floats, in place, as far as it is one of integers.
 
     output: the value of scores that it makes.  Layers in front of it stay as they are.
-
-    Raises:
-        UnsupportedOpError: a scale or zero point does not fit its integers.
     """
-    check_first(graph, graph.nodes)
     work = _Head(graph, output)
     while work.change_node():
         pass

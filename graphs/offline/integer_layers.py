@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units
-from engine.graphs.passes.expand import check_first, expand_first
+from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import ATTENTION, Factors, Movement, Product
@@ -40,17 +40,12 @@ def write_layers(graph: Graph, chosen: Container[str] | None = None) -> bool:
     """Write layers of integers as layers of floats, in place; return whether there are any.
 
     chosen: the values whose makers are written so; None for all.
-
-    Raises:
-        UnsupportedOpError: a scale or zero point does not fit its integers.
     """
 
     def is_chosen(node: Node) -> bool:
         return chosen is None or any(output in chosen for output in node.outputs)
 
     before = list(graph.nodes)
-    # Errors name the nodes of the file.
-    check_first(graph, before)
     expand_first(graph, lambda node: is_expanded(node) and is_chosen(node))
     work = IntegerLayers(graph)
     work.note_units()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from engine.base import limits
 from engine.base.element_types import NUMPY
 from engine.base.errors import ModelError
-from engine.graphs.ir.graph import Graph, Names, Node, find_type
+from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import Answers, get_declaration, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import NodeResults, infer, naming_sources
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import Op, read_op_keys, title_op
 from engine.kernels.vocabulary.sizes import make_array
-from engine.kernels.vocabulary.units import check_units
 
 DEPTH = 16  # how often the result of an expansion may itself be expanded
 
@@ -81,7 +80,6 @@ def expand_first(graph: Graph, chosen: Callable[[Node], bool] = lambda node: Tru
         if (op := list_ops().get((n.domain, n.op))) and op.expands_first and chosen(n)
     }
     if first:
-        check_first(graph, first)
         names, nodes, nothing = Names(graph), graph.nodes, Inferred({}, {})
         graph.nodes = []
         for node in nodes:
@@ -90,19 +88,6 @@ def expand_first(graph: Graph, chosen: Callable[[Node], bool] = lambda node: Tru
             else:
                 graph.nodes.append(node)
     return graph
-
-
-def check_first(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Check the scales and zero points of nodes that are about to be replaced.
-
-    Raises:
-        UnsupportedOpError: one does not fit, see `check_units`.
-    """
-    known = {**graph.inputs, **{n: find_type(a) for n, a in graph.initializers.items()}}
-    for node in nodes:
-        op = list_ops().get((node.domain, node.op))
-        if op is not None and op.units:
-            check_units(op, make_site(graph, node, known, graph.initializers))
 
 
 def _find_expansion(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:

@@ -282,9 +282,6 @@ def _check_weight(site: Site, i: int, scale: int, what: str) -> TensorType:
     real = site.real(0).dtype
     if site.type(scale).dtype != real:
         site.fail(f"{what}_scale (input {scale}) is {site.type(scale)}", real)
-    # An unsigned zero point of signed weights would shift all of them out of range.
-    if site.type(scale + 1).dtype != weight.dtype:
-        site.fail(f"{what}_zero_point (input {scale + 1}) is {site.type(scale + 1)}", weight.dtype)
     return TensorType(real, (directions, columns, n))
 
 

@@ -427,7 +427,7 @@ OPS = (
     ),
     Op(
         name="MatMulNBits",
-        units=(Units(1, 2, 3, Each.OTHER),),
+        units=(Units(1, 2, 3, Each.BLOCKS),),
         roles={1: Role.WEIGHT},
         product=MATMUL.with_factors(Factors.PACKED),
         domain=MS,

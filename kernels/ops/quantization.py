@@ -47,6 +47,9 @@ def check_extent(site: Site, i: int) -> None:
         if block and (t.rank != x.rank or x.rank == 0):
             site.fail(f"block_size={block} beside input {i}, which is {t}", "one of each block")
         return
+    if not -x.rank <= site.attrs["axis"] < x.rank:
+        along = f"axis={site.attrs['axis']} of {x}"
+        site.fail(f"input {i} is {t}, along {along}", "one element, or an axis that it has")
     axis = normalise_axis(site, site.attrs["axis"], x.rank)
     if block == 0:
         site.shaped(i, (x.shape[axis],))
@@ -130,8 +133,6 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
         site.fail(f"dequantisation of {x.dtype}", ", ".join((*QUANTISED, "i32")))
     for i in (1, 2)[: 1 + site.has(2)]:
         check_extent(site, i)
-    if site.has(2) and site.type(2).dtype != x.dtype:
-        site.fail(f"zero point (input 2) is {site.type(2)}, of {x} (input 0)", "one type")
     code = site.attrs.get("output_dtype", 0)
     dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:

@@ -145,6 +145,12 @@ class Each(Enum):
     ROWS = "as ALL, or one for each row"
     OUTPUTS = "as ALL, or one for each output of the product whose weights they are"
     OTHER = "as the shape rule says"
+    BLOCKS = "as OTHER; the integers are packed, and their zero points may be floats"
+
+    @property
+    def is_of_rule(self) -> bool:
+        """True if the shape rule of the op knows the shapes, and not the product that it is."""
+        return self in (Each.OTHER, Each.BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,26 @@ model and its own input, also where the op stands for others that have inputs of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
+from engine.base.element_types import FLOATS
 from engine.kernels.vocabulary.facts import Each, Units
 from engine.kernels.vocabulary.op import Dim, Op, Site, TensorType
 
 _TINY = float(np.finfo(np.float32).tiny)
-_BYTES = ("u8", "i8")
+_BYTES, _WORDS = ("u8", "i8"), ("u16", "i16")
+NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
-def check_units(op: Op, site: Site) -> None:
+def check_units(op: Op, site: Site, made: Mapping[int, str] = NOTHING) -> None:
     """Refuse scales and zero points that do not fit the integers of a node, as far as known.
 
     Types of inputs that are not known yet are not checked, and neither are values.
+
+    made: the element types of inputs whose shapes are not known yet.
 
     Raises:
         UnsupportedOpError: a type, shape or value is not supported.
@@ -28,7 +35,7 @@ def check_units(op: Op, site: Site) -> None:
             if units.scale is not None:
                 _check_scale(op, site, units, units.scale)
             if units.zero is not None:
-                _check_zero(op, site, units, units.zero)
+                _check_zero(op, site, units, units.zero, made)
 
 
 def check_scale(site: Site, i: int, *, is_divisor: bool = True) -> None:
@@ -61,25 +68,32 @@ def _check_scale(op: Op, site: Site, units: Units, i: int) -> None:
     kind = _get_type(site, i)
     if kind is None:
         return
-    if units.each is not Each.OTHER:
-        if kind.dtype != "f32":
-            site.fail(f"scale (input {i}) is {kind}", "f32")
-        _check_shape(op, site, units, i, "scale")
+    if units.each.is_of_rule:
+        if kind.dtype[0] in "iu" or kind.dtype == "b1":
+            site.fail(f"scale (input {i}) is {kind}", ", ".join(FLOATS))
+    elif kind.dtype != "f32":
+        site.fail(f"scale (input {i}) is {kind}", "f32")
+    _check_shape(op, site, units, i, "scale")
     value = site.value(i)
     if value is not None and value.dtype.kind == "f":
         check_scale(site, i, is_divisor=units.of is None)
 
 
-def _check_zero(op: Op, site: Site, units: Units, i: int) -> None:
+def _check_zero(op: Op, site: Site, units: Units, i: int, made: Mapping[int, str]) -> None:
     kind = _get_type(site, i)
-    if kind is None or units.each is Each.OTHER:
+    if kind is None:
         return
     if units.of is None:
-        if kind.dtype not in _BYTES:
-            site.fail(f"zero point (input {i}) is {kind}", ", ".join(_BYTES))
-    elif (integers := _get_type(site, units.of)) is not None and kind.dtype != integers.dtype:
+        supported = (*_BYTES, *_WORDS) if units.each.is_of_rule else _BYTES
+        if kind.dtype not in supported:
+            site.fail(f"zero point (input {i}) is {kind}", ", ".join(supported))
+    elif not (units.each is Each.BLOCKS and kind.dtype in FLOATS):
+        integers = _get_type(site, units.of)
+        dtype = integers.dtype if integers is not None else made.get(units.of)
         # A zero point of the other type may lie outside of the range of the integers.
-        site.fail(f"zero point (input {i}) is {kind}, of {integers} (input {units.of})", "one type")
+        if dtype is not None and dtype[0] in "iu" and kind.dtype != dtype:
+            of = f"{dtype if integers is None else integers} (input {units.of})"
+            site.fail(f"zero point (input {i}) is {kind}, of {of}", "one type")
     _check_shape(op, site, units, i, "zero point")
 
 
@@ -88,12 +102,16 @@ def _check_shape(op: Op, site: Site, units: Units, i: int, what: str) -> None:
     kind = site.type(i)
     if kind.rank <= 1 and kind.size == 1:
         return
+    if 0 in kind.shape:
+        site.fail(f"{what} (input {i}) is {kind}", "1 element or more")
+    if units.each.is_of_rule:
+        return
     axis, count = _find_count(op, site, units)
     expected = "1 element" + (f", or {count}" if count is not None else "")
     if count is None or not isinstance(count, int):
         if units.each is not Each.ALL:
             return  # the sizes are not known yet
-    elif kind.shape == (count,) or (kind.rank > 1 and kind.shape[-2:] == _lay_out(axis, count)):
+    elif kind.shape == (count,) or _lies_along(kind, site.type(units.of or 0), axis, count):
         return
     site.fail(f"{what} (input {i}) is {kind}", expected)
 
@@ -110,9 +128,10 @@ def _find_count(op: Op, site: Site, units: Units) -> tuple[int, Dim | None]:
     return (-1 if axis == of.rank - 1 else 0), of.shape[axis]
 
 
-def _lay_out(axis: int, count: int) -> tuple[int, ...]:
-    """Return the last two sizes of scales with as many axes as the integers."""
-    return {-1: (1, count), -2: (count, 1)}.get(axis, ())
+def _lies_along(t: TensorType, of: TensorType, axis: int, count: int) -> bool:
+    """Return whether scales of several axes, no more than the integers have, lie along one."""
+    last = {-1: (1, count), -2: (count, 1)}.get(axis, ())
+    return 1 < t.rank <= of.rank and t.shape[-2:] == last
 
 
 def _get_type(site: Site, i: int) -> TensorType | None:

@@ -29,6 +29,7 @@ from tests.support.integer_models import (
     make_float,
     run_peer,
     write,
+    write_attention,
 )
 
 MS = "com.microsoft"
@@ -190,23 +191,7 @@ def test_gradients_flow_through_integers_that_are_moved(how: str, tmp_path: Path
 
 def test_adapters_train_before_attention_of_integers(tmp_path: Path) -> None:
     """The joined weights of attention have none themselves; gradients flow through it."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "u"], ["h"], "embed"),
-        helper.make_node("Attention", ["h", "w", "b"], ["a"], "attention", domain=MS, num_heads=2),
-        helper.make_node("MatMul", ["a", "v"], ["o"], "out"),
-        helper.make_node("ReduceMean", ["o"], ["y"], "mean", axes=[1], keepdims=0),
-    ]
-    constants = {"u": draw(12, 16), "w": draw(16, 48), "b": draw(48), "v": draw(16, 6)}
-    graph = helper.make_graph(
-        nodes, "attention",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 5, 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
-        [numpy_helper.from_array(a, n) for n, a in constants.items()],
-    )  # fmt: skip
-    source, file = tmp_path / "float.onnx", tmp_path / "int8.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), source)
-    options = {"DefaultTensorType": TensorProto.FLOAT}
-    peer.quantize_dynamic(source, file, per_channel=True, extra_options=options)
+    file = write_attention(tmp_path)
     assert "QAttention" in [n.op_type for n in onnx.load(file).graph.node]
     x: Array = RNG.standard_normal((32, 5, 12)).astype(np.float32)
     with pytest.raises(UnsupportedOpError, match=r"'w': the operator Attention; supported"):

@@ -20,18 +20,15 @@ from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import Each, Units
+from engine.kernels.vocabulary.facts import Units
 from engine.tools.dev.cases import quantised_weights, quantization
 from engine.tools.dev.cases.case import Case
+from tests.support.corrupted_units import KINDS, OPS, make_wrong_units
 from tests.support.integer_models import draw_samples, make_float, run_peer, write
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "/layer3/the_node"
 CASES = (*quantization.CASES, *quantised_weights.CASES)
-OPS = {key: op for key, op in list_ops().items() if op.units}
-KINDS: tuple[Any, ...] = (
-    np.int8, np.uint8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_
-)  # fmt: skip
 
 
 def make_arrays(case: Case) -> list[Any]:
@@ -53,43 +50,6 @@ def choose_cases() -> Iterator[tuple[Case, list[Units]]]:
                 left -= present
                 yield case, rows
         assert not left, f"no case of {op.title} has inputs {left}"
-
-
-def corrupt(units: Units, arrays: list[Any]) -> Iterator[tuple[str, int, Array]]:
-    """Yield what is wrong, the input that has it, and its value."""
-    scale = arrays[units.scale] if units.scale is not None and units.scale < len(arrays) else None
-    if scale is not None:
-        assert units.scale is not None
-        bad = [np.nan, np.inf, -np.inf]
-        if units.of is None:
-            bad += [0.0, -0.5, 1e-45]
-        for value in bad:
-            changed = scale.copy()
-            changed.flat[-1] = value
-            yield f"scale {value}", units.scale, changed
-        if scale.size == 1:
-            yield "scale 0", units.scale, np.zeros_like(scale)
-    zero = arrays[units.zero] if units.zero is not None and units.zero < len(arrays) else None
-    for what, i, array in (("scale", units.scale, scale), ("zero point", units.zero, zero)):
-        if array is None or i is None:
-            continue
-        shapes = [(0,), (array.size + 1,), (7, 7), (1,) * 6]
-        if units.each is Each.OTHER:  # of packed integers, the number alone counts
-            shapes = [(0,), (array.size + 1,)]
-        for shape in shapes:
-            yield f"{what} of shape {shape}", i, np.ones(shape, array.dtype)
-        for kind in KINDS:
-            is_fit = kind == array.dtype or (what == "zero point" and takes(units, arrays, kind))
-            if not is_fit and not (what == "scale" and units.each is Each.OTHER):
-                yield f"{what} of {np.dtype(kind)}", i, np.ones(array.shape, kind)
-
-
-def takes(units: Units, arrays: list[Any], kind: Any) -> bool:
-    """Return whether the zero point of a result may have another type."""
-    if units.of is None:
-        return kind in (np.int8, np.uint8, np.int16)
-    floats = (np.float32, np.float64, np.float16)
-    return units.each is Each.OTHER and kind in floats  # of packed integers
 
 
 def build(case: Case, arrays: list[Any]) -> onnx.ModelProto:
@@ -130,7 +90,7 @@ ROWS = [
 def test_what_does_not_fit_is_refused_by_node_and_input(case: Case, units: Units) -> None:
     arrays = make_arrays(case)
     plan(build(case, arrays))
-    for what, i, value in corrupt(units, arrays):
+    for what, i, value in make_wrong_units(units, arrays):
         changed = [*arrays]
         changed[i] = value
         with warnings.catch_warnings():
@@ -192,7 +152,7 @@ def test_other_integers_and_attributes_are_planned_or_refused_by_node(case: Case
                     pytest.fail(f"{case.id}, {what}: {error}")
 
 
-def spoil(model: onnx.ModelProto, node: onnx.NodeProto, place: int) -> onnx.ModelProto:
+def replace_scale(model: onnx.ModelProto, node: onnx.NodeProto, place: int) -> onnx.ModelProto:
     """Return the model with NaN instead of a scale of a node."""
     out = onnx.ModelProto()
     out.CopyFrom(model)
@@ -202,7 +162,7 @@ def spoil(model: onnx.ModelProto, node: onnx.NodeProto, place: int) -> onnx.Mode
     return out
 
 
-@pytest.mark.parametrize("how", ["QOperator", "QDQ", "dynamic optimised"])
+@pytest.mark.parametrize("how", ["QOperator", "QDQ", "dynamic", "dynamic optimised"])
 def test_every_way_in_names_the_node_before_work(how: str, tmp_path: Path) -> None:
     x, labels = draw_samples("Gemm", 8), np.zeros(8, np.int64)
     file, bad = write(make_float("Gemm"), how, x, tmp_path), tmp_path / "bad.onnx"
@@ -211,7 +171,7 @@ def test_every_way_in_names_the_node_before_work(how: str, tmp_path: Path) -> No
         declared = OPS.get((node.domain, node.op_type))
         scales = [u.scale for u in declared.units if u.scale is not None] if declared else []
         for place in scales:
-            onnx.save(spoil(model, node, place), bad)
+            onnx.save(replace_scale(model, node, place), bad)
             ways: dict[str, Any] = {
                 "session": lambda: Session(bad, threads=1).run(None, {"x": x}),
                 "head": lambda: Trainer.from_onnx(

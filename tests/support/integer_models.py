@@ -101,3 +101,74 @@ def run_peer(model: Any, x: Array) -> Array:
     """Return the output of a model in onnxruntime."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"x": x})[0])
+
+
+def write_attention(folder: Path) -> Path:
+    """Write a classifier with attention between two layers, QAttention; return the file.
+
+    It takes x of [n, 5, 12].
+    """
+    nodes = [
+        helper.make_node("MatMul", ["x", "u"], ["h"], "embed"),
+        helper.make_node(
+            "Attention", ["h", "w", "b"], ["a"], "attention", domain="com.microsoft", num_heads=2
+        ),
+        helper.make_node("MatMul", ["a", "v"], ["o"], "out"),
+        helper.make_node("ReduceMean", ["o"], ["y"], "mean", axes=[1], keepdims=0),
+    ]
+    constants = {"u": draw(12, 16), "w": draw(16, 48), "b": draw(48), "v": draw(16, 6)}
+    graph = helper.make_graph(
+        nodes, "attention",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 5, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    source, file = folder / "float.onnx", folder / "int8.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), source)
+    options = {"DefaultTensorType": TensorProto.FLOAT}
+    peer.quantize_dynamic(source, file, per_channel=True, extra_options=options)
+    return file
+
+
+def write_blocks(op: str, folder: Path) -> Path:
+    """Write a classifier whose first layer has weights in blocks of 16; return the file.
+
+    op: MatMulNBits of 4 bits, or DequantizeLinear of 8.  It takes x of [n, 32].
+    """
+    constants: dict[str, Array] = {"w2": draw(8, 6), "b2": draw(6)}
+    if op == "MatMulNBits":
+        constants |= {
+            "w1": RNG.integers(0, 256, (8, 2, 8)).astype(np.uint8),
+            "s1": RNG.uniform(0.01, 0.02, 16).astype(np.float32),
+            "z1": RNG.integers(0, 256, 8).astype(np.uint8),
+        }
+        sizes: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 16}
+        layer = [
+            helper.make_node(
+                op, ["x", "w1", "s1", "z1"], ["t"], "fc1", domain="com.microsoft", **sizes
+            )
+        ]
+    else:
+        constants |= {
+            "w1": RNG.integers(-127, 128, (32, 8)).astype(np.int8),
+            "s1": RNG.uniform(0.001, 0.002, (2, 8)).astype(np.float32),
+            "z1": RNG.integers(-5, 5, (2, 8)).astype(np.int8),
+        }
+        layer = [
+            helper.make_node(op, ["w1", "s1", "z1"], ["d"], "w1_float", axis=0, block_size=16),
+            helper.make_node("MatMul", ["x", "d"], ["t"], "fc1"),
+        ]
+    nodes = [
+        *layer, helper.make_node("Relu", ["t"], ["a"], "relu"),
+        helper.make_node("Gemm", ["a", "w2", "b2"], ["y"], "fc2"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "blocks",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    file = folder / "blocks.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), file)
+    return file

@@ -43,6 +43,7 @@ from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.actions.quantization import measure_models
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.actions.runs import ARTIFACTS, CONFIG, INFERENCE
+from engine.tools.trimmed.staging import staged
 from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.class_losses import adapt, check_single
@@ -491,21 +492,17 @@ def _begin(
     if lora is not None:
         added = forward.adapt(lora).summary.added
         say(f"model: {added:,} values of adapters of rank {lora.rank} are added")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(
-            f"cannot make the folder {folder}: {files.describe_error(error)}"
-        ) from error
-    for name, graph in compared:
-        onnx_io.save(graph, folder / name)
-    forward.write(folder / FORWARD)
-    written = write_artifacts(forward, folder / ARTIFACTS, recipe, config.model.train)
-    say(
-        f"model: {config.model.path}: {written.trained_values:,} values are trained, "
-        f"{written.frozen_values:,} are frozen"
-    )
-    _write(folder / CONFIG, run_config.to_toml(config))
+    # A model that is refused here leaves no folder: no run could go on in it.
+    with staged(folder) as staging:
+        for name, graph in compared:
+            onnx_io.save(graph, staging / name)
+        forward.write(staging / FORWARD)
+        written = write_artifacts(forward, staging / ARTIFACTS, recipe, config.model.train)
+        say(
+            f"model: {config.model.path}: {written.trained_values:,} values are trained, "
+            f"{written.frozen_values:,} are frozen"
+        )
+        _write(staging / CONFIG, run_config.to_toml(config))
 
 
 def _make_recipe(config: RunConfig, training: Dataset) -> Recipe:
