@@ -12,7 +12,7 @@ from engine.base import limits
 from engine.base.element_types import NUMPY
 from engine.base.errors import UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
-from engine.graphs.ir.symbols import Inferred
+from engine.graphs.ir.symbols import Inferred, list_symbols
 from engine.graphs.passes.infer import infer, list_sources
 from engine.kernels.vocabulary.op import Array, TensorType
 
@@ -47,8 +47,9 @@ class Unrolling:
     forms: how each op is replaced.
     nodes: the new list.  makers: for each value, the position in `nodes` of the node that makes it.
     same: for the output of each Identity, its input.
-    settled: the values of tensors found so far; kinds: the types without symbols of values that do
-        not depend on sizes.
+    dims: the symbolic dimensions of the inputs.
+    settled: the values of tensors found so far; kinds: the types of values that do not depend on
+        sizes, if they have no other symbols than `dims`.
     lists: for each value that is a sequence, the names of its tensors.
     copied: how many names are in copies of sequences.
     limit: the maximum number of nodes.
@@ -61,6 +62,7 @@ class Unrolling:
         self.nodes: list[Node] = []
         self.makers: dict[str, int] = {}
         self.same: dict[str, str] = {}
+        self.dims = set(list_symbols(graph))
         self.settled: dict[str, Array] = {}
         self.kinds: dict[str, TensorType] = {}
         self.lists: dict[str, Elements] = {}
@@ -228,16 +230,20 @@ class Unrolling:
     def infer_value(self, name: str) -> Inferred:
         """Return the types and values that inference finds for the nodes that compute a value.
 
-        Values and types without symbols are kept, except the type of a value that depends on sizes,
-        because a shape may be computed from it.  Without this, each trip of a loop would walk over
-        the nodes of all trips before it.
+        Values are kept, and types whose symbols are those of the graph's inputs, except the type of
+        a value that depends on sizes, because a shape may be computed from it.  Without this, each
+        trip of a loop would walk over the nodes of all trips before it.
         """
         result = infer(self.select_part(name, is_short=True))
         self.settled.update(result.constants)
         known = (self.makers.keys() & result.types.keys()) - result.varying
         kinds = ((n, result.types[n]) for n in known)
-        self.kinds.update((n, t) for n, t in kinds if all(isinstance(d, int) for d in t.shape))
+        self.kinds.update((n, t) for n, t in kinds if self.has_own_sizes(t))
         return result
+
+    def has_own_sizes(self, t: TensorType) -> bool:
+        """Return whether each size is a number or a symbol of the graph's inputs."""
+        return all(isinstance(d, int) or d in self.dims for d in t.shape)
 
     def select_part(self, name: str, is_short: bool = False) -> Graph:
         """Return a graph of the nodes appended so far that compute a value.
