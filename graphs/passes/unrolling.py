@@ -230,9 +230,9 @@ class Unrolling:
     def infer_value(self, name: str) -> Inferred:
         """Return the types and values that inference finds for the nodes that compute a value.
 
-        Values are kept, and types without other symbols than the graph's inputs have, except the type
-        of a value that depends on sizes, because a shape may be computed from it.  Without this, each
-        trip of a loop would walk over the nodes of all trips before it.
+        Values are kept, and types without other symbols than the graph's inputs have, except the
+        type of a value that depends on sizes, because a shape may be computed from it.  Without
+        this, each trip of a loop would walk over the nodes of all trips before it.
         """
         result = infer(self.select_part(name, is_short=True))
         self.settled.update(result.constants)
