@@ -6,17 +6,15 @@ refused before work, by the node of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from engine.base.element_types import OF_ONNX
 from engine.graphs.ir.graph import Graph, Node, Subgraph, find_type
-from engine.graphs.ir.sites import make_site
+from engine.graphs.ir.sites import find_product, make_site
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Factors, Scaling
 from engine.kernels.vocabulary.op import Array, Op, TensorType
 from engine.kernels.vocabulary.units import check_scale, check_units
-
-_SUMS = "i32"  # of products of integers
 
 
 def check_integers(graph: Graph, outer: Mapping[str, Array] | None = None) -> None:
@@ -37,14 +35,12 @@ class _Checking:
 
     types: of the inputs and the constants; made when a node asks for them.
     made: the element types of integers that nodes make, whose shapes are not known here.
-    sums: the values of products of integers, and these as floats.
     """
 
     def __init__(self, graph: Graph, constants: Mapping[str, Array]) -> None:
         self.graph, self.constants = graph, constants
         self.types: dict[str, TensorType] = {}
         self.made: dict[str, str] = {}
-        self.sums: set[str] = set()
 
     def run(self) -> None:
         for node in self.graph.nodes:
@@ -55,8 +51,8 @@ class _Checking:
             # A node without a declaration has an error of its own.
             if op is not None and self.graph.opsets.get(node.domain, 1) >= op.since:
                 self.check_node(node, op)
-        if self.sums:
-            _check_sums(self.graph, self.sums, self.constants)
+        for node, i in list_scales_of_sums(self.graph, self.constants):
+            check_scale(make_site(self.graph, node, {}, self.constants), i, is_divisor=False)
 
     def check_body(self, body: Subgraph) -> None:
         pairs = zip(body.inner, body.captured, strict=True)
@@ -79,14 +75,9 @@ class _Checking:
         dtype = self.find_type(node, op)
         if dtype:
             self.made[node.outputs[0]] = dtype
-        is_sum = dtype == _SUMS or (op.name == "Cast" and node.inputs[0] in self.sums)
-        if is_sum:
-            self.sums.add(node.outputs[0])
 
     def find_type(self, node: Node, op: Op) -> str:
         """Return the element type of the integers that a node makes or moves; "" if unknown."""
-        if op.product is not None and op.product.factors is Factors.DYNAMIC and not op.domain:
-            return _SUMS
         if op.scaling is Scaling.MEASURES:
             self.made |= dict.fromkeys(node.outputs[2:], "u8")
             return "u8"
@@ -100,13 +91,20 @@ class _Checking:
         return self.made.get(node.inputs[0], "") if keeps and node.inputs else ""
 
 
-def _check_sums(graph: Graph, sums: Iterable[str], constants: Mapping[str, Array]) -> None:
-    """Check the constants with which products of integers are scaled by Mul nodes.
+def list_scales_of_sums(graph: Graph, constants: Container[str]) -> Iterator[tuple[Node, int]]:
+    """Yield the Mul nodes that scale products of integers, and the inputs with constant scales.
 
     Before   y = Mul(Cast(MatMulInteger(q, w)), Mul(x_scale, w_scale))
     Before   y = Mul(Mul(Cast(MatMulInteger(q, w)), x_scale), w_scale)
     """
-    known, checked = set(sums), set[Node]()
+    known, checked = set[str](), set[Node]()  # the sums, also as floats
+    for node in graph.nodes:
+        product = find_product(node)
+        is_sum = product is not None and product.factors is Factors.DYNAMIC and not node.domain
+        if is_sum or (node.op == "Cast" and node.inputs[0] in known):
+            known.add(node.outputs[0])
+    if not known:
+        return
     makers = {o: n for n in graph.nodes if (n.domain, n.op) == ("", "Mul") for o in n.outputs}
     for node in graph.nodes:
         if (node.domain, node.op) != ("", "Mul") or known.isdisjoint(node.inputs):
@@ -120,7 +118,7 @@ def _check_sums(graph: Graph, sums: Iterable[str], constants: Mapping[str, Array
             for i, name in enumerate(factor.inputs):
                 if name in constants:
                     is_scaled = True
-                    check_scale(make_site(graph, factor, {}, constants), i, is_divisor=False)
+                    yield factor, i
                 elif name in makers and name not in known:
                     left.append(makers[name])
         # Until the scale of the weights is multiplied, too, the values are sums.

@@ -10,7 +10,9 @@ from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import NameNotFoundError
 from engine.graphs.ir.graph import Graph, Node, Subgraph
-from engine.graphs.ir.sites import is_dequantiser, is_quantiser
+from engine.graphs.ir.sites import find_units, is_dequantiser
+from engine.graphs.ir.units import list_scales_of_sums
+from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
@@ -18,6 +20,8 @@ from engine.graphs.offline.precision import tell
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.ops.registry import list_ops
 from engine.system.paths import Paths
+
+ALL = "*"  # what is trained by default, among patterns of parameters
 
 
 def list_parameters(graph: Graph) -> list[str]:
@@ -27,7 +31,8 @@ def list_parameters(graph: Graph) -> list[str]:
     are returned.  Otherwise they are the initializers of float32 or float64, other than scalars,
     from which a gradient can flow to an output of the model: this excludes running statistics of
     batch normalisations, scales of weights that are stored as integers, sizes, bounds and whatever
-    the exporter calls a buffer.
+    the exporter calls a buffer.  Integers stop gradients here: what lies in front of layers of
+    integers is trained where it is asked for, see `match_parameters`.
 
     If a model has adapters (lora.py), only their parameters are returned; everything else stays a
     constant.
@@ -39,15 +44,28 @@ def list_parameters(graph: Graph) -> list[str]:
     known = floats.intersection(graph.parameters)
     if not known or graph.gone:
         vectors = {name for name in floats if graph.initializers[name].ndim}
-        known |= vectors.intersection(_find_differentiable(graph)).difference(graph.buffers)
+        # In a model of integer weights, nothing before a quantiser is trained by default.
+        reached = _find_differentiable(graph, trains_rounded=is_rounded(graph))
+        known |= vectors.intersection(reached).difference(graph.buffers)
     return [name for name in graph.initializers if name in known]
 
 
-def _find_differentiable(graph: Graph) -> set[str]:
-    """Return the values from which a gradient can flow to an output."""
+def _list_in_front(graph: Graph) -> list[str]:
+    """Return the initializers of floats from which gradients flow through layers of integers."""
+    whole = graph.copy()
+    write_layers(whole)
+    reached = _find_differentiable(whole, trains_rounded=True).difference(graph.buffers)
+    floats = {n: a for n, a in graph.initializers.items() if OF_NUMPY.get(a.dtype) in FLOATS}
+    return [name for name, array in floats.items() if array.ndim and name in reached]
+
+
+def _find_differentiable(graph: Graph, *, trains_rounded: bool) -> set[str]:
+    """Return the values from which a gradient can flow to an output.
+
+    trains_rounded: whether it flows through integers that quantisers make of numbers.
+    """
     reached, readers = set(graph.outputs), graph.find_consumers()
-    # In a model of integer weights, there is nothing to train before a quantiser.
-    trains_rounded = is_rounded(graph)
+    scales = {node.inputs[i] for node, i in list_scales_of_sums(graph, graph.initializers)}
     for node in reversed(graph.nodes):
         if reached.isdisjoint(node.outputs):
             continue
@@ -57,15 +75,15 @@ def _find_differentiable(graph: Graph) -> set[str]:
             stop |= {*STATISTICS}
         if is_dequantiser(node) and node.inputs[0] in graph.initializers:
             stop.add(1)
-        if trains_rounded and is_quantiser(node) and _is_undone(node, readers):
+        if trains_rounded and find_units(node) is not None and _is_undone(node, readers):
             stop.discard(0)
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
         for body in node.attrs.values():
             if isinstance(body, Subgraph):
-                inside = _find_differentiable(body.graph)
+                inside = _find_differentiable(body.graph, trains_rounded=trains_rounded)
                 pairs = zip(body.inner, body.captured, strict=True)
                 reached.update(outer for inner, outer in pairs if inner in inside)
-    return reached
+    return reached - scales
 
 
 def _is_undone(node: Node, readers: Mapping[str, Sequence[Node]]) -> bool:
@@ -80,7 +98,8 @@ def match_parameters(graph: Graph, patterns: Sequence[str], *, integers: bool = 
     patterns: names, or patterns of names with `*`, `?` and `[...]`, with upper and lower case
         distinct, of the initializers themselves or of their paths in the module, see
         engine/system/paths.py.  A name stands for the initializer of that name, whatever it is.  A
-        pattern that begins with `!` removes its matches from the earlier ones.
+        pattern that begins with `!` removes its matches from the earlier ones.  `*` stands for
+        what is trained by default; others also match floats in front of layers of integers.
     integers: whether patterns match quantised weights and biases, too.
 
     Raises:
@@ -88,9 +107,11 @@ def match_parameters(graph: Graph, patterns: Sequence[str], *, integers: bool = 
     """
     known, chosen, paths = list_parameters(graph), set[str](), Paths.of(graph.metadata)
     known += list_resident(graph) if integers else []
+    in_front = [] if note_of(graph) is not None else _list_in_front(graph)
     for pattern in arguments.check_names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")
-        names = {name for name in known if paths.matches(name, wanted)}
+        among = known if wanted == ALL else {*known, *in_front}
+        names = {name for name in among if paths.matches(name, wanted)}
         names.update(n for n in paths.resolve([wanted], graph.initializers)
                      if n in graph.initializers)  # fmt: skip
         if not names:

@@ -15,7 +15,8 @@ from engine.base.errors import (
 )
 from engine.graphs.io.provenance import describe_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.differentiate import differentiate, find_dependent
+from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.integer_training import find_resident, scale_gradient
 from engine.graphs.offline.normalize import (
     name_nodes,
@@ -161,6 +162,7 @@ def make_artifacts(
     forward.inputs = {**users, **new, **mine, **held}
     infer(name_nodes(forward))  # again, for the loss
     evaluation = set_inference_mode(forward.copy())  # with the original ops, before fusion
+    _let_gradients_through(forward, choice)
     track_ranges(set_training_form(forward, moving), list_tracked(forward) if tracked else [])
     fuse_patterns(forward, infer(forward))
     training = _append_gradients(forward, choice, infer(forward).types, is_held=proximal)
@@ -174,6 +176,18 @@ def make_artifacts(
         trainable,
         {n: a for n, a in parameters.items() if n in kept} | anchors,
     )
+
+
+def _let_gradients_through(graph: Graph, choice: Choice) -> None:
+    """Write layers of integers after what is trained with floats, in place.
+
+    They have no gradient otherwise.  Layers in front of it stay as they are, and so do all layers
+    of the graph that answers.
+    """
+    whole = graph.copy()
+    if write_layers(whole):
+        write_layers(graph, find_dependent(whole, (*choice.trainable, *choice.inputs)))
+        name_nodes(graph)
 
 
 def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choice:

@@ -46,7 +46,7 @@ def write_model(name: str, folder: Path) -> tuple[Path, Array]:
     if kind == "attention":
         return write_attention(folder), np.ones((8, 5, 12), np.float32)
     if kind == "blocks":
-        return write_blocks(how, folder), np.ones((8, 32), np.float32)
+        return write_blocks(how, folder), np.ones((8, 20), np.float32)
     x = draw_samples(kind, 8)
     return write(make_float(kind), how, x, folder), x
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,25 @@ def draw_samples(kind: str, count: int = 64) -> Array:
     return RNG.standard_normal((count, *shape)).astype(np.float32)
 
 
-def write(model: onnx.ModelProto, how: str, x: Array, folder: Path) -> Path:
-    """Quantise a model with onnxruntime; return the file."""
+def write(
+    model: onnx.ModelProto, how: str, x: Array, folder: Path, floats: Sequence[str] = ()
+) -> Path:
+    """Quantise a model with onnxruntime; return the file.
+
+    floats: the names of nodes that stay as they are.
+    """
     source, made, optimised = (folder / f"{n}.onnx" for n in ("float", "int8", "optimised"))
     onnx.save(model, source)
     if how.startswith("dynamic"):
-        peer.quantize_dynamic(source, made, per_channel="channels" in how)
+        peer.quantize_dynamic(
+            source, made, per_channel="channels" in how, nodes_to_exclude=[*floats]
+        )
     else:
         form = peer.QuantFormat.QDQ if how == "QDQ" else peer.QuantFormat.QOperator
-        peer.quantize_static(source, made, Samples(x), quant_format=form, per_channel=True)
+        peer.quantize_static(
+            source, made, Samples(x), quant_format=form, per_channel=True,
+            nodes_to_exclude=[*floats],
+        )  # fmt: skip
     if "optimised" not in how:
         return made
     options = onnxruntime.SessionOptions()
@@ -103,10 +114,10 @@ def run_peer(model: Any, x: Array) -> Array:
     return np.asarray(session.run(None, {"x": x})[0])
 
 
-def write_attention(folder: Path) -> Path:
+def write_attention(folder: Path, floats: Sequence[str] = ()) -> Path:
     """Write a classifier with attention between two layers, QAttention; return the file.
 
-    It takes x of [n, 5, 12].
+    It takes x of [n, 5, 12].  floats: the names of nodes that stay as they are.
     """
     nodes = [
         helper.make_node("MatMul", ["x", "u"], ["h"], "embed"),
@@ -126,26 +137,29 @@ def write_attention(folder: Path) -> Path:
     source, file = folder / "float.onnx", folder / "int8.onnx"
     onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), source)
     options = {"DefaultTensorType": TensorProto.FLOAT}
-    peer.quantize_dynamic(source, file, per_channel=True, extra_options=options)
+    peer.quantize_dynamic(
+        source, file, per_channel=True, extra_options=options, nodes_to_exclude=[*floats]
+    )
     return file
 
 
-def write_blocks(op: str, folder: Path) -> Path:
-    """Write a classifier whose first layer has weights in blocks of 16; return the file.
+def write_blocks(op: str, folder: Path, **attrs: int) -> Path:
+    """Write a classifier with a layer whose weights lie in blocks of 16, between two of floats.
 
-    op: MatMulNBits of 4 bits, or DequantizeLinear of 8.  It takes x of [n, 32].
+    op: MatMulNBits of 4 bits, or DequantizeLinear of 8.  attrs: further ones of MatMulNBits.  It
+        takes x of [n, 20].  Returns the file.
     """
-    constants: dict[str, Array] = {"w2": draw(8, 6), "b2": draw(6)}
+    constants: dict[str, Array] = {"w0": draw(20, 32), "w2": draw(8, 6), "b2": draw(6)}
     if op == "MatMulNBits":
         constants |= {
             "w1": RNG.integers(0, 256, (8, 2, 8)).astype(np.uint8),
             "s1": RNG.uniform(0.01, 0.02, 16).astype(np.float32),
             "z1": RNG.integers(0, 256, 8).astype(np.uint8),
         }
-        sizes: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 16}
+        sizes: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 16, **attrs}
         layer = [
             helper.make_node(
-                op, ["x", "w1", "s1", "z1"], ["t"], "fc1", domain="com.microsoft", **sizes
+                op, ["h", "w1", "s1", "z1"], ["t"], "fc1", domain="com.microsoft", **sizes
             )
         ]
     else:
@@ -156,15 +170,16 @@ def write_blocks(op: str, folder: Path) -> Path:
         }
         layer = [
             helper.make_node(op, ["w1", "s1", "z1"], ["d"], "w1_float", axis=0, block_size=16),
-            helper.make_node("MatMul", ["x", "d"], ["t"], "fc1"),
+            helper.make_node("MatMul", ["h", "d"], ["t"], "fc1"),
         ]
     nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["h"], "fc0"),
         *layer, helper.make_node("Relu", ["t"], ["a"], "relu"),
         helper.make_node("Gemm", ["a", "w2", "b2"], ["y"], "fc2"),
     ]  # fmt: skip
     graph = helper.make_graph(
         nodes, "blocks",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 20])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
         [numpy_helper.from_array(a, n) for n, a in constants.items()],
     )  # fmt: skip
