@@ -42,7 +42,7 @@ _SIZED = "{0}_, (size_t)length(env, {0})"
 _GIVEN = {
     "text": _Way("String", 'bytes("{0}", {0})', "byte[]", "object", "{0}_", "BYTES", "ABORT"),
     "flag": _Way("boolean", "{0} ? 1 : 0", "int", "int32_t"),
-    "phase": _Way("Phase", "{0}.value", "int", "int32_t"),
+    "phase": _Way("Phase", 'number("{0}", {0})', "int", "int32_t"),
     "int": _Way("int", "{0}", "int", "int32_t"),
     "long": _Way("long", "{0}", "long", "int64_t"),
     "float": _Way("float", "{0}", "float", "float"),

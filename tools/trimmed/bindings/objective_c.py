@@ -28,25 +28,25 @@ from engine.tools.trimmed.bindings.package import (
 _GIVEN = {
     "text": Way("NSString *", "{0}.UTF8String", '!isText(@"{0}", {0}, error)'),
     "flag": Way("BOOL", "{0} ? 1 : 0"),
-    "phase": Way("@Name@Phase", "(int){0}"),
+    "phase": Way("@Name@Phase", "clamp({0})"),
     "int": Way("NSInteger", "clamp({0})"),
     "long": Way("int64_t"),
     "float": Way("float"),
     "size": Way("NSUInteger"),
     "bytes": Way("NSData *", "addressOf({0}), {0}.length"),
-    "buffer": Way("NSMutableData *", "{0}.mutableBytes, {0}.length"),
+    "buffer": Way("NSMutableData *", "roomOf({0}), {0}.length"),
     "floats": Way(
         "NSData *", "addressOf({0}), {0}.length / 4", '!areNumbers(@"{0}", {0}, 4, error)'
     ),
     "float_buffer": Way(
-        "NSMutableData *", "{0}.mutableBytes, {0}.length / 4",
+        "NSMutableData *", "roomOf({0}), {0}.length / 4",
         '!areNumbers(@"{0}", {0}, 4, error)',
     ),
     "doubles": Way(
         "NSData *", "addressOf({0}), {0}.length / 8", '!areNumbers(@"{0}", {0}, 8, error)'
     ),
     "double_buffer": Way(
-        "NSMutableData *", "{0}.mutableBytes, {0}.length / 8",
+        "NSMutableData *", "roomOf({0}), {0}.length / 8",
         '!areNumbers(@"{0}", {0}, 8, error)',
     ),
     "ints": Way("NSData *", "addressOf({0}), {0}.length / 4", '!areNumbers(@"{0}", {0}, 4, error)'),
@@ -203,7 +203,7 @@ def _write_whole(whole: Whole) -> str:
     counted = ", ".join(["_m", *_list_passed(whole.given)])
     width = _BYTES[whole.element]
     passed = {a.name: _GIVEN[a.kind].passed.format(join_camel(a.name)) for a in whole.fill.given}
-    passed[whole.buffer.name] = "values.mutableBytes, size"
+    passed[whole.buffer.name] = "roomOf(values), size"
     length = f"{width} * size" if width > 1 else "size"
     lines = [
         *[f"if ({test})\n    return nil;" for test in tests if test],

@@ -1,8 +1,14 @@
 /* @title@
  *
  * A `model` keeps its parameters, gradients, optimizer state and work memory in one block, which it
- * gets at creation.  After that, only @name@_save allocates memory, at most 64 KiB.  Use a model
- * from one thread at a time; models are independent of each other.
+ * gets at creation.  After that, only @name@_save allocates memory, at most 64 KiB.
+ *
+ * Threads: models are independent of each other, and any thread may call one, but only one at a
+ * time.  Nothing here waits or checks: two calls for one model at the same time, whatever they are,
+ * have no defined result.  So hold a lock of your own around each call, @name@_destroy included,
+ * and around your use of what it returned the address of: texts are valid until the next call, and
+ * tensors until the model is destroyed, unless a comment says otherwise.  Clear your pointer under
+ * that lock when you destroy the model: functions refuse NULL, and destroying NULL does nothing.
  *
  * Functions that can fail return @NAME@_OK (0) or an error code, and @name@_message describes the
  * error.  A failed call changes nothing, unless its comment says otherwise.  Functions that answer

@@ -53,6 +53,13 @@ static const void *addressOf(NSData *values)
     return values && !values.length ? "" : values.bytes;
 }
 
+// Return the same for values that C writes.
+static void *roomOf(NSMutableData *values)
+{
+    static char none;
+    return values && !values.length ? &none : values.mutableBytes;
+}
+
 static int clamp(NSInteger number)
 {
     return number > INT_MAX ? INT_MAX : number < INT_MIN ? INT_MIN : (int)number;

@@ -78,6 +78,13 @@ public class Model implements Closeable {
     return value == null ? null : (value + "\0").getBytes(StandardCharsets.UTF_8);
   }
 
+  private static int number(String name, Phase phase) {
+    if (phase == null) {
+      throw refuse(name + ": expected a phase, got null");
+    }
+    return phase.value;
+  }
+
   private static String text(long address) {
     return address == 0 ? "" : new String(Native.text(address), StandardCharsets.UTF_8);
   }

@@ -1,0 +1,66 @@
+/* Every function in C with values that nobody should pass: walk CHECKPOINT CALLS ROUNDS. */
+#include "mnist.h"
+#include "walk.h"
+
+static const char *said_of(const mnist *m) { return mnist_message(m); }
+
+/*@calls@*/
+
+static const struct {
+    const char *name;
+    void (*call)(mnist *m, char **w);
+} calls[] = {
+/*@rows@*/
+};
+
+static void make(const struct row *row, mnist *m)
+{
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (!strcmp(calls[i].name, row->name)) {
+            calls[i].call(m, (char **)row->words);
+            drop_blocks();
+            return;
+        }
+    abort();
+}
+
+static char *keep(mnist *m, size_t *size)
+{
+    *size = mnist_checkpoint_size(m, 1);
+    char *made = malloc(*size);
+    if (!made || mnist_save_to(m, made, *size, 1))
+        abort();
+    return made;
+}
+
+int main(int argc, char **argv)
+{
+    mnist *live, *bare, *ended = NULL;
+    char why[MNIST_MESSAGE_BYTES];
+    if (argc != 4 || mnist_create(&live, argv[1], why) || mnist_create_from(&bare, NULL, 0, why))
+        return 2;
+    int count = read_rows(argv[2], rows);
+    for (int i = 0; i < count; i++) {
+        mnist *m = rows[i].state[0] == 'l' ? live : rows[i].state[0] == 'b' ? bare : ended;
+        size_t size, after_size;
+        char *before = keep(live, &size);
+        make(&rows[i], m);
+        char *after = keep(live, &after_size);
+        int is_same = size == after_size && !memcmp(before, after, size);
+        printf("%d %s%s\n", i, said, said[0] == 'o' || is_same ? "" : " changed");
+        free(before);
+        free(after);
+    }
+    long first = 0;
+    int rounds = atoi(argv[3]);
+    for (int turn = 0; turn < rounds; turn++) {
+        for (int i = 0; i < count; i++)
+            make(&rows[i], rows[i].state[0] == 'l' ? live : rows[i].state[0] == 'b' ? bare : ended);
+        first = turn == rounds / 2 ? read_resident() : first;
+    }
+    printf("grown %ld\n", (read_resident() - first) >> 20);
+    mnist_destroy(live);
+    mnist_destroy(bare);
+    mnist_destroy(NULL);
+    return 0;
+}
