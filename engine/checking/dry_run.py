@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from engine.base.element_types import HALVES, ITEMSIZE
@@ -314,6 +314,8 @@ def _suggest_budgets(
 ) -> Iterator[Suggestion]:
     """Yield the same step within shares of its memory, and within the least sufficient memory.
 
+    Of budgets with which a step is the same, the least stands for all.
+
     plans: those without a budget.
     """
     work = max(plan.compute_region_bytes("work") for plan in plans)
@@ -323,11 +325,10 @@ def _suggest_budgets(
         opened.make_plans(shapes, 1)
     except BudgetError as error:
         budgets = [*(b for b in budgets if b > error.least), error.least]
-    for budget in budgets:
-        mine = opened.make_plans(shapes, budget)
-        yield Suggestion(
-            f"a budget of {format_bytes(budget)}", told.make_figures(opened, shapes, mine)
-        )
+    figures = {b: told.make_figures(opened, shapes, opened.make_plans(shapes, b)) for b in budgets}
+    for budget, following in zip_longest(budgets, budgets[1:]):
+        if figures[budget] != figures.get(following):
+            yield Suggestion(f"a budget of {format_bytes(budget)}", figures[budget])
 
 
 def _list_suggestions(

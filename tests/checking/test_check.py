@@ -17,6 +17,7 @@ from engine import Trainer
 from engine.base.plan_options import PlanOptions, Precision
 from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
+from engine.checking.subject import Opened, Shapes
 from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
@@ -240,6 +241,23 @@ def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     trainer = Trainer(artifacts, threads=2, memory_budget=most)
     trainer.step(*batch)
     assert trainer.check(*batch, variants=False).status == "trains"
+
+
+def test_budgets_of_one_plan_are_suggested_once(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the least of them, as the others would buy the same step."""
+    plan = Opened.make_plans
+
+    def plan_alike(self: Opened, shapes: Shapes, budget: int | None = None) -> Any:
+        if budget == 1:
+            raise BudgetError("there is none", least=4096)
+        return plan(self, shapes if budget is None else {"x": (8, 784), "labels": (8,)})
+
+    monkeypatch.setattr(Opened, "make_plans", plan_alike)
+    told = check(subject_of(artifacts), SHAPES, source="mlp", machine=get_nominal(2)).suggestions
+    budgets = [s.change for s in told if s.change.startswith("a budget")]
+    assert budgets == ["a budget of 4096 B"]
 
 
 def run(*words: Any) -> tuple[int, dict[str, Any]]:
