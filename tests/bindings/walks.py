@@ -113,7 +113,7 @@ class Values:
 
     samples, labels: elements of the inputs of a training step.
     count: elements of all parameters.
-    files: names in the folder of a walk: a checkpoint of this model, then others and no checkpoints.
+    files: names in the folder of a walk: a checkpoint of this model, then broken and other ones.
     """
 
     samples: int
