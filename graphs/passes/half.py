@@ -67,17 +67,17 @@ def _list_half_outputs(graph: Graph) -> list[str]:
     unknown = [name for name in graph.outputs if name not in graph.types | graph.inputs]
     halves = {name for name, t in graph.types.items() if t.dtype == "f16"}
     if unknown:
-        single = infer(_widen_graph(graph, "f32")).types
-        double = infer(_widen_graph(graph, "f64")).types
+        single = infer(copy_in_type(graph, "f16", "f32")).types
+        double = infer(copy_in_type(graph, "f16", "f64")).types
         halves.update(name for name in unknown if single[name].dtype != double[name].dtype)
     return [name for name in graph.outputs if name in halves]
 
 
-def _widen_graph(graph: Graph, dtype: str) -> Graph:
-    """Return a copy of a graph with this element type instead of f16, inputs included."""
+def copy_in_type(graph: Graph, source: str, to: str) -> Graph:
+    """Return a copy of a graph that computes in another element type, inputs included."""
     made = graph.copy()
-    made.inputs = {n: t.but(dtype=dtype) if t.dtype == "f16" else t for n, t in made.inputs.items()}
-    return widen(made, dtype)
+    made.inputs = {n: t.but(dtype=to) if t.dtype == source else t for n, t in made.inputs.items()}
+    return _replace_type(made, source, to)
 
 
 def widen_halves(graph: Graph, without: Collection[str] = ()) -> Graph:
@@ -85,18 +85,16 @@ def widen_halves(graph: Graph, without: Collection[str] = ()) -> Graph:
 
     without: the names of values that stay f16.
     """
-    return widen(graph, "f32", without)
+    return _replace_type(graph, "f16", "f32", without)
 
 
-def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
-    """Do as `widen_halves` does, with any element type instead of f32."""
+def _replace_type(graph: Graph, source: str, to: str, without: Collection[str] = ()) -> Graph:
+    """Let constants, attributes and known types be `to` where they are `source`, in place."""
     for node in graph.nodes:
-        node.attrs = {
-            name: convert_attribute(name, v, "f16", dtype) for name, v in node.attrs.items()
-        }
-    graph.initializers = {n: convert_array(a, "f16", dtype) for n, a in graph.initializers.items()}
+        node.attrs = {k: convert_attribute(k, v, source, to) for k, v in node.attrs.items()}
+    graph.initializers = {n: convert_array(a, source, to) for n, a in graph.initializers.items()}
     graph.types = {
-        n: t.but(dtype=dtype) if t.dtype == "f16" and n not in without else t
+        n: t.but(dtype=to) if t.dtype == source and n not in without else t
         for n, t in graph.types.items()
     }
     return graph

@@ -96,29 +96,49 @@ def test_wide_batch_norms_are_compared(channels: int, tmp_path: Path) -> None:
     assert len(exported.train) == 6
 
 
-@pytest.mark.parametrize(("wrong", "integers"), [(1, False), (1, True), (9, False), (9, True)])
-def test_a_difference_counts_if_it_stays_with_other_examples(
-    wrong: int, integers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounding over the kink of a Relu goes with the example; a wrong gradient does not."""
+class ForFloats(nn.Linear):
+    """A layer that computes in float32 alone."""
+
+    def forward(self, x: Any) -> Any:
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize(
+    ("last", "in_double", "attempts"),
+    [(nn.Linear, True, torch_gradients.ATTEMPTS), (nn.Linear, False, 1),
+     (ForFloats, True, torch_gradients.ATTEMPTS), (ForFloats, False, 2)],
+)  # fmt: skip
+def test_a_difference_counts_if_it_stays_in_double_and_with_other_examples(
+    last: type[nn.Linear], in_double: bool, attempts: int, integers: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Rounding over the kink of a Relu goes in float64, or with the example; an error does not.
+
+    in_double: the difference is an error, in float64 and with every example; otherwise it is in
+        float32 and with the first example alone.
+    """
     feeds, real = list[Any](), torch_gradients._run
 
     def run(graph: Any, given: Any, train: Any) -> dict[str, Any]:
-        feeds.append(next(iter(given.values())).copy())
         made = real(graph, given, train)
-        return {n: g * (1.1 if len(feeds) <= wrong else 1) for n, g in made.items()}
+        is_single = all(a.dtype != np.float64 for a in given.values())
+        if is_single:
+            feeds.append(next(iter(given.values())).copy())
+        is_wrong = in_double or (is_single and len(feeds) == 1)
+        return {n: g * (1.1 if is_wrong else 1) for n, g in made.items()}
 
     monkeypatch.setattr(torch_gradients, "_run", run)
     torch.manual_seed(2)
-    module = nn.Sequential(nn.Embedding(9, 4) if integers else nn.Linear(5, 4), nn.Linear(4, 2))
+    module = nn.Sequential(nn.Embedding(9, 4) if integers else nn.Linear(5, 4), last(4, 2))
     example = torch.randint(9, (3, 5)) if integers else torch.randn(3, 5)
-    if wrong == 1:
-        export(module, example, tmp_path / "net.onnx")
-        assert len(feeds) == 2
-    else:
+    if in_double:
         with pytest.raises(ModelError, match="does not train as the module does"):
             export(module, example, tmp_path / "net.onnx")
-        assert len({f.tobytes() for f in feeds}) == len(feeds) == torch_gradients.ATTEMPTS
+    else:
+        export(module, example, tmp_path / "net.onnx")
+    assert len({f.tobytes() for f in feeds}) == len(feeds) == attempts
 
 
 def test_hooks_of_parameters_change_their_gradients(tmp_path: Path) -> None:

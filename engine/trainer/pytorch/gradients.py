@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.base.errors import ModelError, ModelWarning, join_names, warn_user
+from engine.base.errors import EngineError, ModelError, ModelWarning, join_names, warn_user
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
@@ -31,7 +31,8 @@ CLOSE = 2e-3  # of the norm of a gradient: how far one of float32 may be off
 NOISE = 20  # times as far as torch's own float32 is from its float64
 FLOOR = 1e-6  # of the norm of all gradients: what counts as zero
 # Rounding may move an element over the kink of a Relu, and one element can be a large part of a
-# gradient.  Such a difference goes with another example, and a wrong gradient stays.
+# gradient.  Such a difference goes in float64, where rounding is 2^29 times smaller, or with another
+# example, where a module or an op has float32 alone.  A wrong gradient stays.
 ATTEMPTS = 4
 LOSS = "check/loss"
 
@@ -75,10 +76,13 @@ def compare(
             _warn_of_draws(draws.unknown | unknown)
             return
         theirs = {name: theirs[name] for name in train}
-        ours = _run(graph, {**_list_feeds(torch, graph, given), **values}, train)
+        feeds = {**_list_feeds(torch, graph, given), **values}
+        ours = _run(graph, feeds, train)
         faults = _list_faults(ours, theirs)
         if faults and (exact := _compute_in_double(torch, module, given, train)) is not None:
             faults = [name for name in faults if not _is_near(name, ours, theirs, exact)]
+            if faults and (wide := _run_in_double(graph, feeds, train)) is not None:
+                faults = _list_faults(wide, exact)
         if not faults:
             return
         fault = fault or _describe_fault(faults[0], faults, ours, theirs, bool(draws.drawn), module)
@@ -270,6 +274,19 @@ def _run(graph: Graph, feeds: Mapping[str, Array], train: Sequence[str]) -> dict
     graph.types = infer(graph.copy()).types
     gradients = backend.prepare(onnx_io.to_proto(graph)).run(feeds)
     return {name: g.astype(np.float64) for name, g in zip(train, gradients, strict=True)}
+
+
+def _run_in_double(
+    graph: Graph, feeds: Mapping[str, Array], train: Sequence[str]
+) -> dict[str, Array] | None:
+    """Return the gradients, computed in float64; None if an op of the graph has float32 alone."""
+    from engine.graphs.passes.half import copy_in_type
+
+    wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feeds.items()}
+    try:
+        return _run(copy_in_type(graph, "f32", "f64"), wide, train)
+    except EngineError:
+        return None
 
 
 # --- the comparison
