@@ -31,8 +31,8 @@ CLOSE = 2e-3  # of the norm of a gradient: how far one of float32 may be off
 NOISE = 20  # times as far as torch's own float32 is from its float64
 FLOOR = 1e-6  # of the norm of all gradients: what counts as zero
 # Rounding may move an element over the kink of a Relu, and one element can be a large part of a
-# gradient.  Such a difference goes in float64, where rounding is 2^29 times smaller, or with another
-# example, where a module or an op has float32 alone.  A wrong gradient stays.
+# gradient.  Such a difference goes in float64, where rounding is 2^29 times smaller, or with other
+# examples, where a module or an op has float32 alone.  A wrong gradient stays.
 ATTEMPTS = 4
 LOSS = "check/loss"
 
