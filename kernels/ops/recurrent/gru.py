@@ -82,7 +82,7 @@ def _after(target: Target, T: str, f: str, g: str, Q: str, P: str) -> tuple[Inli
         ldq = g.row_b * n if keeps * is_kept != 0 else ld
         q = of(inner, work, d, t, r0, keeps, g)
         a = off(h, state_at(g, d, r0) * n)
-        times(a, ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode, left)
+        times(a, ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode, left, t)
 
     @inline
     def end(a, h, inner, work, d, t, b, keeps, g):
@@ -113,7 +113,7 @@ def _before(target: Target, T: str, f: str, g: str, P: str) -> tuple[Inline, Inl
         at = state_at(g, d, r0) * n
         # n's gate += R_n (r h): the state was reset before the product.
         a, ld = off(work, at), g.state_b * n
-        times(a, ld, b_at, off(now, 2 * n), ldc, b_at, r1 - r0, n, n, g, ACCUMULATE, left)
+        times(a, ld, b_at, off(now, 2 * n), ldc, b_at, r1 - r0, n, n, g, ACCUMULATE, left, t)
 
     @inline
     def end(a, h, inner, work, d, t, b, keeps, g):
@@ -212,7 +212,7 @@ def gru(
                     for b in range(r0, r1):
                         widen(gates, row_at(g, d, t, b) * 3 * n, off(now, (b - r0) * ldc), 3 * n)
                     a, lda, count = off(h, state_at(g, d, r0) * n), g.state_b * n, r1 - r0
-                    times(a, lda, b_zr, now, ldc, b_zr, count, 2 * n, n, g, ACCUMULATE, left)
+                    times(a, lda, b_zr, now, ldc, b_zr, count, 2 * n, n, g, ACCUMULATE, left, t)
                     middle(
                         now, ldc, h, inner, work, d, t, r0, r1, lens, b_n, rbn, mode, keeps, g, left
                     )
@@ -360,7 +360,7 @@ def gru_grad_after(
                 # q = R_n h' + b was not kept: computed again, for all rows of the step.
                 if t < last and kept == 0:
                     q = off(work, state_at(g, d, r0) * n)
-                    times(before, ldo, b_n, q, ld, rbn, r1 - r0, n, n, g, mode, left)
+                    times(before, ldo, b_n, q, ld, rbn, r1 - r0, n, n, g, mode, left, t)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
                     da, di = off(now, (b - r0) * lda), off(within, (b - r0) * ldi)
@@ -384,7 +384,9 @@ def gru_grad_after(
                     # Forward: the products with h' are R_z h', R_r h' and q; so dh' += R^T of their
                     # gradients.
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(within, ldi, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE, left)
+                    times(
+                        within, ldi, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE, left, t
+                    )
 
     return body
 
@@ -489,7 +491,7 @@ def gru_grad_before(
                     into = off(work, state_at(g, d, r0) * n)
                     # Forward: n's gate = a_n + R_n (r h'); so d(r h') = R_n^T dn, which the cells
                     # then divide between r and h'.
-                    times(off(now, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0, left)
+                    times(off(now, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0, left, t)
                     for b in range(r0, r1):
                         i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
                         if t < lens[b]:
@@ -499,7 +501,7 @@ def gru_grad_before(
                             reset(r=r, h=old, dq=dq, dh=to, dr=off(da, n), q=rh, length=n)
                     to = off(dh, state_at(g, d, r0) * n)
                     # Forward: a_z and a_r = ... + R h'; so dh' += R_z^T dz + R_r^T dr.
-                    times(now, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE, left)
+                    times(now, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE, left, t)
                 for b in range(r0, r1):
                     i = row_at(g, d, t, b) * 3 * n
                     write(dgates, i, off(now, (b - r0) * lda), 3 * n)

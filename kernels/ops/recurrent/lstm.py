@@ -147,7 +147,7 @@ def lstm(
                         widen(gates, row_at(g, d, t, b) * 4 * n, off(now, (b - r0) * ldc), 4 * n)
                     a = off(h, state_at(g, d, r0) * n)
                     lda, rows = g.state_b * n, r1 - r0
-                    times(a, lda, b_at, now, ldc, b_at, rows, 4 * n, n, g, ACCUMULATE, left)
+                    times(a, lda, b_at, now, ldc, b_at, rows, 4 * n, n, g, ACCUMULATE, left, t)
                 # The products of all rows at once above; the cells row by row.
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
@@ -330,7 +330,7 @@ def lstm_grad(
                 if t < last:
                     to = off(dh, state_at(g, d, r0) * n)
                     ldc, rows = g.state_b * n, r1 - r0
-                    times(now, lda, b_at, to, ldc, b_at, rows, n, 4 * n, g, ACCUMULATE, left)
+                    times(now, lda, b_at, to, ldc, b_at, rows, n, 4 * n, g, ACCUMULATE, left, t)
 
     return body
 
@@ -377,7 +377,7 @@ def rnn(target: Target, T: str, f: str, Y: str = "", P: str = "") -> Body:
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * n)
                     lda, ldc, rows = g.state_b * n, g.row_b * n, r1 - r0
-                    times(a, lda, b_at, to, ldc, b_at, rows, n, n, g, ACCUMULATE, left)
+                    times(a, lda, b_at, to, ldc, b_at, rows, n, n, g, ACCUMULATE, left, t)
                 for b in range(r0, r1):
                     at, into = off(h, state_at(g, d, b) * n), off(y, y_at(g, d, t, b) * n)
                     # Forward: h = f(a); in place, as a is not needed again: backward reads y alone.
@@ -453,6 +453,6 @@ def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "", P: 
                 if t < last:
                     to = off(dh, state_at(g, d, r0) * n)
                     ldc, count = g.state_b * n, r1 - r0
-                    times(now, lda, b_at, to, ldc, b_at, count, n, n, g, ACCUMULATE, left)
+                    times(now, lda, b_at, to, ldc, b_at, count, n, n, g, ACCUMULATE, left, t)
 
     return body

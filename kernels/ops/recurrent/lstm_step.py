@@ -110,10 +110,11 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
             # h' is read from h0, which nobody writes at this step, whatever threads are ahead.
             if units > 0 and t < longest(lens, 0, batch):
                 a, now = off(h0, state_at(g, d, 0) * n), off(gates, row_at(g, d, t, 0) * 4 * n + u)
-                for q in range(4):
+                for i in range(4):
+                    q = 3 - i if t & 1 != 0 else i  # to and fro, as the panels of each gate
                     into, part = off(now, q * n), off(panels, (d * 4 * n + q * n + u) * n)
                     lda, ldc = g.state_b * n, g.row_b * 4 * n
-                    times(a, lda, part, into, ldc, part, batch, units, n, g, ACCUMULATE, part)
+                    times(a, lda, part, into, ldc, part, batch, units, n, g, ACCUMULATE, part, t)
             for b in range(batch if units > 0 else 0):
                 at, i = state_at(g, d, b) * n + u, row_at(g, d, t, b)
                 x, kept = off(gates, i * 4 * n + u), off(cells, i * n + u)
@@ -203,7 +204,7 @@ def lstm_grad_step(
                 a, into = off(dgates, row_at(g, d, later, 0) * 4 * n), state_at(g, d, 0) * n + u
                 part, lda = off(panels, (d * n + u) * 4 * n), g.row_b * 4 * n
                 ldc, to = g.state_b * n, off(dh, into)
-                times(a, lda, part, to, ldc, part, batch, units, 4 * n, g, ACCUMULATE, part)
+                times(a, lda, part, to, ldc, part, batch, units, 4 * n, g, ACCUMULATE, part, later)
             t = time_at(g, d, g.steps - 1 - step)
             # From here on a thread reads of its own units alone: the cells are elementwise.
             for b in range(batch if units > 0 and step < g.steps else 0):

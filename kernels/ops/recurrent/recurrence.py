@@ -155,10 +155,10 @@ def count_products(gates: str) -> Callable[[KernelCall], int]:
 def product(target: Target, T: str, P: str) -> Inline:
     """Return an inline function: C (+)= A B (+ bias), B as panels.
 
-    product(a, lda, panels, c, ldc, bias, m, n, k, g, mode, left)
+    product(a, lda, panels, c, ldc, bias, m, n, k, g, mode, left, t)
 
     P: the type of 16 bits that factors are rounded to, in panels already; "" for T.  left: room for
-    the factors of A.
+    the factors of A.  t: the time; at odd times panels are taken from the last to the first.
     """
     rows = strip(target, T, 0, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
@@ -179,12 +179,15 @@ def product(target: Target, T: str, P: str) -> Inline:
     take = rounded if P else in_place
 
     @inline
-    def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode, left):
+    def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode, left, t):
         kc = g.kc
         x, ldx = take(a, lda, left, m, k)
         b = view(panels)
-        j = 0
-        while j < n:
+        count, back = udiv(n + width - 1, width), t & 1
+        # To and fro: a step begins with the panels that the step before left in the cache.  Where
+        # all panels are just larger than a cache, always from the first they would never be there.
+        for i in range(count):
+            j = width * (count - 1 - i if back != 0 else i)
             w = imin(width, n - j)
             k0 = 0
             while k0 < k:
@@ -197,7 +200,6 @@ def product(target: Target, T: str, P: str) -> Inline:
                 panel = off(b, j * depth(k) + depth(k0) * width)
                 rows(off(x, k0), ldx, panel, width, off(c, j), ldc, off(bias, j), kb, m, w, step)
                 k0 += kc
-            j += width
 
     return run
 
