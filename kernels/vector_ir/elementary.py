@@ -373,10 +373,16 @@ def softplus(b: Any, x: Any) -> Any:
 
 
 def sigmoid(b: Any, x: Any) -> Any:
-    """1 / (1 + exp(-x)); as z / (1 + z), z = exp(x), below 0.  Error <= 2.5 ulp, subnormals too."""
+    """c / (c + c z), z = exp(-x), c = 2**-64 in float: c z is in range wherever the result is not
+    0 or 1.  Error <= 2.5 ulp, subnormals too.
+    """
     v = Lanes(b, x)
-    z = _exp(-v.call("fabs"))
-    return (pick(v < 0, z, 1) / (z + 1)).value
+    low, high = v.format.exp_range[0], 2 * v.format.one_at
+    q, i = _exp_parts(-pick(v > high, high, pick(v < low, low, v)))
+    down = -(1 << (v.format.bits - v.format.mant - 3))
+    s = (i + _raise_two(v, down)).real
+    c = Lanes(b, const(x.type, 2.0**down))
+    return (c / (q.fma(s, s) + c)).value
 
 
 def tanh(b: Any, x: Any) -> Any:

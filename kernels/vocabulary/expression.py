@@ -115,7 +115,7 @@ FUNCTIONS = {
     "neg": Scalar(1, np.negative), "abs": Scalar(1, np.abs),
     "sign": Scalar(1, np.sign, cost=5), "sqrt": Scalar(1, np.sqrt),
     "exp": Scalar(1, np.exp, cost=25), "log": Scalar(1, np.log, cost=35),
-    "tanh": Scalar(1, np.tanh, cost=23), "sigmoid": Scalar(1, _sigmoid, cost=31),
+    "tanh": Scalar(1, np.tanh, cost=23), "sigmoid": Scalar(1, _sigmoid, cost=22),
     "erf": Scalar(1, _erf, cost=36),
     "softplus": Scalar(1, lambda x: np.logaddexp(x, np.zeros_like(x)), cost=63),
     "floor": Scalar(1, np.floor), "ceil": Scalar(1, np.ceil, cost=3),

@@ -21,7 +21,7 @@ import numpy as np
 from engine.base.element_types import NUMPY
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.kernel import Native
+from engine.kernels.vocabulary.kernel import Inline, Native, inline
 from engine.kernels.vocabulary.op import Site
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.terms import Formulas
@@ -152,20 +152,28 @@ def _program(T: str, source: str, **curves: str) -> Native:
     return loop(T, source, **made)
 
 
-def lstm(T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Native:
-    """Return run(i, o, f, c, s, pi, po, pf, y), by name: gates and cell state s in place."""
+def lstm(T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Inline:
+    """Return run(i, o, f, c, s, pi, po, pf, y, length): gates and cell state s in place."""
     seen = "i = i + pi * s; f = f + pf * s;" if peephole else ""
     forget = "1.0 - i" if couple else "f(f)"
-    out = "o + po * s" if peephole else "o"
-    return _program(
+    out, before, after = ("o + po * s", "pi[] pf[]", "po[]") if peephole else ("o", "", "")
+    # Two loops: in one, the curve of s waits for all other curves of its units, and a CPU does not
+    # look far enough ahead to begin with the next units.
+    enter = _program(
         T,
-        f"""i[] o[] f[] c[] s[] {PEEPHOLES[peephole]} -> {seen}
-        i = f(i); f = {forget}; c = g(c); s = f * s + i * c; o = f({out});
-        i[]; o[]; f[]; c[]; s[]; y[] = o * h(s)""",
+        f"""i[] f[] c[] s[] {before} -> {seen}
+        i = f(i); f = {forget}; c = g(c); i[]; f[]; c[]; s[] = f * s + i * c""",
         f=f,
         g=g,
-        h=h,
     )
+    leave = _program(T, f"o[] s[] {after} -> o = f({out}); o[]; y[] = o * h(s)", f=f, h=h)
+
+    @inline
+    def run(i, o, f, c, s, pi, po, pf, y, length):
+        enter(i=i, f=f, c=c, s=s, pi=pi, pf=pf, length=length)
+        leave(o=o, s=s, po=po, y=y, length=length)
+
+    return run
 
 
 def lstm_grad(
