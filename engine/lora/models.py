@@ -54,10 +54,10 @@ def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
 
     Layers are MatMul, Gemm and 1x1 Conv with a weight that depends only on constants, possibly
     through Transpose, Reshape or DequantizeLinear, and MatMulNBits.  Products of integers, as
-    onnxruntime's quantisers write them, become such layers; their weights stay integers.  At first
-    the results of the model do not change, up to roundings, since B is zero.  `Trainer.from_onnx`
-    and `edgegrad artifacts` train only the adapters of such a model; everything else stays a
-    constant of the artifacts.
+    onnxruntime's quantisers write them, become such layers, also in QAttention; their weights stay
+    integers.  At first the results of the model do not change, up to roundings, since B is zero.
+    `Trainer.from_onnx` and `edgegrad artifacts` train only the adapters of such a model; everything
+    else stays a constant of the artifacts.
 
     Args:
         model: A path, bytes or `ModelProto`.

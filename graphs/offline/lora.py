@@ -11,11 +11,11 @@
              y = Add(y_base, Conv(h, fc.lora_B.weight) group=g)         B: [out, r, 1, 1]
 
 Layers of integers that get adapters, and those after them, are written with floats before
-(`integer_layers.py`).  The shapes of A and B are peft's; if the weight has batch axes, both have
-them too.  Every group of a grouped convolution has an adapter of its own, which can be merged; peft
-shares one A among all groups, which cannot.  The weight is read as it is, quantised or computed by
-other nodes, and stays a constant.  A is uniform in +-1 / sqrt(in), like peft's Kaiming
-initialisation; B is zero.
+(`integer_layers.py`), and joined attention as a product and the attention (`joined_attention.py`).
+The shapes of A and B are peft's; if the weight has batch axes, both have them too.  Every group of
+a grouped convolution has an adapter of its own, which can be merged; peft shares one A among all
+groups, which cannot.  The weight is read as it is, quantised or computed by other nodes, and stays
+a constant.  A is uniform in +-1 / sqrt(in), like peft's Kaiming initialisation; B is zero.
 
 Source: Hu et al., "LoRA: low-rank adaptation of large language models", arXiv 2106.09685; the scale
 alpha / sqrt(r) is Kalajdzievski's, arXiv 2312.03732.
@@ -37,6 +37,7 @@ from engine.graphs.io.note import DOWN, METADATA, UP, Note, NotedLayer
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import find_dependent
 from engine.graphs.offline.integer_layers import write_layers
+from engine.graphs.offline.joined_attention import split_attention
 from engine.graphs.offline.linear import LinearLayer, LinearLayers, Weight, name_layer
 from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
@@ -167,10 +168,16 @@ def adapt(
     whole = graph.copy()
     has_integers = write_layers(whole)
     types = infer(whole.copy()).types
+    has_attention = split_attention(whole, types)
+    types = infer(whole.copy()).types if has_attention else types
     named = _find(LinearLayers(whole, types), patterns, Paths.of(graph.metadata))
     adapted, left, made = _sort_layers(named, whole)
     if has_integers:
         _write_dependent(graph, whole, adapted)
+    if has_attention:
+        chosen = {use.node.name for rows in adapted.values() for use in rows}
+        split_attention(graph, infer(graph.copy()).types, chosen)
+    if has_integers or has_attention:
         types = infer(graph.copy()).types
     adapted = _find_again(graph, types, adapted)
     note = Note(rank, alpha, dropout, rank_stabilised, made)

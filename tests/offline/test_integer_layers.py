@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
 from edgegrad import SGD, AdamW, Session, Trainer, artifacts, lora
-from engine.errors import UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.planner.planner import make_plan
@@ -189,18 +188,63 @@ def test_gradients_flow_through_integers_that_are_moved(how: str, tmp_path: Path
     assert np.abs(predicted - run_peer(tmp_path / "trained.onnx", x)).max() < 0.02 * scale
 
 
-def test_adapters_train_before_attention_of_integers(tmp_path: Path) -> None:
-    """The joined weights of attention have none themselves; gradients flow through it."""
+@pytest.mark.parametrize("match", ["^u|^v", "^w_", "."])
+def test_adapters_train_before_and_in_attention_of_integers(match: str, tmp_path: Path) -> None:
     file = write_attention(tmp_path)
     assert "QAttention" in [n.op_type for n in onnx.load(file).graph.node]
     x: Array = RNG.standard_normal((32, 5, 12)).astype(np.float32)
-    with pytest.raises(UnsupportedOpError, match=r"'w': the operator Attention; supported"):
-        Trainer.from_onnx(file, "cross_entropy", lora="^w_", threads=1)
     trainer = Trainer.from_onnx(
-        file, "cross_entropy", AdamW(lr=1e-2), lora="u|v", threads=1, seed=0
+        file, "cross_entropy", AdamW(lr=1e-2), lora=match, threads=1, seed=0
     )
-    assert len(list(trainer.state.parameters)) == 4
+    assert len(list(trainer.state.parameters)) == {"^u|^v": 4, "^w_": 2, ".": 6}[match]
     train_beside_peer(trainer, file, x, tmp_path / "trained.onnx")
+
+
+MASKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "none": (None, {}),
+    "keys": (np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 1, 1, 0], [1, 0, 0, 0, 0]]), {}),
+    "lengths": (np.array([5, 2, 4, 1]), {}),
+    "causal": (None, {"unidirectional": 1}),
+    "sizes": (None, {"qkv_hidden_sizes": [16, 16, 8], "scale": 0.3}),
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+@pytest.mark.parametrize("rounds", [False, True])
+def test_attention_is_parted_for_adapters(form: str, rounds: bool, tmp_path: Path) -> None:
+    """With new adapters, which add 0, it computes the same; they are merged into its weights."""
+    mask, attrs = MASKS[form]
+    columns = sum(attrs.get("qkv_hidden_sizes", [48]))
+    inputs = ["x", "w", "b", "mask"] if mask is not None else ["x", "w", "b"]
+    node = helper.make_node("Attention", inputs, ["y"], "layer", domain=MS, num_heads=2, **attrs)
+    constants = {"w": draw(12, columns), "b": draw(columns)}
+    constants |= {} if mask is None else {"mask": mask.astype(np.int32)}
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 5, "m"])]
+    graph = helper.make_graph(
+        [node], "attention", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5, 12])],
+        outputs, [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    file = tmp_path / "attention.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), file)
+    if rounds:
+        file = tmp_path / "int8.onnx"
+        options = {"DefaultTensorType": TensorProto.FLOAT}
+        peer.quantize_dynamic(tmp_path / "attention.onnx", file, extra_options=options)
+    x = RNG.standard_normal((4, 5, 12)).astype(np.float32)
+    made = lora.adapt(file, lora.Lora("w", rank=4))
+    whole, parted = run_peer(file, x), run_peer(made.to_bytes(), x)
+    largest = float(np.abs(whole).max())
+    np.testing.assert_allclose(parted, whole, rtol=0, atol=(1e-2 if rounds else 1e-5) * largest)
+    np.testing.assert_allclose(run(made.to_bytes(), x), parted, rtol=0, atol=1e-2 * largest)
+    for name, value in made.graph.initializers.items():
+        if name.endswith("lora_B.weight"):
+            made.graph.initializers[name] = draw(*value.shape)
+    made.save(tmp_path / "adapted.onnx")
+    adapted = run_peer(tmp_path / "adapted.onnx", x)
+    assert np.abs(adapted - whole).max() > 0.1 * largest
+    lora.merge(tmp_path / "adapted.onnx", tmp_path / "merged.onnx", dequantise=True)
+    merged = run_peer(tmp_path / "merged.onnx", x)
+    assert np.abs(merged - adapted).max() < (0.05 if rounds else 1e-4) * np.abs(adapted).max()
 
 
 @pytest.mark.parametrize("how", ["dynamic", "QOperator"])
