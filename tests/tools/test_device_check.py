@@ -80,12 +80,28 @@ def test_a_forward_model_may_train_fewer_layers(
     shutil.copy(GOLDENS / "mlp" / "forward.onnx", path)
     status, answer = check(capsys, "--batch", "8", "--ram", "4KB", source=str(path))
     assert status == 4
-    first, *_, sparse, integers = answer["variants"]
+    first, *_, sparse, least_sparse, integers, least_integers = answer["variants"]
     assert sparse["change"] == "SparseUpdate(biases=True, last=2)"
     assert sparse["ram"] <= first["ram"]
     assert integers["change"] == "int8, with the last layer trained in float32"
     assert integers["ram"] < sparse["ram"] / 2
     assert integers["checkpoint"] < first["checkpoint"] / 2
+    for usual, least in ((sparse, least_sparse), (integers, least_integers)):
+        assert least["change"] == f"{usual['change']} --batch 1 --joined"
+        assert least["ram"] < usual["ram"]
+
+
+def test_columns_are_below_each_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "forward.onnx"
+    shutil.copy(GOLDENS / "mlp" / "forward.onnx", path)
+    words = ["--batch", "8", "--target", "cortex-m7", "--ram", "4KB", "--flash", "16KB"]
+    assert cli.main(["check", str(path), *words]) == 4
+    head, *rows = capsys.readouterr().out.splitlines()[1:]
+    rows = [row for row in rows if "lacks" in row]
+    assert len(rows) >= 8
+    places = {row[: head.index("  bytes")].rstrip()[-1].isdigit() for row in rows}
+    assert places == {True}
+    assert {row.index("  lacks") for row in rows} == {head.index("  bytes")}
 
 
 def test_integers_have_the_sizes_of_a_quantised_model(tmp_path: Path) -> None:

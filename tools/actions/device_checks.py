@@ -99,13 +99,14 @@ class DeviceCheck:
         """Yield the lines of a report for people."""
         batches = ", ".join(map(str, self.batches)) or "the model's"
         yield f"training on {self.target}, batch {batches}"
-        yield f"{'':44s}{'RAM':>12s}{'flash':>12s}{'checkpoint':>12s}  bytes"
+        wide = max(44, *(len(need.change) for need in self.needs))
+        yield f"{'':{wide}s}{'RAM':>12s}{'flash':>12s}{'checkpoint':>12s}  bytes"
         for need in self.needs:
             excess = self.room.list_excess(need)
             missing = " and ".join(f"{n:,} bytes of {kind}" for kind, n in excess.items())
             verdict = f"lacks {missing}" if missing else "fits"
             yield (
-                f"{need.change or 'as it is':44s}{need.ram:>12,}{need.flash:>12,}"
+                f"{need.change or 'as it is':{wide}s}{need.ram:>12,}{need.flash:>12,}"
                 f"{need.values:>12,}  {verdict}"
             )
         for change, why in self.refused:
@@ -210,19 +211,33 @@ def _list_variants(
     """Yield changes of a training run that take less: a name, the options, and what writes other
     artifacts into a folder.
     """
-    sized = ""
-    if "flash" in room.list_excess(need):
+    sized, excess = "", room.list_excess(need)
+    if "flash" in excess:
         options, sized = replace(options, size=True), " --size"
         yield "--size", options, None
-    if "RAM" in room.list_excess(need):
+    steps = [("", options)]
+    if "RAM" in excess:
         yield from _list_smaller_steps(options, room, need, sized)
-        if not source.is_dir():
-            update = SparseUpdate(biases=True, last=LAST)
-            write = partial(_write_artifacts, source, made, update)
-            yield f"SparseUpdate(biases=True, last={LAST}){sized}", options, write
-    if not source.is_dir():
-        integers = partial(_write_integers, source, made)
-        yield f"int8, with the last layer trained in float32{sized}", options, integers
+        words, least = _name_least_step(options)
+        steps.append((words, least))
+    if source.is_dir():
+        return
+    update = SparseUpdate(biases=True, last=LAST)
+    sparse = partial(_write_artifacts, source, made, update)
+    for words, changed in steps if "RAM" in excess else ():
+        yield f"SparseUpdate(biases=True, last={LAST}){words}{sized}", changed, sparse
+    integers = partial(_write_integers, source, made)
+    for words, changed in steps:
+        name = f"int8, with the last layer trained in float32{words}{sized}"
+        yield name, changed, integers
+
+
+def _name_least_step(options: Options) -> tuple[str, Options]:
+    """Return the change that makes steps least, without a budget, and options with it."""
+    joined = replace(options, joined=True)
+    if max(options.batches, default=1) > 1:
+        return " --batch 1 --joined", replace(joined, batches=[1])
+    return " --joined", joined
 
 
 def _list_smaller_steps(
