@@ -28,11 +28,12 @@ MAY_ADD = add_by_table(
             f"{domain}DequantizeLinear {reader}": made
             for domain in ("", f"{MS}::")
             for reader, made in (
-                ("MatMul", _MATMUL),
+                ("MatMul", f"{_MATMUL} {OURS}::ScaledSums"),
                 ("Gemm", f"{_MATMUL} Add"),
                 ("Conv", f"{_CONV} Add"),
             )
         },
+        f"{MS}::FakeQuant MatMul": f"{_MATMUL} {OURS}::ScaledSums",
         "QLinearMatMul": _MATMUL,
         "QLinearConv": _CONV,
         "MatMulInteger": _MATMUL,
@@ -195,8 +196,10 @@ class _Integers:
     def replace_dequantised(self, node: Node) -> list[Node] | None:
         """Replace a layer between DequantizeLinear and QuantizeLinear; None if it stays."""
         x = self.find_activation(node.inputs[0])
-        w = None if x is None else self.find_weights(node.inputs[1])
-        if x is None or w is None:
+        if x is None:
+            return self.replace_measured(node)
+        w = self.find_weights(node.inputs[1])
+        if w is None:
             return None
         if node.op == "Gemm":
             attrs = node.attrs
@@ -218,6 +221,52 @@ class _Integers:
         if not np.isfinite(_find_factor(unit, result)).all():
             return None
         return [self.make_layer(node, x.name, x.zero, matrix, result, unit, integers)]
+
+    def replace_measured(self, node: Node) -> list[Node] | None:
+        """Replace a product of what DynamicQuantizeLinear rounds, whose scale is computed.
+
+        It returns None if the node stays.
+
+        Before   q, s, z = DynamicQuantizeLinear(x); d = DequantizeLinear(q, s, z)
+                 y = MatMul(d, DequantizeLinear(w, t))
+        After    q, s, z = DynamicQuantizeLinear(x); m = engine::IntegerMatMul(q, w packed, sums, z)
+                 y = engine::ScaledSums(m, s, t)
+        """
+        x = self.find_measured(node.inputs[0]) if node.op == "MatMul" else None
+        w = self.find_weights(node.inputs[1]) if x is not None else None
+        matrix = _flatten(node, w) if w is not None else None
+        if x is None or matrix is None or self.types[node.outputs[0]].dtype != "f32":
+            return None
+        q, scale, zero = x
+        total = self.names.take_fresh(f"{node.outputs[0]}_sums")
+        layer = self.make_layer(node, q, zero, matrix, _Result(total, "i32"), None, None)
+        factor = self.add(node, "scale", matrix.scales.astype(np.float32))
+        title = self.names.take_fresh(f"{node.name}/ScaledSums")
+        return [layer, Node("ScaledSums", (total, scale, factor), node.outputs, {}, OURS, title)]
+
+    def find_measured(self, name: str) -> tuple[str, str, str] | None:
+        """Return the integers, scale and zero point of a value that DynamicQuantizeLinear rounds.
+
+        In training, the value may be rounded by an op through which gradients flow.
+        """
+        maker = self.makers.get(name)
+        if maker is None or len(maker.inputs) < 3:
+            return None
+        source, scale, zero = maker.inputs[:3]
+        measuring = self.makers.get(scale)
+        if measuring is None or measuring.op != "DynamicQuantizeLinear":
+            return None
+        q = measuring.outputs[0]
+        if (maker.domain, maker.op) == (MS, "FakeQuant"):
+            limits = tuple(int(maker.attrs.get(f"quant_{end}", -1)) for end in ("min", "max"))
+            cast = self.makers.get(zero)
+            if cast is None or cast.op != "Cast" or limits != find_limits("u8"):
+                return None
+            is_same, zero = source == measuring.inputs[0], cast.inputs[0]
+        else:
+            is_same = source == q and is_dequantiser(maker)
+        is_same &= maker.outputs[0] == name and (scale, zero) == measuring.outputs[1:3]
+        return (q, scale, zero) if q and is_same and self.types[q].rank >= 2 else None
 
     def replace_linear(self, node: Node) -> list[Node] | None:
         """Replace QLinearMatMul or QLinearConv; None if it stays."""

@@ -99,7 +99,9 @@ def test_the_step_reads_the_integers(how: str, tmp_path: Path) -> None:
     )  # fmt: skip
     graph = onnx_io.load(tmp_path / "training_model.onnx")
     plan = make_plan(graph, {"x": (8, 20), "labels": (8,)}, target=detect_host(), threads=1)
-    assert 32 * 6 < plan.compute_region_bytes("const") < 4 * 32 * 6
+    constants = [b for b in plan.buffers if b.region == "const"]
+    assert any(b.dtype in ("i8", "u8") and np.prod(b.shape) >= 32 * 6 for b in constants)
+    assert all(b.dtype in ("i8", "u8") or np.prod(b.shape) < 32 * 6 for b in constants)
     assert sum(s.kernel.startswith(("quantised_gemm", "integer_gemm")) for s in plan.steps) == 2
 
 
