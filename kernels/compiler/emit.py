@@ -85,8 +85,8 @@ def _optimize(
 ) -> llvm.ModuleRef:
     """Return IR modules as one, optimised; only `symbol` is seen from outside.
 
-    Code of scalar loops gets all that LLVM has.  Code in vectors gets its level 1: of whole modules
-    where it is to be `small`, and otherwise once for each function, see `_simplify`.
+    Code of scalar loops gets all that LLVM has.  Code in vectors gets its level 1, once for each
+    function: see `_simplify`.
     """
     tm = make_machine(target)
     module = llvm.parse_assembly(texts[0], context)
@@ -110,7 +110,7 @@ def _optimize(
     options.loop_vectorization = options.slp_vectorization = is_scalar
     options.loop_unrolling = target.unroll
     builder = llvm.create_pass_builder(tm, options)
-    if is_scalar or small:
+    if is_scalar:
         builder.getModulePassManager().run(module, builder)
     else:
         _simplify(module, builder)
@@ -123,7 +123,8 @@ def _simplify(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
     Its scalar loops are the ends of others, too short for vectors.  Each function is simplified
     once, at level 1, with what it inlines in its place.  LLVM's passes for modules would do so
     three times: alone, where it is inlined, and with its loops unrolled, which are written out
-    already.  They take half as long again, for code as fast and a tenth longer.
+    already.  They take half as long again, for code as fast and a tenth longer, or where it is to
+    be small, of the same size.
     """
     dropping = llvm.create_new_module_pass_manager()
     dropping.add_global_dead_code_eliminate_pass()
