@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
-from engine.base.element_types import OF_ONNX
+from engine.base.element_types import OF_ONNX, REALS
 from engine.graphs.ir.graph import Graph, Node, Subgraph, find_type
 from engine.graphs.ir.sites import find_product, make_site
 from engine.kernels.ops.registry import list_ops
@@ -64,7 +64,7 @@ class _Checking:
         if op.units:
             if not self.types:
                 constants = {n: find_type(a) for n, a in self.constants.items()}
-                self.types = {**self.graph.inputs, **constants}
+                self.types = _take_halves_for_floats(self.graph, {**self.graph.inputs, **constants})
             site = make_site(self.graph, node, self.types, self.constants)
             places = (row.of for row in op.units if row.of is not None)
             inputs = {i: node.inputs[i] for i in places if i < len(node.inputs)}
@@ -89,6 +89,25 @@ class _Checking:
             return known.dtype if known is not None else "" if name else OF_ONNX.get(code, "u8")
         keeps = op.movement.copies or (op.domain, op.name) == ("", "MaxPool")
         return self.made.get(node.inputs[0], "") if keeps and node.inputs else ""
+
+
+def _take_halves_for_floats(graph: Graph, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
+    """Return types with float32 instead of float16 if a graph computes in float16.
+
+    Planning does the same, and rules know float32.  A graph computes in float16 if something else
+    than a scale has this type, or all its floats have.
+    """
+    scales = {
+        node.inputs[row.scale]
+        for node in graph.nodes
+        for each in getattr(list_ops().get((node.domain, node.op)), "units", ())
+        for row in each.list_all(len(node.inputs))
+        if row.scale is not None and row.scale < len(node.inputs)
+    }
+    floats = {t.dtype for t in types.values() if t.dtype in REALS}
+    others = {t.dtype for name, t in types.items() if name not in scales}
+    is_half = "f16" in others or floats == {"f16"}
+    return {n: t.but(dtype="f32") if is_half and t.dtype == "f16" else t for n, t in types.items()}
 
 
 def list_scales_of_sums(graph: Graph, constants: Container[str]) -> Iterator[tuple[Node, int]]:

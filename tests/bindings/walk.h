@@ -1,5 +1,5 @@
-/* Values and lines of the programs of C, C++ and Objective-C that walk through every function: words
- * of a call become values, and results become a line.
+/* Values and lines of the programs of C, C++ and Objective-C that walk through every function:
+ * words of a call become values, and results become a line.
  *
  * Values of a call are in blocks of exactly their size, which are freed after it. */
 #ifndef WALK_H

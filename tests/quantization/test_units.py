@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edgegrad import Session, Trainer, quantize
-from engine.errors import EngineError, InternalError
+from engine.errors import EngineError, InternalError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
@@ -199,3 +199,29 @@ def test_quantize_takes_one_sample() -> None:
     made = quantize(model.SerializeToString(), x)
     ours = np.asarray(Session(made.to_bytes(), threads=1).run(None, {"x": x})[0])
     assert np.abs(ours - run_peer(made.to_bytes(), x)).max() < 0.02 * np.abs(ours).max()
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan])
+def test_scales_of_a_model_in_float16_are_float16(value: float) -> None:
+    """In a model of float32, such a scale is refused; see `test_what_does_not_fit...`."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    m (float16[n,3] x) => (float16[n,2] y) {
+        q = QuantizeLinear(x, s, z)
+        a = DequantizeLinear(q, s, z)
+        b = DequantizeLinear(w, s)
+        y = MatMul(a, b)
+    }"""
+    model = onnx.parser.parse_model(text)
+    for name, array in {
+        "s": np.array(value, np.float16),
+        "z": np.array(0, np.int8),
+        "w": np.array([[1, 2], [-3, 4], [5, -6]], np.int8),
+    }.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = np.array([[1, -2, 0.5]], np.float16)
+    if np.isnan(value):
+        with pytest.raises(UnsupportedOpError, match=r"scale \(input 1\) is nan"):
+            Session(model, threads=1).run(None, {"x": x})
+    else:
+        (y,) = Session(model, threads=1).run(None, {"x": x})
+        np.testing.assert_array_equal(y, np.array([[4.75, -4.5]], np.float16))
