@@ -212,11 +212,12 @@ def test_scales_of_a_model_in_float16_are_float16(value: float) -> None:
         y = MatMul(a, b)
     }"""
     model = onnx.parser.parse_model(text)
-    for name, array in {
+    constants: dict[str, Any] = {
         "s": np.array(value, np.float16),
         "z": np.array(0, np.int8),
         "w": np.array([[1, 2], [-3, 4], [5, -6]], np.int8),
-    }.items():
+    }
+    for name, array in constants.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     x = np.array([[1, -2, 0.5]], np.float16)
     if np.isnan(value):
