@@ -9,7 +9,7 @@ docs/limits.md says how each default was chosen.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from engine.base.arguments import check_nbytes
@@ -56,6 +56,18 @@ LIMITS = {
 }
 
 
+def refuse_unknown(prefix: str, names: Collection[str]) -> None:
+    """Refuse an environment that sets a variable of this prefix with another name.
+
+    Raises:
+        EngineError: it does; the message has the nearest names.
+    """
+    for key in os.environ:
+        if key.startswith(prefix) and key[len(prefix) :] not in names:
+            nearest = suggest_nearest(key, [prefix + name for name in names])
+            raise EngineError(f"unknown switch {key}{nearest}; `edgegrad switches` lists them")
+
+
 def limit(name: str) -> int:
     """Return the limit of this name: its switch `EDGEGRAD_MAX_<name>`, or otherwise its default.
 
@@ -63,10 +75,7 @@ def limit(name: str) -> int:
         EngineError: the switch is not a number of at least 1, or another variable of the
             environment has the prefix of these switches but an unknown name.
     """
-    for key in os.environ:
-        if key.startswith(PREFIX) and key[len(PREFIX) :] not in LIMITS:
-            nearest = suggest_nearest(key, [PREFIX + n for n in LIMITS])
-            raise EngineError(f"unknown switch {key}{nearest}; `edgegrad switches` lists them")
+    refuse_unknown(PREFIX, LIMITS)
     row, text = LIMITS[name], os.environ.get(PREFIX + name, "").strip()
     if not text:
         return row.default

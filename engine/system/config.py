@@ -8,7 +8,7 @@ import sys
 
 from engine.base import limits
 from engine.base.arguments import count, parse_digits
-from engine.base.errors import EngineError, suggest_nearest
+from engine.base.errors import EngineError
 from engine.base.plan_options import MAX_THREADS
 
 PREFIX = "EDGEGRAD_"
@@ -49,10 +49,7 @@ def switch(name: str) -> str:
         EngineError: the environment holds an EDGEGRAD_ name that is not in `SWITCHES`, or this
             switch has a value that means nothing.
     """
-    for key in os.environ:
-        if key.startswith(PREFIX) and key[len(PREFIX) :] not in SWITCHES:
-            nearest = suggest_nearest(key, [PREFIX + s for s in SWITCHES])
-            raise EngineError(f"unknown switch {key}{nearest}; `edgegrad switches` lists them")
+    limits.refuse_unknown(PREFIX, SWITCHES)
     assert name in SWITCHES, name
     value = os.environ.get(PREFIX + name, "")
     if value and value not in _VALUES.get(name, (value,)):
