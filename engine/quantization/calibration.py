@@ -13,7 +13,7 @@ Source      Migacz, "8-bit inference with TensorRT", GTC 2017
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,12 +82,39 @@ class Calibrator:
             }
         return {name: _keep_entropy(counts[name], *extremes[name]) for name in values}
 
-    def _run(self, graph: Graph) -> Iterator[list[Array]]:
-        """Yield the outputs of a graph for each batch."""
-        from engine.graphs.io import onnx_io
+    def _read_varied(self, measured: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the batches as soon as each of these inputs has had two values, mostly at once.
 
-        session = Session(onnx_io.to_bytes(graph), threads=self.options.threads)
-        count = 0
+        Data that measure nothing are refused before a model is planned, compiled or run.
+        """
+        left: dict[str, Any] = dict.fromkeys(measured)  # the first element of each
+        held = list[dict[str, Any]]()
+        rest = self._read_batches()
+        for batch in rest:
+            for name in list(left):
+                array = np.asarray(batch[name])
+                if left[name] is None and array.size:
+                    left[name] = array.flat[0]
+                if (array != left[name]).any():
+                    del left[name]
+                else:  # which takes no memory, however many batches are alike
+                    batch[name] = np.broadcast_to(left[name], array.shape)
+            held.append(batch)
+            if not left:
+                break
+        if not held:
+            raise InputError("calibration data: there is no batch, so nothing can be measured")
+        for name, value in left.items():
+            problem = "its arrays are empty" if value is None else f"every element is {value:g}"
+            raise InputError(
+                f"calibration data: of the input {name!r} {problem}; expected data such as the "
+                "model will get"
+            )
+        yield from held
+        yield from rest
+
+    def _read_batches(self) -> Iterator[dict[str, Any]]:
+        """Yield the inputs of the model, by name, for each batch."""
         for batch in self.data.epoch():
             arrays = list(batch.values()) if isinstance(batch, dict) else list(batch)
             if len(arrays) < len(self.inputs):
@@ -95,16 +122,24 @@ class Calibrator:
                     f"calibration data: a sample has {len(arrays)} arrays, and the model takes "
                     f"{len(self.inputs)}: {self.inputs}"
                 )
-            count += 1
-            yield session.run(None, dict(zip(self.inputs, arrays, strict=False)))
-        if not count:
-            raise InputError("calibration data: there is no batch, so nothing can be measured")
+            yield dict(zip(self.inputs, arrays, strict=False))
+
+    def _run(self, graph: Graph, inputs: Iterable[dict[str, Any]]) -> Iterator[list[Array]]:
+        """Yield the outputs of a graph for each batch of inputs."""
+        from engine.graphs.io import onnx_io
+
+        session = None
+        for batch in inputs:
+            if session is None:  # not before there is a batch that it can run on
+                session = Session(onnx_io.to_bytes(graph), threads=self.options.threads)
+            yield session.run(None, batch)
 
     def _find_extremes(self, values: Sequence[str]) -> dict[str, tuple[float, float]]:
         """Return the least and the largest element of each value."""
         lows = np.full(len(values), np.inf)
         highs = np.full(len(values), -np.inf)
-        for number, outputs in enumerate(self._run(_reduce(self.graph, values))):
+        varied = self._read_varied([name for name in values if name in self.graph.inputs])
+        for number, outputs in enumerate(self._run(_reduce(self.graph, values), varied)):
             low, high = (np.array(outputs[k::2], np.float64) for k in (0, 1))
             bad = np.flatnonzero(~np.isfinite(low) | ~np.isfinite(high))
             if bad.size:
@@ -117,11 +152,6 @@ class Calibrator:
 
     def _check_extremes(self, extremes: Mapping[str, tuple[float, float]]) -> None:
         for name, (low, high) in extremes.items():
-            if name in self.graph.inputs and low == high:
-                raise InputError(
-                    f"calibration data: every element of the input {name!r} is {low:g}; expected "
-                    "data such as the model will get"
-                )
             if low == high == 0:
                 self._refuse(
                     name,
@@ -137,7 +167,7 @@ class Calibrator:
     def _count_values(self, extremes: Mapping[str, tuple[float, float]]) -> dict[str, Array]:
         """Return the number of elements of each value in bins between its extremes."""
         counts = {name: np.zeros(BINS, np.int64) for name in extremes}
-        for outputs in self._run(_select(self.graph, list(extremes))):
+        for outputs in self._run(_select(self.graph, list(extremes)), self._read_batches()):
             for (name, bounds), array in zip(extremes.items(), outputs, strict=True):
                 counts[name] += np.histogram(array, BINS, bounds)[0]
         return counts
