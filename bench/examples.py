@@ -110,7 +110,7 @@ def run_federation(name: str, folder: Path, begin: float) -> Result:
         raise RuntimeError(f"{folder.name}$ {command}: has left no model\n{told}")
     training = time.perf_counter() - begin
     *_, last = csv.DictReader((folder / "runs/1/history.csv").read_text().splitlines())
-    said = f"{float(last['server_accuracy']):.1%} of the test digits are classified rightly, by "
+    said = f"{float(last['server_accuracy']):.1%} of the test digits are classified correctly, by "
     said += f"{last['results']} clients together"
     print(said, flush=True)
     execute("python -m pytest -q -c pyproject.toml -p no:cacheprovider", folder)

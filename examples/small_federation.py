@@ -1,7 +1,7 @@
-"""Three devices learn digits together: one by edgegrad, one by a trimmed build, one in C.
+"""Three devices learn digits together: one with edgegrad, one with a trimmed build, one in C.
 
-Nobody needs Flower here: messages are files in a folder for each device.  It needs scikit-learn for
-the digits, and a C compiler called cc or the package ziglang.
+This federation does not need Flower: messages are files in a folder for each device.  The program
+needs scikit-learn for the digits, and a C compiler called cc or the package ziglang.
 """
 
 from __future__ import annotations

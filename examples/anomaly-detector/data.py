@@ -1,7 +1,7 @@
-"""Readings of a machine to try the example with: a pump that runs in cycles, and its faults.
+"""Sample data for the example: readings of a pump that runs in cycles, and its faults.
 
-`python data.py` writes sensors.csv, an hour without faults, and test.csv, another hour in which one
-reading in five or so belongs to a fault; its column `fault` says to which, and is empty elsewhere.
+`python data.py` writes sensors.csv, an hour without faults, and test.csv, another hour in which
+about one reading in five belongs to a fault.  Its column `fault` names the fault, or says "none".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAULTS = ("leak", "blockage", "bearing", "stuck", "sagging")
 
 
 def readings(count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """One reading a second: l/min, bar, bar, 1/min, A, mm/s, degrees Celsius, V."""
+    """Simulate one reading per second: l/min, bar, bar, 1/min, A, mm/s, degrees Celsius, V."""
     time = np.arange(count)
     cycle = np.clip(1.5 * np.sin(2 * np.pi * time / 97 + rng.uniform(0, 6)), -1, 1)  # fills, drains
     demand = np.sin(2 * np.pi * time / 1321 + rng.uniform(0, 6))

@@ -1,9 +1,9 @@
-"""The network: an autoencoder that knows how readings hang together.
+"""The network: an autoencoder of sensor readings.
 
-`python model.py` writes forward.onnx, with mean and deviation of the readings of sensors.csv in it.
+`python model.py` writes forward.onnx, which contains the mean and deviation of sensors.csv.
 
-The network narrows a reading to a few numbers and guesses the reading from them.  A
-reading that it guesses well is normal; the error of its guess says how far a reading is from that.
+The network compresses a reading to a few numbers and reconstructs the reading from them.  It can
+reconstruct only what it was trained on, so a large error means that a reading is not normal.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WIDE, NARROW = 48, 3  # the machine's state has few dimensions: how fast, how mu
 def network(mean: np.ndarray, deviation: np.ndarray, seed: int = 0) -> onnx.ModelProto:
     """Readings [batch, channels] in their own units to `error` [batch], and its mean, the loss.
 
-    mean, deviation: of normal readings, float32[channels]; they are constants of the model, so that
-        what runs it on the device need not know them.
+    mean, deviation: statistics of normal readings, float32[channels].  They become constants of
+        the model, so a program on the device does not need them.
     """
     rng = np.random.default_rng(seed)
     sizes = (len(mean), WIDE, NARROW, WIDE, len(mean))

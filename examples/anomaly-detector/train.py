@@ -1,6 +1,6 @@
-"""Learn what readings of sensors.csv are normal, and find the faults in test.csv.
+"""Learn from sensors.csv which readings are normal, and find the faults in test.csv.
 
-`python train.py --resume` goes on where an interrupted training stopped.
+`python train.py --resume` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from edgegrad.trainer import Cosine
 
 from data import CHANNELS
 
-GOAL = 0.9  # precision and recall at least
-NORMAL = 0.995  # of normal readings, the share that is not told as faulty
+GOAL = 0.9  # the least precision and recall
+NORMAL = 0.995  # the share of normal readings below the threshold
 
 
 def train(epochs: int = 40, resume: bool = False) -> tuple[Trainer, float]:
@@ -31,7 +31,7 @@ def train(epochs: int = 40, resume: bool = False) -> tuple[Trainer, float]:
         normal, validation=validation, epochs=epochs, schedule=Cosine(), folder="run", resume=resume
     )
     trainer.export("inference.onnx")
-    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    trainer.save("artifacts/checkpoint")  # the start of training on a device
     return trainer, float(np.quantile(trainer.predict(validation), NORMAL))
 
 
@@ -42,7 +42,7 @@ def measure(trainer: Trainer, threshold: float) -> tuple[float, float]:
     told, faulty = trainer.predict(values) > threshold, faults != test.classes.index("none")
     right = (told & faulty).sum()
     precision, recall = float(right / told.sum()), float(right / faulty.sum())
-    print(f"faulty is what has an error above {threshold:.4f}")
+    print(f"readings with an error above {threshold:.4f} count as faulty")
     print(f"precision {precision:.1%}, recall {recall:.1%}")
     return precision, recall
 

@@ -1,4 +1,4 @@
-"""The client: it trains on its own data, and evaluates on the samples that it holds back."""
+"""The client: it trains on its own data, and evaluates on samples that it has set aside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model import make_trainer
 
 
 def data_of(context: Context) -> tuple[Any, Any]:
-    """The data of this client.  A device reads its own instead."""
+    """Return the data of this client.  On a device, read the device's own data instead."""
     node = context.node_config
     number, clients = int(node["partition-id"]), int(node["num-partitions"])
     return data.of_client(number, clients, context.run_config)

@@ -1,14 +1,14 @@
-"""The data, and which client has what of them: `dataset` and `partition` of pyproject.toml choose.
+"""The data, divided among the clients: `dataset` and `partition` in pyproject.toml choose how.
 
-digits      1,797 pictures of scikit-learn; their writers are not known
-keywords    six spoken words and others, by twenty people
+digits      scikit-learn's 1,797 pictures; their writers are not known
+keywords    six spoken words and some others, from twenty people
 
-iid         the clients have shares alike
-dirichlet   they have mixtures of classes, the less alike the smaller `alpha` is
-user        all samples of a person are with one client
+iid         every client has the same mixture of classes
+dirichlet   every client has a different mixture; the smaller `alpha`, the more they differ
+user        every client has all samples of one or more people
 
-In a simulation every client takes its share of the same data.  On a device, `of_client` reads what
-the device has.
+In a simulation, every client takes its share of the same data.  On a device, let `of_client` read
+the device's own data.
 """
 
 from __future__ import annotations

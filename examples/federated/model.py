@@ -1,7 +1,7 @@
-"""The network, and the trainer that the server and every client make of it.
+"""The network, and the trainer that the server and every client make from it.
 
-A network of your own takes its place as an ONNX file, or by `Trainer.from_torch`; all that is asked
-for is that everybody gets the same names and shapes of parameters.
+To use a network of your own, load an ONNX file or call `Trainer.from_torch`.  The server and all
+clients must get the same parameter names and shapes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edgegrad import Trainer
 from edgegrad.artifacts import AdamW, CrossEntropyLoss
 
-# Of each data set: the shape of a sample, how many classes there are, and of each convolution the
-# channels, the width of the kernel and the stride.  A pooling halves what comes of the last one.
+# For each data set: the shape of a sample, the number of classes, and each convolution's channels,
+# kernel width and stride.  A pooling layer halves the output of the last one.
 NETWORKS = {
     "digits": ((1, 8, 8), 10, ((16, 3, 1),)),
     "keywords": (words.SHAPE, words.CLASSES, ((16, 5, 2), (24, 3, 2), (32, 3, 2))),

@@ -1,4 +1,4 @@
-"""The server: rounds by the strategy of pyproject.toml, and an evaluation after each."""
+"""The server: rounds with the strategy in pyproject.toml, and an evaluation after each."""
 
 from __future__ import annotations
 

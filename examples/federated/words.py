@@ -1,7 +1,7 @@
-"""Spoken words of many people, by a synthesiser: a data set in which everybody sounds different.
+"""Synthesised words of many speakers: a data set in which every speaker sounds different.
 
-Each sample is a function of who says what, and which time it is.  A client therefore makes its own
-samples alone, when it needs them.
+A sample is determined by its speaker, its word and its repetition.  So a client can generate its
+own samples when it needs them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from edgegrad.data.features import LogMel
 from edgegrad.data.voices import Voice, speak
 
-# How they sound, by the letters of the synthesiser.
+# Pronunciations, in the synthesiser's alphabet.
 WORDS = {"yes": "yees", "no": "noou", "up": "a-p", "down": "daaun", "stop": "s-too-p", "go": "goou"}
-OTHERS = ("left", "rait", "wan", "tuu", "fai-", "nain")  # are one class together, the last one
+OTHERS = ("left", "rait", "wan", "tuu", "fai-", "nain")  # form one class, the last one
 CLASSES = len(WORDS) + 1
-SHAPE = (1, 40, 98)  # of a sample: log-mel features of a second
+SHAPE = (1, 40, 98)  # the log-mel features of one second
 
 
 class Words:

@@ -1,7 +1,7 @@
-"""Photos to try the example with: things drawn in random colours, sizes, turns and lights.
+"""Sample data for the example: drawings of things in random colours, sizes, rotations and lights.
 
-`python data.py` writes photos/<class>/<number>.jpg, 20 a class, and test/<class>/<number>.jpg,
-others to measure with.  The base network learns from the other things in `BASE`.
+`python data.py` writes 20 photos per class to photos/<class>/<number>.jpg, and test photos to
+test/<class>/<number>.jpg.  The base network learns from other things, listed in `BASE`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ WIDTH, HEIGHT = 96, 80
 
 Things = dict[str, list[tuple]]
 
-# Parts of a thing, in a square from -1 to 1: the corners of a polygon, the ends of a line, or the
-# box of a disc, of a ring, or of a dome, which is the upper half of a disc.
+# The parts of a thing, in a square from -1 to 1: the corners of a polygon, the ends of a line, or
+# the bounding box of a disc, a ring or a dome (the upper half of a disc).
 BASE: Things = {
     "arrow": [("line", -1, 0, 0.4, 0), ("polygon", 0.3, -0.5, 1, 0, 0.3, 0.5)],
     "ball": [("disc", -0.9, -0.9, 0.9, 0.9)],
@@ -45,7 +45,7 @@ MINE: Things = {
 
 
 def draw(parts: list[tuple], rng: np.random.Generator) -> Image.Image:
-    """A picture of a thing: anywhere, turned up to 25 degrees, before a background with noise."""
+    """Draw a thing anywhere, rotated by up to 25 degrees, on a noisy background."""
     outline = Image.new("L", (160, 160))
     pen = ImageDraw.Draw(outline)
     thick = int(rng.integers(9, 16))
@@ -76,7 +76,7 @@ def draw(parts: list[tuple], rng: np.random.Generator) -> Image.Image:
 
 
 def write(folder: str, things: Things, count: int, seed: int) -> None:
-    """Write `count` pictures of each thing as JPEG files, in a sub-folder a thing."""
+    """Write `count` pictures of each thing as JPEG files, in a sub-folder per thing."""
     rng = np.random.default_rng(seed)
     for name, parts in things.items():
         place = Path(folder, name)

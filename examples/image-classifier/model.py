@@ -1,7 +1,7 @@
 """The network: inverted residuals as in MobileNetV2 (arXiv:1801.04381), small enough for a board.
 
-A network of your own takes its place as an ONNX file: one that `torch.onnx.export` has written, or
-one of a model zoo.  Its last layer is replaced where its number of classes is another.
+To use a network of your own, give its ONNX file, from `torch.onnx.export` or a model zoo.  If it
+was made for another number of classes, its last layer is replaced.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-SIZE = 48  # height and width of the pictures that the network takes
+SIZE = 48  # height and width of the network's input
 
-# Channels, the factor by which a block widens them inside, and its stride.
+# For each block: output channels, the factor by which it widens them inside, and the stride.
 BLOCKS = ((16, 1, 1), (24, 4, 2), (24, 4, 1), (32, 4, 2), (32, 4, 1), (64, 4, 2), (64, 4, 1))
 STEM, LAST = 16, 128
 
@@ -20,7 +20,7 @@ STEM, LAST = 16, 128
 def network(classes: int, seed: int = 0) -> onnx.ModelProto:
     """Pictures [batch, 3, SIZE, SIZE] to scores [batch, classes]; 90,000 parameters.
 
-    Weights are random (He et al., arXiv:1502.01852), batch normalisations begin as identity.
+    Weights are random (He et al., arXiv:1502.01852), batch normalisations start as the identity.
     """
     rng = np.random.default_rng(seed)
     nodes, weights = [], []

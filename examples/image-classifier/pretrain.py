@@ -1,7 +1,7 @@
 """Make base.onnx: the network, trained on pictures of other things.
 
-It stands for a network that somebody has trained on many pictures.  To begin with such a one, as a
-MobileNetV2 of torchvision, export it as docs/from-pytorch.md says and leave this step out.
+It stands in for a network pre-trained on many pictures.  To use a real one, such as torchvision's
+MobileNetV2, export it as docs/from-pytorch.md describes and skip this step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from model import SIZE, network
 
 
 def main(count: int = 140, epochs: int = 8) -> float:
-    """Train on `count` pictures of each thing; returns the accuracy on others of them."""
+    """Train on `count` pictures of each thing; returns the accuracy on a tenth of them."""
     write("base", BASE, count, seed=0)
     pictures = Images("base", SIZE)
     train, validation = pictures.split(0.1)
@@ -34,4 +34,4 @@ def main(count: int = 140, epochs: int = 8) -> float:
 
 
 if __name__ == "__main__":
-    print(f"{main():.1%} of other pictures of the same things are classified rightly")
+    print(f"{main():.1%} of the validation pictures are classified correctly")

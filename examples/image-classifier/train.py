@@ -1,6 +1,6 @@
 """Teach the network of base.onnx the classes of photos/, and measure it on the photos of test/.
 
-`python train.py --resume` goes on where an interrupted training stopped.
+`python train.py --resume` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from edgegrad.trainer import Cosine
 
 from model import SIZE
 
-GOAL = 0.85  # of the test photos, classified rightly
+GOAL = 0.85  # the accuracy to reach on the test photos
 
 
 def train(epochs: int = 20, resume: bool = False) -> Trainer:
-    """Train, first the new last layer alone, then all; writes run/, artifacts/, inference.onnx."""
+    """Train the new last layer, then all layers; writes run/, artifacts/ and inference.onnx."""
     photos = Images("photos", SIZE)
     mine, validation = photos.split(0.2)
     trainer = Trainer.from_onnx(
@@ -26,7 +26,7 @@ def train(epochs: int = 20, resume: bool = False) -> Trainer:
         CrossEntropyLoss(),
         AdamW(3e-3),
         classes=len(photos.classes),
-        frozen_batch_norm=True,  # 16 photos a class say little of means and variances
+        frozen_batch_norm=True,  # 16 photos per class are too few to estimate statistics
         folder="artifacts",
         seed=0,
     )
@@ -42,14 +42,14 @@ def train(epochs: int = 20, resume: bool = False) -> Trainer:
         resume=resume,
     )
     trainer.export("inference.onnx")
-    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    trainer.save("artifacts/checkpoint")  # the start of training on a device
     return trainer
 
 
 def measure(trainer: Trainer) -> float:
-    """The accuracy on the test photos."""
+    """Return the accuracy on the test photos."""
     accuracy = trainer.evaluate(Images("test", SIZE), metrics="accuracy")["accuracy"]
-    print(f"{accuracy:.1%} of the test photos are classified rightly")
+    print(f"{accuracy:.1%} of the test photos are classified correctly")
     return accuracy
 
 

@@ -1,8 +1,8 @@
-"""Spoken words to try the example with, made by the synthesiser `edgegrad.data.voices`.
+"""Sample data for the example: spoken words from the synthesiser `edgegrad.data.voices`.
 
-`python data.py` writes sounds/<word>/<number>.wav and test/<word>/<number>.wav, one second of 16
-bits at 16 kHz each: voices of many pitches, throats and tempi, with noise, at any place of the
-second.  The class "other" holds other words, and noise alone.
+`python data.py` writes sounds/<word>/<number>.wav and test/<word>/<number>.wav, each one second
+of 16-bit samples at 16 kHz.  Voices differ in pitch, vocal tract and tempo; each word starts at a
+random time and has noise added.  The class "other" contains other words and noise alone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from edgegrad.data.voices import RATE, speak
 
-# How they sound, by the letters of the synthesiser.
+# Pronunciations, in the synthesiser's alphabet.
 WORDS = {"yes": "yees", "no": "noou", "up": "a-p", "down": "daaun", "stop": "s-too-p", "go": "goou"}
 OTHERS = ("left", "rait", "wan", "tuu", "fai-", "sauen", "ai-t", "nain", "lu-t", "se-p", "")
 
 
 def write(folder: str, count: int, seed: int) -> None:
-    """Write `count` WAV files of each word, and of "other", in a sub-folder a word."""
+    """Write `count` WAV files of each word, and of "other", in a sub-folder per word."""
     rng = np.random.default_rng(seed)
     for word in (*WORDS, "other"):
         place = Path(folder, word)

@@ -1,7 +1,7 @@
 """The network: a DS-CNN, depthwise separable convolutions over a spectrogram (arXiv:1711.07128).
 
-`python model.py` writes forward.onnx.  Its last layer fits the words of data.py; training replaces
-it where there are more or fewer.
+`python model.py` writes forward.onnx.  Its last layer has an output for each word of data.py;
+train.py replaces it if the number of words differs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from data import WORDS
 
-BANDS, FRAMES = 40, 98  # of a second, as `edgegrad.data.LogMel` makes them
-# Channels and stride of the blocks.
+BANDS, FRAMES = 40, 98  # the features that `edgegrad.data.LogMel` makes from one second
+# The channels and stride of each block.
 BLOCKS = ((32, 2), (32, 1), (48, 2), (48, 1))
 
 

@@ -1,6 +1,6 @@
 """Teach the network the words of sounds/, and measure it on the sounds of test/.
 
-`python train.py --resume` goes on where an interrupted training stopped.
+`python train.py --resume` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from edgegrad.artifacts import AdamW, CrossEntropyLoss
 from edgegrad.data import Sounds, batches
 from edgegrad.trainer import OneCycle
 
-GOAL = 0.9  # of the test sounds, recognised rightly
+GOAL = 0.9  # the accuracy to reach on the test sounds
 
 
 def disturb(sample: tuple[np.ndarray, ...], rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """The sound earlier or later by up to a tenth of a second, and with noise."""
+    """Shift the sound by up to a tenth of a second, and add noise."""
     sound, word = sample
     moved = np.roll(sound, rng.integers(-1600, 1601))
     return moved + rng.uniform(0, 0.01) * rng.standard_normal(len(sound), np.float32), word
@@ -46,14 +46,14 @@ def train(epochs: int = 20, resume: bool = False) -> Trainer:
         resume=resume,
     )
     trainer.export("inference.onnx")
-    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    trainer.save("artifacts/checkpoint")  # the start of training on a device
     return trainer
 
 
 def measure(trainer: Trainer) -> float:
-    """The accuracy on the test sounds."""
+    """Return the accuracy on the test sounds."""
     accuracy = trainer.evaluate(Sounds("test"), metrics="accuracy")["accuracy"]
-    print(f"{accuracy:.1%} of the test sounds are recognised rightly")
+    print(f"{accuracy:.1%} of the test sounds are recognised correctly")
     return accuracy
 
 

@@ -1,8 +1,8 @@
-"""Texts to try the example with: short messages, as somebody writes them on a phone.
+"""Sample data for the example: short messages, as a person writes them on a phone.
 
-`python data.py` writes texts/messages.txt, a message a line, and test.txt, others of the same
-writer.  They are made by a grammar, so that what can be guessed is known: a word in braces stands
-for one of the phrases listed for it.
+`python data.py` writes texts/messages.txt, one message per line, and test.txt with other messages
+of the same writer.  A grammar generates them, so it is known what can be predicted: a word in
+braces stands for one of the phrases listed for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GRAMMAR = {
 
 
 def message(rng: np.random.Generator) -> str:
-    """A message of the grammar."""
+    """Generate a message from the grammar."""
     text = "{message}"
     while place := re.search(r"\{(\w+)\}", text):
         text = text.replace(place[0], str(rng.choice(GRAMMAR[place[1]])), 1)
@@ -58,7 +58,7 @@ def message(rng: np.random.Generator) -> str:
 
 
 def write(path: str, count: int, seed: int) -> None:
-    """Write messages, one a line."""
+    """Write messages, one per line."""
     rng = np.random.default_rng(seed)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text("".join(message(rng) + "\n" for _ in range(count)), encoding="utf-8")

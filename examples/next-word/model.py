@@ -1,13 +1,13 @@
-"""The network: a small GPT, which tells for each place of a text how likely each next token is.
+"""The network: a small GPT, which predicts the next token at each position of a text.
 
-`python model.py` learns from texts/ how to divide texts into tokens, and writes tokenizer.json,
-forward.onnx and decoder.onnx.  A token is a word or a part of one, with the blank before it.
+`python model.py` learns a tokenizer from texts/, and writes tokenizer.json, forward.onnx and
+decoder.onnx.  A token is a word or a part of one, with the space before it.
 
-forward.onnx sees a whole text, for training.  decoder.onnx is the same network for writing: it sees
-the next tokens, and takes and returns the keys and values of the tokens before them.
+forward.onnx takes a whole text, for training.  decoder.onnx is the same network for generation: it
+takes new tokens, and takes and returns the keys and values of the tokens before them.
 
-Blocks as in GPT-2: normalise, attend to the places before, normalise, think for each place alone;
-the scores come of the same table of vectors as the inputs (Press and Wolf, arXiv:1608.05859).
+Blocks are those in GPT-2: norm, attention to earlier positions, norm, feed-forward layer.  Input
+embeddings and output scores share one table (Press and Wolf, arXiv:1608.05859).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgegrad.data.tokens import train_tokenizer
 
-VOCABULARY = 600  # tokens at most
-LENGTH = 32  # tokens that the network sees at a time
+VOCABULARY = 600  # the largest number of tokens
+LENGTH = 32  # tokens in a window
 WIDTH, LAYERS, HEADS = 96, 2, 4
 
 
 def network(vocabulary: int, seed: int = 0, writes: bool = False) -> onnx.ModelProto:
-    """Tokens [batch, LENGTH] to scores [batch, vocabulary, LENGTH], of the token after each place.
+    """Tokens [batch, LENGTH] to scores [batch, vocabulary, LENGTH] of the next token.
 
-    Scores of a place depend on the tokens up to it alone.  The classes are on axis 1, where ONNX's
-    losses have them.
+    The scores at a position depend only on the tokens up to it.  The classes are on axis 1, where
+    ONNX's losses expect them.
 
     writes: make the decoder, with caches under the names that exporters use; its scores are
         `logits` [batch, new, vocabulary].  The weights have the same names and values.
@@ -66,7 +66,7 @@ def network(vocabulary: int, seed: int = 0, writes: bool = False) -> onnx.ModelP
         places = node("Gather", "positions.vectors", places, "position_ids")
     x = node("Add", "start", x, places)
     caches, presents = [], []
-    small = 0.02 / np.sqrt(2 * LAYERS)  # what is added to x stays small, as in GPT-2
+    small = 0.02 / np.sqrt(2 * LAYERS)  # keeps the residual sums small, as in GPT-2
     for number in range(LAYERS):
         name = f"layer{number}"
         y = linear(norm(x, f"{name}.norm1"), f"{name}.qkv", WIDTH, 3 * WIDTH)

@@ -26,7 +26,7 @@ def test_it_learns_and_what_it_exports_computes_the_same(
     trainer = train(epochs=3)
     losses = History.read("run/history.csv")["loss"]
     assert losses[-1] < losses[0]
-    assert measure(trainer) < 1  # better than the frequencies of tokens
+    assert measure(trainer) < 1  # better than token frequencies
 
     tokens, _ = Texts("test.txt", "tokenizer.json", model.LENGTH).take(np.arange(4))
     session = pytest.importorskip("onnxruntime").InferenceSession("inference.onnx")

@@ -1,6 +1,6 @@
-"""Teach the network the texts of texts/, measure it on test.txt, and let it write.
+"""Train the network on texts/, measure it on test.txt, and let it continue some texts.
 
-`python train.py --resume` goes on where an interrupted training stopped.
+`python train.py --resume` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from edgegrad.trainer import Callback, Cosine, Fit
 from model import LENGTH
 
 BEGINNINGS = ("hi anna, please", "see you at the", "thank you")
-GOAL = 0.1  # of the perplexity that a guess by the frequencies of tokens has; less is better
+GOAL = 0.1  # the largest perplexity, relative to a model of token frequencies (unigrams)
 
 
 def unigram_perplexity(train: np.ndarray, test: np.ndarray, vocabulary: int) -> float:
-    """The perplexity of a guess that knows how often each token stands in a text, and no more."""
+    """Return the perplexity of a model that knows only how often each token occurs."""
     counts = 1 + np.bincount(train, minlength=vocabulary)
     return float(np.exp(-np.log(counts / counts.sum())[test].mean()))
 
 
 def complete(session: Session, tokenizer: Tokenizer, text: str, count: int = 8) -> str:
-    """Return a text and the `count` tokens that the network finds likeliest after it."""
+    """Return a text, continued by the `count` tokens that the network finds most likely."""
     tokens = tokenizer.encode(text).ids[-(LENGTH - count) :]
     tokens += session.generate(tokens, count).tolist()
     return str(tokenizer.decode(tokens)).splitlines()[0]
@@ -63,7 +63,7 @@ def train(epochs: int = 10, resume: bool = False) -> Trainer:
         resume=resume,
     )
     trainer.export("inference.onnx")
-    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    trainer.save("artifacts/checkpoint")  # the start of training on a device
     return trainer
 
 

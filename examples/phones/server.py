@@ -1,4 +1,4 @@
-"""A Flower server whose devices have no Flower: they ask for requests over HTTP, and answer them.
+"""A Flower server for devices without Flower, which fetch and answer requests over HTTP.
 
     python server.py ARTIFACTS --devices page phone --rounds 5 --batch 4
 
