@@ -201,18 +201,17 @@ class _Integers:
         w = self.find_weights(node.inputs[1])
         if w is None:
             return None
+        alpha = np.float32(node.attrs.get("alpha", 1.0)) if node.op == "Gemm" else np.float32(1)
         if node.op == "Gemm":
             attrs = node.attrs
-            if attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1.0:
-                return None
-            if attrs.get("beta", 1.0) != 1.0:
+            if attrs.get("transA", 0) or not alpha or attrs.get("beta", 1.0) != 1.0:
                 return None
             if attrs.get("transB", 0):
                 w = _transpose(w, (1, 0))
         matrix = _flatten(node, w)
         if matrix is None:
             return None
-        unit = _multiply(x.scale, matrix.scales)
+        unit = _multiply(alpha * x.scale, matrix.scales)
         bias = node.inputs[2] if len(node.inputs) > 2 else ""
         integers = self.read_bias(bias, unit, matrix.integers.shape[1]) if bias else None
         if bias and integers is None:

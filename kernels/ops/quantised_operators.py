@@ -1,8 +1,8 @@
 """Operators on integers that onnxruntime's quantiser writes (QOperator), as what they stand for.
 
 Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QGemm is in units of
-          the scales of both factors, and passes make one integer step of it
-          (graphs/passes/integers.py)
+          the scales of both factors and alpha, which scales it, too, and passes make one integer
+          step of it (graphs/passes/integers.py)
           MatMulIntegerToFloat y = MatMulInteger(a, b) a_scale b_scale + bias, which
           DynamicQuantizeMatMul begins by quantising a, and QAttention continues with attention in
           float32.  Scales and zero points of activations may be computed, as
@@ -133,9 +133,6 @@ def _expand_concat(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _infer_gemm(site: Site) -> tuple[TensorType, ...]:
-    # Another alpha would scale the bias, whose unit is the product of the scales.
-    if site.attrs["alpha"] != 1.0:
-        site.fail(f"alpha={site.attrs['alpha']}", "1")
     sides = tuple(site.type(i).but(dtype="f32") for i in (0, 3))
     attrs = {**_PLAIN["Gemm"].attrs, **{k: site.attrs[k] for k in ("transA", "transB")}}
     floats = replace(
@@ -147,14 +144,17 @@ def _infer_gemm(site: Site) -> tuple[TensorType, ...]:
 
 def _expand_gemm(nodes: Nodes) -> tuple[str, ...]:
     attrs: dict[str, Any] = {name: int(nodes.site.attrs[name]) for name in ("transA", "transB")}
+    alpha = float(nodes.site.attrs["alpha"])
     # A scale for each column of the product lies along the rows of weights that are transposed.
     axis = 0 if attrs["transB"] else 1
     values = [_dequantise(nodes, 0), _dequantise(nodes, 3, axis=axis)]
     # In units of the sums, so that the bias is added to them before anything is rounded.
     if _get_name(nodes, 6):
         unit = nodes.op("Mul", nodes.x(1), nodes.x(4))
+        if alpha != 1.0:
+            unit = nodes.op("Mul", unit, nodes.const(alpha, "f32"))
         values.append(nodes.op("DequantizeLinear", nodes.x(6), unit, axis=0))
-    y = nodes.op("Gemm", *values, **attrs)
+    y = nodes.op("Gemm", *values, **attrs, alpha=alpha)
     return _quantise(nodes, y, 7) if _get_name(nodes, 7) else (y,)
 
 

@@ -101,14 +101,16 @@ def test_a_network_of_all_of_them(tmp_path: Path, per_channel: bool) -> None:
     assert sum(k.startswith("integer_gemm") for k in kernels) == 1
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
 @pytest.mark.parametrize("trans", [0, 1])
 @pytest.mark.parametrize("is_float", [False, True])
-def test_gemm_is_one_integer_step(trans: int, is_float: bool) -> None:
+def test_gemm_is_one_integer_step(trans: int, is_float: bool, alpha: float) -> None:
+    """Its alpha scales the bias, too, as in onnxruntime."""
     x = RNG.integers(0, 256, (7, 21)).astype(np.uint8)
     w = RNG.integers(-127, 128, (10, 21) if trans else (21, 10)).astype(np.int8)
     scales = RNG.uniform(0.001, 0.01, 10).astype(np.float32)
     names = ["x", "xs", "xz", "w", "ws", "wz", "b", *([] if is_float else ["ys", "yz"])]
-    node = helper.make_node("QGemm", names, ["y"], domain=MS, transB=trans)
+    node = helper.make_node("QGemm", names, ["y"], domain=MS, transB=trans, alpha=alpha)
     model = build(
         [node], (TensorProto.UINT8, [7, 21]), xs=np.array(0.02, np.float32),
         xz=np.array(130, np.uint8), w=w, ws=scales, wz=np.zeros(10, np.int8),

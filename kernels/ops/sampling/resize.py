@@ -2,6 +2,8 @@
 
 Forward   along each axis Y[o] = sum_i w(i - x(o)) X[clip(i)], with x(o) by the coordinate mode and
           w a box (nearest), a hat (linear) or Keys' cubic, widened by 1 / scale where antialiased
+          of integers, linear Y is computed in float32, and its fraction is cut off, as ONNX's
+          reference and onnxruntime do (its QOperator format resizes quantised images so)
 Backward  dX = the transposed sums of dY; needs nothing but shapes
 Halves    images and their gradients; sums along both axes are float32 and are rounded once
 Error     weights are rounded to the type of X, sums are short: some ulps;  nearest is exact
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.base import limits
-from engine.base.element_types import FLOATS
+from engine.base.element_types import FLOATS, ONNX_CODE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.sampling.resample import SparseMatrix, lower_resample, resample
@@ -39,6 +41,7 @@ from engine.kernels.vocabulary.op import (
 )
 from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 
+_INTEGERS = ("i8", "u8", "i32")  # that linear interpolation takes, as in onnxruntime
 LONGEST = 1 << 24  # elements of an axis: its weights are a table that stands in the plan
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
@@ -260,10 +263,33 @@ def _plan_axes(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, S
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
     _check(site)
-    x = site.type(0)
-    if site.attrs["mode"] != "nearest" and x.dtype not in FLOATS:
-        site.fail(f"{x.dtype} in mode {site.attrs['mode']}", "f32, f64; any type in mode nearest")
+    x, mode = site.type(0), site.attrs["mode"]
+    if mode != "nearest" and x.dtype not in FLOATS and not _cuts_fractions(site):
+        wide = " of an antialiased or cropped image" if mode == "linear" else ""
+        site.fail(
+            f"{x.dtype} in mode {mode}{wide}",
+            "f32, f64; i8, u8, i32 in mode linear without antialiasing and cropping; any type in "
+            "mode nearest",
+        )
     return (x.but(_infer_out(site, x, 2)),)
+
+
+def _cuts_fractions(site: Site) -> bool:
+    """Return whether integers are interpolated: by means, which their type holds."""
+    attrs = site.attrs
+    is_mean = attrs["mode"] == "linear" and not attrs["antialias"]
+    is_whole = attrs["coordinate_transformation_mode"] != "tf_crop_and_resize"
+    return is_mean and is_whole and site.type(0).dtype in _INTEGERS
+
+
+def _expand(nodes: Nodes) -> tuple[str, ...] | None:
+    site = nodes.site
+    if not _cuts_fractions(site):
+        return None
+    x = nodes.op("Cast", nodes.x(0), to=ONNX_CODE["f32"])
+    rest = [nodes.x(i) if site.has(i) else "" for i in range(1, len(site.ins))]
+    y = nodes.op("Resize", x, *rest, **site.attrs)
+    return (nodes.op("Cast", y, to=ONNX_CODE[site.type(0).dtype]),)
 
 
 def _lower(lowering: Lowering) -> None:
@@ -380,6 +406,8 @@ OPS = (
         name="Resize",
         attrs=ATTRS,
         infer=_infer,
+        expand=_expand,
+        becomes="Resize Cast",
         lower=_lower,
         calls=(resample, gather, *MAP_KERNELS),
         grad=_grad,

@@ -82,6 +82,14 @@ CASES = (
         for policy in ("not_larger", "not_smaller")
     ),
     Case("Resize", (Tensor((1, 2, 3, 4), "int64", 0, 9), None, _TWICE)),
+    # Integers are interpolated as floats, and fractions are cut off.
+    *(
+        Case("Resize", (Tensor((1, 2, 4, 3), dtype, low, 100), None, _TWICE),
+             {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+             reference=lambda x, *_, **attrs: np.trunc(
+                 _upsample(x.astype(np.float64), _TWICE, "linear")).astype(x.dtype))
+        for dtype, low in (("uint8", 0), ("int8", -100), ("int32", -1000))
+    ),
     Case("Resize", (Tensor((2, 3, 4), "bool"), None, None, np.array([2, 2, 7])),
          reference=lambda x, *_: x[:, [0, 2]][:, :, [0, 0, 1, 1, 2, 3, 3]]),
     Case("ResizeGrad", (f32(1, 2, 6, 8), f32(1, 2, 3, 4)), domain="com.microsoft",  # by the shapes
