@@ -105,11 +105,10 @@ class Calibrator:
         if not held:
             raise InputError("calibration data: there is no batch, so nothing can be measured")
         for name, value in left.items():
-            problem = "its arrays are empty" if value is None else f"every element is {value:g}"
-            raise InputError(
-                f"calibration data: of the input {name!r} {problem}; expected data such as the "
-                "model will get"
-            )
+            of, what = f"of the input {name!r}", "expected data such as the model will get"
+            if value is None:
+                raise InputError(f"calibration data: the arrays {of} are empty; {what}")
+            raise InputError(f"calibration data: every element {of} is {value:g}; {what}")
         yield from held
         yield from rest
 

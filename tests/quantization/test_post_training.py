@@ -294,7 +294,7 @@ def test_data_that_measure_nothing_are_refused() -> None:
     model, x = residual(), draw(4, 3, 8, 8)
     refuse(model, [], InputError, "an empty list")
     refuse(model, x[:0], InputError, "no samples")
-    refuse(model, np.full_like(x, 0.5), InputError, "the input 'x' every element is 0.5")
+    refuse(model, np.full_like(x, 0.5), InputError, "every element of the input 'x' is 0.5")
     refuse(model, np.where(x > 2, np.nan, x), InputError, "NaN")
     refuse(model, np.where(x > 2, np.inf, x), InputError, "the input 'x' is not finite in batch 0")
     refuse(model, iter([(x,)]), InputError, "yields its batches once", method="entropy")
@@ -306,7 +306,7 @@ def test_constant_data_are_refused_before_a_model_runs(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("engine.quantization.calibration.Session", run)
     model, x = residual(), np.full((40, 3, 8, 8), 0.5, np.float32)
-    refuse(model, x, InputError, "of the input 'x' every element is 0.5; expected data")
+    refuse(model, x, InputError, "element of the input 'x' is 0.5; expected data")
     refuse(model, lambda epoch: iter([]), InputError, "no batches")
     refuse(model, [(x[:0],)], InputError, "no samples|empty")
     x[39, 2, 7, 7] = 1
