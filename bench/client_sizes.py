@@ -161,9 +161,9 @@ def measure_sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[
         program = build_device_program(made, TARGETS[machine])
         alone = program.stat().st_size + (made / "checkpoint").stat().st_size
         rows = {
-            "build in C, messages": (alone, alone),
-            "build from Python, messages": _sum(build, package_sizes["numpy"]),
-            "build from Python, Flower": _sum(build, package_sizes["flower"]),
+            "build, C, messages": (alone, alone),
+            "build, Python, messages": _sum(build, package_sizes["numpy"]),
+            "build, Python, Flower": _sum(build, package_sizes["flower"]),
             "edgegrad, Flower": _sum(own, package_sizes["edgegrad"]),
         }
     if machine == "aarch64":
@@ -215,9 +215,9 @@ def list_clients(made: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     python = [sys.executable, "-c"]
     files = ["request", "answer", "x.bin", "y.bin"]
     return {
-        "build in C, messages": ([f"{made}/device", f"{made}/checkpoint", *files], device),
-        "build from Python, messages": ([*python, build + _WORK, made], device),
-        "build from Python, Flower": (
+        "build, C, messages": ([f"{made}/device", f"{made}/checkpoint", *files], device),
+        "build, Python, messages": ([*python, build + _WORK, made], device),
+        "build, Python, Flower": (
             [*python, build + _APP.format("mnist_federated") + _WORK, made], device
         ),
         "edgegrad, messages": ([*python, engine + _WORK, made], {}),

@@ -10,10 +10,9 @@ CHOICES: tuple[Precision, ...] = get_args(Precision)
 PRECISIONS: tuple[Precision, ...] = CHOICES[:-1]  # that a plan may have
 MAX_THREADS = 1024  # of a plan
 HELP = (
-    "The type to which products round their factors, and in which values between nodes are "
-    "stored: f32; bf16 or f16, which take half the bytes; or auto, the one that is predicted to be "
-    "fastest on this CPU.  Parameters, optimizer states and sums stay float32, see "
-    "docs/precision.md."
+    "The type of the factors of products, and of values stored between nodes: f32; bf16 or f16, "
+    "which take half the bytes; or auto, the type predicted to be fastest on this CPU.  "
+    "Parameters, optimizer states and sums stay float32 (docs/precision.md)."
 )
 
 

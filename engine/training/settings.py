@@ -49,48 +49,49 @@ class StepOptions:
         Range(1, MAX_THREADS),
     )
     seed: int | None = declare_option(
-        None, "Seed of random numbers in the model, as for dropout; by default the process's seed."
+        None,
+        "Seed of random numbers in the model, such as for dropout; by default the process's seed.",
     )
     memory_budget: int | str | None = declare_option(
         None,
         "Memory limit in bytes for the plan of a step: parameters, optimizer state, inputs, "
         "outputs and all intermediate values; a number, or text such as 48 MB.  Values that do "
         "not fit are computed a second time in the backward pass; a batch that still does not "
-        "fit is trained on in parts, see docs/memory.md.  By default no limit: the fastest step.",
+        "fit is trained in parts (docs/memory.md).  By default no limit: the fastest step.",
         check=_check_budget,
         metavar="BYTES",
     )
     micro_batches: int | None = declare_option(
         None,
-        "Parts of a batch that are trained on one after another, with one update; by default one, "
-        "or as many as the budget needs.",
+        "Train each batch in this number of parts, one after another, with one update; by default "
+        "1, or as many as the memory budget needs.",
         AT_LEAST_1,
     )
     own_statistics: bool = declare_option(
         False,
-        "Let training batch normalisations take their statistics over each part of a batch, "
-        "instead of refusing to divide it.  The result differs from the whole batch's.",
+        "Compute the statistics of batch normalisations in training over each part of a batch, "
+        "instead of refusing to divide the batch.  The result differs from the whole batch's.",
     )
     precision: Precision = declare_option("f32", HELP)
     loss_scale: float | str | None = declare_option(
         None,
         "Multiply the loss by this factor in the backward pass, and divide the gradients by it, so "
-        "that float16 can represent the values between: a number from 1 to 16,777,216, or dynamic, "
+        "that float16 can represent small gradients: a number from 1 to 16,777,216, or dynamic, "
         "which starts at 65,536, is halved when an update is skipped because gradients are not "
-        "finite, and doubled after growth_interval updates in a row.  By default dynamic with "
-        "precision f16, otherwise 1.",
+        "finite, and is doubled after growth_interval successful updates in a row.  By default "
+        "dynamic with precision f16, otherwise 1.",
         check=check_loss_scale,
         metavar="dynamic|FACTOR",
     )
     growth_interval: int = declare_option(
         GROWTH_INTERVAL,
-        "The number of updates in a row after which a dynamic loss scale is doubled.",
+        "The number of successful updates in a row after which a dynamic loss scale is doubled.",
         AT_LEAST_1,
     )
     skip_nonfinite: bool = declare_option(
         False,
         "Skip and count updates with NaN or infinite gradients, instead of failing on a loss "
-        "that is not finite; by default according to the optimizer's option.",
+        "that is not finite; by default the optimizer's option of this name decides.",
     )
     skip_limit: int = declare_option(
         SKIP_LIMIT,
@@ -112,33 +113,33 @@ class ArtifactOptions:
 
     frozen_batch_norm: bool | Sequence[str] | None = declare_option(
         None,
-        "Use the running statistics of batch normalisations in training, and do not change them: "
-        "of all (true), of none (false), or of those with these names of nodes or parameters.  By "
-        "default of those whose scale and bias are both frozen; with a sparse update, of those "
-        "whose scale is frozen.",
+        "Batch normalisations that use their running statistics in training, and leave them "
+        "unchanged: all (true), none (false), or those whose nodes or parameters have the listed "
+        "names.  By default those whose scale and bias are both frozen; with a sparse update, "
+        "those whose scale is frozen.",
         flag="--frozen-batch-norm/--training-batch-norm",
     )
     update: SparseUpdate | None = declare_option(
         None,
-        "The part of the chosen parameters to train, such as {biases = true, last = 2}: fields of "
-        "SparseUpdate (docs/memory.md); the rest is frozen.  By default all of them.",
+        "Train only a part of the chosen parameters, such as {biases = true, last = 2}: fields of "
+        "SparseUpdate (docs/memory.md).  By default all of them are trained.",
     )
     external_data: bool | None = declare_option(
         None,
-        "Write large constants of the models to one file beside them, constants.<id>.data, from "
-        "which they are mapped.  By default only if the model has such a file or LoRA adapters.",
+        "Write large constants of the models to one file next to them, constants.<id>.data, which "
+        "is mapped into memory.  By default only if the model has external data or LoRA adapters.",
         flag="--external-data/--internal-data",
     )
     proximal: bool = declare_option(
         False,
-        "Also pull trained parameters to anchors in the checkpoint, as in FedProx "
-        "(edgegrad.proximal).  Gradients then include this term.",
+        "Add a term to the gradients that pulls trained parameters towards anchors in the "
+        "checkpoint, as in FedProx (edgegrad.proximal).",
     )
     tie: Sequence[Sequence[str]] | str | bool | None = declare_option(
         None,
-        "Groups of parameters to train as one, because an exporter has copied them, equal or "
-        'transposed: true or "auto" for all that are found, false for none.  By default none, with '
-        "a warning that lists them.",
+        "Groups of parameters to train as one, because an exporter has stored one parameter "
+        'several times, equal or transposed: true or "auto" for all such copies, false for none.  '
+        "By default none, with a warning that lists the copies.",
         flag="--tie",
         metavar="A=B",
         words=_parse_groups,
@@ -159,8 +160,8 @@ class RecipeOptions(ArtifactOptions):
 
     loss_inputs: Sequence[str] | None = declare_option(
         (),
-        "The output on which the loss is computed, then the name of the target, which may be a "
-        "value of the model; by default the only output and a new input.",
+        "The output to compute the loss from, then the name of the target, which may be a value "
+        "of the model; by default the only output and a new input.",
         flag="--loss-input",
         metavar="NAME",
     )
@@ -179,7 +180,7 @@ class FitOptions:
 
     epochs: int = declare_option(1, "Passes over the data.", AT_LEAST_1)
     accumulate: int = declare_option(
-        1, "Batches whose mean gradient makes one optimizer step.", AT_LEAST_1
+        1, "The number of batches per optimizer step, which takes their mean gradient.", AT_LEAST_1
     )
     hours: float | None = declare_option(
         None, "Stop after this many hours, at the end of a batch.", ABOVE_0, metavar="H"
@@ -226,14 +227,14 @@ class FitOptions:
     )
     swa: float | None = declare_option(
         None,
-        "Average the parameters at the end of epochs, from this epoch on; below 1 a share of all "
-        "epochs.  By default none.",
+        "Average the parameters at the ends of epochs, from this epoch on; a number below 1 is a "
+        "share of all epochs.  By default none.",
         AT_LEAST_0,
         metavar="EPOCH",
     )
     averaged: bool = declare_option(
         True,
-        "Validate with averaged parameters, and end with them; otherwise they are only saved in "
+        "Validate with the averaged parameters and end with them; otherwise only save them in "
         "checkpoints.",
         flag="--averaged/--not-averaged",
     )
@@ -251,7 +252,7 @@ class FitOptions:
     )
     freeze_statistics: int | None = declare_option(
         None,
-        "The epoch, counted from 0, from which running statistics of batch normalisations, and "
-        "ranges of rounded values, stay as they are; by default they move in all epochs.",
+        "The epoch, counted from 0, from which the running statistics of batch normalisations and "
+        "the ranges of rounded values stay fixed; by default every epoch updates them.",
         AT_LEAST_0,
     )

@@ -98,7 +98,8 @@ POLICY = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'self'
 @pytest.mark.parametrize(
     ("flags", "head", "said"),
     [
-        (["--js-flags=--no-enable-sse4-1"], "", "5 WebAssembly has no SIMD here, which this "),
+        (["--js-flags=--no-enable-sse4-1"], "", "5 WebAssembly lacks SIMD here, which this 
+"),
         ([], POLICY, "4 cannot compile http://.*/js/mnist.wasm: "),
     ],
 )
@@ -160,7 +161,9 @@ def test_checkpoints_are_kept_in_the_page(tmp_path: Path) -> None:
     assert function.startswith("ModelError 4 cannot keep checkpoint 'last': ")
     assert text == "ModelError 1 checkpoint 'last': expected bytes, as of model.checkpoint()"
     assert number == "ModelError 1 name: expected text, got number"
-    assert without == ("ModelError 4 cannot read checkpoint 'other': there is no IndexedDB here")
+    assert without == (
+        "ModelError 4 cannot read checkpoint 'other': IndexedDB is not available here"
+    )
 
 
 def draw(kind: str, turn: int) -> list[tuple[float, float]]:

@@ -51,4 +51,4 @@ def test_java_says_where_its_library_cannot_be_copied_to(tmp_path: Path) -> None
     words = ("java", "-Djava.io.tmpdir=missing", "-cp", path, "Example", folder / "checkpoint")
     done = subprocess.run([*words, "out"], capture_output=True, text=True)
     assert "cannot copy libmnist.so to a temporary file: " in done.stderr
-    assert "choose its folder by -Djava.io.tmpdir=" in done.stderr
+    assert "set another folder with -Djava.io.tmpdir=" in done.stderr

@@ -110,8 +110,8 @@ def test_a_trap_of_a_thread_ends_the_step(tmp_path: Path) -> None:
     """And the next model has threads that work: a convolution, whose steps threads share."""
     folder = make_package("cnn", "js", SHARED, 2)
     words = ("node", "--input-type=module", "-e", BREAKING, folder / "js", folder / "checkpoint")
-    said = "ModelError 5 the call has trapped, thread 1: unreachable; the model can only be "
-    assert run(*words) == f"{said}destroyed\n" * 2 + "2 true\n"
+    said = "ModelError 5 the call trapped: thread 1: unreachable; destroy the model\n"
+    assert run(*words) == said * 2 + "2 true\n"
 
 
 COUNTING = """
@@ -147,7 +147,7 @@ def test_the_best_module_that_can_run_is_chosen() -> None:
     sizes = [(folder / "js" / name).stat().st_size for name in ("mnist.wasm", "relaxed/mnist.wasm")]
     assert run(*words, SIMD) == f"{sizes[0]}\n"
     assert run(*words, SIMD, RELAXED) == f"{sizes[1]}\n"
-    assert run(*words) == "ModelError 5 WebAssembly has no SIMD here, which this module needs\n"
+    assert run(*words) == "ModelError 5 WebAssembly lacks SIMD here, which this module needs\n"
     assert "relaxed/mnist.wasm" in list_packed(folder / "js")
 
 
@@ -178,8 +178,8 @@ console.log(await Model.load(source).catch((e) => `${e.name} ${e.code} ${e.messa
 @pytest.mark.parametrize(
     ("flag", "setting", "source", "said"),
     [
-        ("--no-enable-sse4-1", "", "", "5 WebAssembly has no SIMD here, which this module needs"),
-        ("", "delete globalThis.WebAssembly;", "", "5 there is no WebAssembly here, as in "),
+        ("--no-enable-sse4-1", "", "", "5 WebAssembly lacks SIMD here, which this module needs"),
+        ("", "delete globalThis.WebAssembly;", "", "5 WebAssembly is not available here; "),
         ("", "", "nothing.wasm", "4 cannot load file:.*/js/nothing.wasm: ENOENT"),
         ("", "", "https://127.0.0.1:9/a.wasm", "4 cannot load https://127.0.0.1:9/a.wasm: "),
         ("", "", "bytes", "4 cannot compile the module: "),
@@ -209,4 +209,5 @@ def test_a_model_that_memory_has_no_room_for_is_refused() -> None:
     folder = make_package("mlp", "js", "wasm32")
     words = ("--wasm-max-mem-pages=2", "--input-type=module", "-e", CROWDED)
     said = run("node", *words, folder / "js/mnist.js", folder / "checkpoint")
-    assert re.fullmatch(r"ModelError 6 the system has no memory of \d+ bytes more\n", said), said
+    said_of = r"ModelError 6 the system cannot provide \d+ more bytes of memory\n"
+    assert re.fullmatch(said_of, said), said

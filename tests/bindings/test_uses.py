@@ -98,14 +98,14 @@ def test_python_has_classes_for_one_use(only: Only, tmp_path: Path) -> None:
 @pytest.mark.parametrize("only", ["inference", "decoder"])
 def test_packages_say_what_they_are_for(only: Only) -> None:
     """And have nothing of what the library has not."""
-    said = {"inference": "Inference of one model", "decoder": "Continuation of texts by one model"}
+    said = {"inference": "Inference with one model", "decoder": "Text generation with one model"}
     for language in LANGUAGES:
         folder = make_use(only, PLATFORMS.get(language, "native"))
         gone = {f"mnist_{f}" for f in ("train_step", "optimizer_step", "save")}
         assert not gone & set(json.loads((folder / "manifest.json").read_text())["functions"])
         readme = (folder / language / "README.md").read_text()
         assert f"{said[only]} on the device" in readme
-        assert ("has the values to start from" in readme) == (only == "inference")
+        assert ("The initial values are in" in readme) == (only == "inference")
         for path in (folder / language).rglob("*"):
             if path.suffix in (".java", ".kt", ".cs", ".rs", ".go", ".js", ".ts", ".swift", ".m"):
                 text = path.read_text()

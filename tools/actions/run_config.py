@@ -50,14 +50,14 @@ class ModelTable(RecipeOptions):
     )
     weights: str = declare_option(
         "",
-        "The initial weights of an architecture: a file of ONNX, safetensors or PyTorch; by "
-        "default they are random.",
+        "The initial weights of an architecture: an ONNX, safetensors or PyTorch file; by default "
+        "they are random.",
         flag="--weights",
         metavar="PATH",
     )
     loss: str | Mapping[str, Any] = declare_option(
         "",
-        "The loss to minimise; by default one that fits the data: cross_entropy or mse.  With "
+        "The loss to minimise; by default cross_entropy or mse, whichever fits the data.  With "
         "`none`, the first output of the model is the loss.  For several outputs, give a table "
         "with the loss of each: its name, a table with options, or a list of one of these and a "
         'weight, as in {scores = "cross_entropy", box = [{name = "huber", delta = 2}, 0.5]}.',
@@ -68,14 +68,14 @@ class ModelTable(RecipeOptions):
     )
     train: Sequence[str] = declare_option(
         ("*",),
-        "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes; 'head' is the last "
-        "layer; by default all.",
+        "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes some, and 'head' is the "
+        "last layer; by default all.",
         metavar="PATTERN",
     )
     lora: Lora | None = declare_option(
         None,
-        'Adapters to train instead, such as {match = "attn.*(q|v)", rank = 8}: options of Lora '
-        "(docs/lora.md); by default none.",
+        "Train adapters instead of the model's parameters, such as "
+        '{match = "attn.*(q|v)", rank = 8}: options of Lora (docs/lora.md); by default none.',
     )
     qat: bool = declare_option(
         False,
@@ -84,13 +84,13 @@ class ModelTable(RecipeOptions):
     )
     qat_options: Mapping[str, Any] = declare_option(
         {},
-        "Options of qat, such as {weight_bits = 4}: as of `edgegrad quantize`, and also ranges, "
+        "Options of qat, such as {weight_bits = 4}: those for `edgegrad quantize`, and ranges, "
         "momentum, weight_ranges and norms (docs/quantization.md).",
     )
     head: Literal["auto", "keep", "replace"] = declare_option(
         "auto",
-        "The last layer of a classifier: replaced if the number of classes differs, never, or "
-        "always.",
+        "Replace the last layer of a classifier: auto, if its number of classes differs from the "
+        "data's; keep, never; replace, always.",
     )
 
 
@@ -100,7 +100,7 @@ class DataTable:
     """The data, and how to make batches from them."""
 
     path: str = declare_option("", "A folder or a file of data.", flag="--data", metavar="PATH")
-    kind: Kind = declare_option("auto", "The kind of data; by default according to the file names.")
+    kind: Kind = declare_option("auto", "The kind of data; by default the file names decide.")
     validation: float | str | None = declare_option(
         None,
         "The share of the data to validate with, or the path of other data; 0 for no validation.  "
@@ -110,8 +110,8 @@ class DataTable:
     )
     test: str = declare_option(
         "",
-        "The data on which the best model is tested at the end: a path, or `split` for the folder "
-        "test/ of the data; by default none.",
+        "The data to test the best model on at the end: a path, or `split` for the folder test/ "
+        "of the data; by default none.",
         metavar="PATH|split",
     )
     batch_size: int | None = declare_option(
@@ -146,7 +146,7 @@ class ChosenClass:
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class FitTable(FitOptions, StepOptions):
-    """The training itself."""
+    """The training run."""
 
     epochs: int = inherit_option(FitOptions, "epochs", 10)
     seed: int = declare_option(0, "Seed of all random numbers.", AT_LEAST_0)

@@ -62,12 +62,12 @@ def command(
     pass, operations per second and their share of the peak, the memory of the process, and the
     time from the start of a process to its first finished step.  See docs/performance.md.
 
-    If --threads asks for more threads than this machine has cores, a column has the predicted time
-    of a step, also where it is measured: the busiest thread between two barriers, by the
-    processor time of each, and this machine's memory.
+    If --threads asks for more threads than this machine has cores, a column shows the predicted
+    time of a step, in every row.  The prediction adds up the processor time of the busiest thread
+    between barriers, or the time of the memory if that is longer.
 
-    With --inference, each row has the inference time of an ONNX model on generated inputs, and
-    beside it onnxruntime's, if that is installed.
+    With --inference, each row has the inference time of an ONNX model on generated inputs and, if
+    onnxruntime is installed, its time too.
 
     Exit status: 1 if a workload could not run; the others are printed.
     """

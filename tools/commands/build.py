@@ -37,7 +37,8 @@ from engine.tools.trimmed.targets import resolve
     "--ops",
     type=options.Existing(),
     metavar="CONFIG",
-    help="Make a library with the kernels for the ops of a config, for plans of `edgegrad plan`.",
+    help="Make a library with the kernels for the ops in a config; it runs plans from `edgegrad "
+    "plan`.",
 )
 @click.option(
     "--models",
@@ -47,7 +48,7 @@ from engine.tools.trimmed.targets import resolve
     help="With --ops: artifacts whose kernels the library must contain.  Repeatable.",
 )
 @click.option(
-    "--name", default="", help="Prefix of all names.  [default: made from the folder's name]"
+    "--name", default="", help="Prefix of all names.  [default: derived from the folder's name]"
 )
 @click.option("--static", is_flag=True, help="Make an archive, not a shared library.")
 @click.option("--size", is_flag=True, help="Prefer small code over fast code.")
@@ -59,38 +60,38 @@ from engine.tools.trimmed.targets import resolve
 @click.option(
     "--joined",
     is_flag=True,
-    help="Training steps update each parameter as soon as its gradient is complete: no memory for "
-    "gradients, and no accumulation.",
+    help="Let training steps update each parameter as soon as its gradient is complete: this needs "
+    "no memory for gradients, but excludes accumulation.",
 )
 @options.take_planning
 @click.option(
     "--federated",
     is_flag=True,
-    help="Add the functions of a device of a federation, an example in C, and a Python package.",
+    help="Add functions for taking part in a federation, an example in C, and a Python package.",
 )
 @click.option(
     "--bindings",
     type=parse_languages,
     default="",
     metavar="LANGUAGE,...",
-    help=f"Write packages with the library for these languages: {', '.join(LANGUAGES)}.",
+    help=f"Also write packages for these languages: {', '.join(LANGUAGES)}.",
 )
 @click.option(
     "--export",
     is_flag=True,
-    help="Put the graph of the inference model into the library, which then writes ONNX files.",
+    help="Add the graph of the inference model, so that the library can write ONNX files.",
 )
 @click.option(
     "--only",
     type=click.Choice(["inference", "train", "decoder"]),
-    help="Leave out the plans, kernels and functions that this use does not need.",
+    help="Leave out all plans, kernels and functions that this use does not need.",
 )
 @click.option(
     "--decoder",
     type=options.Existing(),
     metavar="MODEL",
-    help="Add a decoder with caches, which continues texts with the parameters of the artifacts; "
-    "without artifacts, with its own.  [default: decoder.onnx in the folder, with --positions]",
+    help="Add a decoder with caches, which continues texts with the parameters of the artifacts, "
+    "or without artifacts with its own.  [default: decoder.onnx in the folder, with --positions]",
 )
 @click.option(
     "--positions",
@@ -107,7 +108,7 @@ from engine.tools.trimmed.targets import resolve
 @click.option(
     "--report",
     is_flag=True,
-    help="Show which kernels, tables and regions take the bytes of the library and of a model.",
+    help="Show the bytes of each kernel and table of the library, and of each region of a model.",
 )
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json

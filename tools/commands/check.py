@@ -28,10 +28,10 @@ _CANNOT, _OVER = 3, 4  # exit status
 )  # fmt: skip
 @options.shape
 @options.take_planning
-@options.take_threads("as a Module here")
+@options.take_threads("EDGEGRAD_THREADS, or all cores")
 @click.option(
     "--loss", metavar="NAME",
-    help="For a forward model: the loss; of several outputs, the sum of theirs.  [default: "
+    help="For a forward model: the loss; with several outputs, the sum over them.  [default: "
     "cross_entropy for an output of two dimensions, otherwise mse]",
 )  # fmt: skip
 @click.option(
@@ -48,13 +48,13 @@ _CANNOT, _OVER = 3, 4  # exit status
     "--ram",
     type=options.parse_bytes,
     metavar="BYTES",
-    help="Memory of the device of --target; its library is made and measured.",
+    help="RAM of the --target device; the command then makes its library and measures it.",
 )
 @click.option(
     "--flash",
     type=options.parse_bytes,
     metavar="BYTES",
-    help="Flash of the device of --target, for code, tables and the first checkpoint.",
+    help="Flash of the --target device, for code, tables and the initial checkpoint.",
 )
 @click.option("--brief", is_flag=True, help="Do not look for variants that need less.")
 @options.as_json

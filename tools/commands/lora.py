@@ -25,7 +25,7 @@ from engine.tools.commands import options
     "patterns",
     multiple=True,
     metavar="REGEX",
-    help="Adapt layers whose own name, weight or node matches somewhere.  Repeatable.",
+    help="Adapt layers whose name, weight's name or node's name contains a match.  Repeatable.",
 )
 @click.option(
     "--rank", type=click.IntRange(min=1), default=8, show_default=True, metavar="N",

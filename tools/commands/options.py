@@ -137,7 +137,7 @@ batch = click.option(
     multiple=True,
     callback=require_unique,
     metavar="N,...",
-    help="Samples per step, repeated or separated by commas.",
+    help="Samples per step; for several sizes, separate them by commas or repeat the option.",
 )
 batch_size = click.option(
     "--batch", "batch_size", type=COUNT, metavar="N",
@@ -149,7 +149,7 @@ shape = click.option(
     type=parse_named_shape,
     multiple=True,
     metavar="NAME=D,D,...",
-    help="The shape of an input, for each input whose shape the batch size does not decide.",
+    help="The shape of an input, for each input whose shape does not follow from --batch.",
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",

@@ -56,7 +56,7 @@ _DIFFERENT = 3  # exit status of --diff
     metavar="N",
     help="Plan the training step of one of N ranks, which gets --batch samples of each batch.",
 )
-@options.take_threads("as a Module here; with -o 1")
+@options.take_threads("EDGEGRAD_THREADS, or all cores; with -o 1")
 @options.take_target
 @options.take_output_names
 @click.option("--arena", is_flag=True, help="Also draw the work arena over time.")

@@ -30,7 +30,8 @@ from engine.tools.trimmed.progress import StagePrinter
     multiple=True,
     callback=options.require_unique,
     metavar="N,...",
-    help="Threads per step, repeated or separated by commas.  [default: as a Module here]",
+    help="Threads per step; for several, separate them by commas or repeat the option.  "
+    "[default: EDGEGRAD_THREADS, or all cores]",
 )
 @click.option(
     "--target",

@@ -25,7 +25,7 @@ from engine.tools.commands import options
     help="Samples per step.  [default: the model's fixed size, or 8, or 1 with --inference]",
 )  # fmt: skip
 @options.shape
-@options.take_threads("as a Module here")
+@options.take_threads("EDGEGRAD_THREADS, or all cores")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
     help="Number of runs to take medians over.",

@@ -19,7 +19,7 @@ def command(as_json: bool) -> None:
     """List the devices for which builds and plans can be made.
 
     Each row has the LLVM triple and CPU, the linker that this machine would use, and the width of
-    vectors.  Boards, chips and systems stand under the target whose code they run.
+    vectors.  Boards, chips and systems are listed under the target whose code they run.
     """
     rows: list[dict[str, Any]] = []
     for name in ("native", *TARGETS):

@@ -54,7 +54,7 @@ _INTERRUPTED = 130
     "picture",
     type=options.AnyPath(),
     metavar="FILE.svg",
-    help="Only search for a learning rate, and draw the losses over the rates.",
+    help="Only search for a learning rate, and plot the losses against the rates.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder.")
 @options.as_json
@@ -69,10 +69,10 @@ def command(
 ) -> int:
     """Train a model on a folder of data.
 
-    It makes the artifacts, splits the data, trains, and writes the best parameters as
-    inference.onnx, with a report, to the folder of the run.  If a classifier has more or fewer
-    outputs than the data have classes, its last layer is replaced.  Under mpirun, all processes
-    train one model together, see docs/cluster.md.
+    The command makes the artifacts, splits the data, trains, and writes the model with the best
+    parameters, inference.onnx, and a report to the folder of the run.  If a classifier has the
+    wrong number of classes for the data, its last layer is replaced.  Under mpirun, all processes
+    train one model together (docs/cluster.md).
     """
     asked = _merge_configuration(config, settings, resume, given)
     if picture is not None:

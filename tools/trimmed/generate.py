@@ -102,49 +102,49 @@ _SELFTEST_HEAD = """\
 
 # Differences between a build, whose plans are part of it, and a library of kernels.
 _BUILD = {
-    "@title@": "Training of one model on fixed shapes, with nothing but the C library.",
+    "@title@": "Training of one model on fixed shapes; it needs only the C library.",
     "@plan@": "",
     "/*@create@*/": """\
-/* Make a model with the values of a checkpoint file; with no file (NULL) the parameters have no
- * values until @name@_set_parameters gives them all.  In C, *out is NULL on error, and `message`
- * (NULL, or @NAME@_MESSAGE_BYTES) tells why. */
+/* Make a model with the values of a checkpoint file; without one (NULL) the parameters have no
+ * values until @name@_set_parameters sets them all.  In C, *out is NULL on error, and `message`
+ * (NULL, or a buffer of @NAME@_MESSAGE_BYTES) gets the reason. */
 #ifndef EDGEGRAD_FREESTANDING
 @NAME@_API int @name@_create(@name@ **out, const char *path, char *message);
 
-/* Make a model with the values of a checkpoint in memory; with no bytes (NULL) the parameters have
- * no values until @name@_set_parameters gives them all. */
+/* Make a model with the values of a checkpoint in memory; without one (NULL) the parameters have no
+ * values until @name@_set_parameters sets them all. */
 @NAME@_API int @name@_create_from(@name@ **out, const void *checkpoint, size_t bytes,
                                 char *message);
 #endif
 
-/* Make a model in the caller's memory: @NAME@_MEMORY_BYTES at a multiple of 64, the caller's again
- * after @name@_destroy. */
+/* Make a model in the caller's memory: @NAME@_MEMORY_BYTES, aligned to 64 bytes.  The caller may
+ * reuse it after @name@_destroy. */
 @NAME@_API int @name@_create_in(@name@ **out, void *memory, size_t size, const void *checkpoint,
                               size_t bytes, char *message);""",
 }
 _LIBRARY = {
-    "@title@": "Training of models whose plans come as files, with nothing but the C library.",
+    "@title@": "Training of models whose plans are files; it needs only the C library.",
     "@plan@": '"plan", ',
     "/*@create@*/": """\
-/* Make a model of a plan file, with the values of a checkpoint file, or the same from memory; with
- * no checkpoint (NULL) the parameters have no values until @name@_set_parameters gives them all.
+/* Make a model from a plan and a checkpoint, as files or in memory; without a checkpoint (NULL) the
+ * parameters have no values until @name@_set_parameters sets them all.
  * @NAME@_BAD_PLAN: the plan is damaged, was made for another target, number of threads or version,
  * or needs a kernel that this library lacks; the message names the op to add.
  *
- * Plan files are as dangerous as code: use only your own, or those of people whose libraries you
- * would run.  In C, *out is NULL on error, and `message` (NULL, or @NAME@_MESSAGE_BYTES) tells
- * why. */
+ * Plan files are as dangerous as code: use only your own, or ones from people whose libraries you
+ * would run.  In C, *out is NULL on error, and `message` (NULL, or a buffer of
+ * @NAME@_MESSAGE_BYTES) gets the reason. */
 #ifndef EDGEGRAD_FREESTANDING
 @NAME@_API int @name@_create(@name@ **out, const char *plan, const char *checkpoint, char *message);
 @NAME@_API int @name@_create_from_plan(@name@ **out, const void *plan, size_t plan_bytes,
                                      const void *checkpoint, size_t bytes, char *message);
 #endif
 
-/* Get the size of the memory that a model of a plan needs. */
+/* Get the size of the memory that a model with this plan needs. */
 @NAME@_API int @name@_plan_memory(const void *plan, size_t plan_bytes, size_t *size, char *message);
 
-/* Make a model in the caller's memory: of @name@_plan_memory's size, at a multiple of 64, the
- * caller's again after @name@_destroy.  The plan and the checkpoint may go after the call. */
+/* Make a model in the caller's memory: the size from @name@_plan_memory, aligned to 64 bytes.  The
+ * caller may reuse it after @name@_destroy, and may free plan and checkpoint after this call. */
 @NAME@_API int @name@_create_in(@name@ **out, void *memory, size_t size, const void *plan,
                               size_t plan_bytes, const void *checkpoint, size_t bytes,
                               char *message);""",

@@ -53,8 +53,8 @@ class Api:
         steps = "twenty steps on random numbers"
         uses = {
             "train_step": ("Training of one model", f"trains {steps}"),
-            "infer": ("Inference of one model", "answers random numbers"),
-            "append": ("Continuation of texts by one model", "continues a text"),
+            "infer": ("Inference with one model", "runs inference on random numbers"),
+            "append": ("Text generation with one model", "continues a text"),
         }
         there = {name: use for name, use in uses.items() if name in self.names}
         if "train_step" in there:
@@ -62,11 +62,11 @@ class Api:
         done = " and ".join(does for _, does in there.values())
         reads = self.constants.get("PARAMETERS", 0) > 0
         saves = " trained" * ("train_step" in there)
-        start = " `checkpoint`, beside this folder, has the values to start from."
+        start = " The initial values are in `checkpoint`, next to this folder."
         return {
             "purpose": next(iter(there.values()))[0],
             "does": done,
-            "do": re.sub(r"\b(train|answer|continue)s\b", r"\1", done),
+            "do": re.sub(r"\b(train|run|continue)s\b", r"\1", done),
             "arguments": f" ../checkpoint{saves}" * reads,
             "start": start * reads,
         }

@@ -205,7 +205,7 @@ def _write_enumeration(enumeration: Enumeration) -> str:
     return (
         f"/// {enumeration.comment}\n#[repr(i32)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq)]\n"
         f"pub enum {enumeration.title} {{\n{rows}}}\n\nimpl {enumeration.title} {{\n"
-        "    /// Return the one with a number of C.\n"
+        "    /// Return the constant with a number of C.\n"
         "    pub fn from_number(value: i32) -> Option<Self> {\n"
         f"        match value {{\n{arms}            _ => None,\n        }}\n    }}\n}}\n"
     )

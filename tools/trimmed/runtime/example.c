@@ -6,14 +6,14 @@
  */
 //@end@
 //@if infer !train_step@
-/* Inference from C: reads a checkpoint, and answers random data.
+/* Inference from C: reads a checkpoint, and runs inference on random data.
  *
  *     cc example.c -I.. -L.. -l@name@ -o example
  *     LD_LIBRARY_PATH=.. ./example ../checkpoint
  */
 //@end@
 //@if append !train_step !infer@
-/* Continuation of a text from C; the checkpoint is for a build whose decoder has no values.
+/* Text generation from C; pass a checkpoint only if the library does not contain the values.
  *
  *     cc example.c -I.. -L.. -l@name@ -o example
  *     LD_LIBRARY_PATH=.. ./example [../checkpoint]
@@ -30,7 +30,7 @@ enum { STEPS = 20 };
 
 //@end@
 //@if train_step or infer@
-/* A batch of data; a program would read its own here. */
+/* Make up a batch for one input; a real program reads its data here. */
 static void next_batch(const @name@_tensor *t, void *to)
 {
     size_t count = 1;
@@ -46,7 +46,7 @@ static void next_batch(const @name@_tensor *t, void *to)
     }
 }
 
-/* Written where the step reads them, inputs need no copy: NULL in their place. */
+/* Write the inputs where the step reads them; the step then gets NULL, and copies nothing. */
 static void next_batches(@name@ *m, int phase)
 {
     for (int i = 0; i < @name@_input_count(m, phase); i++)
@@ -62,7 +62,8 @@ static int stop(@name@ *m)
 }
 
 //@if append@
-/* Continue a text, each time by the token with the largest score; return the code of an error. */
+/* Continue a text: append the token with the largest score, again and again.  Return an error
+ * code. */
 static int continue_text(@name@ *m)
 {
     int32_t token = 0;

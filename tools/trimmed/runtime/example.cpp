@@ -1,4 +1,4 @@
-// The same as example.c from C++17, by @name@.hpp.
+// The same program as example.c in C++17, using @name@.hpp.
 //
 //     c++ -std=c++17 example.cpp -I.. -L.. -l@name@ -o example
 //     LD_LIBRARY_PATH=.. ./example [../checkpoint [out]]
@@ -24,7 +24,7 @@
 namespace {
 
 //@if append@
-// Continue a text, each time by the token with the largest score.
+// Continue a text: append the token with the largest score, again and again.
 void continue_text(@name@_cpp::Model &m)
 {
     std::int32_t token = 0;
@@ -41,7 +41,7 @@ void continue_text(@name@_cpp::Model &m)
 
 //@end@
 //@if train_step or infer@
-// Bytes of a batch for one input; a program would read its own here.
+// Make up the bytes of a batch for one input; a real program reads its data here.
 std::vector<unsigned char> batch(const @name@_tensor &t, std::mt19937 &random)
 {
     std::vector<unsigned char> bytes(t.bytes);

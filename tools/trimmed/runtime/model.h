@@ -1,16 +1,16 @@
 /* @title@
  *
- * A `model` keeps its parameters, gradients, optimizer state and work memory in one block, which it
- * gets at creation.  After that, only @name@_save allocates memory, at most 64 KiB.
+ * A `model` keeps its parameters, gradients, optimizer state and work memory in one block, which is
+ * allocated when it is created.  After that, only @name@_save allocates memory, at most 64 KiB.
  *
- * Threads: models are independent of each other, and any thread may call one, but only one at a
- * time.  Nothing here waits or checks: two calls for one model at the same time, whatever they are,
- * have no defined result.  So hold a lock of your own around each call, @name@_destroy included,
- * and around your use of what it returned the address of: texts are valid until the next call, and
- * tensors until the model is destroyed, unless a comment says otherwise.  Clear your pointer under
- * that lock when you destroy the model: functions refuse NULL, and destroying NULL does nothing.
+ * Threads: models are independent of each other.  Any thread may call a model, but only one at a
+ * time: the functions do not lock, and two simultaneous calls for one model are undefined
+ * behaviour.  So hold a lock of your own around each call, including @name@_destroy, and while you
+ * use memory that a call returned: texts are valid until the next call, and tensors until the model
+ * is destroyed, unless a comment says otherwise.  When you destroy the model, clear your pointer
+ * under that lock: functions refuse NULL, and destroying NULL does nothing.
  *
- * Functions that can fail return @NAME@_OK (0) or an error code, and @name@_message describes the
+ * Functions that can fail return @NAME@_OK (0) or an error code; @name@_message describes the
  * error.  A failed call changes nothing, unless its comment says otherwise.  Functions that answer
  * yes or no return 1 or 0.
  *
@@ -73,11 +73,11 @@ enum @name@_dtype {
     @NAME@_U64 = 13  /* an unsigned integer of 64 bits */
 };
 
-/* A use of the model, with steps, inputs and outputs of its own. */
+/* A use of the model, with its own steps, inputs and outputs. */
 enum @name@_phase {
     @NAME@_TRAIN = 0, /* training: the loss, and gradients */
     @NAME@_EVAL = 1,  /* evaluation: the loss, without gradients */
-    @NAME@_INFER = 2  /* inference: answers, without labels */
+    @NAME@_INFER = 2  /* inference: outputs, without labels */
 };
 
 typedef struct @name@ @name@;
@@ -102,16 +102,16 @@ typedef struct @name@_tensor {
 /* Return this model's last error as one line; empty if there was none. */
 @NAME@_API const char *@name@_message(const @name@ *m);
 
-/* Return the digest of this library; files that belong together have the same one. */
+/* Return the digest of this library; all files of a build contain the same one. */
 @NAME@_API const char *@name@_build(void);
 
-/* Return the name of the CPU, or level of CPUs, for which the code that this model runs was made:
- * the best in the library for this CPU. */
+/* Return the name of the CPU, or of the level of CPUs, whose code this model runs: the best in the
+ * library for this CPU. */
 @NAME@_API const char *@name@_cpu(const @name@ *m);
 
 #if defined(EDGEGRAD_FREESTANDING) && @NAME@_THREADS > 1
 /* Run thread `tid`, from 1 to @NAME@_THREADS - 1: after creation, call this in a thread of your
- * own for each `tid`.  It returns after @name@_destroy.  Without these threads no step ends. */
+ * own for each `tid`.  It returns after @name@_destroy.  Steps wait for these threads. */
 @NAME@_API void @name@_worker(@name@ *m, int tid);
 #endif
 
@@ -133,8 +133,8 @@ typedef struct @name@_tensor {
 @NAME@_API const @name@_tensor *@name@_output_info(const @name@ *m, int phase, int index);
 
 /* Return the values of an input that the next step of a phase reads; NULL if there is none at that
- * index.  In C, this is the memory that it reads: to save a copy, write the values there and pass
- * NULL to the step. */
+ * index.  In C, this is the memory that the step reads: to avoid a copy, write the values there and
+ * pass NULL to the step. */
 @NAME@_API void *@name@_input(@name@ *m, int phase, int index);
 
 /* Return the values of an output that the last step of a phase wrote; NULL if there is none at that
@@ -160,8 +160,8 @@ typedef struct @name@_tensor {
 
 /* --- steps
  *
- * inputs: a pointer to copy each input from.  NULL, for one or for all: it is already in place.
- * outputs: a pointer to copy each output to.  NULL, for one or for all: it is not wanted.
+ * inputs: for each input, a pointer to copy it from, or NULL if it is already in place; NULL for
+ * all.  outputs: for each output, a pointer to copy it to, or NULL to omit it; NULL for all.
  * @NAME@_BAD_LABEL: a label is out of range.  Gradients, parameters and running statistics are
  * unchanged. */
 
@@ -186,24 +186,24 @@ typedef struct @name@_tensor {
 #endif
 
 #if @NAME@_DECODES
-/* --- decoder: a text that grows by tokens, with their keys and values in caches
+/* --- decoder: continues a text token by token, with the tokens' keys and values in caches
  *
- * The caches lie in the model's memory and hold @NAME@_POSITIONS tokens.  A token adds its row to
- * them in place.  Rows stay as they are if the parameters change later; only truncation to 0
- * forgets them all.
+ * The caches are in the model's memory and hold @NAME@_POSITIONS tokens.  A token adds its row to
+ * them in place.  Rows do not change when the parameters change later: to recompute the whole text,
+ * truncate it to 0.
  *
  *     @name@_append(m, prompt, 5);
  *     const float *scores = @name@_scores(m);      of each token that could be next
  *     @name@_append(m, &best, 1);
  */
 
-/* Add tokens to the text.  The first ones are answered together.  @NAME@_BAD_INPUT: there are none,
- * or more than the caches hold.  @NAME@_BAD_LABEL: a token is out of range.  After an error, the
- * text is as it was, without scores. */
+/* Add tokens to the text.  The first ones are computed together.  @NAME@_BAD_INPUT: there are none,
+ * or more than the caches hold.  @NAME@_BAD_LABEL: a token is out of range.  An error leaves the
+ * text unchanged, but without scores. */
 @NAME@_API int @name@_append(@name@ *m, const int32_t *tokens, size_t count);
 
-/* Return the scores of the token after the text, as it was appended last; NULL if there are none,
- * as after truncation.  In C, they are valid until the next call of a function of the decoder. */
+/* Return the scores of the next token, from the last append; NULL if there are none, for example
+ * after truncation.  In C, they are valid until the next call of a decoder function. */
 @NAME@_API const void *@name@_scores(const @name@ *m);
 
 /* Return the name, type and shape of the scores. */
@@ -227,12 +227,11 @@ typedef struct @name@_tensor {
 /* Make the next train step overwrite the gradients. */
 @NAME@_API void @name@_lazy_reset_grad(@name@ *m);
 
-/* Set the seed of random numbers, as for dropout; initially 0.  Each step draws new numbers. */
+/* Set the seed of random numbers, used by dropout; initially 0.  Each step draws new numbers. */
 @NAME@_API void @name@_set_seed(@name@ *m, int64_t seed);
 
-/* Return the number of steps that have drawn random numbers.  Checkpoints keep it, so that a
- * resumed training draws the numbers it would have drawn without the break.  They do not keep the
- * seed. */
+/* Return the number of steps that have drawn random numbers.  Checkpoints keep it, so that resumed
+ * training draws the same numbers as uninterrupted training.  They do not keep the seed. */
 @NAME@_API int64_t @name@_get_draws(const @name@ *m);
 
 /* Set the number of steps that have drawn random numbers, at least 0. */
@@ -255,15 +254,15 @@ typedef struct @name@_tensor {
 /* Set the number of optimizer steps done, at least 0. */
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);
 
-/* Return the number of updates skipped because gradients were not finite.  Checkpoints keep it.
- * After a skipped update, parameters, moments, running statistics and the step count are what they
- * were before the steps that computed these gradients.  Only models in float16 and optimizers with
- * the option skip_nonfinite skip updates. */
+/* Return the number of updates skipped because gradients were not finite.  Checkpoints keep it.  A
+ * skipped update restores parameters, moments, running statistics and the step count to what they
+ * were before the steps that computed these gradients.  Only models in float16, and optimizers with
+ * the option skip_nonfinite, skip updates. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);
 
 /* Return the loss scale of the next step; 0 if the model does not scale its loss.  In float16, the
  * loss is multiplied by it in the backward pass, and gradients are divided by it again.  A skipped
- * update halves it, and many done in a row double it.  Checkpoints keep it. */
+ * update halves it; many successful updates in a row double it.  Checkpoints keep it. */
 @NAME@_API float @name@_get_loss_scale(const @name@ *m);
 
 /* Set the loss scale of the next step, from 1 to 2^24. */
@@ -278,11 +277,11 @@ typedef struct @name@_tensor {
 /* Return the name, type and shape of a parameter; NULL if there is none at that index. */
 @NAME@_API const @name@_tensor *@name@_parameter_info(const @name@ *m, int index);
 
-/* Return the index of the parameter of a name; -1 if there is none. */
+/* Return the index of the parameter with a name; -1 if there is none. */
 @NAME@_API int @name@_find_parameter(const @name@ *m, const char *name);
 
-/* Return the values of a parameter; NULL if there is none at that index, or it has none yet.  In C,
- * this is the model's own memory, to read or write between steps. */
+/* Return the values of a parameter; NULL if there is no parameter at that index, or no values yet.
+ * In C, this is the model's own memory, to read or write between steps. */
 @NAME@_API void *@name@_parameter(@name@ *m, int index);
 
 #if @NAME@_TRAINS
@@ -292,7 +291,7 @@ typedef struct @name@_tensor {
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
 #endif
 
-/* Return the number of elements of all parameters, or of the trainable ones alone. */
+/* Return the number of elements of all parameters, or of only the trainable ones. */
 @NAME@_API size_t @name@_parameters_size(const @name@ *m, int trainable_only);
 
 /* Write the values of all float32 parameters, one parameter after another, to exactly as many
@@ -334,8 +333,8 @@ typedef struct @name@_tensor {
 @NAME@_API int @name@_save_part(@name@ *m, size_t offset, void *buffer, size_t size,
                               int include_optimizer_state);
 #ifndef EDGEGRAD_FREESTANDING
-/* Write a checkpoint file under a temporary name, which is renamed after a sync: a crash leaves the
- * old file or the new one. */
+/* Write a checkpoint file under a temporary name, sync it, and rename it: a crash leaves the old
+ * file or the new one. */
 @NAME@_API int @name@_save(@name@ *m, const char *path, int include_optimizer_state);
 #endif
 #endif
@@ -373,20 +372,20 @@ enum @name@_property_kind {
 /*@export@*/
 
 #if @NAME@_FEDERATED
-/* --- federations: messages are safetensors files, as docs/small-clients.md describes them
+/* --- federations: messages are safetensors files, described in docs/small-clients.md
  *
- * For each request, make a model from the checkpoint.  Take the request, then make the steps of the
- * phase that it asks for over all samples, `epochs` times, and write the answer. */
+ * For each request, make a model from the checkpoint.  Take the request, run the steps of the phase
+ * that it asks for over all samples, `epochs` times, and write the answer. */
 
-/* Put the parameters of a request into the model, with the batch size, learning rate and proximal
- * term that it asks for.  If keeps_state is 1, save a checkpoint with the optimizer's
- * state after the last step.  @NAME@_BAD_INPUT: it is not a request, and gets no answer.
+/* Put the parameters of a request into the model, and set the batch size, learning rate and
+ * proximal term that it asks for.  If keeps_state is 1, save a checkpoint with the optimizer's
+ * state after the last step.  @NAME@_BAD_INPUT: it is not a request; do not answer.
  * @NAME@_BAD_STATE: this model cannot carry it out; answer with the message as the reason. */
 @NAME@_API int @name@_take_request(@name@ *m, const void *request, size_t size, int *phase,
                                  int *epochs, int *keeps_state);
 
 /* Return the size of an answer in bytes; on error 0, with a message.
- * samples: how many an epoch had.  loss: their mean in the last epoch.
+ * samples: the number of samples in an epoch.  loss: the mean loss of the last epoch.
  * reason: why the request could not be carried out; empty if it was. */
 @NAME@_API size_t @name@_answer_size(@name@ *m, const void *request, size_t size, int64_t samples,
                                    float loss, const char *reason);

@@ -1,15 +1,15 @@
 // Training from C++17: a model that ends with its scope, and errors as exceptions.
 //
-// Each member is the function of @name@.h that has its name after `@name@_`, with the contract that
-// the comment there states.  Where that function returns an error code, the member throws Error.
-// checkpoint(), parameters() and the like return what a function there writes to a buffer.
+// Each member calls the function of @name@.h with the same name after `@name@_`, whose comment
+// describes it.  If that function returns an error code, the member throws Error.  checkpoint(),
+// parameters() and similar members return what the function writes to a buffer.
 //
 //     @name@_cpp::Model m = @name@_cpp::Model::create(@plan@"checkpoint");
 //     m.train_step(inputs, outputs);
 //     m.optimizer_step();
 //
-// Without exceptions, or without the standard library, as with -fno-exceptions or -ffreestanding,
-// it returns an Outcome, and a model replaces an empty one.  Nothing then needs a heap.
+// With -fno-exceptions or -ffreestanding, a member returns an Outcome instead, and create() fills
+// an empty model.  Nothing then needs a heap.
 //
 //     using @name@_cpp::Model;
 //     Model m;
@@ -32,7 +32,7 @@
 namespace @name@_cpp {
 
 #if @NAME@_CPP_THROWS
-// An error code of a call, and the message that says what was wrong.
+// The error of a refused call: its code and message.
 class Error : public std::runtime_error {
   public:
     Error(int number, const char *message) : std::runtime_error(message), code(number) {}
@@ -41,7 +41,7 @@ class Error : public std::runtime_error {
 
 using Outcome = void;
 #else
-// The error code of a call: true if it was not refused.
+// The error code of a call; converts to true if the call was not refused.
 struct [[nodiscard]] Outcome {
     int code; // of enum @name@_error
     explicit operator bool() const { return code == @NAME@_OK; }

@@ -1,7 +1,7 @@
 // Package @name@ is for the @purposeInGo@.
 //
-// Each method is the function of @name@.h with its name; a call that is refused returns an *Error with
-// the message of C.  Calls of several goroutines wait for one another.
+// Each method calls the function of @name@.h with the same name.  A refused call returns an *Error
+// with the library's message.  Calls from several goroutines wait for one another.
 package @name@
 
 /*
@@ -23,7 +23,7 @@ import (
 
 /*@enums@*/
 
-// Error is an error code of C, and the message that says what was wrong.
+// Error is the error of a refused call: the library's error code and its message.
 type Error struct {
 	Code    ErrorCode
 	Message string
@@ -31,7 +31,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Tensor has name, type and shape of an input, an output or a parameter.
+// Tensor has the name, type and shape of an input, an output or a parameter.
 type Tensor struct {
 	Name      string
 	Dtype     Dtype
@@ -40,13 +40,13 @@ type Tensor struct {
 	Trainable bool
 }
 
-// Model is a model, which has memory outside of Go until it is closed or collected.
+// Model is a model.  It has memory outside Go until it is closed or collected.
 type Model struct {
 	m     *C.@name@
 	mutex sync.Mutex
 }
 
-// lock waits for calls of other goroutines; it returns the way to let them go on.
+// lock waits for the calls of other goroutines, and returns the function that unlocks.
 func (m *Model) lock() func() {
 	m.mutex.Lock()
 	return m.mutex.Unlock
@@ -61,7 +61,7 @@ func newModel(code C.int, made *C.@name@, why *C.char) (*Model, error) {
 	return m, nil
 }
 
-// Close ends the model and gives its memory back.
+// Close frees the model.
 func (m *Model) Close() {
 	defer m.lock()()
 	C.@name@_destroy(m.m)
@@ -69,7 +69,7 @@ func (m *Model) Close() {
 	runtime.SetFinalizer(m, nil)
 }
 
-// live returns the model, or NULL after Close, which C refuses.
+// live returns the model, or NULL after Close; the C functions refuse NULL.
 func (m *Model) live() *C.@name@ { return m.m }
 
 func (m *Model) check(code C.int) error {
@@ -86,7 +86,7 @@ func (m *Model) check(code C.int) error {
 
 /*@members@*/
 
-// room returns a size, or 0 where there is none: the call that would write then says why.
+// room returns a size, or 0 if there is none: the call that writes then reports the error.
 func room(size int) int {
 	if size < 0 {
 		return 0
@@ -101,7 +101,7 @@ func flag(value bool) C.int {
 	return 0
 }
 
-// narrow returns the number of 32 bits that is nearest; C then refuses it as the caller's own.
+// narrow returns the nearest 32-bit number, which the C function then refuses.
 func narrow(value int) C.int {
 	if value > math.MaxInt32 {
 		return math.MaxInt32
@@ -114,7 +114,7 @@ func narrow(value int) C.int {
 
 var none uint64
 
-// first returns the address of the first of some values; NULL, for C, only for nil.
+// first returns the address of the first element, and NULL only for nil.
 func first[T any](values []T) unsafe.Pointer {
 	if values == nil {
 		return nil
@@ -125,7 +125,7 @@ func first[T any](values []T) unsafe.Pointer {
 	return unsafe.Pointer(&values[0])
 }
 
-// checkText refuses a text that C would end too early.
+// checkText refuses a text with a null character, where C would end it.
 func checkText(place, text string) error {
 	if strings.IndexByte(text, 0) >= 0 {
 		return refuse("%s: expected text without null characters", place)
@@ -157,7 +157,7 @@ var kinds = map[Dtype]reflect.Type{
 	DtypeBool: reflect.TypeOf(false),
 }
 
-// MakeSlice returns a new slice of its type and size, such as a []float32.
+// MakeSlice returns a new slice of the tensor's type and size, such as a []float32.
 func (t *Tensor) MakeSlice() any {
 	return reflect.MakeSlice(reflect.SliceOf(kinds[t.Dtype]), t.elements(), t.elements()).Interface()
 }
@@ -204,7 +204,7 @@ func writeValues(address unsafe.Pointer, t *Tensor, place string, values any) er
 
 func (m *Model) place(phase Phase, inputs []any) error {
 	if m.m == nil || len(inputs) == 0 || !m.hasPhase(phase) {
-		return nil // they are in place, or the step itself says what is wrong
+		return nil // the inputs are in place, or the step itself reports the error
 	}
 	if count := m.inputCount(phase); len(inputs) != count {
 		names := make([]string, count)

@@ -1,5 +1,5 @@
-/* Calls of C from Java.  The table of functions of a Java environment has the order of the JNI
- * specification, chapter 4, so that no header of a JDK is needed. */
+/* The native methods of Java.  The function table of a Java environment has the order given in
+ * chapter 4 of the JNI specification, so no header of a JDK is needed. */
 #include "@name@.h"
 
 typedef void *object;
@@ -13,8 +13,8 @@ typedef const any *const *environment;
 #endif
 #define METHOD(result, name) EXPORT result Java_edgegrad_@mangled@_Native_##name
 
-/* A size of Java's; one that C has no room for, as on processors of 32 bits, is refused as its
- * largest. */
+/* A size from Java.  On 32-bit processors, a size that does not fit becomes the largest one, which
+ * the C function refuses. */
 #define SIZE(n) (sizeof(size_t) < 8 && ((n) < 0 || (n) > INT32_MAX) ? SIZE_MAX : (size_t)(n))
 
 enum {

@@ -1,5 +1,5 @@
-// A device of a federation: it takes a request, trains or evaluates on its samples, and writes the
-// answer. Messages are files of safetensors; how they travel is up to you:
+// A device of a federation: takes a request, trains or evaluates on its samples, and returns the
+// answer. Messages are safetensors files; your program transports them:
 //
 //     import { Device } from "@name@/federated";
 //     const device = new Device(checkpoint, [images, labels]);
@@ -12,7 +12,7 @@ function refuse(message) {
   throw new ModelError(ErrorCode.BAD_INPUT, message);
 }
 
-// A device: a checkpoint, which the state of the optimizer goes into if a request keeps it, and
+// A device. checkpoint: the build's; a request that keeps the optimizer's state replaces it.
 // samples: an array for each input of a training step, with the samples one after another.
 export class Device {
   constructor(checkpoint, samples) {
@@ -20,8 +20,8 @@ export class Device {
     this.samples = samples;
   }
 
-  // Carry out a request; the answer says what was wrong if that is not possible. Content that is
-  // not a request gets no answer: it throws.
+  // Carry out a request, and return the answer, which gives the reason if that failed. Content that
+  // is not a request throws a ModelError.
   async answer(content) {
     const model = await Model.create(this.checkpoint);
     try {
@@ -44,8 +44,8 @@ export class Device {
     }
   }
 
-  // Make the steps of a phase over all samples; returns how many the last epoch had, and their
-  // mean loss.
+  // Run the steps of a phase over all samples; return the number of samples and the mean loss of
+  // the last epoch.
   #work(model, phase, epochs) {
     const usual = model.getBatch();
     const counts = this.samples.map((values, index) => {
@@ -63,7 +63,7 @@ export class Device {
       for (let batch = usual; count < samples; count += batch) {
         batch = Math.min(usual, samples - count);
         if (!sizes.includes(batch)) {
-          break; // a last batch whose size has no plans
+          break; // the build has no plans for this smaller last batch
         }
         sum += batch * this.#step(model, phase, count, batch, samples);
       }
@@ -74,7 +74,7 @@ export class Device {
     return [count, sum / count];
   }
 
-  // Make a step on samples from the one with number `begin` on; returns its loss.
+  // Run a step on the samples from number `begin` on; return its loss.
   #step(model, phase, begin, batch, samples) {
     const inputs = this.samples.map((values) => {
       const each = values.length / samples;

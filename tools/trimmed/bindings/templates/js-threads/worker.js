@@ -1,4 +1,4 @@
-// A thread of the models of a module: an instance of its own, which shares the memory.
+// A thread of a model: its own instance of the module, which shares the memory.
 
 let work = null;
 
@@ -10,7 +10,7 @@ async function take({ module, memory, stack, floor, tid, m }, port) {
       try {
         exports.@name@_worker(model, tid);
       } catch (error) {
-        // The caller waits for this thread and hears no messages: the text goes where its stack was.
+        // The caller waits and cannot receive messages, so the text is written over this thread's stack.
         const text = new TextEncoder().encode(`${error.message}\0`);
         new Uint8Array(memory.buffer, floor, text.length).set(text);
         exports.ended(tid);
@@ -18,7 +18,7 @@ async function take({ module, memory, stack, floor, tid, m }, port) {
       }
     };
   } else {
-    work(m); // until the model ends
+    work(m); // until the model is destroyed
   }
   port.postMessage("done");
 }

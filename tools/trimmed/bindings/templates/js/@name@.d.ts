@@ -4,7 +4,7 @@ export type TypedArray =
   | Float32Array | Float64Array | Int8Array | Int16Array | Int32Array | BigInt64Array
   | Uint8Array | Uint16Array | Uint32Array | BigUint64Array;
 
-/** An input: an array of its element type and size, or plain numbers, which are converted. */
+/** An input: an array of the input's element type and size, or plain numbers, which are converted. */
 export type Values = TypedArray | readonly (number | bigint | boolean)[];
 
 /** Name, type and shape of an input, an output or a parameter. */
@@ -18,41 +18,41 @@ export interface Tensor {
 
 /*@enumTypes@*/
 
-/** An error code of C, and the message that says what was wrong. */
+/** The error of a refused call: the library's error code and its message. */
 export class ModelError extends Error {
   code: ErrorCode;
 }
 
 /**
- * A model with an instance of the module, and so a memory, of its own.
+ * A model.  Each one has its own instance of the module, with its own memory.
  *
- * Arrays that `input`, `output`, `parameter` and `gradient` return are that memory: they are valid
- * until it grows, as it does for the largest arguments yet, or the model ends.  Take them anew.
- * Calls that are refused throw a ModelError.
+ * The arrays that `input`, `output`, `parameter` and `gradient` return are views of that memory.
+ * They become empty when it grows, as a call with larger arguments makes it do: request them again.
+ * Refused calls throw a ModelError.
  */
 export class Model {
   private constructor();
 
   /**
-   * Compile the module, which the first model does otherwise.
-   * source: the module, its bytes, or where it is; by default the best of this package that can run.
+   * Compile the module now; otherwise the first model does.
+   * source: the module, its bytes or its address; by default the best in this package that can run.
    */
   static load(source?: WebAssembly.Module | BufferSource | URL | string): Promise<WebAssembly.Module>;
 
-  /** A model with the values of a checkpoint; null: `setParameters` gives them. */
+  /** Make a model with the values of a checkpoint, or null: without values, for `setParameters`. */
   static create(checkpoint?: BufferSource | null): Promise<Model>;
 
-  /** A model with the values of a checkpoint file; Node.js only. */
+  /** Make a model with the values of a checkpoint file; Node.js only. */
   static open(path: string): Promise<Model>;
 
-  /** The threads of a step: several where the package has a module for them that can run. */
+  /** Return the number of threads of a step; above 1 only if a module with threads could be loaded. */
   threads(): number;
 
-  /** End the model; its memory serves the next one. */
+  /** Free the model; the next model reuses its memory. */
   destroy(): void;
 
 /*@if checkpoint_size@*/
-  /** Write a checkpoint file, under a temporary name that is renamed; Node.js only. */
+  /** Write a checkpoint file, first under a temporary name; Node.js only. */
   save(path: string, includeOptimizerState?: boolean): Promise<void>;
 
 /*@end@*/

@@ -1,4 +1,4 @@
-// @purpose@ in WebAssembly, in Node.js and in browsers; @name@.d.ts has the contracts.
+// @purpose@ in WebAssembly, in Node.js and in browsers; @name@.d.ts documents every function.
 //
 //     import { Model } from "@name@";
 //     const model = await Model.create(checkpoint);
@@ -17,7 +17,7 @@
 
 /*@enums@*/
 
-// An error code of C, and the message that says what was wrong.
+// The error of a refused call: the library's error code and its message.
 export class ModelError extends Error {
   constructor(code, message) {
     super(message);
@@ -35,8 +35,8 @@ const ARRAYS = {
 const TYPES = new Map(Object.entries(Dtype).map(([name, number]) => [number, ARRAYS[name]]));
 const ENCODER = new TextEncoder();
 const DECODER = new TextDecoder();
-// By features of WebAssembly, functions that are valid only where it has them: one makes a vector,
-// one multiplies vectors and adds to them, one reads shared memory.
+// A probe for each feature of WebAssembly: a module that is valid only if the engine has the feature.
+// They make a vector, multiply and add vectors, and read shared memory.
 const PROBES = {
   "SIMD": new Uint8Array([
     0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15,
@@ -51,15 +51,15 @@ const PROBES = {
     0, 254, 16, 2, 0, 26, 11,
   ]),
 };
-const THREADS = @THREADS@; // of a step in modules with threads, the caller's included
-const STACK = PAGE; // of each thread but the caller's
-// The modules of this package, the best first: the features that each needs, and where it is.
+const THREADS = @THREADS@; // threads of a step in modules with threads, including the caller's
+const STACK = PAGE; // the stack of each thread except the caller's
+// The modules of this package, the best first: the features that each needs, and its location.
 const MODULES = [
 /*@modules@*/
 ];
 
-let compiled = null; // the promise of the module, which all models share
-let spare = null; // the team of a model that was destroyed: its memory serves the next one
+let compiled = null; // the promise of the compiled module, which all models share
+let spare = null; // the team of a destroyed model, which the next model reuses
 
 function refuse(message) {
   throw new ModelError(ErrorCode.BAD_INPUT, message);
@@ -117,8 +117,8 @@ async function read(url) {
   }
 }
 
-// Whether there are workers and several cores for them, and memory can be shared: by pages, only by
-// those that are isolated from other origins.
+// Whether there are workers, several cores, and shared memory, which pages have only if they are
+// isolated from other origins.
 function canShare() {
   const { Worker, process, navigator, crossOriginIsolated } = globalThis;
   const isServed = typeof Worker === "function" || process?.versions?.node !== undefined;
@@ -129,15 +129,15 @@ function has(feature) {
   return WebAssembly.validate(PROBES[feature]) && (feature !== "threads" || canShare());
 }
 
-// Where the best module of this package is that can run here; the last one needs the least.
+// Return the location of the best module of this package that can run here; the last needs the least.
 function choose() {
   if (typeof WebAssembly !== "object") {
-    throw new ModelError(ErrorCode.BAD_STATE, "there is no WebAssembly here, as in browsers locked down");
+    throw new ModelError(ErrorCode.BAD_STATE, "WebAssembly is not available here; browsers in lockdown mode disable it");
   }
   const [needs, find] = MODULES.find(([features]) => features.every(has)) ?? MODULES.at(-1);
   const missing = needs.find((feature) => !has(feature));
   if (missing) {
-    const message = `WebAssembly has no ${missing} here, which this module needs`;
+    const message = `WebAssembly lacks ${missing} here, which this module needs`;
     throw new ModelError(ErrorCode.BAD_STATE, message);
   }
   return find();
@@ -154,14 +154,14 @@ async function compile(source) {
   const bytes = isPlace ? await read(new URL(source, import.meta.url)) : source;
   try {
     return await WebAssembly.compile(bytes);
-  } catch (error) { // bytes of something else, or a policy of the page
+  } catch (error) { // the bytes are not a module, or the page's policy forbids it
     throw new ModelError(ErrorCode.BAD_FILE, `cannot compile ${isPlace ? source : "the module"}: ${error.message}`);
   }
 }
 
-// Where the memory of a model begins in an instance: after the stack and the constants.
+// The start of a model's memory in an instance: after the stack and the constants.
 const findModel = (instance) => Math.ceil(instance.exports.__heap_base.value / 64) * 64;
-// Where it ends, and with it the stack of the caller's thread, 0, or of another one.
+// The end of a model's memory, after the stacks of the threads 1 to `tid`.
 const findEnd = (instance, tid) => findModel(instance) + Math.ceil(@MEMORY_BYTES@ / 64) * 64 + STACK * tid;
 
 // The next message of a worker.
@@ -194,11 +194,11 @@ async function startWorker() {
   return new NodeWorker(new URL("./worker.js", import.meta.url), { execArgv: [] });
 }
 
-// An instance of the module, and a worker for each further thread, with an instance that shares its
-// memory, if the module takes one.
+// An instance of the module and, if the module has threads, a worker for each further thread with an
+// instance that shares the memory.
 class Team {
   #workers = [];
-  #idle = null; // the promise that the workers have left the last model
+  #idle = null; // resolves when the workers have left the last model
 
   constructor(instance) {
     this.instance = instance;
@@ -245,7 +245,7 @@ class Team {
   begin(m) {
     this.#idle = this.#tell(() => ({ m }));
     this.#idle.catch(() => {});
-    this.#hold(false); // listening has made Node.js wait
+    this.#hold(false); // adding listeners has made Node.js wait
   }
 
   // Wait until no thread works for the last model.
@@ -264,7 +264,7 @@ class Team {
     this.#workers.forEach((worker) => worker.terminate());
   }
 
-  // What a trap, of the caller's thread or of the first other one, has to say.
+  // Return the error of a trap in the caller's thread or in another one.
   explain(error) {
     const { ended, memory } = this.instance.exports;
     const tid = ended?.(0) ?? 0;
@@ -273,18 +273,18 @@ class Team {
       const text = new Uint8Array(memory.buffer).slice(findEnd(this.instance, tid - 1));
       said = `thread ${tid}: ${DECODER.decode(text.subarray(0, text.indexOf(0)))}`;
     }
-    return new ModelError(ErrorCode.BAD_STATE, `the call has trapped, ${said}; the model can only be destroyed`);
+    return new ModelError(ErrorCode.BAD_STATE, `the call trapped: ${said}; destroy the model`);
   }
 }
 
-// Grow a memory until it has so many bytes.
+// Grow a memory to at least so many bytes.
 function grow(memory, size) {
   const missing = size - memory.buffer.byteLength;
   if (missing > 0) {
     try {
       memory.grow(Math.ceil(missing / PAGE));
     } catch {
-      throw new ModelError(ErrorCode.NO_MEMORY, `the system has no memory of ${missing} bytes more`);
+      throw new ModelError(ErrorCode.NO_MEMORY, `the system cannot provide ${missing} more bytes of memory`);
     }
   }
 }
@@ -295,7 +295,7 @@ function spareTeam(team) {
   spare = team;
 }
 
-// The team of a model that was destroyed, once it is idle; null if there is none, or a thread has ended.
+// Return the kept team once it is idle; null if there is none, or one of its threads has ended.
 async function takeSpare() {
   const team = spare;
   spare = null;
@@ -308,19 +308,18 @@ async function takeSpare() {
   }
 }
 
-// A model has an instance of the module, and so a memory, of its own:
-// first the stack, then constants, the model, stacks of other threads, and arguments of the call that
-// is made.
+// Each model has its own instance of the module, with its own memory: first the stack, then the
+// constants, the model, the stacks of other threads, and the arguments of the current call.
 export class Model {
   #team;
   #instance;
   #m = 0;
-  #arguments; // where they begin
-  #top; // where the next one goes
-  #trap = null; // the error of a trap, which left the instance in the middle of a call
+  #arguments; // the address of the first argument
+  #top; // the address of the next argument
+  #trap = null; // the error of a trap: the instance is unusable
 
-  // Compile the module, which the first model does otherwise.
-  // source: the module, its bytes, or where it is; by default the best of this package that can run.
+  // Compile the module now; otherwise the first model does.
+  // source: the module, its bytes or its address; by default the best in this package that can run.
   static async load(source = null) {
     compiled ??= compile(source);
     try {
@@ -331,13 +330,13 @@ export class Model {
     }
   }
 
-  // A model with the values of a checkpoint; null: `setParameters` gives them.
+  // Make a model with the values of a checkpoint, or null: without values, for `setParameters`.
   static async create(checkpoint = null) {
     const module = await Model.load();
     return new Model((await takeSpare()) ?? (await Team.make(module)), checkpoint);
   }
 
-  // A model with the values of a checkpoint file; Node.js only.
+  // Make a model with the values of a checkpoint file; Node.js only.
   static async open(path) {
     const { readFile } = await import("node:fs/promises");
     let content;
@@ -351,7 +350,7 @@ export class Model {
 
   constructor(team, checkpoint) {
     if (!(team instanceof Team)) {
-      refuse("models are made by `await Model.create(checkpoint)`");
+      refuse("create models with `await Model.create(checkpoint)`");
     }
     this.#team = team;
     this.#instance = team.instance;
@@ -369,12 +368,12 @@ export class Model {
     team.begin(this.#m);
   }
 
-  // The threads of a step.
+  // Return the number of threads of a step.
   threads() {
     return this.#team.threads;
   }
 
-  // End the model; its memory serves the next one.
+  // Free the model; the next model reuses its memory.
   destroy() {
     if (this.#instance !== null) {
       if (this.#trap === null) {
@@ -386,7 +385,7 @@ export class Model {
   }
 
 //@if checkpoint_size@
-  // Write a checkpoint file, under a temporary name that is renamed; Node.js only.
+  // Write a checkpoint file, first under a temporary name; Node.js only.
   async save(path, includeOptimizerState = true) {
     const bytes = this.checkpoint(includeOptimizerState);
     const { open, rename, rm } = await import("node:fs/promises");
@@ -448,7 +447,7 @@ export class Model {
     }
   }
 
-  // Room for an argument; the memory grows where it must.
+  // Reserve memory for an argument; the memory grows if necessary.
   #take(size) {
     const at = Math.ceil(this.#top / 16) * 16;
     grow(this.#exports.memory, at + size);
@@ -456,7 +455,7 @@ export class Model {
     return at;
   }
 
-  // Values of an array in the memory: their address, and how many.
+  // Copy an array into the memory; return its address and the number of elements.
   #copy(name, value, type) {
     if (!(value instanceof type)) {
       refuse(`${name}: expected ${type.name}, got ${describe(value)}`);
@@ -517,10 +516,10 @@ export class Model {
     return new type(this.#exports.memory.buffer, at, tensor.bytes / type.BYTES_PER_ELEMENT);
   }
 
-  // Write the inputs of a step to where it reads them, once all are known to fit.
+  // Check all inputs of a step, then write them to where it reads them.
   #place(phase, inputs) {
     if (inputs === null || !this.hasPhase(phase)) {
-      return; // they are in place, or the step itself says what is wrong
+      return; // the inputs are in place, or the step itself reports the error
     }
     const count = this.inputCount(phase);
     if (!Array.isArray(inputs) || inputs.length !== count) {
@@ -541,7 +540,7 @@ export class Model {
     values.forEach((value, index) => this.input(phase, index).set(value));
   }
 
-  // Numbers as an array of a type, which integers must fit.
+  // Return numbers as an array of a type; integers must fit the type.
   #convert(tensor, type, value) {
     const isBig = type.name.startsWith("Big"), isFloat = type.name.startsWith("Float");
     const bad = (each) => {

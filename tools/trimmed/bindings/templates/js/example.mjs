@@ -3,7 +3,7 @@
 //@if train_step or infer@
 import { Dtype, Model, Phase } from "./@name@.js";
 
-// A batch for one input; a program would read its own here.
+// Make up a batch for one input; a real program reads its data here.
 function makeBatch({ dtype, dims }) {
   const count = dims.reduce((product, dim) => product * dim, 1);
   const isFloat = dtype === Dtype.F32 || dtype === Dtype.F64;
@@ -47,7 +47,7 @@ model.infer(makeBatches(model, Phase.INFER)).forEach((values, index) => {
 });
 //@end@
 //@if append@
-// Continue a text, each time by the token with the largest score.
+// Continue a text: append the token with the largest score, again and again.
 const text = [];
 for (let token = 0; model.getLength() < Math.min(10, model.getCapacity()); ) {
   text.push(token);

@@ -1,4 +1,4 @@
-// Checkpoints in a page's IndexedDB, each under a name, with data of the page beside it:
+// Checkpoints in a page's IndexedDB, stored by name, each with data of your own:
 //
 //     import { load, save } from "@name@/storage";
 //     const kept = await load("last");
@@ -14,7 +14,7 @@ const hear = (request) =>
   new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
-    request.onblocked = () => reject(new Error("another page keeps an older database open"));
+    request.onblocked = () => reject(new Error("another page has an older version of the database open"));
   });
 
 // Do work in a transaction of its own, and return its result once the transaction is complete.
@@ -22,12 +22,12 @@ async function transact(what, mode, work) {
   let database;
   try {
     if (typeof indexedDB === "undefined") {
-      throw new Error("there is no IndexedDB here");
+      throw new Error("IndexedDB is not available here");
     }
     const opening = indexedDB.open(DATABASE, 1);
     opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
     database = await hear(opening);
-    // On the disk, and not only on its way there: a crash leaves the old record or the new one.
+    // `strict` waits until the data are on the disk: a crash leaves the old record or the new one.
     const transaction = database.transaction(STORE, mode, { durability: "strict" });
     const complete = new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
@@ -49,7 +49,7 @@ function check(name) {
   return `checkpoint '${name}'`;
 }
 
-// Keep a checkpoint, and data that IndexedDB can keep, under a name; they replace what was there.
+// Store a checkpoint, and data that IndexedDB can store, under a name, replacing the previous ones.
 export async function save(name, checkpoint, data = null) {
   const what = check(name);
   if (!(checkpoint instanceof ArrayBuffer) && !ArrayBuffer.isView(checkpoint)) {
@@ -59,17 +59,17 @@ export async function save(name, checkpoint, data = null) {
   await transact(`keep ${what}`, "readwrite", (store) => store.put(record, name));
 }
 
-// The checkpoint of a name, and the data beside it; null if there is none.
+// Return the checkpoint with a name, and its data; null if there is none.
 export async function load(name) {
   return (await transact(`read ${check(name)}`, "readonly", (store) => store.get(name))) ?? null;
 }
 
-// Forget the checkpoint of a name, if there is one.
+// Delete the checkpoint with a name, if there is one.
 export async function remove(name) {
   await transact(`remove ${check(name)}`, "readwrite", (store) => store.delete(name));
 }
 
-// The names of all checkpoints.
+// Return the names of all checkpoints.
 export function list() {
   return transact("list checkpoints", "readonly", (store) => store.getAllKeys());
 }

@@ -1,4 +1,4 @@
-//! Copies the library of `native` to where cargo builds, so that `cargo run` and `cargo test` of
+//! Copies the library in `native` to cargo's build folder, where `cargo run` and `cargo test` of
 //! programs that use this crate find it.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ fn main() {
     let target = format!("{}-{}", of("CARGO_CFG_TARGET_OS"), of("CARGO_CFG_TARGET_ARCH"));
     let folder = Path::new(&of("CARGO_MANIFEST_DIR")).join("native").join(&target);
     let libraries = fs::read_dir(&folder).unwrap_or_else(|_| {
-        panic!("there is no library for {target} in `native`: add its target to `edgegrad build`")
+        panic!("`native` has no library for {target}: add this target to `edgegrad build --target`")
     });
     let made = of("OUT_DIR");
     for library in libraries {

@@ -1,5 +1,5 @@
 // swift-tools-version:5.7
-// @purpose@: a library of Swift, one of Objective-C, and the module C@Name@ for C.
+// @purpose@: a Swift library, an Objective-C library, and the C module C@Name@.
 import PackageDescription
 
 let package = Package(

@@ -8,7 +8,7 @@ public static class Example
 /*@if train_step or infer@*/
     private static readonly Random Draw = new Random(1);
 
-    // A batch for one input; a program would read its own here.
+    // Make up a batch for one input; a real program reads its data here.
     private static Array MakeBatch(Tensor tensor)
     {
         var values = tensor.MakeArray();
@@ -49,7 +49,7 @@ public static class Example
 
 /*@end@*/
 /*@if append@*/
-    // Continue a text, each time by the token with the largest score.
+    // Continue a text: append the token with the largest score, again and again.
     private static void ContinueText(Model model)
     {
         string text = "text:";

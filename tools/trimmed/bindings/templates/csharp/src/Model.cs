@@ -8,7 +8,7 @@ using System.Text;
 
 namespace Edgegrad.@Name@
 {
-    /// <summary>An error code of C, and the message that says what was wrong.</summary>
+    /// <summary>The error of a refused call: the library's error code and its message.</summary>
     public class ModelException : Exception
     {
         internal ModelException(int code, string message) : base(message) { Code = (ErrorCode)code; }
@@ -23,9 +23,9 @@ namespace Edgegrad.@Name@
     }
 
     /// <summary>
-    /// @purpose@. Each method is the function of @name@.h with its name; calls that are
-    /// refused throw a ModelException with the message of C. Calls of several threads wait for one
-    /// another.
+    /// @purpose@. Each method calls the function of @name@.h with the same name. Refused
+    /// calls throw a ModelException with the library's message. Calls from several threads wait for
+    /// one another.
     /// </summary>
     public class Model : IDisposable
     {
@@ -33,14 +33,14 @@ namespace Edgegrad.@Name@
 
         private Model(IntPtr made) { m = made; }
 
-        /// <summary>Free the memory of a model that was not disposed.</summary>
+        /// <summary>Free a model that was not disposed.</summary>
         ~Model() { Native.@name@_destroy(m); }
 
 /*@makers@*/
 
 /*@members@*/
 
-        /// <summary>End the model and give its memory back.</summary>
+        /// <summary>Free the model.</summary>
         [MethodImpl(MethodImplOptions.Synchronized)]
         public void Dispose()
         {
@@ -125,7 +125,7 @@ namespace Edgegrad.@Name@
         private void Place(Phase phase, Array[] inputs)
         {
             if (inputs == null || !HasPhase(phase))
-                return; // they are in place, or the step itself says what is wrong
+                return; // the inputs are in place, or the step itself reports the error
             int count = InputCount(phase);
             if (inputs.Length != count)
             {

@@ -41,7 +41,7 @@ namespace Edgegrad.@Name@
         /// <summary>The size of the values.</summary>
         public long Bytes { get; }
 
-        /// <summary>Whether it is a parameter that training changes.</summary>
+        /// <summary>Whether the tensor is a parameter that training changes.</summary>
         public bool Trainable { get; }
 
         /// <summary>The number of elements.</summary>
@@ -70,7 +70,7 @@ namespace Edgegrad.@Name@
             }
         }
 
-        /// <summary>Return a new array of its type and size, such as a float[].</summary>
+        /// <summary>Return a new array of the tensor's type and size, such as a float[].</summary>
         public Array MakeArray() { return Array.CreateInstance(Type(), Elements); }
 
         /// <summary>Return name, type and shape.</summary>
@@ -88,7 +88,7 @@ namespace Edgegrad.@Name@
         }
     }
 
-    /// <summary>Values of an output or a parameter: a copy, in an array of the tensor's type.</summary>
+    /// <summary>The values of an output or a parameter: a copy, in an array of the tensor's type.</summary>
     public sealed class Values
     {
         internal Values(Tensor tensor, Array array)
@@ -100,12 +100,12 @@ namespace Edgegrad.@Name@
         /// <summary>Name, type and shape.</summary>
         public Tensor Tensor { get; }
 
-        /// <summary>A float[], long[] or other array, as the tensor's type is.</summary>
+        /// <summary>A float[], long[] or another array, depending on the tensor's type.</summary>
         public Array Array { get; }
 
         /// <summary>The values as floats.</summary>
         public float[] Floats => Array as float[]
-            ?? throw ModelException.Refuse("'" + Tensor.Name + "' has other values than floats");
+            ?? throw ModelException.Refuse("'" + Tensor.Name + "' does not have float values");
 
         /// <summary>The first value as a float, such as the loss.</summary>
         public float Item => Convert.ToSingle(Array.GetValue(0));

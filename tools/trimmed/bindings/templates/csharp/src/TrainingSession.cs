@@ -5,7 +5,7 @@ using System.Linq;
 
 namespace Edgegrad.@Name@
 {
-    /// <summary>The same by the names of onnxruntime's TrainingSession, with arrays in place of its values.</summary>
+    /// <summary>The methods of onnxruntime's TrainingSession, with arrays instead of its values.</summary>
     public sealed class TrainingSession : IDisposable
     {
         private long warmup, total;
@@ -15,7 +15,7 @@ namespace Edgegrad.@Name@
         /// <summary>Read a checkpoint file.</summary>
         public TrainingSession(string checkpoint) { Model = Model.Create(checkpoint); }
 
-        /// <summary>The model, with all that the names of onnxruntime do not cover.</summary>
+        /// <summary>The model, for everything that onnxruntime's methods do not cover.</summary>
         public Model Model { get; }
 
         /// <summary>Run forward and backward on the inputs, and return the outputs.</summary>
@@ -32,7 +32,7 @@ namespace Edgegrad.@Name@
         /// <summary>Make the next train step overwrite the gradients.</summary>
         public void LazyResetGrad() { Model.LazyResetGrad(); }
 
-        /// <summary>Set the seed of random numbers, as for dropout.</summary>
+        /// <summary>Set the seed of random numbers, for example for dropout.</summary>
         public void SetSeed(long seed) { Model.SetSeed(seed); }
 
         /// <summary>Set the learning rate of updates.</summary>
@@ -41,7 +41,7 @@ namespace Edgegrad.@Name@
         /// <summary>Return the learning rate of the next update.</summary>
         public float GetLearningRate() { return Model.GetLearningRate(); }
 
-        /// <summary>Let the rate rise to a peak in steps of warm-up, then fall to 0; see SchedulerStep.</summary>
+        /// <summary>Schedule a rate that rises to a peak during warm-up, then falls to 0; see SchedulerStep.</summary>
         public void RegisterLinearLRScheduler(long warmupSteps, long totalSteps, float initialRate)
         {
             Model.SetLinearRate(initialRate, warmupSteps, totalSteps);
@@ -59,17 +59,17 @@ namespace Edgegrad.@Name@
             Model.SetLinearRate(peak, warmup, total);
         }
 
-        /// <summary>Return all parameters one after another.</summary>
+        /// <summary>Return the values of all parameters, one parameter after another.</summary>
         public float[] ToBuffer(bool onlyTrainable) { return Model.Parameters(onlyTrainable); }
 
-        /// <summary>Set all parameters, one after another.</summary>
+        /// <summary>Set the values of all parameters, one parameter after another.</summary>
         public void FromBuffer(float[] values, bool onlyTrainable) { Model.SetParameters(values, onlyTrainable); }
 
         /// <summary>Write a checkpoint file.</summary>
         public void SaveCheckpoint(string path, bool includeOptimizerState) { Model.Save(path, includeOptimizerState); }
 
 /*@if export_model@*/
-        /// <summary>Write the inference model as an ONNX file; its outputs were chosen by the build.</summary>
+        /// <summary>Write the inference model as an ONNX file; the build has chosen its outputs.</summary>
         public void ExportModelForInferencing(string path, IReadOnlyCollection<string> outputNames)
         {
             var names = Names(Phase.Infer, Model.OutputCount(Phase.Infer), Model.OutputInfo);
@@ -106,7 +106,7 @@ namespace Edgegrad.@Name@
         }
 
 /*@end@*/
-        /// <summary>End the model and give its memory back.</summary>
+        /// <summary>Free the model.</summary>
         public void Dispose() { Model.Dispose(); }
 
         private static string[] Names(Phase phase, int count, Func<Phase, int, Tensor> describe)

@@ -16,7 +16,7 @@ import (
 )
 
 //@if train_step or infer@
-// makeBatches returns a batch for each input; a program would read its own here.
+// makeBatches makes up a batch for each input; a real program reads its data here.
 func makeBatches(model *@name@.Model, phase @name@.Phase) []any {
 	batches := make([]any, model.InputCount(phase))
 	for i := range batches {
@@ -74,7 +74,7 @@ func answer(model *@name@.Model) error {
 
 //@end@
 //@if append@
-// continueText continues a text, each time by the token with the largest score.
+// continueText appends the token with the largest score to a text, again and again.
 func continueText(model *@name@.Model) error {
 	token := 0
 	fmt.Print("text:")

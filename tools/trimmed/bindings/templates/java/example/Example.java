@@ -16,7 +16,7 @@ public final class Example {
 /*@if train_step or infer@*/
   private static final Random RANDOM = new Random(1);
 
-  // A batch for one input; a program would read its own here.
+  // Make up a batch for one input; a real program reads its data here.
   private static Object makeBatch(Tensor tensor) {
     Object values = tensor.makeArray();
     for (int i = 0; i < tensor.elements(); i++) {
@@ -67,7 +67,7 @@ public final class Example {
 
 /*@end@*/
 /*@if append@*/
-  // Continue a text, each time by the token with the largest score.
+  // Continue a text: append the token with the largest score, again and again.
   private static void continueText(Model model) {
     StringBuilder text = new StringBuilder("text:");
     int token = 0;

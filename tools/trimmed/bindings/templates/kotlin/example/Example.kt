@@ -21,7 +21,7 @@ import kotlin.system.exitProcess
 
 private val random = Random(1)
 
-// A batch for one input; a program would read its own here.
+// Make up a batch for one input; a real program reads its data here.
 private fun makeBatch(tensor: Tensor): Any {
   val values = tensor.makeArray()
   for (i in 0 until tensor.elements()) {
@@ -36,7 +36,7 @@ private fun makeBatch(tensor: Tensor): Any {
 /*@end@*/
 /*@if append@*/
 
-// Continue a text, each time by the token with the largest score.
+// Continue a text: append the token with the largest score, again and again.
 private fun continueText(model: Model) {
   val text = mutableListOf(0)
   while (model.length + 1 < minOf(10L, model.capacity)) {

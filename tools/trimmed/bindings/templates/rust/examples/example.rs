@@ -20,7 +20,7 @@ impl Draw {
         self.next() as f32 / (1 << 24) as f32
     }
 
-    /// Write a batch where the step reads each input; a program would write its own here.
+    /// Make up a batch for each input, in place; a real program writes its data here.
     fn write_batches(&mut self, model: &mut Model, phase: Phase) {
         for index in 0..model.input_count(phase) {
             let Some(tensor) = model.input_info(phase, index) else { continue };
@@ -44,7 +44,7 @@ fn train(model: &mut Model) -> Result<(), Error> {
     model.set_learning_rate(0.01)?;
     for step in 1..=20 {
         draw.write_batches(model, Phase::Train);
-        model.train_step(&[])?; // or `&[images[..].into(), ...]`, which copies them there
+        model.train_step(&[])?; // or `&[images[..].into(), ...]`, which copies them
         let loss = model.item(Phase::Train, 0)?;
         if !model.is_joined() {
             model.optimizer_step()?;
@@ -59,7 +59,7 @@ fn train(model: &mut Model) -> Result<(), Error> {
 //@if infer !train_step@
 fn answer(model: &mut Model) -> Result<(), Error> {
     Draw(1).write_batches(model, Phase::Infer);
-    model.infer(&[])?; // or `&[images[..].into()]`, which copies them there
+    model.infer(&[])?; // or `&[images[..].into()]`, which copies them
     for index in 0..model.output_count(Phase::Infer) {
         let name = model.output_info(Phase::Infer, index).map_or("", |tensor| tensor.name).to_string();
         match model.floats(Phase::Infer, index) {
@@ -72,7 +72,7 @@ fn answer(model: &mut Model) -> Result<(), Error> {
 
 //@end@
 //@if append@
-/// Continue a text, each time by the token with the largest score.
+/// Continue a text: append the token with the largest score, again and again.
 fn continue_text(model: &mut Model) -> Result<(), Error> {
     let mut token = 0;
     print!("text:");

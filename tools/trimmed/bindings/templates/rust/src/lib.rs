@@ -1,5 +1,5 @@
-//! @purpose@.  Each method is the function of `@name@.h` with its name; a call that is
-//! refused returns an `Error` with the message of C.
+//! @purpose@.  Each method calls the function of `@name@.h` with the same name.  A refused
+//! call returns an `Error` with the library's message.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), @name@::Error> {
@@ -45,7 +45,7 @@ use core::slice;
 
 /*@enums@*/
 
-/// An error code of C, and the message that says what was wrong.
+/// The error of a refused call: the library's error code and its message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     /// The reason.
@@ -74,7 +74,7 @@ pub struct Tensor<'a> {
     pub dims: &'a [i64],
     /// The size of the values.
     pub bytes: usize,
-    /// Whether it is a parameter that training changes.
+    /// Whether the tensor is a parameter that training changes.
     pub trainable: bool,
 }
 
@@ -117,7 +117,7 @@ struct Facts {
     trainable: i32,
 }
 
-/// What C makes; it is never looked into.
+/// The C type of a model, which is opaque here.
 #[repr(C)]
 struct Opaque {
     _nothing: [u8; 0],
@@ -131,12 +131,12 @@ mod native {
     }
 }
 
-/// A model, which ends with its scope.
+/// A model, which is freed at the end of its scope.
 pub struct Model {
     m: *mut Opaque,
 }
 
-// One model is used by one thread at a time, whichever it is.
+// Any thread may use a model, but only one at a time.
 unsafe impl Send for Model {}
 
 impl Drop for Model {
@@ -148,7 +148,7 @@ impl Drop for Model {
 impl Model {
 /*@makers@*/
 
-    /// Make a model without values, which `set_parameters` gives it.
+    /// Make a model without values; set them with `set_parameters`.
     pub fn create_without_values() -> Result<Model, Error> {
         let mut made = ptr::null_mut();
         let mut why = [0; @MESSAGE_BYTES@];
@@ -167,7 +167,7 @@ impl Model {
                 let count = bytes.len() / 4;
                 Ok(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), count) })
             }
-            Some(tensor) => Err(refuse(format!("'{}' has other values than floats", tensor.name))),
+            Some(tensor) => Err(refuse(format!("'{}' does not have float values", tensor.name))),
             None => Err(refuse(format!("there is no output {index} of {phase:?}"))),
         }
     }
@@ -206,7 +206,7 @@ impl Model {
 //@if train_step or infer@
     fn place(&mut self, phase: Phase, inputs: &[Values<'_>]) -> Result<(), Error> {
         if inputs.is_empty() || !self.has_phase(phase) {
-            return Ok(()); // they are in place, or the step itself says what is wrong
+            return Ok(()); // the inputs are in place, or the step itself reports the error
         }
         let count = self.input_count(phase) as usize;
         if inputs.len() != count {
@@ -248,7 +248,7 @@ fn terminate(name: &str, value: &str) -> Result<Vec<u8>, Error> {
     Ok([value.as_bytes(), &[0]].concat())
 }
 
-/// Text of C, which lives as long as the model.
+/// Return a text of the library, which lives as long as the model.
 fn read_text<'a>(address: *const u8) -> &'a str {
     if address.is_null() {
         return "";
@@ -263,7 +263,7 @@ fn read_text<'a>(address: *const u8) -> &'a str {
     core::str::from_utf8(bytes).unwrap_or("")
 }
 
-/// A description of C's, which lives as long as the model.
+/// Return a tensor description of the library, which lives as long as the model.
 fn read_tensor<'a>(address: *const Facts) -> Option<Tensor<'a>> {
     let facts = unsafe { address.as_ref() }?;
     let dims: &[i64] = match facts.rank as usize {

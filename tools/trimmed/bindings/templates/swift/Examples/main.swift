@@ -5,7 +5,7 @@ import Foundation
 import @Name@
 
 //@if train_step or infer@
-// A batch for one input; a program would read its own here.
+// Make up a batch for one input; a real program reads its data here.
 func makeBatch(_ tensor: Tensor) -> Numbers {
     switch tensor.dtype {
     case .f32: return (0..<tensor.elements).map { _ in Float.random(in: 0..<1) }
@@ -36,7 +36,7 @@ func writeBatches(_ model: Model, _ phase: Phase) throws {
 
 //@end@
 //@if append@
-// Continue a text, each time by the token with the largest score.
+// Continue a text: append the token with the largest score, again and again.
 func continueText(_ model: Model) throws {
     var text = "text:"
     var token = 0

@@ -13,7 +13,7 @@ static void need(BOOL done, NSError *error)
 }
 
 //@if train_step or infer@
-// A batch for each input; a program would read its own here.
+// Make up a batch for each input; a real program reads its data here.
 static NSArray<NSData *> *makeBatches(@Name@Model *model, @Name@Phase phase)
 {
     NSMutableArray<NSData *> *batches = [NSMutableArray array];
@@ -71,7 +71,7 @@ static void answer(@Name@Model *model)
 
 //@end@
 //@if append@
-// Continue a text, each time by the token with the largest score.
+// Continue a text: append the token with the largest score, again and again.
 static void continueText(@Name@Model *model)
 {
     NSError *error = nil;

@@ -1,9 +1,9 @@
 import C@Name@
 import Foundation
 
-/// @purpose@. Each method is the function of @name@.h with its name; a call that is
-/// refused throws a `ModelError` with the message of C. Calls of several threads wait for one
-/// another. The memory goes with the last reference, or before that with `close`.
+/// @purpose@. Each method calls the function of @name@.h with the same name. A refused call
+/// throws a `ModelError` with the library's message. Calls from several threads wait for one
+/// another. A model is freed with its last reference, or earlier by `close`.
 ///
 ///     let model = try Model.create("checkpoint")
 //@if train_step@
@@ -33,7 +33,7 @@ public final class Model: @unchecked Sendable {
         @name@_destroy(m)
     }
 
-    /// End the model and give its memory back.
+    /// Free the model.
     public func close() {
         locked {
             @name@_destroy(m)
@@ -43,7 +43,7 @@ public final class Model: @unchecked Sendable {
 
 /*@makers@*/
 
-    /// Make a model without values, which `setParameters` gives it.
+    /// Make a model without values; set them with `setParameters`.
     public static func createWithoutValues() throws -> Model {
         var made: OpaquePointer? = nil
         var why = [CChar](repeating: 0, count: @MESSAGE_BYTES@)
@@ -97,7 +97,7 @@ public final class Model: @unchecked Sendable {
 //@if train_step or infer@
     private func place(_ phase: Phase, _ inputs: [Numbers]) throws {
         if inputs.isEmpty || !hasPhase(phase) {
-            return  // they are in place, or the step itself says what is wrong
+            return  // the inputs are in place, or the step itself reports the error
         }
         let count = inputCount(phase)
         if inputs.count != count {

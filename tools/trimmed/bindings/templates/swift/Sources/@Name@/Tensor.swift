@@ -1,7 +1,7 @@
 import C@Name@
 import Foundation
 
-/// An error code of C, and the message that says what was wrong.
+/// The error of a refused call: the library's error code and its message.
 public struct ModelError: LocalizedError, CustomStringConvertible, Sendable {
     public let code: ErrorCode
     public let message: String
@@ -23,7 +23,7 @@ public struct ModelError: LocalizedError, CustomStringConvertible, Sendable {
 
 /*@enums@*/
 
-/// A type of the elements of tensors.
+/// An element type.
 public protocol Number {
     static var dtype: Dtype { get }
 }

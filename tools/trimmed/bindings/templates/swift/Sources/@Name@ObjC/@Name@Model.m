@@ -47,7 +47,7 @@ static BOOL areNumbers(NSString *place, NSData *values, NSUInteger size, NSError
     return refuseWith(@NAME@_BAD_INPUT, said, error);
 }
 
-// Return an address that is not NULL, which would mean that there are no values.
+// Return the address of the bytes, never NULL: NULL would mean that there are no values.
 static const void *addressOf(NSData *values)
 {
     return values && !values.length ? "" : values.bytes;
@@ -187,7 +187,7 @@ static @Name@Model *makeModel(int code, @name@ *made, const char *why, NSError *
 - (BOOL)place:(NSArray<NSData *> *)inputs phase:(@Name@Phase)phase error:(NSError **)error
 {
     if (!inputs || !@name@_has_phase(_m, (int)phase))
-        return YES; // they are in place, or the step itself says what is wrong
+        return YES; // the inputs are in place, or the step itself reports the error
     int count = @name@_input_count(_m, (int)phase);
     if (inputs.count != (NSUInteger)count) {
         NSString *names = @"";

@@ -1,4 +1,4 @@
-// @purpose@ from Objective-C: each method is the function of @name@.h with its name.
+// @purpose@ from Objective-C: each method calls the function of @name@.h with the same name.
 //
 //     NSError *error = nil;
 //     @Name@Model *model = [@Name@Model create:@"checkpoint" error:&error];
@@ -20,7 +20,7 @@
 
 NS_ASSUME_NONNULL_BEGIN
 
-/// The domain of errors: their codes are those of C, and their descriptions C's messages.
+/// The domain of errors, with the library's error codes and messages.
 extern NSString *const @Name@ErrorDomain;
 
 /*@objcEnums@*/
@@ -42,20 +42,20 @@ extern NSString *const @Name@ErrorDomain;
 - (instancetype)init __attribute__((unavailable));
 @end
 
-/// A model.  Values are the bytes of tensors, in the order of this processor; what a method returns
-/// is a copy.  A call that is refused changes nothing, returns NO or nil, and sets an error.  Calls
-/// of several threads wait for one another.  The memory goes with the last reference, or before
-/// that with `close`.
+/// A model.  Values are the bytes of tensors, in this processor's byte order; methods return
+/// copies.  A refused call changes nothing, returns NO or nil, and sets an error.  Calls from
+/// several threads wait for one another.  A model is freed with its last reference, or earlier by
+/// `close`.
 @interface @Name@Model : NSObject {
   @private
     struct @name@ *_m;
 }
 - (instancetype)init __attribute__((unavailable));
 
-/// End the model and give its memory back.
+/// Free the model.
 - (void)close;
 
-/// Make a model without values, which `setParameters` gives it.
+/// Make a model without values; set them with `setParameters`.
 + (nullable instancetype)createWithoutValues:(NSError **)error;
 
 /*@objcDeclarations@*/

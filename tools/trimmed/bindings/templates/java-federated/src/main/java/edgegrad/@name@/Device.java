@@ -3,8 +3,8 @@ package edgegrad.@name@;
 import java.lang.reflect.Array;
 
 /**
- * A device of a federation: it takes a request, trains or evaluates on its samples, and writes
- * the answer. Messages are files of safetensors; how they travel is up to you.
+ * A device of a federation: takes a request, trains or evaluates on its samples, and returns the
+ * answer. Messages are safetensors files; your program transports them.
  *
  * <pre>{@code
  * Device device = new Device(checkpoint, images, labels);
@@ -24,14 +24,14 @@ public final class Device {
     this.samples = samples;
   }
 
-  /** Return the checkpoint, with the state of the optimizer where a request has kept it. */
+  /** Return the checkpoint, with the optimizer's state if a request asked to keep it. */
   public synchronized byte[] checkpoint() {
     return checkpoint.clone();
   }
 
   /**
-   * Carry out a request; the answer says what was wrong if that is not possible. Content that is
-   * not a request gets no answer, but a ModelException.
+   * Carry out a request, and return the answer, which gives the reason if that failed. Content that
+   * is not a request throws a ModelException.
    */
   public synchronized byte[] answer(byte[] content) {
     try (Model model = Model.createFrom(checkpoint)) {
@@ -50,7 +50,7 @@ public final class Device {
     }
   }
 
-  /** Make the steps of a phase; returns how many samples the last epoch had, and the mean loss. */
+  /** Run the steps of a phase; return the number of samples and the mean loss of the last epoch. */
   private double[] work(Model model, Phase phase, int epochs) {
     long batch = model.getBatch();
     int count = countSamples(model, phase, batch);
@@ -82,7 +82,7 @@ public final class Device {
     while (count < total) {
       int batch = Math.min(usual, total - count);
       if (!hasBatch(model, batch)) {
-        break; // a last batch whose size has no plans
+        break; // the build has no plans for this smaller last batch
       }
       model.setBatch(batch);
       Object[] inputs = new Object[samples.length];

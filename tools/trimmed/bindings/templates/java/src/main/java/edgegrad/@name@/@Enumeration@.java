@@ -4,14 +4,14 @@ package edgegrad.@name@;
 public enum @Enumeration@ {
 @enumerationRows@;
 
-  /** The number of C. */
+  /** The number in C. */
   public final int value;
 
   @Enumeration@(int value) {
     this.value = value;
   }
 
-  /** Return the one with a number. */
+  /** Return the constant with a number. */
   public static @Enumeration@ of(int value) {
     for (@Enumeration@ each : values()) {
       if (each.value == value) {

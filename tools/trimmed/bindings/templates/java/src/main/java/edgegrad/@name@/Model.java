@@ -8,9 +8,9 @@ import java.util.List;
 /*@end@*/
 
 /**
- * @purpose@. Each method is the function of @name@.h with its name; calls that are
- * refused throw a {@link ModelException} with the message of C. A model has memory outside of the
- * heap, so close it. Calls of several threads wait for one another.
+ * @purpose@. Each method calls the function of @name@.h with the same name. Refused calls
+ * throw a {@link ModelException} with the library's message. A model has memory outside the heap,
+ * so close it. Calls from several threads wait for one another.
  *
  * <pre>{@code
  * try (Model model = Model.create("checkpoint")) {
@@ -40,7 +40,7 @@ public class Model implements Closeable {
 
 /*@members@*/
 
-  /** End the model and give its memory back. */
+  /** Free the model. */
   @Override
   public synchronized void close() {
     Native.destroy(m);
@@ -113,7 +113,7 @@ public class Model implements Closeable {
 /*@if train_step or infer@*/
   private void place(Phase phase, Object[] inputs) {
     if (inputs == null || !hasPhase(phase)) {
-      return; // they are in place, or the step itself says what is wrong
+      return; // the inputs are in place, or the step itself reports the error
     }
     int count = inputCount(phase);
     if (inputs.length != count) {

@@ -1,6 +1,6 @@
 package edgegrad.@name@;
 
-/** An error code of C, and the message that says what was wrong. */
+/** The error of a refused call: the library's error code and its message. */
 public class ModelException extends RuntimeException {
   private static final long serialVersionUID = 1;
 

@@ -7,7 +7,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.util.Locale;
 
-/** The functions of C, as jni.c passes them on; addresses are longs. */
+/** The C functions, called through jni.c; addresses are longs. */
 final class Native {
   static {
     load();
@@ -15,7 +15,7 @@ final class Native {
 
   private Native() {}
 
-  /** Load the library: of the app, as on Android, or else of this package's resources. */
+  /** Load the library: the app's, as on Android, otherwise the one in this package's resources. */
   private static void load() {
     try {
       System.loadLibrary("@name@");
@@ -42,11 +42,11 @@ final class Native {
     } catch (IOException error) {
       throw new UnsatisfiedLinkError(
           "cannot copy " + file + " to a temporary file: " + error
-              + "; choose its folder by -Djava.io.tmpdir=, or give the library's by -Djava.library.path=");
+              + "; set another folder with -Djava.io.tmpdir=, or the library's with -Djava.library.path=");
     }
   }
 
-  /** Return the system and the processor as the folders of the resources are called. */
+  /** Return the name of the resource folder for this system and processor. */
   private static String platform() {
     String system = System.getProperty("os.name").toLowerCase(Locale.ROOT);
     String machine = System.getProperty("os.arch");

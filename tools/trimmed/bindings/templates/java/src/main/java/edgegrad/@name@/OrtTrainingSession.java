@@ -12,9 +12,9 @@ import java.util.Map;
 import java.util.Set;
 import java.util.function.BiFunction;
 
-/** The same by the names of onnxruntime's OrtTrainingSession, with arrays in place of its tensors. */
+/** The methods of onnxruntime's OrtTrainingSession, with arrays instead of tensors. */
 public final class OrtTrainingSession implements Closeable {
-  /** The model, with all that the names of onnxruntime do not cover. */
+  /** The model, for everything that onnxruntime's methods do not cover. */
   public final Model model;
 
   private long warmup;
@@ -27,13 +27,13 @@ public final class OrtTrainingSession implements Closeable {
     model = Model.create(checkpoint.toString());
   }
 
-  /** Forward and backward, on inputs by name; returns the outputs by name. */
+  /** Run forward and backward on inputs by name; return the outputs by name. */
   public Map<String, Values> trainStep(Map<String, ?> inputs) {
     return name(model.trainStep(order(Phase.TRAIN, inputs)));
   }
 
 /*@if eval_step@*/
-  /** Forward of the evaluation model. */
+  /** Run the evaluation model on inputs by name; return the outputs by name. */
   public Map<String, Values> evalStep(Map<String, ?> inputs) {
     return name(model.evalStep(order(Phase.EVAL, inputs)));
   }
@@ -49,7 +49,7 @@ public final class OrtTrainingSession implements Closeable {
     model.lazyResetGrad();
   }
 
-  /** Set the seed of random numbers, as for dropout. */
+  /** Set the seed of random numbers, for example for dropout. */
   public void setSeed(long seed) {
     model.setSeed(seed);
   }
@@ -64,7 +64,7 @@ public final class OrtTrainingSession implements Closeable {
     return model.getLearningRate();
   }
 
-  /** Let the rate rise to a peak in steps of warm-up, then fall to 0; see schedulerStep. */
+  /** Schedule a rate that rises to a peak during warm-up, then falls to 0; see schedulerStep. */
   public void registerLinearLRScheduler(long warmupSteps, long totalSteps, float initialRate) {
     model.setLinearRate(initialRate, warmupSteps, totalSteps);
     warmup = warmupSteps;
@@ -87,7 +87,7 @@ public final class OrtTrainingSession implements Closeable {
   }
 
 /*@if export_model@*/
-  /** Write the inference model as an ONNX file; its outputs were chosen by the build. */
+  /** Write the inference model as an ONNX file; the build has chosen its outputs. */
   public void exportModelForInference(Path path, String[] outputNames) {
     Set<String> names = names(Phase.INFER, model.outputCount(Phase.INFER), model::outputInfo);
     if (!names.equals(new LinkedHashSet<>(Arrays.asList(outputNames)))) {

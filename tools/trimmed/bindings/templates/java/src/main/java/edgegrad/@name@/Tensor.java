@@ -13,7 +13,7 @@ public final class Tensor {
   public final long[] dims;
   /** The size of the values. */
   public final long bytes;
-  /** Whether it is a parameter that training changes. */
+  /** Whether the tensor is a parameter that training changes. */
   public final boolean trainable;
 
   Tensor(String name, long[] facts) {
@@ -55,7 +55,7 @@ public final class Tensor {
     }
   }
 
-  /** Return a new array of its type and size, such as a {@code float[]}. */
+  /** Return a new array of the tensor's type and size, such as a {@code float[]}. */
   public Object makeArray() {
     return Array.newInstance(type(), elements());
   }

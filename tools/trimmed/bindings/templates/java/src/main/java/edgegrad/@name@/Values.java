@@ -4,12 +4,12 @@ import java.lang.reflect.Array;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Values of an output or a parameter: a copy, in an array of Java. */
+/** The values of an output or a parameter: a copy, in a Java array. */
 public final class Values {
-  /** Its name, type and shape. */
+  /** The tensor's name, type and shape. */
   public final Tensor tensor;
 
-  /** A {@code float[]}, {@code long[]} or other array, as the tensor's type is. */
+  /** A {@code float[]}, {@code long[]} or another array, depending on the tensor's type. */
   public final Object array;
 
   Values(Tensor tensor, Object array) {
@@ -20,7 +20,7 @@ public final class Values {
   /** Return the values as floats. */
   public float[] floats() {
     if (!(array instanceof float[])) {
-      throw Model.refuse("'" + tensor.name + "' has other values than floats");
+      throw Model.refuse("'" + tensor.name + "' does not have float values");
     }
     return (float[]) array;
   }

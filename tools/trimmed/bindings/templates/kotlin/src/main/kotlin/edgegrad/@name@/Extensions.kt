@@ -1,6 +1,6 @@
 /*
- * Kotlin's ways of calling the model: a class of Java, whose getters and setters are properties
- * here, as in `model.learningRate = 0.01f`.
+ * Idiomatic Kotlin for the Java class Model.  Its getters and setters are properties in Kotlin, as in
+ * `model.learningRate = 0.01f`.
  *
  *     Model.create("checkpoint").use { model ->
 /*@if train_step@*/
@@ -26,7 +26,7 @@ import java.io.File
 val ModelException.error: ErrorCode
   get() = ErrorCode.of(code)
 
-/** The phases whose steps the model has. */
+/** The phases that the model has. */
 val Model.phases: List<Phase>
   get() = Phase.values().filter { hasPhase(it) }
 
@@ -46,7 +46,7 @@ val Model.parameterTensors: List<Tensor>
   get() = List(parameterCount()) { parameterInfo(it) }
 
 /*@if train_step@*/
-/** Train on one batch: a step, the update, and no gradients left. Return the loss. */
+/** Train on one batch: forward, backward, update. Return the loss. */
 fun Model.train(vararg inputs: Any): Float {
   val loss = trainStep(*inputs)[0].item()
   if (!isJoined) {
@@ -56,7 +56,7 @@ fun Model.train(vararg inputs: Any): Float {
   return loss
 }
 
-/** Write a checkpoint file, with the optimizer's state unless it is refused. */
+/** Write a checkpoint file, by default with the optimizer's state. */
 fun Model.save(file: File, includeOptimizerState: Boolean = true) =
   save(file.path, includeOptimizerState)
 
@@ -64,17 +64,17 @@ fun Model.save(file: File, includeOptimizerState: Boolean = true) =
 /** The outputs of a step by name. */
 fun Array<Values>.named(): Map<String, Values> = associateBy { it.tensor.name }
 
-/** The user data that a checkpoint keeps: numbers and texts by name. */
+/** User data in the checkpoint: numbers and texts by name. */
 val Model.properties: ModelProperties
   get() = ModelProperties(this)
 
 /** A view of a model's properties, which are [Long], [Float] or [String]. */
 class ModelProperties internal constructor(private val model: Model) {
-  /** All of them, as they are now. */
+  /** Return a copy of all properties. */
   fun toMap(): Map<String, Any> =
     (0 until model.propertyCount()).map { model.getProperty(it) }.associate { it.name to value(it) }
 
-  /** Return one, or null where there is none of that name. */
+  /** Return a property, or null if there is none with that name. */
   operator fun get(name: String): Any? = toMap()[name]
 
 /*@if set_property_int@*/
