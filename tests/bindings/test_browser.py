@@ -98,8 +98,7 @@ POLICY = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'self'
 @pytest.mark.parametrize(
     ("flags", "head", "said"),
     [
-        (["--js-flags=--no-enable-sse4-1"], "", "5 WebAssembly lacks SIMD here, which this 
-"),
+        (["--js-flags=--no-enable-sse4-1"], "", "5 WebAssembly lacks SIMD here, which this "),
         ([], POLICY, "4 cannot compile http://.*/js/mnist.wasm: "),
     ],
 )
