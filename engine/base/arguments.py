@@ -7,12 +7,13 @@ import operator
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import DTypeError, FileError, InputError, ShapeError
+from engine.base.errors import DTypeError, FileError, InputError, ShapeError, join_names
 
 Array = npt.NDArray[Any]
 
@@ -253,6 +254,11 @@ def make_array(what: str, value: Any) -> Array:
     Raises:
         InputError: it has another type, or has masked elements, whose mask would be lost.
     """
+    if isinstance(value, Mapping):
+        raise InputError(
+            f"{what}: expected an array, got a mapping with {join_names(map(str, value))}; a "
+            "mapping is a whole batch, with labels among its arrays"
+        )
     masked = sys.modules.get("numpy.ma")  # importing it takes time; without it nothing is masked
     if masked is not None and masked.is_masked(value):
         raise InputError(

@@ -27,7 +27,8 @@ def make_arrays(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> lis
     whole: the names of what a batch for training holds.
 
     Raises:
-        InputError: the batch lacks an input, or has another number of them.
+        InputError: the batch lacks an input, has another number of them, or has a mapping beside
+            arrays.
         DTypeError: the elements of an array are of another kind.
     """
     if len(batch) == 1 and isinstance(batch[0], Mapping):
@@ -40,6 +41,11 @@ def make_arrays(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> lis
                 f"{', '.join(names) or 'nothing'}{suggest_nearest(missing[0], map(str, given))}"
             )
         pairs = [(name, given[name]) for name in model.inputs]
+    elif any(isinstance(item, Mapping) for item in batch):
+        raise InputError(
+            f"the batch has {len(batch)} parts, one of them a mapping; expected arrays in the "
+            f"order of the inputs, {model.inputs}, or one mapping with all of them, labels included"
+        )
     elif len(batch) == len(model.inputs):
         pairs = list(zip(model.inputs, batch, strict=True))
     elif len(batch) == len(whole):

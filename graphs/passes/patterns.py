@@ -16,6 +16,7 @@ import numpy as np
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes import grouped
 from engine.graphs.passes.rewrite import Match, Rule, is_same, list_added, rewrite
 from engine.kernels.vocabulary.op import MS, Dim
 
@@ -340,15 +341,15 @@ RULES = (
         for square in _SQUARES
     ),
 )
-MAY_ADD = list_added(RULES)
+MAY_ADD = list_added((*RULES, *grouped.RULES))
 
 
 def fuse_patterns(graph: Graph, found: Inferred) -> bool:
-    """Replace nodes that match one of `RULES` by one op, in place; return whether there were any.
+    """Replace nodes that match a rule of this file or of grouped.py; return whether there were any.
 
     If so, the types of the graph must be inferred again.  Each rule shows what it replaces.
 
     Before   s = Sigmoid(x); y = Mul(x, s)
     After    y = com.microsoft::QuickGelu(x) alpha=1.0
     """
-    return rewrite(graph, found, RULES)
+    return rewrite(graph, found, (*RULES, *grouped.RULES))

@@ -69,16 +69,24 @@ class Match:
         return next(n for n in self.nodes if n.outputs[0] == self.values[name])
 
     def add_op(
-        self, op: str, *inputs: str, domain: str = "", outputs: int = 0, **attrs: Any
+        self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any
     ) -> str:
-        """Add a node; return the name of its first output.
+        """Add a node; return the name of its first output, the only one that is read.
 
         The first output of the node that is added last takes the place of the root's output.
         """
+        first = self.add_node(op, *inputs, domain=domain, **attrs)[0]
+        self.made[-1].outputs = (first, *[""] * (outputs - 1))
+        return first
+
+    def add_node(
+        self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any
+    ) -> tuple[str, ...]:
+        """Add a node; return the names of its outputs."""
         title = self.names.take_fresh(f"{self.root.name}/{op}")
-        outs = (f"{title}_output_0", *[""] * max(outputs - 1, 0))
-        self.made.append(Node(op, inputs, outs, attrs, domain, title))
-        return outs[0]
+        names = tuple(f"{title}_output_{i}" for i in range(outputs))
+        self.made.append(Node(op, inputs, names, attrs, domain, title))
+        return names
 
     def add_constant(self, value: Array) -> str:
         """Add an initializer; return its name."""

@@ -32,6 +32,7 @@ PATTERNS = {
     "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
     "graphs/passes/batchnorm.py: MAY_ADD": "what a pass may add",
     "graphs/passes/control.py: FORMS": "forms of control flow",
+    "graphs/passes/grouped.py: RULES": "what a pass may add",
     "graphs/passes/integers.py: MAY_ADD": "what a pass may add",
     "graphs/passes/movement.py: _VIEWS": "what a pass joins",
     "graphs/passes/patterns.py: RULES": "patterns",

@@ -6,6 +6,7 @@ import gc
 import re
 from collections import OrderedDict, namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -530,3 +531,35 @@ def test_outputs_that_no_mode_shares_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match="returns 'c', 'd', 'e' in evaluation mode and 'a', 'b'"):
         export(Other(), torch.randn(5, 6), tmp_path / "net.onnx")
+
+
+class Experts(nn.Module):
+    """A layer of transformers' kind: each row has two of four experts, by one of two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(_experts_implementation="grouped_mm")
+        self.router = nn.Linear(6, 4)
+        self.weight = nn.Parameter(torch.randn(4, 5, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, chosen = self.router(x).softmax(-1).topk(2)
+        rows, experts = x.repeat_interleave(2, dim=0), chosen.reshape(-1)
+        if self.config._experts_implementation == "batched_mm":
+            y = torch.bmm(self.weight[experts], rows.unsqueeze(-1)).squeeze(-1)
+        else:
+            pairs = zip(rows, experts.tolist(), strict=True)
+            y = torch.stack([self.weight[expert] @ row for row, expert in pairs])
+        return (y * scores.reshape(-1, 1)).view(-1, 2, 5).sum(1)
+
+
+def test_mixtures_of_experts_are_products_of_groups(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 6), Experts())
+    x, labels = torch.randn(9, 3), torch.randint(0, 5, (9,))
+    folder = tmp_path / "artifacts"
+    trainer = Trainer.from_torch(module, x, CrossEntropyLoss(), SGD(lr=0.1), folder=folder)
+    assert module[1].config._experts_implementation == "grouped_mm"
+    ops = [node.op_type for node in onnx.load(folder / "training_model.onnx").graph.node]
+    assert (ops.count("SegmentMatMul"), ops.count("SegmentMatMulGrad")) == (2, 1)
+    ours = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    np.testing.assert_allclose(ours, torch_steps(module, x, labels), rtol=1e-4)

@@ -358,6 +358,8 @@ def test_batches_are_cast_where_no_kind_is_lost() -> None:
         ((X, LABELS.astype(np.float32)), DTypeError, "input 'labels': expected values of type int"),
         ((X,), InputError, "takes 2 inputs, ['x', 'labels'], but the batch has 1"),
         (({"x": X, "label": LABELS},), InputError, "lacks the input 'labels'"),
+        (({"x": X}, LABELS), InputError, "or one mapping with all of them, labels included"),
+        (({"x": {"x": X}, "labels": LABELS},), InputError, "got a mapping with 'x'; a mapping is"),
         ((X[0], LABELS), ShapeError, "input 'x': expected 2 dimensions"),
         ((X, LABELS + 1), IndexError, "label 3 at position 2"),
     ):

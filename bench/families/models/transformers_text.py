@@ -270,7 +270,10 @@ def mixtral() -> Made:
         num_key_value_heads=2, intermediate_size=48, num_local_experts=3, num_experts_per_tok=2,
         head_dim=8, **DECODER,
     )  # fmt: skip
-    return language_model(tf.MixtralForCausalLM(config))
+    model = tf.MixtralForCausalLM(config)
+    if hasattr(model, "set_experts_implementation"):  # the only way that torch.onnx can export
+        model.set_experts_implementation("batched_mm")
+    return language_model(model)
 
 
 @family

@@ -20,32 +20,50 @@ from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 
 _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 
+# Mixtures of experts of transformers select the matrices of each token by index, which becomes a
+# SegmentMatMul.  Their other implementations loop over the values of tensors, or call operators
+# that torch.onnx cannot export.
+_EXPERTS = "batched_mm"
+
 
 @contextlib.contextmanager
 def in_mode(module: Any, trains: bool) -> Iterator[None]:
-    """Put the module in training or evaluation mode, without a cache; restore it afterwards.
+    """Put the module in training or evaluation mode, without caches; restore it afterwards.
 
     So are its buffers, which some modules change while they run forward.  If it trains already, its
     submodules keep the modes that they are in.
     """
     before = {part: part.training for part in module.modules()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    config = getattr(module, "config", None)
-    caches = getattr(config, "use_cache", None)
     try:
         if not (trains and module.training):
             module.train(trains)
-        if caches:
-            config.use_cache = False  # type: ignore[union-attr]  # it has one
-        yield
+        with configured(module, "use_cache", False):
+            yield
     finally:
         for part, trained in before.items():
             part.training = trained
         for buffer, value in buffers:
             if not buffer.equal(value):  # one that is equal may be of a read-only file
                 buffer.detach().copy_(value)
-        if caches:
-            config.use_cache = caches  # type: ignore[union-attr]  # it has one
+
+
+@contextlib.contextmanager
+def configured(module: Any, option: str, value: Any) -> Iterator[None]:
+    """Set an option of transformers' configurations in a module that have it; restore it after."""
+    configs = [getattr(part, "config", None) for part in module.modules()]
+    before = [
+        (config, given)
+        for config in {id(config): config for config in configs}.values()
+        if (given := getattr(config, option, None)) is not None
+    ]
+    try:
+        for config, _ in before:
+            setattr(config, option, value)
+        yield
+    finally:
+        for config, given in reversed(before):  # some set the options of their parts, too
+            setattr(config, option, given)
 
 
 @contextlib.contextmanager
@@ -94,6 +112,7 @@ def program_of(
     try:
         with (
             torch.enable_grad(),
+            configured(module, "_experts_implementation", _EXPERTS),
             torch_autograd.without_hooks(flat),
             write_out_calls(torch),
         ):
