@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.base.element_types import FLOATS
 from engine.graphs.passes.rewrite import Match, Rule
 from engine.kernels.vocabulary.op import OURS, Dim
 
@@ -53,8 +52,6 @@ def _match(m: Match) -> bool:
         return m.refuse(_RULE, f"{m.get_type('group')} selects other parts than matrices of {w}")
     if m.get_value("group") is not None:
         return m.refuse(_RULE, "the groups are constant")
-    if w.dtype != x.dtype or w.dtype not in FLOATS:
-        return m.refuse(_RULE, f"x is {x} and w is {w}; expected {' or '.join(FLOATS)} for both")
     is_left = m.root.inputs[0] != m.values["x"]
     rows = 1 if is_left else x.shape[-2] if x.rank > 1 else 0
     if x.shape[:-2] != groups or not isinstance(rows, int) or not rows:
