@@ -42,11 +42,11 @@ class Limit:
 
 LIMITS = {
     "NODES": Limit(100_000, "nodes", "a graph with functions inlined and loops unrolled"),
-    "DEPTH": Limit(64, "levels", "subgraphs or functions inside each other"),
+    "DEPTH": Limit(64, "levels", "nested subgraphs or functions"),
     "CONSTANT_BYTES": Limit(
         200_000_000, "bytes", "the constants that planning makes, in addition to the model's own"
     ),
-    "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "all memory of a plan"),
+    "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "the memory of a plan"),
     "PIXELS": Limit(89_478_485, "pixels", "a picture that is decoded"),
     "FILE_BYTES": Limit(
         2_147_483_647,
