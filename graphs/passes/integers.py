@@ -30,10 +30,11 @@ MAY_ADD = add_by_table(
             for reader, made in (
                 ("MatMul", f"{_MATMUL} {OURS}::ScaledSums"),
                 ("Gemm", f"{_MATMUL} Add"),
-                ("Conv", f"{_CONV} Add"),
+                ("Conv", f"{_CONV} Add {OURS}::ScaledSums"),
             )
         },
         f"{MS}::FakeQuant MatMul": f"{_MATMUL} {OURS}::ScaledSums",
+        f"{MS}::FakeQuant Conv": f"{_CONV} {OURS}::ScaledSums",
         "QLinearMatMul": _MATMUL,
         "QLinearConv": _CONV,
         "MatMulInteger": _MATMUL,
@@ -222,16 +223,16 @@ class _Integers:
         return [self.make_layer(node, x.name, x.zero, matrix, result, unit, integers)]
 
     def replace_measured(self, node: Node) -> list[Node] | None:
-        """Replace a product of what DynamicQuantizeLinear rounds, whose scale is computed.
+        """Replace a layer of what DynamicQuantizeLinear rounds, whose scale is computed.
 
         It returns None if the node stays.
 
         Before   q, s, z = DynamicQuantizeLinear(x); d = DequantizeLinear(q, s, z)
-                 y = MatMul(d, DequantizeLinear(w, t))
-        After    q, s, z = DynamicQuantizeLinear(x); m = engine::IntegerMatMul(q, w packed, sums, z)
-                 y = engine::ScaledSums(m, s, t)
+                 y = Conv(d, DequantizeLinear(w, t), b)
+        After    q, s, z = DynamicQuantizeLinear(x); m = engine::IntegerConv(q, w packed, sums, z)
+                 y = engine::ScaledSums(m, s, t, b) axis=1
         """
-        x = self.find_measured(node.inputs[0]) if node.op == "MatMul" else None
+        x = self.find_measured(node.inputs[0]) if node.op in ("MatMul", "Conv") else None
         w = self.find_weights(node.inputs[1]) if x is not None else None
         matrix = _flatten(node, w) if w is not None else None
         if x is None or matrix is None or self.types[node.outputs[0]].dtype != "f32":
@@ -240,8 +241,10 @@ class _Integers:
         total = self.names.take_fresh(f"{node.outputs[0]}_sums")
         layer = self.make_layer(node, q, zero, matrix, _Result(total, "i32"), None, None)
         factor = self.add(node, "scale", matrix.scales.astype(np.float32))
+        inputs = (total, scale, factor, *node.inputs[2:3])
+        attrs = {"axis": 1 if _is_convolution(node) else -1}
         title = self.names.take_fresh(f"{node.name}/ScaledSums")
-        return [layer, Node("ScaledSums", (total, scale, factor), node.outputs, {}, OURS, title)]
+        return [layer, Node("ScaledSums", inputs, node.outputs, attrs, OURS, title)]
 
     def find_measured(self, name: str) -> tuple[str, str, str] | None:
         """Return the integers, scale and zero point of a value that DynamicQuantizeLinear rounds.

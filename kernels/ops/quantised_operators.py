@@ -23,6 +23,7 @@ from engine.base.element_types import ONNX_CODE
 from engine.kernels.ops import activation, elementwise, matmul, softmax, split
 from engine.kernels.ops.attention.contrib import JOINED, infer_joined_parts
 from engine.kernels.ops.pool import pool
+from engine.kernels.ops.quantization import lay_along
 from engine.kernels.ops.recurrent import recurrent
 from engine.kernels.vocabulary.facts import (
     ATTENTION,
@@ -36,6 +37,7 @@ from engine.kernels.vocabulary.facts import (
     Units,
 )
 from engine.kernels.vocabulary.op import MANY, MS, OURS, Kind, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.shape_rules import normalise_axis
 from engine.kernels.vocabulary.units import check_scale
 
 _FAMILIES = (activation, elementwise, matmul, pool, softmax, split)
@@ -191,26 +193,37 @@ def _infer_scaled(site: Site) -> tuple[TensorType, ...]:
     total = site.type(0)
     if total.dtype != "i32" or total.rank < 1:
         site.fail(f"sums are {total}", "i32 of rank 1 at least")
+    axis = normalise_axis(site, site.attrs["axis"], total.rank)
     for i in (1, 2, 3)[: 2 + site.has(3)]:
         if site.type(i).dtype != "f32":
             site.fail(f"input {i} is {site.type(i)}", "f32")
     # A factor of zero or NaN would hide all that was summed, without an error.
     for i in (1, 2):
         check_scale(site, i, is_divisor=False)
-    # Rows of an activation share their scale; columns of the weights may have their own.
+    # Rows of an activation share their scale; outputs of the weights may have their own.
     if site.type(1).size != 1:
         site.fail(f"the scale of the first factor is {site.type(1)}", "one scale")
     for i in (2, 3)[: 1 + site.has(3)]:
         if i == 3 or site.type(i).size != 1:
-            site.shaped(i, total.shape[-1:])
+            site.shaped(i, total.shape[axis : axis + 1])
     return (total.but(dtype="f32"),)
 
 
 def _expand_scaled(nodes: Nodes) -> tuple[str, ...]:
+    site = nodes.site
+    rank = site.type(0).rank
+    axis = normalise_axis(site, site.attrs["axis"], rank)
+
+    def lay(i: int) -> str:
+        """Return an input whose elements, if there are several, lie along the axis."""
+        if axis == rank - 1 or site.type(i).size == 1:
+            return nodes.x(i)
+        return str(nodes.op("Reshape", nodes.x(i), nodes.const(lay_along(axis, rank), "i64")))
+
     # One factor for both scales: one rounding, as in onnxruntime.
-    factor = nodes.op("Mul", nodes.x(1), nodes.x(2))
+    factor = nodes.op("Mul", nodes.x(1), lay(2))
     y = nodes.op("Mul", nodes.op("Cast", nodes.x(0), to=ONNX_CODE["f32"]), factor)
-    return (nodes.op("Add", y, nodes.x(3)) if nodes.site.has(3) else y,)
+    return (nodes.op("Add", y, lay(3)) if site.has(3) else y,)
 
 
 def _infer_product(site: Site, a: int, b: int) -> tuple[TensorType, ...]:
@@ -437,9 +450,10 @@ OPS = (
         domain=OURS,
         inputs=(3, 4),
         outputs=1,
+        attrs={"axis": -1},
         infer=_infer_scaled,
         expand=_expand_scaled,
-        becomes="Add Cast Mul",
+        becomes="Add Cast Mul Reshape",
         no_gradient=frozenset(range(4)),
         internal=True,
     ),

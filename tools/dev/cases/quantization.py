@@ -257,6 +257,9 @@ OPERATORS = (
                                   one(128, "uint8")), domain=MS, reference=_to_float),
     Case("ScaledSums", (Tensor((5, 12), "int32", -9000, 9000), f32(**ANY), scales(12), f32(12)),
          domain="engine", reference=lambda total, a, b, bias: [total * (a * b) + bias]),
+    Case("ScaledSums", (Tensor((5, 12, 3), "int32", -9000, 9000), f32(**ANY), scales(12), f32(12)),
+         {"axis": 1}, domain="engine", reference=lambda total, a, b, bias, axis: [
+             total * (a * b)[:, None] + bias[:, None]]),
     Case("DynamicQuantizeMatMul", (f32(2, 5, 21), fixed(21, 12), scales(12), None, f32(12)),
          domain=MS, tol=2e-5, reference=_dynamic_matmul),
     Case("DynamicQuantizeMatMul", (f32(5, 21), zeros(21, 12), one(0.02), one(128, "uint8")),
