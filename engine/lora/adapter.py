@@ -239,10 +239,21 @@ def _pair_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     return given_by_name
 
 
+def _find_width(down: Array | None, up: Array) -> int:
+    """Return the rank of a B: [..., out, r], or [out, r, 1, ...] of a convolution.
+
+    down: the A beside it, which tells batches of matrices, [..., r, in], from filters of signals.
+    """
+    if up.ndim == 3 and down is not None:
+        is_batch = down.ndim == 3 and (up.shape[0], up.shape[2]) == down.shape[:2]
+        return int(up.shape[2] if is_batch else up.shape[1])
+    return int(up.shape[1] if up.ndim > 3 else up.shape[-1])
+
+
 def _find_rank(tensors: Mapping[str, Array], where: str) -> int:
     """Return the rank of an adapter, by the width of a B."""
     ranks = {
-        int(array.shape[1] if array.ndim == 4 else array.shape[-1])
+        _find_width(tensors.get(name.removesuffix(UP) + DOWN), array)
         for name, array in tensors.items()
         if name.endswith(UP) and array.ndim > 1
     }

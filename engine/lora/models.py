@@ -52,7 +52,7 @@ class Adapted(WritableModel):
 def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
     """Add adapters to layers of a forward model; the given file or message is not changed.
 
-    Layers are MatMul, Gemm and 1x1 Conv with a weight that depends only on constants, possibly
+    Layers are MatMul, Gemm and Conv with a weight that depends only on constants, possibly
     through Transpose, Reshape or DequantizeLinear, and MatMulNBits.  Products of integers, as
     onnxruntime's quantisers write them, become such layers, also in QAttention; their weights stay
     integers.  At first the results of the model do not change, up to roundings, since B is zero.

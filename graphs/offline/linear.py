@@ -53,7 +53,7 @@ class LinearLayer:
     inputs, outputs: the numbers of values that the layer takes and makes; for a convolution, the
         input channels of a group and all output channels.
     factor: the factor of the product's result.
-    groups, kernel: attributes of a convolution.
+    groups, kernel: the groups and the window of a convolution.
     packed: whether the weight is the packed weight of MatMulNBits.
     """
 
@@ -201,10 +201,8 @@ class LinearLayers:
         self, node: Node, weight: Weight, x: str, shape: tuple[int, ...]
     ) -> LinearLayer | str:
         groups = int(node.attrs.get("group", 1))
-        if any(size != 1 for size in shape[2:]):
-            return f"a convolution of {'x'.join(map(str, shape[2:]))}; supported: 1x1"
         if groups > 1 and shape[1] == 1:
-            return "a depthwise convolution, which has one weight a channel"
+            return "a depthwise convolution, whose weights are smaller than an adapter of them"
         return LinearLayer(
             node, weight, x, self.types[x].dtype, "conv", shape[1], shape[0], groups=groups,
             kernel=shape[2:],

@@ -5,17 +5,19 @@
              h = Mul(MatMul(x, Transpose(fc.lora_A.weight)), scale)     A: [r, in]
              y = Add(y_base, MatMul(h, Transpose(fc.lora_B.weight)))    B: [out, r]
 
-    Before   y = Conv(x, w) group=g                                 w: [out, in / g, 1, 1]
+    Before   y = Conv(x, w) group=g                                 w: [out, in / g, 3, 3]
     After    y_base = Conv(x, w) group=g
-             h = Mul(Conv(x, fc.lora_A.weight) group=g, scale)          A: [g r, in / g, 1, 1]
+             h = Mul(Conv(x, fc.lora_A.weight) group=g, scale)          A: [g r, in / g, 3, 3]
              y = Add(y_base, Conv(h, fc.lora_B.weight) group=g)         B: [out, r, 1, 1]
 
 Layers of integers that get adapters, and those after them, are written with floats before
-(`integer_layers.py`), and joined attention as a product and the attention (`joined_attention.py`).
-The shapes of A and B are peft's; if the weight has batch axes, both have them too.  Every group of
-a grouped convolution has an adapter of its own, which can be merged; peft shares one A among all
-groups, which cannot.  The weight is read as it is, quantised or computed by other nodes, and stays
-a constant.  A is uniform in +-1 / sqrt(in), like peft's Kaiming initialisation; B is zero.
+(`integer_layers.py`), joined attention as a product and the attention (`joined_attention.py`), and
+products with activations as both (`fused_layers.py`).  A has the window of the layer, with
+its strides, pads and dilations.  The shapes of A and B are peft's; if the weight has batch axes,
+both have them too.  Every group of a grouped convolution has an adapter of its own, which can be
+merged; peft shares one A among all groups, which cannot.  The weight is read as it is, quantised or
+computed by other nodes, and stays a constant.  A is uniform in +-1 / sqrt(n), for sums of n
+products, like peft's Kaiming initialisation; B is zero.
 
 Source: Hu et al., "LoRA: low-rank adaptation of large language models", arXiv 2106.09685; the scale
 alpha / sqrt(r) is Kalajdzievski's, arXiv 2312.03732.
@@ -24,6 +26,7 @@ alpha / sqrt(r) is Kalajdzievski's, arXiv 2312.03732.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -36,6 +39,7 @@ from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError
 from engine.graphs.io.note import DOWN, METADATA, UP, Note, NotedLayer
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import find_dependent
+from engine.graphs.offline.fused_layers import split_fused
 from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.joined_attention import split_attention
 from engine.graphs.offline.linear import LinearLayer, LinearLayers, Weight, name_layer
@@ -166,7 +170,7 @@ def adapt(
     values = sum(a.size for a in graph.initializers.values())
     name_nodes(unroll(separate_equal(graph)))
     whole = graph.copy()
-    has_integers = write_layers(whole)
+    has_integers, has_fused = write_layers(whole), split_fused(whole)
     types = infer(whole.copy()).types
     has_attention = split_attention(whole, types)
     types = infer(whole.copy()).types if has_attention else types
@@ -174,10 +178,12 @@ def adapt(
     adapted, left, made = _sort_layers(named, whole)
     if has_integers:
         _write_dependent(graph, whole, adapted)
+    chosen = {use.node.name for rows in adapted.values() for use in rows}
+    if has_fused:
+        split_fused(graph, chosen)
     if has_attention:
-        chosen = {use.node.name for rows in adapted.values() for use in rows}
         split_attention(graph, infer(graph.copy()).types, chosen)
-    if has_integers or has_attention:
+    if has_integers or has_fused or has_attention:
         types = infer(graph.copy()).types
     adapted = _find_again(graph, types, adapted)
     note = Note(rank, alpha, dropout, rank_stabilised, made)
@@ -317,9 +323,9 @@ class _AdapterRewriting:
         up = (*first.lead, first.outputs, rank)
         if first.side == "conv":
             down = (first.groups * rank, first.inputs, *first.kernel)
-            up = (first.outputs, rank, *first.kernel)
+            up = (first.outputs, rank, *[1] * len(first.kernel))
         rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
-        bound = first.inputs**-0.5
+        bound = (first.inputs * math.prod(first.kernel)) ** -0.5
         self.graph.initializers[name + DOWN] = rng.uniform(-bound, bound, down).astype(kind)
         self.graph.initializers[name + UP] = np.zeros(up, kind)
         for use in uses:
@@ -346,7 +352,7 @@ class _AdapterRewriting:
         if use.side == "conv":
             h = add_op("Conv", "lora_A", x, a, **node.attrs)
             h = add_op("Mul", "lora_scaled", h, scale)
-            ones = list(use.kernel)
+            ones = [1] * len(use.kernel)
             delta = add_op("Conv", "lora_B", h, b, group=use.groups, kernel_shape=ones)
         elif use.side == "left":
             h = add_op("Mul", "lora_scaled", add_op("MatMul", "lora_A", a, x), scale)

@@ -155,7 +155,7 @@ def test_a_layer_gets_the_sum_with_its_adapter(form: str, tmp_path: Path) -> Non
     assert sum(a.size for a in parameters.values()) == row.added
     expected = run(valued, x)
     assert np.abs(expected - run(plain, x)).max() > 0.1
-    is_quantised = "bits" in form or form == "int8"
+    is_quantised = "bits" in form or "int8" in form
     assert lora.merge(valued, merged) == (["fc"] if is_quantised else [])
     np.testing.assert_allclose(run(merged, x), expected, rtol=1e-5, atol=1e-4)
     lora.merge(valued, merged, dequantise=True)
@@ -172,6 +172,8 @@ def test_a_layer_gets_the_sum_with_its_adapter(form: str, tmp_path: Path) -> Non
     np.testing.assert_allclose(trainer.predict_batch(x["x"])["y"], expected, rtol=1e-4, atol=1e-4)
     loss = trainer.step(x["x"], np.zeros_like(expected))
     assert trainer.step(x["x"], np.zeros_like(expected)) < loss
+    Adapter.of(trainer).save(tmp_path / "adapter")
+    assert Adapter.load(tmp_path / "adapter").rank == 2
 
 
 def test_the_scale_and_the_first_values_are_pefts(tmp_path: Path) -> None:
@@ -247,12 +249,13 @@ def test_errors_name_what_there_is(tmp_path: Path) -> None:
         lora.adapt(lora.adapt(model, "fc").to_bytes(), "fc")
     with pytest.raises(InputError, match=r"has no adapters; lora\.adapt gives it some"):
         lora.merge(model, tmp_path / "out.onnx")
-    deep = {"w": draw(6, 1, 3, 3), "v": draw(4, 6, 3, 3)}
-    nodes = [make_node("Conv", "x", "w", out="h", group=6), make_node("Conv", "h", "v")]
+    deep = {"w": draw(6, 1, 3, 3), "v": draw(6, 4, 3, 3)}
+    nodes = [make_node("Conv", "x", "w", out="h", group=6), make_node("ConvTranspose", "h", "v")]
     write(tmp_path / "c.onnx", nodes, deep, ("b", 6, 9, 9))
     with pytest.raises(UnsupportedOpError, match="can have an adapter") as f:
         lora.adapt(tmp_path / "c.onnx", "made")
-    assert "Conv 'w': a convolution of 3x3; supported: 1x1" in str(f.value)
+    assert "Conv 'w': a depthwise convolution, whose weights are smaller than" in str(f.value)
+    assert "ConvTranspose 'v': the operator ConvTranspose; supported: MatMul" in str(f.value)
     damaged = onnx.load_from_string(lora.adapt(model, "fc").to_bytes())
     (note,) = [entry for entry in damaged.metadata_props if entry.key == METADATA]
     note.value = "{"

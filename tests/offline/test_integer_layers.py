@@ -96,10 +96,12 @@ def test_they_stand_for_the_same_numbers(how: str, kind: str, tmp_path: Path) ->
 def test_adapters_train_in_what_onnxruntime_quantised(how: str, kind: str, tmp_path: Path) -> None:
     x = draw_samples(kind)
     file = write(make_float(kind), how, x, tmp_path)
-    trainer = Trainer.from_onnx(file, "cross_entropy", AdamW(lr=1e-2), lora=".", threads=1, seed=0)
-    # A convolution of 3x3 has no adapter.
-    layers = 1 if kind == "Conv" else 2
-    assert len(list(trainer.state.parameters)) == 2 * layers
+    # Convolutions in front of the first adapter stay as they are.
+    names = "w2" if kind == "Conv" else "."
+    trainer = Trainer.from_onnx(
+        file, "cross_entropy", AdamW(lr=1e-2), lora=names, threads=1, seed=0
+    )
+    assert len(list(trainer.state.parameters)) == (2 if kind == "Conv" else 4)
     change, theirs, scale = train_beside_peer(trainer, file, x, tmp_path / "trained.onnx")
     assert change.mean() < 1e-3 * scale
     # Weights are stored in 8 bits, and layers in front of the adapters are as they were.
@@ -114,11 +116,12 @@ def test_adapters_train_in_what_onnxruntime_quantised(how: str, kind: str, tmp_p
     assert np.abs(merged - theirs).max() < 0.03 * scale
 
 
-def test_gradients_are_those_of_the_network_that_rounds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Gemm", "Conv"])
+def test_gradients_are_those_of_the_network_that_rounds_nothing(kind: str, tmp_path: Path) -> None:
     """Straight through roundings: of adapters in both layers, beside the float network's."""
-    model, x = make_float("Gemm"), draw_samples("Gemm")
+    model, x = make_float(kind), draw_samples(kind)
     onnx.save(model, tmp_path / "plain.onnx")
-    files = {how: write(model, how, x, tmp_path) for how in ("dynamic optimised", "QOperator")}
+    files = {how: write(model, how, x, tmp_path) for how in FORMS}
     files["plain"] = tmp_path / "plain.onnx"
     steps = {}
     for how, file in files.items():
@@ -267,3 +270,22 @@ def test_a_training_step_reads_the_integers(how: str, tmp_path: Path) -> None:
     # The frozen products of dynamic layers are sums of integers in the forward pass.
     sums = sum(step.kernel.startswith("integer_gemm") for step in plan.steps)
     assert sums == 2 or how != "dynamic"
+
+
+@pytest.mark.parametrize("how", FORMS)
+def test_frozen_convolutions_with_adapters_are_sums_of_integers(how: str, tmp_path: Path) -> None:
+    """In answers, which are onnxruntime's, and in the forward pass of training."""
+    x = draw_samples("Conv", 8)
+    made = lora.adapt(write(make_float("Conv"), how, x, tmp_path), ".").to_bytes()
+    np.testing.assert_allclose(run(made, x), run_peer(made, x), rtol=1e-5, atol=1e-5)
+    artifacts.generate_artifacts(
+        made, requires_grad=lora.parameters(made), artifact_directory=tmp_path,
+        loss=artifacts.LossType.CrossEntropyLoss, optimizer=artifacts.OptimType.AdamW,
+    )  # fmt: skip
+    training = onnx_io.load(tmp_path / "training_model.onnx")
+    shapes = {"x": x.shape, "labels": (len(x),)}
+    for graph in (onnx_io.load(made), training) if how.startswith("dynamic") else ():
+        known = {name: shapes[name] for name in graph.inputs if name in shapes}
+        plan = make_plan(graph, known, target=detect_host(), threads=1)
+        sums = [step for step in plan.steps if step.kernel.startswith("integer_")]
+        assert len(sums) == 2

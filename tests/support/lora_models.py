@@ -84,6 +84,31 @@ FORMS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], Sequence[int | st
         [make_node("Conv", "x", "fc.weight", "c", group=3)],
         {"fc.weight": draw(9, 2, 1, 1), "c": draw(9)}, ("b", 6, 4, 4),
     ),
+    "conv 3x2": (
+        [make_node("Conv", "x", "fc.weight", "c", strides=[2, 1], pads=[1, 1, 0, 1])],
+        {"fc.weight": draw(5, 6, 3, 2), "c": draw(5)}, ("b", 6, 5, 4),
+    ),
+    "conv of signals": (
+        [make_node("Conv", "x", "fc.weight", strides=[2], auto_pad="SAME_UPPER")],
+        {"fc.weight": draw(5, 6, 3)}, ("b", 6, 7),
+    ),
+    "groups of 2x2": (
+        [make_node("Conv", "x", "fc.weight", "c", group=3, kernel_shape=[2, 2], dilations=[1, 2])],
+        {"fc.weight": draw(9, 2, 2, 2), "c": draw(9)}, ("b", 6, 4, 5),
+    ),
+    "fused conv": (
+        [
+            make_node("Conv", "x", "same", out="z"),
+            make_node("FusedConv", "x", "fc.weight", "c", "z", domain="com.microsoft",
+                      activation="LeakyRelu", activation_params=[0.3], pads=[1, 1, 1, 1]),
+        ],
+        {"fc.weight": draw(5, 6, 3, 3), "c": draw(5), "same": draw(5, 6, 1, 1)}, ("b", 6, 4, 4),
+    ),
+    "fused gemm": (
+        [make_node("FusedGemm", "x", "fc.weight", "c", transB=1, alpha=0.5, domain="com.microsoft",
+                   activation="LeakyRelu", activation_alpha=0.3)],
+        {"fc.weight": draw(5, 6), "c": draw(5)}, ("b", 6),
+    ),
     "twice": (
         [
             make_node("MatMul", "x", "fc.weight", out="h"), make_node("Tanh", "h", out="a"),
@@ -97,6 +122,17 @@ FORMS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], Sequence[int | st
             make_node("MatMul", "x", "w"),
         ],
         {"fc.weight_quantized": INT8, "s": np.abs(draw(5)), "z": np.zeros(5, np.int8)}, ("b", 6),
+    ),
+    "int8 conv": (
+        [
+            make_node("DequantizeLinear", "fc.weight_quantized", "s", "z", out="w", axis=0),
+            make_node("Conv", "x", "w", pads=[1, 1, 1, 1]),
+        ],
+        {
+            "fc.weight_quantized": np.tile(INT8.reshape(5, 6, 1, 1), (1, 1, 3, 3)),
+            "s": np.abs(draw(5)), "z": np.zeros(5, np.int8),
+        },
+        ("b", 6, 4, 4),
     ),
     "4 bits": (
         [make_node("MatMulNBits", "x", "fc.weight_Q4", "s", **NBITS)],

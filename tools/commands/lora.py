@@ -75,7 +75,7 @@ def command(
 ) -> None:
     """Add low-rank adapters to layers of a model, or merge its adapters.
 
-    MatMul, Gemm, 1x1 Conv and MatMulNBits can have adapters, also with quantised weights.  All
+    MatMul, Gemm, Conv and MatMulNBits can have adapters, also with quantised weights.  All
     commands that train the model then train only the adapters.
     """
     if sum((bool(patterns), merge, opens)) != 1:
