@@ -19,6 +19,7 @@ from engine.models.catalog import find_architecture
 from engine.models.named_model import make
 from engine.quantization import Quantization, Quantized, quantize
 from engine.quantization.calibration import BINS, _cut_tails, _keep_entropy
+from tests.support.integer_models import write
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(3)
@@ -216,6 +217,29 @@ def test_architectures_run_in_both_engines(name: str) -> None:
     spread = np.abs(before - before.mean(0)).max() + 1e-3
     assert np.abs(ours - peer).max() <= 0.1 * spread
     assert np.abs(ours - before).max() <= 0.6 * spread
+
+
+def test_factors_of_gemm_are_kept_where_onnxruntimes_quantiser_loses_them(tmp_path: Path) -> None:
+    weights = {
+        "w": draw(24, 20, scale=0.3), "u": draw(20, 7, scale=0.3), "a": draw(20), "c": draw(7),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("Gemm", ["f", "w", "a"], ["h"], "plain"),
+        helper.make_node("Gemm", ["h", "u", "c"], ["y"], "scaled", alpha=0.5, beta=2.0),
+    ]
+    model, x = build(nodes, weights, ("n", 3, 2, 4)), draw(32, 3, 2, 4)
+    made = quantize(model, x)
+    assert "alpha, beta or transA of Gemm is set" in str(made)
+    (before,) = run_peer(model, x)
+    theirs = write(onnx.load_from_string(model), "QDQ", x, tmp_path).read_bytes()
+    errors = [
+        float(np.abs(run_peer(content, x)[0] - before).max() / np.abs(before).max())
+        for content in (made.to_bytes(), theirs)
+    ]
+    assert errors[0] < 0.03
+    assert errors[1] > 0.1  # as docs/quantization.md says of it
+    np.testing.assert_allclose(run_ours(theirs, x)[0], run_peer(theirs, x)[0], atol=1e-5)
 
 
 # --- ranges
