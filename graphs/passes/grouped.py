@@ -20,7 +20,7 @@ from engine.kernels.vocabulary.op import OURS, Dim
 _RULE = "SegmentMatMul"
 
 
-def _swaps(m: Match) -> bool | None:
+def _find_swap(m: Match) -> bool | None:
     """Return whether the transposes of a match swap the axes of the matrices; None if any other."""
     swaps = False
     for name in ("before", "after"):
@@ -47,7 +47,7 @@ def _find_groups(m: Match) -> tuple[Dim, ...] | None:
 
 def _match(m: Match) -> bool:
     w, x, y = m.get_type("w"), m.get_type("x"), m.found.types[m.root.outputs[0]]
-    swaps, groups = _swaps(m), _find_groups(m)
+    swaps, groups = _find_swap(m), _find_groups(m)
     if swaps is None or not groups or w.rank != 3 or not isinstance(w.shape[0], int):
         return m.refuse(_RULE, f"{m.get_type('group')} selects other parts than matrices of {w}")
     if m.get_value("group") is not None:
