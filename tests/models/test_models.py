@@ -104,7 +104,7 @@ LABELS = np.array([0, 1, 1, 0])
         ("cnn", {"classes": 2, "input_shape": (3, 4, 4)}, ShapeError, "sides of 6 pixels"),
         ("cnn", {"classes": 2, "input_shape": (0, 32, 32)}, ShapeError, "sizes of 1 or more"),
         ("mlp", {"classes": 2, "input_shape": (-1,)}, ShapeError, "sizes of 1 or more"),
-        ("mlp", {"classes": 2, "input_shape": (1 << 40,)}, LimitError, "the limit for all memory"),
+        ("mlp", {"classes": 2, "input_shape": (1 << 40,)}, LimitError, "the limit for the memory"),
         ("textcnn", {"classes": 2, "words": 1 << 40}, LimitError, "the parameters have"),
         ("vit_tiny", {"classes": 2, "input_shape": (3, 30, 32)}, ShapeError, "multiples of 16"),
         ("unet_small", {"classes": 2, "input_shape": (3, 12, 16)}, ShapeError, "multiples of 8"),
