@@ -1,4 +1,4 @@
-"""The decoder of a build: a text that goes on token by token, from Python 3.9 and numpy."""
+"""The decoder of a build: continues a text token by token; needs Python 3.9 and numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python 3.9 or newer: numpy, and the library this file lies beside.
+"""Python interface of a trimmed build: needs Python 3.9, numpy, and the library next to this file.
 
     # @if train_step@
     t = Trainer("checkpoint"); loss = t.step(x, labels); t.save("checkpoint")
@@ -11,8 +11,8 @@
     # @end@
 
 # @if train_step@
-`CheckpointState`, `Module` and `Optimizer` have the names and meaning of `engine.api`; paths of
-models are taken and not read, because plans are made of one model and for fixed shapes.  A library
+`CheckpointState`, `Module` and `Optimizer` work as in `edgegrad.api`.  They accept paths of models
+but do not read them, because the library contains one model, planned for fixed shapes.  A library
 of kernels for a set of ops takes the plans as a file: `Trainer("checkpoint", plan="model.plan")`.
 # @end@
 """
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def _load(name: str) -> Any:
-    """Return the module beside this one that calls the library."""
+    """Return the module next to this one that calls the library."""
     spec: Any = importlib.util.spec_from_file_location(f"{__name__}_library", HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -50,7 +50,7 @@ _OWN = None if _L.HAS_OWN_VALUES else HERE / "checkpoint"
 
 
 class Parameter:
-    """Parameter; `data` and `grad` are views: writing into them changes the training."""
+    """Parameter; `data` and `grad` are views of the model's memory, which you may write to."""
 
     def __init__(self, state: CheckpointState, index: int) -> None:
         self._handle, self._index = state._handle, index
@@ -223,11 +223,11 @@ class Module:
         self._handle.call("lazy_reset_grad")
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of the random numbers of dropout, initially 0."""
+        """Set the seed of dropout's random numbers; initially 0."""
         self._handle.call("set_seed", _L.convert_whole(seed, "seed"))
 
     def get_draws(self) -> int:
-        """Return how many steps have drawn random numbers, as checkpoints keep it."""
+        """Return the number of steps that have drawn random numbers; checkpoints keep it."""
         return int(_C["get_draws"](self._handle.pointer))
 
     def set_draws(self, draws: int) -> None:
@@ -235,7 +235,7 @@ class Module:
 
     # @end@
     def get_cpu(self) -> str:
-        """Return the name of the CPU that the code which runs here was made for."""
+        """Return the name of the CPU, or level of CPUs, whose code this model runs."""
         return str(_C["cpu"](self._handle.pointer).decode())
 
     # @if train_step@
@@ -265,7 +265,7 @@ class Module:
         self._handle.call(f"set_parameters{end}", *given)
 
     def inference_model_to_bytes(self, graph_output_names: Sequence[str] | None = None) -> bytes:
-        """Return the forward model with the current parameters, its outputs chosen by the build."""
+        """Return the forward model with the current parameters; the build chose its outputs."""
         spec = self._handle.inference
         if spec is None or list(graph_output_names or spec["outputs"]) != spec["outputs"]:
             raise StateError(
@@ -300,7 +300,7 @@ class Optimizer:
 
     @property
     def is_joined(self) -> bool:
-        """True if a training step updates the parameters itself; `step` is an error then."""
+        """True if training steps update the parameters themselves; `step` is then an error."""
         return bool(_C["is_joined"](self._handle.pointer))
 
     def step(self) -> None:
@@ -319,7 +319,7 @@ class Optimizer:
         self._handle.call("set_step", _L.convert_whole(step, "step"))
 
     def get_skipped(self) -> int:
-        """Return how many updates were skipped, including those before a checkpoint."""
+        """Return the number of skipped updates, including those before a checkpoint."""
         return int(_C["get_skipped"](self._handle.pointer))
 
     @property
@@ -360,7 +360,7 @@ class LinearLRScheduler:
 
 # @end@
 class Predictor:
-    """Model and checkpoint in one, for answers.
+    """Model and checkpoint in one, for inference.
 
     outputs: names of what the model computes.
     batches: the numbers of samples that there are plans for.
@@ -376,7 +376,7 @@ class Predictor:
         self.batches = list(handle.batches)
 
     def load(self, checkpoint: File | bytes | None) -> None:
-        """Take the values of a checkpoint; `state` and `module` are new ones then."""
+        """Take the values of a checkpoint; this replaces `state` and `module`."""
         self.state = CheckpointState.load_checkpoint(checkpoint, self._plan)
         self.module = Module(None, self.state)
 
@@ -385,14 +385,14 @@ class Predictor:
         return self.module._run("infer", inputs)
 
     def predict_batch(self, *inputs: Any) -> dict[str, np.ndarray]:
-        """Return the results of the model for a batch without labels, by name."""
+        """Return the outputs for a batch without labels, by name."""
         results = self.predict(*inputs)
         every = results if isinstance(results, tuple) else (results,)
         return {name: every[i] for i, name in enumerate(self.outputs)}
 
     # @end@
     def decoder(self) -> Any:
-        """Return the decoder of the model, which continues a text with its parameters."""
+        """Return the model's decoder, which continues a text with the current parameters."""
         if "append" not in _C:
             raise StateError("this build has no decoder; edgegrad build --positions makes one")
         return _load(f"{NAME}_decoder").DeviceDecoder(self.state._handle, _L)
@@ -412,7 +412,7 @@ class Trainer(Predictor):
         self.inputs = [info["name"] for info in self.state._handle.first_phases["train"][0]]
 
     def load(self, checkpoint: File | bytes | None) -> None:
-        """Continue from a checkpoint; `state`, `module` and `optimizer` are new ones then."""
+        """Continue from a checkpoint; this replaces `state`, `module` and `optimizer`."""
         super().load(checkpoint)
         self.optimizer = Optimizer(None, self.module)
 
@@ -445,7 +445,7 @@ class Trainer(Predictor):
 
     # @if eval_step@
     def evaluate(self, *inputs: Any) -> Any:
-        """Return the loss of a batch, or all outputs of the evaluation model, without learning."""
+        """Return the loss of a batch, or all outputs of the evaluation model, without training."""
         return self.module.eval()(*inputs)
 
     # @end@

@@ -178,7 +178,7 @@ def write(path: str, content: bytes) -> None:
 
 
 class Handle:
-    """Model of the library; calls of several threads wait for one another.
+    """Model of the library; calls from several threads wait for one another.
 
     A signal handler runs between two lines of Python in the main thread, so it can interrupt a call
     there.  A call that it makes itself could only wait for ever, and is a StateError.  So is one in
@@ -252,7 +252,7 @@ class Handle:
 
     @contextlib.contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Keep other threads from calling the model meanwhile."""
+        """Keep other threads from calling the model during the block."""
         with self.lock:
             if self.busy:
                 raise StateError(f"{what}: called inside another call, as by a signal handler")
@@ -271,7 +271,7 @@ class Handle:
             self.check(functions[name](self.pointer, *arguments))
 
     def check(self, code: int | None) -> None:
-        """Raise the error of what a function of C returned."""
+        """Raise the error for the code that a C function returned."""
         if code:
             raise _CODE[code](functions["message"](self.pointer).decode(errors="replace"))
 
