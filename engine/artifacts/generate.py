@@ -39,8 +39,16 @@ from engine.runtime import mapping
 from engine.system import files
 from engine.system.files import NOTE
 from engine.system.paths import Paths
-from engine.training import artifact_set
-from engine.training.artifact_set import PROPERTY, SetId
+from engine.training.artifact_set import (
+    CHECKPOINT,
+    EVALUATION,
+    FORWARD,
+    NOMINAL,
+    OPTIMIZER,
+    PROPERTY,
+    TRAINING,
+    SetId,
+)
 from engine.training.settings import ArtifactOptions
 from engine.training.state import LEARNING_RATE
 
@@ -271,40 +279,40 @@ def _write(
     """
     from engine.graphs.io import onnx_io
 
-    graphs = {"training_model": made.training, "eval_model": made.evaluation}
+    graphs = {TRAINING: made.training, EVALUATION: made.evaluation}
     models = hashlib.sha256(
         "".join(map(onnx_io.compute_digest, graphs.values())).encode()
     ).hexdigest()
     ids = SetId.of(models)
     if method is not None:
-        graphs["optimizer_model"] = _make_optimizer_graph(method, made)
-        ids = SetId.of(models, onnx_io.compute_digest(graphs["optimizer_model"]))
+        graphs[OPTIMIZER] = _make_optimizer_graph(method, made)
+        ids = SetId.of(models, onnx_io.compute_digest(graphs[OPTIMIZER]))
     folder, prefix = os.path.split(base)
     stamps = onnx_io.list_stamps([made.training, made.evaluation], folder) if external else ""
     for name, graph in graphs.items():
-        if stamps and name != "optimizer_model":
+        if stamps and name != OPTIMIZER:
             graph.metadata[mapping.STAMPS] = stamps
-        mine = ids if name == "optimizer_model" else SetId(ids.models)
+        mine = ids if name == OPTIMIZER else SetId(ids.models)
         graph.metadata[PROPERTY] = str(mine)
     rate = method.learning_rate() if isinstance(method, Method) else None
     properties: dict[str, int | float | str] = {PROPERTY: str(ids)}
     if rate is not None:
         properties[LEARNING_RATE] = rate
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen, properties=properties)
-    checkpoints = {"checkpoint": values}
+    checkpoints = {CHECKPOINT: values}
     if arguments.check_flag("nominal_checkpoint", nominal):
-        checkpoints["nominal_checkpoint"] = _make_nominal(values)
+        checkpoints[NOMINAL] = _make_nominal(values)
     files.make_folder(folder)
-    for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
+    for name in (*graphs, *checkpoints):
         files.resolve_target(base + name)
     with files.staging(folder) as stage:
         place, referred = os.path.join(stage, prefix), set[str]()
         if external or any(map(onnx_io.needs_external_data, graphs.values())):
-            both = {f"{place}{n}.onnx": graphs.pop(n) for n in ("training_model", "eval_model")}
+            both = {place + name: graphs.pop(name) for name in (TRAINING, EVALUATION)}
             data = place + CONSTANTS.format(ids.models)
             referred = onnx_io.save_sharing(both, data, home=folder)
         for name, graph in graphs.items():
-            onnx_io.save(graph, f"{place}{name}.onnx")
+            onnx_io.save(graph, place + name)
         for name, content in checkpoints.items():
             storage.write(content, place + name, artifact=True)
         _replace_set(stage, base, referred, list(checkpoints))
@@ -321,7 +329,7 @@ def save_forward(graph: Graph, folder: str) -> str:
     """
     from engine.graphs.io import onnx_io
 
-    path = os.path.join(folder, artifact_set.FORWARD)
+    path = os.path.join(folder, FORWARD)
     if onnx_io.count_bytes(graph) < mapping.LARGE:
         onnx_io.save(graph, path)
     else:
@@ -344,20 +352,20 @@ def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequenc
     from engine.graphs.io import onnx_io
 
     folder, prefix = os.path.split(base)
-    training = files.resolve_target(base + artifact_set.TRAINING)
+    training = files.resolve_target(base + TRAINING)
     if os.path.isfile(training) and not _says_its_set(training):
         files.remove(training)
         files.sync_folder(folder)
     for name in checkpoints:
         storage.move(os.path.join(stage, prefix + name), base + name)
-    key = base + artifact_set.TRAINING
+    key = base + TRAINING
     moves = [(os.path.join(stage, n), os.path.join(folder, n)) for n in sorted(os.listdir(stage))]
     for each in (False, True):
         for source, path in moves:
             if (path == key) == each:
                 files.move(source, path)
         files.sync_folder(folder)
-    kept = referred | onnx_io.list_external_files(os.path.join(folder, artifact_set.FORWARD))
+    kept = referred | onnx_io.list_external_files(os.path.join(folder, FORWARD))
     others = re.compile(re.escape(prefix) + CONSTANTS.format("[0-9a-f]{32}"))
     for name in os.listdir(folder):
         if name not in kept and others.fullmatch(name):

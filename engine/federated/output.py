@@ -25,13 +25,13 @@ from engine.base.errors import CheckpointError, FileError, InputError, StateErro
 from engine.checkpoint import safetensors
 from engine.federated.parameters import Arrays
 from engine.system import files
-from engine.trainer.runs import RunFolder
+from engine.trainer.runs import HISTORY, RunFolder
 from engine.training.artifact_set import CHECKPOINT
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
 
-STRATEGY, HISTORY, MODEL = "strategy.safetensors", "history.csv", "inference.onnx"
+STRATEGY = "strategy.safetensors"
 _KEY = "edgegrad"
 _RESUME = re.compile(r"(?:(?P<run>\d+)/)?(?:last|round-(?P<round>\d+))")
 

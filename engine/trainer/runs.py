@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 FORMAT = 1  # of position.json and run.json
 ARTIFACTS = "artifacts"
 POSITION, RUN, LOCK = "position.json", "run.json", "lock"
+HISTORY, LOG, REPORT = "history.csv", "log.jsonl", "report.html"  # what reports write
+CONFIG, INFERENCE = "run.toml", "inference.onnx"  # what `edgegrad train` writes
 _UNFINISHED = ".tmp-"
 _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be read
 

@@ -282,11 +282,12 @@ class Trainer(BatchTrainer):
         """
         from engine.trainer.artifact_folder import provide_folder, remove_with
         from engine.trainer.pytorch import export as torch_export
+        from engine.training.artifact_set import FORWARD
 
         asked = TrainerOptions(**options)
         with provide_folder(folder) as place:
             exported = torch_export.export(
-                module, example, os.path.join(place, "forward.onnx"), axes=axes,
+                module, example, os.path.join(place, FORWARD), axes=axes,
                 check_gradients=check_gradients,
             )  # fmt: skip
             if asked.frozen_batch_norm is None:

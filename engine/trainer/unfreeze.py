@@ -29,7 +29,7 @@ from engine.base.errors import InputError, ModelWarning, NameNotFoundError, Stat
 from engine.checkpoint import storage
 from engine.system.paths import KEY, Paths
 from engine.trainer.artifact_folder import provide_folder, remove_with
-from engine.training.artifact_set import CHECKPOINT, PROPERTY
+from engine.training.artifact_set import CHECKPOINT, FORWARD, PROPERTY
 from engine.training.statistics import list_statistics
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Unfreezing:
         for name in self.constants.keys() & graph.initializers.keys():
             graph.initializers[name] = self.constants[name]
         frozen = [name for name in list_parameters(graph) if name not in wanted]
-        forward = os.path.join(folder, "forward.onnx")
+        forward = os.path.join(folder, FORWARD)
         onnx_io.save(graph, forward)
         with warnings.catch_warnings():  # of the model, which was warned about when it was read
             warnings.simplefilter("ignore", ModelWarning)

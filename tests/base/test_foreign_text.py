@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from engine.base import foreign_text
 from engine.errors import FileError, InputError
-from engine.federated.output import HISTORY, Output
+from engine.federated.output import Output
 from engine.tools import cli
 from engine.tools.actions import prediction
 from engine.trainer.fit import Callback
 from engine.trainer.history import RESERVED, History
+from engine.trainer.runs import HISTORY
 from tests.support import tiny
 
 FORMULAS = [

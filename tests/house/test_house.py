@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.trainer import runs
+from engine.training import artifact_set
 from tests.support.places import ROOT
 
 PRODUCT = [p for f in ("engine", "graphs", "kernels", "tools") for p in (ROOT / f).rglob("*.py")]
@@ -207,3 +209,25 @@ def test_a_file_that_a_comment_names_is_found() -> None:
         '"""See gone.py and a/b.py, not <name>.py."""\nx = 1  # as in lost.py\ny = "other.py"\n'
     )
     assert list_named_files(source) == {"gone.py", "a/b.py", "lost.py"}
+
+
+# The names of files that runs and artifacts have, by the module that declares them.
+FILE_NAMES = {
+    **dict.fromkeys(
+        (runs.CONFIG, runs.HISTORY, runs.INFERENCE, runs.LOG, runs.POSITION, runs.REPORT, runs.RUN),
+        "engine/trainer/runs.py",
+    ),
+    **dict.fromkeys((*artifact_set.NAMES, artifact_set.FORWARD), "engine/training/artifact_set.py"),
+}
+
+
+def test_names_of_files_stand_once() -> None:
+    again = {
+        f"{_name(path)}:{node.lineno} {node.value}"
+        for path in PRODUCT
+        if any(name in (text := path.read_text("utf-8")) for name in FILE_NAMES)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if FILE_NAMES.get(node.value, _name(path)) != _name(path)
+    }
+    assert not again

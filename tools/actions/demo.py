@@ -19,6 +19,8 @@ from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
+from engine.trainer.runs import INFERENCE
+from engine.training.artifact_set import CHECKPOINT, EVALUATION, FORWARD, OPTIMIZER, TRAINING
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -145,28 +147,28 @@ def run(out: Path, epochs: int, threads: int | None = None) -> int:
     x, y, x_test, y_test = read_digits(rng)
     out.mkdir(parents=True, exist_ok=True)
     graph = make_classifier(rng)
-    onnx_io.save(graph, out / "forward.onnx")
+    onnx_io.save(graph, out / FORWARD)
     artifacts.generate_artifacts(
-        str(out / "forward.onnx"),
+        str(out / FORWARD),
         requires_grad=list(graph.initializers),
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=out,
         additional_output_names=["scores"],
     )
-    state = CheckpointState.load_checkpoint(out / "checkpoint")
-    module = Module(out / "training_model.onnx", state, out / "eval_model.onnx", threads=threads)
-    optimizer = Optimizer(out / "optimizer_model.onnx", module)
+    state = CheckpointState.load_checkpoint(out / CHECKPOINT)
+    module = Module(out / TRAINING, state, out / EVALUATION, threads=threads)
+    optimizer = Optimizer(out / OPTIMIZER, module)
     seconds = train(module, optimizer, x, y, epochs)
-    CheckpointState.save_checkpoint(state, out / "checkpoint", include_optimizer_state=True)
+    CheckpointState.save_checkpoint(state, out / CHECKPOINT, include_optimizer_state=True)
     plan = module.plan((BATCH, 1, 8, 8), (BATCH,))
     module.eval()
-    module.export_model_for_inferencing(out / "inference.onnx", ["scores"])
-    score = measure_accuracy(out / "inference.onnx", x_test, y_test)
+    module.export_model_for_inferencing(out / INFERENCE, ["scores"])
+    score = measure_accuracy(out / INFERENCE, x_test, y_test)
     print(f"\nwrote to {out}/:")
     for path in sorted(out.iterdir()):
         print(f"  {path.name:24s}{path.stat().st_size:>10,} bytes")
     print(plan.summary())
     print(f"time per step of {BATCH}: median {1e3 * float(np.median(seconds)):.3f} ms")
-    print(f"held-out accuracy of inference.onnx in onnxruntime: {score:.2%} (goal {GOAL:.0%})")
+    print(f"held-out accuracy of {INFERENCE} in onnxruntime: {score:.2%} (goal {GOAL:.0%})")
     return 0 if score >= GOAL else 1

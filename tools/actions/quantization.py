@@ -22,8 +22,8 @@ from engine.graphs.ir.graph import Graph
 from engine.quantization import Quantization, Quantized, quantize
 from engine.tools.actions import run_data, runs
 from engine.tools.actions.run_config import DataTable
-from engine.tools.actions.runs import INFERENCE
 from engine.trainer.metrics import metrics_of
+from engine.trainer.runs import INFERENCE
 from engine.trainer.sizes import BATCH_SIZE
 from engine.training.inference import Session
 

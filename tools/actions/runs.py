@@ -26,11 +26,9 @@ from engine.system import files
 from engine.tools.actions import run_config, run_data
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.trimmed.staging import staged
+from engine.trainer.runs import ARTIFACTS, CONFIG
 from engine.trainer.trainer import Trainer
 from engine.training.artifact_set import CHECKPOINT
-
-CONFIG, ARTIFACTS, INFERENCE = "run.toml", "artifacts", "inference.onnx"
-
 
 # --- what configurations leave open
 

@@ -42,7 +42,6 @@ from engine.tools.actions import run_config, run_data, runs
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.actions.quantization import measure_models
 from engine.tools.actions.run_config import RunConfig
-from engine.tools.actions.runs import ARTIFACTS, CONFIG, INFERENCE
 from engine.tools.trimmed.staging import staged
 from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
@@ -53,7 +52,7 @@ from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
 from engine.trainer.rate_search import RateSearch
 from engine.trainer.recipe import Recipe
-from engine.trainer.runs import RUN, RunFolder
+from engine.trainer.runs import ARTIFACTS, CONFIG, HISTORY, INFERENCE, REPORT, RUN, RunFolder
 from engine.trainer.sizes import BATCH_SIZE, make_batches
 from engine.trainer.trainer import Trainer
 from engine.training.artifact_set import FORWARD
@@ -63,8 +62,7 @@ from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 CLASSES, FLOAT, UNTRAINED, ACCURACY = (
     "classes.txt", "float.onnx", "post_training.onnx", "quantization.json",
 )  # fmt: skip
-REPORT = "report.html"
-_SHOWN = (INFERENCE, CLASSES, REPORT, "history.csv", ACCURACY, CONFIG)
+_SHOWN = (INFERENCE, CLASSES, REPORT, HISTORY, ACCURACY, CONFIG)
 
 Say = Callable[[str], None]
 

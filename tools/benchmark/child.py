@@ -24,6 +24,8 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.profiling.scaling import REPEATS, measure_balance
 from engine.training.artifact_set import CHECKPOINT, NAMES
 
+BATCH = "batch.npz"  # beside the artifacts: arrays x and y
+
 
 def measure_peak_memory() -> int:
     """Return the most bytes that this process has had resident; 0 where the system does not tell.
@@ -44,7 +46,7 @@ def serve(folder: Path, threads: int, answer: Callable[[dict[str, Any]], None]) 
     training, evaluation, optimizer_model = (folder / name for name in NAMES)
     module = Module(training, state, evaluation, threads=threads)
     optimizer = Optimizer(optimizer_model, module)
-    batch = np.load(folder / "batch.npz")
+    batch = np.load(folder / BATCH)
     x, y = batch["x"], batch["y"]
 
     def balance(count: int) -> dict[str, Any]:

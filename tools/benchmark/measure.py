@@ -27,12 +27,14 @@ from engine.profiling.scaling import Balance, predict_seconds
 from engine.runtime import roofline
 from engine.system import config
 from engine.tools.benchmark import machine
+from engine.tools.benchmark.child import BATCH
 from engine.tools.benchmark.energy import Meter, find_counters
 from engine.tools.benchmark.rest import await_rest
 from engine.tools.benchmark.result import BenchmarkRow, Peer, Result
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
+from engine.training.artifact_set import FORWARD
 from engine.training.module import Module
 from engine.training.state import CheckpointState
 
@@ -286,7 +288,7 @@ def _make_subject(
 
     path = Path(name).resolve()
     if not path.exists():
-        path = folder / "forward.onnx"
+        path = folder / FORWARD
         onnx_io.save(WORKLOADS[name].build(), path)
     model = open_model(path, 1)
     session = follow(lambda: (model, None))
@@ -451,5 +453,5 @@ def count_operations(folder: Path, threads: int) -> int:
     paths = list_artifacts(folder)
     state = CheckpointState.load_checkpoint(paths["checkpoint"])
     module = Module(paths["train"], state, threads=threads)
-    batch = np.load(folder / "batch.npz")
+    batch = np.load(folder / BATCH)
     return sum(step.flops for step in measure_work(module.plan(batch["x"].shape, batch["y"].shape)))

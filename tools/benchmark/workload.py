@@ -12,6 +12,8 @@ from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.models.layers import CLASSES
+from engine.tools.benchmark.child import BATCH
+from engine.training.artifact_set import FORWARD
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Workload:
         """
         folder.mkdir(parents=True, exist_ok=True)
         x, y = self.batch(size)
-        np.savez(folder / "batch.npz", x=x, y=y)
+        np.savez(folder / BATCH, x=x, y=y)
         return write_artifacts(self.build(), folder, self.trained)
 
 
@@ -80,7 +82,7 @@ def write_artifacts(graph: Graph, folder: Path, trained: tuple[str, ...] = ()) -
 
     trained: beginnings of the names of the parameters that train; empty for all.
     """
-    path = folder / "forward.onnx"
+    path = folder / FORWARD
     onnx_io.save(graph, path)
     artifacts.generate_artifacts(
         str(path),

@@ -9,9 +9,10 @@ import click
 
 from engine.base import option_tables as tables
 from engine.base.errors import StateError
-from engine.tools.actions import run_config, runs, training_run
+from engine.tools.actions import run_config, training_run
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.commands import options
+from engine.trainer.runs import CONFIG
 
 _INTERRUPTED = 130
 
@@ -158,7 +159,7 @@ def _merge_configuration(
             changes[place] = list(given[name]) if name == "label" else given[name]
     if resume and path is None:
         folder = changes.get("output.folder", run_config.OutputTable().folder)
-        path = Path(folder) / runs.CONFIG
+        path = Path(folder) / CONFIG
         if not path.is_file():
             raise StateError(f"{path.parent} holds no run to resume: leave out --resume")
     content = {} if path is None else run_config.read(path)

@@ -32,7 +32,7 @@ from engine.tools.trimmed.library import (
     write_bindings,
     write_sources,
 )
-from engine.tools.trimmed.manifest import describe_contents, make_manifest
+from engine.tools.trimmed.manifest import MANIFEST, describe_contents, make_manifest
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.options import Options
@@ -43,6 +43,7 @@ from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.report import make_report
 from engine.tools.trimmed.selftest import CheckpointStamp, keep_trained, record
 from engine.tools.trimmed.staging import staged
+from engine.training.artifact_set import CHECKPOINT
 
 
 def build(
@@ -82,7 +83,7 @@ def build(
         options = replace(options, only="decoder")
     with staged(out) as made:
         if checkpoint is not None:
-            (made / "checkpoint").write_bytes(content)
+            (made / CHECKPOINT).write_bytes(content)
         del content  # it is as large as all parameters
         return _build(files, made, options.each, checkpoint, progress)
 
@@ -178,7 +179,7 @@ def _build(
         "memory": report["memory"], "plans": report["parts"]["plans"],
         "constants": report["parts"]["constants"],
     }  # fmt: skip
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    (out / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     if recorded:
         progress.begin("linking", "linking the self-test")
         make_selftest(out, codes, source, recorded, options)
@@ -224,5 +225,5 @@ def build_library(
         library = link_library(made, codes, options)
         (made / "required_operators.config").write_text(str(config), "utf-8")
         manifest = make_manifest(source, options, library)
-        (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+        (made / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return manifest

@@ -15,6 +15,8 @@ from engine.tools.trimmed.bundle import Bundle, describe_inference
 from engine.tools.trimmed.generate import MESSAGE_BYTES, Source
 from engine.tools.trimmed.options import Options
 
+MANIFEST = "manifest.json"  # in the folder of a build; its Python interface reads it, too
+
 
 def make_manifest(source: Source, options: Options, library: Path) -> dict[str, Any]:
     """Return the part of a manifest that libraries of a model and of a set of ops have."""

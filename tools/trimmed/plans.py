@@ -33,6 +33,7 @@ from engine.tools.trimmed.decoders import (
 )
 from engine.tools.trimmed.kernel_set import find_makers
 from engine.tools.trimmed.progress import SILENT, StagePrinter
+from engine.trainer.runs import ARTIFACTS
 from engine.training import artifact_set, checks
 from engine.training.inference import read_sharing
 from engine.training.large_constants import freeze_constants
@@ -130,7 +131,7 @@ def list_artifacts(folder: Path) -> dict[str, Path]:
     """
     keys = ("train", "eval", "optimizer", "checkpoint")
     names = dict(zip(keys, (*artifact_set.NAMES, artifact_set.CHECKPOINT), strict=True))
-    inner = folder / "artifacts"
+    inner = folder / ARTIFACTS
     is_run = (inner / names["train"]).exists()
     if is_run and not any((folder / name).exists() for name in names.values()):
         folder, is_run = inner, False

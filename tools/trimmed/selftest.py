@@ -31,7 +31,9 @@ from engine.base.plan_options import PRECISIONS, PlanOptions, Precision
 from engine.plan.plan import Plan
 from engine.system import files as files_io
 from engine.tools.trimmed.decoders import DecoderPlans, open_decoder
+from engine.tools.trimmed.manifest import MANIFEST
 from engine.tools.trimmed.plans import Planned, load_state
+from engine.training.artifact_set import CHECKPOINT
 from engine.training.decoder import CLOSE
 from engine.training.inference import read_sharing
 from engine.training.joined import JoinedStep
@@ -71,12 +73,12 @@ def keep_trained(out: Path, checkpoint: CheckpointStamp) -> None:
     Raises:
         StateError: it would.
     """
-    path = out / "checkpoint"
+    path = out / CHECKPOINT
     if not path.exists():
         return
     there = CheckpointStamp.of(files_io.read(os.fspath(path), "checkpoint"))
     try:
-        made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
+        made = json.loads((out / MANIFEST).read_text("utf-8"))["checkpoint"]
     except (OSError, ValueError, LookupError, TypeError):
         made = None
     if there != checkpoint and asdict(there) != made:

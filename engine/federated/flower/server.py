@@ -30,9 +30,11 @@ from engine.federated.flower.strategies import (
     remember,
 )
 from engine.federated.local_options import matches
-from engine.federated.output import MODEL, Output
+from engine.federated.output import Output
 from engine.federated.parameters import Arrays
 from engine.federated.schema import EXAMPLES, NumberField
+from engine.trainer.runs import INFERENCE
+from engine.training.artifact_set import CHECKPOINT
 from engine.training.statistics import VARIANCES
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ class Federation:
                     f"{str(self.output.begin)!r}"
                 )
         assert self.output.begin is not None
-        self.trainer.load(self.output.begin / "checkpoint")
+        self.trainer.load(self.output.begin / CHECKPOINT)
         remember(strategy, arrays, numbers)
         before = int(position["round"])
         self._rows = self.output.read_history(before)
@@ -194,9 +196,9 @@ class Federation:
                     timeout=self.options.timeout,
                     evaluate_fn=lambda number, arrays: self._evaluate(number, arrays, data),
                 )
-            self.trainer.export(self.output.path / MODEL)
-            self.trainer.save(self.output.path / "checkpoint")
-            _log.info("Wrote %s", self.output.path / MODEL)
+            self.trainer.export(self.output.path / INFERENCE)
+            self.trainer.save(self.output.path / CHECKPOINT)
+            _log.info("Wrote %s", self.output.path / INFERENCE)
 
     def _save(self, done: Round, arrays: Arrays) -> None:
         """Write the checkpoint of a round whose replies have been aggregated."""

@@ -20,6 +20,7 @@ from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.tensorboard import TensorBoard
 from engine.trainer.reports.trackers import AimLog, MlflowLog, WandbLog
+from engine.trainer.runs import HISTORY, LOG, REPORT
 
 __all__ = [
     "SECTIONS",
@@ -52,6 +53,6 @@ def default(progress: bool, folder: Path | None) -> list[Callback]:
     if progress and is_notebook():
         callbacks.append(LiveCurve())
     if folder is not None:
-        callbacks += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]
-        callbacks += [HtmlReport(folder / "report.html")]
+        callbacks += [CsvLog(folder / HISTORY), JsonLog(folder / LOG)]
+        callbacks += [HtmlReport(folder / REPORT)]
     return callbacks

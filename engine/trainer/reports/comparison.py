@@ -25,11 +25,10 @@ from engine.trainer.epoch_charts import list_charts
 from engine.trainer.history import History, direction, is_better
 from engine.trainer.metrics.named import NOT_RESULTS, is_share
 from engine.trainer.reports.sections.request import flatten
-from engine.trainer.runs import RUN, RunFolder
+from engine.trainer.runs import CONFIG, HISTORY, INFERENCE, RUN, RunFolder
 from engine.training.artifact_set import CHECKPOINT
 from engine.training.mode import Mode
 
-MODEL, CONFIG = "inference.onnx", "run.toml"  # that `edgegrad train` writes beside the run
 CHANGING = ("format", "started", "resumed")  # entries of run.json that are not settings
 NONE = "–"
 DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # SHA-256; its first digits are shown
@@ -77,13 +76,13 @@ class RunRecord:
         self.settings = dict(flatten({k: v for k, v in content.items() if k not in CHANGING}))
         self.settings |= _read_settings(self.folder / CONFIG)
         best = run.best
-        places = {"checkpoint": best and best / CHECKPOINT, "model": self.folder / MODEL}
+        places = {"checkpoint": best and best / CHECKPOINT, "model": self.folder / INFERENCE}
         self.sizes = {name: p.stat().st_size for name, p in places.items() if p and p.is_file()}
 
     def _read_history(self, position: Mapping[str, Any]) -> History:
         """Return the rows of the last checkpoint, or of history.csv if it has more."""
         saved = History(position.get("history", ()))
-        path = self.folder / "history.csv"
+        path = self.folder / HISTORY
         logged = History.read(path) if path.is_file() else History()
         if not saved.rows and not logged.rows:
             raise FileError(f"{os.fspath(self.folder)!r}: the run has no epoch yet")

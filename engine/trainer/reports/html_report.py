@@ -25,6 +25,7 @@ from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.trace import Point, Trace
 from engine.trainer.reports.window import View, Window
+from engine.trainer.runs import RUN
 
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit
@@ -253,7 +254,7 @@ def _make_status(record: Record) -> str:
 def _request(folder: Path | None) -> dict[str, Any]:
     """Return the content of run.json; nothing if it is missing or unreadable."""
     try:
-        content = json.loads((folder / "run.json").read_text("utf-8")) if folder is not None else {}
+        content = json.loads((folder / RUN).read_text("utf-8")) if folder is not None else {}
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
