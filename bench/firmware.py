@@ -46,6 +46,7 @@ from engine.tools.benchmark.workload import list_parameters, write_artifacts
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.build import build
+from engine.tools.trimmed.bundle import BUDGETED
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.options import Options
@@ -63,8 +64,6 @@ BOARDS = {
 PLAIN_CPP = ("-std=c++17", "-Os", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-nostdinc++",
              "-fno-unwind-tables", "-fno-asynchronous-unwind-tables", "-fno-sanitize=all", "-Wall",
              "-Wextra", "-Werror", "-pedantic")  # fmt: skip
-# Memory that every model needs; the rest of it is the runtime's.
-OWN = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             flash, ram = count_memory(program, target)
             flash -= (Path(place, target) / "checkpoint").stat().st_size
             areas = manifest["report"]["areas"]
-            own = sum(size for area, size in areas.items() if area not in OWN)
+            own = sum(size for area, size in areas.items() if area not in BUDGETED)
             yield (
                 target, model.batch, parameters, flash / 1024, ram / 1024, own / 1024,
                 judge(losses, expected, later=FIRST),
@@ -262,7 +261,7 @@ def measure_goals(name: str, _: Namespace) -> Iterator[Cells]:
         for goal in GOALS[name]:
             options = Options(name.lower(), resolve(goal.target), [1], size=goal.is_small)
             report = build(artifacts, Path(place, "build"), options)["report"]
-            own = sum(report["areas"][area] for area in OWN)
+            own = sum(report["areas"][area] for area in BUDGETED)
             parts = report["parts"]
             yield (
                 goal.target, "--size" if goal.is_small else "", report["library"] / 1000,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.element_types import ELEMENT_TYPES
 from engine.base.errors import CheckpointError, DTypeError, InputError
 from engine.system import files
 
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the package
 MAX_RANK = 32  # of numpy 1; numpy 2 has 64
-_TYPES = {
-    "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16,
-    "U32": np.uint32, "I32": np.int32, "U64": np.uint64, "I64": np.int64, "F16": np.float16,
-    "F32": np.float32, "F64": np.float64,
-}  # fmt: skip
-_BFLOAT16 = "BF16"  # numpy lacks this type: read as float32, which holds all its values
+# Its names of our element types, by ours.
+TYPE_NAMES = {name: "BOOL" if name == "b1" else name.upper() for name in ELEMENT_TYPES}
+_TYPES = {TYPE_NAMES[t.name]: t.numpy for t in ELEMENT_TYPES.values() if not t.is_stored_only}
+_BFLOAT16 = TYPE_NAMES["bf16"]  # numpy lacks this type: read as float32, which holds all its values
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _METADATA = "__metadata__"
 _COUNT = struct.Struct("<Q")

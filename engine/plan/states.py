@@ -19,7 +19,7 @@ from engine.plan.plan import align
 Shape = tuple[int, ...]
 
 FORMS = ("parameter", "rows", "columns", "scalar")  # the C runtime knows them by their positions
-MOST_STATES = 6  # that an optimizer may have; the C runtime has the same limit
+MOST_STATES = 6  # that an optimizer may have
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from engine.plan.plan import ALIGN
 Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE = 1 << 21
-HUGE_BYTES = 1 << 22  # from this size on memory asks for huge pages, as in trimmed builds
+HUGE_BYTES = 1 << 22  # from this size on memory asks for huge pages; trimmed builds do so, too
 
 
 def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:

@@ -8,5 +8,6 @@
 #include <string.h>
 
 #define MODEL_FEDERATED 1
+#include "types.h"
 #include "bytes.c"
 #include "message.c"

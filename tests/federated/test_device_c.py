@@ -23,6 +23,7 @@ from tests.support.builds import (
     make_samples,
     needs_cc,
     run,
+    write_types,
 )
 from tests.support.messages import ARRAYS, DAMAGED, TAKEN, request
 from tests.support.places import DRIVERS, GOLDENS
@@ -174,11 +175,14 @@ def test_damaged_messages_are_refused(at: Device) -> None:
             assert at(content, 1).startswith("request: "), row
 
 
-READER = (*STRICT, *SANITIZE, "-std=c11", "-Wno-unused-function", f"-I{RUNTIME}", f"-I{DRIVERS}")
+def make_reader(out: Path, source: Path) -> Path:
+    """Make a program with the reader of messages alone."""
+    folders = (f"-I{folder}" for folder in (RUNTIME, DRIVERS, write_types()))
+    return compile_c(out, *STRICT, *SANITIZE, "-std=c11", "-Wno-unused-function", *folders, source)
 
 
 def test_changed_messages_never_crash(tmp_path: Path) -> None:
-    program = compile_c(tmp_path / "x", *READER, DRIVERS / "messages.c")
+    program = make_reader(tmp_path / "x", DRIVERS / "messages.c")
     request().write(tmp_path / "message")
     out = run(program, tmp_path / "message", "7", "30000")
     accepted, refused, _ = map(int, re.findall(r"\d+", out))
@@ -209,7 +213,7 @@ def test_names_are_read_whatever_is_in_them(tmp_path: Path) -> None:
             return 0;
         }
     """)
-    program = compile_c(tmp_path / "x", *READER, source)
+    program = make_reader(tmp_path / "x", source)
     name = 'a"\\\n\x01\u20ac\U0001f600'
     config: dict[str, float | str] = {"rate": -1.5e-7, "text": "\u20ac\n"}
     message = Message("train", fingerprint(ARRAYS), 0, {name: ARRAYS["fc.weight"]}, config)
@@ -245,7 +249,7 @@ def test_numbers_are_read_and_written_to_the_last_bit(tmp_path: Path) -> None:
             return 0;
         }
     """)
-    program = compile_c(tmp_path / "x", *READER, source)
+    program = make_reader(tmp_path / "x", source)
     rng = np.random.default_rng(5)
     bits = rng.integers(0, 1 << 32, 20_000, np.uint32)
     floats = bits.view(np.float32)

@@ -18,7 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from engine.tools.trimmed.generate import RUNTIME
-from tests.support.builds import SANITIZE, WARNINGS, load, make_build, make_library, plan_file
+from tests.support.builds import (
+    SANITIZE,
+    WARNINGS,
+    load,
+    make_build,
+    make_library,
+    plan_file,
+    write_types,
+)
 from tests.support.messages import request
 from tests.support.places import DRIVERS, GOLDENS
 
@@ -29,7 +37,7 @@ READERS = ("checkpoint", "plan", "message")
 def sources(reader: str) -> list[str]:
     """Return the sources of the driver of a reader, besides tests/c/fuzz.c, and the flags."""
     if reader == "message":
-        return [f"-I{RUNTIME}", "-Wno-unused-function"]
+        return [f"-I{RUNTIME}", f"-I{write_types()}", "-Wno-unused-function"]
     folder = make_library() if reader == "plan" else make_build("mlp")
     return [f"-I{folder}", *(str(folder / "src" / n) for n in ("mnist.c", "kernels.o")), "-pthread"]
 

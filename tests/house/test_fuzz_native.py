@@ -13,7 +13,14 @@ from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 from tests.fuzz import native
-from tests.support.builds import SANITIZE, WARNINGS, make_build, make_build_for, needs_cc
+from tests.support.builds import (
+    SANITIZE,
+    WARNINGS,
+    make_build,
+    make_build_for,
+    needs_cc,
+    write_types,
+)
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS
 
@@ -101,7 +108,7 @@ def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -
         [(folder / "src" / "kernels.o").read_bytes()] if is_model else [],
         [*drivers, *([folder / "src" / "mnist.c"] if is_model else [])],
         platform, tmp_path / "there", kind="executable", threads=False, compiler="zig",
-        include=[folder, DRIVERS, RUNTIME], defines={"_POSIX_C_SOURCE": "200809L"},
+        include=[folder, DRIVERS, RUNTIME, write_types()], defines={"_POSIX_C_SOURCE": "200809L"},
     )  # fmt: skip
     there = emulator.run(program, *words)
     assert there.splitlines()[0] == here.stdout.splitlines()[0]

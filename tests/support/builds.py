@@ -23,7 +23,7 @@ from engine.tools import cli
 from engine.tools.trimmed.api import ApiFunction, list_functions
 from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.bundle import Bundle
-from engine.tools.trimmed.generate import CpuLevel, Source
+from engine.tools.trimmed.generate import CpuLevel, Source, define_types
 from engine.tools.trimmed.opset import of_graphs
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import list_artifacts, make_plans
@@ -57,6 +57,15 @@ def find_functions(library: bool = False) -> dict[str, ApiFunction]:
     """Return the functions of the header of such a build by their names."""
     header = make_source("mnist", library=library).read_header()
     return {function.name: function for function in list_functions(header)}
+
+
+@functools.cache
+def write_types() -> Path:
+    """Write what files of the runtime need of element types alone; return the folder of types.h."""
+    folder = make_root() / "types"
+    folder.mkdir()
+    (folder / "types.h").write_text("\n".join(define_types()) + "\n")
+    return folder
 
 
 def list_decoder_functions() -> set[str]:

@@ -83,7 +83,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "reason": (change(reason="x"), "'train' with reason 'x'"),
     "no tensors": (pack_tensors(body=0), "with 0 tensors; expected its parameters"),
     "unknown type": (pack_tensors(place([6], [0, 24], "F8_E4M3")), "'t0' is 'F8_E4M3'; supported"),
-    "type list": (pack_tensors(place([6], [0, 24], ["F32"])), "supported: BOOL"),
+    "type list": (pack_tensors(place([6], [0, 24], ["F32"])), "supported: F32"),
     "overlap": (
         pack_tensors(place([6], [0, 24]), place([3], [0, 12])),
         "bytes 0 to 24 of 24 for 24",

@@ -22,12 +22,11 @@ from engine.quantization.post_training import freeze_in_integers
 from engine.tools.actions.checks import LAST, TrainingChoices, make_recipe
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.build import build
+from engine.tools.trimmed.bundle import BUDGETED
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.trainer.forward import Forward
 from engine.training.settings import RecipeOptions
-
-_BUDGETED = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ def _list_smaller_steps(
         yield f"--batch 1{sized}, adding up gradients of steps", alone, None
         joined = replace(joined, batches=[1])
         yield f"--batch 1 --joined{sized}", joined, None
-    others = sum(n for area, n in need.areas.items() if area not in _BUDGETED)
+    others = sum(n for area, n in need.areas.items() if area not in BUDGETED)
     if room.ram is not None and room.ram > others:
         budget = room.ram - others
         yield f"{single}--joined --budget {budget}{sized}", _set_budget(joined, budget), None

@@ -37,6 +37,7 @@ from engine.plan.plan import (
 from engine.plan.plan_file import Writer
 from engine.plan.states import FORMS
 from engine.runtime.program import list_moves
+from engine.runtime.team import LAUNCH, WORKER
 from engine.tools.trimmed.decoders import USES
 from engine.tools.trimmed.packing import pack
 from engine.tools.trimmed.plans import PHASES, Planned
@@ -45,7 +46,11 @@ from engine.tools.trimmed.records import CalledStep, OperandPlace, StepRecords
 from engine.training.model_file import RESET
 from engine.training.state import PROGRESS
 
-PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
+PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs, as plan_read.c asserts
+# By the bits of an address, the most bytes that a model may take.
+MOST_MEMORY = {32: (1 << 31) - 1, 64: 1 << 46}
+# Areas of a model's memory, see `list_areas`, that a memory budget bounds.
+BUDGETED = ("parameters", "gradients", "optimizer state", "inputs and outputs", "work memory")
 PACKED_PART = 128  # of a model's memory: the most that its plans take there, to be packed
 UNPACKING = 512  # bytes of code that unpacks plans, and more than that to be worth it
 # Of user properties: a part of the parameters' bytes within limits; and on bare metal.
@@ -53,7 +58,7 @@ PROPERTY_PART, LEAST_PROPERTY_BYTES, PROPERTY_BYTES, BARE_PROPERTY_BYTES = 16, 1
 PROPERTY_HEAD = 32  # bytes of `struct property` of runtime.c, before the name and the text
 # Of the learning rate, the loss scale and the counts while a checkpoint is written.
 OWN_PROPERTY_ROOM = align(sum(-(-(PROPERTY_HEAD + len(name) + 2) // 8) * 8 for name in PROGRESS))
-RUNTIME = ("launch", "worker")  # kernels that run plans
+RUNTIME = (LAUNCH.template, WORKER.template)  # kernels that run plans
 # Inputs that the runtime fills: columns of table `plan`, which say where they are.
 FILLED = {"fault": FAULT, "reset": RESET, "noise": NOISE, "scale": LOSS_SCALE}
 OF_OPTIMIZER = {"rate": "learning_rate", "step": "step"}  # more of the optimizer's plan
@@ -76,11 +81,12 @@ def describe_target(target: Target) -> str:
     return f"{target.arch}/v{target.vector}/{'x'.join(map(str, blocks))}"
 
 
-def handle_bytes(threads: int) -> int:
-    """Return the bytes kept for `struct model` of a build; an assertion in runtime.c checks that
-    they suffice.
+def count_handle_bytes(threads: int, *, has_plans: bool = True) -> int:
+    """Return the bytes kept for `struct model`; an assertion in runtime.c checks that they suffice.
+
+    has_plans: whether the plans are part of the library.  Those of one thread run in place.
     """
-    return 768 if threads == 1 else 1344 + 128 * threads
+    return 768 if has_plans and threads == 1 else 1344 + 128 * threads
 
 
 def count_property_bytes(target: Target, parameters: int) -> int:
@@ -119,7 +125,7 @@ class Bundle:
 
         is_file: whether the plans are not part of a library: they name their kernels, and a library
             looks them up and checks that the plans were made for it.
-        packs: whether a library has its plans packed; None: where it gains by that, see `_packs`.
+        packs: whether a library has its plans packed; None: where it gains by that.
         """
         self.planned, self.target, self.threads = planned, target, threads
         self.entries, self.phases = [planned.plans.get("optimizer")], ["optimizer"]
@@ -283,7 +289,7 @@ class Bundle:
             "properties": [
                 count_property_bytes(self.target, self.count_region("param")) + OWN_PROPERTY_ROOM
             ],
-            "bookkeeping": [handle_bytes(self.threads)],
+            "bookkeeping": [count_handle_bytes(self.threads)],
         }
         return {name: sum(map(align, sizes)) for name, sizes in areas.items()}
 

@@ -17,16 +17,13 @@ from engine.kernels.binaries import load
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import KernelSpec, format_bytes
-from engine.tools.trimmed.bundle import Bundle
+from engine.tools.trimmed.bundle import MOST_MEMORY, Bundle
 from engine.tools.trimmed.cpu import can_choose
 from engine.tools.trimmed.export import make_graph
 from engine.tools.trimmed.generate import CpuLevel, Source
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.plans import Planned, make_plans
 from engine.tools.trimmed.progress import StagePrinter
-
-# By the bits of an address, the most bytes that a model may take: LARGEST of `plan_read.c`.
-_MOST_MEMORY = {32: (1 << 31) - 1, 64: 1 << 46}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def _check_memory(bundle: Bundle, options: Options) -> None:
         OutOfMemoryError: they do not.
     """
     bits = bundle.target.address_bits
-    needed, most = bundle.count_memory(), _MOST_MEMORY[bits]
+    needed, most = bundle.count_memory(), MOST_MEMORY[bits]
     if needed > most:
         raise OutOfMemoryError(
             f"target {options.platform.name}: the model takes {format_bytes(needed)}, and "

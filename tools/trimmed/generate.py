@@ -14,13 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+
+from engine.base.element_types import ELEMENT_TYPES, ElementType
 from engine.base.errors import ModelError
 from engine.base.proximal import ANCHOR, MU
+from engine.checkpoint.safetensors import TYPE_NAMES
 from engine.kernels.compiler.calls import UNIT
 from engine.kernels.machine.target import Target
 from engine.plan.context import write_c_header
+from engine.plan.file_schema import HEAD, MAGIC, SEALED, STRIPPED, VERSION, Rule, make_schema
 from engine.plan.plan import REGIONS
-from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
+from engine.plan.states import FORMS, MOST_STATES
+from engine.runtime.arena import HUGE_BYTES, HUGE_PAGE
 from engine.runtime.team import LAUNCH
 from engine.tools.trimmed.api import (
     ApiFunction,
@@ -32,13 +38,17 @@ from engine.tools.trimmed.api import (
 )
 from engine.tools.trimmed.bindings.package import Api, select_lines
 from engine.tools.trimmed.bundle import (
+    MOST_MEMORY,
     OWN_PROPERTY_ROOM,
+    PARAMETER_ROOM,
+    PLAN_ROOM,
+    PORT_ROOM,
     PROPERTY_HEAD,
     Bundle,
+    count_handle_bytes,
     count_property_bytes,
     describe_target,
     digest_kernels,
-    handle_bytes,
 )
 from engine.tools.trimmed.cpu import list_needs, write_needs
 from engine.tools.trimmed.export import GraphTemplate
@@ -253,6 +263,8 @@ class Source:
         functions = self.list_api(freestanding=False)
         text = select_lines(_read_template(file), {function.name for function in functions})
         text = text.replace('"model"', f'"{self.name}"', 1)
+        dtypes = (np.dtype(t.numpy).name if t else "" for t in _list_types())
+        text = text.replace("@dtypes@", ",".join(dtypes))
         return text.replace("@functions@", write_ctypes(functions))
 
     def read_header(self) -> str:
@@ -391,7 +403,7 @@ class Source:
         if planned.decoder:
             yield "POSITIONS", planned.decoder.options.positions, "tokens that the caches hold"
             yield "CACHE_BYTES", planned.decoder.cache_bytes, "caches, a part of IO_BYTES"
-        yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"
+        yield "HANDLE_BYTES", count_handle_bytes(self.threads), "bookkeeping; the rest is tables"
         for phase in PHASES[:3]:
             for what, names in (("inputs", planned.inputs), ("outputs", planned.outputs)):
                 listed = names.get(phase, ())
@@ -402,6 +414,14 @@ class Source:
         yield f"#define BUILD {quote(self.build)}"
         yield f"#define KERNELS {quote(digest_kernels())}"
         yield f"#define TARGET {quote(describe_target(self.target))}"
+        yield from define_types()
+        yield f"enum {{ HUGE_PAGE = {HUGE_PAGE}, HUGE_BYTES = {HUGE_BYTES} }}; /* of memory */"
+        handle = count_handle_bytes(self.threads, has_plans=self.bundle is not None)
+        yield f"enum {{ HANDLE_BYTES = {handle} }}; /* of struct model */"
+        rooms = {"PARAMETER": PARAMETER_ROOM, "PORT": PORT_ROOM, "PLAN": PLAN_ROOM}
+        yield f"enum {{ {', '.join(f'{word}_ROOM = {size}' for word, size in rooms.items())} }};"
+        for width, most in MOST_MEMORY.items():
+            yield f"#define LARGEST_OF_{width}_BITS {most}u"
         yield f"#define OWN_PROPERTY_ROOM {OWN_PROPERTY_ROOM}"
         yield f"#define PROPERTY_HEAD {PROPERTY_HEAD}"
         own = [f"OWN_{name.partition('.')[2].upper()}" for name in PROGRESS]
@@ -511,6 +531,27 @@ class Source:
         yield "\n".join(["static const struct level levels[] = {", *rows, "};"])
 
 
+def _list_types() -> list[ElementType | None]:
+    """Return the types of the elements of tensors by their number, which is ONNX's.
+
+    None stands for a number of other types.
+    """
+    tensors = {t.onnx: t for t in ELEMENT_TYPES.values() if t.kind != "half"}
+    return [tensors.get(number) for number in range(max(tensors) + 1)]
+
+
+def define_types() -> Iterator[str]:
+    """Yield the lines that list bytes and names of element types: by number, and of messages."""
+    types, messages = _list_types(), list(ELEMENT_TYPES.values())
+    for word, values in {
+        "TYPE_BYTES": [str(t.itemsize if t else 0) for t in types],
+        "TYPE_NAMES": [quote(TYPE_NAMES[t.name] if t else "") for t in types],
+        "MESSAGE_TYPE_BYTES": [str(t.itemsize) for t in messages],
+        "MESSAGE_TYPES": [quote(TYPE_NAMES[t.name]) for t in messages],
+    }.items():
+        yield f"#define {word} {', '.join(values)}"
+
+
 def _read_template(file: str) -> str:
     return (RUNTIME / file).read_text("utf-8")
 
@@ -524,7 +565,10 @@ def _format(*, rules: bool) -> Iterator[str]:
     tables = make_schema(stripped=True)
     columns = [column for group in tables.values() for column in group]
     numbers = {table: i for i, table in enumerate(tables)}
+    yield f"#define PLAN_MAGIC {int.from_bytes(MAGIC, 'little')}u"
     yield f"enum {{ PLAN_VERSION = {VERSION}, PLAN_STRIPPED = {STRIPPED} }};"
+    yield f"enum {{ HEAD_BYTES = {HEAD.size}, SEALED = {SEALED}, MOST_STATES = {MOST_STATES} }};"
+    yield f"enum form {{ {', '.join(f'F_{name.upper()}' for name in FORMS)}, FORMS }};"
     yield f"enum {{ {', '.join(f'R_{name.upper()}' for name in REGIONS)}, REGIONS }};"
     yield f"enum {{ {', '.join(f'T_{name.upper()}' for name in tables)}, TABLES }};"
     names = ", ".join(f"C_{c.table.upper()}_{c.name.upper()}" for c in columns)

@@ -135,7 +135,7 @@ static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *cons
         report(message, "plan is NULL: it must be the content of a plan file");
         return MODEL_BAD_INPUT;
     }
-    if (bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'L') {
+    if (bytes < HEAD_BYTES || little(f, 4) != PLAN_MAGIC) {
         report(message, "this is no plan file of edgegrad plan");
         return MODEL_BAD_PLAN;
     }

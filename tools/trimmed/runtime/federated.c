@@ -4,8 +4,7 @@
 
 static const char *type_name(int dtype)
 {
-    static const char names[][5] = {"", "F32", "U8", "I8", "U16", "I16", "I32", "I64", "",
-                                    "BOOL", "", "F64", "U32", "U64"};
+    static const char names[][5] = {TYPE_NAMES};
     return names[dtype];
 }
 

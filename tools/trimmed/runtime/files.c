@@ -8,8 +8,6 @@
 #define sync_file(file) fsync(fileno(file))
 #endif
 
-enum { HUGE_PAGE = 1 << 21, HUGE_BYTES = 1 << 22 }; /* bytes; blocks that ask for huge pages */
-
 /* Return what the address of a block of memory is a multiple of. */
 static size_t alignment_of(size_t size)
 {

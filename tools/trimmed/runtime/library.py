@@ -44,6 +44,8 @@ _KINDS: dict[str, Any] = {
 }  # fmt: skip
 # Rows `function:letters`, of its result and its arguments: written from the header's declarations.
 _FUNCTIONS = """@functions@"""
+# The names of numpy for types of elements, by the numbers of the header's enum.
+_NAMES = "@dtypes@"
 
 
 class _Tensor(ctypes.Structure):
@@ -53,7 +55,7 @@ class _Tensor(ctypes.Structure):
 
 
 _KINDS["t"] = ctypes.POINTER(_Tensor)
-_DTYPES = ("", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "?", "", "f8", "u4", "u8")
+_DTYPES = _NAMES.split(",")
 functions: dict[str, Any] = {}
 _library = ctypes.CDLL(str(HERE / INFO["library"]))
 for _name, _letters in re.findall(r"(\w+):(\w+)", _FUNCTIONS):
@@ -139,7 +141,7 @@ def describe_port(found: Any) -> dict[str, Any]:
     t = found.contents
     return {
         "name": t.name.decode(),
-        "dtype": np.dtype(_DTYPES[t.dtype]).name,
+        "dtype": _DTYPES[t.dtype],
         "shape": t.dims[: t.rank],
         "trainable": bool(t.trainable),
     }

@@ -302,9 +302,8 @@ static const char *message_counts(const char *at, const char *end, uint64_t *val
 
 static size_t message_item(const char *dtype)
 {
-    static const char names[][5] = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32",
-                                    "F32", "U64", "I64", "F64"};
-    static const uint8_t sizes[] = {1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
+    static const char names[][5] = {MESSAGE_TYPES};
+    static const uint8_t sizes[] = {MESSAGE_TYPE_BYTES};
     for (size_t k = 0; k < sizeof sizes; k++)
         if (is_text(dtype, length(dtype), names[k]))
             return sizes[k];

@@ -14,10 +14,9 @@
  * The words of a step decide how much memory its kernel reads and writes, and are not checked here:
  * see "Prepared plans" in SECURITY.md. */
 
-enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 32, SEALED = 12 };
 enum { MOST_ROWS = 1 << 24 };
 /* The largest size or sum of sizes that is accepted, so that no sum overflows. */
-#define LARGEST ((size_t)(SIZE_MAX > UINT32_MAX ? (uint64_t)1 << 46 : 0x7FFFFFFF))
+#define LARGEST ((size_t)(SIZE_MAX > UINT32_MAX ? LARGEST_OF_64_BITS : LARGEST_OF_32_BITS))
 
 _Static_assert(sizeof(struct parameter) <= PARAMETER_ROOM, "PARAMETER_ROOM is too small");
 _Static_assert(sizeof(struct port) <= PORT_ROOM, "PORT_ROOM is too small");
@@ -197,7 +196,7 @@ static void open_tables(struct tables *t, const struct level *level, const uint8
 
 static size_t item_bytes(int dtype)
 {
-    static const uint8_t bytes[] = {0, 4, 1, 1, 2, 2, 4, 8, 0, 1, 0, 8, 4, 8};
+    static const uint8_t bytes[] = {TYPE_BYTES};
     return dtype >= 0 && dtype < (int)sizeof bytes ? bytes[dtype] : 0;
 }
 

@@ -29,8 +29,6 @@ static kernel kernel_at(const kernel_row *table, size_t number)
 #define IN_PLACE 0
 #endif
 
-enum { HANDLE_BYTES = IN_PLACE ? 768 : 1344 + 128 * MODEL_THREADS }; /* of struct model */
-
 /* A feature of CPUs that code uses; cpu.c explains it. */
 struct need {
     uint8_t word;
@@ -106,9 +104,7 @@ struct plan {
 enum { DECODER_PLANS = MODEL_DECODES ? 2 : 0 };
 enum { OPTIMIZER = 3, STEP, PROMPT, PHASES = OPTIMIZER + 1 + DECODER_PLANS };
 
-enum { MOST_STATES = 6, MOST_DIMS = 64 };
-
-enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
+enum { MOST_DIMS = 64 };
 
 /* A state of the optimizer, with a tensor for each trained parameter.  engine/plan/states.py lists
  * the forms. */
