@@ -25,11 +25,10 @@ from bench.rows import Bench, Cells
 from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.op import MS, TensorType
 from engine.tools.benchmark.workload import list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
-MS = "com.microsoft"
 BLOCK, RANK, STEPS = 32, 8, 3
 
 

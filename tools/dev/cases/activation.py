@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed, i64
 
-MS = "com.microsoft"
 OFF_ZERO = {"avoid": 0.0}
 WIDE = {"low": -1e4, "high": 1e4}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.attention import attend
 from engine.tools.dev.cases.case import Case, Tensor, f32
 
-MS = "com.microsoft"
 BATCH, LENGTH, KEYS, SIZE, HEADS, WIDTH = 2, 5, 7, 8, 2, 4
 LENGTHS = np.array([3, 5], np.int32)
 ENDS_STARTS = np.array([3, 5, 1, 2], np.int32)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.kernels.vocabulary.terms import Formulas
 from engine.tools.dev.cases.case import Case, Tensor, f32
-
-MS = "com.microsoft"
 
 
 def per_channel(v: Any, rank: Any) -> Any:

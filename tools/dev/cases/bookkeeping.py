@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32
-
-MS = "com.microsoft"
 
 CASES = (
     Case("InPlaceAccumulator", (f32(2, 3), f32(2, 3)), domain=MS, reference=lambda s, v: [s + v]),

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed
 
-OURS = "engine"
 WORDS = np.array([[1, 2, 1], [2, 2, 0], [0, 0, 0], [3, 0, 0]])  # of 3, 2, 0 and 1 labels
 LENGTHS = np.array([3, 2, 0, 1])
 STEPS = np.array([6, 6, 4, 5])

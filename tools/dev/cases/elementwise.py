@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed, i64
 
-MS = "com.microsoft"
 POSITIVE = {"low": 0.2, "high": 3.0}
 OFF_ZERO = {"avoid": 0.0}
 FLOAT, DOUBLE, UINT8, INT8, INT32, INT64, BOOL = 1, 11, 2, 3, 6, 7, 9  # of TensorProto.DataType

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32, i64
 from engine.tools.dev.cases.shape import axes
-
-MS = "com.microsoft"
 
 
 def _gather_grad(shape: Any, index: Any, dy: Any, axis: int = 0) -> Any:

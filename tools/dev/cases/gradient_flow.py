@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.cases.case import Case, f32
-
-OURS = "engine"
 
 CASES = (
     Case("StopGradient", (f32(2, 3),), domain=OURS, reference=lambda y: [y]),

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, f32
-
-MS = "com.microsoft"
 
 
 def group(x: Any, scale: Any, b: Any, num_groups: Any, epsilon: float = 1e-5, **_: Any) -> Any:

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, f32, i32
-
-MS = "com.microsoft"
 
 
 def layer(

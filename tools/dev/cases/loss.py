@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32, i64
-
-MS = "com.microsoft"
 
 
 def labels(*shape: int, classes: int, dtype: str = "int64") -> Tensor:

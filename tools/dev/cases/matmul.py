@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.activation import activated
 from engine.tools.dev.cases.case import Case, f32
 
@@ -24,8 +25,6 @@ def _fused_gemm(a: Any, b: Any, c: Any, transB: int = 0, activation: str = "", a
     y = alpha * (a @ (b.T if transB else b)) + beta * c
     return [activated(y, activation, *params.values())]
 
-
-MS = "com.microsoft"
 
 ACTIVATED: dict[str, dict[str, float]] = {
     "Tanh": {}, "Sigmoid": {}, "Softplus": {}, "Softsign": {}, "HardSwish": {},

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from engine.kernels.vocabulary.expression import philox
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, f32, fed
 
-MS = "com.microsoft"
 FLOAT, DOUBLE, INT64 = 1, 11, 7
 MASK, LIKE = "dropout/RandomMask", "dropout/RandomUniformLike_output_0"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS, OURS
 from engine.tools.dev.cases.case import Case, f32, fed, i64
-from engine.tools.dev.cases.quantization import ANY, MS, raw, scales, zeros
+from engine.tools.dev.cases.quantization import ANY, raw, scales, zeros
 
-ENGINE = "engine"
 Array = np.ndarray
 
 
@@ -139,44 +139,44 @@ NBITS = (
 
 WIDE = {"rows": 37, "columns": 70}  # more than a panel, and no whole vectors
 PRODUCTS = (
-    Case("QuantizedMatMul", (f32(7, 37), raw(37, 70), scales(1)), WIDE, (0,), ENGINE,
+    Case("QuantizedMatMul", (f32(7, 37), raw(37, 70), scales(1)), WIDE, (0,), OURS,
          reference=_matmul, name="one-scale"),
     Case("QuantizedMatMul", (f32(2, 3, 70), raw(37, 70, dtype="int8"), scales(37), signed(37),
-                             f32(37)), WIDE | {"block_rows": 1, "trans": 1}, (0, 4), ENGINE,
+                             f32(37)), WIDE | {"block_rows": 1, "trans": 1}, (0, 4), OURS,
          reference=_matmul, name="scale-of-a-row"),
     *(Case("QuantizedMatMul", (f32(7, 70 if trans else 37), raw(37, 70, dtype="int8"), scales(70),
-                               points), WIDE | {"block_columns": 1, "trans": trans}, (0,), ENGINE,
+                               points), WIDE | {"block_columns": 1, "trans": trans}, (0,), OURS,
            reference=_matmul, name=f"scale-of-a-column-{kind}-{trans}")
       for trans in (0, 1)
       for kind, points in (("plain", None), ("integers", signed(70)), ("floats", scales(70) * 99))),
     Case("QuantizedMatMul", (f32(7, 37), raw(37, 70), scales(10, 70), zeros(10, 70)),
-         WIDE | {"block_rows": 4, "block_columns": 1}, (0,), ENGINE, reference=_matmul,
+         WIDE | {"block_rows": 4, "block_columns": 1}, (0,), OURS, reference=_matmul,
          name="blocks-of-rows"),
     *(Case("QuantizedMatMul", (f32(7, 33), raw(1089, dtype=kind), scales(66), points),
            {"rows": 66, "columns": 33, "bits": 4, "block_rows": 1, "zero_bits": 4, "zero_stride": 3,
-            "trans": 1}, (0,), ENGINE, reference=_matmul, tol=4e-6,
+            "trans": 1}, (0,), OURS, reference=_matmul, tol=4e-6,
            name=f"rows-that-begin-in-a-byte-{kind}-{'zeros' if points is not None else 'none'}")
       for kind, points in (("int8", signed(99)), ("uint8", zeros(99)), ("int8", None))),
     Case("QuantizedMatMul", (f32(3, 300), raw(300 * 130), scales(130)),
-         {"rows": 300, "columns": 130, "block_columns": 1}, (0,), ENGINE, reference=_matmul,
+         {"rows": 300, "columns": 130, "block_columns": 1}, (0,), OURS, reference=_matmul,
          tol=4e-6, name="deep"),
-    Case("QuantizedMatMul", (f32(3, 0, 37), raw(37, 70), scales(1)), WIDE, (), ENGINE,
+    Case("QuantizedMatMul", (f32(3, 0, 37), raw(37, 70), scales(1)), WIDE, (), OURS,
          reference=_matmul, name="quantised-product-of-nothing"),
     *(Case("QuantizedConv", (f32(2, 20 if trans else 6, 3, 5), raw(6, 20, dtype="int8"), scales(6),
                              signed(6), f32(6 if trans else 20)),
-           {"rows": 6, "columns": 20, "block_rows": 1, "trans": trans}, (0, 4), ENGINE,
+           {"rows": 6, "columns": 20, "block_rows": 1, "trans": trans}, (0, 4), OURS,
            reference=_conv, name=f"quantised-1x1-{trans}") for trans in (0, 1)),
     Case("QuantizedConv", (f32(2, 32, 1, 2), raw(6, 32, dtype="int8"), scales(6), signed(6),
                            f32(6)), {"rows": 6, "columns": 32, "block_rows": 1, "trans": 1},
-         (0, 4), ENGINE, reference=_conv, name="quantised-1x1-of-few-pixels"),
+         (0, 4), OURS, reference=_conv, name="quantised-1x1-of-few-pixels"),
 )  # fmt: skip
 
 ROWS = (
     Case("QuantizedGather", (fed([[2, -1], [0, 2]], "int64"), raw(5, 20), scales(5)),
-         {"rows": 5, "columns": 20, "block_rows": 1}, domain=ENGINE, reference=_rows),
+         {"rows": 5, "columns": 20, "block_rows": 1}, domain=OURS, reference=_rows),
     Case("QuantizedGather", (fed([4, 1, 1], "int32"), raw(5, 20, dtype="int8"), scales(20),
                              signed(20)),
-         {"rows": 5, "columns": 20, "block_columns": 1}, domain=ENGINE, reference=_rows),
+         {"rows": 5, "columns": 20, "block_columns": 1}, domain=OURS, reference=_rows),
     Case("GatherBlockQuantized", (raw(6, 20), fed([[5, 0, 3]], "int64"), f32(6, 3, **ANY),
                                   raw(6, 2)), {"block_size": 16}, domain=MS, reference=_table),
     Case("GatherBlockQuantized", (raw(6, 40), fed([1, -6], "int64"), f32(6, 1, **ANY)),

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from engine.kernels.vocabulary.integers import fill_panels, pack_panels
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.attention_contrib import attend_joined
 from engine.tools.dev.cases.case import Case, Tensor, f32, fed
 from engine.tools.dev.cases.recurrent import recurrence, round_to_bytes
 
-MS = "com.microsoft"
 LIMITS = {
     kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
     for kind in ("uint8", "int8", "uint16", "int16")

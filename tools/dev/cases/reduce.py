@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32, i64
 
-MS = "com.microsoft"
 POSITIVE = {"low": 0.5, "high": 2.0}
 
 # op, the range its inputs are drawn from

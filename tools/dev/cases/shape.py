@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32
-
-MS = "com.microsoft"
 
 
 def axes(*values: int) -> np.ndarray:

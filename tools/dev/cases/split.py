@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.case import Case, Tensor, f32
 from engine.tools.dev.cases.shape import axes
 
-MS = "com.microsoft"
 END = 2**63 - 1
 
 
