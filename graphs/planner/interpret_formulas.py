@@ -23,8 +23,11 @@ import numpy as np
 
 from engine.base.errors import UnsupportedOpError
 from engine.graphs.planner.draft import Draft, DraftCall
+from engine.kernels.loops import fold, interpreter
+from engine.kernels.loops import map as maps
 from engine.kernels.loops.fold import COLUMN_WORDS, ROW_WORDS
 from engine.kernels.loops.map import collapse, map_words
+from engine.kernels.ops import noise
 from engine.kernels.ops.noise import PLAIN
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
@@ -79,11 +82,11 @@ class _Closing:
     def visit(self, call: DraftCall) -> None:
         """Append a call, or the calls that stand for it."""
         match call.spec.template:
-            case "map":
+            case maps.map.name:
                 self._replace_map(call)
-            case "reduce_rows" | "reduce_cols" if call.spec.params[2:] != _BARE:
+            case fold.reduce_rows.name | fold.reduce_cols.name if call.spec.params[2:] != _BARE:
                 self._split_fold(call)
-            case "draw" if call.spec.params not in PLAIN:
+            case noise.draw.name if call.spec.params not in PLAIN:
                 self._draw(call)
             case _:
                 self.calls.append(call)
@@ -155,7 +158,7 @@ class _Closing:
         self.calls.append(
             replace(
                 call,
-                spec=KernelSpec("formula", (domain,)),
+                spec=KernelSpec(interpreter.formula.name, (domain,)),
                 args=(("r", name), ("s", work), *args),
                 consts=(),
                 inplace=tuple((w + 2, r + 2) for w, r in inplace),
@@ -198,7 +201,7 @@ class _Closing:
         y, size = call.args[0][1], int(call.consts[0])
         made = self._add_temporary(call, plain[0], (size,))
         args: tuple[tuple[Mode, str], ...] = (("w", made), *call.args[1:])
-        self.calls.append(replace(call, spec=KernelSpec("draw", plain), args=args))
+        self.calls.append(replace(call, spec=KernelSpec(noise.draw.name, plain), args=args))
         formula = expression.parse(f"drawn{first[len(plain[1]) :]}", ("drawn",))
         source = _Operand(("r", made), plain[0], (1,))
         self._append_formula(call, formula, (size,), [source], _Operand(("w", y), T, (1,)))
@@ -208,7 +211,7 @@ class _Closing:
     def _split_fold(self, call: DraftCall) -> None:
         """Split a fold: the formula before it, the fold without formulas, the formula after it."""
         T, op, before, after, form = (str(p) for p in call.spec.params)
-        by_rows = call.spec.template == "reduce_rows"
+        by_rows = call.spec.template == fold.reduce_rows.name
         words = (ROW_WORDS if by_rows else COLUMN_WORDS).unpack(call.consts)
         outer, cols = (words["rows"], 1) if by_rows else (words["outer"], words["cols"])
         n, parts, count = words["n"], words["parts"], words["count"]

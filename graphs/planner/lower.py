@@ -28,6 +28,7 @@ from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner.draft import Draft, DraftCall, Piece, Place, Value, resize_type
 from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, make_titles
+from engine.kernels.loops import map as maps
 from engine.kernels.loops.map import lower_map
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_ops, list_templates
@@ -122,7 +123,7 @@ class _NodeLowering:
             )
         takes = self.job.find_takes(spec)
         args, consts, inplace = self._order_operands(spec, operands, may_alias, updates, named)
-        if spec.template != "map" and spec.params[0] in HALVES:
+        if spec.template != maps.map.name and spec.params[0] in HALVES:
             self.site.fail(
                 f"element type {spec.params[0]}",
                 "f32, f64; of f16 what is elementwise or moves data",

@@ -20,9 +20,8 @@ from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.gradient_rows import is_update, makes_rows, move_beside
 from engine.graphs.planner.lifetimes import list_spans
 from engine.graphs.planner.order_bounds import find_dependencies
+from engine.kernels.ops.optimizer.signal import update_signal
 from engine.plan.plan import FAULT
-
-SIGNAL = "update_signal"  # the kernel
 
 
 def settle_updates(draft: Draft) -> None:
@@ -30,7 +29,9 @@ def settle_updates(draft: Draft) -> None:
 
     Groups of calls stay whole.  A draft without a signal stays as it is.
     """
-    at = next((n for n, call in enumerate(draft.calls) if call.spec.template == SIGNAL), None)
+    at = next(
+        (n for n, call in enumerate(draft.calls) if call.spec.template == update_signal.name), None
+    )
     if at is None:
         return
     signal, rest = draft.calls[at], move_beside(draft.calls[:at] + draft.calls[at + 1 :])
@@ -61,7 +62,7 @@ def move_updates_last(draft: Draft) -> None:
 
     A draft without a signal stays as it is.
     """
-    if any(call.spec.template == SIGNAL for call in draft.calls):
+    if any(call.spec.template == update_signal.name for call in draft.calls):
         draft.calls = move_beside(sorted(draft.calls, key=is_update))
 
 

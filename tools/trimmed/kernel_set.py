@@ -19,6 +19,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
 from engine.graphs.passes.may_add import Keys
 from engine.graphs.passes.pipeline import find_reachable
+from engine.kernels.loops.interpreter import formula
 from engine.kernels.ops.movement import find_bits
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.instructions import DOMAINS
@@ -28,7 +29,6 @@ from engine.plan.plan import KernelSpec, Plan
 from engine.tools.trimmed.opset import OpSet, of_graphs
 
 OWN = ("", MS, OURS)  # domains of the ops of this package
-DEFAULT = ("f32", "i64", "b1")  # element types of a config that names none
 
 
 def list_types(config: OpSet) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def find_kernel_set(config: OpSet) -> dict[KernelSpec, str]:
             for spec in _list_instances(template, types):
                 users.setdefault(spec, op.name)
     for domain in list_formula_domains(types):
-        users.setdefault(KernelSpec("formula", (domain,)), "elementwise ops")
+        users.setdefault(KernelSpec(formula.name, (domain,)), "elementwise ops")
     return users
 
 
