@@ -74,7 +74,25 @@ def _name(texts: bytes, at: int) -> bytes:
 
 # --- machines, by the numbers in headers
 
-_ELF_MACHINES = {40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+
+class _ElfMachine(NamedTuple):
+    """A machine of ELF files: its architecture, and what relocations write.
+
+    eight: the kinds that write 8 bytes.  others: the least bytes that any other kind writes.
+    """
+
+    name: str
+    eight: tuple[int, ...]
+    others: int
+
+
+X86_64 = 62
+_ELF_MACHINES = {
+    40: _ElfMachine("arm", (), 4),
+    X86_64: _ElfMachine("x86_64", (1, 24), 4),
+    183: _ElfMachine("aarch64", (257, 260), 4),
+    243: _ElfMachine("riscv64", (2, 18, 19), 1),
+}
 MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 COFF_MACHINES = {0x8664: "x86_64", 0xAA64: "aarch64"}
 
@@ -85,7 +103,7 @@ def name_elf_machine(number: int, bits: int) -> str:
     Raises:
         KeyError: the number is unknown.
     """
-    name = _ELF_MACHINES[number]
+    name = _ELF_MACHINES[number].name
     return name if bits == 64 else name.replace("64", "32")
 
 
@@ -146,13 +164,8 @@ class Elf:
 BITS, SYMBOLS, TEXTS, ADDENDS, ZEROS, RELOCATIONS = 1, 2, 3, 4, 8, 9  # kinds of sections
 WRITE, ALLOCATE, EXECUTE = 1, 2, 4  # flags of sections
 RESERVED = 0xFF00  # from here on numbers of sections mean something else
-X86_64 = 62
 _RELOCATABLE = 1
 _LARGEST_ALIGNMENT = 4096  # a page: no more is known of memory before it is there
-
-# Bytes that a relocation writes, by machine: the kinds that write 8, and the least of all others.
-_EIGHT = {40: (), X86_64: (1, 24), 183: (257, 260), 243: (2, 18, 19)}
-_OTHERS = {40: 4, X86_64: 4, 183: 4, 243: 1}
 
 
 class _Class(NamedTuple):
@@ -209,7 +222,7 @@ def read_elf(code: bytes) -> Elf:
             _require(each.info < count and each.link == tables[0], "relocations of no section")
             relocations += _read_elf_relocations(code, form, each)
     for one in relocations:
-        width = 8 if one.kind in _EIGHT[machine] else _OTHERS[machine]
+        width = 8 if one.kind in _ELF_MACHINES[machine].eight else _ELF_MACHINES[machine].others
         _require(
             one.offset + width <= sections[one.section].length, "a distance beyond its section"
         )
