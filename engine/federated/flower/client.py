@@ -19,10 +19,12 @@ from engine.federated.flower.records import (
     CONFIG,
     EXAMPLES,
     METRICS,
+    PARTITION,
     arrays_of,
     load_kept,
     read_config,
     store_kept,
+    tell_partition,
     to_record,
 )
 from engine.federated.learner import LocalLearner
@@ -33,7 +35,6 @@ MakeTrainer = Callable[[Mapping[str, Any]], Any]
 DataOf = Callable[[Context], tuple[Any, Any]]
 Answer = Callable[[Message, Context], RecordDict]
 
-PARTITION = "partition-id"
 _log = logging.getLogger("flwr")
 
 
@@ -67,11 +68,7 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
     @app.query()
     @answering
     def query(message: Message, context: Context) -> RecordDict:
-        """Reply which client a node is; unlike the node's id, this does not change from run to
-        run.
-        """
-        partition = context.node_config.get(PARTITION, -1)
-        return RecordDict({CONFIG: ConfigRecord({PARTITION: int(partition)})})
+        return tell_partition(context)
 
     return app
 

@@ -22,7 +22,7 @@ from flwr.clientapp.typing import Mod
 
 from engine.base.errors import EngineError, InputError, StateError
 from engine.federated import message as messages
-from engine.federated.flower.client import PARTITION, answering, configuration
+from engine.federated.flower.client import answering, configuration
 from engine.federated.flower.mods import protect
 from engine.federated.flower.records import (
     ARRAYS,
@@ -30,6 +30,7 @@ from engine.federated.flower.records import (
     EXAMPLES,
     METRICS,
     arrays_of,
+    tell_partition,
     to_record,
 )
 from engine.federated.folder import Folder
@@ -80,8 +81,7 @@ def gateway_app(
     @app.query()
     @answering
     def query(message: Message, context: Context) -> RecordDict:
-        partition = context.node_config.get(PARTITION, -1)
-        return RecordDict({CONFIG: ConfigRecord({PARTITION: int(partition)})})
+        return tell_partition(context)
 
     return app
 

@@ -12,9 +12,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from engine.federated.flower.records import read_config
+from engine.federated.flower.records import PARTITION, read_config
 
-PARTITION = "partition-id"
 _log = logging.getLogger("flwr")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from engine.base.errors import InputError
 from engine.federated.learner import Kept
@@ -18,6 +18,7 @@ from engine.federated.parameters import Arrays
 from engine.federated.schema import EXAMPLES as EXAMPLES
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+PARTITION = "partition-id"  # a key of the configuration of nodes: which client one is
 _KEPT = "edgegrad.kept"
 
 
@@ -47,6 +48,15 @@ def arrays_of(content: RecordDict) -> Arrays:
 def read_config(content: RecordDict) -> dict[str, Any]:
     """Return the configuration in a message, or an empty one."""
     return dict(content.config_records.get(CONFIG, ConfigRecord()))
+
+
+def tell_partition(context: Context) -> RecordDict:
+    """Return the reply that says which client a node is.
+
+    Unlike the node's id, this does not change from run to run.
+    """
+    partition = context.node_config.get(PARTITION, -1)
+    return RecordDict({CONFIG: ConfigRecord({PARTITION: int(partition)})})
 
 
 def load_kept(state: RecordDict) -> Kept:

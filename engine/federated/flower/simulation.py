@@ -20,7 +20,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from engine.base.signatures import AT_LEAST_1, check_arguments
-from engine.federated.flower.nodes import PARTITION
+from engine.federated.flower.records import PARTITION
 
 
 @check_arguments(clients=AT_LEAST_1)
