@@ -29,9 +29,8 @@ from engine.checkpoint.contents import (
     OptimizerGroup,
     view_bytes,
 )
-from engine.checkpoint.flatbuffer import F32, FlatbufferWriter, make_reference, quote
+from engine.checkpoint.flatbuffer import F32, MAX_BYTES, FlatbufferWriter, make_reference, quote
 
-MAX_BYTES = 2**31 - 1  # FlatBuffers offsets are 32 bit, some of them signed
 EXTERNAL_THRESHOLD = 1800 << 20  # least bytes of tensors for which parameters go external
 EXTERNAL_MIN_BYTES = 64  # the artifact layout keeps smaller parameters inline
 

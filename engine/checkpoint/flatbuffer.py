@@ -22,6 +22,8 @@ from typing import Any, NoReturn, TypeAlias
 from engine.base.arguments import check_bytes
 from engine.base.errors import CheckpointError, InputError
 
+MAX_BYTES = 2**31 - 1  # of a file: offsets have 32 bits, and some of them a sign
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 U8, U16, U32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I")

@@ -23,6 +23,7 @@ from engine.base.errors import CheckpointError, DTypeError
 from engine.checkpoint.flatbuffer import (
     I32,
     I64,
+    MAX_BYTES,
     FlatbufferReader,
     FlatbufferTable,
     FlatbufferWriter,
@@ -35,7 +36,6 @@ Array = npt.NDArray[Any]
 
 IDENTIFIER = b"TORT"
 VERSION = 1  # of the format; onnxruntime has no other
-MAX_BYTES = 2**31 - 1
 MAX_RANK = 64
 _TYPES = {t.onnx: np.dtype(t.numpy) for t in ELEMENT_TYPES.values()}
 _CODES = {kind: code for code, kind in _TYPES.items()}

@@ -39,7 +39,8 @@ from engine.checkpoint.contents import (
     has_external_data,
     is_nominal,
 )
-from engine.checkpoint.encoding import EXTERNAL_THRESHOLD, MAX_BYTES, encode, encode_parts
+from engine.checkpoint.encoding import EXTERNAL_THRESHOLD, encode, encode_parts
+from engine.checkpoint.flatbuffer import MAX_BYTES
 from engine.system import files
 
 __all__ = [
