@@ -29,6 +29,7 @@ from engine.lora import Adapter
 from engine.system.paths import METADATA, Paths
 from engine.tools import cli
 from engine.trainer.trainer import Trainer
+from tests.support.harness import copy_parameters
 from tests.support.places import EXPORTS
 
 FORMS = ("new", "new_folded", "old", "old_folded")
@@ -128,7 +129,7 @@ def test_trainings_by_paths_keep_the_names_of_the_file(form: str, tmp_path: Path
     graph = onnx_io.load(model(form))
     names = trainer.state.trainable_names()
     assert names == sorted(match_parameters(graph, ["layers.*"]))
-    before = {name: p.data.copy() for name, p in trainer.state.parameters}
+    before = copy_parameters(trainer)
     trainer.step(X, LABELS)
     moved = {n for n, p in trainer.state.parameters if not np.array_equal(p.data, before[n])}
     still = {n for n in names if actual_paths.name_value(n).startswith("layers.0.mlp.0.")}

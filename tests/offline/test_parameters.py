@@ -11,6 +11,7 @@ from engine import Trainer
 from engine.errors import NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import list_parameters, match_parameters
+from tests.support.harness import copy_parameters
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {
@@ -55,7 +56,7 @@ def test_weights_that_are_nodes_train_as_initializers_do() -> None:
         assert proto.SerializeToString() == before
         assert {name for name, _ in trainer.state.parameters} == set(WEIGHTS)
         losses.append([trainer.step(x, labels) for _ in range(5)])
-        trained.append({name: p.data.copy() for name, p in trainer.state.parameters})
+        trained.append(copy_parameters(trainer))
     assert losses[0] == losses[1]
     for name in WEIGHTS:
         np.testing.assert_array_equal(trained[0][name], trained[1][name])

@@ -18,6 +18,7 @@ from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support.build_twins import Both
 from tests.support.builds import needs_cc
+from tests.support.harness import copy_parameters
 from tests.support.places import GOLDENS
 from tests.support.sparse_net import forward, make_batch
 
@@ -187,7 +188,7 @@ def test_parts_of_a_batch_have_one_term(tmp_path: Path) -> None:
         set_anchors(trainer.state, 0.8)
         moved(trainer.state)
         trainer.step(*make_batch(np.float32))
-        actual.append({name: p.data.copy() for name, p in trainer.state.parameters})
+        actual.append(copy_parameters(trainer))
     for name in TRAINED:
         np.testing.assert_allclose(actual[0][name], actual[1][name], rtol=1e-5, atol=1e-6)
 

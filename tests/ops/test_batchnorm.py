@@ -29,7 +29,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.batchnorm import _ins
 from engine.tools.dev.cases.case import Case
-from tests.support.harness import get_gradient, run
+from tests.support.harness import copy_parameters, get_gradient, run
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(2.0, 3.0, (6, 3, 4, 5)).astype(np.float32)
@@ -407,7 +407,7 @@ def test_a_norm_of_other_types_trains_alike(frozen: bool) -> None:
         trainer = Trainer.from_onnx(proto, "mse", "sgd", threads=1, frozen_batch_norm=frozen)
         for _ in range(3):
             trainer.step(x, target)
-        actual.append({name: p.data.copy() for name, p in trainer.state.parameters})
+        actual.append(copy_parameters(trainer))
         assert actual[-1]["s"].dtype == own
         assert frozen or actual[-1]["m"].dtype == own
     for name, value in actual[0].items():

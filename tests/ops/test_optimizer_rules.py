@@ -38,7 +38,7 @@ from engine.errors import (
 )
 from engine.runtime.team import Team
 from engine.tools.dev.cases.optimizer.case import DECAY, OptimizerCase, Update, list_cases
-from tests.support.harness import drop_type, get_gradient
+from tests.support.harness import copy_parameters, drop_type, get_gradient
 
 SHAPES = {  # sorted as saved checkpoints are: clipping adds squares in the order of the layout
     "a.bias": (4,), "a.weight": (5, 2, 3, 4), "b.bias": (70,), "b.weight": (13, 701), "c": (4133,),
@@ -90,7 +90,7 @@ class Training:
         self.optimizer.step()
 
     def values(self) -> Arrays:
-        return {n: p.data.copy() for n, p in self.state.parameters}
+        return copy_parameters(self)
 
 
 def gradients(t: int) -> Arrays:

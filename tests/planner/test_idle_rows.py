@@ -16,7 +16,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.optimizer.sgd import BLOCK
 from engine.kernels.vocabulary.op import TensorType
-from tests.support.harness import get_gradient
+from tests.support.harness import copy_parameters, get_gradient
 
 WORDS, WIDTH, CLASSES = 300, 24, 5
 RATE = 0.125
@@ -66,7 +66,7 @@ class Training:
         self.module.lazy_reset_grad()
 
     def values(self) -> dict[str, np.ndarray]:
-        return {n: p.data.copy() for n, p in self.state.parameters}
+        return copy_parameters(self)
 
     def gradients(self) -> dict[str, np.ndarray]:
         return {n: get_gradient(self.state, n).copy() for n, _ in self.state.parameters}

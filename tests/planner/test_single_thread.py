@@ -25,6 +25,7 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.golden_plans import TARGET, make_golden_plan
 from tests.support.places import GOLDENS
+from tests.support.plans import with_step
 from tests.support.sleepers import asleep
 from tests.support.tied_words import IDS, TIED, WORDS, read_content
 from tests.support.tiny import LABELS, NORMED, X, make_trainer
@@ -47,13 +48,6 @@ def find_program(trainer: Trainer) -> BoundProgram:
     """Return the program of the only plan of a trainer."""
     (program,) = trainer.module.session.memory.programs.values()
     return program
-
-
-def with_step(made: Plan, n: int, **changes: object) -> Plan:
-    """Return the plan with another step n."""
-    steps = list(made.steps)
-    steps[n] = replace(steps[n], **changes)  # type: ignore[arg-type]  # fields of a step
-    return replace(made, steps=tuple(steps))
 
 
 # --- the choice

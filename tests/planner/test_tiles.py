@@ -34,6 +34,7 @@ from engine.training.memory import Memory
 from engine.training.model import Model
 from tests.support.blocks import list_groups, make_model
 from tests.support.builds import load, needs_cc
+from tests.support.plans import with_step
 from tests.support.sleepers import asleep
 
 Array = npt.NDArray[Any]
@@ -250,13 +251,6 @@ def test_a_trimmed_build_runs_groups(
 
 
 # --- what is refused
-
-
-def with_step(made: Plan, n: int, **changes: Any) -> Plan:
-    """The plan with another step n."""
-    steps = list(made.steps)
-    steps[n] = replace(steps[n], **changes)
-    return replace(made, steps=tuple(steps))
 
 
 def with_arg(made: Plan, n: int, at: int, **changes: Any) -> Plan:

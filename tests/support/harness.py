@@ -47,6 +47,11 @@ def make_identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def copy_parameters(trainer: Any) -> dict[str, np.ndarray]:
+    """Return copies of the values of all parameters, of whatever has a state."""
+    return {name: parameter.data.copy() for name, parameter in trainer.state.parameters}
+
+
 def get_gradient(state: CheckpointState, name: str) -> np.ndarray:
     """The gradient of a parameter that is trained, as a view."""
     grad = state.parameters[name].grad

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Plan, PlanStep, Port
 
 RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
@@ -36,3 +39,10 @@ def chain() -> Plan:
         constants=(),
         lower_bound=128,
     )
+
+
+def with_step(plan: Plan, n: int, **changes: Any) -> Plan:
+    """Return the plan with other fields of step n."""
+    steps = list(plan.steps)
+    steps[n] = replace(steps[n], **changes)
+    return replace(plan, steps=tuple(steps))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 
 from engine import Trainer
 from engine.quantization import quantize
-from engine.tools import cli
 from engine.tools.actions import runs
+from tests.support.commands import report, run_cli
 from tests.support.run_models import (
     write_autoencoder,
     write_classifier,
@@ -25,16 +24,6 @@ from tests.support.run_models import (
 )
 
 FAST = ("--batch", "8", "--threads", "1", "--optimizer", "adam", "--lr", "0.03")
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
-    assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
-    printed = capsys.readouterr()
-    return printed.err if status else printed.out
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    return json.loads(said(capsys, *words, "--json"))
 
 
 def test_sounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +68,7 @@ def test_a_table_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     truth = [row["kind"] for row in csv.DictReader(test.read_text().splitlines())]
     assert np.mean([row["class"] == kind for row, kind in zip(rows, truth, strict=True)]) > 0.8
     assert [row["row"] for row in rows] == list(range(30))
-    assert said(capsys, "predict", run, test).startswith(f"{test}, row 0  ")
+    assert run_cli(capsys, "predict", run, test).startswith(f"{test}, row 0  ")
 
 
 def test_a_table_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +83,7 @@ def test_a_table_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     rows = report(capsys, "predict", run, test)
     assert len(rows) == 20
     assert len(rows[0]["values"]) == 1
-    said(capsys, "predict", run, test, "-o", tmp_path / "p.csv")
+    run_cli(capsys, "predict", run, test, "-o", tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_text().splitlines()[0] == "file,row,value 0"
 
 
@@ -141,11 +130,11 @@ def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixt
     text.write_text("abcdefgh" * 100)
     model, run = write_text_model(tmp_path / "m.onnx", per_token=True), tmp_path / "run"
     words = ("--model", model, "--data", text, "-o", run)
-    told = said(capsys, "train", *words, *FAST, status=1)
+    told = run_cli(capsys, "train", *words, *FAST, status=1)
     assert "[data.options]: length is missing: the tokens of a sample, such as 128" in told
     actual = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
     assert actual["best"]["val_perplexity"] < 3
-    told = said(capsys, "predict", run, text, status=1)
+    told = run_cli(capsys, "predict", run, text, status=1)
     assert "predict only from Python" in told
 
 
@@ -169,7 +158,7 @@ def test_wrong_words(
 ) -> None:
     table, model = write_table(tmp_path / "t.csv", "area"), write_regressor(tmp_path / "m.onnx")
     given = ("--model", model, "--data", table, "-o", tmp_path / "run", "--epochs", 1, *FAST)
-    told = said(capsys, "train", *given, *words, "--json", status=1)
+    told = run_cli(capsys, "train", *given, *words, "--json", status=1)
     assert message in told
 
 
@@ -194,7 +183,7 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (config.data.kind, config.data.options["values"]) == ("masks", [0, 200])
     assert report(capsys, "eval", run, "--data", tmp_path / "data")["iou"] > 0.3
     new = tmp_path / "data/val/images"
-    assert said(capsys, "predict", run, new, "-o", made) == f"{made}: 4 predictions\n"
+    assert run_cli(capsys, "predict", run, new, "-o", made) == f"{made}: 4 predictions\n"
     drawn = image_module.open(made / "10.png")  # the first one by name
     assert (drawn.mode, drawn.size, set(np.unique(drawn))) == ("P", (20, 16), {0, 1})
     rows = report(capsys, "predict", run, new, "-o", tmp_path / "p.csv")
@@ -202,9 +191,9 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0]["shares"]["corner"] == pytest.approx(np.mean(np.asarray(drawn) == 1))
     head = (tmp_path / "p.csv").read_text().splitlines()[0]
     assert head == "file,share(rest),share(corner)"
-    assert "is the picture itself" in said(capsys, "predict", run, new, "-o", new, status=1)
+    assert "is the picture itself" in run_cli(capsys, "predict", run, new, "-o", new, status=1)
     other = ("--model", "cnn", "--data", tmp_path / "data", "-o", tmp_path / "other")
-    refused = said(capsys, "train", *other, status=1)
+    refused = run_cli(capsys, "train", *other, status=1)
     assert "as unet_small learns; expected a class for each sample" in refused
 
 
@@ -219,7 +208,9 @@ def test_arrays_train_the_head_of_an_int8_model(
     quantize(model, x).save(int8)
     np.savez(data, x=x, labels=labels)
     words = ("--train", "head", "--loss", "cross_entropy", "--epochs", 1)
-    told = said(capsys, "train", "--model", int8, "--data", data, "--out", tmp_path / "run", *words)
+    told = run_cli(
+        capsys, "train", "--model", int8, "--data", data, "--out", tmp_path / "run", *words
+    )
     assert "val_accuracy" in told
     assert (tmp_path / "run/inference.onnx").stat().st_size < model.stat().st_size / 2
 
@@ -238,11 +229,11 @@ def test_arrays_of_whole_numbers_are_classes(
     Trainer.from_model("cnn", data=(x, labels), seed=1).export(model)
     arrays: dict[str, Any] = {features: x, target: labels}
     np.savez(data, **arrays)
-    told = said(capsys, "train", "--model", model, "--data", data, "--out", tmp_path / "run")
+    told = run_cli(capsys, "train", "--model", model, "--data", data, "--out", tmp_path / "run")
     assert "val_accuracy" in told
     (config,) = (tmp_path / "run").glob("run.toml")
     assert 'loss = "cross_entropy"' in config.read_text()
-    assert "row 31  " in (told := said(capsys, "predict", tmp_path / "run", data))
+    assert "row 31  " in (told := run_cli(capsys, "predict", tmp_path / "run", data))
     assert " %" in told, "predictions are classes with their probabilities"
 
 
@@ -252,7 +243,7 @@ def test_arrays_of_real_numbers_are_values(
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.standard_normal((32, 4)), y=rng.standard_normal((32, 2)))
     words = ("--model", "mlp", "--data", tmp_path / "data.npz", "--out", tmp_path / "run")
-    assert "val_mae" in said(capsys, "train", *words)
+    assert "val_mae" in run_cli(capsys, "train", *words)
 
 
 def test_an_autoencoder_learns_from_arrays(
@@ -261,4 +252,4 @@ def test_an_autoencoder_learns_from_arrays(
     x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     words = ("--model", "autoencoder", "--data", tmp_path / "x.npy", "--out", tmp_path / "run")
-    assert "val_loss" in said(capsys, "train", *words)
+    assert "val_loss" in run_cli(capsys, "train", *words)

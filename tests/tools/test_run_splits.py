@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.tools import cli
 from engine.tools.actions import runs
+from tests.support.commands import report, run_cli
 from tests.support.run_models import (
     write_classifier,
     write_pictures,
@@ -21,16 +20,6 @@ from tests.support.run_models import (
 )
 
 FAST = ("--batch", "8", "--threads", "1", "--epochs", "1")
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
-    assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
-    printed = capsys.readouterr()
-    return printed.err if status else printed.out
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    return json.loads(said(capsys, *words, "--json"))
 
 
 def picture_run(folder: Path) -> tuple[Callable[[Path], Path], Path, list[str]]:
@@ -75,7 +64,7 @@ def test_a_class_that_only_the_validation_data_have(
     first = sorted((tmp_path / "data" / "val").iterdir())[0]
     shutil.copytree(first, tmp_path / "data" / "val" / "zebra")
     words = ("--model", model, "--data", tmp_path / "data", "-o", tmp_path / "run", *FAST)
-    told = said(capsys, "train", *words, status=1)
+    told = run_cli(capsys, "train", *words, status=1)
     assert "'zebra' is not one of the classes" in told
 
 
@@ -84,5 +73,5 @@ def test_a_root_without_a_test_split(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in ("train", "val"):
         write(tmp_path / "data" / name)
     words = ("--model", model, "--data", tmp_path / "data", "-o", tmp_path / "run", *FAST)
-    told = said(capsys, "train", *words, "--test", "split", status=1)
+    told = run_cli(capsys, "train", *words, "--test", "split", status=1)
     assert "none with test data" in told

@@ -22,21 +22,12 @@ from engine import Trainer, artifacts
 from engine.errors import ModelWarning
 from engine.tools import cli
 from engine.tools.actions import run_config, run_data, runs
+from tests.support.commands import run_cli
 from tests.support.places import ROOT
 from tests.support.run_models import COLORS, write_classifier, write_pictures
 
 pytest.importorskip("PIL", reason="needs Pillow")
 FAST = ("--batch", "8", "--lr", "0.05", "--threads", "1")
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
-    """Return the output of a command, or the error with which it ends."""
-    assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
-    printed = capsys.readouterr()
-    if status == 1:
-        assert printed.out == ""
-        assert "Traceback" not in printed.err
-    return printed.err if status else printed.out
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +69,7 @@ def test_the_output_tells_what_was_found_and_what_is_next(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
-    lines = said(capsys, "train", *words, *FAST, "--epochs", 1, "--augment", "flip").splitlines()
+    lines = run_cli(capsys, "train", *words, *FAST, "--epochs", 1, "--augment", "flip").splitlines()
     assert lines[0].endswith(
         "photos (images): 24 samples to train, 6 to validate; 3 classes: blue, green, red"
     )
@@ -94,12 +85,12 @@ def test_a_learning_rate_is_searched_for_and_nothing_trained(
 ) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
     picture = tmp_path / "rates.svg"
-    lines = said(capsys, "train", *words, *FAST, "--find-lr", picture).splitlines()
+    lines = run_cli(capsys, "train", *words, *FAST, "--find-lr", picture).splitlines()
     assert "steps from 1e-07 to" in lines[-2]
     assert lines[-1] == f"wrote: {picture}"
     assert picture.read_text("utf-8").startswith("<svg")
     assert not (tmp_path / "run").exists()
-    told = json.loads(said(capsys, "train", *words, *FAST, "--find-lr", picture, "--json"))
+    told = json.loads(run_cli(capsys, "train", *words, *FAST, "--find-lr", picture, "--json"))
     assert len(told["rates"]) == len(told["losses"]) > 20
 
 
@@ -107,7 +98,7 @@ def test_averages_and_the_best_parameters_are_options(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
-    said(capsys, "train", *words, *FAST, "--epochs", 2, "--ema", 0.9, "--keep-best", 2,
+    run_cli(capsys, "train", *words, *FAST, "--epochs", 2, "--ema", 0.9, "--keep-best", 2,
          "--restore", "best")  # fmt: skip
     assert list((tmp_path / "run").glob("checkpoints/*/average"))
     trainer = Trainer.from_run(tmp_path / "run", threads=1)
@@ -123,7 +114,7 @@ def test_json_is_all_that_is_printed(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
-    actual_data = json.loads(said(capsys, "train", *words, *FAST, "--epochs", 2, "--json"))
+    actual_data = json.loads(run_cli(capsys, "train", *words, *FAST, "--epochs", 2, "--json"))
     assert [row["epoch"] for row in actual_data["epochs"]] == [0, 1]
     assert actual_data["best"] in actual_data["epochs"]
     assert actual_data["classes"] == sorted(COLORS)
@@ -159,7 +150,7 @@ metrics = ["accuracy", "f1"]
 folder = "{tmp_path / "made"}"
 """)
     words = ("--config", config, "--epochs", 2, "--set", "fit.seed=3", "--json")
-    actual_data = json.loads(said(capsys, "train", *words))
+    actual_data = json.loads(run_cli(capsys, "train", *words))
     assert len(actual_data["epochs"]) == 2
     assert {"val_accuracy", "val_f1"} <= actual_data["best"].keys()
     made = runs.read_config(tmp_path / "made")
@@ -175,10 +166,10 @@ def test_a_run_goes_on_as_if_it_had_not_ended(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", *FAST, "--augment", "flip")
-    said(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "whole")
-    said(capsys, "train", *words, "--epochs", 2, "-o", tmp_path / "parts")
-    said(capsys, "train", "--resume", "--epochs", 3, "-o", tmp_path / "parts")
-    said(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "parts", "--resume")
+    run_cli(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "whole")
+    run_cli(capsys, "train", *words, "--epochs", 2, "-o", tmp_path / "parts")
+    run_cli(capsys, "train", "--resume", "--epochs", 3, "-o", tmp_path / "parts")
+    run_cli(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "parts", "--resume")
     assert runs.read_config(tmp_path / "parts").fit.epochs == 4
     models = [(tmp_path / name / "inference.onnx").read_bytes() for name in ("whole", "parts")]
     assert models[0] == models[1]
@@ -196,11 +187,11 @@ def test_a_run_goes_on_as_if_it_had_not_ended(
 def test_a_run_goes_on_with_what_it_began_with(
     words: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in said(capsys, "train", "--resume", "-o", run, *words, status=1)
+    assert message in run_cli(capsys, "train", "--resume", "-o", run, *words, status=1)
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, "train", "--resume", "-o", tmp_path / "none", status=1)
+    told = run_cli(capsys, "train", "--resume", "-o", tmp_path / "none", status=1)
     assert "none holds no run to resume: leave out --resume" in told
     assert not (tmp_path / "none").exists()
 
@@ -208,7 +199,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_folder_has_one_run(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", run)
     before = (run / "inference.onnx").read_bytes()
-    told = said(capsys, "train", *words, status=1)
+    told = run_cli(capsys, "train", *words, status=1)
     assert f"{run} holds a run already: continue it with --resume, or choose another" in told
     assert (run / "inference.onnx").read_bytes() == before
 
@@ -218,7 +209,7 @@ def test_a_run_is_no_part_of_its_data(home: Path, capsys: pytest.CaptureFixture[
     before = sorted(photos.iterdir())
     for out in (photos, photos / "run"):
         words = ("--model", home / "model.onnx", "--data", photos, "-o", out)
-        assert "lies in the data" in said(capsys, "train", *words, status=1)
+        assert "lies in the data" in run_cli(capsys, "train", *words, status=1)
     assert sorted(photos.iterdir()) == before
 
 
@@ -254,7 +245,7 @@ def test_parameters_are_unfrozen_by_epochs(
         """The parameters that a run leaves with other values than the model has."""
         out = tmp_path / "run"
         words = ("--config", tmp_path / "run.toml", "--set", f"fit.epochs={epochs}", *more)
-        said(capsys, "train", *words)
+        run_cli(capsys, "train", *words)
         models = [onnx.load(path) for path in (out / "forward.onnx", out / "inference.onnx")]
         first, last = ({i.name: i.raw_data for i in m.graph.initializer} for m in models)
         return {name for name, data in first.items() if last[name] != data}
@@ -288,8 +279,8 @@ def test_a_part_of_a_model_is_trained_in_parts_of_batches(
     out, model = tmp_path / "run", write_classifier(tmp_path / "model.onnx", classes=3)
     words: tuple[object, ...] = ("--model", model, "--data", home / "photos", "-o", out, *FAST)
     words += ("--set", setting, "--set", "fit.micro_batches=2", "--epochs")
-    said(capsys, "train", *words, 1)
-    said(capsys, "train", *words, 2, "--resume")
+    run_cli(capsys, "train", *words, 1)
+    run_cli(capsys, "train", *words, 2, "--resume")
     actual_config = runs.read_config(out)
     assert actual_config.fit.micro_batches == 2
     assert set(Trainer(out / "artifacts").state.trainable_names()) == trained
@@ -300,7 +291,7 @@ def test_a_model_that_fits_is_trained_as_it_is(
 ) -> None:
     model = write_classifier(tmp_path / "model.onnx", classes=3)
     words = ("--model", model, "--data", home / "photos", "-o", tmp_path / "run", *FAST)
-    assert "is replaced" not in said(capsys, "train", *words, "--epochs", 1)
+    assert "is replaced" not in run_cli(capsys, "train", *words, "--epochs", 1)
     assert not (tmp_path / "run" / "forward.onnx").exists()
 
 
@@ -309,7 +300,7 @@ def test_a_softmax_at_the_end_goes(
 ) -> None:
     model = write_classifier(tmp_path / "model.onnx", classes=3, last="Softmax")
     words = ("--model", model, "--data", home / "photos", "-o", tmp_path / "run", *FAST)
-    told = said(capsys, "train", *words, "--epochs", 1)
+    told = run_cli(capsys, "train", *words, "--epochs", 1)
     assert "model: its last op, Softmax, is left out: the loss takes scores" in told
     assert "is replaced" not in told
 
@@ -324,8 +315,8 @@ def test_a_model_that_fixes_its_batch_is_trained_in_batches_of_that_size(
     onnx.save(model, tmp_path / "model.onnx")
     words = ("--model", tmp_path / "model.onnx", "--data", home / "photos", "--epochs", 1)
     with pytest.warns(ModelWarning, match="not a whole number of batches of 5"):
-        said(capsys, "train", *words, "-o", tmp_path / "run")
-    rows = said(capsys, "predict", tmp_path / "run", home / "test").splitlines()
+        run_cli(capsys, "train", *words, "-o", tmp_path / "run")
+    rows = run_cli(capsys, "predict", tmp_path / "run", home / "test").splitlines()
     assert len(rows) == 12
     again = [str(word) for word in ("train", *words, "-o", tmp_path / "other")]
     assert cli.main([*again, "--batch", "8"]) == 1
@@ -339,7 +330,7 @@ def test_grey_pictures_for_a_model_of_one_channel(
 ) -> None:
     model = write_classifier(tmp_path / "model.onnx", channels=1, size=6)
     words = ("--model", model, "--data", home / "photos", "-o", tmp_path / "run", *FAST)
-    said(capsys, "train", *words, "--epochs", 1)
+    run_cli(capsys, "train", *words, "--epochs", 1)
     options = runs.read_config(tmp_path / "run").data.options
     assert options["color_mode"] == "grayscale"
     assert list(options["size"]) == [6, 6]
@@ -350,11 +341,11 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
 ) -> None:
     model = write_classifier(tmp_path / "model.onnx", last="Tanh")
     words = ("--data", home / "photos", "-o", tmp_path / "run", *FAST)
-    told = said(capsys, "train", "--model", model, *words, status=1)
+    told = run_cli(capsys, "train", "--model", model, *words, status=1)
     assert "made by Tanh" in told
     assert "export the model with as many outputs as there are classes" in told
     keep = ("--set", "model.head=keep")
-    told = said(capsys, "train", "--model", home / "model.onnx", *words, *keep, status=1)
+    told = run_cli(capsys, "train", "--model", home / "model.onnx", *words, *keep, status=1)
     assert "the model has scores of 10 classes and the data have 3: leave out" in told
     assert not (tmp_path / "run").exists()
 
@@ -423,7 +414,7 @@ def test_wrong_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(home)
-    told = said(capsys, "train", "-o", tmp_path / "out", *words, "--json", status=status)
+    told = run_cli(capsys, "train", "-o", tmp_path / "out", *words, "--json", status=status)
     assert message in " ".join(told.split())
     if status == 1:
         assert told.startswith("edgegrad train: ")
@@ -436,10 +427,10 @@ def test_wrong_words(
 
 def test_eval(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = home / "run"
-    actual_data = json.loads(said(capsys, "eval", run, "--data", home / "test", "--json"))
+    actual_data = json.loads(run_cli(capsys, "eval", run, "--data", home / "test", "--json"))
     assert actual_data["samples"] == 12
     assert actual_data["accuracy"] > 0.9
-    text = said(capsys, "eval", run, "--data", home / "test", "--metric", "f1", "--batch", 5)
+    text = run_cli(capsys, "eval", run, "--data", home / "test", "--metric", "f1", "--batch", 5)
     assert "12 samples of" in text
     assert "\nf1 " in text
 
@@ -449,7 +440,7 @@ def test_data_of_other_classes_are_refused(
 ) -> None:
     data = shutil.copytree(home / "test", tmp_path / "test")
     (data / "red").rename(data / "rde")
-    told = said(capsys, "eval", home / "run", "--data", data, status=1)
+    told = run_cli(capsys, "eval", home / "run", "--data", data, status=1)
     assert "the sub-folder 'rde' is not one of the classes; nearest: 'red'" in told
 
 
@@ -457,22 +448,22 @@ def test_predictions_are_those_of_the_exported_model(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = home / "test" / "red" / "000.png"
-    (row,) = json.loads(said(capsys, "predict", home / "run", file, "--json"))
+    (row,) = json.loads(run_cli(capsys, "predict", home / "run", file, "--json"))
     assert row["file"] == str(file)
     assert row["class"] == "red"
     assert sum(row["probabilities"].values()) == pytest.approx(1)
-    text = said(capsys, "predict", home / "run", file, home / "test" / "blue")
+    text = run_cli(capsys, "predict", home / "run", file, home / "test" / "blue")
     assert text.splitlines()[0] == f"{file}  red  {100 * row['probability']:.1f} %"
     assert len(text.splitlines()) == 5
     table = tmp_path / "p.csv"
-    assert said(capsys, "predict", home / "run", home / "test", "-o", table) == (
+    assert run_cli(capsys, "predict", home / "run", home / "test", "-o", table) == (
         f"{table}: 12 predictions\n"
     )
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [r["class"] for r in rows] == [Path(r["file"]).parent.name for r in rows]
     same = [float(r["p(red)"]) for r in rows if r["file"] == str(file)]
     assert same == pytest.approx([row["probability"]], rel=1e-4)
-    said(capsys, "export", home / "run", "-o", tmp_path / "model.onnx")
+    run_cli(capsys, "export", home / "run", "-o", tmp_path / "model.onnx")
     scores = ReferenceEvaluator(str(tmp_path / "model.onnx"))
     from engine.data.images import Images
 
@@ -485,15 +476,15 @@ def test_predictions_are_those_of_the_exported_model(
 def test_export_of_a_run_and_of_artifacts(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, "export", home / "run", "-o", tmp_path / "best.onnx")
+    run_cli(capsys, "export", home / "run", "-o", tmp_path / "best.onnx")
     assert (tmp_path / "best.onnx").read_bytes() == (home / "run/inference.onnx").read_bytes()
-    said(capsys, "export", home / "run", "--checkpoint", "last", "-o", tmp_path / "last.onnx")
+    run_cli(capsys, "export", home / "run", "--checkpoint", "last", "-o", tmp_path / "last.onnx")
     folder = tmp_path / "artifacts"
     artifacts.generate_artifacts(
         home / "model.onnx", ["conv.weight"], loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder,
     )  # fmt: skip
-    actual_data = json.loads(said(capsys, "export", folder, "-o", tmp_path / "m.onnx", "--json"))
+    actual_data = json.loads(run_cli(capsys, "export", folder, "-o", tmp_path / "m.onnx", "--json"))
     assert actual_data["outputs"] == ["y"]
     assert actual_data["files"] == {str(tmp_path / "m.onnx"): (tmp_path / "m.onnx").stat().st_size}
     onnx.checker.check_model(str(tmp_path / "m.onnx"))
@@ -503,7 +494,7 @@ def test_a_device_goes_on_from_what_a_run_has_learned(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "device"
-    told = said(capsys, "export", home / "run", "--artifacts", "-o", out)
+    told = run_cli(capsys, "export", home / "run", "--artifacts", "-o", out)
     names = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"}
     assert {path.name for path in out.iterdir()} == names
     assert told.count(" bytes\n") == 4
@@ -514,8 +505,8 @@ def test_a_device_goes_on_from_what_a_run_has_learned(
     assert trainer.learning_rate == pytest.approx(0.05)
     trainer.step(np.zeros((2, 3, 8, 8), np.float32), np.zeros(2, np.int64))
     again = ("export", home / "run", "--artifacts", "-o", out)
-    assert "has artifacts already" in said(capsys, *again, status=1)
-    told = said(capsys, "export", out, "--artifacts", "-o", tmp_path / "other", status=1)
+    assert "has artifacts already" in run_cli(capsys, *again, status=1)
+    told = run_cli(capsys, "export", out, "--artifacts", "-o", tmp_path / "other", status=1)
     assert "no run of `edgegrad train`" in told
 
 
@@ -541,7 +532,7 @@ def test_wrong_words_for_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(home)
-    told = said(capsys, *words, "--json", status=1)
+    told = run_cli(capsys, *words, "--json", status=1)
     assert message in told
     assert told.count("\n") == 1
     assert not (home / "m.onnx").exists()
@@ -550,13 +541,13 @@ def test_wrong_words_for_a_run(
 def test_a_table_has_a_known_form(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words: list[Any] = ["predict", home / "run", home / "test", "-o", "p.xlsx"]
     assert "expected a name that ends with .csv or .json" in " ".join(
-        said(capsys, *words, status=2).split()
+        run_cli(capsys, *words, status=2).split()
     )
 
 
 def test_a_damaged_checkpoint_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = run / "checkpoints" / (run / "best").read_text().strip() / "checkpoint"
     place.write_bytes(place.read_bytes()[:100])
-    assert "checkpoint" in said(capsys, "export", run, "-o", run / "m.onnx", status=1)
+    assert "checkpoint" in run_cli(capsys, "export", run, "-o", run / "m.onnx", status=1)
     (run / "best").write_text("00000009\n")
-    assert "names no checkpoint" in said(capsys, "export", run, "-o", run / "m.onnx", status=1)
+    assert "names no checkpoint" in run_cli(capsys, "export", run, "-o", run / "m.onnx", status=1)

@@ -13,6 +13,7 @@ from engine.errors import FileError, InputError, StateError
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Cosine
+from tests.support.harness import copy_parameters
 from tests.support.tiny import BATCH, LABELS, NORMED, X, make_trainer, read_values
 
 DATA = (X, LABELS)
@@ -38,14 +39,10 @@ class Values(Callback):
         self.epochs: list[dict[str, Any]] = []
 
     def on_step_end(self, fit: Fit) -> None:
-        self.steps.append(copies(fit.trainer))
+        self.steps.append(copy_parameters(fit.trainer))
 
     def on_evaluate_begin(self, fit: Fit) -> None:
         self.epochs.append(self.steps[-1])
-
-
-def copies(trainer: Any) -> dict[str, Any]:
-    return {name: p.data.copy() for name, p in trainer.state.parameters}
 
 
 def test_ema_is_the_average_of_the_steps() -> None:
@@ -56,7 +53,7 @@ def test_ema_is_the_average_of_the_steps() -> None:
         decay = min(0.5, (1 + count) / (10 + count))
         for name in mean:
             mean[name] = mean[name] + np.float32(1 - decay) * (step[name] - mean[name])
-    for name, value in copies(trainer).items():
+    for name, value in copy_parameters(trainer).items():
         np.testing.assert_array_equal(value, mean[name])
         assert not np.array_equal(value, seen.steps[-1][name])
 
@@ -64,7 +61,7 @@ def test_ema_is_the_average_of_the_steps() -> None:
 def test_swa_is_the_mean_of_the_epochs_from_one_on() -> None:
     trainer, seen = make_trainer(NORMED), Values()
     trainer.fit(DATA, validation=DATA, epochs=4, swa=0.5, callbacks=[seen], **QUIET)
-    for name, value in copies(trainer).items():
+    for name, value in copy_parameters(trainer).items():
         if "_mean" not in name and "_var" not in name:
             expected = np.mean([each[name] for each in seen.epochs[2:]], axis=0)
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from engine.trainer.callbacks import Callback
 from engine.trainer.class_losses import adapt
 from engine.trainer.fit import Fit
 from tests.support import page_setup
+from tests.support.commands import report
+from tests.support.harness import copy_parameters
 from tests.support.run_models import write_classifier, write_pictures
 
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def trainer(loss: Any = "cross_entropy") -> Trainer:
 
 
 def values(made: Trainer) -> dict[str, Any]:
-    return {name: parameter.data.copy() for name, parameter in made.state.parameters}
+    return copy_parameters(made)
 
 
 def alike(one: Trainer, other: Trainer) -> bool:
@@ -221,11 +222,6 @@ def test_losses_that_are_adapted() -> None:
 
 
 # --- the command line
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    assert cli.main([*map(str, words), "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
 
 
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

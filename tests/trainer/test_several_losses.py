@@ -24,6 +24,7 @@ from engine.errors import (
 from engine.tools import cli
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.metrics import MAE, Accuracy, Metric
+from tests.support.harness import copy_parameters
 from tests.support.tiny import LABELS, X, read_values
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
@@ -64,10 +65,10 @@ def test_the_weighted_sum_is_trained() -> None:
     assert trainer.inputs == ["x", "scores_labels", "box_target"]
     first, second = parts(trainer)
     assert trainer.step(*DATA) == pytest.approx(first + 0.5 * second, rel=1e-5)
-    weights = {name: p.data.copy() for name, p in trainer.state.parameters}
+    weights = copy_parameters(trainer)
     for output, target, own in (("scores", LABELS, "head"), ("box", BOXES, "side")):
         alone = made({output: LOSS[output]}, train=["body", own])
-        before = {name: p.data.copy() for name, p in alone.state.parameters}
+        before = copy_parameters(alone)
         alone.step(X, target)
         for name, p in alone.state.parameters:
             weights[name] -= p.data - before[name]

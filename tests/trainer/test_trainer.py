@@ -42,7 +42,7 @@ from engine.errors import (
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import list_parameters
 from engine.trainer.evaluation import EvaluationBatch
-from tests.support.harness import drop_type
+from tests.support.harness import copy_parameters, drop_type
 from tests.support.tiny import DROPPING, forward
 from tests.support.tiny import PLAIN as MODEL
 
@@ -56,29 +56,27 @@ def made(text: str = MODEL, **options: Any) -> Trainer:
     return Trainer.from_onnx(forward(text), CrossEntropyLoss(), **options)
 
 
-def values(trainer: Trainer) -> dict[str, np.ndarray]:
-    return {name: p.data.copy() for name, p in trainer.state.parameters}
-
-
 def test_the_last_layer_fits_the_classes() -> None:
     before = {i.name: numpy_helper.to_array(i) for i in forward().graph.initializer}
     trainer = made(classes=5, seed=3)
     assert trainer.predict_batch(X[:2])["scores"].shape == (2, 5)
-    actual_values = values(trainer)
+    actual_values = copy_parameters(trainer)
     assert {name: v.shape for name, v in actual_values.items() if name.startswith("head")} == {
         "head.weight": (8, 5),
         "head.bias": (5,),
     }
     np.testing.assert_array_equal(actual_values["body.weight"], before["body.weight"])
     np.testing.assert_array_equal(
-        values(made(classes=5, seed=3))["head.weight"], actual_values["head.weight"]
+        copy_parameters(made(classes=5, seed=3))["head.weight"], actual_values["head.weight"]
     )
-    assert (values(made(classes=5, seed=4))["head.weight"] != actual_values["head.weight"]).any()
+    assert (
+        copy_parameters(made(classes=5, seed=4))["head.weight"] != actual_values["head.weight"]
+    ).any()
 
 
 def test_a_last_layer_that_fits_is_kept() -> None:
-    actual_values = values(made(classes=3))
-    for name, value in values(made()).items():
+    actual_values = copy_parameters(made(classes=3))
+    for name, value in copy_parameters(made()).items():
         np.testing.assert_array_equal(actual_values[name], value)
 
 
@@ -138,8 +136,8 @@ def test_accumulated_batches_are_one_large_batch() -> None:
         losses = [parts.accumulate(X[k : k + 4], LABELS[k : k + 4]) for k in (0, 4, 8)]
         parts.update()
         assert np.mean(losses) == pytest.approx(loss, rel=1e-6)
-    for name, array in values(whole).items():
-        np.testing.assert_allclose(values(parts)[name], array, rtol=1e-5, atol=1e-6)
+    for name, array in copy_parameters(whole).items():
+        np.testing.assert_allclose(copy_parameters(parts)[name], array, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_that_wait_are_not_mixed_with_a_step() -> None:
@@ -152,13 +150,15 @@ def test_gradients_that_wait_are_not_mixed_with_a_step() -> None:
     trainer.drop_gradients()
     other = made()
     assert trainer.step(X, LABELS) == other.step(X, LABELS)
-    np.testing.assert_array_equal(values(trainer)["body.bias"], values(other)["body.bias"])
+    np.testing.assert_array_equal(
+        copy_parameters(trainer)["body.bias"], copy_parameters(other)["body.bias"]
+    )
 
 
 def test_evaluation_and_prediction_change_nothing() -> None:
     trainer = made(DROPPING)
     trainer.step(X, LABELS)
-    before = values(trainer)
+    before = copy_parameters(trainer)
     loss, outputs = trainer.evaluate_batch(X, LABELS)
     body = np.tanh(X @ before["body.weight"] + before["body.bias"])
     scores = body @ before["head.weight"] + before["head.bias"]
@@ -168,7 +168,7 @@ def test_evaluation_and_prediction_change_nothing() -> None:
     for batch in ((X,), (X, LABELS), ({"x": X},), ({"x": X, "labels": LABELS, "more": 1},)):
         np.testing.assert_array_equal(trainer.predict_batch(*batch)["scores"], outputs["scores"])
     np.testing.assert_array_equal(trainer.predict_batch(X[:5])["scores"][:2], outputs["scores"][:2])
-    for name, array in values(trainer).items():
+    for name, array in copy_parameters(trainer).items():
         np.testing.assert_array_equal(array, before[name])
     assert trainer.state.draws == 1
 
@@ -272,7 +272,7 @@ def test_another_model_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
     short = forward(MODEL.replace("Tanh(b)", "Tanh(h)"))
     Trainer.from_onnx(short, CrossEntropyLoss(), threads=1).save(tmp_path / "short")
     trainer.step(X, LABELS)
-    before = values(trainer)
+    before = copy_parameters(trainer)
     for name, error, text in (
         ("other optimizer", CheckpointError, "this optimizer keeps"),
         ("frozen", CheckpointError, "'body.bias' is frozen there"),
@@ -283,7 +283,7 @@ def test_another_model_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(error) as caught:
             trainer.load(tmp_path / name)
         assert text in str(caught.value)
-        for parameter, array in values(trainer).items():
+        for parameter, array in copy_parameters(trainer).items():
             np.testing.assert_array_equal(array, before[parameter])
         assert trainer.steps == 1
 
@@ -299,9 +299,9 @@ def test_another_model_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
 )
 def test_patterns_choose_what_is_trained(patterns: Any, trained: list[str]) -> None:
     trainer = made(train=patterns)
-    before = values(trainer)
+    before = copy_parameters(trainer)
     trainer.step(X, LABELS)
-    changed = [n for n in NAMES if (values(trainer)[n] != before[n]).any()]
+    changed = [n for n in NAMES if (copy_parameters(trainer)[n] != before[n]).any()]
     assert changed == trained
     assert {n for n, _ in trainer.state.parameters} == set(NAMES)
 
@@ -342,7 +342,7 @@ def test_foreign_artifacts_tell_their_outputs(tmp_path: Path, outputs: list[str]
     trainer = Trainer(tmp_path, outputs=outputs, threads=1)
     assert trainer.outputs == (outputs or ["scores"])
     actual_predicted = trainer.predict_batch(X)
-    known = values(trainer)
+    known = copy_parameters(trainer)
     for name in actual_predicted:
         body = X @ known["body.weight"]
         scores = np.tanh(body + known["body.bias"]) @ known["head.weight"] + known["head.bias"]
@@ -414,7 +414,7 @@ def test_large_constants_are_kept_once_for_all_views(tmp_path: Path) -> None:
         trainer = Trainer(tmp_path, threads=1)
         assert trainer.learner.prediction.frozen == trainer.learner.session.require_eval().frozen
         actual_scores = trainer.predict_batch(X)["scores"]
-        known = {**values(trainer), "table": table, "narrow": narrow}
+        known = {**copy_parameters(trainer), "table": table, "narrow": narrow}
         biases = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
         body = np.tanh(X @ table @ narrow + biases["body.bias"])
         expected = body @ known["head.weight"] + biases["head.bias"]

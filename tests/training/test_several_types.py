@@ -38,6 +38,7 @@ from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.targets import resolve
 from tests.support import tiny
 from tests.support.builds import load, needs_cc
+from tests.support.harness import copy_parameters
 from tests.support.thread_group import run
 from tests.support.tiny import LABELS, NAMES, X, read_values
 
@@ -83,10 +84,6 @@ def made(**options: Any) -> Trainer:
     return Trainer.from_onnx(forward(), CrossEntropyLoss(), **options)
 
 
-def arrays(trainer: Trainer) -> dict[str, Any]:
-    return {name: p.data.copy() for name, p in trainer.state.parameters}
-
-
 def content(trainer: Trainer) -> tuple[Any, ...]:
     state = trainer.state
     return {n: state.regions[n].tobytes() for n in ("param", "state")}, trainer.steps, state.skipped
@@ -115,7 +112,7 @@ def test_steps_follow_float64(clip: float | None) -> None:
     trainer = made(optimizer=SGD(0.125, clip_grad=clip))
     for _ in range(5):
         trainer.step(X, LABELS)
-    actual_arrays = arrays(trainer)
+    actual_arrays = copy_parameters(trainer)
     assert {n: a.dtype.name for n, a in actual_arrays.items()} == {
         n: "float64" if n in WIDE else "float32" for n in NAMES
     }
@@ -161,8 +158,8 @@ def test_accumulated_and_parted_batches_are_one() -> None:
             added.accumulate(X[part], LABELS[part])
         added.update()
     for other in (parted, added):
-        for name, value in arrays(whole).items():
-            np.testing.assert_allclose(arrays(other)[name], value, rtol=1e-4, atol=1e-6)
+        for name, value in copy_parameters(whole).items():
+            np.testing.assert_allclose(copy_parameters(other)[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_proximal_term_pulls_both() -> None:
@@ -179,8 +176,8 @@ def test_a_proximal_term_pulls_both() -> None:
     held.step(X, LABELS)
     plain.step(X, LABELS)
     for name in NAMES:
-        pulled = arrays(plain)[name] - 0.1 * 0.75 * far[name]
-        np.testing.assert_allclose(arrays(held)[name], pulled, rtol=1e-5, atol=1e-6)
+        pulled = copy_parameters(plain)[name] - 0.1 * 0.75 * far[name]
+        np.testing.assert_allclose(copy_parameters(held)[name], pulled, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -199,7 +196,7 @@ def test_ranks_train_as_one_process(is_held: bool) -> None:
         trainer.step(X, LABELS)
         trainer.accumulate(X, LABELS)
         trainer.update()
-        return arrays(trainer)
+        return copy_parameters(trainer)
 
     alone = prepared()
     for _ in range(2):
@@ -207,7 +204,7 @@ def test_ranks_train_as_one_process(is_held: bool) -> None:
     first, second = run(2, train)
     assert isinstance(first, dict)
     assert isinstance(second, dict)
-    for name, value in arrays(alone).items():
+    for name, value in copy_parameters(alone).items():
         assert first[name].tobytes() == second[name].tobytes()
         np.testing.assert_allclose(first[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
