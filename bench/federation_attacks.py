@@ -28,7 +28,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "MultiKrum.num-nodes-to-select": 6,
     },
 }  # fmt: skip
-Arrays = Mapping[str, np.ndarray]
 LABELS = "wrong labels"
 
 

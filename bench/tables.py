@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.rows import Bench, Cells
+from bench.rows import Cells
 from engine.tools.benchmark import machine
 
 FORMATS = ("text", "markdown", "json")
@@ -82,21 +82,6 @@ def make_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     """Return the lines of a table of Markdown."""
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def list_lines(bench: Bench, rows: Mapping[str, Sequence[Cells]], *titles: str) -> list[str]:
-    """Return the table of a bench in Markdown, for a page.
-
-    titles: instead of the columns' titles, from the first on.
-    """
-    assert not callable(bench.columns)
-    formats = ["", *(column.partition(":")[2] for column in bench.columns)]
-    names = ["", *(column.partition(":")[0] for column in bench.columns)]
-    names[: len(titles)] = titles
-    every = ((name, *cells) for name, every_cells in rows.items() for cells in every_cells)
-    return make_markdown(
-        names, [[format_cell(v, f) for v, f in zip(row, formats, strict=True)] for row in every]
-    )
 
 
 def write_json(tables: Sequence[Table]) -> str:

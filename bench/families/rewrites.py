@@ -14,11 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import compose, helper, numpy_helper, version_converter
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Rewrite = Callable[[onnx.ModelProto], onnx.ModelProto]
 DOMAIN = "rewritten"
 OLD = tuple(range(9, 14))  # to which the converter lowers next to nothing

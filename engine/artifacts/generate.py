@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
 from engine.base import arguments
 from engine.base.element_types import OF_NUMPY
 from engine.base.errors import (
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
     from engine.graphs.offline.training import Artifacts, Choice
     from engine.training.keywords import ArtifactKeywords
 
-Array = np.ndarray[Any, np.dtype[Any]]
 CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; with the id
 
 

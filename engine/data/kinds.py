@@ -66,7 +66,7 @@ class Kind:
     def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        """Return the origin of each sample, and the samples; see `places.unlabelled`."""
+        """Return the origin of each sample, and the samples; see `places.open_unlabelled`."""
         raise NotImplementedError
 
     def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:

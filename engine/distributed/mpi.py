@@ -45,7 +45,7 @@ class _PendingCall:
         self._done.set()
 
     def wait(self) -> None:
-        """Return when the call is done; see `Pending`."""
+        """Return when the call is done; see `PendingSum`."""
         while not self._done.wait(
             1.0
         ):  # in short waits, so that signals are handled on every system

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import (
     EngineError,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from engine.trainer.learner import TrainingModels
     from engine.trainer.ranks import Ranks
 
-T = TypeVar("T")
 INTERRUPTED, OUT_OF_TIME = "interrupted", "the time limit is reached"
 
 

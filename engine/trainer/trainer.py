@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
-import numpy.typing as npt
-
 from engine.base import arguments
 from engine.base.errors import InputError
 from engine.base.fields import expand_options, select_options
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from engine.trainer.schedules import Schedule
     from engine.training.keywords import FitKeywords, StepKeywords, TrainerKeywords
 
-Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
 
 

@@ -399,13 +399,6 @@ class _Maps:
         return sizes[0] <= sizes[1]
 
 
-def is_cheap(formulas: Formulas) -> bool:
-    """Return whether computing formulas again costs less than storing their results and reading
-    them.
-    """
-    return formulas.estimate_cost() <= MAX_AGAIN and formulas.list_functions() <= CHEAP
-
-
 def has_shape(t: TensorType, shape: Shape) -> bool:
     """Return whether a tensor has this shape; of one of another rank no size is asked."""
     return t.shape is shape or (len(t.shape) == len(shape) and t.shape == shape)

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from engine.base import arguments
 from engine.base import option_tables as tables
@@ -33,7 +33,6 @@ from engine.trainer.schedules import Schedule
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
 Kind = Literal["auto", Name]
-KINDS = list(get_args(Name))
 
 
 @check_arguments

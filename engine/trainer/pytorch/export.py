@@ -16,7 +16,7 @@ import importlib.util
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 OPSET = 18
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above 1
-Made = TypeVar("Made")
 PACKAGES = ("torch", "onnxscript")
 ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside the model
 SHOWN = 5  # nodes that a message lists
