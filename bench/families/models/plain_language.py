@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,7 +11,6 @@ from torch.nn import functional
 from bench.families.models.family import LENGTH, VOCABULARY, Made, family, labels, tokens
 
 WIDTH, HEADS = 16, 2
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def causal(length: int = LENGTH) -> torch.Tensor:

@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from engine.graphs.offline.optim_types import Method
 
 EPS, DECAY = 2.0**-20, 0.03125  # these and all numbers of cases: exact in float32, as attributes
 BETAS = (0.875, 0.96875)
 
-Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Any]
 Options = Mapping[str, Any]
 # (t from 1, parameter, gradient, state, rate, options) to the parameter after the step; float64
