@@ -80,7 +80,10 @@ class StepPlan:
         """Why gradients are kept beyond the update of their parameter; empty if they are not."""
         if self.update is not None:
             return f"in region grad, as {self.obstacle}: update and training are two plans"
-        norm = next((s.source for s in self.plan.steps if s.kernel.startswith("clip_factor")), "")
+        from engine.kernels.ops.optimizer.clipping import clip_factor
+
+        clips = {k.symbol for k in self.plan.kernels if k.spec.template == clip_factor.name}
+        norm = next((s.source for s in self.plan.steps if s.kernel in clips), "")
         return norm and f"in region work until the norm of all is known, which {norm!r} clips to"
 
     def __str__(self) -> str:

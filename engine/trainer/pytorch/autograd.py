@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.base.errors import UnsupportedOpError
+from engine.kernels.vocabulary.op import OURS
 
-OURS = "engine"  # the domain of the ops
 LIBRARY = "edgegrad"  # of torch's operators
 # The op of ours for each of the library's, and the names of its inputs; the first is the output.
 _OPS = {
