@@ -29,6 +29,7 @@ POLICY = {
     "kernels/vocabulary/instructions.py": "the types that each set of instructions computes with",
     "kernels/ops/movement.py": "the type as which an element is moved, by its bytes",
     "kernels/ops/quantization.py": "the types that ONNX's quantisation maps to",
+    "kernels/ops/sampling/resize.py": "the integers that the mode linear takes",
     "tools/trimmed/selftest.py": "how exactly devices repeat losses, by the precision of a plan",
 }
 NAMES = {
