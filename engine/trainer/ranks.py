@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.element_types import FLOATS
 from engine.base.errors import DTypeError, GroupError, InputError, LabelError, NonFiniteError
 from engine.base.package import VERSION
 from engine.data.loader import Batches
@@ -110,7 +111,7 @@ class Ranks(Agreement):
         names = [
             name
             for name, slot in sorted(state.slots.items())
-            if not slot.trainable and slot.dtype in ("f32", "f64")
+            if not slot.trainable and slot.dtype in FLOATS
         ]
         if not names:
             return

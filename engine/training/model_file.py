@@ -17,6 +17,7 @@ from engine.runtime.arena import make_view
 from engine.runtime.mapping import Content
 from engine.system import forks
 from engine.system.files import NOTE
+from engine.system.installation import COMPILERS
 from engine.training import artifact_set, plan_cache
 from engine.training.artifact_set import SetId
 from engine.training.interface import Interface, compute_external_digest, list_pieces
@@ -31,7 +32,7 @@ ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
 FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
-_PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only planning needs
+_PLANNER = ("onnx", "google", *COMPILERS)  # packages that only planning needs
 
 
 class ModelFile:

@@ -29,6 +29,7 @@ from engine.kernels.machine.levels import Level
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Kernel, KernelSpec
 from engine.system.config import PREFIX, require_64_bit, switch
+from engine.system.installation import COMPILERS
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +108,7 @@ class KernelSet:
 
 def can_compile() -> bool:
     """Return whether numba and llvmlite are installed; neither is imported."""
-    return all(importlib.util.find_spec(name) is not None for name in ("numba", "llvmlite"))
+    return all(importlib.util.find_spec(name) is not None for name in COMPILERS)
 
 
 @functools.cache

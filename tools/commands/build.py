@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -83,7 +84,7 @@ from engine.tools.trimmed.targets import resolve
 )
 @click.option(
     "--only",
-    type=click.Choice(["inference", "train", "decoder"]),
+    type=click.Choice([use for use in get_args(Only) if use]),
     help="Leave out all plans, kernels and functions that this use does not need.",
 )
 @click.option(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.element_types import FLOATS, NUMPY
 from engine.base.errors import EngineError, ModelError, ModelWarning, join_names, warn_user
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
@@ -240,11 +241,11 @@ def _make_gradient_graph(
     types = infer(graph).types
     terms = []
     for i, y in enumerate(outputs):
-        if types[y].dtype not in ("f32", "f64"):
+        if types[y].dtype not in FLOATS:
             continue
         weights, term = f"check/weights_{i}", f"check/term_{i}"
-        dtype = {"f32": np.float32, "f64": np.float64}[types[y].dtype]
-        graph.initializers[weights] = _draw_weights(i, types[y].dims).astype(dtype)
+        drawn = _draw_weights(i, types[y].dims)
+        graph.initializers[weights] = drawn.astype(NUMPY[types[y].dtype])
         graph.nodes += [
             Node("Mul", (y, weights), (f"{term}_of",), {}, "", f"{term}_mul"),
             Node("ReduceSum", (f"{term}_of",), (term,), {"keepdims": 0}, "", term),
