@@ -39,7 +39,7 @@ from bench.programs import Training
 from bench.rows import WRONG, Bench, Cells, Option
 from engine.errors import InputError
 from engine.graphs.io import onnx_io
-from engine.tools.benchmark.workload import list_parameters
+from engine.tools.benchmark.workload import select_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.browser import PROGRAM, Page, browser, serve
 from engine.tools.trimmed.build import build
@@ -163,7 +163,7 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     (folder / "y.bin").write_bytes(y.tobytes())
     (folder / "batch.json").write_text(json.dumps({"x": x.shape, "y": y.shape}))
     graph = work.build()
-    trained, at, rows = set(list_parameters(graph, work.trained)), 0, []
+    trained, at, rows = set(select_parameters(graph, work.trained)), 0, []
     for value, array in graph.initializers.items():
         row = {"name": value, "dims": array.shape, "at": at, "size": array.size}
         rows.append({**row, "trained": value in trained})

@@ -47,9 +47,10 @@ from engine.drawing.charts import Line, draw_lines
 from engine.drawing.plot import Plot
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.parameters import list_parameters
 from engine.models.pre_norm import PATCH
 from engine.system.config import switch
-from engine.tools.benchmark.workload import Workload, list_parameters
+from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 
 TAIL = 20  # steps at the end whose mean loss counts

@@ -36,13 +36,14 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss, generate_art
 from engine.errors import InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.parameters import list_parameters
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.images import build_autoencoder, build_mlp
 from engine.models.initial import make_normal, make_zeros
 from engine.models.mobilenets import STAGES, MobileNet
 from engine.models.sound import build_ds_cnn
 from engine.quantization.post_training import freeze_in_integers
-from engine.tools.benchmark.workload import list_parameters, write_artifacts
+from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.build import build
@@ -116,7 +117,7 @@ def write_model(name: str, folder: Path) -> int:
     graph = model.graph()
     folder.mkdir(parents=True, exist_ok=True)
     onnx_io.save(graph, folder / "forward.onnx")
-    names = list_parameters(graph, ())
+    names = list_parameters(graph)
     generate_artifacts(
         str(folder / "forward.onnx"), requires_grad=names,
         loss=MSELoss() if model.reconstructs else CrossEntropyLoss(), optimizer=AdamW(),
@@ -315,7 +316,7 @@ def measure_published(name: str, options: Namespace) -> Iterator[Cells]:
     uses: tuple[tuple[str, Graph, Sequence[str], Only], ...] = (
         ("answers, int8", made.graph, last, "inference"),
         ("trains the last layer, the rest int8", made.graph, last, "train"),
-        ("trains all layers, float32", graph, list_parameters(graph, ()), "train"),
+        ("trains all layers, float32", graph, list_parameters(graph), "train"),
     )
     for use, model, trained, only in uses:
         with tempfile.TemporaryDirectory() as place:

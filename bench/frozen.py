@@ -26,7 +26,7 @@ from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import MS, TensorType
-from engine.tools.benchmark.workload import list_parameters
+from engine.tools.benchmark.workload import select_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 BLOCK, RANK, STEPS = 32, 8, 3
@@ -132,9 +132,9 @@ def _build_minilm() -> Graph:
 MODELS: dict[str, tuple[Callable[[], Graph], Callable[[Graph], list[str]]]] = {
     "mobilenet_head": (
         WORKLOADS["mobilenet_head"].build,
-        lambda g: list_parameters(g, WORKLOADS["mobilenet_head"].trained),
+        lambda g: select_parameters(g, WORKLOADS["mobilenet_head"].trained),
     ),
-    "minilm_last": (_build_minilm, lambda g: list_parameters(g, ("l4.", "l5.", "fc."))),
+    "minilm_last": (_build_minilm, lambda g: select_parameters(g, ("l4.", "l5.", "fc."))),
     "qwen": (_build_qwen, lambda g: [n for n in g.initializers if ".lora_" in n]),
 }
 

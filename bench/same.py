@@ -22,8 +22,9 @@ from bench.processes import find_peer_python
 from bench.programs import Training
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.passes.infer import bind, infer
-from engine.tools.benchmark.workload import Workload, list_parameters
+from engine.tools.benchmark.workload import Workload, select_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 STEPS = 2
@@ -104,7 +105,7 @@ def compare(work: Workload, python: str) -> tuple[int, int, list[float], str]:
         command = [python, "-m", "bench.twins.steps", work.name, folder, STEPS, RATE]
         theirs = json.loads(run_for_output(command, ROOT))
         ours = compute_losses(folder)
-    trained = sum(graph.initializers[p].size for p in list_parameters(graph, work.trained))
+    trained = sum(graph.initializers[p].size for p in select_parameters(graph, work.trained))
     adds = multiply_adds(graph, (SAMPLES, *work.x[1:]))
     is_same = trained == theirs["trained"] and np.allclose(
         ours, theirs["losses"], rtol=0, atol=TOLERANCE * ours[0]

@@ -38,7 +38,7 @@ from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.errors import InputError
 from engine.graphs.offline.rank_graphs import ALPHA, RATE, choose_bucket_bytes
-from engine.tools.benchmark.workload import list_parameters
+from engine.tools.benchmark.workload import select_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 GOLDENS = ROOT / "tests/data/goldens"
@@ -116,9 +116,7 @@ def count_gradients(name: str) -> tuple[int, int]:
     """Return the bytes of the gradients of a workload, and how many small sums a step has."""
     workload = WORKLOADS[name]
     graph = workload.build()
-    trained = [
-        n for n in list_parameters(graph) if not workload.trained or n.startswith(workload.trained)
-    ]
+    trained = select_parameters(graph, workload.trained)
     norms = 0 if workload.trained else sum(n.op == "BatchNormalization" for n in graph.nodes)
     return sum(graph.initializers[n].nbytes for n in trained), 2 * norms + 3
 

@@ -16,12 +16,12 @@ from engine.base.element_types import ITEMSIZE
 from engine.errors import ModelWarning
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.machine.target import detect_host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
-from engine.tools.benchmark.workload import list_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.memory import Memory
 from engine.training.model import Model

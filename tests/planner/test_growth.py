@@ -21,12 +21,13 @@ import pytest
 from bench import budgets, deep
 from bench.growth import SHAPES, measure_stages
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
 from engine.models.post_norm import build_minilm
-from engine.tools.benchmark.workload import Workload, list_parameters
+from engine.tools.benchmark.workload import Workload
 
 FEW, TIMES, MOST = 84, 4, 4.6  # nodes; how many times as many; by how much work may grow then
 NOTABLE = 1000  # lines of a function below which its growth means nothing

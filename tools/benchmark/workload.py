@@ -11,6 +11,7 @@ import numpy as np
 from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.parameters import list_parameters
 from engine.models.layers import CLASSES
 from engine.tools.benchmark.child import BATCH
 from engine.training.artifact_set import FORWARD
@@ -64,17 +65,9 @@ class Workload:
         return write_artifacts(self.build(), folder, self.trained)
 
 
-def list_parameters(graph: Graph, trained: tuple[str, ...] = ()) -> list[str]:
-    """Return the trained initializers: floats of at least one dimension, except running statistics.
-
-    trained: beginnings of their names; empty for all.
-    """
-    moving = {i for n in graph.nodes if n.op == "BatchNormalization" for i in n.inputs[3:]}
-    return [
-        name
-        for name, a in graph.initializers.items()
-        if a.ndim and a.dtype.kind == "f" and name not in moving and name.startswith(trained or "")
-    ]
+def select_parameters(graph: Graph, trained: tuple[str, ...]) -> list[str]:
+    """Return the parameters of a graph whose names begin with one of some texts; empty for all."""
+    return [name for name in list_parameters(graph) if name.startswith(trained or "")]
 
 
 def write_artifacts(graph: Graph, folder: Path, trained: tuple[str, ...] = ()) -> Path:
@@ -86,7 +79,7 @@ def write_artifacts(graph: Graph, folder: Path, trained: tuple[str, ...] = ()) -
     onnx_io.save(graph, path)
     artifacts.generate_artifacts(
         str(path),
-        requires_grad=list_parameters(graph, trained),
+        requires_grad=select_parameters(graph, trained),
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
