@@ -147,8 +147,8 @@ def command(
     """Make a small library that trains one model on a device.
 
     Call it from C, C++ and Python (docs/trimmed-builds.md), and from the languages of --bindings
-    (docs/everywhere.md).  Their packages can have a library for each of several targets:
-    --target NAME,NAME.  Several batch sizes share one memory.
+    (docs/everywhere.md), whose packages can contain a library for each of several targets:
+    --target NAME,NAME.  Plans for several batch sizes share their memory.
     """
     if (artifacts is None and decoder is None) == (ops is None):
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG, or --decoder MODEL")

@@ -327,7 +327,7 @@ def take_output_names(function: Command) -> Command:
         "outputs",
         multiple=True,
         metavar="NAME",
-        help="A tensor that inference computes.  Repeatable.  [default: the inputs of the loss]",
+        help="A tensor that inference computes.  Repeatable.  [default: the outputs that the loss reads]",
     )(function)
 
 
