@@ -327,7 +327,8 @@ def take_output_names(function: Command) -> Command:
         "outputs",
         multiple=True,
         metavar="NAME",
-        help="A tensor that inference computes.  Repeatable.  [default: the outputs that the loss reads]",
+        help="A tensor that inference computes.  Repeatable.  [default: the outputs that the loss "
+        "reads]",
     )(function)
 
 
