@@ -1,11 +1,13 @@
 """numba's front end, cut down to what kernels need: integers, floats, pointers, tuples, loops.
 
-Five things make it several times faster than numba as it comes:
+Six things make it several times faster than numba as it comes:
 
 - its contexts know the builtins of the language.  Those of arrays, lists, strings and NumPy take
   longer to load and to search than most kernels take to compile.
 - its pipeline has only the passes that do something to a kernel.  Nothing counts references, so
   that no variable is ever deleted, and no lifetimes are found.
+- variables are renamed, so that each is assigned once, where they are (`assignments.py`): numba
+  rewrites all of a function for each variable.
 - types are found without a list of warnings for each statement, and code is written without one of
   errors.
 - what a kernel calls is a `Callee`, which is typed and emitted without a search.  A function is
@@ -45,9 +47,10 @@ from numba.core.cpu import CPUContext
 from numba.core.errors import NumbaError, NumbaTypeError, TypingError
 from numba.core.ir_utils import build_definitions
 from numba.core.rewrites import rewrite_registry
-from numba.core.ssa import reconstruct_ssa
 from numba.core.typing import templates
 from numba.extending import models, register_model, typeof_impl
+
+from engine.kernels.compiler.assignments import assign_once
 
 # Never nnan or ninf: NaN and infinity keep their meaning.
 FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
@@ -353,10 +356,10 @@ class _Rewrites(untyped_passes.GenericRewrites):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _SingleAssignments(untyped_passes.ReconstructSSA):
-    """Numba's pass without the lifetimes of variables."""
+    """Numba's pass by `assign_once`, and without the lifetimes of variables."""
 
     def run_pass(self, state: Any) -> bool:
-        state.func_ir = reconstruct_ssa(state.func_ir)
+        assign_once(state.func_ir.blocks)
         state.func_ir._definitions = build_definitions(state.func_ir.blocks)
         return True
 

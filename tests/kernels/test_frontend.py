@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from numba.core import postproc
+from numba.core import bytecode, interpreter, ir, postproc, ssa
 from numba.core.typing import BaseContext
 
 from engine.errors import InternalError
 from engine.kernels.binaries.load import compile_kernel, get_linker
 from engine.kernels.compiler import emit, frontend, lower
+from engine.kernels.compiler.assignments import assign_once
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import (
@@ -303,6 +305,83 @@ def test_an_outlined_function_is_called_and_its_code_is_there_once(
     (code,) = (f for f in module.functions if b"noinline" in b"".join(f.attributes))
     calls = [i for f in module.functions for b in f.blocks for i in b.instructions]
     assert sum(i.opcode == "call" and f"@{code.name}(" in str(i) for i in calls) == 2
+
+
+def walk_tangled(n: int, step: int) -> int:
+    """Assign variables in branches and nested loops, on some paths only."""
+    total, last = 0, n
+    for i in range(n):
+        if i > step:
+            last, total = total, last
+        else:
+            total = total + i
+            while last > total:
+                last = last - step
+                if last == 3:
+                    break
+                total += 1
+        if total > 100:
+            late = total
+            total = late - last
+    return total * 7 + last
+
+
+def read(function: Callable[..., int]) -> Any:
+    """Return numba's IR of a function, with variables as they are written."""
+    identity = bytecode.FunctionIdentity.from_function(function)
+    return interpreter.Interpreter(identity).interpret(bytecode.ByteCode(identity))
+
+
+@kernel("y: update i64[...]  n: i64", T=("i64",))
+def tangled(target: Target, T: str) -> Body:
+    """`walk_tangled` for steps 0 to n; for these tests."""
+    walk = inline(walk_tangled)
+
+    def body(y, n, tid, nthreads):
+        for i in range(n):
+            y[i] = walk(y[i], i + 1)
+
+    return body
+
+
+def test_variables_are_assigned_once_and_joined_where_paths_meet() -> None:
+    """numba's own pass, which goes through the function for each variable, joins the same."""
+    ours, theirs = read(walk_tangled), ssa.reconstruct_ssa(read(walk_tangled))
+    assign_once(ours.blocks)
+    joins, names = [], []
+    for graph in (ours, theirs):
+        made = [s for block in graph.blocks.values() for s in block.find_insts(ir.Assign)]
+        names.append(sorted(s.target.name for s in made))
+        joins.append(
+            {
+                label: sorted(
+                    (
+                        s.target.unversioned_name,
+                        sorted(
+                            zip(
+                                s.value.incoming_blocks,
+                                [v.unversioned_name for v in s.value.incoming_values],
+                                strict=True,
+                            )
+                        ),
+                    )
+                    for s in block.find_insts(ir.Assign)
+                    if isinstance(s.value, ir.Expr) and s.value.op == "phi"
+                )
+                for label, block in graph.blocks.items()
+            }
+        )
+    assert len(set(names[0])) == len(names[0])
+    assert names[0] == names[1]
+    assert joins[0] == joins[1]
+    assert sum(map(len, joins[0].values())) > 6
+
+
+def test_variables_on_tangled_paths_keep_their_values(call: Callable[..., None]) -> None:
+    y = np.arange(3, 43)
+    expected = [walk_tangled(n, i + 1) for i, n in enumerate(y.tolist())]
+    call(tangled, "i64", y, len(y))
+    assert y.tolist() == expected
 
 
 def test_what_a_process_has_compiled_before_leaves_no_trace_in_a_kernel() -> None:
