@@ -68,6 +68,19 @@ def _records(target: Target, words: Words) -> Any:
     return op
 
 
+def _on_stack(target: Target, words: Words) -> Any:
+    """on_stack(): words of a layout in the function's own memory, not yet set."""
+
+    def op(typingctx):
+        def emit(context, b, sig, a):
+            room = cgutils.alloca_once(b, ir.ArrayType(I64, words.size))
+            return b.bitcast(room, I64.as_pointer())
+
+        return WordsPointer(words)(), emit
+
+    return op
+
+
 def _update_rows(
     target: Target,
     program: Program,
@@ -255,6 +268,7 @@ def _invoke(target: Target, arity: int) -> Any:
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "off": _off,
     "records": _records,
+    "on_stack": _on_stack,
     "udiv": _binary(lambda b, x, y: b.udiv(x, y)),
     "imin": _binary(_select("<")),
     "imax": _binary(_select(">")),

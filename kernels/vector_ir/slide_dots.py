@@ -7,12 +7,12 @@ lines of weights, eight sums and a pixel are fifteen registers of windows three 
 fits every target.  Tiles follow each other along the line and channels are innermost, so that
 memory is read and written in the order in which it lies.
 
-Weights, and sums of their gradients, lie by vectors of channels: [channel / lanes][tap][lanes].
+Kernels describe a row of tiles by the words `TILES` (`depthwise.py` computes them).  Weights, and
+sums of their gradients, lie by vectors of channels: [channel / lanes][tap][lanes].
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -38,27 +38,7 @@ from engine.kernels.vector_ir.vectors import (
     store,
 )
 from engine.kernels.vocabulary.kernel import BIAS, HARD_SWISH, RELU, SIX
-
-# The view of the windows of a row of tiles (`depthwise.py` computes it).  A tile has line 0 and, if
-# `two`, line 1.  "From ... to ..." are distances: in elements of x and w, or in columns of x.
-GEOMETRY = (
-    "channels",
-    "tiles",  # along the lines
-    "first", "outs",  # the first pixel of the first tile, which may be -1, and the pixels of a line
-    "col", "size",  # the column of x that tap 0 of the first tile sees; the columns of x
-    "col_tile", "col_pixel", "col_tap",  # columns from tile to tile, pixel to pixel, tap to tap
-    "taps_d", "x_depth", "w_depth",  # taps along the depth; from one to the next in x, and in w
-    "only0_begin", "only0_end",  # the rows that line 0 alone sees,
-    "both_begin", "both_end",  # those that both see, which are loaded once for both,
-    "only1_begin", "only1_end",  # and those that line 1 alone sees
-    "x_row", "w_row",  # from row to row in x, and in w
-    "taps_w", "w_tap",  # taps in a row; from one to the next in w
-    "x_tap", "x_pixel", "x_tile",  # from column to column in x by taps, by pixels, by tiles
-    "y_pixel",  # from pixel to pixel in y
-    "taps",  # of a window
-    "two",  # whether line 1 is wanted
-    "ahead",  # tiles between one that is computed and one whose memory is asked for
-)  # fmt: skip
+from engine.kernels.vocabulary.tiles import TILES
 
 
 def count_columns(pixels: int, width: int, step: int) -> int:
@@ -83,15 +63,20 @@ def find_tap(column: int, pixel: int, width: int, step: int) -> int | None:
 class Tiles:
     """Emits the loops over the tiles of two lines, their channels, and the rows they see."""
 
-    def __init__(self, v: Channels, pixels: int, width: int, step: int, args: Any) -> None:
+    def __init__(self, v: Channels, pixels: int, width: int, step: int, words: Any) -> None:
         self.v, self.b, self.many, self.width, self.step = v, v.b, pixels, width, step
-        self.g: Any = SimpleNamespace(**dict(zip(GEOMETRY, args, strict=True)))
+        self.g: Any = SimpleNamespace(**{name: self._read(words, name) for name in TILES.members})
         self.c: Any = None  # the channel
         self.o: Any = None  # the first pixel of the tile
         self.col: Any = None  # the column of its tap 0
         self.x_at: Any = None  # the offset of that in x
         self.y_at: Any = None  # the offset of the first pixel in y
         self.checked = True  # whether pixels and columns may be none
+
+    def _read(self, words: Any, name: str) -> Any:
+        """Return a word of `TILES`."""
+        place = self.b.gep(words, [I64(TILES.find_member(name).offset)], source_etype=I64)
+        return self.b.load(place, typ=I64)
 
     def walk(
         self,
@@ -341,19 +326,17 @@ def _op(T: str, emit: Callable[..., Any], X: str, Y: str) -> Any:
     X, Y: how x and y are stored; T if empty.
     """
 
-    def op(typingctx: Any, *given: Any) -> Any:
+    def op(
+        typingctx: Any, x: Any, w0: Any, w1: Any, y0: Any, y1: Any, bias: Any, tiles: Any, mode: Any
+    ) -> Any:
         own, x, y = (types.CPointer(NUMBA[kind or T]) for kind in ("", X, Y))
-        kinds = [x, own, own, y, y, own] + [types.int64] * (len(GEOMETRY) + 1)
-        return types.void(*kinds), emit
+        return types.void(x, own, own, y, y, own, tiles, types.int64), emit
 
-    names = ("typingctx", "x", "w0", "w1", "y0", "y1", "bias", *GEOMETRY, "mode")
-    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
-    op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for calls by name
     return op
 
 
 def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str = "") -> Any:
-    """window_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
+    """window_dots(x, w0, w1, y0, y1, bias, tiles, mode): y = act(sum of x w (+ bias)).
 
     y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
     of a row and the stride as in `find_tap`; width 0 where they are known at run time, and step 1
@@ -362,9 +345,9 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
     is_short = not width and step == 1
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, w0, w1, y0, y1, bias, *rest, mode = args
+        x, w0, w1, y0, y1, bias, words, mode = args
         v, weights_of = Channels(b, target, T, S), (w0, w1)
-        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, rest)
+        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, words)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
         has_curve = b.icmp_signed("!=", b.and_(mode, I64(SIX | HARD_SWISH)), I64(0))
         relu, six = (
@@ -403,7 +386,7 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
 
 
 def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str = "") -> Any:
-    """tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `window_dots` is called.
+    """tap_dots(x, w0, w1, y0, y1, _, tiles, _): w += sum of x y, as `window_dots` is called.
 
     y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.  Others
     as of `window_dots`.
@@ -411,9 +394,9 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str 
     is_short = not width and step == 1
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, w0, w1, y0, y1, _, *rest, _ = args
+        x, w0, w1, y0, y1, _, words, _ = args
         v, sums_of = Channels(b, target, T, S), (w0, w1)
-        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, rest)
+        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, words)
 
         def tile() -> None:
             if isinstance(tiles, ShortTiles):
@@ -434,7 +417,7 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str 
 
 
 def filter_dots(target: Target, T: str, pixels: int, width: int, step: int, X: str, Y: str) -> Any:
-    """filter_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
+    """filter_dots(x, w0, w1, y0, y1, bias, tiles, mode): y = act(sum of x w (+ bias)).
 
     As `window_dots`, but the sum is over channels too: y0, y1 are one line, of two of its channels,
     w0, w1 the weights of their two filters, bias the numbers of the two.  X, Y: how x and y are
@@ -442,9 +425,9 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int, X: s
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, w0, w1, y0, y1, bias, *rest, mode = args
+        x, w0, w1, y0, y1, bias, words, mode = args
         v, weights_of = Channels(b, target, T, X), (w0, w1)
-        tiles = Tiles(v, pixels, width, step, rest)
+        tiles = Tiles(v, pixels, width, step, words)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
         relu = b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0))
         floor = b.select(relu, LLVM[T](0.0), LLVM[T](float("-inf")))
@@ -483,16 +466,16 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int, X: s
 def filter_tap_dots(
     target: Target, T: str, pixels: int, width: int, step: int, X: str, Y: str
 ) -> Any:
-    """filter_tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `filter_dots`.
+    """filter_tap_dots(x, w0, w1, y0, y1, _, tiles, _): w += sum of x y, as `filter_dots`.
 
     y0, y1: the gradients of one line by two of its channels; w0, w1: the sums of their filters.
     X, Y: how x and y are stored.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, w0, w1, y0, y1, _, *rest, _ = args
+        x, w0, w1, y0, y1, _, words, _ = args
         v, sums_of = Channels(b, target, T, X), (w0, w1)
-        tiles = Tiles(v, pixels, width, step, rest)
+        tiles = Tiles(v, pixels, width, step, words)
         tops = [v.slots([v.const(0.0)] * pixels) for _ in sums_of]
 
         def take(q: int, p: int, at: Any) -> None:

@@ -41,6 +41,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, find_stored
 from engine.kernels.vocabulary.signature import round_to_unit
+from engine.kernels.vocabulary.tiles import TILES
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
 
@@ -79,6 +80,8 @@ FOLD_WORDS = Words(
 COPIES_WORDS = Words("copies", n="elements of the smaller tensor", times="copies of each")
 
 
+on_stack = Native("on_stack", (TILES,))
+
 # --- windows
 
 
@@ -112,46 +115,125 @@ def seen(o, back, size, stride, pad, dilation, taps):
     return first, step, at, -move, begin, imax(begin, end)
 
 
-def across_of(kw: int, sw: int) -> Inline:
-    """Return an inline function that walks the output pixels r, r + s', r + 2 s', ... of a line.
+# The words of tiles are set by functions that close over nothing, so that a process compiles them
+# once for all kernels.
 
-    s' is the distance between pixels whose windows see the same taps: 1, or when back the stride.
-    across(q, back, r) -> the first m of r + m s', the number of m, the column where the tile at the
-    first starts; columns from tile to tile, from m to m, and from tap to tap; first tap, number and
-    step of taps; s'
+
+@inline
+def place_lines(t, q, back, line, end, lanes):
+    """Set in t what the tiles of a line of y share, or of two lines, before line `end`.
+
+    Returns the number of lines.
     """
-    if kw == 0:
-        # The window is known at run time only: taps are a loop.
-
-        @inline
-        def late(q, back, r):
-            first, step, at, move, _, _ = seen(
-                r, back, q.size_w, q.stride_w, q.pad_w, q.dilation_w, q.taps_w
-            )
-            taps = udiv(q.taps_w - first + step - 1, step)
+    plane_x, row_x, row_w = q.size_h * q.size_w * q.ldx, q.size_w * q.ldx, q.taps_w * lanes
+    plane = udiv(line, q.out_h)
+    n = udiv(plane, q.out_d)
+    od, oh = plane - n * q.out_d, line - plane * q.out_h
+    kd, step_d, d, move_d, d0, d1 = seen(
+        od, back, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d
+    )
+    k0, step_h, h, move_h, h0, h1 = seen(
+        oh, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
+    )
+    # Line 0 of the tiles sees row r by tap k0 + r step_h for h0 <= r < h1, line 1 by
+    # k1 + r step_h for e0 <= r < e1; neither begins or ends later than line 1.
+    two, line0, line1, k1, e0, e1 = 0, line, line, k0, h1, h1
+    # With a dilation neighbouring lines see different rows, so there is nothing to share.
+    if oh + 1 < q.out_h and line + 1 < end and q.dilation_h == 1:
+        k2, _, _, _, g0, g1 = seen(
+            oh + 1, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
+        )
+        if h0 < h1 and g0 < g1:
             if back == 0:
-                s = q.stride_w
-                return 0, q.out_w, at, PIXELS * s, s, move, 0, taps, 1, 1
-            count = udiv(imax(q.out_w - r, 0) + q.stride_w - 1, q.stride_w)
-            # From the last tap to the first, and so along the columns as compiled rows of taps do,
-            # whose sums have the same bits.
-            at, first = at + (taps - 1) * move, first + (taps - 1) * step
-            return 0, count, at, PIXELS, 1, -move, first, taps, -step, q.stride_w
+                # The next line sees the same rows by taps that are `stride` earlier.
+                two, line1, k1 = 1, line + 1, -q.stride_h
+                e0, e1 = g0 + q.stride_h, g1 + q.stride_h
+            elif q.stride_h == 2 and k0 == 0:
+                # Both see the same rows, one by even taps and the other by odd ones.  The
+                # line of the odd taps begins no later: it is line 0.
+                two, line0, k0, k1, e0, e1, h0, h1 = 1, line + 1, k2, 0, h0, h1, g0, g1
+    t.taps_d, t.x_depth, t.w_depth = d1 - d0, move_d * plane_x, step_d * q.taps_h * row_w
+    # The taps along the height, by the lines that see them: line 0 the rows [h0, h1), line 1 the
+    # rows [e0, e1).
+    t.only0_begin, t.only0_end = h0, imin(h1, e0)
+    t.both_begin, t.both_end = e0, imin(h1, e1)
+    t.only1_begin, t.only1_end = imax(h1, e0), e1
+    t.x_row, t.w_row = move_h * row_x, step_h * row_w
+    t.two, t.k0, t.k1 = two, k0, k1
+    t.x_line = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
+    t.w_line = (kd + d0 * step_d) * q.taps_h * row_w
+    t.y_line0, t.y_line1 = line0 * q.out_w * q.ldx, line1 * q.out_w * q.ldx
+    return 1 + two
 
-        return late
-    reach = (kw - 1) // 2
 
-    # The taps of a row are unrolled.  When back, of stride 2, pixels of both phases are one tile,
-    # which sees PIXELS / 2 columns: `find_tap` in slide_dots.py pairs them.  So a line is walked
-    # once, from a pixel that tap 0 meets, which may be pixel -1.
-    @inline
-    def early(q, back, r):
-        if back == 0:
-            return 0, q.out_w, -q.pad_w, PIXELS * sw, sw, 1, 0, kw, 1, 1
+@inline
+def place_late(t, q, back, r):
+    """Set in t the columns of the output pixels r, r + s', r + 2 s', ... of a line.
+
+    The window is known at run time only: taps are a loop.  s' is the distance between pixels whose
+    windows see the same taps: 1, or when back the stride.  Returns the first tap, the step of taps,
+    and s'.
+    """
+    first, step, at, move, _, _ = seen(
+        r, back, q.size_w, q.stride_w, q.pad_w, q.dilation_w, q.taps_w
+    )
+    taps = udiv(q.taps_w - first + step - 1, step)
+    t.first, t.taps_w = 0, taps
+    if back == 0:
+        s = q.stride_w
+        t.outs, t.col, t.col_tile, t.col_pixel, t.col_tap = q.out_w, at, PIXELS * s, s, move
+        return 0, 1, 1
+    # From the last tap to the first, and so along the columns as compiled rows of taps do, whose
+    # sums have the same bits.
+    t.outs = udiv(imax(q.out_w - r, 0) + q.stride_w - 1, q.stride_w)
+    t.col, t.col_tile, t.col_pixel, t.col_tap = at + (taps - 1) * move, PIXELS, 1, -move
+    return first + (taps - 1) * step, -step, q.stride_w
+
+
+@inline
+def place_early(t, q, back, kw, sw):
+    """Set in t the columns of all output pixels of a line; the kernel is compiled for kw and sw."""
+    t.outs, t.taps_w = q.out_w, kw
+    t.first, t.col, t.col_tile, t.col_pixel, t.col_tap = 0, -q.pad_w, PIXELS * sw, sw, 1
+    if back != 0:
+        # Of stride 2, pixels of both phases are one tile, which sees PIXELS / 2 columns: `find_tap`
+        # in slide_dots.py pairs them.  So a line is walked once, from a pixel that tap 0 meets,
+        # which may be pixel -1.
         half = udiv(q.pad_w, 2)
-        return 2 * half - q.pad_w, q.out_w, half - reach, PIXELS // 2, 1, 1, 0, kw, 1, 1
+        t.first, t.col = 2 * half - q.pad_w, half - udiv(kw - 1, 2)
+        t.col_tile, t.col_pixel = PIXELS // 2, 1
 
-    return early
+
+@inline
+def place_pixels(t, q, r, tap, step, apart, lanes):
+    """Set in t the distances along the width, and where the tiles begin.
+
+    The columns and lines must be set.  r, apart: output pixels r, r + apart, ...; tap, step: the
+    taps that they see.
+    """
+    c = q.ldx
+    t.size, t.tiles = q.size_w, udiv(t.outs - t.first + PIXELS - 1, PIXELS)
+    t.w_tap, t.y_pixel = step * lanes, apart * c
+    t.x_tap, t.x_pixel, t.x_tile = t.col_tap * c, t.col_pixel * c, t.col_tile * c
+    t.x_at, pixel = t.x_line + t.col * c, (r + t.first * apart) * c
+    t.y0_at, t.y1_at = t.y_line0 + pixel, t.y_line1 + pixel
+    t.w_at, row_w = t.w_line + tap * lanes, q.taps_w * lanes
+    t.w0_at, t.w1_at = t.k0 * row_w, t.k1 * row_w
+
+
+@inline
+def cut_channels(t, q, channels, lanes, room):
+    """Set in t what depends on the channels of a walk; returns how many at most a row has.
+
+    room: elements of the weights that stay in the first-level cache: every tile of a line reads
+    them again.  Channels go in chunks of equal size.
+    """
+    t.taps = q.taps_d * q.taps_h * q.taps_w
+    chunks = udiv(t.taps * channels + room - 1, room)
+    chunk = udiv(udiv(channels + lanes - 1, lanes) + chunks - 1, imax(chunks, 1)) * lanes
+    # A tile further on by so many tiles is asked for, the fewer the more channels a tile has.
+    t.ahead = udiv(AHEAD * lanes + imin(chunk, q.ldx) - 1, imin(chunk, q.ldx))
+    return chunk
 
 
 def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int, S: str) -> Inline:
@@ -160,105 +242,46 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int, 
     Lines are taken two by two where they can be.  S: how x and y are stored.
     walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
-    across = across_of(kw, sw)
     tiles = Native(native, (T, PIXELS, kw, -sw if mirrored else sw, S))
     lanes, room = target.lanes(ITEMSIZE[T]), WEIGHTS // ITEMSIZE[T]
 
     @inline
-    def walk(x, w, y, bias, q, back, mode, begin, end, c0, c1):
-        c, plane_x, row_x = q.ldx, q.size_h * q.size_w * q.ldx, q.size_w * q.ldx
-        row_w, taps = q.taps_w * lanes, q.taps_d * q.taps_h * q.taps_w
-        # Channels go in chunks of equal size whose weights stay in the first-level cache: every
-        # tile of a line reads them again.
-        chunks = udiv(taps * (c1 - c0) + room - 1, room)
-        chunk = udiv(udiv(c1 - c0 + lanes - 1, lanes) + chunks - 1, imax(chunks, 1)) * lanes
-        # A tile further on by so many tiles is asked for, the fewer the more channels a tile has.
-        ahead = udiv(AHEAD * lanes + imin(chunk, c) - 1, imin(chunk, c))
-        line = begin
-        while line < end:
-            plane = udiv(line, q.out_h)
-            n = udiv(plane, q.out_d)
-            od, oh = plane - n * q.out_d, line - plane * q.out_h
-            kd, step_d, d, move_d, d0, d1 = seen(
-                od, back, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d
-            )
-            k0, step_h, h, move_h, h0, h1 = seen(
-                oh, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
-            )
-            # Line 0 of the tiles sees row r by tap k0 + r step_h for h0 <= r < h1, line 1 by
-            # k1 + r step_h for e0 <= r < e1; neither begins or ends later than line 1.
-            two, line0, line1, k1, e0, e1 = 0, line, line, k0, h1, h1
-            # With a dilation neighbouring lines see different rows, so there is nothing to share.
-            if oh + 1 < q.out_h and line + 1 < end and q.dilation_h == 1:
-                k2, _, _, _, g0, g1 = seen(
-                    oh + 1, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
-                )
-                if h0 < h1 and g0 < g1:
-                    if back == 0:
-                        # The next line sees the same rows by taps that are `stride` earlier.
-                        two, line1, k1 = 1, line + 1, -q.stride_h
-                        e0, e1 = g0 + q.stride_h, g1 + q.stride_h
-                    elif q.stride_h == 2 and k0 == 0:
-                        # Both see the same rows, one by even taps and the other by odd ones.  The
-                        # line of the odd taps begins no later: it is line 0.
-                        two, line0, k0, k1, e0, e1, h0, h1 = 1, line + 1, k2, 0, h0, h1, g0, g1
-            row = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
-            first = (kd + d0 * step_d) * q.taps_h * row_w
-            # When back, pixels whose columns differ by the stride see the same taps: one walk each.
-            for r in range(q.stride_w if kw == 0 and back != 0 else 1):
-                o, outs, col, per_tile, per_pixel, per_tap, k, nw, step_w, apart = across(
-                    q, back, r
-                )
-                at = c0
-                while at < c1:
-                    weights = off(w, at * taps + first + k * lanes)
-                    pixel = (r + o * apart) * c + at
-                    tiles(
-                        x=off(x, row + col * c + at),
-                        w0=off(weights, k0 * row_w),
-                        w1=off(weights, k1 * row_w),
-                        y0=off(y, line0 * q.out_w * c + pixel),
-                        y1=off(y, line1 * q.out_w * c + pixel),
-                        bias=off(bias, at),
-                        channels=imin(chunk, c1 - at),
-                        # Along the line: its tiles, pixels and columns.
-                        tiles=udiv(outs - o + PIXELS - 1, PIXELS),
-                        first=o,
-                        outs=outs,
-                        col=col,
-                        size=q.size_w,
-                        col_tile=per_tile,
-                        col_pixel=per_pixel,
-                        col_tap=per_tap,
-                        # The taps along depth and height; along the height by the lines that see
-                        # them: line 0 the rows [h0, h1), line 1 the rows [e0, e1).
-                        taps_d=d1 - d0,
-                        x_depth=move_d * plane_x,
-                        w_depth=step_d * q.taps_h * row_w,
-                        only0_begin=h0,
-                        only0_end=imin(h1, e0),
-                        both_begin=e0,
-                        both_end=imin(h1, e1),
-                        only1_begin=imax(h1, e0),
-                        only1_end=e1,
-                        x_row=move_h * row_x,
-                        w_row=step_h * row_w,
-                        # The taps along the width, and distances in elements.
-                        taps_w=nw,
-                        w_tap=step_w * lanes,
-                        x_tap=per_tap * c,
-                        x_pixel=per_pixel * c,
-                        x_tile=per_tile * c,
-                        y_pixel=apart * c,
-                        taps=taps,
-                        two=two,
-                        ahead=ahead,
-                        mode=mode,
-                    )
-                    at += chunk
-            line += 1 + two
+    def walk_rows(x, w, y, bias, t, chunk, mode, c0, c1):
+        at = c0
+        while at < c1:
+            t.channels = imin(chunk, c1 - at)
+            weights = off(w, t.w_at + at * t.taps)
+            tiles(
+                off(x, t.x_at + at), off(weights, t.w0_at), off(weights, t.w1_at),
+                off(y, t.y0_at + at), off(y, t.y1_at + at), off(bias, at), t, mode,
+            )  # fmt: skip
+            at += chunk
 
-    return walk
+    @inline
+    def walk_late(x, w, y, bias, q, back, mode, begin, end, c0, c1):
+        t = on_stack()
+        chunk, line = cut_channels(t, q, c1 - c0, lanes, room), begin
+        while line < end:
+            lines = place_lines(t, q, back, line, end, lanes)
+            # When back, pixels whose columns differ by the stride see the same taps: one walk each.
+            for r in range(q.stride_w if back != 0 else 1):
+                tap, step, apart = place_late(t, q, back, r)
+                place_pixels(t, q, r, tap, step, apart, lanes)
+                walk_rows(x, w, y, bias, t, chunk, mode, c0, c1)
+            line += lines
+
+    @inline
+    def walk_early(x, w, y, bias, q, back, mode, begin, end, c0, c1):
+        t = on_stack()
+        chunk, line = cut_channels(t, q, c1 - c0, lanes, room), begin
+        while line < end:
+            lines = place_lines(t, q, back, line, end, lanes)
+            place_early(t, q, back, kw, sw)
+            place_pixels(t, q, 0, 0, 1, 1, lanes)
+            walk_rows(x, w, y, bias, t, chunk, mode, c0, c1)
+            line += lines
+
+    return walk_early if kw else walk_late
 
 
 # --- kernels

@@ -23,7 +23,14 @@ from engine.kernels.loops.window import Axes, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
-from engine.kernels.ops.conv.depthwise import AHEAD, PIXELS, seen
+from engine.kernels.ops.conv.depthwise import (
+    AHEAD,
+    PIXELS,
+    on_stack,
+    place_late,
+    place_lines,
+    place_pixels,
+)
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -65,7 +72,6 @@ def _walk(target: Target, T: str, native: str, X: str, Y: str) -> Inline:
     walk(x, w, y, bias, q, filters, back, mode, line, way, ways);
     w: [filter][channel / lanes][tap][lanes].  X, Y: how x and y are stored.
     """
-    across = D.across_of(0, 0)
     tiles = Native(native, (T, PIXELS, 0, 0, drop_same(X, T), drop_same(Y, T)))
     lanes = target.lanes(ITEMSIZE[T])
 
@@ -73,77 +79,33 @@ def _walk(target: Target, T: str, native: str, X: str, Y: str) -> Inline:
     def walk(x, w, y, bias, q, filters, back, mode, line, way, ways):
         # As depthwise.py walks a line, but a tile's two "lines" are two filters of one line:
         # vectors hold channels of x, and their sums are added across lanes at the end.
-        c, row_x, row_w = q.ldx, q.size_w * q.ldx, q.taps_w * lanes
-        taps = q.taps_d * q.taps_h * q.taps_w
-        size = udiv(c + lanes - 1, lanes) * lanes * taps
-        ahead = udiv(AHEAD * lanes + c - 1, c)
-        plane = udiv(line, q.out_h)
-        n = udiv(plane, q.out_d)
-        od, oh = plane - n * q.out_d, line - plane * q.out_h
-        kd, step_d, d, move_d, d0, d1 = seen(
-            od, back, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d
-        )
-        kh, step_h, h, move_h, h0, h1 = seen(
-            oh, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
-        )
-        row = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
-        first = ((kd + d0 * step_d) * q.taps_h + kh) * row_w
+        t = on_stack()
+        t.channels, t.taps = q.ldx, q.taps_d * q.taps_h * q.taps_w
+        t.ahead = udiv(AHEAD * lanes + q.ldx - 1, q.ldx)
+        size = udiv(q.ldx + lanes - 1, lanes) * lanes * t.taps
+        place_lines(t, q, back, line, line + 1, lanes)
+        h0, h1 = t.only0_begin, t.only0_end
         # When back, pixels whose columns differ by the stride see the same taps: one walk each.
         for r in range(q.stride_w if back != 0 else 1):
-            o, outs, col, per_tile, per_pixel, per_tap, k, nw, step_w, apart = across(q, back, r)
-            all_tiles = udiv(outs - o + PIXELS - 1, PIXELS)
+            tap, step, apart = place_late(t, q, back, r)
+            place_pixels(t, q, r, tap, step, apart, lanes)
+            t.y_pixel = apart * filters
             # Where lines are fewer than threads, `ways` threads share the tiles of each.
-            t0, t1 = udiv(all_tiles * way, ways), udiv(all_tiles * (way + 1), ways)
-            o += t0 * PIXELS
-            col += t0 * per_tile
+            t0, t1 = udiv(t.tiles * way, ways), udiv(t.tiles * (way + 1), ways)
+            t.tiles, t.first = t1 - t0, t0 * PIXELS
+            t.col += t0 * t.col_tile
+            pixel = line * q.out_w + r + t.first * apart
             for j in range(0, filters, 2):
                 # Two filters share every load of x; the last of an odd number is alone.
-                two = imin(filters - j - 1, 1)
-                alone = h1 - two * (h1 - h0)  # where rows for one filter end and for both begin
-                weights = off(w, j * size + first + k * lanes)
-                into = off(y, (line * q.out_w + r + o * apart) * filters + j)
+                t.two = imin(filters - j - 1, 1)
+                # "Lines" are two filters of one line here, so both see all rows, or there is one.
+                t.only0_end = t.both_begin = h1 - t.two * (h1 - h0)
+                t.both_end = t.only1_begin = t.only1_end = h1
+                weights, into = off(w, j * size + t.w_at + t.w0_at), off(y, pixel * filters + j)
                 tiles(
-                    x=off(x, row + col * c),
-                    w0=weights,
-                    w1=off(weights, two * size),
-                    y0=into,
-                    y1=off(into, two),
-                    bias=off(bias, j),
-                    channels=c,
-                    # Along the line: its tiles, pixels and columns.
-                    tiles=t1 - t0,
-                    first=o,
-                    outs=outs,
-                    col=col,
-                    size=q.size_w,
-                    col_tile=per_tile,
-                    col_pixel=per_pixel,
-                    col_tap=per_tap,
-                    # The taps along depth and height.  "Lines" are two filters of one line here, so
-                    # both see all rows, or there is one filter.
-                    taps_d=d1 - d0,
-                    x_depth=move_d * q.size_h * row_x,
-                    w_depth=step_d * q.taps_h * row_w,
-                    only0_begin=h0,
-                    only0_end=alone,
-                    both_begin=alone,
-                    both_end=h1,
-                    only1_begin=h1,
-                    only1_end=h1,
-                    x_row=move_h * row_x,
-                    w_row=step_h * row_w,
-                    # The taps along the width, and distances in elements.
-                    taps_w=nw,
-                    w_tap=step_w * lanes,
-                    x_tap=per_tap * c,
-                    x_pixel=per_pixel * c,
-                    x_tile=per_tile * c,
-                    y_pixel=apart * filters,
-                    taps=taps,
-                    two=two,
-                    ahead=ahead,
-                    mode=mode,
-                )
+                    off(x, t.x_at + t0 * t.x_tile), weights, off(weights, t.two * size),
+                    into, off(into, t.two), off(bias, j), t, mode,
+                )  # fmt: skip
 
     return walk
 
