@@ -27,6 +27,7 @@ from engine.plan.states import State, StateLayout, lay_out
 from engine.runtime.arena import Bytes
 from engine.runtime.program import BoundProgram
 from engine.system.config import switch
+from engine.system.garbage import collecting_later
 from engine.system.preparation import preparing
 from engine.system.progress import announced
 from engine.training import artifact_set, checks, plan_cache
@@ -291,6 +292,7 @@ class Model(BoundModel):
         """Return the plan as `plan` does, from the records if it is there; otherwise keep it."""
         return self._make_plan(shapes, values, update)[0]
 
+    @collecting_later()
     def _make_plan(
         self,
         shapes: Mapping[str, tuple[int, ...]],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
@@ -42,6 +40,7 @@ from engine.kernels.machine.target import Target, explain_storage
 from engine.kernels.vocabulary.sizes import Noted, Sizes
 from engine.plan.plan import LOSS_SCALE, Plan, align
 from engine.system.config import switch
+from engine.system.garbage import collecting_later
 
 Options = ParamSpec("Options")
 # Closed or not, the precision, and the shapes of all inputs.
@@ -50,22 +49,6 @@ Shape = tuple[bool, str, tuple[tuple[str, tuple[int, ...]], ...]]
 GAIN = 1.1  # predicted seconds in float32 over seconds in 16 bits, from which "auto" takes 16
 LADDERS = 2  # that a planner keeps
 KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
-
-
-@contextmanager
-def collecting_later() -> Iterator[None]:
-    """Suspend Python's search for garbage in cycles.
-
-    A planner makes many objects that live on and few cycles; the searches among them took a third
-    of the time of planning 10,000 nodes.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class LackingKernelError(UnsupportedOpError):
