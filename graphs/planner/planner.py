@@ -257,6 +257,8 @@ class Planner:
             make_rows(draft, self.target, self.threads)
         if self.kernels is not None:
             _keep_kernels(draft, self.threads, self.kernels, recipe.precision)
+            if self.options.precision != "auto":  # one of several plans will be taken
+                self.kernels.compile_ahead(call.spec for call in draft.calls)
         elif closed:
             interpret_formulas(draft, self.threads)
         if self.options.budget is None:

@@ -140,6 +140,23 @@ def start_early(target: Target) -> None:
         _linking.release()
 
 
+def compile_ahead(specs: Iterable[KernelSpec], target: Target) -> None:
+    """Begin to compile kernels that a plan will need, after `start_early`; returns at once.
+
+    They are known before its calls are in order and its values have places, half-way to a plan.
+    Where nothing was started early, the cache has most of them.
+    """
+    if not _coming or not _linking.acquire(blocking=False):
+        return
+    try:
+        new = [spec for spec in dict.fromkeys(specs) if (target, spec) not in _coming]
+        lacking = [spec for spec in new if _read(spec, target, OBJECT) is None]
+        begun = _submit(lacking, target, OBJECT)
+        _coming.update({(target, spec): future for spec, future in begun.items()})
+    finally:
+        _linking.release()
+
+
 def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
     """Compile kernels that the cache lacks, and keep their code there; returns it by symbol."""
     from concurrent.futures import FIRST_COMPLETED, wait

@@ -79,6 +79,13 @@ class KernelSet:
 
             start_early(self.target)
 
+    def compile_ahead(self, specs: Iterable[KernelSpec]) -> None:
+        """Compile what a plan will need, if `start_early` began to; returns at once."""
+        if self.shipment is None and self.compiles:
+            from engine.kernels.binaries.load import compile_ahead
+
+            compile_ahead(specs, self.target)
+
     def resolve(self, kernels: Iterable[KernelSpec | Kernel]) -> Mapping[str, int]:
         """Return the addresses of kernels by symbol; those that are not shipped are compiled.
 

@@ -274,6 +274,22 @@ def test_the_executor_gets_a_head_start(watched: Watched, cache: Path) -> None:
     assert not load._coming
 
 
+def test_kernels_of_a_plan_follow_the_executor(watched: Watched, cache: Path) -> None:
+    """They are asked for as soon as they are known, if the processes were started early."""
+    target = detect_host()
+    load.compile_ahead(SMALL, target)
+    assert not load._coming
+    load.start_early(target)
+    load.compile_ahead([*SMALL, SMALL[0]], target)
+    assert load._coming.keys() == {(target, spec) for spec in (LAUNCH, WORKER, *SMALL)}
+    assert len(objects(LAUNCH, WORKER, *SMALL)) == 2 + len(SMALL)
+    assert not load._coming
+    load.start_early(target)
+    load.compile_ahead(SMALL, target)
+    assert not load._coming
+    assert (len(watched.processes), watched.here) == (2, [])
+
+
 FORKED = """
 import os
 from engine.kernels.compiler import frontend
