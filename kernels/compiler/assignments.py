@@ -36,8 +36,8 @@ def assign_once(blocks: Mapping[int, Any]) -> None:
     frontiers: dict[int, set[int]] = {}
     joins = defaultdict[int, list[Any]](list)
     for name, places in defined.items():
-        if len(places) > 1 or not _dominates(places[0], used[name], dominators):
-            frontiers = frontiers or _iterate(graph.dominance_frontier())
+        if len(places) > 1 or not _leads_to(places[0], used[name], dominators):
+            frontiers = frontiers or _complete(graph.dominance_frontier())
             variable = _Variable(name, blocks, graph, frontiers)
             variable.rename(places)
             variable.replace(used[name])
@@ -45,6 +45,22 @@ def assign_once(blocks: Mapping[int, Any]) -> None:
                 joins[label].insert(0, join)
     for label, made in joins.items():
         blocks[label].body = made + blocks[label].body
+
+
+def find_values(blocks: Mapping[int, Any]) -> set[str]:
+    """Return the variables that need no memory: assigned once, and before each use.
+
+    That is on every path, and in the order of labels, in which blocks are written.
+    """
+    defined, used = _list_places(blocks)
+    dominators = compute_cfg_from_blocks(blocks).dominators()
+    return {
+        name
+        for name, places in defined.items()
+        if len(places) == 1
+        and all(places[0] < use for use in used[name])
+        and _leads_to(places[0], used[name], dominators)
+    }
 
 
 def _list_places(
@@ -71,12 +87,12 @@ def _list_used(statement: Any) -> Any:
     return value.list_vars() if isinstance(value, ir.Inst) else ()
 
 
-def _dominates(place: Place, uses: list[Place], dominators: Mapping[int, set[int]]) -> bool:
+def _leads_to(place: Place, uses: list[Place], dominators: Mapping[int, set[int]]) -> bool:
     """Return whether all uses lie in blocks that are reached through the block of an assignment."""
     return all(place[0] in dominators[label] for label, _ in uses)
 
 
-def _iterate(frontiers: Mapping[int, set[int]]) -> dict[int, set[int]]:
+def _complete(frontiers: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """Return the iterated frontiers: what the frontiers of frontiers add to each."""
     whole = {label: set(labels) for label, labels in frontiers.items()}
     grows = True

@@ -73,7 +73,7 @@ def _on_stack(target: Target, words: Words) -> Any:
 
     def op(typingctx):
         def emit(context, b, sig, a):
-            room = cgutils.alloca_once(b, ir.ArrayType(I64, words.size))
+            room = vectors.reserve(b, ir.ArrayType(I64, words.size))
             return b.bitcast(room, I64.as_pointer())
 
         return WordsPointer(words)(), emit

@@ -10,14 +10,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import count_lanes, start_row_loop
 from engine.kernels.vector_ir.scalars import Emitter, element, float_op, memory, read, vector
-from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
+from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, reserve, settle, splat, store
 from engine.kernels.vocabulary.row_program import Program, list_column_fields
 from engine.plan.words import Words
 
@@ -76,7 +75,7 @@ class _Columns:
         slots = []
         for kind, _ in reductions:
             nil = Emitter(b, lanes, self.target).constant(0, kind)
-            slots.append([cgutils.alloca_once(b, nil.type) for _ in range(width)])
+            slots.append([reserve(b, nil.type) for _ in range(width)])
             for slot in slots[-1]:
                 b.store(nil, slot)
         kinds, formulas = self.program.kinds, self.program.give_types()

@@ -11,7 +11,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from engine.base.element_types import FLOATS, ITEMSIZE, UNSIGNED
 from engine.kernels.machine.target import Target
@@ -36,6 +35,7 @@ from engine.kernels.vector_ir.vectors import (
     counted,
     first_lanes,
     load_part,
+    reserve,
     settle,
     splat,
     store,
@@ -140,7 +140,7 @@ class _Loop:
         )
 
     def _slot(self, value: Any) -> Any:
-        slot = cgutils.alloca_once(self.b, value.type)  # in the entry block: a register later
+        slot = reserve(self.b, value.type)  # in the entry block: a register later
         self.b.store(value, slot)
         return slot
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
@@ -28,6 +27,7 @@ from engine.kernels.vector_ir.vectors import (
     intrinsic,
     load,
     load_part,
+    reserve,
     splat,
     store,
     store_part,
@@ -126,7 +126,7 @@ class Channels:
 
     def slots(self, values: Sequence[Any]) -> list[Any]:
         """Make variables with first values; they become registers."""
-        out = [cgutils.alloca_once(self.b, v.type) for v in values]
+        out = [reserve(self.b, v.type) for v in values]
         for slot, v in zip(out, values, strict=True):
             self.b.store(v, slot)
         return out

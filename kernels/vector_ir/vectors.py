@@ -36,6 +36,12 @@ class Vector(ir.VectorType):
         return "undef" if first.constant is ir.Undefined else f"splat ({kind} {text})"
 
 
+def reserve(b: Any, kind: Any) -> Any:
+    """Return a place for a value in the function's own memory, not yet set; a register later."""
+    with b.goto_entry_block():
+        return b.alloca(kind)
+
+
 def splat(b: Any, value: Any, lanes: int) -> Any:
     """Return a vector of `lanes` copies of a scalar."""
     undef = ir.Constant(Vector(value.type, lanes), ir.Undefined)

@@ -377,6 +377,19 @@ def test_variables_are_assigned_once_and_joined_where_paths_meet() -> None:
     assert sum(map(len, joins[0].values())) > 6
 
 
+def test_only_variables_that_are_joined_have_places_in_memory() -> None:
+    """LLVM would find out that the others need none."""
+    graph = read(walk_tangled)
+    assign_once(graph.blocks)
+    made = [s for block in graph.blocks.values() for s in block.find_insts(ir.Assign)]
+    joined = {s.target.name for s in made if getattr(s.value, "op", "") == "phi"}
+    texts = lower.lower(tangled, ("i64",), "tangled", detect_host())
+    (text,) = (text for text in texts if re.search(r"^define .*walk_tangled", text, re.MULTILINE))
+    places = set(re.findall(r'%"(\w[^"]*)" = alloca', text))
+    assert places - {"try_state"} == joined
+    assert "excinfo.1" not in text, "a call has no place for exceptions of its own"
+
+
 def test_variables_on_tangled_paths_keep_their_values(call: Callable[..., None]) -> None:
     y = np.arange(3, 43)
     expected = [walk_tangled(n, i + 1) for i, n in enumerate(y.tolist())]
