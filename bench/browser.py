@@ -69,8 +69,8 @@ class Library:
 
 _TFJS = ("@tensorflow/tfjs", "@tensorflow/tfjs-backend-wasm")
 LIBRARIES = {
-    "edgegrad": Library("ours.mjs", "relaxed/net.wasm"),
-    "edgegrad-simd": Library("ours.mjs", "net.wasm"),
+    "edgegrad": Library("ours.mjs", "relaxed/trainer.wasm"),
+    "edgegrad-simd": Library("ours.mjs", "trainer.wasm"),
     "edgegrad-threads": Library("ours.mjs", ""),
     "ort": Library("ort.mjs", 1, ("onnxruntime-web",)),
     "ort-threads": Library("ort.mjs", THREADS, ("onnxruntime-web",)),
@@ -156,7 +156,7 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     artifacts = work.write(folder / "artifacts", batch)
     x, y = work.batch(batch)
     plain, *also = map(resolve, ("wasm32", "wasm32-relaxed", "wasm32-relaxed-threads"))
-    options = Options("net", plain, [len(x)], THREADS, bindings=["js"], also=also)
+    options = Options("trainer", plain, [len(x)], THREADS, bindings=["js"], also=also)
     manifest = build(artifacts, folder / "build", options)
     shutil.move(folder / "build/js", folder / "ours")
     (folder / "x.bin").write_bytes(x.tobytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +23,6 @@ from engine.kernels.vector_ir.vectors import (
     store,
     store_part,
 )
-from engine.kernels.vocabulary.kernel import HARD_SWISH, SIX
 
 
 def _fill(kind: Any, value: float) -> Any:
@@ -55,21 +53,16 @@ def hard_swish(b: Any, v: Any) -> Any:
 
 
 def bend(target: Target, T: str) -> Any:
-    """bend(c, ldc, rows, columns, mode): C = curve(C), where C[i, j] is c[i ldc + j].
-
-    `mode` has SIX, of sums that are at least 0, or HARD_SWISH.
-    """
+    """bend(c, ldc, rows, columns): C = hard_swish(C), where C[i, j] is c[i ldc + j]."""
     size = ITEMSIZE[T]
     lanes = target.lanes(size)
 
-    def emit_row(
-        b: Any, c: Any, ldc: Any, columns: Any, curve: Callable[[Any, Any], Any], i: Any
-    ) -> None:
+    def emit_row(b: Any, c: Any, ldc: Any, columns: Any, i: Any) -> None:
         row, vector = b.gep(c, [b.mul(i, ldc)]), Vector(LLVM[T], lanes)
 
         def change(j: Any, kind: Any, count: int = 1) -> None:
             at = [b.gep(row, [b.add(j, I64(n * lanes))]) for n in range(count)]
-            for p, v in [(p, curve(b, load(b, p, kind, size))) for p in at]:
+            for p, v in [(p, hard_swish(b, load(b, p, kind, size))) for p in at]:
                 store(b, v, p, size)
 
         # Most rows are as wide as a tile.
@@ -83,22 +76,20 @@ def bend(target: Target, T: str) -> Any:
             left = b.sub(columns, j)
             with b.if_then(b.icmp_signed(">", left, I64(0))):
                 at, mask = b.gep(row, [j]), first_lanes(b, left, lanes)
-                store_part(b, curve(b, load_part(b, at, vector, size, mask)), at, size, mask)
+                bent = hard_swish(b, load_part(b, at, vector, size, mask))
+                store_part(b, bent, at, size, mask)
         else:
             counted(b, j, columns, 1, functools.partial(change, kind=LLVM[T]), rolled=True)
 
     def build(fn: Any) -> None:
-        c, ldc, rows, columns, mode = fn.args
+        c, ldc, rows, columns = fn.args
         b = ir.IRBuilder(fn.append_basic_block("entry"))
-        for bit, curve in ((SIX, at_most_six), (HARD_SWISH, hard_swish)):
-            with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0))):
-                change_row = functools.partial(emit_row, b, c, ldc, columns, curve)
-                counted(b, I64(0), rows, 1, change_row)
+        counted(b, I64(0), rows, 1, functools.partial(emit_row, b, c, ldc, columns))
         b.ret_void()
 
     emit = call_outlined(f"bend_{T}_{lanes}", build)
 
-    def op(typingctx: Any, c: Any, ldc: Any, rows: Any, columns: Any, mode: Any) -> Any:
-        return types.void(types.CPointer(NUMBA[T]), *[types.int64] * 4), emit
+    def op(typingctx: Any, c: Any, ldc: Any, rows: Any, columns: Any) -> Any:
+        return types.void(types.CPointer(NUMBA[T]), *[types.int64] * 3), emit
 
     return op

@@ -13,7 +13,7 @@ from numba import types
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import FACTORS, Target
 from engine.kernels.vector_ir import f16
-from engine.kernels.vector_ir.curves import at_least
+from engine.kernels.vector_ir.curves import at_least, at_most_six
 from engine.kernels.vector_ir.scalars import BFloat
 from engine.kernels.vector_ir.vectors import (
     I16,
@@ -25,6 +25,7 @@ from engine.kernels.vector_ir.vectors import (
     Vector,
     call_outlined,
     edge_copy,
+    get_internal,
     intrinsic,
     load,
     load_part,
@@ -32,7 +33,7 @@ from engine.kernels.vector_ir.vectors import (
     store,
     store_part,
 )
-from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
+from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU, SIX
 
 RUN = 96  # products of f16 that are summed in f16, in two sums by turns
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
@@ -53,7 +54,7 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> 
     C is mr rows by nv vectors, accumulators in registers across the K loop.  A[i, p] is
     a[i lda + p], or a[p lda + i] when `a_cols`; B[p, j] is b[p ldb + j]; C[i, j] is c[i ldc + j].
     `tail` columns (1..lanes) of the last vector are stored.  K >= 1.  `mode` adds up ACCUMULATE,
-    BIAS (one value a column) and RELU.  C must not overlap A, B or bias.
+    BIAS (one value a column), RELU and SIX.  C must not overlap A, B or bias.
 
     P: the element type of the factors, if that is not T: one of `Target.products`.  Of bf16, B, and
     A where `a_cols`, are words of pairs (packing.py), the last with 0 where k is odd; p counts the
@@ -106,24 +107,25 @@ class RegisterTile:
         a, bp, c, bias, k, lda, ldb, ldc, mode, tail = self.fn.args
         for pointer in (a, bp, c, bias):
             pointer.add_attribute("noalias")
+        ragged = b.icmp_signed("!=", tail, I64(self.lanes))
         if not self.target.masks:
-            spare = b.bitcast(b.alloca(self.vt, size=self.mr + 1), self.scalar.as_pointer())
+            with b.if_then(ragged):
+                b.call(self._make_part(), self.fn.args)
+                b.ret_void()
         if self.target.prefetch:
             rows = [b.gep(c, [b.mul(ldc, I64(i))]) for i in range(self.mr)]
             self._prefetch(rows, self.nv * self.lanes, write=True)
         values = self._k_loop(a, bp, k, lda, ldb)
-        ragged = b.icmp_signed("!=", tail, I64(self.lanes))
-        edge = b.gep(c, [I64((self.nv - 1) * self.lanes)])
         if not self.target.masks:
-            self._finish_by_copy(values, c, edge, bias, ldc, mode, tail, ragged, spare)
+            self.finish(values, (c, ldc), bias, mode, None)
+            b.ret_void()
             return
         full, part = self.fn.append_basic_block("full"), self.fn.append_basic_block("part")
         b.cbranch(ragged, part, full)
         for block, masked in ((full, False), (part, True)):
             b.position_at_end(block)
-            bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
             mask = self.mask_tail(tail) if masked else None
-            self.finish(values, (c, ldc), (edge, ldc), (bias, bias_edge), mode, mask)
+            self.finish(values, (c, ldc), bias, mode, mask)
             b.ret_void()
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
@@ -215,21 +217,31 @@ class RegisterTile:
         """Return the sums, `TURN` products of each in a turn, row by row of the tile.
 
         An engine for WebAssembly keeps the order of instructions, and LLVM's would have all factors
-        of A in registers at once.  So no load moves before the products of the row above.
+        of A in registers at once.  So no load moves before the products of the row above.  A turn
+        begins with pointers that LLVM does not know to move in steps: it would make a pointer of
+        each distance from them, where a load has room for a distance.
         """
         b = self.b
         whole = b.and_(k, I64(-TURN))
-        rows = [b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
+
+        def apart(pointer: Any, by: Any, n: int) -> list[Any]:
+            """n pointers, `by` elements from one to the next."""
+            out = self._opaque([pointer], "r")
+            while len(out) < n:
+                out.append(b.gep(out[-1], [by], inbounds=True))
+            return out
 
         def turn(step: int, kk: Any, acc: Grid) -> Grid:
             out = list(acc)
+            rights = apart(b.gep(bp, [b.mul(kk, ldb)]), ldb, step)
+            left = b.gep(a, [b.mul(kk, lda) if self.a_cols else self._place(kk)])
+            lefts = apart(left, lda, step if self.a_cols else self.mr)
             for p in range(step):
-                here = b.add(kk, I64(p))
-                right = self.load_right(b.gep(bp, [b.mul(here, ldb)]))
-                column = b.gep(a, [b.mul(here, lda)]) if self.a_cols else None
-                for i, row in enumerate(rows):
-                    factor = self._factor(column or row, I64(i) if column else here)
-                    (sums,) = self._multiply([splat(b, factor, self.lanes)], right, [out[i]])
+                right = self.load_right(rights[p])
+                for i in range(self.mr):
+                    pointer, n = (lefts[p], i) if self.a_cols else (lefts[i], p)
+                    factor = splat(b, self._factor(pointer, I64(n)), self.lanes)
+                    (sums,) = self._multiply([factor], right, [out[i]])
                     out[i] = self._opaque(sums, "r", is_fence=True)
             return out
 
@@ -242,12 +254,15 @@ class RegisterTile:
 
     def _factor(self, row: Any, kk: Any) -> Any:
         """Return factor, or word, kk of a row of A."""
-        return self.b.load(self.b.gep(row, [self._place(kk)]), typ=self.scalar)
+        return self.b.load(self.b.gep(row, [self._place(kk)], inbounds=True), typ=self.scalar)
 
     def load_right(self, row: Any) -> list[Any]:
         """Return the vectors of a row of B."""
-        at = [self.b.gep(row, [I64(j * self.lanes)]) for j in range(self.nv)]
-        return [load(self.b, p, self.vt, self.size) for p in at]
+        return [load(self.b, p, self.vt, self.size) for p in self._beside(row)]
+
+    def _beside(self, row: Any) -> list[Any]:
+        """Return the pointers to the vectors of a row, as constant distances of a load or store."""
+        return [self.b.gep(row, [I64(j * self.lanes)], inbounds=True) for j in range(self.nv)]
 
     def _factors(self, vectors: list[Any]) -> list[Any]:
         """Return each element of a column of A, in all lanes of a vector."""
@@ -333,47 +348,42 @@ class RegisterTile:
         iota = ir.Constant(Vector(I64, self.lanes), list(range(self.lanes)))
         return self.b.icmp_signed("<", iota, splat(self.b, tail, self.lanes))
 
-    def _finish_by_copy(
-        self,
-        values: Grid,
-        c: Any,
-        edge: Any,
-        bias: Any,
-        ldc: Any,
-        mode: Any,
-        tail: Any,
-        ragged: Any,
-        spare: Any,
-    ) -> None:
-        """Finish, the last vector of each row in `spare` if it is ragged, and copied from there."""
-        b = self.b
-        width = I64(self.lanes)
-        bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
-        bias_spare = b.gep(spare, [I64(self.mr * self.lanes)])
+    def _make_part(self) -> Any:
+        """Return a function of the arguments of the tile that does its work where it is ragged.
+
+        Without masks a tile has all its columns, and these are of copies of C and bias.  It is a
+        function of its own, called before there are sums: across a call all of them would lie in
+        memory.
+        """
+        params = [argument.type for argument in self.fn.args]
+        fn, _ = get_internal(self.fn.module, f"{self.fn.name}_part", params)
+        for attribute in ("noinline", "minsize", "optsize"):
+            fn.attributes.add(attribute)
+        a, bp, c, bias, k, lda, ldb, ldc, mode, tail = fn.args
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        wide = self.nv * self.lanes
+        size, width = I64((self.mr + 1) * self.nv), I64(wide)
+        spare = b.bitcast(b.alloca(self.vt, size=size), self.scalar.as_pointer())
+        bias_spare = b.gep(spare, [I64(self.mr * wide)])
+        columns = b.add(tail, I64(wide - self.lanes))
         copy = edge_copy(self.fn.module, self.T)
 
         def rows_if(bit: int, n: int) -> Any:
             return b.select(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0)), I64(n), I64(0))
 
-        with b.if_then(ragged):
-            b.call(copy, [spare, width, edge, ldc, rows_if(ACCUMULATE, self.mr), tail])
-            b.call(copy, [bias_spare, width, bias_edge, width, rows_if(BIAS, 1), tail])
-        last = (b.select(ragged, spare, edge), b.select(ragged, width, ldc))
-        biases = (bias, b.select(ragged, bias_spare, bias_edge))
-        self.finish(values, (c, ldc), last, biases, mode, None)
-        with b.if_then(ragged):
-            b.call(copy, [edge, ldc, spare, width, I64(self.mr), tail])
+        b.call(copy, [spare, width, c, ldc, rows_if(ACCUMULATE, self.mr), columns])
+        b.call(copy, [bias_spare, width, bias, width, rows_if(BIAS, 1), columns])
+        whole = [a, bp, spare, bias_spare, k, lda, ldb, width, mode, I64(self.lanes)]
+        b.call(self.fn, whole)
+        b.call(copy, [c, ldc, spare, width, I64(self.mr), columns])
         b.ret_void()
+        return fn
 
-    def finish(
-        self, values: Grid, c: Row, edge: Row, bias: tuple[Any, Any], mode: Any, mask: Any
-    ) -> None:
-        """C = act(values (+ C) (+ bias)); c, edge: where C and its last vector start, and ldc."""
+    def finish(self, values: Grid, c: Row, bias: Any, mode: Any, mask: Any) -> None:
+        """C = act(values (+ C) (+ bias)); mask: of the last vector of each row, None for all."""
         b, end = self.b, self.nv - 1
-        at: Grid = []
-        for i in range(self.mr):
-            row, last = (b.gep(p, [b.mul(ld, I64(i))]) for p, ld in (c, edge))
-            at.append([*(b.gep(row, [I64(j * self.lanes)]) for j in range(end)), last])
+        rows = [b.gep(c[0], [b.mul(c[1], I64(i))]) for i in range(self.mr)]
+        at = [self._beside(row) for row in rows]
 
         def read(pointer: Any, j: int) -> Any:
             if mask is None or j < end:
@@ -402,12 +412,12 @@ class RegisterTile:
 
         def add_bias(v: Any, i: int, j: int) -> Any:
             if i == 0:
-                p = bias[1] if j == end else b.gep(bias[0], [I64(j * self.lanes)])
-                biases[j] = read(p, j)
+                biases[j] = read(self._beside(bias)[j], j)
             return b.fadd(v, biases[j])
 
         emit_if(BIAS, add_bias)
         emit_if(RELU, lambda v, i, j: at_least(b, v, zero))
+        emit_if(SIX, lambda v, i, j: at_most_six(b, v))
         for i, row in enumerate(values):
             for j, v in enumerate(row):
                 if mask is None or j < end:
@@ -453,7 +463,8 @@ class _PairTile(RegisterTile):
         return kk if self.a_cols else self.b.shl(kk, I64(1))
 
     def _factor(self, row: Any, kk: Any) -> Any:
-        return load(self.b, self.b.gep(row, [self._place(kk)]), self.scalar, self.align)
+        at = self.b.gep(row, [self._place(kk)], inbounds=True)
+        return load(self.b, at, self.scalar, self.align)
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
         b = self.b

@@ -89,8 +89,7 @@ class _TileColumn(RegisterTile):
         spare = self._reserve(ROWS * WORDS, self.scalar)
         last = self._reserve(ROWS * self.width, self.scalar)
         sums = self._reserve(ROWS * self.width, self.scalar)
-        edge = I64((self.nv - 1) * self.lanes)
-        biases, mask = (bias, b.gep(bias, [edge])), self.mask_tail(tail)
+        mask = self.mask_tail(tail)
         height = self._least(rows, I64(ROWS))
         words = b.lshr(b.add(k, I64(1)), I64(1))
 
@@ -129,8 +128,7 @@ class _TileColumn(RegisterTile):
             def finish(r: Any) -> None:
                 at = b.gep(sums, [b.mul(r, I64(self.width))])
                 into = b.gep(c, [b.mul(b.add(first, r), ldc)])
-                ends = (into, ldc), (b.gep(into, [edge]), ldc)
-                self.finish([self.load_right(at)], *ends, biases, mode, mask)
+                self.finish([self.load_right(at)], (into, ldc), bias, mode, mask)
 
             counted(b, b.sub(i, first), height, 1, finish)
 

@@ -1,6 +1,6 @@
 // The package that `edgegrad build --bindings js` has made of the artifacts, with two modules.
 
-import { Model } from "./ours/net.js";
+import { Model } from "./ours/trainer.js";
 
 // module: the WebAssembly to load; "" for what the package chooses.
 export async function open({ x, y }, module) {

@@ -31,7 +31,6 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
     HARD_SWISH,
-    SIX,
     Inline,
     Native,
     Samples,
@@ -475,8 +474,8 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
 
     B is in panels; n0 is a multiple of the panel's columns.  `work` holds MC x (KC + N) elements:
-    the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU,
-    and the curves of `bend`.
+    the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS, RELU
+    and SIX, and HARD_SWISH.
 
     X, Y: how x and y are stored.  F: P of `tile`; if there is one, KC and the depth are even, and
     `work` and B hold words of two factors.  If X is not the type of the factors the job is of
@@ -545,10 +544,10 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
                     w = imin(width, n1 - j)
                     c = off(into, j)
                     rows(left, lda, panel, q.panel, c, ldc, off(bias, j), kb, mb, w, step)
-                    # Not in the tile, which products have, too: a second one would be twice the
-                    # code.  The columns are still in the first-level cache.
-                    if step & (SIX | HARD_SWISH) != 0:
-                        bend(c, ldc, mb, w, step)
+                    # Not in the tile, where products would have its code, too.  The columns are
+                    # still in the first-level cache.
+                    if step & HARD_SWISH != 0:
+                        bend(c, ldc, mb, w)
                     j += width
                 k0 += kb
             if q.scatter != 0:
