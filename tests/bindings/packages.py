@@ -95,6 +95,7 @@ def make_example(model: str, languages: str, target: str) -> Path:
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder / "artifacts",
     )
-    options = Options("mnist", resolve(target), [4], bindings=languages.split(","))
+    named = languages.split(",") if languages else []
+    options = Options("mnist", resolve(target), [4], bindings=named)
     build(folder / "artifacts", folder / "build", options)
     return folder / "build"

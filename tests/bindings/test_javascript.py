@@ -211,3 +211,21 @@ def test_a_model_that_memory_has_no_room_for_is_refused() -> None:
     said = run("node", *words, folder / "js/mnist.js", folder / "checkpoint")
     said_of = r"ModelError 6 the system cannot provide \d+ more bytes of memory\n"
     assert re.fullmatch(said_of, said), said
+
+
+ALONE = """
+import { readFileSync } from "node:fs";
+const module = new WebAssembly.Module(readFileSync(process.argv[1]));
+const { memory } = new WebAssembly.Instance(module).exports;
+console.log(WebAssembly.Module.imports(module).length, memory.buffer.byteLength);
+"""
+PAGE = STACK = 1 << 16  # bytes
+
+
+@needs_node
+def test_a_module_needs_no_system_and_little_memory() -> None:
+    """Before a model is created: its own data, which its file holds, and a stack of 64 KiB."""
+    module = make_package("mlp", "js", "wasm32") / "js/mnist.wasm"
+    imports, memory = map(int, run("node", "--input-type=module", "-e", ALONE, module).split())
+    assert imports == 0
+    assert memory <= STACK + module.stat().st_size + PAGE

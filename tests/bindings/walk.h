@@ -115,7 +115,7 @@ static inline void *take_buffer(const char *word, size_t each)
     return memset(take_block(bytes), 0, bytes);
 }
 
-/* `f*N=VALUE` or `l*N=VALUE`: numbers of 32 or 64 bits; `null` for NULL. */
+/* `f*N=VALUE`, `d*N=VALUE` or `l*N=VALUE`: floats, doubles or int64_t; `null` for NULL. */
 static inline void *take_numbers(const char *word, size_t *bytes)
 {
     *bytes = 0;
@@ -126,8 +126,9 @@ static inline void *take_numbers(const char *word, size_t *bytes)
     char *made = (char *)take_block(*bytes = count * each);
     for (size_t i = 0; i < count; i++) {
         float number = (float)value;
-        long long whole = each == 8 ? (long long)value : 0;
-        memcpy(made + i * each, each == 4 ? (void *)&number : (void *)&whole, each);
+        long long whole = word[0] == 'l' ? (long long)value : 0;
+        void *from = word[0] == 'f' ? (void *)&number : word[0] == 'd' ? (void *)&value : &whole;
+        memcpy(made + i * each, from, each);
     }
     return made;
 }
