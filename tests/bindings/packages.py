@@ -76,7 +76,7 @@ MODELS = {"mixed": make_mixed, "wide": make_wide}
 @functools.cache
 def make_example(model: str, languages: str, target: str) -> Path:
     """Return the folder of a build of a model, called `mnist`, with packages."""
-    folder = make_root() / f"example-{model}-{target}"
+    folder = make_root() / "-".join(["example", model, target, *languages.split(",")])
     folder.mkdir()
     nodes, inputs, weights = MODELS[model]()
     wide = TensorProto.DOUBLE if model == "wide" else TensorProto.FLOAT

@@ -60,7 +60,7 @@ def make_kind(**words: Any) -> Path:
 
 
 def make_wide() -> Path:
-    return make_example("wide", "", "native")
+    return make_example("wide", NATIVE, "native")  # the build that test_wide.py makes
 
 
 SUBJECTS = {

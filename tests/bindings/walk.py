@@ -43,8 +43,7 @@ def numbers(word: str) -> Any:
     if word == "null":
         return None
     count, _, value = word[2:].partition("=")
-    kind = {"f": np.float32, "d": np.float64, "l": np.int64}[word[0]]
-    return np.full(int(count), float(value), kind)
+    return np.full(int(count), float(value), np.dtype(word[0]))  # f, d and l are NumPy's codes, too
 
 
 def inputs(word: str) -> Any:
