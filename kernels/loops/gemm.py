@@ -203,7 +203,7 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
             return off(a, k0 * lda + i0), lda
         return off(a, i0 * lda + k0), lda
 
-    run = block(target, T, trans_a, fill_a, _pack_b(target, T, trans_b, T, "", True))
+    run = block(target, T, trans_a, fill_a, get_packing(target, T, trans_b, T, "", True))
     return _by_threads(target, T, run)
 
 
@@ -276,7 +276,7 @@ def gemm_mixed(
         return factors, step
 
     fill_a = take if not stored.packs_a else pack_columns if trans_a else pack_lines
-    pack_b = _pack_b(target, T, trans_b, B, factor, stored.is_plain_b)
+    pack_b = get_packing(target, T, trans_b, B, factor, stored.is_plain_b)
     run = block(
         target, T, trans_a, fill_a, pack_b,
         mc=A_ROWS, P=factor, C=stored.narrow_c, room=stored.room,
@@ -333,8 +333,11 @@ def gemm_pack(target: Target, T: str, trans: int, P: str = "") -> Body:
     return body
 
 
-def _pack_b(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool) -> Inline:
-    """Return the `pack_b` of `block` for B stored as B; is_plain: it may be read where it is."""
+def get_packing(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool) -> Inline:
+    """Return the `pack_b` of `block` for B stored as B; is_plain: it may be read where it is.
+
+    P: as of `tile`.
+    """
     pack = (pack_cols if trans_b else pack_rows)(target, T, B, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
     depth, panel = depth_of(P), view_panel(P)

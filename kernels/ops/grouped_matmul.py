@@ -14,15 +14,15 @@ graphs/passes/patterns.py replaces it.
 
 from __future__ import annotations
 
-from engine.base.element_types import FLOATS, ITEMSIZE
-from engine.base.errors import DTypeError
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
-from engine.kernels.loops.contract import block, pack_cols, pack_rows
+from engine.kernels.loops.contract import block
 from engine.kernels.loops.few_rows import few_rows
-from engine.kernels.loops.gemm import FEW, GEMM_WORDS, balance, split_threads
+from engine.kernels.loops.gemm import FEW, GEMM_WORDS, balance, get_packing, split_threads
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import wide_index, wrap
+from engine.kernels.ops.matmul import check_floats
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
@@ -110,7 +110,7 @@ def segment_gemm(target: Target, T: str, trans_b: int) -> Body:
     def fill_a(a, into, g, i0, mb, k0, kb):
         return off(a, i0 * g.lda + k0), g.lda
 
-    run = block(target, T, 0, fill_a, _pack_b(target, T, trans_b))
+    run = block(target, T, 0, fill_a, get_packing(target, T, trans_b, T, "", False))
     few = few_rows(target, T, trans_b)
     most = FEW[trans_b]
     rectangle = _rectangle(target, T)
@@ -153,7 +153,7 @@ def segment_gemm_grad(target: Target, T: str) -> Body:
     def fill_a(a, into, g, i0, mb, k0, kb):
         return off(a, k0 * g.lda + i0), g.lda
 
-    run = block(target, T, 1, fill_a, _pack_b(target, T, 0))
+    run = block(target, T, 1, fill_a, get_packing(target, T, 0, T, "", False))
     rectangle = _rectangle(target, T)
 
     def body(a, b, starts, c, reset, work, groups, resets, per_thread, g, tid, nthreads):
@@ -176,24 +176,6 @@ def segment_gemm_grad(target: Target, T: str) -> Body:
                         to[i * n + j] = 0
 
     return body
-
-
-def _pack_b(target: Target, T: str, trans_b: int) -> Inline:
-    """Return the `pack_b` of `block` for a matrix stored as rows, or as columns (trans_b)."""
-    pack = (pack_cols if trans_b else pack_rows)(target, T)
-    width = target.nv * target.lanes(ITEMSIZE[T])
-
-    @inline
-    def columns(b, into, g, k0, kb, j0, nb):
-        pack(off(b, j0 * g.ldb + k0), g.ldb, into, kb, nb)
-        return into, kb * width, width
-
-    @inline
-    def rows(b, into, g, k0, kb, j0, nb):
-        pack(off(b, k0 * g.ldb + j0), g.ldb, into, kb, nb)
-        return into, kb * width, width
-
-    return columns if trans_b else rows
 
 
 def _rectangle(target: Target, T: str) -> Inline:
@@ -231,13 +213,6 @@ def _agree(*dims: Dim) -> bool:
     return len({d for d in dims if isinstance(d, int)}) <= 1
 
 
-def _check_floats(site: Site) -> str:
-    kinds = {site.type(i).dtype for i in (0, 1)}
-    if len(kinds) > 1 or not kinds <= set(FLOATS):
-        raise DTypeError(f"{site.where()}: expected one of {', '.join(FLOATS)} for all matrices")
-    return kinds.pop()
-
-
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x, w, starts = (site.type(i) for i in range(3))
     if (x.rank, w.rank, starts.rank) != (2, 3, 1):
@@ -249,7 +224,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
         site.wrong(f"x is {x}, but the matrices of w {w} have {k} rows")
     if not (isinstance(groups, int) and starts.shape == (groups + 1,)):
         site.wrong(f"starts is {starts}; expected one more than the matrices of w {w}")
-    return (TensorType(_check_floats(site), (x.shape[0], n)),)
+    return (TensorType(check_floats(site, 0, 1), (x.shape[0], n)),)
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -259,7 +234,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     (size,) = starts.shape
     if not isinstance(size, int):
         site.wrong(f"starts is {starts}; expected a fixed number of groups")
-    return (TensorType(_check_floats(site), (int(size) - 1, a.shape[1], b.shape[1])),)
+    return (TensorType(check_floats(site, 0, 1), (int(size) - 1, a.shape[1], b.shape[1])),)
 
 
 # --- lowering, gradients

@@ -36,7 +36,7 @@ from engine.kernels.vocabulary.shape_rules import broadcast, fits
 # --- Gemm
 
 
-def _check_floats(site: Site, *inputs: int) -> str:
+def check_floats(site: Site, *inputs: int) -> str:
     kinds = {site.type(i).dtype for i in inputs}
     if len(kinds) > 1 or not kinds <= set(FLOATS):
         raise DTypeError(f"{site.where()}: expected one of {', '.join(FLOATS)} for all inputs")
@@ -54,9 +54,9 @@ def _gemm_infer(site: Site) -> tuple[TensorType, ...]:
         kb, n = n, kb
     if isinstance(ka, int) and isinstance(kb, int) and ka != kb:
         site.wrong(f"A has {ka} columns, but B has {kb} rows")
-    out = TensorType(_check_floats(site, 0, 1), (m, n))
+    out = TensorType(check_floats(site, 0, 1), (m, n))
     if site.has(2):
-        _check_floats(site, 0, 2)
+        check_floats(site, 0, 2)
         if not fits(site.type(2), out.shape):
             site.wrong(f"C is {site.type(2)}, which does not broadcast to {out}")
     return (out,)
@@ -220,7 +220,7 @@ def _fused_matmul_expand(nodes: Nodes) -> tuple[str, ...] | None:
 
 def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
     a, b, va, vb = _find_shapes(site)
-    kind = _check_floats(site, 0, 1)
+    kind = check_floats(site, 0, 1)
     lead = broadcast(site, TensorType(kind, a[:-2]), TensorType(kind, b[:-2]))
     tail = (*(() if va else a[-2:-1]), *(() if vb else b[-1:]))
     return (TensorType(kind, (*lead, *tail)),)

@@ -53,9 +53,9 @@ def configured(module: Any, option: str, value: Any) -> Iterator[None]:
     """Set an option of transformers' configurations in a module that have it; restore it after."""
     configs = [getattr(part, "config", None) for part in module.modules()]
     before = [
-        (config, given)
+        (config, getattr(config, option))
         for config in {id(config): config for config in configs}.values()
-        if (given := getattr(config, option, None)) is not None
+        if hasattr(config, option)
     ]
     try:
         for config, _ in before:
