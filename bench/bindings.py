@@ -22,7 +22,7 @@ from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.tools.trimmed.bindings.languages import LANGUAGES
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 
 SCRIPTS = ROOT / "bench/scripts/bindings"
@@ -101,7 +101,9 @@ def build_for(name: str, artifacts: Path, place: Path) -> Path:
     """Build the model for a language, with its package; returns the folder."""
     out, platform = place / name, resolve("wasm32" if name == "js" else "native")
     build(
-        artifacts, out, Options("mlp", platform, [1], bindings=[name] if name in LANGUAGES else [])
+        artifacts,
+        out,
+        Options("mlp", platform, PlanRequest([1]), bindings=[name] if name in LANGUAGES else []),
     )
     return out
 

@@ -32,6 +32,7 @@ from engine.kernels.analysis.flops import measure_work
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.targets import resolve
 
 TARGET, CORE = "raspberrypi5", "neoverse-n1"
@@ -134,7 +135,9 @@ def list_costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
 def count_moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
     """Return the bytes beyond the caches by kernel, and the bytes of all steps."""
     target = resolve(TARGET).target
-    made = plans.make_plans(plans.list_artifacts(folder), target, THREADS, [batch], {}).plans
+    made = plans.make_plans(
+        plans.list_artifacts(folder), target, PlanRequest([batch], THREADS)
+    ).plans
     moved_bytes, total = defaultdict[str, int](int), 0
     for phase in ("train", "optimizer"):
         for step, done in zip(made[phase].steps, measure_work(made[phase]), strict=True):

@@ -43,7 +43,7 @@ from engine.tools.benchmark.workload import select_parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.browser import PROGRAM, Page, browser, serve
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 
 PAGES = SCRIPTS / "browser"
@@ -156,7 +156,7 @@ def prepare(name: str, batch: int, folder: Path, peers: Path | None) -> Subject:
     artifacts = work.write(folder / "artifacts", batch)
     x, y = work.batch(batch)
     plain, *also = map(resolve, ("wasm32", "wasm32-relaxed", "wasm32-relaxed-threads"))
-    options = Options("trainer", plain, [len(x)], THREADS, bindings=["js"], also=also)
+    options = Options("trainer", plain, PlanRequest([len(x)], THREADS), bindings=["js"], also=also)
     manifest = build(artifacts, folder / "build", options)
     shutil.move(folder / "build/js", folder / "ours")
     (folder / "x.bin").write_bytes(x.tobytes())

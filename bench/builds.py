@@ -43,7 +43,7 @@ from engine.tools.dev.emulators import Emulator, find_emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.link import link
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.selftest import make_input
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 
@@ -218,8 +218,7 @@ class Matrix:
         return Options(
             "mnist",
             platform,
-            batches,
-            size=kind == "size",
+            PlanRequest(batches, size=kind == "size"),
             freestanding=bool(platform.sdk),
             compiler="zig",
         )

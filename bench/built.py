@@ -23,7 +23,7 @@ from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 
 
@@ -33,7 +33,11 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     with written(name) as folder, tempfile.TemporaryDirectory() as place:
         for threads in options.threads:
             out = Path(place, str(threads))
-            build(folder, out, Options("net", resolve("native"), [len(batch[0])], threads))
+            build(
+                folder,
+                out,
+                Options("net", resolve("native"), PlanRequest([len(batch[0])], threads)),
+            )
             spec: Any = importlib.util.spec_from_file_location("net", out / "net.py")
             net = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(net)

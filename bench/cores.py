@@ -35,6 +35,7 @@ from engine.kernels.vector_ir.tile import RUN
 from engine.plan.plan import KernelSpec
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.targets import resolve
 
 BOARDS = {
@@ -103,7 +104,7 @@ def list_kernels(names: Sequence[str]) -> list[KernelSpec]:
         work = WORKLOADS[name]
         with tempfile.TemporaryDirectory() as folder:
             files = plans.list_artifacts(work.write(Path(folder)))
-            made = plans.make_plans(files, target, 1, [work.x[0]], {}).plans
+            made = plans.make_plans(files, target, PlanRequest([work.x[0]])).plans
         for phase in ("train", "optimizer"):
             specs |= {spec.symbol: spec for spec in made[phase].specs}
     return [specs[symbol] for symbol in sorted(specs)]

@@ -50,7 +50,7 @@ from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import BUDGETED
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import Platform, resolve
 
 QEMU = "qemu-system-arm"
@@ -141,7 +141,7 @@ def make_firmware(
     artifacts: None for a decoder alone.
     is_cpp: whether board.cpp does the training, in C++ without exceptions or a library.
     """
-    options = Options("mnist", resolve(target), [batch], decoder=decoder)
+    options = Options("mnist", resolve(target), PlanRequest([batch], decoder=decoder))
     manifest = build(artifacts, folder, options)
     content = (folder / "checkpoint").read_bytes() if artifacts else bytes(1)
     numbers = ",".join(map(str, content))
@@ -186,7 +186,7 @@ def run_firmware(program: Path, target: str) -> list[float]:
 
 def train_natively(artifacts: Path, batch: int, folder: Path) -> list[float]:
     """Return the losses of the steps of firmware.c on this machine."""
-    build(artifacts, folder, Options("mnist", resolve("native"), [batch]))
+    build(artifacts, folder, Options("mnist", resolve("native"), PlanRequest([batch])))
     spec: Any = importlib.util.spec_from_file_location("mnist", folder / "mnist.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -260,7 +260,9 @@ def measure_goals(name: str, _: Namespace) -> Iterator[Cells]:
         graph = MODELS_OF_BOARDS[name].graph() if name == "mlp" else MODELS[name].graph()
         write_artifacts(graph, artifacts)
         for goal in GOALS[name]:
-            options = Options(name.lower(), resolve(goal.target), [1], size=goal.is_small)
+            options = Options(
+                name.lower(), resolve(goal.target), PlanRequest([1], size=goal.is_small)
+            )
             report = build(artifacts, Path(place, "build"), options)["report"]
             own = sum(report["areas"][area] for area in BUDGETED)
             parts = report["parts"]
@@ -328,7 +330,9 @@ def measure_published(name: str, options: Namespace) -> Iterator[Cells]:
                 optimizer=SGD(), artifact_directory=artifacts,
             )  # fmt: skip
             wanted = Options(
-                "net", resolve(options.target), [1], joined=only == "train", only=only, size=True
+                "net",
+                resolve(options.target),
+                PlanRequest([1], joined=only == "train", only=only, size=True),
             )
             out = Path(place, "build")
             report = build(artifacts, out, wanted)["report"]

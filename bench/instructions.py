@@ -35,7 +35,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.link import find_compiler
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 
 TARGETS = ("raspberrypi4", "x86-64-v3")
@@ -87,7 +87,7 @@ def build_program(artifacts: Path, target: str, batch: int, folder: Path) -> Pro
     """Build a program of one thread that trains artifacts on batches of this size."""
     platform = resolve(target)
     out = folder / f"{artifacts.name}-{target}-{batch}"
-    build(artifacts, out, Options("model", platform, [batch]))
+    build(artifacts, out, Options("model", platform, PlanRequest([batch])))
     (out / "driver.c").write_text(DRIVER)
     compiler = find_compiler(platform).command
     sources = [out / "driver.c", out / "src" / "model.c", out / "src" / "kernels.o"]

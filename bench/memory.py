@@ -40,6 +40,7 @@ from engine.quantization import quantize
 from engine.system.config import switch
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 
@@ -106,7 +107,7 @@ def measure_builds(name: str, options: Namespace) -> Iterator[Cells]:
             call_fresh(write_heads, name, folder, size)
             least = 0.0
             for kind in ("float", "int8"):
-                made = make_plans(list_artifacts(folder / kind), target, 1, [size], {})
+                made = make_plans(list_artifacts(folder / kind), target, PlanRequest([size]))
                 plan = made.plans["train"]
                 sizes = {of: plan.compute_region_bytes(of) for of in dict(_REGIONS)}
                 # A build has the constants that its steps read, and no others.

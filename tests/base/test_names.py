@@ -15,7 +15,7 @@ from engine.errors import ModelError
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.generate import PARTS, RUNTIME
 from engine.tools.trimmed.names import check_name, make_name
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     STRICT,
@@ -104,7 +104,9 @@ def test_the_header_has_real_names(compiler: str, standard: str, tmp_path: Path)
 def test_several_models_link_into_one_program(tmp_path: Path) -> None:
     platform = resolve("native")
     for name, case in (("tell", "mlp"), ("next", "cnn")):
-        build(GOLDENS / case, tmp_path / name, Options(name, platform, [2], static=True))
+        build(
+            GOLDENS / case, tmp_path / name, Options(name, platform, PlanRequest([2]), static=True)
+        )
     lines = ["#include <stdio.h>"]
     for name in ("tell", "next"):
         lines += [

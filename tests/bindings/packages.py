@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper, save
 
 from engine import artifacts
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_root
 from tests.support.places import GOLDENS
@@ -33,9 +33,14 @@ def make_package(case: str, languages: str, target: str = "native", threads: int
     )  # linkers split at them
     platform, *also = map(resolve, target.split(","))
     options = Options(
-        "mnist", platform, [4], threads, federated=True, bindings=languages.split(","), also=also,
+        "mnist",
+        platform,
+        PlanRequest([4], threads),
+        federated=True,
+        bindings=languages.split(","),
+        also=also,
         export=True,
-    )  # fmt: skip
+    )
     build(GOLDENS / case, out, options)
     return out
 
@@ -96,6 +101,6 @@ def make_example(model: str, languages: str, target: str) -> Path:
         artifact_directory=folder / "artifacts",
     )
     named = languages.split(",") if languages else []
-    options = Options("mnist", resolve(target), [4], bindings=named)
+    options = Options("mnist", resolve(target), PlanRequest([4]), bindings=named)
     build(folder / "artifacts", folder / "build", options)
     return folder / "build"

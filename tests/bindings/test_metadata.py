@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.packages import make_package
 from tests.bindings.programs import OFFLINE
@@ -227,7 +227,11 @@ def test_swiftpm_describes_a_package(tmp_path: Path) -> None:
 @pytest.fixture
 def board(tmp_path: Path) -> Path:
     """Return the folder of a build for a microcontroller."""
-    build(GOLDENS / "mlp", tmp_path / "board", Options("mnist", resolve("cortex-m7"), [4]))
+    build(
+        GOLDENS / "mlp",
+        tmp_path / "board",
+        Options("mnist", resolve("cortex-m7"), PlanRequest([4])),
+    )
     return tmp_path / "board"
 
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.programs import HERE, TOOLCHAINS
 from tests.support.builds import load, make_root, needs_cc
@@ -22,7 +22,7 @@ def make_exporting() -> Path:
     """Return the folder of a build that exports its model, with packages."""
     out = make_root() / "names"
     native = resolve("native")
-    options = Options("mnist", native, [4], bindings=("java", "csharp"), export=True)
+    options = Options("mnist", native, PlanRequest([4]), bindings=("java", "csharp"), export=True)
     build(GOLDENS / "mlp", out, options)
     return out
 

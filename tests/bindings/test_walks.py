@@ -16,7 +16,7 @@ import pytest
 from engine.tools.trimmed.api import Only, list_enumerations, list_functions
 from engine.tools.trimmed.bindings.package import Api
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.packages import NATIVE, make_example, make_package
 from tests.bindings.programs import HERE, TOOLCHAINS, make_objective_c
@@ -55,7 +55,7 @@ def make_kind(**words: Any) -> Path:
     """Return the folder of a build of the mlp with these options."""
     out = make_root() / "-".join(["walked", *map(str, words.values())])
     if not out.exists():
-        build(GOLDENS / "mlp", out, Options("mnist", resolve("native"), [4], **words))
+        build(GOLDENS / "mlp", out, Options("mnist", resolve("native"), PlanRequest([4], **words)))
     return out
 
 

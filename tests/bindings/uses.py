@@ -12,7 +12,7 @@ import engine
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.packages import NATIVE
 from tests.support.builds import make_root
@@ -29,9 +29,9 @@ def make_use(only: Only, platform: str = "native") -> Path:
     out = make_root() / f"use-{only}-{platform}"
     if only == "decoder":
         decoder = DecoderOptions(CAPACITY, path=make_artifacts("gpt2") / "decoder.onnx")
-        options = Options("mnist", resolve(platform), [], bindings=named, decoder=decoder)
+        options = Options("mnist", resolve(platform), PlanRequest(decoder=decoder), bindings=named)
     else:
-        options = Options("mnist", resolve(platform), [4], only=only, bindings=named)
+        options = Options("mnist", resolve(platform), PlanRequest([4], only=only), bindings=named)
     build(None if only == "decoder" else GOLDENS / "mlp", out, options)
     return out
 

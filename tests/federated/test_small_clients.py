@@ -26,7 +26,7 @@ from engine.federated.local_options import LocalOptions
 from engine.federated.message import Message, fingerprint
 from engine.federated.trimmed import TrimmedLearner
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import compile_c, load, make_build, make_samples, needs_cc
 from tests.support.lora_models import FORMS, write
@@ -330,7 +330,7 @@ def test_adapters_alone_travel(tmp_path: Path) -> None:
     engines = Trainer.from_onnx(
         tmp_path / "m.onnx", MSELoss(), SGD(0.001), folder=folder, threads=1
     )
-    build(folder, tmp_path / "b", Options("mnist", resolve("native"), (4,)))
+    build(folder, tmp_path / "b", Options("mnist", resolve("native"), PlanRequest((4,))))
     mine = load(tmp_path / "b").Trainer()
     rng = np.random.default_rng(0)
     x = rng.standard_normal((12, 40)).astype(np.float32)

@@ -22,6 +22,7 @@ from engine import backend
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, UnsupportedOpError
 from engine.kernels.machine.target import detect_host
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.training import model_file
 from engine.training.joined import JoinedStep
@@ -75,7 +76,7 @@ def test_a_split_of_many_sizes_runs_and_trains_everywhere(made: bool, tmp_path: 
     np.testing.assert_allclose(gradient, [[slope]], rtol=1e-6)
     inference = module.inference_model_to_bytes(["y"])
     np.testing.assert_array_equal(backend.prepare(inference).run([x])[0], expected)
-    planned = make_plans(list_artifacts(tmp_path), detect_host(), 1, [2], {})
+    planned = make_plans(list_artifacts(tmp_path), detect_host(), PlanRequest([2]))
     assert set(planned.plans) == {"train", "eval", "infer", "optimizer"}
 
 

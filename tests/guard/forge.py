@@ -20,6 +20,7 @@ from engine.kernels.vocabulary.call import Machine
 from engine.plan.plan import Arg, Plan, PlanStep
 from engine.plan.verify import verify
 from engine.tools.dev import optimizer_plans
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from tests.guard.rows import KINDS, cases, planned
 from tests.guard.walk import SIDES, Walk
@@ -48,7 +49,7 @@ def trainings(target: Target) -> Iterator[tuple[str, Plan]]:
     yield "rows of a table", optimizer_plans.plan_of_table()
     for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
         for joined in (False, True):
-            made = make_plans(list_artifacts(folder), target, 2, [4], {}, joined=joined)
+            made = make_plans(list_artifacts(folder), target, PlanRequest([4], 2, joined=joined))
             for plan in made.plans.values():
                 yield f"{folder.name} {plan.name}", plan
 

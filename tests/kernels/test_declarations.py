@@ -36,6 +36,7 @@ from engine.plan.plan import align
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, backward_of, list_cases, wrap
 from engine.tools.dev.cases.case import Case, Tensor, f32
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from tests.support import collective
 from tests.support.halves import may_be_halves
@@ -155,7 +156,7 @@ def recorded() -> Record:
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
-            make_plans(list_artifacts(folder), detect_host(), 2, [4], {})
+            make_plans(list_artifacts(folder), detect_host(), PlanRequest([4], 2))
         make_plan(
             OneNode(MOVING).graph, {}, target=detect_host(), threads=1
         )  # it changes its input

@@ -27,7 +27,7 @@ from engine.tools.trimmed.build import build as build_model
 from engine.tools.trimmed.build import build_library
 from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import Compiler, _list_small_flags, find_compiler, link
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 from engine.trainer.trainer import Trainer
 from tests.support.builds import needs_cc
@@ -312,13 +312,13 @@ def test_without_a_compiler_nothing_is_compiled(
     monkeypatch.setattr("engine.tools.trimmed.build.make_closed_plans", None)
     monkeypatch.setattr("engine.tools.trimmed.compilation.make_plans", None)
     monkeypatch.setattr("engine.tools.trimmed.build.find_kernel_set", None)
-    for target, message, more in (
-        (resolve(triple=NEW_ANDROID), "Android NDK", {}),
-        (resolve("ios-arm64"), "Xcode", {}),
-        (resolve("native"), "not a command", {"compiler": "ccc"}),
-        (resolve("wasm32"), "has no threads", {"threads": 2}),
+    for target, message, compiler, threads in (
+        (resolve(triple=NEW_ANDROID), "Android NDK", "", 1),
+        (resolve("ios-arm64"), "Xcode", "", 1),
+        (resolve("native"), "not a command", "ccc", 1),
+        (resolve("wasm32"), "has no threads", "", 2),
     ):
-        options = Options("mnist", target, [8], **more)
+        options = Options("mnist", target, PlanRequest([8], threads), compiler=compiler)
         with pytest.raises(EngineError, match=message):
             build_model(GOLDENS / "mlp", tmp_path / "out", options)
         with pytest.raises(EngineError, match=message):
@@ -444,6 +444,6 @@ def test_code_for_dot_products_is_left_out_of_float_models_alone(tmp_path: Path)
             tmp_path / f"{name}.onnx", "cross_entropy", SGD(), train=train, folder=folder
         )
         made = build_model(
-            folder, tmp_path / f"{name}_build", Options("one", resolve("x86-64"), [4])
+            folder, tmp_path / f"{name}_build", Options("one", resolve("x86-64"), PlanRequest([4]))
         )
         assert {*made["cpus"]} == wanted

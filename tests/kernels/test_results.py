@@ -18,6 +18,7 @@ from engine.kernels.compiler.results import fix_results
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.vocabulary.kernel import Body, Native, kernel
 from engine.plan.plan import KernelSpec
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.records import encode_word
 from engine.tools.trimmed.targets import resolve
@@ -104,7 +105,7 @@ def test_a_type_without_such_an_instruction_is_not_fused() -> None:
 def test_nothing_in_the_kernels_of_a_build_has_a_free_order(target: str) -> None:
     """Of an operation that passes may reorder when they reduce kernels to calls, none is left."""
     chip = resolve(target).target
-    planned = make_plans(list_artifacts(GOLDENS / "cnn"), chip, 1, [2], {})
+    planned = make_plans(list_artifacts(GOLDENS / "cnn"), chip, PlanRequest([2]))
     codes = get_codes(planned.list_kernels(), chip, BITCODE)
     assert len(codes) > 5
     for symbol, code in codes.items():

@@ -14,7 +14,7 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss, SparseUpdate, generat
 from engine.errors import DTypeError, InputError, ModelError, StateError
 from engine.proximal import ANCHOR, MU, set_anchors
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.build_twins import Both
 from tests.support.builds import needs_cc
@@ -164,7 +164,11 @@ def test_a_trimmed_build_holds_on_as_the_engine_does(tmp_path: Path) -> None:
         GOLDENS / "mlp/forward.onnx", ["0.weight", "2.weight"], loss=CrossEntropyLoss(),
         optimizer=AdamW(), artifact_directory=tmp_path / "artifacts", proximal=True,
     )  # fmt: skip
-    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
+    build(
+        tmp_path / "artifacts",
+        tmp_path / "out",
+        Options("mnist", resolve("native"), PlanRequest([4])),
+    )
     both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
     for number, mu in enumerate((0.3, 0.3, 0.05)):
         if number != 1:

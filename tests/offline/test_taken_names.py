@@ -33,7 +33,7 @@ from engine.loss_types import Loss
 from engine.onnxblock import Block
 from engine.onnxblock import loss as blocks
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from engine.training.model_file import RESET
 from tests.support.builds import load, needs_cc
@@ -250,7 +250,7 @@ def test_a_build_takes_the_names_from_its_artifacts(tmp_path: Path) -> None:
         proto, names, loss=MSELoss(), optimizer=SGD(), artifact_directory=tmp_path / "artifacts",
         frozen_batch_norm=True,
     )  # fmt: skip
-    options = Options("mnist", resolve("native"), [20])
+    options = Options("mnist", resolve("native"), PlanRequest([20]))
     build(tmp_path / "artifacts", tmp_path / "out", options)
     trainer = load(tmp_path / "out").Trainer(tmp_path / "artifacts" / "checkpoint")
     state = CheckpointState.load_checkpoint(tmp_path / "artifacts" / "checkpoint")

@@ -25,7 +25,7 @@ from engine.errors import LabelError
 from engine.graphs.offline.optim_types import Method
 from engine.plan.plan import Plan
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.blocks import rename_value
 from tests.support.builds import load, needs_cc
@@ -152,7 +152,11 @@ def test_two_calls_keep_the_gradient() -> None:
 def test_a_trimmed_build_trains_alike(tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
     trainer = make_trainer(BAG, folder=folder, threads=2)
-    build(folder, tmp_path / "built", Options("mnist", resolve("native"), [BATCH], 2, joined=True))
+    build(
+        folder,
+        tmp_path / "built",
+        Options("mnist", resolve("native"), PlanRequest([BATCH], 2, joined=True)),
+    )
     face = load(tmp_path / "built")
     own = face.Trainer(folder / "checkpoint")
     own.optimizer.set_learning_rate(0.05)

@@ -23,7 +23,7 @@ from engine.kernels.vocabulary.expression import philox
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.harness import drop_type, get_gradient
@@ -151,7 +151,7 @@ def test_seeds_are_whole_numbers_of_64_bits(seed: object, error: type[Exception]
 
 @needs_cc
 def test_a_trimmed_build_drops_the_same(artifacts: Path, tmp_path: Path) -> None:
-    build(artifacts, tmp_path / "out", Options("mnist", resolve("native"), [4], 1))
+    build(artifacts, tmp_path / "out", Options("mnist", resolve("native"), PlanRequest([4])))
     trainer = load(tmp_path / "out").Trainer(artifacts / "checkpoint")
     _, module, optimizer = make(artifacts)
     for seed in (0, 7):

@@ -24,7 +24,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from engine.tools.trimmed import build as build_tool
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import make_build as built
@@ -64,7 +64,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_build_takes_memory_in_proportion_to_the_model(wide: Path, tmp_path: Path) -> None:
     """Large numbers are never written out as text, and no program holds the parameters."""
     size = 2 * (wide / "checkpoint").stat().st_size  # a parameter and a constant
-    options = Options("wide", resolve("native"), [1])
+    options = Options("wide", resolve("native"), PlanRequest([1]))
     build(wide, tmp_path / "out", options)  # compiling needs memory of its own, once
     tracemalloc.start()
     try:
@@ -80,7 +80,7 @@ def test_a_build_takes_memory_in_proportion_to_the_model(wide: Path, tmp_path: P
 def test_a_build_that_fails_leaves_its_folder_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = Options("mnist", resolve("native"), [4])
+    options = Options("mnist", resolve("native"), PlanRequest([4]))
     out = tmp_path / "deep" / "out"
     build(GOLDENS / "mlp", out, options)
     (out / "notes.txt").write_text("mine")
@@ -103,7 +103,7 @@ def test_a_build_that_fails_leaves_its_folder_as_it_was(
 
 def test_a_build_overwrites_no_checkpoint_but_its_own(tmp_path: Path) -> None:
     """A device's program may save to the very file that the build wrote."""
-    options, out = Options("mnist", resolve("native"), [4]), tmp_path / "out"
+    options, out = Options("mnist", resolve("native"), PlanRequest([4])), tmp_path / "out"
     build(GOLDENS / "mlp", out, options)
     state = CheckpointState.load_checkpoint(out / "checkpoint")
     state.properties["epochs"] = 3
@@ -153,7 +153,7 @@ def test_a_build_refuses_values_in_a_second_file(tmp_path: Path) -> None:
     content = storage.read(GOLDENS / "mlp/checkpoint")
     storage.write(content, tmp_path / "checkpoint", external_threshold=1)
     with pytest.raises(CheckpointError, match="in a second file"):
-        build(tmp_path, tmp_path / "out", Options("mnist", resolve("native"), [4]))
+        build(tmp_path, tmp_path / "out", Options("mnist", resolve("native"), PlanRequest([4])))
     assert not (tmp_path / "out").exists()
 
 
@@ -185,7 +185,11 @@ def fixed(folder: Path, samples: int, dtype: str = "f32") -> Path:
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_the_learning_rate_has_the_type_of_the_parameters(dtype: str, tmp_path: Path) -> None:
     """It was written as a float, and read as part of a double: parameters became nonsense."""
-    build(fixed(tmp_path, 4, dtype), tmp_path / "out", Options("fixed", resolve("native"), (4,)))
+    build(
+        fixed(tmp_path, 4, dtype),
+        tmp_path / "out",
+        Options("fixed", resolve("native"), PlanRequest((4,))),
+    )
     assert "passed" in run(tmp_path / "out" / "selftest")
 
 
@@ -215,8 +219,6 @@ def test_a_batch_is_one_that_the_model_has(tmp_path: Path) -> None:
         make_plans(
             list_artifacts(GOLDENS / "mlp"),
             detect_host(),
-            1,
-            [4],
-            {"input": (6, 64), "labels": (6,)},
+            PlanRequest([4], shapes={"input": (6, 64), "labels": (6,)}),
         )
     assert cli.main(["plan", str(GOLDENS / "mlp"), "-o", str(tmp_path / "plan"), *shape]) == 1

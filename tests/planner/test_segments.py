@@ -26,7 +26,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
 from engine.plan.plan import CHECK, COUNT, RATE, Plan
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.planning import GradientUse
@@ -222,7 +222,9 @@ def test_a_trimmed_build_runs_segments(artifacts: Path, tmp_path: Path) -> None:
     budget = refused.value.least + 1
     trainer = Trainer(artifacts, threads=2, memory_budget=budget)
     planning = PlanOptions(budget=budget)
-    options = Options("mnist", resolve("native"), (16,), 2, joined=True, planning=planning)
+    options = Options(
+        "mnist", resolve("native"), PlanRequest((16,), 2, joined=True, planning=planning)
+    )
     build(artifacts, tmp_path, options)
     built = load(tmp_path).Trainer()
     for _ in range(2):

@@ -20,7 +20,7 @@ from engine.plan.verify import verify
 from engine.runtime.program import BoundProgram
 from engine.runtime.team import get_team
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.golden_plans import TARGET, make_golden_plan
@@ -195,7 +195,7 @@ def test_a_profile_gives_the_time_to_thread_0() -> None:
 
 @needs_cc
 def test_a_trimmed_build_runs_them(tmp_path: Path) -> None:
-    build(GOLDENS / "mlp", tmp_path, Options("mnist", resolve("native"), (8, 256), 2))
+    build(GOLDENS / "mlp", tmp_path, Options("mnist", resolve("native"), PlanRequest((8, 256), 2)))
     built, trainer = load(tmp_path).Trainer(), Trainer(GOLDENS / "mlp", threads=2)
     rng = np.random.default_rng(0)
     for batch in (8, 256, 8):

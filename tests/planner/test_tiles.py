@@ -27,7 +27,7 @@ from engine.plan.plan import Arg, Plan
 from engine.plan.verify import verify
 from engine.runtime.team import get_team
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.memory import Memory
@@ -241,7 +241,7 @@ def test_a_group_is_one_step_of_a_stepwise_run(
 def test_a_trimmed_build_runs_groups(
     artifacts: Path, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(artifacts, tmp_path, Options("mnist", resolve("native"), (BATCH,), threads))
+    build(artifacts, tmp_path, Options("mnist", resolve("native"), PlanRequest((BATCH,), threads)))
     trainer = load(tmp_path).Trainer()
     made = module(artifacts, threads, monkeypatch, grouped=True)
     loss, _ = step(made, BATCH)

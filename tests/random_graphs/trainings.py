@@ -23,7 +23,7 @@ from engine.graphs.offline.sample_values import MixedError
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.random_graphs.check import Check, distance, find_scale
 from tests.random_graphs.derived import trimmed, with_buffers
@@ -148,7 +148,7 @@ def built(made: Model, trained: Sequence[str], batch: Sequence[Array], report: R
             threads=1, folder=artifacts,
         )  # fmt: skip
         samples = batch[-1].shape[0] if batch[-1].ndim else 1
-        build(artifacts, out, Options("mnist", resolve("native"), [samples], 1))
+        build(artifacts, out, Options("mnist", resolve("native"), PlanRequest([samples])))
         two = builds.load(out).Trainer(artifacts / "checkpoint")
         report.done["steps, built"] += 1
         for _ in range(2):

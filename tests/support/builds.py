@@ -25,7 +25,7 @@ from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import CpuLevel, Source, define_types
 from engine.tools.trimmed.opset import of_graphs
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import GOLDENS
@@ -81,7 +81,7 @@ def make_source(
     target: None for this machine.
     """
     target = target or detect_host()
-    planned = make_plans(list_artifacts(GOLDENS / "mlp"), target, threads, [2], {})
+    planned = make_plans(list_artifacts(GOLDENS / "mlp"), target, PlanRequest([2], threads))
     specs = planned.list_kernels()
     symbols = [spec.symbol for spec in specs]
     if library and LAUNCH.symbol not in symbols:
@@ -124,8 +124,7 @@ def make_build(
     options = Options(
         "mnist",
         resolve("native"),
-        batches,
-        threads,
+        PlanRequest(batches, threads),
         freestanding=freestanding,
         federated=federated,
     )
@@ -137,7 +136,9 @@ def make_build(
 def make_build_for(target: str, case: str, threads: int = 1, *, size: bool = False) -> Path:
     """Build a golden for another platform, called `mnist`, batch 8, by ziglang."""
     out = make_root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
-    options = Options("mnist", resolve(target), [8], threads, size=size, compiler="zig")
+    options = Options(
+        "mnist", resolve(target), PlanRequest([8], threads, size=size), compiler="zig"
+    )
     build(GOLDENS / case, out, options)
     return out
 
@@ -147,7 +148,7 @@ def make_library(threads: int = 1) -> Path:
     """The folder of a native library of the kernels for the ops of the mlp golden."""
     out = make_root() / f"library-{threads}"
     graphs = [onnx_io.load(p) for p in sorted((GOLDENS / "mlp").glob("*_model.onnx"))]
-    options = Options("mnist", resolve("native"), [4], threads)
+    options = Options("mnist", resolve("native"), PlanRequest([4], threads))
     build_library(of_graphs(graphs), [], out, options)
     return out
 

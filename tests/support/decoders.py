@@ -16,7 +16,7 @@ from engine.graphs.offline.decoding import place_caches
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
 from tests.support.builds import make_root
@@ -97,9 +97,11 @@ def make_decoder_build(
     folder = "-".join(["writer", shape, *named, target, str(threads), str(prompt)])
     out = make_root() / folder  # without commas, which linkers split paths at
     options = Options(
-        "mnist", resolve(target), [], threads, bindings=named,
-        decoder=DecoderOptions(CAPACITY, prompt),
-    )  # fmt: skip
+        "mnist",
+        resolve(target),
+        PlanRequest(threads=threads, decoder=DecoderOptions(CAPACITY, prompt)),
+        bindings=named,
+    )
     build(make_artifacts(shape), out, options)
     return out
 

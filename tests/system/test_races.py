@@ -14,6 +14,7 @@ from engine.kernels.binaries import load
 from engine.kernels.compiler import emit
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import CpuLevel, Source
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import WARNINGS, compile_c, needs_cc
@@ -32,7 +33,7 @@ pytestmark = [needs_cc, pytest.mark.skipif(HERE is None, reason="no such kernels
 def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
     """tests/c/threads.c with a build of the mlp for so many threads, all of it instrumented."""
     target = resolve(str(HERE)).target
-    planned = make_plans(list_artifacts(MLP), target, threads, [SAMPLES], {})
+    planned = make_plans(list_artifacts(MLP), target, PlanRequest([SAMPLES], threads))
     specs = planned.list_kernels()
     bundle = Bundle(planned, target, threads)
     level = CpuLevel(target, [spec.symbol for spec in specs], bundle)

@@ -18,7 +18,7 @@ from engine.quantization import Quantization, quantize
 from engine.quantization.post_training import freeze_in_integers
 from engine.tools import cli
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_build_for
 from tests.support.places import GOLDENS
@@ -124,7 +124,7 @@ def test_integers_have_the_sizes_of_a_quantised_model(tmp_path: Path) -> None:
             optimizer=OptimType.AdamW,
             artifact_directory=artifacts,
         )
-        wanted = Options("mnist", resolve("cortex-m7"), [8])
+        wanted = Options("mnist", resolve("cortex-m7"), PlanRequest([8]))
         report = build(artifacts, tmp_path / f"{name}-build", wanted)["report"]
         sizes.append((report["memory"], report["parts"]["kernels"], report["parts"]["constants"]))
     assert sizes[0] == sizes[1]

@@ -21,7 +21,7 @@ from engine.artifacts import AdamW, CrossEntropyLoss, generate_artifacts
 from engine.data import batches
 from engine.errors import EngineError, LabelError, NonFiniteError
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.thread_group import run
@@ -165,7 +165,7 @@ def test_builds(joined: bool, skip: bool, tmp_path: Path) -> None:
         proto, names, loss=CrossEntropyLoss(), optimizer=AdamW(0.05, skip_nonfinite=skip),
         artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
-    options = Options("mnist", resolve("native"), [20], joined=joined)
+    options = Options("mnist", resolve("native"), PlanRequest([20], joined=joined))
     build(tmp_path / "artifacts", tmp_path / "out", options)
     errors = load(tmp_path / "out")
     trainer = errors.Trainer(tmp_path / "artifacts" / "checkpoint")
@@ -196,7 +196,11 @@ def test_builds_that_draw(joined: bool, tmp_path: Path) -> None:
     artifacts = tmp_path / "artifacts"
     engine = make_trainer(DROPPING, folder=artifacts, seed=0)
     start = (artifacts / "checkpoint").read_bytes()
-    build(artifacts, tmp_path / "out", Options("mnist", resolve("native"), [20], joined=joined))
+    build(
+        artifacts,
+        tmp_path / "out",
+        Options("mnist", resolve("native"), PlanRequest([20], joined=joined)),
+    )
     face = load(tmp_path / "out")
     trainer = face.Trainer(start)
     trainer.learning_rate = engine.learning_rate

@@ -17,7 +17,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.models.layers import Layers
 from engine.runtime.program import BoundProgram
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
 from tests.support.build_twins import Both
@@ -183,7 +183,9 @@ def test_an_unknown_precision_is_refused() -> None:
 def test_a_build_equals_the_engine(tmp_path: Path, precision: Any) -> None:
     native = resolve("native")
     planning = PlanOptions(precision=precision)
-    build(GOLDEN, tmp_path, Options("mnist", native, [4], joined=True, planning=planning))
+    build(
+        GOLDEN, tmp_path, Options("mnist", native, PlanRequest([4], joined=True, planning=planning))
+    )
     both = Both("transformer", made=tmp_path)
     whole = Trainer(GOLDEN, precision=precision, threads=1)
     for k in range(3):

@@ -34,7 +34,7 @@ from engine.graphs.offline.optim_types import Method
 from engine.proximal import ANCHOR, MU, set_anchors
 from engine.tools import cli
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support import tiny
 from tests.support.builds import load, needs_cc
@@ -324,7 +324,7 @@ def test_trimmed_builds_train_as_the_engine_does(kind: OptimType, how: str, tmp_
         assert cli.main(["plan", *words]) == 0
         other = load(tmp_path / "out").Trainer(folder / "checkpoint", plan)
     else:
-        options = Options("mnist", resolve("native"), [20], joined=how == "joined")
+        options = Options("mnist", resolve("native"), PlanRequest([20], joined=how == "joined"))
         build(folder, tmp_path / "out", options)
         other = load(tmp_path / "out").Trainer(folder / "checkpoint")
     other.optimizer.set_learning_rate(0.05)

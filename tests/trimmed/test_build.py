@@ -39,7 +39,7 @@ from engine.quantization import Qat, prepare_qat
 from engine.tools import cli
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.generate import quote
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, draw_words
 from engine.tools.trimmed.targets import resolve
@@ -107,7 +107,11 @@ def test_other_optimizers_equal_the_engine(name: str, tmp_path: Path) -> None:
         GOLDENS / "mlp/forward.onnx", spec["requires_grad"], loss=LossType[spec["loss"]],
         optimizer=OTHERS[name], artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
-    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
+    build(
+        tmp_path / "artifacts",
+        tmp_path / "out",
+        Options("mnist", resolve("native"), PlanRequest([4])),
+    )
     both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
     for k in range(3):
         actual, expected = both.step(k)
@@ -127,7 +131,11 @@ def test_a_sparse_update_equals_the_engine_and_exports_whole_weights(tmp_path: P
         GOLDENS / "cnn/forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=AdamW(),
         artifact_directory=tmp_path / "artifacts", update=update,
     )  # fmt: skip
-    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
+    build(
+        tmp_path / "artifacts",
+        tmp_path / "out",
+        Options("mnist", resolve("native"), PlanRequest([4])),
+    )
     both = Both("cnn", folder=tmp_path / "artifacts", made=tmp_path / "out")
     for k in range(3):
         actual, expected = both.step(k)
@@ -149,7 +157,7 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     """And takes memory for one gradient at a time."""
     platform = resolve("native")
     manifest = build(
-        GOLDENS / case, tmp_path, Options("mnist", platform, [4], threads, joined=True)
+        GOLDENS / case, tmp_path, Options("mnist", platform, PlanRequest([4], threads, joined=True))
     )
     both = Both(case, threads, made=tmp_path)
     for k in range(4):
@@ -180,7 +188,7 @@ def test_a_build_trains_with_roundings_like_the_engine(
     options = Qat(weight_bits=4, ranges=ranges, weight_ranges=weights, threads=1)
     aware = prepare_qat(GOLDENS / "cnn/forward.onnx", data, options)
     trainer = Trainer.from_onnx(aware.to_bytes(), "cross_entropy", SGD(), folder=artifacts)
-    asked = Options("mnist", resolve("native"), [4])
+    asked = Options("mnist", resolve("native"), PlanRequest([4]))
     with pytest.raises(EngineError, match="weights are rounded in training"):
         build(artifacts, out, replace(asked, export=True))
     build(artifacts, out, asked)
@@ -206,7 +214,7 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
         GOLDENS / "mlp/forward.onnx", loss=LossType.CrossEntropyLoss, requires_grad=names,
         optimizer=AdamW(skip_nonfinite=True), artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
-    options = Options("mnist", resolve("native"), [4], joined=joined)
+    options = Options("mnist", resolve("native"), PlanRequest([4], joined=joined))
     build(tmp_path / "artifacts", tmp_path / "out", options)
     both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
     both.step(0)
@@ -231,7 +239,9 @@ def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_
 def test_a_build_in_float16_scales_its_loss_like_the_engine(joined: bool, tmp_path: Path) -> None:
     """Through overflow and growth, and from the engine's checkpoint and back."""
     planning = PlanOptions(precision="f16")
-    options = Options("mnist", resolve("native"), [16], joined=joined, planning=planning)
+    options = Options(
+        "mnist", resolve("native"), PlanRequest([16], joined=joined, planning=planning)
+    )
     build(GOLDENS / "cnn", tmp_path, options)
     both = Both("cnn", made=tmp_path, precision="f16", copies=4)
     whole = Trainer(GOLDENS / "cnn", precision="f16", threads=1)
@@ -270,17 +280,20 @@ def test_a_build_in_float16_scales_its_loss_like_the_engine(joined: bool, tmp_pa
 
 
 def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
-    planned = make_plans(list_artifacts(GOLDENS / "cnn"), detect_host(), 1, [4], {}, joined=True)
+    planned = make_plans(
+        list_artifacts(GOLDENS / "cnn"), detect_host(), PlanRequest([4], joined=True)
+    )
     budget = max(plan.nbytes for plan in planned.list_plans()) - 1
     planning = PlanOptions(budget=budget)
-    options = Options("mnist", resolve("native"), [4], joined=True, planning=planning)
+    options = Options("mnist", resolve("native"), PlanRequest([4], joined=True, planning=planning))
     build(GOLDENS / "cnn", tmp_path, options)
     both = Both("cnn", made=tmp_path)
     for k in range(2):
         actual, expected = both.step(k)
         assert actual == expected
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
-    tight = replace(options, planning=PlanOptions(budget=1 << 10))
+    plans = replace(options.plans, planning=PlanOptions(budget=1 << 10))
+    tight = replace(options, plans=plans)
     with pytest.raises(BudgetError, match="smallest"):
         build(GOLDENS / "cnn", tmp_path / "none", tight)
 
@@ -509,7 +522,7 @@ def test_a_model_that_fixes_its_samples_needs_no_batch(tmp_path: Path) -> None:
 
 
 def plan_native(folder: Path, shapes: dict[str, tuple[int, ...]]) -> Planned:
-    return make_plans(list_artifacts(folder), resolve("native").target, 1, (), shapes)
+    return make_plans(list_artifacts(folder), resolve("native").target, PlanRequest(shapes=shapes))
 
 
 def test_half_floats_do_not_cross_the_border_of_a_build(tmp_path: Path) -> None:
@@ -528,7 +541,11 @@ def test_half_floats_do_not_cross_the_border_of_a_build(tmp_path: Path) -> None:
         artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
     with pytest.raises(DTypeError, match=f"'{name}' is FLOAT16"):
-        build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
+        build(
+            tmp_path / "artifacts",
+            tmp_path / "out",
+            Options("mnist", resolve("native"), PlanRequest([4])),
+        )
 
 
 def test_text_of_names_survives_c() -> None:
@@ -556,7 +573,11 @@ def test_parameters_in_float64_are_one_buffer(tmp_path: Path) -> None:
         proto, requires_grad=tiny.NAMES, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
         artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
-    build(tmp_path / "artifacts", tmp_path / "built", Options("mnist", resolve("native"), [8]))
+    build(
+        tmp_path / "artifacts",
+        tmp_path / "built",
+        Options("mnist", resolve("native"), PlanRequest([8])),
+    )
     face = load(tmp_path / "built")
     trainer = face.Trainer(tmp_path / "built" / "checkpoint")
     handle, library = trainer.state._handle.pointer, face._L._library

@@ -16,7 +16,7 @@ from engine.base.plan_options import PlanOptions
 from engine.kernels.machine.target import detect_host
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.cpu import list_needs
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.selftest import STEPS
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support.builds import compile_c, make_build_for, make_root, make_source, needs_cc
@@ -104,9 +104,8 @@ def make_halves() -> Path:
     options = Options(
         "mnist",
         resolve("aarch64"),
-        [8],
+        PlanRequest([8], planning=PlanOptions(precision="f16")),
         compiler="zig",
-        planning=PlanOptions(precision="f16"),
     )
     build(GOLDENS / "mlp", out, options)
     return out

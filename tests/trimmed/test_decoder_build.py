@@ -21,7 +21,7 @@ from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.decoders import DecoderOptions
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
@@ -80,7 +80,9 @@ def test_a_text_goes_on_as_in_a_session_while_the_model_learns(shape: str, threa
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_decoder_alone_has_its_parameters_in_the_library(shape: str, tmp_path: Path) -> None:
     model = make_artifacts(shape) / "decoder.onnx"
-    options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(CAPACITY, path=model))
+    options = Options(
+        "mnist", resolve("native"), PlanRequest(decoder=DecoderOptions(CAPACITY, path=model))
+    )
     manifest = build(None, tmp_path / "out", options)
     folder = tmp_path / "out"
     flags = (*STRICT, "-std=c11", *SANITIZE)
@@ -108,7 +110,9 @@ def test_a_decoder_has_the_values_of_the_checkpoint(prompt: int, tmp_path: Path)
     printed = run(program, folder / "checkpoint", tmp_path / "scores")
     check_drill(printed, tmp_path / "scores", "gpt2", exact=prompt != 1)
     only = Options(
-        "mnist", resolve("native"), [], only="decoder", decoder=DecoderOptions(CAPACITY, prompt)
+        "mnist",
+        resolve("native"),
+        PlanRequest(only="decoder", decoder=DecoderOptions(CAPACITY, prompt)),
     )
     manifest = build(make_artifacts("gpt2"), tmp_path / "only", only)
     assert "mnist_append" in manifest["functions"]
@@ -130,7 +134,9 @@ def test_a_self_test_compares_scores_and_fails_where_they_differ(
     folder, words = make_decoder_build("qwen2"), [tmp_path / "changed"]
     if is_alone:
         path = make_artifacts("qwen2") / "decoder.onnx"
-        options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(CAPACITY, 0, path))
+        options = Options(
+            "mnist", resolve("native"), PlanRequest(decoder=DecoderOptions(CAPACITY, 0, path))
+        )
         folder = tmp_path / "out"
         build(None, folder, options)
     else:
@@ -177,8 +183,8 @@ def test_caches_lie_in_the_models_memory_and_only_new_rows_are_written() -> None
     artifacts = make_artifacts("gpt2")
     files = {**list_artifacts(artifacts), "decoder": artifacts / "decoder.onnx"}
     target = resolve("native").target
-    planned = make_plans(files, target, 1, [], {}, decoder=DecoderOptions(CAPACITY))
-    without = make_plans(list_artifacts(artifacts), target, 1, [], {})
+    planned = make_plans(files, target, PlanRequest(decoder=DecoderOptions(CAPACITY)))
+    without = make_plans(list_artifacts(artifacts), target, PlanRequest())
     assert planned.decoder is not None
     sizes = SHAPES["gpt2"]
     cache = 4 * sizes.keys * CAPACITY * sizes.head
@@ -273,18 +279,23 @@ def test_sizes_out_of_range_are_refused(sizes: tuple[int, int], text: str) -> No
 
 
 def test_options_that_a_decoder_alone_has_no_use_for_are_refused() -> None:
-    options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(8))
-    changes: tuple[dict[str, Any], ...] = ({"joined": True}, {"export": True}, {"federated": True})
+    options = Options("mnist", resolve("native"), PlanRequest(decoder=DecoderOptions(8)))
+    alone = replace(options.plans, only="decoder")
+    with pytest.raises(InputError, match="leave out --only decoder"):
+        replace(alone, joined=True)
+    changes: tuple[dict[str, Any], ...] = ({"export": True}, {"federated": True})
     for change in changes:
         with pytest.raises(InputError, match="leave out --only decoder"):
-            replace(options, only="decoder", **change)
+            replace(options, plans=alone, **change)
     with pytest.raises(InputError, match="--only decoder: give --positions"):
-        Options("mnist", resolve("native"), [], only="decoder")
+        Options("mnist", resolve("native"), PlanRequest(only="decoder"))
 
 
 def test_a_caches_of_one_token_answers_one(tmp_path: Path) -> None:
     model = make_artifacts("gpt2") / "decoder.onnx"
-    options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(1, path=model))
+    options = Options(
+        "mnist", resolve("native"), PlanRequest(decoder=DecoderOptions(1, path=model))
+    )
     manifest = build(None, tmp_path / "out", options)
     assert manifest["decoder"] == {"positions": 1, "prompt": 1}
 
@@ -306,7 +317,9 @@ def test_files_that_are_no_decoder_are_refused(
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content((make_artifacts("gpt2") / "decoder.onnx").read_bytes()))
-    options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(16, path=path))
+    options = Options(
+        "mnist", resolve("native"), PlanRequest(decoder=DecoderOptions(16, path=path))
+    )
     with pytest.raises(error, match=text):
         build(None, tmp_path / "out", options)
     assert not (tmp_path / "out").exists()
@@ -314,9 +327,10 @@ def test_files_that_are_no_decoder_are_refused(
 
 def test_a_decoder_of_another_network_is_refused(tmp_path: Path) -> None:
     options = Options(
-        "mnist", resolve("native"), [],
-        decoder=DecoderOptions(16, path=make_artifacts("qwen2") / "decoder.onnx"),
-    )  # fmt: skip
+        "mnist",
+        resolve("native"),
+        PlanRequest(decoder=DecoderOptions(16, path=make_artifacts("qwen2") / "decoder.onnx")),
+    )
     with pytest.raises(InputError, match="lacks the trained parameters"):
         build(make_artifacts("gpt2"), tmp_path / "out", options)
 
@@ -346,6 +360,6 @@ def test_the_command_builds_one_from_a_folder_and_a_file(
     (tmp_path / "bare").mkdir()
     for name in ("training_model.onnx", "checkpoint"):
         shutil.copy(folder / name, tmp_path / "bare")
-    options = Options("mnist", resolve("native"), [], decoder=DecoderOptions(4))
+    options = Options("mnist", resolve("native"), PlanRequest(decoder=DecoderOptions(4)))
     with pytest.raises(FileError, match="no such file: give --decoder, the file of a model with"):
         build(tmp_path / "bare", tmp_path / "refused", options)

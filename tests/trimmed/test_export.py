@@ -12,7 +12,7 @@ from engine.artifacts import AdamW, LossType, SparseUpdate, generate_artifacts
 from engine.errors import ModelError
 from engine.tools import cli
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     SANITIZE,
@@ -32,7 +32,7 @@ pytestmark = needs_cc
 def make_exporting(case: str, artifacts: Path) -> Path:
     """Return the folder of a native build, called `mnist`, whose library exports."""
     out = make_root() / f"exporting-{case}"
-    build(artifacts, out, Options("mnist", resolve("native"), [4], export=True))
+    build(artifacts, out, Options("mnist", resolve("native"), PlanRequest([4]), export=True))
     return out
 
 
@@ -71,7 +71,7 @@ def test_parts_of_a_weight_become_one_tensor_again(tmp_path: Path) -> None:
 
 
 def test_libraries_without_the_option_lack_the_functions(tmp_path: Path) -> None:
-    build(GOLDENS / "mlp", tmp_path / "out", Options("mnist", resolve("native"), [4]))
+    build(GOLDENS / "mlp", tmp_path / "out", Options("mnist", resolve("native"), PlanRequest([4])))
     assert "export_model" not in (tmp_path / "out" / "mnist.h").read_text()
     assert "own_graph[]" in (tmp_path / "out" / "src" / "mnist.c").read_text()
     assert b"edgegrad_graph" not in (tmp_path / "out" / "src" / "kernels.o").read_bytes()
@@ -83,7 +83,11 @@ def test_artifacts_without_an_inference_model_are_refused(tmp_path: Path) -> Non
     for name in ("training_model.onnx", "optimizer_model.onnx", "checkpoint"):
         (here / name).write_bytes((GOLDENS / "mlp" / name).read_bytes())
     with pytest.raises(ModelError, match="--export: there is no inference model"):
-        build(here, tmp_path / "out", Options("mnist", resolve("native"), [4], export=True))
+        build(
+            here,
+            tmp_path / "out",
+            Options("mnist", resolve("native"), PlanRequest([4]), export=True),
+        )
     assert not (tmp_path / "out").exists()
 
 

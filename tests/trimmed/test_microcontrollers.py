@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.support import decoders
@@ -136,7 +136,7 @@ def test_a_page_gets_the_rows_of_a_board(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", BARE)
 @shows("C", "RV32IMAFC", "made")
 def test_an_archive_needs_at_most_its_compilers_arithmetic(target: str, tmp_path: Path) -> None:
-    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve(target), [8]))
+    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve(target), PlanRequest([8])))
     listed = [
         subprocess.check_output([NM, kind, "-j", tmp_path / "libmnist.a"], text=True).split()
         for kind in ("-u", "-U")
@@ -165,7 +165,7 @@ def test_platformio_finds_a_library(target: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
 def test_arduino_finds_a_library(tmp_path: Path) -> None:
     """With the archive where it looks for one of the core, and a sketch that compiles."""
-    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve("cortex-m7"), [8]))
+    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve("cortex-m7"), PlanRequest([8])))
     folder = tmp_path / "arduino/mnist"
     rows = (line.partition("=") for line in (folder / "library.properties").read_text().split("\n"))
     facts = {key: value for key, _, value in rows}
@@ -182,7 +182,7 @@ def test_arduino_finds_a_library(tmp_path: Path) -> None:
 def test_bare_metal_has_no_threads_and_no_libraries() -> None:
     platform = resolve("cortex-m7")
     with pytest.raises(EngineError, match="has no threads"):
-        build(GOLDENS / "mlp", Path("unused"), Options("mnist", platform, [8], 2))
-    assert Options("mnist", platform, [8]).freestanding
+        build(GOLDENS / "mlp", Path("unused"), Options("mnist", platform, PlanRequest([8], 2)))
+    assert Options("mnist", platform, PlanRequest([8])).freestanding
     with pytest.raises(EngineError, match="no operating system, so only archives"):
         link([], [], platform, Path("unused"), threads=False)

@@ -19,7 +19,7 @@ from engine.tools import cli
 from engine.tools.dev.emulators import find_emulator
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import (
     SANITIZE,
@@ -43,7 +43,7 @@ def make_only(only: Only, case: str = "mlp") -> Path:
     """Return the folder of a native build of one use, called `mnist`."""
     out = make_root() / f"{case}-only-{only}"
     if not out.exists():
-        build(GOLDENS / case, out, Options("mnist", resolve("native"), [4], only=only))
+        build(GOLDENS / case, out, Options("mnist", resolve("native"), PlanRequest([4], only=only)))
     return out
 
 
@@ -101,7 +101,7 @@ def test_inference_alone_tests_its_answers(case: str, tmp_path: Path) -> None:
 
 
 def test_answers_of_every_batch_size_are_tested(tmp_path: Path) -> None:
-    options = Options("mnist", resolve("native"), [4, 1, 3, 2], only="inference", threads=2)
+    options = Options("mnist", resolve("native"), PlanRequest([4, 1, 3, 2], 2, only="inference"))
     build(GOLDENS / "mlp", tmp_path / "out", options)
     rows = ANSWER.findall(run(tmp_path / "out/selftest"))
     assert [verdict for *_, verdict in rows] == ["equal"] * 4
@@ -128,7 +128,7 @@ def test_outputs_of_every_type_are_tested(tmp_path: Path) -> None:
         parser.parse_model(ODD), ["w"], loss=LossType.MSELoss, loss_input_names=["scores"],
         additional_output_names=names[1:], artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
-    options = Options("mnist", resolve("native"), [4], only="inference", outputs=names)
+    options = Options("mnist", resolve("native"), PlanRequest([4], outputs=names, only="inference"))
     build(tmp_path / "artifacts", tmp_path / "out", options)
     rows = ANSWER.findall(run(tmp_path / "out/selftest"))
     assert [name for _, name, *_ in rows] == names * 3
@@ -150,7 +150,7 @@ def test_outputs_of_every_type_are_tested(tmp_path: Path) -> None:
 def test_answers_elsewhere_are_as_here(target: str, tmp_path: Path) -> None:
     platform, emulator = resolve(target), find_emulator(target)
     assert emulator is not None
-    options = Options("mnist", platform, [4], only="inference", compiler="zig")
+    options = Options("mnist", platform, PlanRequest([4], only="inference"), compiler="zig")
     build(GOLDENS / "cnn", tmp_path / "out", options)
     program = tmp_path / "out" / platform.file_name("executable", "selftest")
     rows = ANSWER.findall(emulator.run(program, tmp_path / "out/checkpoint"))
@@ -162,7 +162,9 @@ def test_answers_elsewhere_are_as_here(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 def test_answers_in_16_bits_are_tested_in_16_bits(precision: Precision, tmp_path: Path) -> None:
     planning = PlanOptions(precision=precision)
-    options = Options("mnist", resolve("native"), [4], only="inference", planning=planning)
+    options = Options(
+        "mnist", resolve("native"), PlanRequest([4], planning=planning, only="inference")
+    )
     build(GOLDENS / "cnn", tmp_path / "out", options)
     assert "passed" in run(tmp_path / "out/selftest")
 
@@ -208,7 +210,7 @@ def test_what_is_left_compiles_without_warnings(only: Only, define: str, tmp_pat
 def test_options_that_need_what_is_left_out_are_refused(
     change: dict[str, object], why: str
 ) -> None:
-    options = Options("mnist", resolve("native"), [4])
+    options = Options("mnist", resolve("native"), PlanRequest([4]))
     with pytest.raises(InputError, match=re.escape(why)):
         replace(options, **change)  # type: ignore[arg-type]  # of several fields
 
@@ -218,7 +220,7 @@ def test_inference_needs_an_inference_model(tmp_path: Path) -> None:
     here.mkdir()
     for name in ("training_model.onnx", "optimizer_model.onnx", "checkpoint"):
         (here / name).write_bytes((GOLDENS / "mlp" / name).read_bytes())
-    options = Options("mnist", resolve("native"), [4], only="inference")
+    options = Options("mnist", resolve("native"), PlanRequest([4], only="inference"))
     with pytest.raises(ModelError, match="--only inference: there is no inference model"):
         build(here, tmp_path / "out", options)
 

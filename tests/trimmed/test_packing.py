@@ -11,7 +11,7 @@ import pytest
 
 from engine.tools.trimmed import bundle
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.packing import pack, unpack
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import GOLDENS
@@ -44,7 +44,7 @@ def test_a_build_with_packed_plans_trains_alike(
     made = {}
     for name, least in (("as it comes", bundle.UNPACKING), ("packed", -(10**6))):
         monkeypatch.setattr(bundle, "UNPACKING", least)
-        options = Options("mnist", resolve("native"), [8, 5], threads)
+        options = Options("mnist", resolve("native"), PlanRequest([8, 5], threads))
         areas = build(GOLDENS / "cnn", tmp_path / name, options)["report"]["areas"]
         words = [tmp_path / name / "selftest", tmp_path / name / "checkpoint"]
         done = subprocess.run(words, check=True, capture_output=True, text=True)

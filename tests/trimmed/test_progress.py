@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.progress import WEIGHTS, Part, StagePrinter
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import needs_cc
@@ -71,7 +71,11 @@ def test_a_build_announces_each_of_its_parts(
     """For two platforms and a package: none is left at its end, and its last line has no rest."""
     stages = StagePrinter()
     options = Options(
-        "mnist", resolve("wasm32"), [4], bindings=["js"], also=[resolve("wasm32-relaxed")]
+        "mnist",
+        resolve("wasm32"),
+        PlanRequest([4]),
+        bindings=["js"],
+        also=[resolve("wasm32-relaxed")],
     )
     build(GOLDENS / "mlp", tmp_path, options, stages)
     stages.end()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.tools.trimmed.build import build
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import make_build, needs_cc, run
 from tests.support.places import GOLDENS
@@ -39,7 +39,9 @@ def move(folder: Path, to: Path) -> Path:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A static build with threads."""
     out = tmp_path_factory.mktemp("archive")
-    build(GOLDENS / "mlp", out, Options("mnist", resolve("native"), [4], 2, static=True))
+    build(
+        GOLDENS / "mlp", out, Options("mnist", resolve("native"), PlanRequest([4], 2), static=True)
+    )
     return out
 
 
@@ -117,7 +119,7 @@ def test_make_makes_the_device_of_a_federation(tmp_path: Path) -> None:
 
 
 def test_an_archive_for_another_system_says_how_to_use_its_header(tmp_path: Path) -> None:
-    options = Options("mnist", resolve("android-aarch64"), [8], freestanding=True)
+    options = Options("mnist", resolve("android-aarch64"), PlanRequest([8]), freestanding=True)
     build(GOLDENS / "mlp", tmp_path, options)
     assert "EDGEGRAD_FREESTANDING" in (tmp_path / "mnist-config.cmake").read_text()
     assert "(Android|Generic)" in (tmp_path / "mnist-config.cmake").read_text()

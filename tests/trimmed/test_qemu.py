@@ -44,7 +44,7 @@ from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import link
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import Platform, resolve
 from tests.support.builds import LIBC, compile_c, make_build_for, needs_cc, run
@@ -218,7 +218,7 @@ def test_an_aarch64_build_convolves_by_winograds_algorithm(
     assert "fwd winograd_f32(" in plan.replace("|", " ")
     assert "bwd winograd_f32(" in plan.replace("|", " ")
     assert "bwd winograd_dw_f32(" in plan.replace("|", " ")
-    options = Options("mnist", resolve("raspberrypi4"), [2], 2, compiler="zig")
+    options = Options("mnist", resolve("raspberrypi4"), PlanRequest([2], 2), compiler="zig")
     build(tmp_path / "cnn", tmp_path / "out", options)
     losses_of(tmp_path / "out", "raspberrypi4")
 
@@ -228,7 +228,7 @@ def test_an_aarch64_build_trains_with_attention_as_one_op(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(attention_match, "FEW", 0)  # of scores, which this model has few of
-    options = Options("mnist", resolve("raspberrypi4"), [4], compiler="zig")
+    options = Options("mnist", resolve("raspberrypi4"), PlanRequest([4]), compiler="zig")
     build(GOLDENS / "transformer", tmp_path, options)
     assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
     assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
@@ -271,7 +271,11 @@ def test_frozen_layers_compute_in_integers(
     target: str, integer_backbone: Path, tmp_path: Path
 ) -> None:
     """As here, with sdot where the CPU has it."""
-    build(integer_backbone, tmp_path, Options("mnist", resolve(target), [4], compiler="zig"))
+    build(
+        integer_backbone,
+        tmp_path,
+        Options("mnist", resolve(target), PlanRequest([4]), compiler="zig"),
+    )
     kernels = (tmp_path / "manifest.json").read_text("utf-8")
     assert all(f"integer_{name}" in kernels for name in ("conv", "depthwise", "gemm"))
     losses_of(tmp_path, target)
@@ -296,7 +300,9 @@ def test_one_library_computes_integers_as_each_cpu_does_best(
 
     cores = ("cortex-a76", "cortex-a72")
     for name, cpu in {"both": ",".join(cores), **{core: core for core in cores}}.items():
-        options = Options("mnist", resolve("raspberrypi4", cpu=cpu), [4], compiler="zig")
+        options = Options(
+            "mnist", resolve("raspberrypi4", cpu=cpu), PlanRequest([4]), compiler="zig"
+        )
         build(integer_backbone, tmp_path / name, options)
     for here, core in (("cortex-a53", "cortex-a72"), ("neoverse-n1", "cortex-a76")):
         said = [train(tmp_path / name, here) for name in ("both", core)]
@@ -353,7 +359,11 @@ def test_rows_are_rounded_and_multiplied_alike(
     target: str, rounded_backbone: Path, tmp_path: Path
 ) -> None:
     """With sdot, without, and by plain products of 16 bits."""
-    build(rounded_backbone, tmp_path, Options("mnist", resolve(target), [4], compiler="zig"))
+    build(
+        rounded_backbone,
+        tmp_path,
+        Options("mnist", resolve(target), PlanRequest([4]), compiler="zig"),
+    )
     kernels = (tmp_path / "manifest.json").read_text("utf-8")
     assert all(f"{name}_blocks" in kernels for name in ("round", "integer"))
     losses_of(tmp_path, target)
@@ -386,7 +396,7 @@ def test_an_aarch64_build_trains_in_16_bits(
     platform, emulator = resolve("raspberrypi5", features=features), find_emulator("raspberrypi5")
     assert emulator is not None
     planning = PlanOptions(precision=precision)
-    options = Options("mnist", platform, [4], compiler="zig", planning=planning)
+    options = Options("mnist", platform, PlanRequest([4], planning=planning), compiler="zig")
     is_recurrent = case in ("gru", "lstm")
     source = make_recurrence(case, tmp_path / case) if is_recurrent else GOLDENS / case
     build(source, tmp_path, options)
@@ -410,7 +420,7 @@ def test_an_aarch64_build_trains_channels_of_a_convolution(tmp_path: Path) -> No
         GOLDENS / "cnn/forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
         artifact_directory=tmp_path / "artifacts", update=update,
     )  # fmt: skip
-    options = Options("mnist", resolve("raspberrypi4"), [4], compiler="zig")
+    options = Options("mnist", resolve("raspberrypi4"), PlanRequest([4]), compiler="zig")
     build(tmp_path / "artifacts", tmp_path / "out", options)
     losses_of(tmp_path / "out", "raspberrypi4")
 
@@ -419,7 +429,11 @@ def test_an_aarch64_build_trains_channels_of_a_convolution(tmp_path: Path) -> No
 def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
     """As a build of its own, and as a plan for a library of ops; to the last bit as two calls."""
     platform, case = resolve("raspberrypi4"), GOLDENS / "mlp"
-    build(case, tmp_path / "own", Options("mnist", platform, [8], compiler="zig", joined=True))
+    build(
+        case,
+        tmp_path / "own",
+        Options("mnist", platform, PlanRequest([8], joined=True), compiler="zig"),
+    )
     assert losses_of(tmp_path / "own", "raspberrypi4") == selftest("mlp", "raspberrypi4")
     library = tmp_path / "own" / "libmnist.so"
     assert (
@@ -428,7 +442,12 @@ def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
     )
     config = tmp_path / "required_operators.config"
     assert cli.main(["ops", str(case), "-o", str(config)]) == 0
-    build_library(opset.read(config), [], tmp_path, Options("mnist", platform, [8], compiler="zig"))
+    build_library(
+        opset.read(config),
+        [],
+        tmp_path,
+        Options("mnist", platform, PlanRequest([8]), compiler="zig"),
+    )
     words = ["plan", str(case), "--target", "raspberrypi4", "--batch", "8", "--ops", str(config)]
     plans = tmp_path / "mnist.plan", tmp_path / "joined.plan"
     assert cli.main([*words, "-o", str(plans[0])]) == 0
@@ -463,7 +482,9 @@ def test_aarch64_libraries_are_small_and_need_libc_alone(
     case: str, most: int, tmp_path: Path
 ) -> None:
     """As the cross compiler links it, without the sections that ziglang aligns to pages."""
-    options = Options("mnist", resolve("raspberrypi4"), [8], compiler="aarch64-linux-gnu-gcc")
+    options = Options(
+        "mnist", resolve("raspberrypi4"), PlanRequest([8]), compiler="aarch64-linux-gnu-gcc"
+    )
     build(GOLDENS / case, tmp_path, options)
     library = tmp_path / "libmnist.so"
     assert library.stat().st_size <= most
@@ -494,7 +515,7 @@ def test_a_program_of_the_shared_library_trains(target: str) -> None:
 def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
     config = tmp_path / "required_operators.config"
     assert cli.main(["ops", str(GOLDENS / "mlp"), "-o", str(config)]) == 0
-    options = Options("mnist", resolve(target), [8], compiler="zig")
+    options = Options("mnist", resolve(target), PlanRequest([8]), compiler="zig")
     build_library(opset.read(config), [], tmp_path, options)
     words = [str(GOLDENS / "mlp"), "--target", target, "--batch", "8", "--ops", str(config)]
     assert cli.main(["plan", *words, "-o", str(tmp_path / "mnist.plan")]) == 0

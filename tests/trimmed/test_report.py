@@ -15,7 +15,7 @@ from engine.tools import cli
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import BUDGETED
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.report import write_report
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import needs_cc
@@ -66,7 +66,7 @@ def test_a_library_stays_as_small_as_it_is_to_be(name: str, goal: Goal, tmp_path
         artifacts = tmp_path / "artifacts"
         artifacts.mkdir()
         write_artifacts(MODELS[name].graph(), artifacts)
-    options = Options(name.lower(), resolve(goal.target), [1], size=goal.is_small)
+    options = Options(name.lower(), resolve(goal.target), PlanRequest([1], size=goal.is_small))
     report = build(artifacts, tmp_path / "out", options)["report"]
     assert report["library"] <= goal.most
     assert report["memory"] <= 1.1 * sum(report["areas"][area] for area in BUDGETED)

@@ -153,7 +153,7 @@ def check_device(
             except EngineError as error:
                 refused.append((change, str(error)))
     name = options.platform.name
-    return DeviceCheck(name, options.batches, room, needs, refused)
+    return DeviceCheck(name, options.plans.batches, room, needs, refused)
 
 
 def _write_artifacts(
@@ -201,7 +201,12 @@ def _measure(
 
 def _set_budget(options: Options, budget: int) -> Options:
     """Return options with a budget."""
-    return replace(options, planning=replace(options.planning, budget=budget))
+    return _change_plans(options, planning=replace(options.plans.planning, budget=budget))
+
+
+def _change_plans(options: Options, **changes: Any) -> Options:
+    """Return options with other plans: `changes` of fields of `PlanRequest`."""
+    return replace(options, plans=replace(options.plans, **changes))
 
 
 def _list_variants(
@@ -212,7 +217,7 @@ def _list_variants(
     """
     sized, excess = "", room.list_excess(need)
     if "flash" in excess:
-        options, sized = replace(options, size=True), " --size"
+        options, sized = _change_plans(options, size=True), " --size"
         yield "--size", options, None
     steps = [("", options)]
     if "RAM" in excess:
@@ -233,9 +238,9 @@ def _list_variants(
 
 def _name_least_step(options: Options) -> tuple[str, Options]:
     """Return the change that makes steps least, without a budget, and options with it."""
-    joined = replace(options, joined=True)
-    if max(options.batches, default=1) > 1:
-        return " --batch 1 --joined", replace(joined, batches=[1])
+    joined = _change_plans(options, joined=True)
+    if max(options.plans.batches, default=1) > 1:
+        return " --batch 1 --joined", _change_plans(joined, batches=[1])
     return " --joined", joined
 
 
@@ -243,12 +248,12 @@ def _list_smaller_steps(
     options: Options, room: Room, need: Need, sized: str
 ) -> Iterator[tuple[str, Options, None]]:
     """Yield changes of steps that take less RAM, and train the same."""
-    joined, single = replace(options, joined=True), ""
+    joined, single = _change_plans(options, joined=True), ""
     yield f"--joined{sized}", joined, None
-    if max(options.batches, default=1) > 1:
-        alone, single = replace(options, batches=[1]), "--batch 1 "
+    if max(options.plans.batches, default=1) > 1:
+        alone, single = _change_plans(options, batches=[1]), "--batch 1 "
         yield f"--batch 1{sized}, adding up gradients of steps", alone, None
-        joined = replace(joined, batches=[1])
+        joined = _change_plans(joined, batches=[1])
         yield f"--batch 1 --joined{sized}", joined, None
     others = sum(n for area, n in need.areas.items() if area not in BUDGETED)
     if room.ram is not None and room.ram > others:

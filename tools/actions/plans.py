@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from engine.base.errors import (
@@ -14,7 +14,6 @@ from engine.base.errors import (
     PlanError,
     suggest_nearest,
 )
-from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checking import Subject, advise
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
@@ -26,6 +25,7 @@ from engine.plan.plan_file import MAGIC, PlanReader, Tables
 from engine.plan.verify import verify
 from engine.system import files
 from engine.system.paths import Paths
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import (
     bind_shapes,
     count_samples,
@@ -45,53 +45,40 @@ from engine.training.state import CheckpointState
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """Request for plans.
-
-    batches: the batch sizes; empty: one, see `count_samples`.
-    shapes: the shapes of inputs by name that the batch size does not determine.
-    outputs: for artifacts, the tensors that inference computes; empty: the operands of the loss.
-    ranks: the number of ranks that share a training step, each with one of the batches; None: a
-        step has one process.
-    planning: options of the plans.
-    """
-
-    target: Target
-    threads: int
-    batches: Sequence[int] = ()
-    shapes: Shapes | None = None
-    outputs: Sequence[str] = ()
-    ranks: int | None = None
-    planning: PlanOptions = DEFAULTS
-
-
-def open_models(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
+def open_models(
+    files: Mapping[str, Path], target: Target, asked: PlanRequest, ranks: int | None = None
+) -> Opened | None:
     """Return the models of a training step of artifacts, ready to be planned; None without an
     optimizer.
+
+    ranks: the number of ranks that share the step, each with one of the batches; None: the step has
+        one process.
 
     Raises:
         EngineError: a model cannot be read.
     """
     if "optimizer" not in files:
         return None
-    train = _open_training(files, asked)
-    update = open_optimizer(
-        files["optimizer"], train.state, train.memory, asked.threads, asked.target
-    )
+    train = _open_training(files, target, asked)
+    update = open_optimizer(files["optimizer"], train.state, train.memory, asked.threads, target)
     freeze_constants([train], train.memory)
-    train.ranks = None if asked.ranks is None else Membership(asked.ranks)
+    train.ranks = None if ranks is None else Membership(ranks)
     return Opened(train, update)
 
 
-def _open_training(files: Mapping[str, Path], asked: PlanRequest) -> Model:
+def _open_training(files: Mapping[str, Path], target: Target, asked: PlanRequest) -> Model:
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     memory = Memory(planning=asked.planning)
-    return Model(files["train"], state, memory, asked.threads, "training model", asked.target)
+    return Model(files["train"], state, memory, asked.threads, "training model", target)
 
 
 def plan_models(
-    path: Path, asked: PlanRequest, progress: StagePrinter, models: Opened | None = None
+    path: Path,
+    target: Target,
+    asked: PlanRequest,
+    progress: StagePrinter,
+    models: Opened | None = None,
+    ranks: int | None = None,
 ) -> dict[str, Plan]:
     """Return the plans of a model, or of all models in a folder of artifacts, by titles.
 
@@ -99,17 +86,18 @@ def plan_models(
     there are no others.
 
     models: the models of a step of artifacts, from `open_models`; None opens them.
+    ranks: as in `open_models`.
 
     Raises:
         InputError: ranks are given for a path other than artifacts with an optimizer model.
         BudgetError: no plan keeps to the budget.
         EngineError: a model cannot be read or planned.
     """
-    if asked.ranks is not None and "optimizer" not in (
-        list_artifacts(path) if path.is_dir() else ()
-    ):
+    if ranks is not None and "optimizer" not in (list_artifacts(path) if path.is_dir() else ()):
         raise InputError(f"{path}: ranks share a training step, which takes a folder of artifacts")
-    return _of_artifacts(path, asked, progress, models) if path.is_dir() else _of_model(path, asked)
+    if path.is_dir():
+        return _of_artifacts(path, target, asked, progress, models, ranks)
+    return _of_model(path, target, asked)
 
 
 def add_titles(plan: Plan, paths: Paths) -> Plan:
@@ -125,9 +113,9 @@ def find_paths(path: Path) -> Paths:
     return Paths.of(onnx_io.load(model).metadata)
 
 
-def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
+def _of_model(path: Path, target: Target, asked: PlanRequest) -> dict[str, Plan]:
     graph = onnx_io.load(path)
-    given = dict(asked.shapes or {})
+    given = dict(asked.shapes)
     declared = {name: t.shape for name, t in graph.inputs.items()}
     for name in given:
         if name not in declared:
@@ -139,36 +127,30 @@ def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
         shapes = bind_shapes(declared, batch, given, f"model {path.name}", graph)
         title = path.name if batch is None else f"{path.name}, batch {batch}"
         by_title[title] = make_plan(
-            graph, shapes, target=asked.target, threads=asked.threads, options=asked.planning
+            graph, shapes, target=target, threads=asked.threads, options=asked.planning
         )
     return by_title
 
 
 def _of_artifacts(
-    folder: Path, asked: PlanRequest, progress: StagePrinter, models: Opened | None
+    folder: Path,
+    target: Target,
+    asked: PlanRequest,
+    progress: StagePrinter,
+    models: Opened | None,
+    ranks: int | None,
 ) -> dict[str, Plan]:
-    given = dict(asked.shapes or {})
     files = list_artifacts(folder)
-    models = models or open_models(files, asked)
-    batches = asked.batches or [_count_samples(files, asked, models)]
+    models = models or open_models(files, target, asked, ranks)
+    train = models.train if models else _open_training(files, target, asked)
+    asked = replace(asked, batches=asked.batches or [_count_samples(train, asked)])
     steps = {
         f"step, batch {batch}": plan
-        for batch, plan in plan_training_steps(
-            files, asked, batches, given, progress, models
-        ).items()
+        for batch, plan in plan_training_steps(files, target, asked, progress, models).items()
     }
-    if asked.planning.budget is not None or asked.ranks is not None:
+    if asked.planning.budget is not None or ranks is not None:
         return steps
-    planned = make_plans(
-        files,
-        asked.target,
-        asked.threads,
-        batches,
-        given,
-        asked.outputs,
-        progress=progress,
-        planning=asked.planning,
-    )
+    planned = make_plans(files, target, asked, progress)
     by_title = steps | {
         f"{phase}, batch {batch}": plan
         for batch, by_phase in planned.batches.items()
@@ -179,18 +161,16 @@ def _of_artifacts(
     return by_title
 
 
-def _count_samples(files: Mapping[str, Path], asked: PlanRequest, models: Opened | None) -> int:
+def _count_samples(train: Model, asked: PlanRequest) -> int:
     """Return the samples of a step where no batch size is asked for."""
-    train = models.train if models else _open_training(files, asked)
     declared = {name: train.interface.inputs[name].shape for name in train.inputs}
-    return count_samples(declared, asked.shapes or {})
+    return count_samples(declared, asked.shapes)
 
 
 def plan_training_steps(
     files: Mapping[str, Path],
+    target: Target,
     asked: PlanRequest,
-    batches: Sequence[int],
-    shapes: Shapes,
     progress: StagePrinter,
     models: Opened | None = None,
 ) -> dict[int, Plan]:
@@ -204,18 +184,18 @@ def plan_training_steps(
         BudgetError: no plan keeps to the budget; the message says what would help.
         NotJoinableError: there is a budget, and the optimizer model cannot be joined.
     """
-    models = models or open_models(files, asked)
+    models = models or open_models(files, target, asked)
     if models is None:
         return {}
     train = models.train
     by_batch = {}
-    for batch in batches:
-        bound = find_batch_shapes(train, batch, shapes, len(batches) > 1)
+    for batch in asked.batches:
+        bound = find_batch_shapes(train, batch, asked.shapes, len(asked.batches) > 1)
         progress.say(f"planning a training step, batch {batch}")
         try:
             by_batch[batch] = models.plan_step(bound, asked.planning.budget)
         except NotJoinableError:
-            if asked.planning.budget is None and asked.ranks is None:
+            if asked.planning.budget is None and train.ranks is None:
                 return {}
             raise
         except BudgetError as error:

@@ -15,7 +15,7 @@ from engine.tools.trimmed.bindings.languages import LANGUAGES, parse_languages
 from engine.tools.trimmed.build import build, build_library
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.names import make_name
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.report import write_report
 from engine.tools.trimmed.targets import resolve
@@ -182,22 +182,24 @@ def command(
     asked = Options(
         name or make_name(source.name if artifacts or ops else source.stem),
         resolve(target, triple=triple, cpu=cpu, features=features),
-        batches,
-        threads or 1,
-        dict(shapes),
-        outputs,
-        static,
-        size,
-        freestanding,
-        compiler,
-        joined,
-        planning,
-        federated,
-        bindings,
-        [resolve(name) for name in others],
-        export,
-        only or "",
-        wanted,
+        PlanRequest(
+            batches,
+            threads or 1,
+            shapes=dict(shapes),
+            outputs=outputs,
+            joined=joined,
+            planning=planning,
+            only=only or "",
+            size=size,
+            decoder=wanted,
+        ),
+        static=static,
+        freestanding=freestanding,
+        compiler=compiler,
+        federated=federated,
+        bindings=bindings,
+        also=[resolve(name) for name in others],
+        export=export,
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, StagePrinter())

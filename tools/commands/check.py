@@ -98,12 +98,16 @@ def command(
     choices = TrainingChoices(loss, optimizer, train)
     if ram is not None or flash is not None:
         from engine.tools.actions.device_checks import Room, check_device
-        from engine.tools.trimmed.options import Options
+        from engine.tools.trimmed.options import Options, PlanRequest
         from engine.tools.trimmed.targets import resolve
 
         platform = resolve(target, triple=triple, cpu=cpu, features=features)
         batches = [] if batch_size is None else [batch_size]
-        wanted = Options("model", platform, batches, threads or 1, dict(shapes), planning=planning)
+        wanted = Options(
+            "model",
+            platform,
+            PlanRequest(batches, threads or 1, shapes=dict(shapes), planning=planning),
+        )
         progress = StagePrinter(is_open=True)  # whether more libraries follow, this one decides
         device = check_device(source, choices, wanted, Room(ram, flash), progress)
         if as_json:

@@ -11,13 +11,13 @@ from engine.base.plan_options import PlanOptions
 from engine.checking.picture import write as write_picture
 from engine.checking.subject import Opened
 from engine.kernels.analysis.bounds import check
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import Machine
 from engine.plan.plan import Plan
 from engine.plan.verify import verify
 from engine.system import config
 from engine.tools.actions import checks, plan_text
 from engine.tools.actions.plans import (
-    PlanRequest,
     add_titles,
     check_file,
     find_paths,
@@ -27,7 +27,7 @@ from engine.tools.actions.plans import (
 )
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plan_file import write_plans
 from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
@@ -139,32 +139,37 @@ def command(
     for name, is_given in (("--ops", ops is not None), ("--joined", joined)):
         if is_given and out is None:
             raise click.UsageError(f"{name} is for plans that -o writes")
-    platform = resolve(target, triple=triple, cpu=cpu, features=features)
+    chip = resolve(target, triple=triple, cpu=cpu, features=features).target
     if is_plan_file(source):
         lines = check_file(source)
         options.print_json({"file": source, "holds": lines}) if as_json else options.echo(
             "\n".join(lines)
         )
         return 0
+    number = config.choose_threads(threads) if out is None else threads or 1
+    asked = PlanRequest(
+        batches, number, shapes=dict(shapes), outputs=outputs, joined=joined, planning=planning
+    )
     if out is not None:
-        given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
-        return _write(source, out, given, ops, as_json)
-    number = config.choose_threads(threads)
-    asked = PlanRequest(platform.target, number, batches, dict(shapes), outputs, ranks, planning)
-    progress = StagePrinter() if source.is_dir() else SILENT
-    models = open_models(list_artifacts(source), asked) if source.is_dir() else None
-    machine, made = Machine.of(platform.target), plan_models(source, asked, progress, models)
+        return _write(source, out, chip, asked, ops, as_json)
+    progress, models = SILENT, None
+    if source.is_dir():
+        progress = StagePrinter()
+        models = open_models(list_artifacts(source), chip, asked, ranks)
+    machine, made = Machine.of(chip), plan_models(source, chip, asked, progress, models, ranks)
     paths = find_paths(source)
     verified = {
         title: add_titles(check(verify(plan), machine), paths) for title, plan in made.items()
     }
     if picture is not None:
         here = target == "native" and not triple and not cpu and features is None
-        _draw(picture, source, verified, asked, here, progress, models)
+        alone = models if ranks is None else None  # the figures are for one process
+        _draw(picture, source, verified, asked, here, progress, alone)
         return 0
     if other is not None:
         others = find_paths(other)
-        theirs = {t: add_titles(p, others) for t, p in plan_models(other, asked, progress).items()}
+        rest = plan_models(other, chip, asked, progress, ranks=ranks)
+        theirs = {title: add_titles(plan, others) for title, plan in rest.items()}
         return _compare(verified, theirs, source, other, as_json)
     if as_json:
         table = plan_text.make_table
@@ -201,18 +206,19 @@ def _draw(
     if here and source.is_dir():
         batch = next(iter(asked.batches), None)
         of = checks.CheckRequest(batch, asked.shapes, asked.threads, planning=asked.planning)
-        alone = models if asked.ranks is None else None  # the figures are for one process
-        told = checks.check_path(source, of, checks.TrainingChoices(), progress, alone)
+        told = checks.check_path(source, of, checks.TrainingChoices(), progress, models)
     write_picture(picture, f"Plans of {source}", found, told)
     options.echo(f"{picture}: {picture.stat().st_size:,} bytes")
 
 
-def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: bool) -> int:
+def _write(
+    source: Path, out: Path, chip: Target, asked: PlanRequest, ops: Path | None, as_json: bool
+) -> int:
     """Write the plans of artifacts for a library, and say how many bytes they are."""
     if not source.is_dir():
         raise click.UsageError("-o writes the plans of a folder of artifacts")
     config = None if ops is None else opset.read(ops)
-    size = write_plans(source, out, given, config, StagePrinter())
+    size = write_plans(source, out, chip, asked, config, StagePrinter())
     if as_json:
         options.print_json({"file": out, "bytes": size})
     else:

@@ -36,7 +36,7 @@ from engine.models.layers import CLASSES
 from engine.models.named_model import make
 from engine.models.recurrent import build_gru
 from engine.plan.plan import KernelSpec, Plan
-from engine.tools.actions.plans import PlanRequest, plan_training_steps
+from engine.tools.actions.plans import plan_training_steps
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import optimizer_plans, ship
@@ -46,6 +46,7 @@ from engine.tools.dev.cases.optimizer.case import list_cases as optimizer_cases
 from engine.tools.dev.export_artifacts import cut_first_line, list_inputs, write_artifacts
 from engine.tools.dev.exports import split_tag
 from engine.tools.trimmed import plans
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.progress import SILENT
 
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
@@ -96,14 +97,12 @@ def of_folder(
     precision: Precision = "f32",
 ) -> Iterator[Plan]:
     """Yield the plans of artifacts: of each model, and of training steps in one."""
-    files, given = plans.list_artifacts(folder), shapes or {}
-    target, planning = TARGETS[precision], PlanOptions(precision=precision)
+    files, target = plans.list_artifacts(folder), TARGETS[precision]
+    planning = PlanOptions(precision=precision)
     for threads in THREADS:
-        yield from plans.make_plans(
-            files, target, threads, [batch], given, planning=planning
-        ).list_plans()
-        request = PlanRequest(target, threads, planning=planning)
-        yield from plan_training_steps(files, request, [batch], given, SILENT).values()
+        asked = PlanRequest([batch], threads, shapes=shapes or {}, planning=planning)
+        yield from plans.make_plans(files, target, asked).list_plans()
+        yield from plan_training_steps(files, target, asked, SILENT).values()
 
 
 def of_export(path: Path) -> Iterator[Plan]:

@@ -70,8 +70,8 @@ def build(
         for each in options.each:
             find_linker(each, language)
     files = {} if folder is None else list_artifacts(folder)
-    if options.decoder is not None:
-        files["decoder"] = find_decoder(folder, options.decoder)
+    if options.plans.decoder is not None:
+        files["decoder"] = find_decoder(folder, options.plans.decoder)
     if not files:
         raise InputError("there is nothing to build: give artifacts, or a decoder")
     content, checkpoint = b"", None
@@ -80,7 +80,7 @@ def build(
         checkpoint = CheckpointStamp.of(content)
         keep_trained(out, checkpoint)
     else:
-        options = replace(options, only="decoder")
+        options = replace(options, plans=replace(options.plans, only="decoder"))
     with staged(out) as made:
         if checkpoint is not None:
             (made / CHECKPOINT).write_bytes(content)
@@ -95,7 +95,7 @@ def _check_shared_memory(options: Options) -> None:
         InputError: they are not.
     """
     sharing = [p.name for p in (options.platform, *options.also) if p.shares_memory]
-    if sharing and options.threads == 1:
+    if sharing and options.plans.threads == 1:
         raise InputError(f"target {sharing[0]} is for several threads: give --threads")
     if options.platform.shares_memory:
         raise InputError(
@@ -157,7 +157,9 @@ def _build(
         recorded = ""
         if has_test:
             progress.say("recording the self-test on this machine")
-            recorded = record(files, planned, options.threads, checkpoint, options.planning)
+            recorded = record(
+                files, planned, options.plans.threads, checkpoint, options.plans.planning
+            )
     library = linked.result()
     write_board_libraries(out, name, options.platform, library)
     manifest = make_manifest(source, options, library)
@@ -208,15 +210,15 @@ def build_library(
     progress.expect(Counter[Part]({"planning": len(models), "kernels": 1, "linking": 1}))
     for folder in models:
         progress.begin("planning", f"planning {folder}")
-        planned = make_closed_plans(folder, options, progress)
+        planned = make_closed_plans(folder, platform.target, options.plans, progress)
         wanted |= {spec.symbol: spec for spec in planned.list_kernels()}
-    runtime = list_runners(options.threads)
+    runtime = list_runners(options.plans.threads)
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
     symbols = [spec.symbol for spec in specs]
     if platform.better:
         progress.say(f"a library of ops has code for one CPU: {platform.target.cpu}")
     level = CpuLevel(platform.target, symbols)
-    source = Source(name, [level], options.threads, digest_build(options, symbols))
+    source = Source(name, [level], options.plans.threads, digest_build(options, symbols))
     with staged(out) as made:
         codes = [compile_kernels(source, 0, specs, options, progress)]
         write_sources(made, source, codes, options)

@@ -54,22 +54,7 @@ def compile_library(
     for target in targets:
         more = f": code for {target.cpu}" if len(targets) > 1 else ""
         progress.begin("planning", f"planning for {platform.name}{more}")
-        plans.append(
-            make_plans(
-                files,
-                target,
-                options.threads,
-                options.batches,
-                options.shapes or {},
-                options.outputs,
-                progress=progress,
-                joined=options.joined,
-                planning=options.planning,
-                only=options.only,
-                small=options.size,
-                decoder=options.decoder,
-            )
-        )
+        plans.append(make_plans(files, target, options.plans, progress))
     digest = digest_build(
         options, (str(plan) for planned in plans for plan in planned.list_plans())
     )
@@ -80,12 +65,12 @@ def compile_library(
             continue
         symbols = [spec.symbol for spec in planned.list_kernels()]
         packs = bundles[0].packs if bundles else None
-        bundle = Bundle(planned, target, options.threads, packs=packs)
+        bundle = Bundle(planned, target, options.plans.threads, packs=packs)
         _check_memory(bundle, options)
         bundles.insert(0, bundle)
         levels.insert(0, CpuLevel(target, symbols, bundle))
     graph = make_graph(plans[-1]) if options.export else None
-    source = Source(options.name, levels, options.threads, digest, graph, options.federated)
+    source = Source(options.name, levels, options.plans.threads, digest, graph, options.federated)
     codes = [
         compile_kernels(source, number, bundle.planned.list_kernels(), options, progress)
         for number, bundle in enumerate(bundles)
@@ -143,10 +128,10 @@ def compile_kernels(
         level.target,
         table=source.name_table(number),
         data=source.list_data()[number],
-        small=options.size,
+        small=options.plans.size,
         calls=level.bundle.steps.calls if level.bundle else (),
         constants=source.find_constants(number),
-        has_threads=options.threads > 1,
+        has_threads=options.plans.threads > 1,
         distances=level.target.is_elf,
     )
 

@@ -57,7 +57,7 @@ def write_sources(out: Path, source: Source, codes: Sequence[bytes], options: Op
     (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
     if not (options.static or options.freestanding):
         files = {"device.py": f"{name}.py", "library.py": f"{name}_library.py"}
-        if options.decoder is not None:
+        if options.plans.decoder is not None:
             files["decoder.py"] = f"{name}_decoder.py"
         for file, named in files.items():
             (out / named).write_text(source.write_python(file), "utf-8")
@@ -162,4 +162,6 @@ def make_selftest(
 def _needs_posix_threads(options: Options) -> bool:
     """Return whether the runtime calls pthread; on Windows it calls the system's own functions."""
     platform = options.platform
-    return options.threads > 1 and not (platform.system == "windows" or platform.shares_memory)
+    return options.plans.threads > 1 and not (
+        platform.system == "windows" or platform.shares_memory
+    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from engine.base.errors import UnsupportedOpError
+from engine.kernels.machine.target import Target
 from engine.runtime.team import LAUNCH, WORKER
 from engine.system import files as files_io
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.opset import OpSet
-from engine.tools.trimmed.options import Options
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import Planned, list_artifacts, make_plans
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 
@@ -19,44 +21,37 @@ from engine.tools.trimmed.progress import SILENT, StagePrinter
 def write_plans(
     folder: Path,
     out: Path,
-    options: Options,
+    target: Target,
+    asked: PlanRequest,
     config: OpSet | None = None,
     progress: StagePrinter = SILENT,
 ) -> int:
     """Write the plans of artifacts for a library of kernels, as one file; returns its bytes.
 
-    options: its name and how to link are not used.
     config: what the library was made for; plans that need other kernels are refused.
 
     Raises:
         EngineError: an artifact cannot be read or planned, or the file cannot be written.
         UnsupportedOpError: the library lacks a kernel.
     """
-    planned = make_closed_plans(folder, options, progress)
+    planned = make_closed_plans(folder, target, asked, progress)
     if config is not None:
         check_kernels(planned, config)
-    content = Bundle(planned, options.platform.target, options.threads, is_file=True).write_file()
+    content = Bundle(planned, target, asked.threads, is_file=True).write_file()
     files_io.write(os.fspath(out), [content])
     return len(content)
 
 
-def make_closed_plans(folder: Path, options: Options, progress: StagePrinter) -> Planned:
+def make_closed_plans(
+    folder: Path, target: Target, asked: PlanRequest, progress: StagePrinter
+) -> Planned:
     """Make the plans of artifacts for a library with the kernels of a set of ops.
 
     Raises:
         EngineError: an artifact cannot be read or planned.
     """
     return make_plans(
-        list_artifacts(folder),
-        options.platform.target,
-        options.threads,
-        options.batches,
-        options.shapes or {},
-        options.outputs,
-        closed=True,
-        progress=progress,
-        joined=options.joined,
-        planning=options.planning,
+        list_artifacts(folder), target, replace(asked, closed=True, size=False), progress
     )
 
 

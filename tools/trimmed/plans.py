@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.base.errors import FileError, InputError, ModelError, StateError
-from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.storage import Checkpoint
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
@@ -26,12 +25,12 @@ from engine.runtime.arena import allocate
 from engine.runtime.team import LAUNCH, WORKER
 from engine.tools.trimmed.api import Only
 from engine.tools.trimmed.decoders import (
-    DecoderOptions,
     DecoderPlans,
     open_decoder,
     plan_decoder,
 )
 from engine.tools.trimmed.kernel_set import find_makers
+from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.trainer.runs import ARTIFACTS
 from engine.training import artifact_set, checks
@@ -62,7 +61,7 @@ class Planned:
     states: the states that the optimizer keeps.
     skips: whether updates are skipped if gradients are not finite.
     is_joined: whether the training plans update the parameters; there is no optimizer's plan then.
-    only: as for `make_plans`.
+    only: as in `PlanRequest`.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
     joined: for each partly trained weight of the inference model, the names of its two parameters,
@@ -146,31 +145,12 @@ def list_artifacts(folder: Path) -> dict[str, Path]:
 def make_plans(
     files: Mapping[str, Path],
     target: Target,
-    threads: int,
-    batches: Sequence[int],
-    shapes: Shapes,
-    outputs: Sequence[str] = (),
-    closed: bool = False,
+    asked: PlanRequest,
     progress: StagePrinter = SILENT,
-    joined: bool = False,
-    planning: PlanOptions = DEFAULTS,
-    only: Only = "",
-    small: bool = False,
-    decoder: DecoderOptions | None = None,
 ) -> Planned:
-    """Plan the models of a folder of artifacts (see `list_artifacts`).
+    """Plan the models of a folder of artifacts (see `list_artifacts`) for a CPU.
 
-    batches: the batch sizes to plan for.  A symbolic first dimension of an input has this size.
-        Without any, the model must fix its number of samples.
-    shapes: the shapes of inputs by name, where the batch size does not determine them.
-    outputs: the names of the tensors that inference computes; by default those that the loss reads
-        (see `forward_outputs`).
-    closed: use only kernels that a library for the models' ops contains.
-    joined: training steps update the parameters: each as soon as its gradient is complete.
-    planning: options of the plans.
-    only: the use to make plans for; empty: all phases.
-    small: call the smaller kernel in the place of each that has one.
-    decoder: plan `files["decoder"]`, too, which shares the parameters.
+    files: also `decoder`, the model of a decoder, if one is asked for.
 
     Raises:
         BudgetError: no plan of a model keeps to the budget; it says the least that would do.
@@ -182,28 +162,27 @@ def make_plans(
     state = load_state(files)
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
-    memory = Memory(planning=planning)
+    memory = Memory(planning=asked.planning)
 
     def open_model(source: Path | bytes, what: str) -> Model:
-        return Model(source, state, memory, threads, what, target, closed)
+        return Model(source, state, memory, asked.threads, what, target, asked.closed)
 
-    opened = _open_models(files, state, outputs, open_model)
+    opened = _open_models(files, state, asked.outputs, open_model)
     models = opened.models
-    if only == "decoder":
-        batches = [1]
-    batches = batches or [_find_fixed_batch(models["train"], shapes)]
+    batches = [1] if asked.only == "decoder" else asked.batches
+    batches = batches or [_find_fixed_batch(models["train"], asked.shapes)]
     _check(models, state)
-    used = {phase: m for phase, m in models.items() if phase in _ONLY.get(only, PHASES)}
-    if not used and decoder is None:
+    used = {phase: m for phase, m in models.items() if phase in _ONLY.get(asked.only, PHASES)}
+    if not used and asked.decoder is None:
         raise ModelError(
             "--only inference: there is no inference model: the artifacts have no eval model, or "
             "no forward output was found in it"
         )
     writers = list[Model]()
-    if decoder is not None:
+    if (decoder := asked.decoder) is not None:
         progress.say("comparing a step of the decoder with a whole text, on this machine")
         raw = read_sharing(os.fspath(files["decoder"]), state)
-        open_decoder(raw, state, planning, decoder.positions).append([0])
+        open_decoder(raw, state, asked.planning, decoder.positions).append([0])
         writers.append(open_model(raw, "decoder"))
     freeze_constants([*used.values(), *writers], memory)
     optimizer, states = None, lay_out((), {})
@@ -213,17 +192,18 @@ def make_plans(
             optimizer = optimizer.make_skipping()
         states = optimizer.lay_out_states()
         state.regions["state"] = allocate(states.nbytes)
-    if joined and optimizer is None:
+    if asked.joined and optimizer is None:
         raise StateError("joined steps update parameters, and there is no optimizer model")
-    update = GradientUse(optimizer, states) if joined and optimizer is not None else None
+    update = GradientUse(optimizer, states) if asked.joined and optimizer is not None else None
     every = {
-        b: _make_phase_plans(used, b, shapes, len(batches) > 1, progress, update) for b in batches
+        b: _make_phase_plans(used, b, asked.shapes, len(batches) > 1, progress, update)
+        for b in batches
     }
     writing = None
     if decoder is not None:
         progress.say(f"planning the decoder, {decoder.positions} positions")
         writing = plan_decoder(decoder, *writers)
-    if small:
+    if asked.size:
         every = {b: _use_small_kernels(plans) for b, plans in every.items()}
         if writing is not None:
             writing = replace(writing, plans=_use_small_kernels(writing.plans))
@@ -241,13 +221,13 @@ def make_plans(
         listed=len(listed),
         states=states,
         skips=optimizer is not None and optimizer.skips_updates(),
-        is_joined=joined,
-        only=only,
+        is_joined=asked.joined,
+        only=asked.only,
         frozen=memory.frozen.tobytes(),
         inference=opened.inference if "infer" in used else None,
         joined=opened.joins,
         batches=every,
-        makers=find_makers(graphs, plans.values()) if closed else {},
+        makers=find_makers(graphs, plans.values()) if asked.closed else {},
         decoder=writing,
     )
 
