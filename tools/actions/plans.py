@@ -42,8 +42,6 @@ from engine.training.model import Model, open_optimizer
 from engine.training.planning import NotJoinableError
 from engine.training.state import CheckpointState
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 def open_models(
     files: Mapping[str, Path], target: Target, asked: PlanRequest, ranks: int | None = None
