@@ -25,9 +25,9 @@ _COUNTS = ("no", "one", "two", "three")
 
 @check_arguments
 class Loss(ABC):
-    """A loss, which appends its nodes to a graph.  Subclass it for a loss of your own.
+    """The base class of losses.  A loss appends its nodes to a graph; derive your own from it.
 
-    takes: how many outputs of the model it compares.
+    takes: the number of model outputs that the loss takes.
     """
 
     takes: ClassVar[int] = 1
@@ -36,21 +36,24 @@ class Loss(ABC):
 
     @property
     def threshold(self) -> float | None:
-        """The output above which a sample has a label; None unless it may have several."""
+        """The output above which a sample has a label; None if it has exactly one label."""
         return None
 
     @abstractmethod
     def build(self, graph: Graph, *inputs: str) -> str:
-        """Append the loss over the values `inputs` to `graph`; return the name of the result."""
+        """Append the nodes of the loss to `graph`; return the name of their result.
+
+        inputs: the names of the model outputs that the loss takes.
+        """
 
 
 @check_arguments
 class NamedLoss(Loss):
-    """A loss of this package: options, and the nodes that `_append` makes of them.
+    """A loss of this package: its options, and `_append`, which adds its nodes.
 
-    inputs: what its block calls the outputs of the model that it is taken of.
-    targets: the names that the inputs with which they are compared have unless others are given.
-    reductions: what `reduction` may be.
+    inputs: the names of the model outputs in the signature of its block.
+    targets: the default names of the target inputs.
+    reductions: the values that `reduction` may have.
     outputs, compared: the shapes of these outputs and of the targets, in words, for docs/losses.md.
     """
 
@@ -58,7 +61,7 @@ class NamedLoss(Loss):
     targets: ClassVar[tuple[str, ...]] = ("target",)
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
     outputs: ClassVar[str] = "any shape"
-    compared: ClassVar[str] = "`target`, of that shape"
+    compared: ClassVar[str] = "`target`, same shape"
 
     reduction: str
 
@@ -74,23 +77,22 @@ class NamedLoss(Loss):
 
     @abstractmethod
     def _append(self, nodes: LossNodes, *values: Any) -> str:
-        """Append the loss of these values, targets last; return the name of the result."""
+        """Append the nodes for these values, targets last; return the name of their result."""
 
     def _split_inputs(self, inputs: Sequence[str]) -> tuple[str, ...]:
-        """Return the values that the loss is taken of, and the names of its targets.
+        """Return the names of the model outputs and of the targets.
 
-        A target that has no name given has the usual one, as a `DefaultName`.
+        A target without a given name gets its default name, as a `DefaultName`.
 
         Raises:
             InputError: there are too few or too many names.
         """
         given = len(inputs) - self.takes
         if not 0 <= given <= len(self.targets):
-            several = "s" if len(self.targets) > 1 else ""
-            may = f", and may be given the name{several} of its {', '.join(self.targets)}"
+            may = f", optionally followed by other names for {', '.join(self.targets)}"
             raise InputError(
                 f"{type(self).__name__} takes {_COUNTS[self.takes]} model "
-                f"output{'s' if self.takes > 1 else ''}{may if self.targets else ''}; found "
-                f"{list(inputs)}: choose by {LOSS_INPUTS}"
+                f"output{'s' if self.takes > 1 else ''}{may if self.targets else ''}; got "
+                f"{list(inputs)}; choose the outputs with {LOSS_INPUTS}"
             )
         return (*inputs, *map(arguments.DefaultName, self.targets[given:]))

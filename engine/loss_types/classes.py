@@ -35,18 +35,19 @@ TINY = 1e-30
 @check_arguments(weight=FINITE, label_smoothing=SHARE)
 @dataclass(frozen=True, eq=False)
 class CrossEntropyLoss(NamedLoss):
-    """Softmax cross entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
+    """Softmax cross-entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
 
-    weight: one factor per class.  ignore_index: the label of positions that do not count.
-    label_smoothing: the share of the target that is spread over all classes.
-    probabilities: whether the labels are shares of the classes, float [batch, classes, ...], as
-        mixup makes them; then no label can be ignored.
+    weight: one factor per class.
+    ignore_index: the label of positions that do not count.  It excludes `probabilities`.
+    label_smoothing: the share of each target, from 0 to 1, that is spread evenly over all classes.
+    probabilities: whether labels are probabilities of the classes, float [batch, classes, ...], as
+        mixup makes them, instead of class numbers.
     """
 
     outputs: ClassVar[str] = "scores [batch, classes, ...]"
     compared: ClassVar[str] = (
-        "`labels` [batch, ...], int64; with `probabilities=True` shares of classes, float "
-        "[batch, classes, ...]"
+        "`labels` [batch, ...], int64; with `probabilities=True`, probabilities of the classes, "
+        "float [batch, classes, ...]"
     )
     inputs: ClassVar[tuple[str, ...]] = ("scores_input_name",)
     targets: ClassVar[tuple[str, ...]] = ("labels",)
@@ -94,9 +95,9 @@ class CrossEntropyLoss(NamedLoss):
 @check_arguments(weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class NLLLoss(NamedLoss):
-    """The negative of output[label], for log-probabilities [batch, classes, ...].
+    """Negative log-likelihood: -output[label], for log-probabilities [batch, classes, ...].
 
-    The options are as for `CrossEntropyLoss`.
+    The options have the same meaning as in `CrossEntropyLoss`.
     """
 
     outputs: ClassVar[str] = "log-probabilities [batch, classes, ...]"
@@ -116,22 +117,23 @@ class NLLLoss(NamedLoss):
 @check_arguments(gamma=AT_LEAST_0, alpha=FINITE)
 @dataclass(frozen=True, eq=False)
 class FocalLoss(NamedLoss):
-    """Cross entropy times alpha (1 - p)^gamma, where p is the probability of the true class.
+    """Cross-entropy times alpha (1 - p)^gamma, where p is the probability of the true class.
 
-    activation: "sigmoid", where `target` is in [0, 1] and shaped like the output, every class on
-        its own; or "softmax", where it is int64 classes [batch, ...] of scores [batch,
-        classes, ...].
-    gamma: how much less an element counts that is already right; 0 is plain cross entropy.
-    alpha: by sigmoid the factor of positives; negatives have 1 - alpha (RetinaNet: 0.25);
-        by softmax one factor a class.  None: 1 for all.
-    ignore_index: the target whose positions do not count, not even in a mean.
+    activation: "sigmoid" decides about each class separately: `target` has the output's shape and
+        values in [0, 1].  "softmax" chooses one class: `target` contains int64 classes
+        [batch, ...], and the output scores [batch, classes, ...].
+    gamma: how strongly the loss of elements that are already right is reduced; 0 gives
+        cross-entropy.
+    alpha: with "sigmoid", the factor of positives; negatives have the factor 1 - alpha (0.25 in
+        RetinaNet).  With "softmax", one factor per class.  None: 1 for all.
+    ignore_index: the target of positions that do not count, not even in the mean.
     """
 
     outputs: ClassVar[str] = (
-        "logits of any shape; with `activation='softmax'` scores [batch, classes, ...]"
+        "logits of any shape; with `activation='softmax'`, scores [batch, classes, ...]"
     )
     compared: ClassVar[str] = (
-        "`target` in [0, 1], of that shape; with `activation='softmax'` classes [batch, ...], int64"
+        "`target` in [0, 1], same shape; with `activation='softmax'`, classes [batch, ...], int64"
     )
 
     activation: Activation = "sigmoid"

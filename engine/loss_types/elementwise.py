@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @check_arguments
 @dataclass(frozen=True)
 class MSELoss(NamedLoss):
-    """Squared error against the input `target`, which is shaped like the output."""
+    """Squared error: (output - target)^2, for each element."""
 
     reduction: str = "mean"
 
@@ -46,7 +46,7 @@ class MSELoss(NamedLoss):
 @check_arguments
 @dataclass(frozen=True)
 class L1Loss(NamedLoss):
-    """Absolute error against the input `target`, which is shaped like the output."""
+    """Absolute error: |output - target|, for each element."""
 
     reduction: str = "mean"
 
@@ -58,7 +58,7 @@ class L1Loss(NamedLoss):
 @check_arguments(delta=ABOVE_0)
 @dataclass(frozen=True)
 class HuberLoss(NamedLoss):
-    """Squared error / 2 up to `delta`, beyond it delta times the absolute error - delta / 2."""
+    """Huber loss: e^2 / 2 if e = |output - target| < delta, otherwise delta (e - delta / 2)."""
 
     reduction: str = "mean"
     delta: float = 1.0
@@ -71,7 +71,7 @@ class HuberLoss(NamedLoss):
 @check_arguments(beta=AT_LEAST_0)
 @dataclass(frozen=True)
 class SmoothL1Loss(NamedLoss):
-    """`HuberLoss` of delta `beta`, divided by it; the absolute error when that is 0."""
+    """`HuberLoss` with delta = beta, divided by beta; the absolute error if `beta` is 0."""
 
     reduction: str = "mean"
     beta: float = 1.0
@@ -102,10 +102,10 @@ def _append_huber(nodes: LossNodes, x: str, target: str, delta: float, *, is_div
 @check_arguments
 @dataclass(frozen=True)
 class KLDivLoss(NamedLoss):
-    """target (log target - output): outputs are log-probabilities, targets probabilities.
+    """Kullback-Leibler divergence: target (log target - output), for log-probabilities.
 
-    reduction: also "batchmean", the sum over the size of the batch.
-    log_target: whether targets are log-probabilities, too.
+    reduction: also "batchmean", the sum divided by the size of the batch.
+    log_target: whether targets are also log-probabilities, instead of probabilities.
     """
 
     outputs: ClassVar[str] = "log-probabilities"
@@ -137,13 +137,14 @@ class KLDivLoss(NamedLoss):
 @check_arguments(weight=FINITE, pos_weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class BCEWithLogitsLoss(NamedLoss):
-    """Cross entropy of sigmoid(output) and the input `target`, in a form that never overflows.
+    """Binary cross-entropy of sigmoid(output), in a form that never overflows.
 
-    weight, pos_weight: factors of all elements and of positive ones, broadcast to the output.
+    weight: factors of the elements, broadcast to the output's shape.
+    pos_weight: factors of positive targets only, also broadcast.
     """
 
     outputs: ClassVar[str] = "logits of any shape"
-    compared: ClassVar[str] = "`target` in [0, 1], of that shape"
+    compared: ClassVar[str] = "`target` in [0, 1], same shape"
 
     weight: Array | None = None
     reduction: str = "mean"

@@ -34,8 +34,7 @@ FAR = 1e30  # further than any row
 @check_arguments(margin=Range(-1, 1))
 @dataclass(frozen=True)
 class CosineEmbeddingLoss(NamedLoss):
-    """1 - cos of two outputs [batch, features] where the input `target` [batch] is 1, and
-    max(0, cos - margin) where it is -1."""
+    """1 - cos of two rows if their target is 1, and max(0, cos - margin) if it is -1."""
 
     outputs: ClassVar[str] = "two of [batch, features]"
     compared: ClassVar[str] = "`target` [batch], 1 or -1"
@@ -70,10 +69,10 @@ class CosineEmbeddingLoss(NamedLoss):
 @check_arguments(margin=AT_LEAST_0, p=AT_LEAST_1)
 @dataclass(frozen=True)
 class TripletMarginLoss(NamedLoss):
-    """max(0, margin + |a - p| - |a - n|) of three outputs [batch, features]: anchors a, and for
-    each a row p that is alike and a row n that is not.  There is no target.
+    """max(0, margin + |a - p| - |a - n|), for anchors a, similar rows p and different rows n.
 
-    p: the order of the norm.  swap: take |p - n| where that is less than |a - n|.
+    p: the order of the norm.
+    swap: whether to use |p - n| where it is less than |a - n|.
     """
 
     outputs: ClassVar[str] = "three of [batch, features]: anchors, similar rows, different rows"
@@ -99,10 +98,9 @@ class TripletMarginLoss(NamedLoss):
 @check_arguments(margin=AT_LEAST_0)
 @dataclass(frozen=True)
 class BatchHardTripletLoss(NamedLoss):
-    """The triplet loss of one output [batch, features] and int64 `labels` [batch]: each row with
-    the furthest row of its label and the nearest row of another label.
+    """Triplet loss of each row, the furthest row of its label, and the nearest of another label.
 
-    The mean is taken over the rows that have both; the loss of a batch without them is 0.
+    The mean is over the rows that have both; a batch without such rows has the loss 0.
     """
 
     outputs: ClassVar[str] = "one of [batch, features]"
@@ -145,13 +143,15 @@ class BatchHardTripletLoss(NamedLoss):
 @check_arguments(temperature=ABOVE_0)
 @dataclass(frozen=True)
 class InfoNCELoss(NamedLoss):
-    """Cross entropy of the pairs of rows of two outputs [batch, features]: row i of one belongs to
-    row i of the other, and all other rows are its negatives.  There is no target.
+    """Cross-entropy of finding, for each row of one output, its counterpart in the other output.
 
-    temperature: what the products of rows are divided by.  A temperature that is learned belongs
-        in the model: it scales one output there, and `temperature` is 1.
-    normalize: whether rows are divided by their norms before.
-    symmetric: whether the second output is also asked for its row of the first, as in CLIP.
+    Row i of one output belongs to row i of the other; all other rows are negatives.
+
+    temperature: the divisor of the products of rows.  If it is to be learned, scale one of the
+        outputs in the model, and pass temperature=1 and normalize=False.
+    normalize: whether rows are divided by their norms first.
+    symmetric: whether rows of the second output also look for their counterparts in the first, as
+        in CLIP.
     """
 
     outputs: ClassVar[str] = "two of [batch, features]"

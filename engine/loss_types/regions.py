@@ -40,16 +40,16 @@ Form = Literal["xyxy", "cxcywh"]
 @check_arguments
 @dataclass(frozen=True)
 class GIoULoss(NamedLoss):
-    """1 - generalised intersection over union of boxes [..., 4] and the input `target`.
+    """1 - generalised intersection over union of boxes [..., 4] and their targets.
 
-    boxes: "xyxy", two corners, the first one left of and above the second; or "cxcywh", centre,
-        width and height.
-    weighted: whether there is an input `weight` [...], a factor for each pair of boxes: 0 leaves
-        one out, and the mean is the sum over the sum of weights, 0 where that is 0.
+    boxes: "xyxy": the left, top, right and bottom sides; "cxcywh": the centre, width and height.
+    weighted: whether the training model has an input `weight` [...] with a factor for each pair of
+        boxes.  0 leaves a pair out.  The mean is then the weighted sum divided by the sum of the
+        weights, or 0 if that is 0.
     """
 
     outputs: ClassVar[str] = "boxes [..., 4]"
-    compared: ClassVar[str] = "`target`, of that shape; `weight` [...] if `weighted`"
+    compared: ClassVar[str] = "`target`, same shape; `weight` [...] if `weighted`"
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
     boxes: Form = "xyxy"
@@ -69,14 +69,13 @@ class GIoULoss(NamedLoss):
 @check_arguments
 @dataclass(frozen=True)
 class CIoULoss(NamedLoss):
-    """1 - complete intersection over union of boxes [..., 4] and the input `target`: the
-    distance of the centres and the difference of the aspect ratios count, too.
+    """1 - complete intersection over union, with the distance of the centres and the aspect ratios.
 
-    The options are as for `GIoULoss`.
+    The options have the same meaning as in `GIoULoss`.
     """
 
     outputs: ClassVar[str] = "boxes [..., 4]"
-    compared: ClassVar[str] = "`target`, of that shape; `weight` [...] if `weighted`"
+    compared: ClassVar[str] = "`target`, same shape; `weight` [...] if `weighted`"
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
     boxes: Form = "xyxy"
@@ -107,20 +106,20 @@ class CIoULoss(NamedLoss):
 @check_arguments(smooth=ABOVE_0, weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class DiceLoss(NamedLoss):
-    """1 - Dice coefficient of the classes of scores [batch, classes, ...].
+    """1 - Dice coefficient (the overlap of predicted and true regions) of each class.
 
-    activation: "softmax", where `target` is int64 classes [batch, ...]; or "sigmoid", where it is
-        shaped like the output, every class on its own.
-    smooth: added to both sides of the quotient, so that the loss of an absent class is 0.
-    batch: sum over the whole batch, instead of over each sample.
-    reduction: "none" gives the losses of all classes [batch, classes], or [classes] with `batch`.
-    weight: one factor per class, by which the mean is weighted.
-    ignore_index: the target whose positions do not count.
+    activation: "softmax": `target` contains int64 classes [batch, ...].  "sigmoid": `target` has
+        the output's shape, and each class is decided separately.
+    smooth: is added to numerator and denominator, so that the loss of an absent class is 0.
+    batch: whether to sum over the whole batch instead of over each sample.
+    reduction: "none" gives the losses of the classes: [batch, classes], or [classes] with `batch`.
+    weight: one factor per class, for the mean.
+    ignore_index: the target of positions that do not count.
     """
 
     outputs: ClassVar[str] = "scores [batch, classes, ...]"
     compared: ClassVar[str] = (
-        "`target`: classes [batch, ...], int64; with `activation='sigmoid'` of the scores' shape"
+        "`target`: classes [batch, ...], int64; with `activation='sigmoid'`, same shape"
     )
 
     activation: Activation = "softmax"

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 @check_arguments(blank=AT_LEAST_0)
 @dataclass(frozen=True)
 class CTCLoss(NamedLoss):
-    """Connectionist temporal classification of log-probabilities [steps, batch, classes].
+    """Connectionist temporal classification, for sequences without an alignment.
 
-    The inputs are int64: `targets` [batch, length], padded at the end with any values;
-    `input_lengths` and `target_lengths` [batch], the valid lengths of sequences and targets.  The
-    mean divides each loss by the number of its targets, as in torch.
+    The targets are three int64 inputs: `targets` [batch, length], whose rows are padded at the end
+    with any values, and `input_lengths` and `target_lengths` [batch], the valid lengths of the
+    sequences and of the targets.  The mean divides each loss by its target length, as in torch.
 
-    blank: the class that stands for no label.
-    zero_infinity: whether the loss of targets that are too long for their sequence is 0 instead of
-        infinite.
-    logits: whether the output holds scores, to which log softmax is applied.
-    batch_first: whether the output is [batch, steps, classes].
+    blank: the class that means "no label".
+    zero_infinity: whether a target that is too long for its sequence has the loss 0 instead of
+        infinity.
+    logits: whether the output contains scores, so that the loss computes their log softmax.
+    batch_first: whether the output is [batch, steps, classes] instead of [steps, batch, classes].
     """
 
     outputs: ClassVar[str] = (
-        "log-probabilities [steps, batch, classes]; scores with `logits`, [batch, steps, "
-        "classes] with `batch_first`"
+        "log-probabilities [steps, batch, classes]; with `logits`, scores; with `batch_first`, "
+        "[batch, steps, classes]"
     )
     compared: ClassVar[str] = (
         "`targets` [batch, length], `input_lengths`, `target_lengths` [batch], int64"

@@ -30,13 +30,13 @@ IGNORED = -100  # as PyTorch marks positions that do not count
 class Declaration:
     """The facts about a metric of this package; docs/metrics.md and `history.direction` read them.
 
-    name: by which it is chosen, and the column of the history, after "val_".
-    mode: whether less ("min") or more ("max") of it is better.
-    is_share: whether it lies between 0 and 1, and is shown in percent.
-    output, targets: the shapes and kinds that it takes, in words.
-    empty: its value where it is not defined, in words.
-    variants: endings of the name, each with the options that it stands for.
-    other_names: its names in other packages, with blanks between, for messages.
+    name: the name that users give, which is also the column of the history, after "val_".
+    mode: whether a lower ("min") or a higher ("max") value is better.
+    is_share: whether the value is between 0 and 1, and so shown in percent.
+    output, targets: the shapes and kinds that the metric takes, in words.
+    empty: the value where the metric is undefined, in words.
+    variants: the endings of the name, with the options that each one sets.
+    other_names: names in other packages, separated by spaces, which messages translate.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Metric(ABC):
     mode: whether a lower ("min") or a higher ("max") value is better; by default its name decides.
     output, target: the names of the output and of the input to compare; by default the first output
         and the last input.
-    takes: which of these two it reads.
-    declared: the declaration of a metric of this package.
+    takes: the ones of these two that the metric reads.
+    declared: the declaration, if this is a metric of this package.
     """
 
     mode: Mode | None = "max"
@@ -74,7 +74,7 @@ class Metric(ABC):
     ) -> None:
         if name is None:
             if self.declared is None:
-                raise InputError(f"{type(self).__name__}: give name=, its column of the history")
+                raise InputError(f"{type(self).__name__} needs name=, its column in the history")
             name = self.declared.name
         self.name = arguments.check_text("name", name)
         self.output = None if output is None else arguments.check_text("output", output)
@@ -87,26 +87,26 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
-        """Take a batch.
+        """Add a batch.
 
-        outputs, inputs: arrays by name, in the order of the model.
-        loss: the mean over the batch.
-        weight: the number of its samples.
+        outputs, inputs: NumPy arrays by name, in the order of the model.
+        loss: the mean loss of the batch.
+        weight: the number of samples in the batch.
 
         Raises:
-            NameNotFoundError: an output or input of a given name does not exist.
-            ShapeError, DTypeError: they do not fit one another.
-            NonFiniteError: an output holds NaN, and the metric depends on the order of scores.
+            NameNotFoundError: the model has no output or input of the given name.
+            ShapeError, DTypeError: output and targets do not fit one another.
+            NonFiniteError: an output contains NaN, and the metric depends on the order of scores.
         """
 
     @abstractmethod
     def result(self) -> float:
-        """Return the metric of all batches since the last `reset`; NaN if nothing has counted."""
+        """Return the value for all batches since the last `reset`; NaN if nothing has counted."""
 
     def results(self, classes: Sequence[str] | None = None) -> dict[str, float]:
-        """Return what the history gets, by column: `result` under the name of the metric.
+        """Return the values for the history, by column: `result` under the metric's name.
 
-        classes: the names of the classes 0, 1, ..., for metrics that have a column for each.
+        classes: the names of the classes 0, 1, ..., for metrics with a column for each class.
         """
         return {self.name: self.result()}
 
@@ -115,16 +115,16 @@ class Metric(ABC):
         return [self.name]
 
     def partial(self) -> list[Any] | None:
-        """Return the counts since the last `reset`, as numbers and texts that `merge` takes.
+        """Return the counts since the last `reset`, as numbers and strings, for `merge`.
 
-        None, which is what a user's own class returns unless it says otherwise: it cannot be
-        counted in parts, so that each rank of a group evaluates all of the data.
+        None, the default, means that the metric cannot be counted in parts; then each rank of a
+        group evaluates all of the data.
         """
         return None
 
     def merge(self, partials: Sequence[list[Any]]) -> None:
-        """Replace the counts by the sum of the parts that several ranks have counted."""
-        raise NotImplementedError(f"{type(self).__name__} has partial() and no merge()")
+        """Replace the counts by the sum of the `partial` results of several ranks."""
+        raise NotImplementedError(f"{type(self).__name__} has partial() but no merge()")
 
     def pair(self, outputs: Tensors, inputs: Tensors) -> tuple[Array, Array]:
         """Return the output and the targets that this metric takes."""
@@ -172,7 +172,7 @@ class Metric(ABC):
 
 
 class MeanMetric(Metric):
-    """Base of metrics that are a total over a count: means, shares and rates."""
+    """Base class of metrics that are a total divided by a count: means, shares and rates."""
 
     def reset(self) -> None:
         self._total, self._count = 0.0, 0
@@ -195,7 +195,7 @@ class MeanMetric(Metric):
 
 
 class AveragedMetric(Metric):
-    """Base of metrics that have a value for each class, and an average of these values.
+    """Base class of metrics with a value for each class, and an average of these values.
 
     average: the kind of average; None for a column for each class.
     column: the beginning of the columns of the classes.

@@ -242,7 +242,7 @@ def test_a_metric_of_ones_own_needs_a_name() -> None:
         def update(self, *batch: object) -> None: ...
 
     assert Own("own").name == "own"
-    with pytest.raises(InputError, match=r"Own: give name=, its column of the history"):
+    with pytest.raises(InputError, match=r"Own needs name=, its column in the history"):
         Own()
 
 

@@ -10,14 +10,14 @@ from engine.trainer.metrics.named import METRICS, get_declaration
 
 def make_table() -> str:
     """Return the table as Markdown, then what each metric is."""
-    rows = ["| name | variants | better | takes | targets | where it is not defined |"]
+    rows = ["| name | variants | better | output | targets | where it is undefined |"]
     rows.append("|---|---|---|---|---|---|")
     meanings = []
     for kind in METRICS:
         declared = get_declaration(kind)
         cells = [
             f"`{declared.name}`", " ".join(f"`{end}`" for end in declared.variants),
-            {"min": "less", "max": "more"}[declared.mode], declared.output, declared.targets,
+            {"min": "lower", "max": "higher"}[declared.mode], declared.output, declared.targets,
             declared.empty,
         ]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")

@@ -45,28 +45,30 @@ class _Matches(NamedTuple):
 
 
 class MeanAveragePrecision(AveragedMetric):
-    """The mean over classes and overlaps of the average precision of detected boxes (COCO's AP).
+    """COCO's average precision of detected boxes: the mean over classes and overlaps.
 
-    The output has rows (n, d, 6): the four numbers of a box, its score, its class; the targets have
-    rows (n, g, 5): a box and its class, and as a sixth number 1 where the box is a crowd, which may
-    be matched any number of times and need not be.  Rows with a class below 0 are padding and do
-    not count.
+    The output has the shape (n, d, 6): for each detection, the four numbers of a box, its score,
+    and its class.  The targets have the shape (n, g, 5), a box and its class for each object, or
+    (n, g, 6), with a sixth number that is 1 for a crowd: it may match any number of detections, and
+    need not match one.  Rows with a class below 0 are padding.
 
-    overlaps: the least intersection over union of a match; the mean is over all of them.
-    form: the four numbers of a box: two corners, a corner with width and height, or the centre with
-        width and height.
-    area: the area of the objects that count, in pixels: all, below 32², up to 96², above.
-    average: "macro": the mean over the classes that occur; None for a column for each class.
-    detections: how many count in a class of an image, from the highest score on.
-    decode: makes the rows (n, d, 6) of the outputs by name; None if the output has them.
-    limit: bytes that are kept of all detections.
+    overlaps: the smallest intersection over union of a match; the result is the mean over all.
+    form: the four numbers of a box: "xyxy", "xywh" (a corner, width, height) or "cxcywh" (the
+        centre, width, height).
+    area: the area of the objects that count, in pixels: "all", "small" (below 32²), "medium" (up
+        to 96²) or "large" (above).
+    average: "macro" for the mean over the classes that occur; None for a column for each class.
+    detections: how many detections count per class and image, those with the highest scores.
+    decode: a function that makes the array (n, d, 6) from the outputs by name; None if the output
+        is one already.
+    limit: the largest number of bytes that may be kept of all detections.
     """
 
     declared = Declaration(
         "map", mode="max", is_share=True,
         output="boxes (n, d, 6)",
         targets="boxes (n, g, 5) or (n, g, 6)",
-        empty="NaN for a class without an object; left out of the mean",
+        empty="NaN for a class without an object, which is left out of the mean",
         variants={
             "50": {"overlaps": (0.5,)}, "75": {"overlaps": (0.75,)},
             "_small": {"area": "small"}, "_medium": {"area": "medium"},

@@ -135,13 +135,14 @@ def has_labels(scores: Array, targets: Array) -> bool:
 
 
 class Decisions(ClassMetric):
-    """Base of metrics of the predicted class, which is the one of the highest score.
+    """Base class of metrics of the predicted class, which is the one with the highest score.
 
-    Of equal scores the first class is taken.  Where there is one score a position, as (n,) or
-    (n, 1) with targets 0 and 1 of any type, class 1 is predicted above a threshold.
+    Of classes with equal scores, the first one is predicted.  If there is one score per position,
+    (n,) or (n, 1) with targets 0 and 1 of any type, class 1 is predicted above a threshold.
 
-    threshold: 0, which is the default, is right for logits, 0.5 for probabilities.  If it is given,
-        scores and targets of one shape (n, c) are n c decisions (several labels a sample).
+    threshold: the default, 0, is right for logits; use 0.5 for probabilities.  If a threshold is
+        given, scores and targets of the same shape (n, c) are n c separate decisions (several
+        labels per sample).
     """
 
     @check_arguments
@@ -174,7 +175,7 @@ class Decisions(ClassMetric):
 
 
 class Accuracy(MeanMetric, Decisions):
-    """The share of positions at which the predicted class is the target."""
+    """The share of positions whose predicted class is the target."""
 
     declared = Declaration(
         "accuracy", mode="max", is_share=True, output=DECISIONS, targets=LABELS, empty=NOTHING,
@@ -187,9 +188,9 @@ class Accuracy(MeanMetric, Decisions):
 
 
 class TopK(MeanMetric, ClassMetric):
-    """The share of positions at which the target is among the `k` classes of the highest scores.
+    """The share of positions whose target is among the `k` classes with the highest scores.
 
-    A target is, if fewer than k classes have a higher score, or an equal one and come first.
+    Of classes with equal scores, the first ones are taken.
     """
 
     declared = Declaration(

@@ -71,7 +71,7 @@ def metrics_of(
     names = [metric.name for metric in metrics]
     for name in names:
         if names.count(name) > 1 or name == "loss":
-            raise InputError(f"two metrics are called {name!r}: give one of them another name=")
+            raise InputError(f"two metrics are called {name!r}; give one of them another name=")
     return metrics
 
 
@@ -88,8 +88,8 @@ def check_named(metrics: Sequence[Metric], parts: Sequence[str]) -> None:
         if missing and (metric.declared is not None or isinstance(metric, values.Function)):
             outputs = [part.removeprefix("loss_") for part in parts]
             raise InputError(
-                f"metric {metric.name!r}: the outputs {outputs} have a target each: give "
-                f"{type(metric).__name__} {' and '.join(missing)}, the names of what it compares"
+                f"metric {metric.name!r}: the outputs {outputs} have one target each; name what to "
+                f"compare by {' and '.join(missing)} of {type(metric).__name__}"
             )
 
 
@@ -143,7 +143,7 @@ def list_results(metrics: Sequence[Metric], classes: Sequence[str] | None) -> di
         for column, value in metric.results(classes).items():
             if column in results or column == "loss":
                 raise InputError(
-                    f"two metrics have the column {column!r}: give one of them another name="
+                    f"two metrics have the column {column!r}; give one of them another name="
                 )
             results[column] = value
     return results

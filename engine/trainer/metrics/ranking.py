@@ -236,7 +236,7 @@ class AUROC(Ranking):
 
 
 class AveragePrecision(Ranking):
-    """Σ (Rₙ - Rₙ₋₁) Pₙ over the distinct scores as thresholds, with precision P and recall R."""
+    """Average precision: Σ (Rₙ - Rₙ₋₁) Pₙ, for precision P and recall R at each distinct score."""
 
     declared = _declare(
         "average_precision",

@@ -116,14 +116,14 @@ class SequenceMetric(Metric):
 
 
 class ErrorRate(MeanMetric, SequenceMetric):
-    """The errors of the predictions over the length of the targets: 0 if everything is right.
+    """The number of errors in the predictions, divided by the length of the targets.
 
     Errors are the insertions, deletions and replacements that turn the predictions into the
-    targets; if there are more of them than targets, the rate is above 1.
+    targets.  The rate is 0 if there are none, and above 1 if there are more errors than targets.
 
-    unit: what is counted: "token", as in the model; or "character" or "word" (between spaces)
-        of the texts that `decode` makes.
-    decode: makes a text of tokens, such as the method `decode` of a tokenizer.
+    unit: the unit to count: "token", or "character" or "word" (separated by spaces) of the texts
+        that `decode` returns.
+    decode: a function from a list of tokens to a text, such as the method `decode` of a tokenizer.
     """
 
     declared = Declaration(
@@ -161,16 +161,17 @@ class ErrorRate(MeanMetric, SequenceMetric):
 
 
 class BLEU(SequenceMetric):
-    """BLEU of all samples together: the geometric mean of the precisions of n-grams, times the
-    brevity penalty (Papineni et al. 2002), with one reference a sample.
+    """BLEU of all samples together, with one reference per sample (Papineni et al. 2002).
 
-    grams: the longest n-grams.
-    is_smooth: whether 1 is added to the counts of n-grams longer than 1 (Lin and Och 2004).
+    It is the geometric mean of the precisions of n-grams, times the brevity penalty.
+
+    grams: the length of the longest n-grams.
+    is_smooth: whether to add 1 to the counts of n-grams longer than 1 (Lin and Och 2004).
     """
 
     declared = Declaration(
         "bleu", mode="max", is_share=True, output=_TOKENS[0], targets=_TOKENS[1],
-        empty="0 where no n-gram of a length matches; NaN without a target", variants={},
+        empty="0 if no n-gram of some length matches; NaN without a target", variants={},
     )  # fmt: skip
 
     @check_arguments(grams=AT_LEAST_1)

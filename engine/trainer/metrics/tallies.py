@@ -36,7 +36,7 @@ AVERAGES: Mapping[str, Options] = {
     "_per_class": {"average": None},
 }
 BINARY: Mapping[str, Options] = {"_binary": {"average": "binary"}}
-_UNDEFINED = f"`zero_division`, 0 by default, for a class of 0 / 0; {NOTHING}"
+_UNDEFINED = f"a class with the quotient 0 / 0 has the value `zero_division` (0); {NOTHING}"
 
 
 class Tallies(Decisions):
@@ -159,7 +159,7 @@ def _declare(name: str, other_names: str = "") -> Declaration:
 
 
 class Precision(ClassTallies):
-    """TP / (TP + FP): the share of the predictions of a class that are right."""
+    """TP / (TP + FP): the share of a class's predictions that are right."""
 
     declared = _declare("precision")
 
@@ -168,7 +168,7 @@ class Precision(ClassTallies):
 
 
 class Recall(ClassTallies):
-    """TP / (TP + FN): the share of the positions of a class that are predicted."""
+    """TP / (TP + FN): the share of a class's positions that are predicted as this class."""
 
     declared = _declare("recall")
 
@@ -186,7 +186,7 @@ class F1(ClassTallies):
 
 
 class Dice(F1):
-    """2 TP / (2 TP + FP + FN) over all positions: the overlap of masks; F1 by another name."""
+    """2 TP / (2 TP + FP + FN) over all positions: the overlap of masks.  The same as F1."""
 
     declared = _declare("dice", "dice_coefficient dice_score")
 
@@ -208,11 +208,11 @@ class _Whole(Tallies):
 
 
 class BalancedAccuracy(_Whole):
-    """The mean of the recalls of the classes that occur among the targets."""
+    """The mean recall of the classes that occur among the targets."""
 
     declared = Declaration(
         "balanced_accuracy", mode="max", is_share=True, output=DECISIONS, targets=LABELS,
-        empty=f"a class without a target is left out; {NOTHING}", variants={},
+        empty=f"classes that no target has are left out; {NOTHING}", variants={},
         other_names="balanced_accuracy_score",
     )  # fmt: skip
 
@@ -223,7 +223,7 @@ class BalancedAccuracy(_Whole):
 
 
 class MCC(_Whole):
-    """Matthews' correlation coefficient, of two classes or more.
+    """Matthews correlation coefficient, for two or more classes.
 
     (s c - Σ pₖ tₖ) / √((s² - Σ pₖ²)(s² - Σ tₖ²)), with s positions, c of them right, and class k pₖ
     times predicted and tₖ times the target.
@@ -231,7 +231,7 @@ class MCC(_Whole):
 
     declared = Declaration(
         "mcc", mode="max", is_share=False, output=DECISIONS, targets=LABELS,
-        empty=f"0 if all targets, or all predictions, are of one class; {NOTHING}", variants={},
+        empty=f"0 if all targets or all predictions are of one class; {NOTHING}", variants={},
         other_names="matthews_corrcoef",
     )  # fmt: skip
 

@@ -93,7 +93,7 @@ class MAE(_Means):
 
 
 class R2(AveragedMetric, ValueMetric):
-    """1 - Σ (y - t)² / Σ (t - mean t)², the coefficient of determination, of each of the values.
+    """Coefficient of determination: 1 - Σ (y - t)² / Σ (t - mean t)², for each value.
 
     average: "macro": the mean over the values of a sample; "weighted": weighted by the variance of
         their targets; "micro": all of them as one value; None for a column for each.
@@ -101,8 +101,8 @@ class R2(AveragedMetric, ValueMetric):
 
     declared = Declaration(
         "r2", mode="max", is_share=False, output=_VALUES, targets=_SAME,
-        empty="of targets that are all equal 1 where every prediction is right, otherwise 0; "
-        "NaN of fewer than 2 samples",
+        empty="if all targets are equal: 1 if every prediction is right, otherwise 0; "
+        "NaN for fewer than 2 samples",
         variants={
             "_macro": {"average": "macro"},
             "_micro": {"average": "micro"},
@@ -190,15 +190,15 @@ class R2(AveragedMetric, ValueMetric):
 
 
 class Perplexity(MeanMetric):
-    """exp of the mean loss, over all positions that count, if the targets are whole numbers.
+    """exp of the mean loss over all positions that count.
 
-    Of other targets, every sample counts as one.
+    If the targets are not integers, every sample counts as one position.
     """
 
     takes = ("target",)
     declared = Declaration(
         "perplexity", mode="min", is_share=False, output="the loss",
-        targets="any", empty="NaN without a position that counts", variants={},
+        targets="any", empty="NaN if no position counts", variants={},
     )  # fmt: skip
 
     def __init__(
@@ -225,12 +225,11 @@ class Perplexity(MeanMetric):
 
 
 class Function(MeanMetric):
-    """The mean over all samples of what a function of (output, targets) returns for each batch.
+    """The mean over all samples of a function of (output, targets), called for each batch.
 
-    It is the function of all samples at once if that is a mean over samples; derive from `Metric`
-    for one that is not.
+    For a number that is not a mean over samples, derive a class from `Metric` instead.
 
-    mode: None: as the name says, see `history.direction`.
+    mode: None, so that the name decides, see `history.direction`.
     """
 
     def __init__(
