@@ -11,17 +11,17 @@ CONSTANT = "its result is piecewise constant, so its gradient is zero"
 INTEGERS = "it computes with integers"
 NO_RULE = "it has no gradient rule"
 DO = {
-    CONSTANT: "train only layers after it, or let gradients pass with a straight-through "
+    CONSTANT: "train only the layers after it, or let gradients pass with a straight-through "
     "estimator: y = x + PassThrough(f(x) - x)",
     INTEGERS: "train the last layer as floats (train='head'), give its layers adapters (lora='.'), "
     "or train the float model and quantise it again",
-    NO_RULE: "train only layers after it, with train= and patterns of names, or give it a rule: "
-    "docs/custom-ops.md",
+    NO_RULE: "train only the layers after it, by patterns of names (train=), or write a gradient "
+    "rule: docs/custom-ops.md",
 }
 
 
 def explain(op: Op) -> str:
-    """Return why no gradient flows through an op; "" if one does, or if forward models lack it."""
+    """Return why no gradient flows through an op; "" if one does, or if no forward model has it."""
     is_inner = op.internal or op.domain == OURS or op.is_for_training
     if op.differentiable or is_inner:
         return ""

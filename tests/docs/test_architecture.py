@@ -46,10 +46,10 @@ def test_contributing_begins_with_what_people_do_and_names_files_that_exist() ->
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_every_room_is_in_the_table_with_the_file_to_begin_with() -> None:
-    told = {}
-    for room, _, first in rows("The rooms"):
-        told[room.strip("`").rstrip("/")] = first.strip("`")
+def test_every_folder_is_in_the_table_with_the_file_to_start_with() -> None:
+    listed = {}
+    for folder, _, first in rows("Folders"):
+        listed[folder.strip("`").rstrip("/")] = first.strip("`")
     packages = {
         path.parent.relative_to(ROOT).as_posix()
         for top in ("engine", "kernels", "graphs", "tools")
@@ -57,10 +57,10 @@ def test_every_room_is_in_the_table_with_the_file_to_begin_with() -> None:
         if path.resolve() == path
     }
     families = {p for p in packages if p.startswith("kernels/ops/")}  # one row describes all
-    assert packages - families - {"kernels", "graphs"} <= told.keys() | {"engine/onnxblock"}
-    for room, first in told.items():
-        assert (ROOT / room).exists(), room
-        assert not first or (ROOT / room / first).is_file(), room
+    assert packages - families - {"kernels", "graphs"} <= listed.keys() | {"engine/onnxblock"}
+    for folder, first in listed.items():
+        assert (ROOT / folder).exists(), folder
+        assert not first or (ROOT / folder / first).is_file(), folder
 
 
 def test_the_files_that_decide_exist() -> None:

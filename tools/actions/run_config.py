@@ -136,7 +136,7 @@ class DataTable:
 
 @dataclass(frozen=True, slots=True)
 class ChosenClass:
-    """A table whose `name` chooses a class, and whose other keys are the options of that class."""
+    """A table: `name` chooses a class, and the other keys are the options of that class."""
 
     name: str
     options: Mapping[str, Any]

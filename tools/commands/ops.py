@@ -39,7 +39,7 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
 def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: Path | None) -> int:
     """List which nodes of models can be trained, and why others cannot.
 
-    Advice about those that cannot follows the list.  In a folder, every model is read.
+    Advice for the others follows the list.  For a folder, all its models are read.
     Without a model, list the operators through which no gradient flows, with reasons and advice.
 
     Exit status: 0 if all nodes can be trained, 3 if some run but have no gradient, 4 if some are

@@ -106,7 +106,10 @@ def _list_choices(name: str) -> Iterator[str]:
     if name == "optimizer":
         makers = names.list_optimizers()
     default = getattr(run_config.RunConfig(), name).name
-    yield f"`name` is one of these, by default `{default}`; the other keys are its options.\n"
+    yield (
+        f"By default, `name` is `{default}`.  In Python, `help` of the class explains the options, "
+        f"such as `help(edgegrad.{makers[default].__name__})`.\n"
+    )
     yield "| name | options |\n|---|---|"
     for each, maker in makers.items():
         yield f"| `{each}` | {_list_options(maker, set())} |"

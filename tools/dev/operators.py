@@ -9,24 +9,29 @@ from engine.kernels.vocabulary.op import Op
 _HEAD = """\
 # Operators
 
-Made by `python -m engine.tools.dev.tables` from the declarations in kernels/.
+This page lists every operator that has kernels, by domain and by the module of `kernels/ops/` that
+declares it. For a model, `edgegrad ops model.onnx` reports whether each node runs and trains.
+[One short file](custom-ops.md) adds an operator. Operators that ONNX defines as functions need no
+kernels, because their bodies are used.
 
-An asterisk: no gradient flows through the op, or it is zero, or the op is part of a backward pass.
+An asterisk marks operators that pass no gradient on, because it is zero, or because they belong to
+a backward pass or an optimizer.
+
+`python -m engine.tools.dev.tables` writes this page from the declarations in `kernels/`.
 """
 
 _LACKS = """
 ## What does not train, and what to do
 
-No gradient flows through these, in any model. `edgegrad ops` prints this table, and
-`edgegrad ops MODEL` reports for each node of a model whether it trains, and if not, why and what
-to do.
+No gradient flows through these operators. `edgegrad ops` prints this table, and `edgegrad ops
+model.onnx` reports for each node of a model whether it trains, and if not, why and what to do.
 
 """
 
 _DOMAINS = {
     "": "ONNX",
-    "com.microsoft": "com.microsoft (onnxruntime, and what onnxruntime-training writes)",
-    "engine": "engine (what the planner and the optimizers use)",
+    "com.microsoft": "com.microsoft (of onnxruntime and onnxruntime-training)",
+    "engine": "engine (of edgegrad's planner, optimizers and losses)",
 }
 
 
