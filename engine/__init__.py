@@ -1,12 +1,15 @@
-"""Train ONNX models on the device: artifacts in, trained ONNX out.
+"""Train ONNX models on CPUs, from laptops to small boards, and export them as ONNX.
 
     import edgegrad as eg
 
     trainer = eg.Trainer.from_onnx("forward.onnx", "cross_entropy", eg.AdamW(lr=1e-3))
     trainer.fit(eg.Images("photos"), validation=0.1, callbacks=[eg.EarlyStopping()])
+    trainer.export("trained.onnx")
 
-`edgegrad` and `engine` are one package.  Its top level offers the modules below and their main
-names, and a name is the same object here and in its module.  Both are imported at first use.
+Start with `help(edgegrad.Trainer)`, which trains a model, and `help(edgegrad.Session)`, which runs
+one.  The top level offers the modules below and their main names; each is imported at its first
+use.  `edgegrad` and `engine` are two names of one package, so `edgegrad.Trainer` and
+`engine.trainer.Trainer` are the same class.
 """
 
 from importlib import import_module

@@ -11,20 +11,23 @@
 A field holds the type, default, range, help text and spelling of an option.  `expand_options`
 writes it into the signature and the docstring of a function that takes it as a keyword; a command
 has it as an option, a table of a TOML file as a key, and docs/commands.md as a row.
+`describe_fields` writes it into the docstring of its class.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from engine.base.signatures import DECLARATION, FREE, Check, Range
 
 T = TypeVar("T")
 _WIDTH = 100  # of a docstring
+_ROW = re.compile(r"^(\w+(?:, \w+)*): .*(?:\n +\S.*)*", re.MULTILINE)  # of a docstring
 
 
 class OptionDeclaration(NamedTuple):
@@ -109,6 +112,38 @@ def expand_options(kind: type) -> Callable[[T], T]:
     return expand
 
 
+def describe_fields(kind: type[T]) -> type[T]:
+    """Add to the docstring of a dataclass a row for each field that it does not describe itself.
+
+    A row is the text of the field's declaration, or the row of a base class.
+
+    Raises:
+        TypeError: no docstring describes a field.
+    """
+    described = inspect.cleandoc(kind.__doc__ or "")
+    own, inherited = _find_rows(described), dict[str, str]()
+    for base in reversed(kind.__mro__):
+        inherited |= _find_rows(inspect.cleandoc(vars(base).get("__doc__") or ""))
+    rows = []
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # of a dataclass
+        if field.name in own:
+            continue
+        if DECLARATION in field.metadata:
+            rows += _wrap_row(field, "")
+        elif field.name in inherited:
+            rows += [inherited[field.name]]
+        else:
+            raise TypeError(f"no docstring of {kind.__name__} describes its field {field.name!r}")
+    rows = list(dict.fromkeys(rows))  # one row may describe several fields
+    kind.__doc__ = "\n".join([described, *([] if own or not rows else [""]), *rows])
+    return kind
+
+
+def _find_rows(docstring: str) -> Mapping[str, str]:
+    """Return the rows of a docstring by the names that they describe."""
+    return {name: row[0] for row in _ROW.finditer(docstring) for name in row[1].split(", ")}
+
+
 def _expand(signature: inspect.Signature, kind: type) -> inspect.Signature:
     *parameters, rest = signature.parameters.values()
     if rest.kind is not rest.VAR_KEYWORD:
@@ -133,7 +168,9 @@ def _with_rows(docstring: str, kind: type) -> str:
 
 def _list_rows(kind: type, indent: str) -> Iterator[str]:
     for field in dataclasses.fields(kind):
-        row = f"{field.name}: {read_declaration(field).text}"
-        yield from textwrap.wrap(
-            row, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    "
-        )
+        yield from _wrap_row(field, indent)
+
+
+def _wrap_row(field: dataclasses.Field[Any], indent: str) -> list[str]:
+    row = f"{field.name}: {read_declaration(field).text}"
+    return textwrap.wrap(row, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")

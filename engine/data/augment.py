@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import InputError, ShapeError
+from engine.base.fields import describe_fields
 from engine.base.signatures import SHARE, Range, check_arguments
 from engine.data.pictures import import_pillow
 from engine.data.samples import Sample
@@ -32,7 +33,7 @@ TRIES = 10  # of RandomResizedCrop for an area that lies in the picture, as in t
 class PictureAugmentation(ABC):
     """A random change of the first array of a sample.
 
-    channels: which axis the channels are on: "last" as `Images` gives them, or "first".
+    channels: the axis of the channels: "last", as in `Images`, or "first".
     """
 
     channels: Literal["last", "first"] = "last"
@@ -88,8 +89,7 @@ Move = Callable[[Layer], Picture]
 class PictureMove(PictureAugmentation):
     """A random change of the places of pixels, which masks follow.
 
-    mask_fill: the class that stands in masks where nothing was; the `ignore_index` of the loss
-        leaves such pixels out.
+    mask_fill: the class of new pixels in masks; the `ignore_index` of the loss leaves them out.
     """
 
     mask_fill: int = 0
@@ -147,10 +147,15 @@ class PictureMove(PictureAugmentation):
         )
 
 
+@describe_fields
 @check_arguments(probability=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class RandomFlip(PictureMove):
-    """Mirrors a picture left to right, and top to bottom if asked, each with `probability`."""
+    """Mirrors a picture.
+
+    horizontal, vertical: whether to mirror left to right, and top to bottom.
+    probability: of each of the two.
+    """
 
     horizontal: bool = True
     vertical: bool = False
@@ -163,12 +168,14 @@ class RandomFlip(PictureMove):
         return lambda layer: layer.array[rows, columns]
 
 
+@describe_fields
 @check_arguments
 @dataclass(frozen=True)
 class RandomCrop(PictureMove):
-    """Cuts out a random part of this size, after adding `padding` black pixels at each edge.
+    """Cuts out a random part of a picture.
 
-    size: height and width, or one number for both.
+    size: the height and the width of the part in pixels, or one number for both.
+    padding: the number of black pixels that are first added at each edge.
     """
 
     size: int | tuple[int, int]
@@ -201,17 +208,17 @@ class RandomCrop(PictureMove):
         return move
 
 
+@describe_fields
 @check_arguments
 @dataclass(frozen=True)
 class RandomResizedCrop(PictureMove):
     """Cuts out a random part and scales it to a size, as Inception was trained (arXiv:1409.4842).
 
-    Args:
-        size: height and width, or one number for both.
-        scale: share of the area, from and to.
-        ratio: width by height, from and to; evenly on a logarithmic scale.
-
     It needs Pillow, `pip install 'edgegrad[images]'`.
+
+    size: the height and the width of the result in pixels, or one number for both.
+    scale: the smallest and the largest share of the picture's area.
+    ratio: the smallest and the largest width / height; drawn evenly on a logarithmic scale.
     """
 
     size: int | tuple[int, int]
@@ -232,11 +239,13 @@ class RandomResizedCrop(PictureMove):
         return lambda layer: resize(layer.array, sides, exact=layer.exact, box=box)
 
 
+@describe_fields
 @check_arguments(degrees=Range(0, 180))
 @dataclass(frozen=True)
 class RandomRotation(PictureMove):
-    """Rotates a picture about its centre by up to `degrees`, bilinearly; the size stays the same.
+    """Rotates a picture about its centre, with bilinear interpolation; the size stays the same.
 
+    degrees: the largest angle, in both directions.
     fill: the value of pixels from outside the picture; by default black.
     """
 
@@ -251,14 +260,15 @@ class RandomRotation(PictureMove):
         return lambda layer: _rotate(layer, degrees)
 
 
+@describe_fields
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class RandomErasing(PictureAugmentation):
-    """Replaces a random rectangle by noise, with `probability` (Zhong et al., arXiv:1708.04896).
+    """Replaces a random rectangle of a picture by noise (Zhong et al., arXiv:1708.04896).
 
-    Args:
-        scale: share of the area, from and to.
-        ratio: width by height, from and to; evenly on a logarithmic scale.
+    probability: the share of pictures that are changed.
+    scale: the smallest and the largest share of the picture's area.
+    ratio: the smallest and the largest width / height; drawn evenly on a logarithmic scale.
     """
 
     probability: float = 0.5
@@ -286,14 +296,18 @@ class RandomErasing(PictureAugmentation):
         return erased
 
 
+@describe_fields
 @check_arguments(brightness=SHARE, contrast=SHARE, saturation=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class ColorJitter(PictureAugmentation):
-    """Changes brightness, contrast and saturation, each by a factor from 1 - x to 1 + x.
+    """Changes brightness, contrast and saturation, each by a random factor from 1 - x to 1 + x.
 
-    Brightness scales all values; contrast scales their distance from the mean shade of grey,
-    saturation their distance from the pixel's own shade, which is 0.299 R + 0.587 G + 0.114 B.
-    A picture of one channel has no saturation.
+    The shade of grey of a pixel is 0.299 R + 0.587 G + 0.114 B.
+
+    brightness: x for the factor of all values.
+    contrast: x for the factor of their distance from the mean shade of grey.
+    saturation: x for the factor of their distance from the pixel's own shade of grey; a picture
+        with one channel has no saturation.
     """
 
     brightness: float = 0.2

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import DTypeError, InputError, ShapeError
+from engine.base.fields import describe_fields
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.data.samples import BATCH, Array, Stage
 
@@ -32,9 +33,9 @@ RANGES = {"alpha": Range(0, 1e6, above=True), "classes": AT_LEAST_1}
 class Mixing(ABC):
     """A random change of a batch that mixes pairs of samples and their labels.
 
-    alpha: parameter of the shares' distribution Beta(alpha, alpha): small values leave most
-        samples nearly as they are, 1 makes all shares equally likely.
-    classes: how many there are; None: as in the data.
+    alpha: the parameter of the distribution Beta(alpha, alpha) of the shares: small values leave
+        most samples nearly unchanged, and 1 makes all shares equally likely.
+    classes: the number of classes; None: as in the data.
     """
 
     stage: ClassVar[Stage] = BATCH
@@ -75,10 +76,11 @@ class Mixing(ABC):
         return mixed, *arrays[1:-1], blended
 
 
+@describe_fields
 @check_arguments(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Mixing):
-    """Blends pairs of samples of a batch, and their labels; see `Mixing` for the options."""
+    """Blends pairs of samples of a batch, and their labels."""
 
     def mix(self, x: Array, other: Array, share: float, rng: np.random.Generator) -> float:
         x *= x.dtype.type(share)
@@ -86,10 +88,11 @@ class Mixup(Mixing):
         return share
 
 
+@describe_fields
 @check_arguments(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class CutMix(Mixing):
-    """Replaces a rectangle of each picture of a batch by another one's; options as for `Mixing`.
+    """Replaces a rectangle of each picture of a batch by a rectangle of another picture.
 
     Pictures have four axes, [batch, channels, height, width] or [batch, height, width, channels].
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from engine.base.fields import describe_fields
 from engine.loss_types.base import Loss as Loss
 from engine.loss_types.base import NamedLoss
 from engine.loss_types.classes import *
@@ -37,7 +38,7 @@ class LossType(IntEnum):
 
 
 LOSSES: dict[LossType, type[NamedLoss]] = {
-    LossType[c.__name__]: c for c in NamedLoss.__subclasses__()
+    LossType[c.__name__]: describe_fields(c) for c in NamedLoss.__subclasses__()
 }
 
 if not TYPE_CHECKING:  # checkers take all that is imported above for public

@@ -55,6 +55,11 @@ class NamedLoss(Loss):
     targets: the default names of the target inputs.
     reductions: the values that `reduction` may have.
     outputs, compared: the shapes of these outputs and of the targets, in words, for docs/losses.md.
+
+    The option of all:
+
+    reduction: "mean" or "sum" over all elements that count, or "none", which keeps the loss of each
+        and cannot be trained.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("loss_input_name",)

@@ -97,7 +97,7 @@ class CrossEntropyLoss(NamedLoss):
 class NLLLoss(NamedLoss):
     """Negative log-likelihood: -output[label], for log-probabilities [batch, classes, ...].
 
-    The options have the same meaning as in `CrossEntropyLoss`.
+    weight, ignore_index: as in `CrossEntropyLoss`.
     """
 
     outputs: ClassVar[str] = "log-probabilities [batch, classes, ...]"

@@ -58,7 +58,10 @@ class L1Loss(NamedLoss):
 @check_arguments(delta=ABOVE_0)
 @dataclass(frozen=True)
 class HuberLoss(NamedLoss):
-    """Huber loss: e^2 / 2 if e = |output - target| < delta, otherwise delta (e - delta / 2)."""
+    """Huber loss: e^2 / 2 if e = |output - target| < delta, otherwise delta (e - delta / 2).
+
+    delta: the error from which the loss is linear.
+    """
 
     reduction: str = "mean"
     delta: float = 1.0
@@ -71,7 +74,10 @@ class HuberLoss(NamedLoss):
 @check_arguments(beta=AT_LEAST_0)
 @dataclass(frozen=True)
 class SmoothL1Loss(NamedLoss):
-    """`HuberLoss` with delta = beta, divided by beta; the absolute error if `beta` is 0."""
+    """`HuberLoss` with delta = beta, divided by beta.
+
+    beta: the error from which the loss is linear; 0 gives the absolute error.
+    """
 
     reduction: str = "mean"
     beta: float = 1.0

@@ -34,7 +34,10 @@ FAR = 1e30  # further than any row
 @check_arguments(margin=Range(-1, 1))
 @dataclass(frozen=True)
 class CosineEmbeddingLoss(NamedLoss):
-    """1 - cos of two rows if their target is 1, and max(0, cos - margin) if it is -1."""
+    """1 - cos of two rows if their target is 1, and max(0, cos - margin) if it is -1.
+
+    margin: the cosine up to which different rows have no loss.
+    """
 
     outputs: ClassVar[str] = "two of [batch, features]"
     compared: ClassVar[str] = "`target` [batch], 1 or -1"
@@ -71,6 +74,7 @@ class CosineEmbeddingLoss(NamedLoss):
 class TripletMarginLoss(NamedLoss):
     """max(0, margin + |a - p| - |a - n|), for anchors a, similar rows p and different rows n.
 
+    margin: how much further n must be from a than p, for the loss to be 0.
     p: the order of the norm.
     swap: whether to use |p - n| where it is less than |a - n|.
     """
@@ -101,6 +105,8 @@ class BatchHardTripletLoss(NamedLoss):
     """Triplet loss of each row, the furthest row of its label, and the nearest of another label.
 
     The mean is over the rows that have both; a batch without such rows has the loss 0.
+
+    margin: how much further the row of another label must be, for the loss to be 0.
     """
 
     outputs: ClassVar[str] = "one of [batch, features]"

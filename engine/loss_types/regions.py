@@ -71,7 +71,7 @@ class GIoULoss(NamedLoss):
 class CIoULoss(NamedLoss):
     """1 - complete intersection over union, with the distance of the centres and the aspect ratios.
 
-    The options have the same meaning as in `GIoULoss`.
+    boxes, weighted: as in `GIoULoss`.
     """
 
     outputs: ClassVar[str] = "boxes [..., 4]"

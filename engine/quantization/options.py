@@ -1,4 +1,4 @@
-"""Options of post-training quantisation, and of training with roundings."""
+"""Options of post-training quantisation, and of training with rounded values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.base.fields import declare_option
+from engine.base.fields import declare_option, describe_fields
 from engine.base.plan_options import MAX_THREADS
 from engine.base.signatures import AT_LEAST_1, BELOW_1, Range, check_arguments
 
 
+@describe_fields
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """Kind of integers, and the choice of their ranges."""
+    """Options of `quantize`: the kind of integers, and how their ranges are chosen."""
 
     method: Literal["minmax", "percentile", "entropy"] = declare_option(
         "minmax",
-        "The range of an activation: all values that it takes in the data; all but the rarest on "
-        "both sides; or the range whose integers keep the distribution best (least divergence).",
+        "The range of an activation: minmax, all values that it takes in the data; percentile, all "
+        "but the rarest on both sides; or entropy, the range whose integers keep the distribution "
+        "best (least divergence).",
     )
     percentile: float = declare_option(
         99.99,
@@ -55,26 +57,27 @@ class Quantization:
     )
 
 
+@describe_fields
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Qat(Quantization):
-    """Kind of integers, and how training with roundings moves ranges and normalisations."""
+    """Options of training with rounded values: how ranges and batch normalisations change."""
 
     ranges: Literal["moving", "learned", "fixed"] = declare_option(
         "moving",
-        "The ranges of activations in training: they move towards the ranges of each batch, their "
-        "scales are trained by gradients, or they stay as the method has measured them.",
+        "The ranges of activations in training: moving, towards the range of each batch; learned, "
+        "by gradients of their scales; or fixed, as the method has measured them.",
     )
     momentum: float = declare_option(
         0.99, "The share of a range that stays at each step; the rest is the batch's.", BELOW_1
     )
     weight_ranges: Literal["largest", "learned"] = declare_option(
         "largest",
-        "The scales of weights in training: they follow the largest weights, or begin where "
-        "rounding changes weights least and are trained by gradients.",
+        "The scales of weights in training: largest, following the largest weights; or learned, by "
+        "gradients, starting where rounding changes weights least.",
     )
     norms: Literal["folded", "trained"] = declare_option(
         "folded",
-        "Batch normalisations after convolutions: folded at the start; or with the statistics of "
-        "the batch in training, while weights are rounded as if folded, for long trainings.",
+        "Batch normalisations after convolutions: folded, at the start; or trained, with the "
+        "statistics of each batch, while weights are rounded as if folded, for long runs.",
     )

@@ -83,10 +83,10 @@ class BatchTrainer:
 
     @property
     def recipe(self) -> Recipe | None:
-        """The arguments that the artifacts were made with, besides the model; None if unknown.
+        """The arguments that the artifacts were made with, except the model; None if unknown.
 
         Raises:
-            CheckpointError: the trainer was made of a run whose recipe is damaged.
+            CheckpointError: the trainer was made from a run whose recipe is damaged.
         """
         if self._recipe is None and self.kept.get("recipe") is not None:
             from engine.trainer.recipe import Recipe
@@ -100,17 +100,17 @@ class BatchTrainer:
 
     @property
     def state(self) -> CheckpointState:
-        """The parameters and all that the optimizer keeps."""
+        """The parameters and the optimizer's state."""
         return self.learner.state
 
     @property
     def module(self) -> Module:
-        """The training and the eval model."""
+        """The `Module` with the training model and the eval model."""
         return self.learner.module
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if the artifacts have none."""
+        """The `Optimizer`; None if the artifacts have none."""
         return self.learner.optimizer
 
     @property
@@ -125,12 +125,12 @@ class BatchTrainer:
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the inputs of a training step."""
+        """The names of the arrays in a batch: the inputs of the training model, in order."""
         return self.learner.inputs
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the model's outputs."""
+        """The names of the model's outputs."""
         return self.learner.outputs
 
     @outputs.setter
@@ -139,7 +139,7 @@ class BatchTrainer:
 
     @property
     def features(self) -> list[str]:
-        """Names of the inputs that `predict` takes."""
+        """The names of the inputs that `predict_batch` takes, in order."""
         return self.learner.features
 
     @property
@@ -162,17 +162,17 @@ class BatchTrainer:
 
     @property
     def steps(self) -> int:
-        """The number of updates done, including those before a checkpoint."""
+        """The number of updates so far, including the ones before a loaded checkpoint."""
         return self.learner.steps
 
     @property
     def skips_nonfinite(self) -> bool:
-        """True if an update is skipped when a gradient is NaN or infinite."""
+        """True if updates with NaN or infinite gradients are skipped."""
         return self.learner.skips_nonfinite
 
     @property
     def skipped(self) -> int:
-        """The number of updates skipped, including those before a checkpoint."""
+        """The number of skipped updates, including the ones before a loaded checkpoint."""
         return self.learner.require_optimizer().skipped
 
     @property
@@ -181,13 +181,16 @@ class BatchTrainer:
         return None if self.optimizer is None else self.optimizer.loss_scale
 
     def take_over(self, folder: Path) -> None:
-        """Continue with other artifacts of the same model, as where more of it is to be trained.
+        """Continue with other artifacts of the same model, for example to train more parameters.
 
-        Everything comes from the artifacts and the checkpoint among them; the names of the outputs,
-        the threads and the seed stay.
+        Parameters and optimizer state come from the checkpoint in the folder.  Only the names of
+        the outputs, the number of threads and the seed stay.
+
+        Args:
+            folder: the folder of the artifacts.
 
         Raises:
-            EngineError: as the constructor.  Nothing has changed.
+            EngineError: as for the constructor.  Nothing changes.
         """
         self.learner.reopen(folder)
         self.training_steps.forget()
@@ -200,13 +203,19 @@ class BatchTrainer:
     # --- training
 
     def accumulate(self, *batch: Any) -> float:
-        """Compute the loss of a batch, and add its gradients to those since the last `update`.
+        """Compute the loss of a batch, and add its gradients to the accumulated ones.
+
+        Args:
+            batch: arrays in the order of `inputs`, or one mapping from names to arrays.
+
+        Returns:
+            float: the loss.
 
         Raises:
-            InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
-            LabelError: a class label is out of range.  No gradient and no running statistic has
-                changed, on no rank of a group.
-            GroupError: the share of another rank is refused; likewise.
+            InputError, DTypeError, ShapeError: an array does not fit; the message names the input.
+            LabelError: a label is out of range.  Gradients and running statistics are unchanged,
+                on all ranks of a group.
+            GroupError: the share of another rank was refused.  Nothing changes either.
         """
         if self.ranks is not None:
             return self.ranks.accumulate(self.ranks.share(self.learner.check_arrays(batch)))
@@ -214,34 +223,40 @@ class BatchTrainer:
         return learner.add_batch(learner.make_arrays(learner.session.training, batch))
 
     def update(self) -> None:
-        """Update the parameters from the mean gradient of the batches since the last update.
+        """Update the parameters with the mean gradient of the accumulated batches.
 
         Raises:
-            StateError: there is no optimizer, or no batch since the last update.
-            NonFiniteError: more updates in a row were skipped than `skip_limit`.
+            StateError: there is no optimizer, or no batch has been accumulated.
+            NonFiniteError: more than `skip_limit` updates in a row were skipped.
         """
         self.learner.advance()
         self.learner.require_optimizer().check_skipped()
 
     def drop_gradients(self) -> None:
-        """Forget the batches that were accumulated since the last update.
+        """Discard the gradients of the batches that were accumulated since the last update.
 
-        Running statistics keep what they have of them.
+        Running statistics keep their changes.
         """
         self.learner.drop_gradients()
 
     def refuse_gradients(self) -> None:
-        """Drop the gradients, and put running statistics back to before these batches."""
+        """Discard the accumulated gradients, and undo these batches' changes of statistics."""
         self.learner.refuse_gradients()
 
     def step(self, *batch: Any) -> float:
-        """Learn from one batch; returns its loss, as it was before the update.
+        """Train on one batch: forward, backward and update.
+
+        Args:
+            batch: arrays in the order of `inputs`, or one mapping from names to arrays.
+
+        Returns:
+            float: the loss of the batch before the update.
 
         Raises:
-            EngineError: as `accumulate` and `update`.
-            StateError: batches have been accumulated that no update has taken.
-            NonFiniteError: the module's `check_finite` is set, and the loss is not finite; or more
-                updates in a row were skipped than `skip_limit`.
+            EngineError: as for `accumulate` and `update`.
+            StateError: accumulated batches wait for `update` or `drop_gradients`.
+            NonFiniteError: the loss is not finite and the module's `check_finite` is set, or more
+                than `skip_limit` updates in a row were skipped.
         """
         if self.learner.pending:
             raise StateError(
@@ -259,7 +274,7 @@ class BatchTrainer:
         return loss
 
     def _learn(self, arrays: Sequence[Array], *, check_finite: bool = False) -> float:
-        """Do a step with the inputs of the training model, on all ranks; returns the loss."""
+        """Do a step on all ranks with the inputs of the training model; return the loss."""
         if self.ranks is None:
             return self.training_steps.learn(arrays, check_finite=check_finite)
         return self.ranks.learn(self.ranks.share(arrays), check_finite=check_finite)
@@ -274,21 +289,22 @@ class BatchTrainer:
         steps: int = 100,
         seed: int = 0,
     ) -> RateSearch:
-        """Search for a learning rate by steps at rising rates; the trainer stays as it was.
+        """Search for a learning rate with steps at rising rates, and then restore the trainer.
 
         Args:
-            data: what `engine.data.batches` takes, or a path, as in `fit`.
-            batch_size: the batch size for data without batches; by default as in `fit`.
-            lowest, highest: the rates of the first and the last step.
-            steps: how many, at most: a loss far above the lowest one ends the search.
-            seed: the seed of the order of the samples.
+            data: data as in `fit`, or a path.
+            batch_size: the batch size for data that are not batches yet.  Default: as in `fit`.
+            lowest, highest: the learning rates of the first and of the last step.
+            steps: the largest number of steps.  The search ends earlier if a loss is far above the
+                lowest one.
+            seed: seed of the order of the samples.
 
         Returns:
-            RateSearch: rates and losses, `suggestion`, and `plot()`; notebooks show the picture.
+            RateSearch: the rates and losses, a `suggestion`, and `plot()`, which notebooks show.
 
         Raises:
             StateError: there is no optimizer, or accumulated batches wait for an update.
-            EngineError: as `step` and `batches`.
+            EngineError: as for `step` and `batches`.
         """
         from engine.trainer.places import open_training
         from engine.trainer.rate_search import search
@@ -308,17 +324,23 @@ class BatchTrainer:
             self.training_steps.shapes = shapes
 
     def find_nonfinite(self, *batch: Any) -> NonFinite | None:
-        """Find the first tensor of a step on such a batch that is NaN or infinite, and its node.
+        """Find the first tensor with NaN or infinity in a step on this batch, and its node.
 
-        The step is computed on copies, one call of a kernel at a time: the forward pass, the
-        backward pass and the update.  Nothing changes.  Values that reach neither the loss nor a
-        gradient nor an update are passed over.  With ranks, all of them call it at once, each with
-        its own part of a batch.
+        It runs the forward pass, the backward pass and the update on copies, kernel by kernel, so
+        the trainer does not change.  It skips values that influence neither the loss nor a
+        gradient nor an update.  In a group, all ranks call it together, each with its own part of
+        the batch.
 
-        Returns None if all is finite; `str` of what is returned is a sentence.
+        Args:
+            batch: as for `step`.
+
+        Returns:
+            NonFinite: the tensor and its node, which `str` describes in a sentence; None if all
+            values are finite.
 
         Raises:
-            EngineError: as `step`; OutOfMemoryError where there is no room for the copies.
+            EngineError: as for `step`.
+            OutOfMemoryError: there is not enough memory for the copies.
         """
         from engine.trainer.nonfinite import find
 
@@ -327,18 +349,23 @@ class BatchTrainer:
     def check(
         self, *batch: Any, memory_budget: int | str | None = None, variants: bool = True
     ) -> Check:
-        """Predict the memory and time that a step on such a batch takes; nothing is trained.
+        """Predict the memory and the time of a step on this batch, without training.
 
-        It gives the memory of the plans and of a whole process that trains.  The time is estimated
-        from the speed of this machine, which is measured in about two seconds.
+        The result has the memory of the plans, the memory of the whole process, and the time,
+        estimated from the speed of this machine, which is measured in about two seconds.
 
-        batch: as `step` takes it; a tuple of whole numbers instead of an array is its shape.
-        memory_budget: what all regions may take, as bytes or text such as "48 MB"; by default what
-            this trainer keeps to.
-        variants: whether to plan what would take less, too, as smaller batches or fewer layers.
+        Args:
+            batch: as for `step`; instead of an array, its shape is enough, as a tuple of integers.
+            memory_budget: a memory limit for all regions of the plan, in bytes or as text such as
+                "48 MB".  Default: the trainer's.
+            variants: whether to also plan variants that need less memory, such as a smaller batch
+                or fewer trained layers.
+
+        Returns:
+            Check: the report, which prints as text.
 
         Raises:
-            InputError, DTypeError: the batch does not fit, or the budget is not a number of bytes.
+            InputError, DTypeError: an array does not fit, or the budget is not a number of bytes.
             EngineError: the step cannot be planned for these shapes.
         """
         from engine.trainer.dry_run import run_dry
@@ -346,15 +373,17 @@ class BatchTrainer:
         return run_dry(self.learner, batch, memory_budget, variants)
 
     def summary(self, *batch: Any) -> Summary:
-        """Return the layers, parameters, memory and cost of a step; nothing is run.
+        """Return a table of the layers, with parameters, memory and cost, without running a step.
 
-        The result prints as a table; `rows` and `to_dict` are its numbers.
+        Args:
+            batch: the batch of the step to describe, as for `check`.  Without it, memory and
+                operations belong to the last step, if there was one.
 
-        batch: as `check` takes it, to plan a step for; without it memory and flops belong to the
-            last step, if there was one.
+        Returns:
+            Summary: prints as a table; `rows` and `to_dict` give its numbers.
 
         Raises:
-            InputError, DTypeError: the batch does not fit.
+            InputError, DTypeError: an array does not fit.
             EngineError: the step cannot be planned for these shapes.
         """
         from engine.trainer.summary import summarize
@@ -371,29 +400,32 @@ class BatchTrainer:
 
     @property
     def plan(self) -> StepPlan:
-        """The plan of the last step; before the first one, where the model fixes all shapes.
+        """The plan of the last step, or of the first one if the model file fixes all shapes.
 
         Raises:
             StateError: there was no step yet, or there is no optimizer.
-            EngineError: as `plan_of`.
+            EngineError: as for `plan_of`.
         """
         return self.training_steps.get_last()
 
     @property
     def obstacle(self) -> str:
-        """Why steps are two plans, of the training model and of the optimizer model, and not one.
+        """The reason for planning a step as two plans, of the training and of the optimizer model.
 
-        It is empty if they are one, or none has been planned yet.
+        It is empty if a step is one plan, or has not been planned yet.
         """
         return self.training_steps.obstacle
 
     def plan_of(self, *batch: Any) -> StepPlan:
-        """Plan a step on such a batch; nothing is trained.
+        """Plan a step on this batch without running it.
+
+        Args:
+            batch: as for `step`.
 
         Raises:
-            BudgetError: no plan for it keeps to the memory budget.
+            BudgetError: no plan fits in the memory budget.
             StateError: there is no optimizer.
-            EngineError: as `step` where the batch does not fit.
+            EngineError: an array does not fit, as for `step`.
         """
         self.learner.require_optimizer()
         return self.training_steps.plan([array.shape for array in self.learner.check_arrays(batch)])
@@ -402,13 +434,13 @@ class BatchTrainer:
 
     @property
     def ignore_index(self) -> int:
-        """The target of positions that metrics leave out: as in the loss, or -100."""
+        """The target of positions that metrics ignore: the loss's `ignore_index`, or -100."""
         index = self._get_of_loss("ignore_index")
         return -100 if index is None else int(index)
 
     @property
     def threshold(self) -> float | None:
-        """The output above which a sample has a label; None unless it may have several."""
+        """The output above which a sample has a label; None if it has exactly one label."""
         value = self._get_of_loss("threshold")
         return None if value is None else float(value)
 
@@ -419,10 +451,10 @@ class BatchTrainer:
         return None if self.recipe is None else getattr(self.recipe.named_loss, name, None)
 
     def make_metrics(self, given: Sequence[Given] | Given) -> list[Metric]:
-        """Return metrics; those given by name leave out and decide as the loss does.
+        """Return metric objects; metrics given by name get the loss's `ignore_index` and threshold.
 
         Raises:
-            InputError, DTypeError: as `engine.trainer.metrics.metrics_of`.
+            InputError, DTypeError: as for `engine.trainer.metrics.metrics_of`.
         """
         from engine.trainer.metrics.named import check_named, metrics_of
 
@@ -432,23 +464,36 @@ class BatchTrainer:
 
     @property
     def data_description(self) -> DataDescription | None:
-        """Facts of the data of the last training, such as their classes; None if there was none."""
+        """Facts about the last training data, such as their classes; None if there were none."""
         return self.learner.data_description
 
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
-        """Compute the loss of a batch and the model's outputs by name; nothing is learned.
+        """Compute the loss and the outputs of the model for a batch, without training.
+
+        Args:
+            batch: as for `step`.
+
+        Returns:
+            tuple: the loss, and the outputs by name.
 
         Raises:
-            InputError, DTypeError, ShapeError, LabelError: as `accumulate`.
+            InputError, DTypeError, ShapeError, LabelError: as for `accumulate`.
         """
         losses, outputs = self.learner.evaluate_batch(batch)
         return losses[0], outputs
 
     def predict_batch(self, *features: Any) -> dict[str, Array]:
-        """Compute the model's outputs by name for one batch of `features`.
+        """Compute the model's outputs for one batch.
+
+        Args:
+            features: arrays in the order of the attribute `features`, or one mapping from names
+                to arrays.
+
+        Returns:
+            dict: the outputs by name.
 
         Raises:
-            InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
+            InputError, DTypeError, ShapeError: an array does not fit; the message names the input.
         """
         return self.learner.predict_batch(features)
 
@@ -460,19 +505,22 @@ class BatchTrainer:
         metrics: Sequence[Given] | Given = (),
         each: Callable[[EvaluationBatch], None] | None = None,
     ) -> dict[str, float]:
-        """Compute the loss over all samples of some data, and metrics, by name; nothing is learned.
+        """Compute the loss and metrics over all samples of some data, without training.
 
         Args:
-            data: what `engine.data.batches` takes; the path of a folder, or its split
-                `test` if it is divided; or a DataFrame, if the trainer has learned from
-                one.  Both are prepared as the training data.
-            batch_size: the batch size for data without batches; by default as in `fit`.
-            metrics: see `engine.trainer.metrics`.
-            each: is called after every batch.
+            data: anything that `engine.data.batches` accepts; the path of a folder, whose split
+                `test` is used if it has one; or a DataFrame, if the trainer was trained on one.
+                Paths and DataFrames are prepared like the training data.
+            batch_size: the batch size for data that are not batches yet.  Default: as in `fit`.
+            metrics: names, objects or functions, see `engine.trainer.metrics`.
+            each: a function to call after every batch.
+
+        Returns:
+            dict: the mean loss, as "loss", and the metrics, by name.
 
         Raises:
-            InputError: there are no samples, or several metrics have one name.
-            EngineError: as `evaluate_batch`, `batches` and the metrics.
+            InputError: there are no samples, or several metrics have the same name.
+            EngineError: as for `evaluate_batch`, `batches` and the metrics.
         """
         from engine.trainer.evaluation import evaluate
         from engine.trainer.places import open_labelled
@@ -484,18 +532,18 @@ class BatchTrainer:
         return evaluate(self.learner, self.ranks, source, batch_size, chosen, each, classes)
 
     def session(self, model: str | os.PathLike[str] | bytes | None = None) -> Session:
-        """Return a session that answers with the parameters as they are at each call.
+        """Return an inference session that always uses the trainer's current parameters.
 
-        It copies no parameter, and uses the memory of this trainer: answers wait for the step that
-        another thread of Python runs.
+        It copies no parameters.  It shares the trainer's memory, so a call waits for a step that
+        runs in another Python thread.
 
         Args:
-            model: another model with the same parameters, such as a decoder with caches: a path or
-                bytes.  Its initializers of the same names take the trained values.
+            model: another model with the same parameters, such as a decoder with caches, as a path
+                or bytes.  Its initializers with the names of parameters get the trained values.
 
         Raises:
-            InputError, ShapeError, DTypeError: its initializers do not fit the parameters.
-            FileError, ModelError, UnsupportedOpError: it cannot be read.
+            InputError, ShapeError, DTypeError: an initializer does not fit its parameter.
+            FileError, ModelError, UnsupportedOpError: the model cannot be read or run.
         """
         return self.learner.make_session(model)
 
@@ -504,21 +552,24 @@ class BatchTrainer:
     @overload
     def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]: ...
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
-        """Compute the model's output for all samples of some data, or a tuple of its outputs.
+        """Compute the model's output for all samples of some data.
 
         Args:
-            data: what `engine.data.batches` takes; targets in it are left out.  For the path of a
-                file or a folder, or a list of paths, a list with a row for each file is returned:
-                `file`, and `class`, `probability` and `probabilities`; `mask` and `shares`; or
-                `values`.  After a training run on labelled texts, a list of texts has such rows as
-                well.
-            batch_size: the batch size for data without batches; by default as in `fit`.
-                A smaller last batch is padded if the model's file fixes the number of samples.
+            data: anything that `engine.data.batches` accepts, whose targets are ignored; or the
+                path of a file or folder, or a list of paths.  After training on labelled texts,
+                also a list of texts.
+            batch_size: the batch size for data that are not batches yet.  Default: as in `fit`.
+                A smaller last batch is padded if the model file fixes the number of samples.
+
+        Returns:
+            The output [samples, ...], or a tuple if the model has several outputs.  For paths and
+            texts, a list with a dict for each: `file`, and `class`, `probability` and
+            `probabilities`, or `mask` and `shares` for a model of masks, or `values`.
 
         Raises:
             InputError: there are no samples.
-            ShapeError: an output has no axis of samples, so that batches cannot be joined.
-            EngineError: as `predict_batch` and `batches`.
+            ShapeError: an output has no axis of samples, so its batches cannot be joined.
+            EngineError: as for `predict_batch` and `batches`.
         """
         from engine.trainer.evaluation import predict
         from engine.trainer.places import make_rows, open_unlabelled
@@ -537,14 +588,17 @@ class BatchTrainer:
     # --- files
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint, from which a trainer of these artifacts goes on as this one would.
+        """Write a checkpoint, from which another trainer of these artifacts continues exactly.
 
-        It holds parameters, what the optimizer keeps, the learning rate and how far the random
-        numbers are.  A crash leaves the old file or the new one.  `CheckpointState` and
-        onnxruntime-training read it.
+        It contains the parameters, the optimizer's state, the learning rate, and the position in
+        the stream of random numbers.  `CheckpointState` and onnxruntime-training can read it.
+        After a crash, the file is either the old one or the new one.
+
+        Args:
+            path: the file to write.
 
         Raises:
-            FileError: it cannot be written; the old one is as it was.
+            FileError: the file cannot be written.  An existing one stays unchanged.
         """
         if self.ranks is None:
             self.learner.write_checkpoint(path)
@@ -554,15 +608,17 @@ class BatchTrainer:
             self.ranks.lead(lambda: self.learner.write_checkpoint(path))
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint that a trainer of these artifacts has saved.
+        """Load a checkpoint that a trainer of these artifacts has saved.
 
-        path: its file; or the folder of a run, whose best checkpoint is taken, or of one of its
-            checkpoints.  From a folder come the averaged parameters, if the run has used them.
+        Args:
+            path: the file; or the folder of a run, to load its best checkpoint; or the folder of
+                one of its checkpoints.  From a folder, averaged parameters are loaded if the run
+                has them.
 
         Raises:
-            FileError: it cannot be read.
-            CheckpointError, ShapeError, DTypeError: it is not a checkpoint, or one of another
-                model or optimizer.  Nothing has changed.
+            FileError: the file cannot be read.
+            CheckpointError, ShapeError, DTypeError: the file is not a checkpoint, or belongs to
+                another model or optimizer.  Nothing changes.
         """
         from engine.data.description import DataDescription
         from engine.trainer.averages import load
@@ -577,13 +633,15 @@ class BatchTrainer:
             self.learner.data_description = described or self.data_description
 
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
-        """Write the model as plain ONNX for inference, with the parameters as they are now.
+        """Write an ONNX model for inference, with the current parameters.
 
-        outputs: by default all outputs of the model.
+        Args:
+            path: the file to write.
+            outputs: the names of the values to make outputs.  Default: all outputs of the model.
 
         Raises:
             FileError: the file cannot be written.
-            NameNotFoundError: the model has no value of such a name.
+            NameNotFoundError: the model has no value with such a name.
         """
         names = self.outputs if outputs is None else list(outputs)
         if self.ranks is None:

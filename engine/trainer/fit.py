@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class Fit:
-    """The state of a running training; callbacks get it, read it, and may stop the run.
+    """The state of a training run; callbacks get it, read it, and may stop the run.
 
     trainer: the trainer of the run.
     epochs: the number of epochs of the run.
@@ -51,6 +51,8 @@ class Fit:
     samples, samples_total: number of samples done in this epoch, and in total.
     skipped: number of updates skipped in this epoch because gradients were not finite; these do not
         count as steps.
+    lossless: number of samples in this epoch that the mean loss leaves out, because their update
+        was skipped and their loss is not finite.
     logs: for this epoch, the running mean "loss" and the learning rate "lr" of the next step; after
         the validation also its results, such as "val_loss" and "val_accuracy"; "skipped" if updates
         may be skipped.
@@ -60,6 +62,7 @@ class Fit:
     error: the exception that ends the run, for `on_fit_end`.
     constants: values of parameters that `fit.trainer.state` lacks while `unfreeze=` keeps them
         frozen, as may happen to running statistics of normalisations.
+    seconds_before: the seconds that the run took before it was resumed.
     """
 
     trainer: BatchTrainer
@@ -89,7 +92,7 @@ class Fit:
     stop_reason: str | None = None
     error: BaseException | None = None
     constants: Mapping[str, Array] = field(default_factory=dict)
-    seconds_before: float = 0.0  # that the run took before it was resumed
+    seconds_before: float = 0.0
     _began: float = field(default_factory=time.monotonic, repr=False)
 
     @property

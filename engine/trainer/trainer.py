@@ -64,23 +64,23 @@ class Trainer(BatchTrainer):
             outputs of the forward model from which the artifacts were made.
         learning_rate: default: the checkpoint's rate, or 0.001 if it has none.
         group: the processes that train this model together, see `engine.distributed`.  Each of them
-            makes such a trainer and calls the same methods with the same batches, and takes its
-            share of every batch.  They begin with the parameters of rank 0, which alone writes
+            makes the same trainer, calls the same methods with the same batches, and computes its
+            share of every batch.  They start with the parameters of rank 0, and only rank 0 writes
             files.  None: this process trains alone.
 
     Attributes:
-        module, optimizer, state: the objects that the trainer uses, see `engine.api`.  The
+        module, optimizer, state: the objects that do the training, see `engine.api`.  The
             optimizer is None if there is no optimizer model.
         folder: the folder of the artifacts.
         forward: the forward model's path or bytes, if known.
         recipe: the other settings that the artifacts were made with; None if unknown.
-        classes: the names of the labels 0, 1, ... that `from_model` was given or found; None:
-            unknown, or the model predicts values.
-        inputs: names of the inputs of a training step.
+        classes: the names of the labels 0, 1, ..., as `from_model` got or found them; None if they
+            are unknown or the model predicts values.
+        inputs: the names of the arrays in a batch, in order.
 
     Raises:
         FileError: a file is missing or cannot be read.
-        ModelError, CheckpointError: an artifact is malformed, or does not fit the others.
+        ModelError, CheckpointError: an artifact is malformed or does not fit the others.
         NameNotFoundError: the eval model has no value that `outputs` names.
         BudgetError: no plan fits in the budget.  If the model file does not fix all shapes, the
             first step of a shape raises this instead, and nothing changes.
@@ -263,7 +263,12 @@ class Trainer(BatchTrainer):
         """Make a trainer for a `torch.nn.Module`, exported to `forward.onnx` in the folder.
 
         Args:
-            module, example, axes, check_gradients: see `engine.trainer.pytorch.export.export`.
+            module: the module, on the CPU, with parameters of float32 or float64.
+            example: arguments of `forward` for one batch, which determine shapes and types: a
+                tensor, a tuple of tensors, or a mapping of keyword arguments.  Axis 0 is the batch.
+            axes: names of further axes of variable length, by argument: {"tokens": {1: "length"}}.
+            check_gradients: whether to compare the gradients with PyTorch's.  Default: if the
+                module has at most 64 MiB of parameters.
             loss, optimizer, lora, classes, qat, data, folder, group: see `from_onnx`.
             train: as in `from_onnx`.  Default: the parameters that require a gradient, or with
                 `lora` all adapters.  Parameters that the loss does not depend on stay as they are,
@@ -310,22 +315,23 @@ class Trainer(BatchTrainer):
         group: RankGroup | None = None,
         **options: Unpack[StepKeywords],
     ) -> Trainer:
-        """Make a trainer from the folder of a run, in any process, wherever the folder is now.
+        """Make a trainer from the folder of a run, in any process and wherever the folder is now.
 
-        The trainer gets the parameters of a checkpoint, the classes, the preparation of the data,
-        the forward model, the loss and the optimizer.  It also gets the seed, the parts of a batch
-        and the learning rate that the run began with.  It can predict and export, and
-        `fit(..., resume=True)` continues the run.  No path and no code comes from the files of the
-        folder.
+        The trainer can predict and export, and `fit(..., resume=True)` continues the run.  From the
+        folder, it gets the parameters of a checkpoint, the classes, the preparation of the data,
+        the forward model, the loss and the optimizer, and the seed, the number of parts of a batch
+        and the learning rate at the start of the run.  It executes no code from the folder, and
+        follows no paths in its files.
 
         Args:
             folder: the folder that `fit` was given.
-            checkpoint: "best": the best checkpoint, or the last if the run has no best; or "last".
+            checkpoint: "best" for the best checkpoint, or the last one if the run has no best; or
+                "last".
             group: see the class.
 
-        Only the artifacts contain a loss or an optimizer of your own class.  In that case,
-        `class_weight`, `unfreeze` and changes that mix labels need a trainer made in the same way
-        as the run's.
+        A loss or an optimizer of your own class is only in the artifacts.  To use `class_weight`,
+        `unfreeze` or augmentation that mixes labels with such a run, make the trainer as you made
+        the run's instead.
 
         Raises:
             FileError: the folder has no checkpoint or no artifacts.
@@ -337,10 +343,14 @@ class Trainer(BatchTrainer):
         return open_run(cls, arguments.check_path("folder", folder), checkpoint, group, options)
 
     def to_torch(self, module: Any) -> list[str]:
-        """Copy the parameters to a `torch.nn.Module`, including running statistics.
+        """Copy the parameters and running statistics to a `torch.nn.Module`.
 
-        Returns the names of the module's parameters and buffers that stay as they are because the
-        artifacts do not contain them.
+        Args:
+            module: the module that was exported, or another one with the same parameters.
+
+        Returns:
+            list: the names of the module's parameters and buffers that stay unchanged because the
+            artifacts do not contain them.
 
         Raises:
             EngineError: as for `engine.trainer.pytorch.export.to_torch`.  Nothing changes.

@@ -160,8 +160,8 @@ class RecipeOptions(ArtifactOptions):
 
     loss_inputs: Sequence[str] | None = declare_option(
         (),
-        "The output to compute the loss from, then the name of the target, which may be a value "
-        "of the model; by default the only output and a new input.",
+        "The outputs to compute the loss from, then the names of its targets, which may be values "
+        "of the model; by default the only output, and new inputs.",
         flag="--loss-input",
         metavar="NAME",
     )

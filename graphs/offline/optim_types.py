@@ -1,7 +1,7 @@
-"""Optimizers and their options: what `generate_artifacts(optimizer=...)` takes.
+"""Optimizers and their options, for `generate_artifacts(optimizer=...)` and trainers.
 
-Options have torch's names and meaning.  The learning rate `lr` is the one that training begins
-with: it is kept in the checkpoint.  `Optimizer.set_learning_rate` and schedules change it.
+Options have torch's names and meanings.  The learning rate `lr` is the initial one, which the
+checkpoint keeps; `Optimizer.set_learning_rate` and schedules change it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 from engine.base import arguments
 from engine.base.element_types import TRAINED_INTEGERS
 from engine.base.errors import InputError
+from engine.base.fields import describe_fields
 from engine.base.representation import represent
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, check_arguments
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
@@ -31,7 +32,7 @@ M = TypeVar("M", bound="Method")
 
 @check_arguments
 class OptimizerSpec(ABC):
-    """An optimizer, which makes the graph that updates all parameters."""
+    """The base class of optimizers, which build the graph that updates all parameters."""
 
     __repr__ = represent
 
@@ -42,13 +43,11 @@ class OptimizerSpec(ABC):
 
 @dataclass(frozen=True)
 class Method(method.Method, OptimizerSpec):
-    """An optimizer that is one op.  Its options are `lr`, and the options of its family.
+    """An optimizer that is one op.  Its options are the family's, and these.
 
-    lr: the learning rate that training begins with; None leaves it at 0.001.
-    clip_grad: the norm over all gradients to which they are scaled down if it is larger.
-    groups: parameters with a learning rate and a weight decay of their own.
-    skip_nonfinite: update nothing where a gradient, or with clip_grad the norm over all of them, is
-        NaN or infinite: parameters, moments and the count of steps stay as they are.
+    lr: the initial learning rate; None for 0.001.
+    skip_nonfinite: whether to skip updates with NaN or infinite gradients, or with clip_grad such a
+        norm: parameters, moments and the number of steps then stay unchanged.
     """
 
     lr: float | None = None
@@ -108,13 +107,12 @@ class Method(method.Method, OptimizerSpec):
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _optimizer(kind: type[M]) -> type[M]:
-    """Make the public class of an optimizer: one that takes the options of its family, checked."""
-    return check_arguments(lr=AT_LEAST_0, clip_grad=ABOVE_0, **kind.ranges)(
-        dataclass(frozen=True)(kind)
-    )
+    """Make the public class of an optimizer, which checks and describes its family's options."""
+    checked = check_arguments(lr=AT_LEAST_0, clip_grad=ABOVE_0, **kind.ranges)
+    return describe_fields(checked(dataclass(frozen=True)(kind)))
 
 
-# A row for each optimizer.  Its family has the options, their defaults and the words for them.
+# A row for each optimizer.  Its family declares the options, their defaults and their meanings.
 # `OptimType` numbers the rows from 1: a new one comes last.
 
 

@@ -188,7 +188,10 @@ from engine.plan.states import State
 
 @dataclass(frozen=True)
 class Signum(Method):
-    """The sign of a moving average of gradients (Bernstein et al., arXiv 1802.04434)."""
+    """The sign of a moving average of gradients (Bernstein et al., arXiv 1802.04434).
+
+    momentum: the decay of the average.
+    """
 
     op = "SignumOptimizer"
 

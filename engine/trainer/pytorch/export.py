@@ -92,35 +92,38 @@ def export(
 ) -> Exported:
     """Write a `torch.nn.Module` as a forward model that trains as the module does.
 
-    It is exported by `torch.export` in training mode, so that dropouts drop and batch
-    normalisations use the batch, and without optimisation, so that every parameter is an
-    initializer under its own name.  Submodules that are in evaluation mode while the module trains
-    stay so.  The module is left as it was.
+    `torch.export` exports it in training mode, so that dropouts drop and batch normalisations use
+    the batch, and without optimisation, so that every parameter is an initializer under its own
+    name.  Submodules that are in evaluation mode while the module is in training mode stay so.  The
+    module itself does not change.
 
-    The batch is axis 0 of the first tensor of the example, and of every tensor of the same length
-    there; it may have any size.  Outputs are named by the keys of a dict or a `ModelOutput`, and
+    Axis 0 of the first tensor of the example is the batch, and so is axis 0 of every tensor that is
+    as long; it may have any size.  Outputs have the keys of a dict or a `ModelOutput` as names, and
     otherwise `output`, or `output_0` and so on; values that are None are left out.  A configuration
     with `use_cache` is exported without a cache.
 
     Args:
-        module: on the CPU, of float32 or float64.
-        example: what the module is called with: a tensor, a tuple of arguments, or a mapping of
-            keyword arguments; arrays are as good as tensors.
-        path: the path of the file to write; its folder is made if it is missing.
-        axes: further axes of any length: names by axis, by input, `{"tokens": {1: "length"}}`.
-        opset: the opset of ONNX.
-        tolerance: how far the outputs, in evaluation mode and of a batch of another size, may be
-            from torch's, relative to the largest of them if that is above 1.
-        check_gradients: whether the gradients of the example, in training mode, are compared with
-            torch's, see engine/trainer/pytorch/gradients.py.  By default they are if the parameters
-            have up to `gradients.MOST_BYTES`.
+        module: a module on the CPU with parameters of float32 or float64.
+        example: the arguments of one call: a tensor, a tuple of arguments, or a mapping of keyword
+            arguments.  NumPy arrays can replace tensors.
+        path: the file to write.  Its folder is created if it does not exist.
+        axes: names of further axes of variable length, by argument: `{"tokens": {1: "length"}}`.
+        opset: the ONNX opset to write.
+        tolerance: the largest allowed difference from torch's outputs, in evaluation mode and for
+            another batch size, relative to the largest output if that is above 1.
+        check_gradients: whether to compare the gradients of the example with torch's, in training
+            mode, see engine/trainer/pytorch/gradients.py.  Default: if the parameters have at most
+            `gradients.MOST_BYTES`.
+
+    Returns:
+        Exported: the file, and the names that a trainer needs.
 
     Raises:
         MissingPackageError: torch or onnxscript is not installed.
-        InputError, DTypeError: the module or the example is none that can be exported.
-        UnsupportedOpError: torch cannot export the module, or the engine not run it.
-        ModelError: the exported model computes something else than the module, or its gradients
-            are others, or a parameter would not be trained that has a gradient in torch.
+        InputError, DTypeError: the module or the example cannot be exported.
+        UnsupportedOpError: torch cannot export the module, or edgegrad cannot run it.
+        ModelError: the outputs or gradients of the exported model differ from the module's, or a
+            parameter that has a gradient in torch would not be trained.
         FileError: the file cannot be written.
 
     A `ModelWarning` names the nodes through which no gradient can flow.

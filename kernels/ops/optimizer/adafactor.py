@@ -68,15 +68,17 @@ raised = loop("f64", "x y -> x ** y")  # of two doubles: raised(x, y, 1)
 
 @dataclass(frozen=True)
 class Adafactor(Method):
-    """Second moments by rows and columns, clipped updates (Shazeer, Stern, arXiv 1804.04235).
+    """Second moments by rows and columns, and clipped updates (Shazeer, Stern, arXiv 1804.04235).
 
-    beta2_decay: at step t the second moments keep 1 - t ** beta2_decay of what they were.
-    eps: (eps1, eps2); eps1 regularises second moments, None is the machine epsilon of the element
-        type; eps2 is the least scale of a parameter.
-    d: the root mean square from which updates are scaled down.
-    relative_step: the step is 1 / sqrt(t), the learning rate its upper bound; 0.01 is usual.
-    scale_parameter: steps are relative to the root mean square of each parameter tensor.
-    beta1: decay of a first moment, which is not kept where it is 0.
+    beta2_decay: at step t, the second moments keep the share 1 - t ** beta2_decay.
+    eps: a pair: the first number regularises second moments, with None for the machine epsilon of
+        the element type; the second is the smallest scale of a parameter.
+    d: the root mean square above which updates are scaled down.
+    weight_decay: the factor of the parameters that each step subtracts, times the learning rate.
+    relative_step: whether the step is 1 / sqrt(t), with the learning rate, usually 0.01, as its
+        upper bound.
+    scale_parameter: whether steps are relative to the root mean square of each parameter tensor.
+    beta1: the decay of a moving average of updates; with 0, there is none.
     """
 
     op = "AdafactorOptimizer"

@@ -27,7 +27,11 @@ from engine.plan.states import State
 
 @dataclass(frozen=True)
 class Adagrad(Method):
-    """Gradients over the root of the sum of their squares."""
+    """Gradients divided by the root of the sum of their squares.
+
+    lr_decay: at step t, the learning rate is divided by 1 + (t - 1) lr_decay.
+    initial_accumulator_value: the initial sum of squares.
+    """
 
     op = "AdagradOptimizer"
     ranges: ClassVar = {

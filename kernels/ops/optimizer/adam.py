@@ -73,10 +73,12 @@ class _Moments(Method):
 class AdamW(_Moments):
     """Adam with decoupled weight decay.
 
-    adam_mode: 1 as Hugging Face's (what onnxruntime-training makes), 0 as torch's.
-    lazy: rows of parameters of two dimensions and more whose gradients are all 0 stay as they are,
-        moments and weight decay included, as torch's SparseAdam leaves the rows of an embedding
-        table that a batch does not use.  Adam itself moves them on by their moments.
+    bias_correction: whether to correct the moments for their initial value 0.
+    weight_decay: the factor of the parameters that each step subtracts, times the learning rate.
+    adam_mode: 1 for Hugging Face's form, as in onnxruntime-training; 0 for torch's.
+    lazy: whether to leave rows of parameters with two or more dimensions unchanged if their
+        gradients are all 0, with their moments and without weight decay, as torch's SparseAdam does
+        with rows of an embedding table that a batch does not use.
     """
 
     op = "AdamWOptimizer"
@@ -116,7 +118,7 @@ class AdamW(_Moments):
 
 @dataclass(frozen=True)
 class Adam(_Moments):
-    """Adam; its weight decay is added to the gradients."""
+    """Adam; its weight decay is part of the gradients."""
 
     op = "AdamOptimizer"
     ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}

@@ -63,7 +63,10 @@ UPDATE = "m * rate / (sqrt(v * whole) + eps) + decay * p"
 
 @dataclass(frozen=True)
 class LAMB(Method):
-    """Adam scaled by layers (You et al., arXiv 1904.00962), bias corrected."""
+    """Adam with steps scaled layer by layer, and bias correction (You et al., arXiv 1904.00962).
+
+    weight_decay: the factor of the parameters that is added to a step before it is scaled.
+    """
 
     op = "LambOptimizer"
     ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}

@@ -26,7 +26,11 @@ from engine.plan.states import State
 
 @dataclass(frozen=True)
 class Lion(Method):
-    """The sign of a moving average of gradients (Chen et al., arXiv 2302.06675)."""
+    """The sign of a moving average of gradients (Chen et al., arXiv 2302.06675).
+
+    betas: the decays of the average whose sign is the step, and of the average that is kept.
+    weight_decay: the factor of the parameters that each step subtracts, times the learning rate.
+    """
 
     op = "LionOptimizer"
     ranges: ClassVar = {"betas": BELOW_1}

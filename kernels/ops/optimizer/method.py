@@ -1,8 +1,8 @@
 """Declarations of optimizers: options, the attributes of their ops, and tables of states.
 
-A family of this room holds one optimizer: a frozen dataclass that derives from `Method`, whose
-fields are the options that users give (names, order and defaults stand there and nowhere else), its
-op, made by `step.optimizer` from that class, and its kernels.
+A family of this folder declares one optimizer: a frozen dataclass that derives from `Method`, whose
+fields are the options of users (names, order, defaults and meanings), its op, made from that class
+by `node.optimizer`, and its kernels.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-tra
 @check_arguments(lr_scale=AT_LEAST_0)
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are updated differently from the rest.
+    """Parameters with a learning rate or a weight decay of their own.
 
-    match: names of parameters, or patterns of them such as `*.bias`; the first group that matches a
-        parameter has it.
-    lr_scale: factor of the learning rate.
-    weight_decay: replaces the optimizer's own; None keeps it.
+    match: names of parameters, or patterns such as `*.bias`.  If several groups match a parameter,
+        the first one applies.
+    lr_scale: the factor of the learning rate.
+    weight_decay: the weight decay of the group; None: the optimizer's.
     """
 
     match: Sequence[str]
@@ -55,14 +55,20 @@ class Method:
     """An optimizer of one op; a subclass is a frozen dataclass of its options.
 
     op: the name of its op.
+    ranges: the allowed values of options that are numbers.
 
-    Options that all have:
-    clip_grad: norm over all gradients to which they are scaled down.
-    groups: parameters with a learning rate and a weight decay of their own.
+    The meanings of options in all subclasses that do not describe them differently:
+
+    betas: the decays of the moving averages of the gradients and of their squares.
+    eps: the number added to the root of the mean square, so that no step divides by 0.
+    weight_decay: the factor of the parameters that is added to their gradients.
+    clip_grad: the largest norm of all gradients together; a larger norm is scaled down to it.  None
+        for no limit.
+    groups: parameters with a learning rate or a weight decay of their own, see `Group`.
     """
 
     op: ClassVar[str]
-    ranges: ClassVar[Mapping[str, Range]] = {}  # of options that are numbers
+    ranges: ClassVar[Mapping[str, Range]] = {}
     clip_grad: float | None
     groups: Sequence[Group]
 

@@ -28,7 +28,12 @@ from engine.plan.states import State
 
 @dataclass(frozen=True)
 class RMSprop(Method):
-    """Gradients over the root of their mean square, or of their variance when `centered`."""
+    """Gradients divided by the root of their mean square.
+
+    alpha: the decay of the moving average of squares.
+    momentum: the decay of a moving sum of steps; with 0, there is none.
+    centered: whether to use the variance of the gradients instead of their mean square.
+    """
 
     op = "RMSpropOptimizer"
     ranges: ClassVar = {"alpha": BELOW_1, "eps": AT_LEAST_0, "momentum": AT_LEAST_0}

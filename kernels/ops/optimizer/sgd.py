@@ -38,7 +38,12 @@ BLOCK = 1024  # elements without a gradient that are passed over: few rows of an
 
 @dataclass(frozen=True)
 class SGD(Method):
-    """Gradient descent, with momentum if it is not 0."""
+    """Gradient descent, optionally with momentum.
+
+    momentum: the decay of a moving sum of gradients; with 0, there is none.
+    dampening: the share of each gradient that the sum leaves out.
+    nesterov: whether to use Nesterov momentum, which needs a momentum and no dampening.
+    """
 
     op = "SGDOptimizer"
     ranges: ClassVar = {"momentum": AT_LEAST_0}
