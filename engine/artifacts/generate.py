@@ -200,7 +200,7 @@ def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callabl
         return spec.build
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
-            f"the model has outputs {inputs}: choose the operands of the loss by {LOSS_INPUTS}"
+            f"the model has the outputs {inputs}; choose the loss's with {LOSS_INPUTS}"
         )
     return lambda graph: spec.build(graph, *inputs)
 
@@ -406,7 +406,9 @@ def _choose_loss(loss: LossType | Loss | Block | Mapping[str, Any] | None) -> Lo
         )
     if isinstance(loss, Block):
         if isinstance(loss, TrainingBlock):
-            raise InputError("loss: a TrainingBlock makes its own models; give the loss it is of")
+            raise InputError(
+                "loss: a TrainingBlock makes its own models; give the loss block that it contains"
+            )
         return loss
     raise InputError(f"loss={loss!r}; expected a LossType, a Loss, an onnxblock.Block or None")
 

@@ -251,7 +251,7 @@ def _check(cp: Checkpoint, artifact: bool) -> None:
     if len(set(names)) < len(names):
         raise CheckpointError(f"optimizer groups {names} have a duplicate name")
     if artifact and cp.optimizer_groups:
-        raise CheckpointError(f"the artifact layout has no optimizer groups; found {names}")
+        raise CheckpointError(f"the artifact layout has no optimizer groups; got {names}")
     for name, value in (*cp.trainable.items(), *cp.frozen.items()):
         if isinstance(value, NominalTensor) != cp.nominal:
             kind = "nominal" if cp.nominal else "complete"

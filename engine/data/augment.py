@@ -55,7 +55,7 @@ class PictureAugmentation(ABC):
         """Return a picture with its channels last."""
         if array.ndim != 3:
             raise ShapeError(
-                f"{type(self).__name__}: an array of the shape {list(array.shape)}; expected a "
+                f"{type(self).__name__}: an array of shape {list(array.shape)}; expected a "
                 "picture, height x width x channels (or channels='first')"
             )
         return array if self.channels == "last" else array.transpose(1, 2, 0)
@@ -142,7 +142,7 @@ class PictureMove(PictureAugmentation):
                 return axes
         raise ShapeError(
             f"{type(self).__name__} moves the pixels of pictures of {size[0]} x {size[1]}, and "
-            f"masks of this size with them; the sample has an array of the shape "
+            f"masks of this size with them; the sample has an array of shape "
             f"{list(other.shape)}, which would stay where it is: move it in a function of your own"
         )
 

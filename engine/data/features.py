@@ -176,14 +176,14 @@ class LogMel:
         """
         if samples.ndim != 1 or len(samples) < self.window:
             raise ShapeError(
-                f"LogMel: a sound of the shape {list(samples.shape)}; expected one axis of at "
+                f"LogMel: a sound of shape {list(samples.shape)}; expected one axis of at "
                 f"least {self.window} samples, a window"
             )
         loud = float(np.abs(samples).max())
         if not loud <= LOUDEST:
             raise InputError(
-                f"LogMel: a sample of {loud:.3g}; samples go from -1 to 1, and up to {LOUDEST} are "
-                "taken"
+                f"LogMel: a sample has the value {loud:.3g}; expected -1 to 1, and {LOUDEST} at "
+                "most"
             )
         frames = sliding_window_view(samples, self.window)[:: self.hop]
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)

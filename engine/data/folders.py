@@ -221,8 +221,8 @@ def split_of(folder: Any, *wanted: str) -> str:
             return splits[split]
     names = [os.path.basename(place) for place in splits.values()]
     raise InputError(
-        f"{path!r} has the folders {', '.join(map(repr, names))}, and none with {wanted[0]} data, "
-        f"as {SPLITS[wanted[0]][0]!r}"
+        f"{path!r} has the folders {', '.join(map(repr, names))}; expected one with {wanted[0]} "
+        f"data, such as {SPLITS[wanted[0]][0]!r}"
     )
 
 

@@ -53,7 +53,7 @@ def refuse_splits(source: object) -> None:
     if isinstance(source, Mapping) and any(hasattr(v, "column_names") for v in source.values()):
         names = [repr(name) for name in source]
         raise InputError(
-            f"a mapping of several datasets, {', '.join(names)}; give one: data[{names[0]}]"
+            f"a mapping of several datasets: {', '.join(names)}; give one: data[{names[0]}]"
         )
 
 

@@ -125,7 +125,7 @@ class FrameRows(Rows):
                 "features of its parts, and features= leaves the column out"
             )
         raise InputError(
-            f"{self.place(row, name)}: a value of the type {type(value).__name__}; expected "
+            f"{self.place(row, name)}: a value of type {type(value).__name__}; expected "
             "numbers or texts"
         )
 

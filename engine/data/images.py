@@ -119,7 +119,7 @@ class Images(DecodedFiles):
         good = decoded.ndim == 3 and decoded.shape[2] == len(self.mean)
         if not good or decoded.shape[0] < height or decoded.shape[1] < width:
             raise ShapeError(
-                f"a picture of the shape {list(decoded.shape)}; expected height x width x channels "
+                f"a picture of shape {list(decoded.shape)}; expected height x width x channels "
                 f"of at least {[height, width, len(self.mean)]}"
             )
         values = pictures.crop_centre(decoded, self.size)

@@ -43,7 +43,7 @@ def encode_texts(
     """
     if labels.ndim != 1:
         raise ShapeError(
-            f"{what}: texts of the shape {list(labels.shape)}; expected one label for each sample"
+            f"{what}: texts of shape {list(labels.shape)}; expected one label for each sample"
         )
     texts = labels.astype(str) if labels.dtype.kind == "S" else labels
     distinct, places = np.unique(texts, return_inverse=True)
@@ -77,7 +77,7 @@ def from_one_hot(labels: Array, what: str) -> npt.NDArray[np.int64]:
     if not right.all():
         sample = int(np.flatnonzero(~right)[0])
         raise ShapeError(
-            f"{what}: labels of the shape {list(labels.shape)}, where the model takes one class "
+            f"{what}: labels of shape {list(labels.shape)}, where the model takes one class "
             f"for each sample; they would be one-hot, but sample {sample} is "
             f"{labels[sample].tolist()[:SHOWN]}. Give the numbers of the classes (argmax); "
             "several classes for a sample take BCEWithLogitsLoss"

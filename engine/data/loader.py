@@ -166,7 +166,9 @@ class DatasetBatches(Batches):
         self.order: InOrder | Bucketed
         if balanced:
             if buckets is not None:
-                raise InputError("balanced= draws samples by class, bucket_by= by length: give one")
+                raise InputError(
+                    "balanced= draws samples by class, bucket_by= by length: give only one of them"
+                )
             self.order = Balanced(dataset, batch_size, seed, drop_last)
         elif buckets is None:
             self.order = InOrder(len(dataset), batch_size, shuffle, seed, drop_last)

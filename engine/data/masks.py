@@ -175,8 +175,8 @@ class Masks(Images):
         if labelled:
             if masks is None:
                 raise InputError(
-                    f"{place!r}: no folder of masks: give masks=, or a folder that holds a folder "
-                    "'images' and a folder 'masks'"
+                    f"{place!r}: no folder of masks; give masks=, or a folder that contains the "
+                    "folders 'images' and 'masks'"
                 )
             refuse_divided_pair(place, masks)
             pairs, lost = _match(place, self.paths, masks, self.unreadable == "drop")
@@ -337,9 +337,9 @@ def _find_values(paths: Sequence[str], drop: bool) -> list[Value]:
             codes |= set(distinct.tolist())
             if len(codes) > FOUND:
                 raise InputError(
-                    f"{path!r}: the masks so far have {len(codes)} values, too many to be classes: "
-                    "soft edges and compression with losses make further values. values= names up "
-                    f"to {MOST} of them"
+                    f"{path!r}: the masks so far have {len(codes)} different values, too many for "
+                    "classes. Soft edges and lossy compression add values; list the values of the "
+                    f"classes with values=, {MOST} at most"
                 )
     values = [_decode(code) for code in sorted(codes)]
     numbers = [value for value in values if isinstance(value, int)]

@@ -60,14 +60,14 @@ class Mixing(ABC):
         count = self.classes or classes
         if count is None:
             raise InputError(
-                f"{name} needs the number of classes, which the data does not tell: "
-                f"{name}(classes=10)"
+                f"{name} needs the number of classes, which the data do not determine; give it, as "
+                f"in {name}(classes=10)"
             )
         if len(arrays) < 2:
             raise InputError(f"{name}: a batch without labels; expected (features, labels)")
         x, labels = arrays[0], arrays[-1]
         if x.dtype.kind != "f":
-            raise DTypeError(f"{name}: features of the type {x.dtype}; expected floats")
+            raise DTypeError(f"{name}: features of type {x.dtype}; expected floats")
         shares = compute_shares(labels, count, name)
         order = rng.permutation(len(x))
         mixed = np.array(x)
@@ -102,7 +102,7 @@ class CutMix(Mixing):
     def mix(self, x: Array, other: Array, share: float, rng: np.random.Generator) -> float:
         if x.ndim != 4:
             raise ShapeError(
-                f"CutMix: a batch of the shape {list(x.shape)}; expected pictures, "
+                f"CutMix: a batch of shape {list(x.shape)}; expected pictures, "
                 "[batch, channels, height, width] or [batch, height, width, channels]"
             )
         first = 1 if x.shape[3] in (1, 3) and x.shape[1] not in (1, 3) else 2
@@ -129,12 +129,12 @@ def compute_shares(labels: Array, classes: int, what: str) -> npt.NDArray[np.flo
         return labels.astype(np.float32)
     if labels.dtype.kind not in "iu":
         raise DTypeError(
-            f"{what}: labels of the type {labels.dtype}; expected whole numbers, one for each "
+            f"{what}: labels of type {labels.dtype}; expected whole numbers, one for each "
             "sample: only classes can be mixed"
         )
     if labels.ndim != 1:
         raise ShapeError(
-            f"{what}: labels of the shape {list(labels.shape)}; expected one class for each sample"
+            f"{what}: labels of shape {list(labels.shape)}; expected one class for each sample"
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise InputError(

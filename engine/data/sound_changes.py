@@ -68,7 +68,7 @@ class SpecAugment:
         features, *others = sample
         if features.ndim < 2:
             raise ShapeError(
-                f"SpecAugment: an array of the shape {list(features.shape)}; expected features, "
+                f"SpecAugment: an array of shape {list(features.shape)}; expected features, "
                 "bands x frames"
             )
         masked = np.array(features)

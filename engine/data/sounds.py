@@ -110,8 +110,8 @@ class Sounds(DecodedFiles):
         loud = float(np.abs(mono).max())
         if loud > LOUDEST:
             raise FileError(
-                f"cannot read the sound {path!r}: it has a sample of {loud:.3g}; samples go from "
-                f"-1 to 1, and up to {LOUDEST} are taken"
+                f"cannot read the sound {path!r}: a sample has the value {loud:.3g}; expected -1 "
+                f"to 1, and {LOUDEST} at most"
             )
         sound = resample(mono.astype(np.float32), rate, self.rate)[: self.length]
         return np.pad(sound, (0, self.length - len(sound)))

@@ -97,8 +97,8 @@ def _join_world(patience: float) -> RankGroup | None:
     group = MpiGroup(patience)
     if launcher.size not in (None, group.size):
         raise GroupError(
-            f"the launcher has started {launcher.size} processes ({launcher.by}) and MPI knows of "
-            f"{group.size}: it is of another MPI than {group.library}, which mpi4py uses; start "
-            "the training by the mpirun of that one"
+            f"the launcher has started {launcher.size} processes ({launcher.by}), but MPI reports "
+            f"{group.size}: the launcher belongs to another MPI than mpi4py, which uses "
+            f"{group.library}; start the training with the mpirun of that one"
         )
     return group if group.size > 1 else None

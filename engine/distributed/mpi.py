@@ -199,9 +199,8 @@ class MpiGroup:
             GroupError: the message names the ranks that do not notice.
         """
         raise GroupError(
-            f"{self._name_silent()}, and what it told is of another call: it has left what "
-            "the ranks do "
-            "together, as a training run that one of them ends early"
+            f"{self._name_silent()}, and its last message belongs to another call: it has left "
+            "the ranks' common work, for example because it ended its training run early"
         )
 
     def _name_silent(self) -> str:

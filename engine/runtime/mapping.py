@@ -270,7 +270,7 @@ def check_stamps(text: str, model: str) -> None:
     for name, expected in known.items():
         path = os.path.join(os.path.dirname(model), str(name))
         if not is_inside(str(name)):
-            raise FileError(f"{model!r}: external data {name!r} is not beside the model")
+            raise FileError(f"{model!r}: external data {name!r} is not in the model's folder")
         current = compute_stamp(path)
         if current != expected:
             raise FileError(

@@ -89,9 +89,9 @@ def _told_once() -> Iterator[None]:
         name = None if base is None else os.fspath(base)
         if _told.setdefault(name, found) is found:  # not another thread's
             warn_user(
-                f"the cache folder {name!r} is not used: {found}, so that what is in it may not "
-                f"be yours; delete that, or let {PREFIX}CACHE_DIR name a folder that you alone can "
-                "write to, in folders that nobody else can exchange",
+                f"the cache folder {name!r} is not used: {found}, so its files may not be yours; "
+                f"delete them, or set {PREFIX}CACHE_DIR to a folder that only you can write to, "
+                "inside folders that only you can replace",
                 CacheWarning,
             )
         raise

@@ -102,7 +102,7 @@ def require_64_bit() -> None:
     """
     if sys.maxsize < 1 << 32:
         raise EngineError(
-            f"this Python is a 32-bit program ({platform.machine()}): compiling kernels needs a "
+            f"this is a 32-bit Python ({platform.machine()}): compiling kernels needs a "
             "64-bit system, such as 64-bit Raspberry Pi OS on a Pi 3, 4, 5 or Zero 2. A trimmed "
             "build, made elsewhere by `edgegrad build --target armv7`, runs here: "
             "docs/raspberry-pi.md"

@@ -46,10 +46,10 @@ def require_whole() -> None:
     """
     if _lost:
         raise StateError(
-            f"this process was forked while another thread of its parent was {_lost}, and what "
-            "that thread had locked stays locked here: nothing can be planned or compiled. Fork "
-            "before or after that, or start processes by spawning; shapes that were planned "
-            "before the fork can be run"
+            f"this process was forked while another thread of its parent was {_lost}, so that "
+            "thread's locks stay locked here and nothing can be planned or compiled. Fork earlier "
+            "or later, or spawn processes instead; shapes that were planned before the fork still "
+            "run"
         )
 
 

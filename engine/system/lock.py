@@ -61,7 +61,7 @@ class RunLock:
     def _refuse_again(self) -> None:
         if self._taken:
             raise StateError(
-                f"{self._what} has begun on this thread and is not done: a signal handler, or "
-                "another function that Python calls meanwhile, cannot start one. Let it set a "
-                "flag that the loop looks at"
+                f"{self._what} is already running on this thread: a signal handler, or another "
+                "function that Python calls in between, cannot start a second one. Let it set a "
+                "flag that your loop checks"
             )

@@ -77,8 +77,8 @@ def _open(
     kind = places.find_kind(path)
     if kind not in _KINDS:
         raise InputError(
-            f"{what}: {os.fspath(data)!r} holds {kind}, whose columns or lengths must be said: "
-            "give Table, Texts or LabelledTexts"
+            f"{what}: {os.fspath(data)!r} contains {kind}, which need columns or lengths; give a "
+            "Table, Texts or LabelledTexts"
         )
     asked = _Asked(places.fit_options(kind, feature, {}), classes)
     return KINDS[kind].open(asked, path, {})

@@ -134,7 +134,7 @@ class Forward:
             EngineError: as `engine.quantization.prepare_qat`.
         """
         if self._has_adapters:
-            raise InputError("qat and lora: give one of them; adapters are not rounded")
+            raise InputError("qat and lora: give only one of them; adapters are not rounded")
         made = prepare_qat(self.graph, data, options)
         self.graph, self._is_changed = made.graph, True
         return made

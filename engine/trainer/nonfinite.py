@@ -31,8 +31,8 @@ def check_parameters(learner: TrainingModels) -> None:
             gradient = "" if kept is None else describe(kept)
             raise NonFiniteError(
                 f"parameter {name!r} has {values}: {_describe_last_update(learner)}"
-                f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are as "
-                f"they were. {ADVICE}"
+                f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are "
+                f"unchanged. {ADVICE}"
             )
 
 
@@ -48,11 +48,11 @@ def make_error(
     try:
         origin = _describe_origin(steps, batch)
     except EngineError as problem:  # as a lack of memory for the copies
-        origin = f"where that began cannot be told: {problem}"
+        origin = f"its origin could not be determined: {problem}"
     told = "" if loss is None else f"the loss is {loss}; "
     return NonFiniteError(
         f"{place}: {told}{origin}. The parameters have not been updated with this batch, and "
-        f"checkpoints are as they were. {ADVICE}"
+        f"checkpoints are unchanged. {ADVICE}"
     )
 
 

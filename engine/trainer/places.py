@@ -112,8 +112,8 @@ def _get_description(learner: TrainingModels, place: Path) -> DataDescription:
         return _settle_kind(learner, place)
     if known.kind is None and known.reader is None:
         raise InputError(
-            f"{os.fspath(place)!r}: the trainer has learned from data that were not files, so that "
-            "nothing tells how files become samples: give the data in the form of the training"
+            f"{os.fspath(place)!r}: the trainer was not trained on files, so it does not know how "
+            "to turn files into samples; give the data in the form of the training data"
         )
     return known
 

@@ -281,10 +281,10 @@ class Ranks(Agreement):
         part.is_parted = self._steps.count(shapes) > 1 if is_step else not combines
         if part.is_parted and part.is_mean and is_told:
             raise InputError(
-                "the share of a rank cannot be trained on in parts, nor can ranks add up the "
-                "gradients of several batches: the model has gradients of its own, as the backward "
-                "of an autograd.Function, which needs the gradients of the whole batch; use a "
-                "loss with reduction='sum', or leave out micro_batches and accumulation"
+                "a rank cannot train on its share in parts, nor can ranks accumulate the gradients "
+                "of several batches: the model has user-defined gradients, such as the backward of "
+                "an autograd.Function, which need the gradients of the whole batch; use a loss "
+                "with reduction='sum', or leave out micro_batches and accumulation"
             )
 
     def _meet(self, part: _RankShare, error: Exception | None) -> None:

@@ -131,8 +131,8 @@ class Recipe:
             frozen = [*frozen, *error.names]
             self.make(model, reached, frozen, folder)
             warn_user(
-                f"the loss does not depend on {join_names(error.names)}: they stay as they "
-                "are; train= without them says that this is intended",
+                f"the loss does not depend on {join_names(error.names)}, so they stay unchanged; "
+                "if this is intended, leave them out of train=",
                 ModelWarning,
             )
             trained = reached

@@ -312,7 +312,7 @@ def _resolve_steps(what: str, steps: float, total: int | None) -> int:
         return int(steps)
     if total is None:
         raise InputError(
-            f"{what}={steps} is a share of the steps of the run, and the data has no length: give "
+            f"{what}={steps} is a share of the steps of the run, and the data have no length: give "
             "a whole number of steps"
         )
     return round(steps * total)

@@ -79,9 +79,9 @@ def check(path: Source, mine: SetId, other: Source, known: SetId) -> None:
     if mine.models == known.models and (not with_optimizer or mine.optimizer == known.optimizer):
         return
     raise ModelError(
-        f"{os.fspath(path)!r} and {os.fspath(other)!r} are of different artifact sets "
-        f"({mine} and {known}): generate_artifacts did not end, or files of another call were "
-        "copied over some of these. Make or copy all files of the folder again; to go on from a "
+        f"{os.fspath(path)!r} and {os.fspath(other)!r} belong to different artifact sets "
+        f"({mine} and {known}): generate_artifacts did not finish, or files of another call were "
+        "copied over some of these. Make or copy all files of the folder again; to continue from a "
         "checkpoint of other artifacts of the same model, give it another name"
     )
 

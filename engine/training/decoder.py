@@ -242,11 +242,11 @@ class Decoder:
                 return
             differs = f"scores differ by {np.abs(actual - expected).max():.3g} of {largest:.3g}"
         raise UnsupportedOpError(
-            f"in caches of {rows} rows the model gives other results than for a whole text "
-            f"({differs}): it computes positions or a window from the size of the past, or hides "
-            f"no rows by {MASK!r}; supported: models that take {MASK!r} and {POSITIONS!r}, or "
-            "whose Attention or GroupQueryAttention gets the caches itself, with windows no "
-            "shorter than the capacity"
+            f"with caches of {rows} rows, the model computes other results than for a whole text "
+            f"({differs}): it derives positions or a window from the size of the past, or does not "
+            f"hide rows by {MASK!r}; supported: models that take {MASK!r} and {POSITIONS!r}, or "
+            "whose Attention or GroupQueryAttention reads the caches directly, with windows at "
+            "least as long as the capacity"
         )
 
     # --- programs

@@ -195,9 +195,9 @@ class ModelFile:
                 folder = records.folder
             command = plan_cache.make_command(folder, self.threads)
             raise MissingPackageError(
-                f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
+                f"the {self.what} must be {purpose}, which needs the package {error.name!r}, and "
                 f"it is not installed (pip install edgegrad); {complaint}or run `{command}` where "
-                f"it is, and copy {plan_cache.PREPARED} beside the model"
+                f"it is, and copy {plan_cache.PREPARED} to the model's folder"
             ) from error
         finally:
             self._purpose = outer

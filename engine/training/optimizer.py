@@ -288,9 +288,9 @@ class Optimizer:
         """
         if self.is_over_limit:
             raise NonFiniteError(
-                f"{self.describe_skipped()}, as gradients were not finite "
-                f"(skip_limit={self._skip_limit}); the parameters are as they were before them.  "
-                f"find_nonfinite(batch) of Module and Trainer tells where that begins.  {ADVICE}"
+                f"{self.describe_skipped()}, because gradients were not finite "
+                f"(skip_limit={self._skip_limit}); these updates changed no parameters.  "
+                f"find_nonfinite(batch) of Module and Trainer names the first node.  {ADVICE}"
             )
 
     def describe_skipped(self) -> str:

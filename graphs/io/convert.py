@@ -227,7 +227,7 @@ def _refuse_group_scales(model: ModelProto, source: str, opset: int, target: int
         if (node.domain, node.op_type) == ("", "GroupNormalization"):
             raise UnsupportedOpError(
                 f"{source}: cannot convert from opset {opset} to {target} at GroupNormalization "
-                f"{node.name!r}: it has a scale for each group; from opset {_CHANNELS} on it has "
+                f"{node.name!r}: it has one scale per group; from opset {_CHANNELS} on it has "
                 "one for each channel"
             )
 

@@ -247,7 +247,9 @@ class MessageReader:
                 f"{where} is external data in {str(location)!r}; give the model's path instead"
             )
         if not files.is_inside(str(location)):
-            raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
+            raise ModelError(
+                f"{where} is external data in {str(location)!r}, which is not in the model's folder"
+            )
         is_packed = t.data_type in PACKED
         dtype = _find_dtype(t)
         count = math.prod(t.dims)

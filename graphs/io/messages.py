@@ -135,7 +135,7 @@ def make_bfloats(array: Array) -> Array:
 
 
 def unpack(t: TensorProto) -> Array:
-    """Return the values of a constant of 4 bits an element, in bytes."""
+    """Return the values of a constant with 4 bits per element, in bytes."""
     return read_values(t).astype(NUMPY[PACKED[t.data_type]])
 
 
@@ -160,7 +160,7 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
         if packed_inputs and not (op and _takes_packed(op)):
             names = sorted({op.name for op in list_ops().values() if _takes_packed(op)})
             raise DTypeError(
-                f"{node.op} {node.name!r} reads {packed_inputs[0]!r} of 4 bits an element; "
+                f"{node.op} {node.name!r} reads {packed_inputs[0]!r} with 4 bits per element; "
                 f"supported: {', '.join(names)}"
             )
         if packed_inputs and op and op.movement.copies:

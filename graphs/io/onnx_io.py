@@ -128,7 +128,7 @@ def _parse(
         whole = bytes(octets)
         return _decode(whole, "model bytes"), "model bytes", None, whole
     if not isinstance(model, str | os.PathLike):
-        raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
+        raise InputError(f"model: expected a path, bytes or ModelProto; got {type(model)}")
     path = arguments.check_path("model", model)
     data = mapping.read(path, "model") if data is None else data
     return _decode(data, path), path, path, data

@@ -1,4 +1,4 @@
-"""Tables of 4 bits an element that nodes look rows up in: bytes of two in graphs.
+"""Tables with 4 bits per element that nodes look rows up in: bytes of two in graphs.
 
 onnxruntime takes bytes where blocks lie along the rows.  Other tables have 4-bit types in files.
 """
@@ -20,7 +20,7 @@ _MIDDLE = 8  # the zero point of unsigned integers where none is given
 
 
 def pack_tables(graph: Graph, kinds: Mapping[str, int]) -> None:
-    """Pack tables of 4 bits an element, which are bytes after reading, two to a byte, in place.
+    """Pack tables with 4 bits per element, which are bytes after reading, two to a byte, in place.
 
     kinds: the element types of constants of 4 bits, by their names.
 
@@ -104,7 +104,7 @@ def _pack(node: Node, name: str, table: Array, shift: int) -> Array:
     """Return the bytes of a table that a node reads."""
     if table.ndim == 0 or table.shape[-1] % 2:
         raise DTypeError(
-            f"{node.op} {node.name!r} reads {name!r} of 4 bits an element and the shape "
+            f"{node.op} {node.name!r} reads {name!r} with 4 bits per element and the shape "
             f"{list(table.shape)}; supported: rows of an even number of elements"
         )
     return join_nibbles(_raise(table, shift))

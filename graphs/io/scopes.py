@@ -58,7 +58,7 @@ def _check_function(function: FunctionProto, source: str) -> None:
         _make(node, made, where)
     lost = next((name for name in function.output if name not in made), None)
     if lost is not None:
-        raise ModelError(f"{where}: no node makes the output {lost!r}")
+        raise ModelError(f"{where}: no node computes the output {lost!r}")
 
 
 def _check_body(body: GraphProto, around: Set[str], where: str, is_closed: bool = False) -> None:
@@ -92,7 +92,7 @@ def _check_body(body: GraphProto, around: Set[str], where: str, is_closed: bool 
     if is_closed:
         lost = next((v.name for v in body.output if v.name not in made | around), None)
         if lost is not None:
-            raise ModelError(f"{where}: no node makes the output {lost!r} of {body.name!r}")
+            raise ModelError(f"{where}: no node computes the output {lost!r} of {body.name!r}")
 
 
 def _make(node: NodeProto, made: set[str], where: str) -> None:

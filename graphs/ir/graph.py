@@ -244,7 +244,7 @@ class Graph:
                 lost = next((i for i in n.list_reads() if i not in known), None)
                 if lost is not None:
                     raise ModelError(
-                        f"{self.name}: {n.op} {n.name!r} reads {lost!r} before any node makes it"
+                        f"{self.name}: {n.op} {n.name!r} reads {lost!r} before any node computes it"
                     )
             for o in n.outputs:
                 if o and o in known:
@@ -252,7 +252,7 @@ class Graph:
                 known.add(o)
         for o in self.outputs:
             if o not in known:
-                raise ModelError(f"{self.name}: no node makes the output {o!r}")
+                raise ModelError(f"{self.name}: no node computes the output {o!r}")
         return self
 
     def _is_sorted(self) -> bool:
@@ -298,7 +298,7 @@ class Graph:
             node = self.nodes[place]
             lost = [i for i in node.list_reads() if i in readers]
             raise ModelError(
-                f"{self.name}: {node.op} {node.name!r} reads {lost}, which nothing makes"
+                f"{self.name}: {node.op} {node.name!r} reads {lost}, which no node computes"
             )
         self.nodes = [self.nodes[place] for place in sorted(done, key=lambda p: (rounds[p], p))]
         return self

@@ -63,7 +63,7 @@ def open_model(model: ModelProto, path: str | None) -> ModelProto:
         FileError: external data cannot be read.
     """
     if not isinstance(model, ModelProto):
-        raise InputError(f"base: expected a ModelProto, found {type(model)}; see empty_base")
+        raise InputError(f"base: expected a ModelProto, got {type(model)}; see empty_base")
     out = ModelProto()
     out.CopyFrom(model)
     if any(t.data_location == TensorProto.EXTERNAL for t in out.graph.initializer):

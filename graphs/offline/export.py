@@ -105,7 +105,7 @@ def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
         [] if isinstance(output_names, str) else arguments.check_names("output names", output_names)
     )
     if not names:
-        raise InputError(f"output names: expected a list of at least one, found {output_names!r}")
+        raise InputError(f"output names: expected a list of at least one, got {output_names!r}")
     known = set(graph.list_values())
     for name in names:
         if name not in known:

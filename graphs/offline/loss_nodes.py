@@ -68,7 +68,7 @@ class LossNodes:
         elif known.dtype != t.dtype or known.rank != t.rank:
             raise ModelError(
                 f"{graph.name}: the loss needs {name!r} as {t}, but the model has one that is "
-                f"{known}; name another by {LOSS_INPUTS}"
+                f"{known}; name another with {LOSS_INPUTS}"
             )
         return name
 

@@ -66,5 +66,5 @@ def read(graph: Graph) -> list[ToldGradient]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise ModelError(
-        f"{graph.name}: the metadata {METADATA!r} are damaged; generate the artifacts again"
+        f"{graph.name}: the metadata {METADATA!r} is damaged; generate the artifacts again"
     )

@@ -1,4 +1,4 @@
-"""Checks between passes: names, the order of nodes, and the types of what a pass has changed."""
+"""Checks between passes: names, the order of nodes, and the types of the changed values."""
 
 from __future__ import annotations
 

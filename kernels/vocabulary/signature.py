@@ -140,7 +140,7 @@ def parse(text: str) -> tuple[KernelParameter, ...]:
 def _parse_parameter(name: str, text: str) -> KernelParameter:
     start = _TYPE.match(text)
     if start is None:
-        raise ValueError(f"parameter {name!r}: expected a type, found {text!r}")
+        raise ValueError(f"parameter {name!r}: expected a type, got {text!r}")
     word, element, mark = start.groups()
     rest, kind = text[start.end() :], element
     shape: tuple[str, ...] = ()

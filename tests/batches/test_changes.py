@@ -79,9 +79,9 @@ def test_names_for_files(folder: str, tmp_path: Path, monkeypatch: pytest.Monkey
         ((PICTURES,), [Mixup(classes=3)], "a batch without labels"),
         ((PICTURES, LABELS), [Mixup(classes=2)], "labels from 0 to 2; expected 0 to 1"),
         ((PICTURES, PICTURES[:, 0, 0]), [CutMix(classes=3)], "only classes can be mixed"),
-        ((PICTURES[:, 0], LABELS), [CutMix(classes=3)], r"batch of the shape \[12, 8, 8\]"),
-        ((LABELS, LABELS), [Mixup(classes=3)], "features of the type int64; expected floats"),
-        ((LABELS, LABELS), [SpecAugment()], r"of the shape \[\]; expected features"),
+        ((PICTURES[:, 0], LABELS), [CutMix(classes=3)], r"batch of shape \[12, 8, 8\]"),
+        ((LABELS, LABELS), [Mixup(classes=3)], "features of type int64; expected floats"),
+        ((LABELS, LABELS), [SpecAugment()], r"of shape \[\]; expected features"),
         ((PICTURES, LABELS), [3], "augment"),
     ],
 )

@@ -220,5 +220,5 @@ def test_ragged_columns_of_a_table_go_into_buckets() -> None:
 
 def test_a_mapping_of_datasets_asks_for_one() -> None:
     parts = {"train": Table({"x": X}), "test": Table({"x": X})}
-    with pytest.raises(InputError, match=r"several datasets, 'train', 'test'; give one: data\['tr"):
+    with pytest.raises(InputError, match=r"several datasets: 'train', 'test'; give one: data\['tr"):
         batches(parts)

@@ -255,7 +255,7 @@ def test_masks_of_arrays_move_along() -> None:
 def test_targets_with_places_that_would_stay_are_refused() -> None:
     boxes = np.zeros((4, 3, 5), np.float32)
     made = batches((np.zeros((4, 3, 8, 8), np.float32), boxes), augment=["flip"], prefetch=0)
-    with pytest.raises(ShapeError, match=r"of the shape \[3, 5\], which would stay where it is"):
+    with pytest.raises(ShapeError, match=r"of shape \[3, 5\], which would stay where it is"):
         next(made.epoch())
 
 

@@ -86,7 +86,7 @@ def test_contents_without_a_place_in_the_format(
 
 
 def test_the_artifact_layout_holds_parameters_and_properties_only() -> None:
-    with pytest.raises(CheckpointError, match=r"no optimizer groups; found \['group0'\]"):
+    with pytest.raises(CheckpointError, match=r"no optimizer groups; got \['group0'\]"):
         encode(make_sample(), artifact=True)
     cp = replace(make_sample(), optimizer_groups=[])
     assert simplify(decode(*encode(cp, artifact=True))) == simplify(cp)

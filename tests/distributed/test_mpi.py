@@ -42,7 +42,7 @@ def test_a_rank_that_leaves_for_another_call_is_named(tmp_path: Path) -> None:
     """Its sum is not the length of a message, which would be 4 EiB."""
     done = ranks.run(tmp_path, 3, PROGRAM, "leave")
     assert done.returncode != 0
-    assert "rank 1 did not answer, and what it told is of another call" in done.stderr
+    assert "rank 1 did not answer, and its last message belongs to another call" in done.stderr
     assert "Unable to allocate" not in done.stderr
 
 

@@ -117,7 +117,7 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, location: str) -> None:
     weights(tmp_path / "data")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.onnx").write_bytes(model(location))
-    with pytest.raises(ModelError, match=r"'w' is external data in .* not beside the model"):
+    with pytest.raises(ModelError, match=r"'w' is external data in .* not in the model's folder"):
         run(tmp_path / "model" / "model.onnx")
 
 

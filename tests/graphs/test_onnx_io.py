@@ -291,10 +291,10 @@ def test_external_data_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"location": "../w.bin"}, r"in '\.\./w\.bin', not beside the model"),
-        ({"location": "/etc/passwd"}, "in '/etc/passwd', not beside the model"),
-        ({"location": "a\\..\\..\\w"}, "not beside the model"),
-        ({}, "not beside the model"),
+        ({"location": "../w.bin"}, r"in '\.\./w\.bin', which is not in the model's folder"),
+        ({"location": "/etc/passwd"}, "in '/etc/passwd', which is not in the model's folder"),
+        ({"location": "a\\..\\..\\w"}, "not in the model's folder"),
+        ({}, "not in the model's folder"),
         (
             {"location": "w.bin", "length": "7"},
             "external data has 7 bytes at 0; the tensor takes 4800",
@@ -372,9 +372,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         onnx_io.load(tmp_path)
     with pytest.raises(FileError, match=r"cannot write .*No such file or directory"):
         onnx_io.save(onnx_io.load(linear(np.random.default_rng(0))), tmp_path / "no" / "m.onnx")
-    with pytest.raises(
-        InputError, match="expected a path, bytes or ModelProto; found <class 'int'>"
-    ):
+    with pytest.raises(InputError, match="expected a path, bytes or ModelProto; got <class 'int'>"):
         onnx_io.load(drop_type(3))
 
 
@@ -479,9 +477,9 @@ def no_operator(m: ModelProto) -> None:
         (sparse, UnsupportedOpError, "sparse initializer 'sp'"),
         (twice, ModelError, "two initializers are named 'w'"),
         (output_twice, ModelError, "two outputs are named 'y'"),
-        (reads_nothing, ModelError, r"MatMul 'mm' reads \['v'\], which nothing makes"),
+        (reads_nothing, ModelError, r"MatMul 'mm' reads \['v'\], which no node computes"),
         (made_twice, ModelError, "MatMul 'mm' makes 'y' a second time"),
-        (output_of_nobody, ModelError, "no node makes the output 'z'"),
+        (output_of_nobody, ModelError, "no node computes the output 'z'"),
         (unknown_attribute, ModelError, "Softmax 'sm' .*unknown attribute 'axes' of type int; nea"),
         (wrong_attribute, ModelError, "Softmax 'sm' .*attribute 'axis' of type string; expected"),
         (sparse_constant, UnsupportedOpError, "Constant 'c': attribute 'sparse_value' of type"),

@@ -110,7 +110,7 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "a branch reads a value of the caller": (
         calling([YES, inner("h")]),
-        "function 'F', If 'inner': in the body 'body' Neg '' reads 'h' before it is made",
+        "function 'F', If 'inner': in the body 'body' Neg '' reads 'h' before it is computed",
     ),
     "a branch of a function makes a name of it": (
         calling([YES, E_, node("If", ["yes"], ["b"], then_branch=body([E_], "e"),
@@ -127,7 +127,7 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
         calling([node("Neg", ["a"], ["b"])], ["a"], ["b", "b"]), "two outputs named 'b'"
     ),
     "an output that nothing makes": (
-        calling([node("Neg", ["a"], ["e"])]), "function 'F': no node makes the output 'b'"
+        calling([node("Neg", ["a"], ["e"])]), "function 'F': no node computes the output 'b'"
     ),
     "a body makes a name around it": (
         model([H, branch(body([node("Neg", ["x"], ["h"])], "h")), Y]),
@@ -135,7 +135,7 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "a body reads a name and makes it then": (
         model([H, branch(body([node("Neg", ["h"], ["t"]), node("Abs", ["x"], ["h"])], "t")), Y]),
-        "Neg '' reads 'h' before it is made",
+        "Neg '' reads 'h' before it is computed",
     ),
     "a body makes a name twice": (
         model([H, branch(body([node("Neg", ["x"], ["t"]), node("Abs", ["x"], ["t"])], "t")), Y]),
@@ -143,16 +143,16 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "a body that is not sorted": (
         model([H, branch(body([node("Neg", ["t"], ["u"]), node("Abs", ["x"], ["t"])], "u")), Y]),
-        "Neg '' reads 't' before it is made",
+        "Neg '' reads 't' before it is computed",
     ),
     "the graph reads what a branch makes": (
         model([H, branch(body([node("Neg", ["x"], ["t"])], "t")), node("Add", ["q", "t"], ["y"])]),
-        "reads ['t'], which nothing makes",
+        "reads ['t'], which no node computes",
     ),
     "a branch reads what the other makes": (
         model([H, branch(body([node("Neg", ["x"], ["t"])], "t"),
                          body([node("Neg", ["t"], ["u"])], "u")), Y]),
-        "reads ['t'], which nothing makes",
+        "reads ['t'], which no node computes",
     ),
 }  # fmt: skip
 

@@ -89,7 +89,9 @@ def test_a_file_of_another_set_is_refused(name: str, other: str, tmp_path: Path)
     if same:
         train(mine)
         return
-    with pytest.raises(ModelError, match=r"are of different artifact sets .*generate_artif") as e:
+    with pytest.raises(
+        ModelError, match=r"belong to different artifact sets .*generate_artif"
+    ) as e:
         train(mine)
     assert str(mine / name) in str(e.value)
 

@@ -167,8 +167,8 @@ def test_training_operators_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("values", "outputs", "error", "message"),
     [
-        (VALUES, [], InputError, r"expected a list of at least one, found \[\]"),
-        (VALUES, "z", InputError, "expected a list of at least one, found 'z'"),
+        (VALUES, [], InputError, r"expected a list of at least one, got \[\]"),
+        (VALUES, "z", InputError, "expected a list of at least one, got 'z'"),
         (VALUES, ["zz"], NameNotFoundError,
          "'zz' could not be found in the eval model. Please regenerate the eval .*nearest: 'z'"),
         ({"w": W.astype("f8")}, ["z"], DTypeError,

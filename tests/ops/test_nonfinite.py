@@ -216,5 +216,5 @@ def test_without_room_for_the_search_the_loss_is_told_of(monkeypatch: pytest.Mon
         raise OutOfMemoryError("memory: 99 bytes cannot be allocated")
 
     monkeypatch.setattr(search, "allocate", allocate)
-    with pytest.raises(NonFiniteError, match="is nan; where that began cannot be told: memory: 99"):
+    with pytest.raises(NonFiniteError, match="its origin could not be determined: memory: 99"):
         make_trainer(LOGS).fit(DATA, shuffle=False, **QUIET)

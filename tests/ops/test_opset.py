@@ -82,7 +82,7 @@ def test_a_fault_names_its_line(line: str, words: str) -> None:
 
 
 def test_two_ways_to_restrict_types_exclude_each_other() -> None:
-    with pytest.raises(ModelError, match="exclude each other"):
+    with pytest.raises(ModelError, match="not both"):
         parse('!globally_allowed_types;float\na;1;X{"inputs":{"0":["float"]}}')
 
 

@@ -195,7 +195,7 @@ def test_four_bits_are_refused_where_bytes_would_differ() -> None:
     nodes = """t = Transpose(z) zz = Transpose(t)
     q2 = QuantizeLinear<axis=0, block_size=2>(x, s, zz)
     y = DequantizeLinear<axis=0, block_size=2>(q2, s, z)"""
-    with pytest.raises(DTypeError, match=r"QuantizeLinear '.*' reads 'zz' of 4 bits an element"):
+    with pytest.raises(DTypeError, match=r"QuantizeLinear '.*' reads 'zz' with 4 bits per element"):
         backend.prepare(four_bits(nodes))
 
 

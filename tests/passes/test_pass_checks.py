@@ -52,7 +52,7 @@ def read_too_early(work: PassState) -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (read_too_early, r"'broken'.*reads 'a' before any node makes it"),
+        (read_too_early, r"'broken'.*reads 'a' before any node computes it"),
         (other_shape, r"'broken'.*product.*a is recorded as f32\[2,5\], but is made as f32\[2,4\]"),
         (other_dtype, r"'broken'.*cast.*b is recorded as f32\[2,4\], but is made as i64\[2,4\]"),
         (no_type, r"'broken'.*minus.*b have no type"),

@@ -28,7 +28,7 @@ def test_a_step_inside_a_step_is_refused(threads: int) -> None:
     training = Training(threads)
     training.step()
     said = interrupt_call(training.step, training.step)
-    assert any(s.startswith("a step of this model has begun on this thread") for s in said)
+    assert any(s.startswith("a step of this model is already running on this thread") for s in said)
     plain = Training(threads)
     del training
     assert np.isfinite(plain.step())

@@ -185,7 +185,7 @@ def test_more_threads_than_cores_are_predicted(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"the process that is measured ended: .*checkpoint"):
+    with pytest.raises(EngineError, match=r"the measured process ended: .*checkpoint"):
         measure.open_child(tmp_path, 1).__enter__()
 
 
@@ -253,7 +253,7 @@ def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "expected a file of `edgegrad bench --json`"),
-        ('{"kind": "edgegrad bench", "version": 2}', "version 2; this edgegrad reads 1"),
+        ('{"kind": "edgegrad bench", "version": 2}', "version 2; this version of edgegrad reads 1"),
         ('{"kind": "edgegrad bench", "version": 1}', "damaged"),
         ('{"kind": "edgegrad bench", "version": 1, "machine": {}, "rows": [3]}', "damaged"),
         ('{"kind": "edgegrad bench", "version": 1, "machine": {}, "rows": [{"workload": "m", '

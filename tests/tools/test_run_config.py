@@ -83,7 +83,7 @@ def test_all_values_survive_writing(text: str, number: float, whole: int) -> Non
     ("text", "error", "message"),
     [
         ("[modle]\n", InputError, r"run.toml: unknown table \[modle\]; nearest: 'model'"),
-        ("fit = 3\n", InputError, r"run.toml \[fit\]: expected a table, found 3"),
+        ("fit = 3\n", InputError, r"run.toml \[fit\]: expected a table, got 3"),
         (
             "[fit]\nepoch = 3\n",
             InputError,

@@ -74,4 +74,4 @@ def test_a_root_without_a_test_split(tmp_path: Path, capsys: pytest.CaptureFixtu
         write(tmp_path / "data" / name)
     words = ("--model", model, "--data", tmp_path / "data", "-o", tmp_path / "run", *FAST)
     told = run_cli(capsys, "train", *words, "--test", "split", status=1)
-    assert "none with test data" in told
+    assert "expected one with test data" in told

@@ -319,7 +319,7 @@ X = torch.ones(3, 4)
 @pytest.mark.parametrize(
     ("net", "example", "error", "message"),
     [
-        (3, X, InputError, "expected a torch.nn.Module, found int"),
+        (3, X, InputError, "expected a torch.nn.Module, got int"),
         (nn.Linear(4, 4, device="meta"), X, InputError, r"'weight' is on the device meta.*\.to\("),
         (nn.Linear(4, 4).half(), X, DTypeError, r"'weight' is torch.float16.*module\.float\(\)"),
         (frozen(nn.Linear(4, 4)), X, InputError, "no parameter of the module requires a gradient"),
@@ -328,7 +328,7 @@ X = torch.ones(3, 4)
         (Returns(lambda x, y: "text"), X, InputError, "returns a value of type str; supported:"),
         (Returns(lambda x, y: {"a": 1.0}), X, InputError, "returns a of type float; supported:"),
         (nn.Linear(4, 4), torch.ones(()), InputError, r"a tensor \[batch, ...\] first, found \[\]"),
-        (nn.Linear(4, 4), 3.0, InputError, r"expected a tensor \[batch, ...\] first, found no ten"),
+        (nn.Linear(4, 4), 3.0, InputError, r"expected a tensor \[batch, ...\] first, got no ten"),
         (nn.Linear(4, 4), (), InputError, "missing a required argument: 'input'; Linear.forward"),
         (nn.Linear(4, 4), {"inputs": X}, InputError, "missing a required argument: 'input'"),
         (nn.Linear(4, 4), X.to("meta"), InputError, "a tensor is on the device meta; expected the"),
@@ -411,7 +411,7 @@ def test_parameters_go_back_whole_or_not_at_all(tmp_path: Path) -> None:
     assert not bool((other.conv.weight == 5).any())
     with pytest.raises(NameNotFoundError, match=r"no parameter or buffer 'conv.weight'"):
         to_torch(trainer.state, nn.Linear(4, 4))
-    with pytest.raises(InputError, match=r"expected a torch.nn.Module, found str"):
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module, got str"):
         to_torch(trainer.state, "module")
     to_torch(trainer.state, net)
     assert bool((net.conv.weight == 5).all())

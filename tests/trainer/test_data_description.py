@@ -169,7 +169,7 @@ def test_paths_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'val' and 'valid' are both the validation data"):
         trainer.fit(tmp_path / "data", **OPTIONS)
     shutil.rmtree(tmp_path / "data/valid")
-    with pytest.raises(InputError, match="none with train data"):
+    with pytest.raises(InputError, match="expected one with train data"):
         trainer.fit(tmp_path / "data", **OPTIONS)
     with pytest.raises(FileError, match=r"nowhere: no such file or folder"):
         trainer.fit(tmp_path / "nowhere", **OPTIONS)

@@ -307,7 +307,7 @@ def make_config(found: Mapping[str, Any], source: str) -> RunConfig:
             raise InputError(f"{source}: unknown table [{name}]{suggest_nearest(name, TABLES)}")
         place = f"{source} [{name}]"
         if not isinstance(table, Mapping):
-            raise InputError(f"{place}: expected a table, found {table!r}")
+            raise InputError(f"{place}: expected a table, got {table!r}")
         if TABLES[name] is ChosenClass:
             made[name] = _choose(table, name, place)
         else:

@@ -357,7 +357,7 @@ def _check_rounding(config: RunConfig, source: Path | Architecture) -> None:
     if not config.model.qat:
         return
     if config.model.lora is not None:
-        raise InputError("[model] qat and lora: give one of them; adapters are not rounded")
+        raise InputError("[model] qat and lora: give only one of them; adapters are not rounded")
     if isinstance(source, Architecture) and not config.model.weights:
         raise InputError(
             "[model] qat: ranges are measured on the model as it begins, and an architecture "

@@ -69,7 +69,7 @@ class Child:
     def _answer(self) -> dict[str, object]:
         line = self._answers.readline()
         if not line:
-            raise EngineError("the process that is measured ended before its steps did")
+            raise EngineError("the measured process ended before its steps did")
         message: dict[str, object] = json.loads(line)
         return message
 
@@ -139,9 +139,7 @@ def _open_process(folder: Path, module: str, *arguments: object) -> Iterator[Chi
             errors.seek(0)
             said = errors.read().strip().splitlines()
             status = f"status {process.wait()}"
-            raise EngineError(
-                f"the process that is measured ended: {(said or [status])[-1]}"
-            ) from None
+            raise EngineError(f"the measured process ended: {(said or [status])[-1]}") from None
         finally:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()

@@ -154,7 +154,8 @@ def read(path: str | os.PathLike[str]) -> Result:
         raise FileError(f"benchmark {name!r}: expected a file of `edgegrad bench --json`")
     if content.get("version") != VERSION:
         raise FileError(
-            f"benchmark {name!r}: version {content.get('version')!r}; this edgegrad reads {VERSION}"
+            f"benchmark {name!r}: version {content.get('version')!r}; this version of edgegrad "
+            f"reads {VERSION}"
         )
     try:
         rows = tuple(_parse_row(row) for row in content["rows"])

@@ -116,7 +116,7 @@ def command(
             options.echo("\n".join(device.write_lines()))
         return 0 if device.fits else _OVER
     if (target, triple, cpu, features) != ("native", "", "", None):
-        raise click.UsageError("--target is for --ram and --flash: give one of them")
+        raise click.UsageError("--target is for --ram and --flash: give only one of them")
     asked = CheckRequest(batch_size, dict(shapes), threads, variants=not brief, planning=planning)
     report = check_path(source, asked, choices, StagePrinter())
     options.print_json(report.as_dict()) if as_json else options.echo(str(report), nl=False)

@@ -79,7 +79,7 @@ def command(
     commands that train the model then train only the adapters.
     """
     if sum((bool(patterns), merge, opens)) != 1:
-        raise click.UsageError("give one of --match, --merge and --open")
+        raise click.UsageError("give exactly one of --match, --merge and --open")
     if (dequantise and not merge) or (adapter and not opens):
         raise click.UsageError("--dequantise is for --merge, and --adapter for --open")
     if merge:

@@ -46,7 +46,7 @@ def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: P
     not supported.
     """
     if sum(map(bool, (as_json, out, within))) > 1:
-        raise click.UsageError("--json, --out and --within exclude one another")
+        raise click.UsageError("--json, --out and --within: give only one of them")
     if not models:
         if out or within:
             raise click.UsageError("--out and --within read models: name one or more")

@@ -73,7 +73,7 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
             self.events.append(answer)
-        raise AssertionError("the browser has gone")
+        raise AssertionError("the browser has ended")
 
     def wait(self, method: str) -> None:
         """Wait until an event of this kind comes, or has come since the last `events.clear()`."""

@@ -80,7 +80,7 @@ def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.1)
-    raise RuntimeError(f"nobody listens at port {port}:\n{log.read_text(errors='replace')}")
+    raise RuntimeError(f"no program listens at port {port}:\n{log.read_text(errors='replace')}")
 
 
 def run_app(app: Path, clients: int | None = None, config: str = "", limit: float = 150.0) -> str:

@@ -89,7 +89,7 @@ def parse(text: str, source: str = "config") -> OpSet:
             except ModelError as error:
                 raise ModelError(f"{source}:{number}: {error}") from None
     if opset.types and any(t for row in opset.ops.values() for t in row.values()):
-        raise ModelError(f"{source}: types of single ops and {TYPES} exclude each other")
+        raise ModelError(f"{source}: give either types of single ops or {TYPES}, not both")
     return opset
 
 

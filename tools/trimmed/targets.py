@@ -318,7 +318,9 @@ def resolve(
             no such CPU or feature.
     """
     if triple and name != "native":
-        raise EngineError(f"target {name} and triple {triple} are two targets: give one of them")
+        raise EngineError(
+            f"target {name} and triple {triple} are two targets: give only one of them"
+        )
     if triple:
         return _of_triple(triple, triple, cpu or "generic", features, "", is_checked=False)
     is_known = not cpu and features is None

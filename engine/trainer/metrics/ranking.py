@@ -106,7 +106,7 @@ class Ranking(AveragedMetric, ClassMetric):
         if self._kept and self._kept[0].scores.shape[1:] != batch.scores.shape[1:]:
             raise ShapeError(
                 f"metric {self.name!r}: the batches have {self._kept[0].scores.shape[1]} and "
-                f"{batch.scores.shape[1]} scores a position"
+                f"{batch.scores.shape[1]} scores per position"
             )
         self._kept.append(_KeptScores(batch.scores.copy(), batch.targets))
         self._bytes += size

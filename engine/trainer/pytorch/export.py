@@ -184,7 +184,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
     """
     torch = _import_torch("torch")
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"module: expected a torch.nn.Module, found {type(module).__name__}")
+        raise InputError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     own = {**dict(module.named_parameters(remove_duplicate=False)),
            **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
     pairs = []
@@ -229,7 +229,7 @@ def _import_torch(*packages: str) -> Any:
 
 def _check_module(torch: Any, module: Any) -> None:
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"module: expected a torch.nn.Module, found {type(module).__name__}")
+        raise InputError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, value in tensors:
         if value.device.type != "cpu":
@@ -282,7 +282,7 @@ def _checks(module: Any, asked: bool | None) -> bool:
         if part._backward_hooks or part._backward_pre_hooks:
             raise UnsupportedOpError(
                 f"{type(part).__name__} {name!r} has backward hooks, which are not exported; "
-                "remove them, or give check_gradients=True, which lets those pass that change "
+                "remove them, or give check_gradients=True, which accepts hooks that change "
                 "nothing"
             )
     return False
@@ -388,8 +388,8 @@ def _compare(
 
 def _skip_comparison(unknown: Collection[str]) -> float:
     warn_user(
-        "outputs are not compared with torch's: the module draws random numbers by "
-        f"{', '.join(sorted(unknown))}, which cannot be repeated in both",
+        "outputs are not compared with torch's: the module draws random numbers with "
+        f"{', '.join(sorted(unknown))}, which cannot be the same in both",
         ModelWarning,
     )
     return 0.0

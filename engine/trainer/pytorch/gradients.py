@@ -92,8 +92,8 @@ def compare(
 
 def _warn_of_draws(unknown: Iterable[str]) -> None:
     warn_user(
-        "gradients are not compared with torch's: the module draws random numbers by "
-        f"{', '.join(sorted(unknown))}, which cannot be repeated in both",
+        "gradients are not compared with torch's: the module draws random numbers with "
+        f"{', '.join(sorted(unknown))}, which cannot be the same in both",
         ModelWarning,
     )
 
@@ -311,8 +311,8 @@ def _check_left(
             f"the exported model would not train {join_names(lost, 1)}: its gradient in torch has "
             f"the norm {_compute_norm(theirs[lost[0]]):.4g}, and "
             f"{_explain(path, sizes, outputs, lost[0])}. "
-            "Write that part of the module otherwise, or let it stay as it is by "
-            "requires_grad_(False); check_gradients=False trains the others all the same"
+            "Write that part of the module in another way, or freeze it with "
+            "requires_grad_(False); check_gradients=False trains the others anyway"
         )
 
 

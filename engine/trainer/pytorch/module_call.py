@@ -62,7 +62,7 @@ class ModuleCall:
             raise InputError(f"example: a tensor is on the device {away[0]}; expected the CPU")
         if not tensors or not tensors[0].ndim or not tensors[0].shape[0]:
             shape = list(tensors[0].shape) if tensors else "no tensor"
-            raise InputError(f"example: expected a tensor [batch, ...] first, found {shape}")
+            raise InputError(f"example: expected a tensor [batch, ...] first, got {shape}")
         named_axes = axes or {}
         lost = [name for name in named_axes if name not in given]
         if lost:
