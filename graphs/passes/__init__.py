@@ -1,1 +1,1 @@
-"""Passes over a graph: each takes a graph and leaves one that computes the same."""
+"""Passes over a graph: each takes a graph and returns one that computes the same."""

@@ -1,9 +1,8 @@
-"""Fusion of attention: its products, its softmax and the nodes between become one op, and so do
-their gradients.
+"""Fusion of attention: its products, its softmax and the nodes between them become one op.
 
-Exporters write attention as two products with a softmax between, gradient rules write its gradient
-as four more.  Both are found in the planner's graph, whatever wrote them, and are replaced together
-by ops whose kernels never hold the whole matrix of scores.
+Exporters write attention as two products with a softmax between them, and gradient rules write its
+gradient as four more products.  This pass recognises both in the planner's graph, whatever wrote
+them, and replaces them together by ops whose kernels never hold the whole matrix of scores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Recognition of one attention: from a softmax to its products, and to the products of its
-gradient.
-"""
+"""Matching of one attention: from a softmax to its products and to its gradient's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of an attention: their product, then scale, cap, bias and mask."""
+"""Scores of an attention: the product of Q and K, then scale, cap, bias and mask."""
 
 from __future__ import annotations
 

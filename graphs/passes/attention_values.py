@@ -1,9 +1,9 @@
-"""Values of an attention in a graph: their axes and their sources.
+"""Values of an attention in a graph: their axes and where they come from.
 
-A dimension of a value is described by the axes that it is made of: `b` batch, `g` heads of K and V,
-`r` heads of Q that share one of these, `q` queries, `k` keys, `d` columns of Q and K, `e` columns
-of V.  [batch, heads, queries, columns] is (b) (g r) (q) (d); as [batch heads, queries, columns] it
-is (b g r) (q) (d).  Axes of size 1 are left out, so a reshape may put them anywhere.
+A dimension of a value is described by the axes that it consists of: `b` batch, `g` heads of K and
+V, `r` heads of Q that share one of these, `q` queries, `k` keys, `d` columns of Q and K, `e`
+columns of V.  [batch, heads, queries, columns] is (b) (g r) (q) (d); as [batch heads, queries,
+columns] it is (b g r) (q) (d).  Axes of size 1 are left out, so a reshape may put them anywhere.
 """
 
 from __future__ import annotations

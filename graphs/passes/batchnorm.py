@@ -1,7 +1,7 @@
-"""Batch normalisation: the choice of nodes that train, their training form, and folding.
+"""Batch normalisation: which nodes train, their training form, and folding.
 
 A trained batch normalisation uses the statistics of the batch and updates its running statistics. A
-frozen one uses its running statistics, and a convolution before it can absorb it.
+frozen one uses its running statistics, and can be folded into a convolution before it.
 """
 
 from __future__ import annotations

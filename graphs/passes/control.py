@@ -1,14 +1,13 @@
-"""Unrolling of control flow, sequences and optional values into plain nodes, before lowering.
+"""Unrolling of control flow, sequences and optional values into plain nodes.
 
     If      If the condition is a known constant, the nodes of that branch.  Otherwise the nodes of
-            both branches, and a Where that chooses between their results.
+            both branches, and a Where that selects one of their results.
     Loop    The nodes of its body, once for each trip.  The number of trips must be known.
     Scan    The nodes of its body, once for each element of its sequences.
-    Sequence*, Optional*    Removed: a reader gets the names of the elements themselves.
+    Sequence*, Optional*    Removed: readers get the names of the elements.
 
-Where both branches of an If stay, both are computed in every run.  Indices in the branch that is
-not taken must therefore be in range, too, and where its derivatives are infinite the gradient is
-NaN.
+If both branches of an If remain, every run computes both.  So indices in the branch that is not
+taken must be in range, too, and if its derivatives are infinite, the gradient is NaN.
 """
 
 from __future__ import annotations

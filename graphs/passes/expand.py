@@ -1,4 +1,4 @@
-"""Expansion of nodes whose op is declared by other ops into nodes of those ops."""
+"""Expansion of nodes whose op is composed of other ops into nodes of those ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacement of nodes that only onnxruntime-training writes by nodes of ops declared here."""
+"""Replacement of nodes that only onnxruntime-training writes by nodes of our own ops."""
 
 from __future__ import annotations
 

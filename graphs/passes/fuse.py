@@ -1,4 +1,4 @@
-"""Fusion of neighbouring nodes that one kernel can compute together into one node."""
+"""Operator fusion: neighbouring nodes that one kernel can compute together become one node."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Products of rows with the matrix of their group, which exporters write with a copy for each row.
+"""Grouped matrix products: rows times the matrix of their group, without a copy of it for each row.
 
     Before   m = Gather(w, group); y = MatMul(x, m)                  a matrix for each row of x
     After    order, back, starts = GroupRows(group)
              y = Gather(SegmentMatMul(Gather(x, order), w, starts), back)
 
-Mixtures of experts compute such products: each token chooses a few matrices.  The copies and their
-gradients would take the memory of one matrix for each row.
+Mixtures of experts compute such products, because each token chooses a few matrices.  As exporters
+write them, the copies and their gradients would take the memory of one matrix for each row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Half floats: rewriting a graph that computes with f16 to compute with f32."""
+"""Half precision: a graph that computes with f16 is rewritten to compute with f32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference of the type of every value, and of the values that do not depend on inputs."""
+"""Type inference for every value, and constant folding of values that no input changes."""
 
 from __future__ import annotations
 

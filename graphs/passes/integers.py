@@ -1,4 +1,4 @@
-"""Quantised layers with constant weights: computing them in integers."""
+"""Integer layers: quantised layers with constant weights compute in integers."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class _Activation:
 
 @dataclass(frozen=True, slots=True)
 class _Quantised:
-    """Constant weights, of 8 bits, with scales and shifts along an axis, or one for all.
+    """Constant 8-bit weights, with scales and shifts along an axis, or one of each for all.
 
-    shifts: what the integers are too large by.  axis: None if one scale and shift belong to all.
+    shifts: the amounts by which the integers are too large.  axis: None for one scale and shift.
     """
 
     integers: Array
@@ -114,9 +114,9 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of a layer: the name and type of the value, and how its integers are made.
+    """The result of a layer: the name and type of the value, and how its integers are computed.
 
-    scale: None if the result is not integers of 8 bits.  gone: the nodes that it includes.
+    scale: None if the result is not 8-bit integers.  gone: the nodes that the layer includes.
     """
 
     name: str
@@ -129,10 +129,10 @@ class _Result:
 
 
 class _Integers:
-    """Walk over the layers of a graph.
+    """Walks over the layers of a graph.
 
-    made: the nodes that take the place of each layer.  gone: nodes that are part of a layer.
-    lacking: the frozen inputs whose values it has asked for.
+    made: the nodes that replace each layer.  gone: nodes that are part of a layer.
+    lacking: the frozen inputs whose values it needs.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class _Integers:
     # --- what layers read and write
 
     def find_activation(self, name: str) -> _Activation | None:
-        """Return the integers that a value stands for, if they are computed and have one scale."""
+        """Return the integers that represent a value, if they are computed and have one scale."""
         maker = self.makers.get(name)
         if maker is None or not is_dequantiser(maker):
             return None
@@ -584,7 +584,7 @@ def _multiply(scale: Any, scales: Array) -> Array:
 
 
 def _find_factor(unit: Array, result: _Result) -> Array:
-    """Return what sums are multiplied with; infinite where float32 does not hold it."""
+    """Return the factor of the sums; infinity if it is too large for float32."""
     with np.errstate(over="ignore"):
         factor = unit if result.scale is None else unit / result.scale
     return np.asarray(factor, np.float32)

@@ -1,4 +1,4 @@
-"""Layout: the choice of tensors to store channels-last, and the copies between layouts."""
+"""Layout: which tensors are stored channels-last, and where they are copied between layouts."""
 
 from __future__ import annotations
 

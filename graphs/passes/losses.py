@@ -1,4 +1,4 @@
-"""Losses: what a gradient reads of the scores, where these may be kept in 16 bits."""
+"""Losses: what their gradients read of scores that may be kept in 16 bits."""
 
 from __future__ import annotations
 

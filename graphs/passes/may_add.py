@@ -1,7 +1,7 @@
 """Declarations of passes: the ops that a pass may add to a graph, given the ops in the graph.
 
-A library for a set of ops is built before the graphs that will use it are known.  It must contain
-the kernels of every op that passes can put in their place.  Every pass therefore declares what it
+A library for a set of ops is built before the graphs that will use it are known, so it must contain
+the kernels of every op that a pass could put in their place.  Therefore every pass declares what it
 may add, and the planner refuses a pass that adds anything else.
 """
 

@@ -1,4 +1,4 @@
-"""Movement of data: joining and dropping transposes and reshapes, or leaving them to a product."""
+"""Data movement: joining and removing transposes and reshapes, or moving them into a product."""
 
 from __future__ import annotations
 

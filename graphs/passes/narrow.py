@@ -1,8 +1,8 @@
-"""Narrowing: computing the gradient of a part of a weight from that part of the input alone.
+"""Narrowing: the gradient of a part of a weight is computed only from that part of the input.
 
-Where the first input channels of a weight are trained and the others are frozen, the weight is a
-join of two (graphs/offline/sparse.py).  By the rules of differentiation the gradient of the first
-is a slice of the gradient of the whole.
+If the first input channels of a weight are trained and the others are frozen, the weight is a
+concatenation of two parts (graphs/offline/sparse.py).  By the rules of differentiation, the
+gradient of the first part is a slice of the gradient of the whole weight.
 
 Source: "On-device training under 256 KB memory", Lin et al. 2022, section 3.2
 """
@@ -139,11 +139,11 @@ class _Narrowing:
         return True
 
     def slice(self, name: str, axis: int, begin: int, end: int) -> str:
-        """Return the name of a part of a value, which is sliced as soon as the value has been made.
+        """Return the name of a part of a value, which is sliced as soon as the value is computed.
 
         If a reshape has kept the last axis, the part is taken from the value before the reshape,
-        which can then be dropped.  A part of a part is taken from the whole value: an operand is
-        always sliced along the same axis.
+        which can then be dropped.  A part of a part is taken from the whole value, because an
+        operand is always sliced along the same axis.
         """
         name, start = self.wholes.get(name, (name, 0))
         begin, end = start + begin, start + end

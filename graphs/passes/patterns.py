@@ -1,9 +1,9 @@
-"""Patterns of nodes into which exporters decompose an op, which that op replaces.
+"""Patterns of nodes into which exporters decompose an op; the op replaces them.
 
-The op has one gradient and one kernel, whoever exported the model.  The ops are those that the
-fusions of onnxruntime make, in the same domains, so that it can load the artifacts.  Logarithms of
-functions that round to 0 or overflow become ops that do not, and roots of sums of squares become
-the norm, whose gradient is finite at 0.
+So the op has one gradient and one kernel, whichever exporter wrote the model.  The ops are the
+results of onnxruntime's own fusions, in the same domains, so it can load the artifacts.  Logarithms
+of functions that round to 0 or overflow become ops that do not, and roots of sums of squares become
+norms, whose gradient is finite at 0.
 """
 
 from __future__ import annotations

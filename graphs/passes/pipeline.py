@@ -1,4 +1,4 @@
-"""The pipeline: all passes in their order, and how they are run."""
+"""The pipeline: the list of all passes in their order, and how they run."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ from engine.system.config import switch
 
 @dataclass(slots=True)
 class PassState:
-    """A graph on its way to a plan, with the types and constants of its values once known.
+    """A graph on its way to a plan, with the types and constants of its values once they are known.
 
     closed: whether only the kernels of a library for its ops may be used.
-    answers: what shape rules have answered about its nodes so far.
-    frozen: the inputs that are large constants, whose values are known when a pass asks for them.
+    answers: the answers of shape rules about its nodes so far.
+    frozen: the inputs that are large constants, whose values are read when a pass needs them.
     """
 
     graph: Graph
@@ -121,11 +121,11 @@ def _fuse_maps(work: PassState) -> None:
 class Pass:
     """One step of the pipeline.
 
-    name: what it is called in debug output and internal errors.
-    run: changes the work.
-    may_add: the ops that `run` may add, given those that the graph holds; see passes/may_add.py.
-    needed: graphs without it may have what cannot be lowered, or mean something else; others only
-        make plans faster or smaller.
+    name: its name in debug output and internal errors.
+    run: the function that changes the work.
+    may_add: the ops that `run` may add to a graph with the given ops; see passes/may_add.py.
+    needed: whether graphs without this pass may be impossible to lower, or compute something else;
+        other passes only make plans faster or smaller.
     """
 
     name: str
@@ -194,16 +194,16 @@ OPTIONAL = frozenset(step.name for step in PASSES if not step.needed)  # a plann
 
 
 def find_reachable(held: Keys) -> Keys:
-    """Return the given ops, and all that the passes may make of graphs that hold these."""
+    """Return the given ops, and all ops that passes may add to graphs that contain them."""
     for step in PASSES:
         held |= step.may_add(held)
     return held
 
 
 def run_passes(work: PassState, without: Collection[str] = ()) -> None:
-    """Run all passes on a graph in place, and check after each one what it has done.
+    """Run all passes on a graph in place, and check the graph after each one.
 
-    without: names in `OPTIONAL` of passes to leave out.
+    without: the names of passes in `OPTIONAL` to leave out.
     """
     work.graph.check()
     held, watch = list_kinds(work.graph), Watch(work.answers)

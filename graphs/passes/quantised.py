@@ -1,4 +1,4 @@
-"""Quantised weights: reading them directly in products and gathers of rows."""
+"""Quantised weights: products and row gathers read them without dequantising them first."""
 
 from __future__ import annotations
 

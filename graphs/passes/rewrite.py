@@ -35,11 +35,11 @@ _CLOSE = 1e-4  # relative tolerance: exporters round constants to float32, or to
 
 @dataclass(slots=True)
 class Match:
-    """Place in a graph where a pattern matches.
+    """The place in a graph where a pattern matches.
 
-    root: the node that makes the value of the whole pattern.
-    values: for each name in the pattern, the value that it stands for.
-    nodes: all nodes that the pattern covers, the root included.
+    root: the node that computes the value of the whole pattern.
+    values: the matched value for each name in the pattern.
+    nodes: all nodes that the pattern covers, including the root.
     made: the nodes that a rule has added to replace them.
     """
 
@@ -52,15 +52,15 @@ class Match:
     made: list[Node] = field(default_factory=list)
 
     def get_type(self, name: str) -> TensorType:
-        """Return the type of the value that a name of the pattern stands for."""
+        """Return the type of the value that matches a name of the pattern."""
         return self.found.types[self.values[name]]
 
     def get_value(self, name: str) -> Array | None:
-        """Return the constant that a name of the pattern stands for; None if it is not constant."""
+        """Return the constant that matches a name of the pattern; None if it is not constant."""
         return self.found.constants.get(self.values[name])
 
     def get_scalar(self, name: str) -> float | None:
-        """Return the constant number that a name of the pattern stands for, or None."""
+        """Return the constant number that matches a name of the pattern, or None."""
         value = self.get_value(name)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
@@ -235,7 +235,7 @@ def _list_operators(text: str) -> frozenset[str]:
 
 @functools.cache
 def _free(text: str) -> tuple[str, ...]:
-    """Return the names in a pattern that stand for values from outside, in order."""
+    """Return the names in a pattern that match values from outside, in order."""
     every = list(ast.walk(_parse(text)))
     calls = {node.func for node in every if isinstance(node, ast.Call)}
     named = {node.target.id for node in every if isinstance(node, ast.NamedExpr)}

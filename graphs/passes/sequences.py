@@ -1,4 +1,4 @@
-"""Sequences and optional values: readers get the names of the tensors themselves."""
+"""Sequences and optional values: readers get the names of the tensors directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cleanup: removal of nodes that change no result, and sharing of equal small values."""
+"""Cleanup: dead code, nodes that change nothing, and equal small values that become one."""
 
 from __future__ import annotations
 

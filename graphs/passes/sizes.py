@@ -1,4 +1,4 @@
-"""Constants that depend on sizes: computing ops on shapes without reading the numbers."""
+"""Constants that depend on sizes: folding of ops on shapes for all sizes at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.kernels.vocabulary.sizes import Size, SizedArray, fill_array
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """Return the whole part of a quotient, as ONNX divides integers."""
+    """Return a quotient truncated towards 0, as ONNX divides integers."""
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 

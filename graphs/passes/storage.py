@@ -1,9 +1,9 @@
 """Storage: the float32 values of a graph that a plan keeps in 16 bits.
 
-Parameters, their gradients, states, sums and what enters or leaves a graph stay 32 bits wide.  A
-value between two nodes is stored in 16 bits where the kernels of its maker and of all its readers
-take that (`Op.storage`), so a conversion never is a pass of its own: it is in their loads and
-stores.
+Parameters, their gradients, states, sums, and the inputs and outputs of a graph stay 32 bits wide.
+A value between two nodes is stored in 16 bits if the kernels that compute it and all kernels that
+read it support this (`Op.storage`).  So conversion is never a pass of its own: it is part of their
+loads and stores.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def choose_storage(
     constants: Mapping[str, Array],
     half: str,
 ) -> None:
-    """Let values of a graph, after all passes, be stored as this half float: change their types.
+    """Change the types of values to this half float, after all other passes.
 
-    Values that share their bytes are stored alike.
+    Values that share their bytes get the same type.
     """
     assert half in HALVES
     uses = list(_list_uses(graph, types, constants))

@@ -88,7 +88,7 @@ class Unrolling:
         self.append(node)
 
     def _replace(self, form: UnrolledForm) -> None:
-        """Append the nodes that replace `self.node`, and what gives their results its names."""
+        """Append the nodes that replace `self.node`, and nodes that name their results."""
         made, outputs = form.rule(self), self.node.outputs
         if len(made) < len(outputs):
             self.fail(f"{len(outputs)} outputs", f"{len(made)}, as its body makes")
@@ -173,8 +173,7 @@ class Unrolling:
     def require_value(self, name: str, what: str) -> Array:
         """Return the value of a constant tensor, which messages call `what`.
 
-        Raises:
-            UnknownValueError: it depends on the value of an input of the graph.
+        Raises: UnknownValueError: the value depends on an input of the graph.
         """
         array = self.find_value(name)
         if array is None:

@@ -1,1 +1,1 @@
-"""From a graph and concrete shapes to a verified plan."""
+"""From a graph and concrete shapes to a verified plan: lowering, ordering, memory placement."""

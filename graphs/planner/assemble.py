@@ -1,4 +1,4 @@
-"""Assembly: every value of an ordered draft gets its place in memory; the result is a plan."""
+"""Assembly: gives every value of an ordered draft its place in memory, and returns the plan."""
 
 from __future__ import annotations
 

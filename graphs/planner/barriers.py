@@ -1,4 +1,4 @@
-"""Barriers: before which calls all threads must meet."""
+"""Barriers: the calls before which all threads must wait for each other."""
 
 from __future__ import annotations
 

@@ -1,18 +1,20 @@
-"""Budget: a ladder of plans for one shape; the fastest plan that fits is taken.
+"""Memory budgets: a ladder of plans for one shape, from which the fastest one that fits is taken.
 
-A *rung* says which calls run again, and what segments (segments.py) make.  From rung to rung the
-plan takes longer and needs less memory.  All rungs compute the same numbers, except for sums whose
-calls run in other tiles.  The ladder depends on the graph, the shape, the target and the threads
-alone: what it knows of time is a model (kernels/analysis/cost.py), and what limits its work are
-counts.  So a larger budget never takes a slower plan by that model, nor a smaller one a plan with
-a higher peak: both take the first rung that fits.
+A *rung* of the ladder lists the calls that are rematerialised (run again in the backward pass) and
+the segments (segments.py).  Each rung takes longer and needs less memory than the one before.  All
+rungs compute the same numbers, except for sums whose calls run in other tiles.  A ladder depends
+only on the graph, the shape, the target and the number of threads, because times come from a cost
+model (kernels/analysis/cost.py) and the search is limited by counts, not by time.  So a larger
+budget never gets a plan that the model predicts to be slower, and a smaller budget never one with a
+higher peak: each takes the first rung that fits.
 
-The search finds *levels*: what runs again so that no more than a limit lives, and an estimate of
-the time.  Most of the work is to make rungs of them, with groups.  That is done for the levels
-near a budget alone: those above it cannot fit, and those far below it are slower by the estimate.
+The search finds *levels*: sets of calls to run again that keep the live bytes below a limit, each
+with an estimate of its time.  Most of the work is to turn levels into rungs, with groups, so this
+is done only for levels near the budget.  Levels above it cannot fit, and the estimates of levels
+far below it are slower.
 
-How far down the ladder goes is decided inside single layers: what one call reads and writes must
-live at once, or a sample of it for each thread.
+Single layers limit how far down a ladder goes: everything that one call reads and writes, or one
+sample of it per thread, must be live at the same time.
 """
 
 from __future__ import annotations
@@ -72,15 +74,15 @@ TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """The choices that make one plan of a ladder of the draft.
+    """The choices that determine one plan of a draft's ladder.
 
-    order: which of the orders of the ladder the calls have; segments are part of an order.
-    chosen: what runs again, by the place of its last call in that order.
-    ordered: whether an order is sought once more, with what runs again.
-    apart: the calls that are in no group, by their places when what runs again is there.
-    peak: the most work bytes that live at one call; no placement needs less.  Of a level it is at
-        least its floor.
-    seconds: that a step takes, by kernels/analysis/cost.py on its nominal machine.
+    order: the number of the order of the calls among the orders of the ladder; segments are part of
+        it.
+    chosen: the calls to run again, by the places of their last calls in that order.
+    ordered: whether to search for an order again, with the repeated calls.
+    apart: the calls that are in no group, by their places among all calls with the repeated ones.
+    peak: the peak of live work bytes, which every placement needs; for a level, at least its floor.
+    seconds: the estimated time of a step, by kernels/analysis/cost.py on its nominal machine.
     """
 
     order: int
@@ -96,8 +98,8 @@ class _Tiled:
     """Facts about the draft of a rung.
 
     peak, seconds: as for `Rung`.
-    groups: the bytes that live during each group that can be taken apart, and the places that its
-        calls had.
+    groups: for each group that can be split up, the live bytes during it, and the places of its
+        calls.
     """
 
     peak: int
@@ -106,7 +108,7 @@ class _Tiled:
 
 
 class _Order:
-    """A draft in one order of its calls, and what may run again."""
+    """A draft in one order of its calls, and the calls that may run again."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -146,7 +148,7 @@ class _Order:
         return _Order(draft)
 
     def segment(self, chosen: Collection[str]) -> _Order:
-        """Return the order in which segments make chosen values."""
+        """Return the order in which segments compute the chosen values."""
         draft = _copy(self.draft)
         move_updates_last(draft)
         draft = make_segments(draft, chosen)
@@ -171,11 +173,11 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A rung that was not made yet.
+    """A rung whose plan has not been made yet.
 
     order, chosen: as for `Rung`.
-    limit: the bytes that were to live at most.
-    seconds: that the search expects a step to take.
+    limit: the limit of live bytes for which it was found.
+    seconds: the time of a step that the search expects.
     """
 
     order: int
@@ -192,7 +194,7 @@ class _Level:
 class Ladder:
     """The rungs of a draft, from the fastest to the one with the lowest peak.
 
-    effort: what the search for them may take, and has taken.
+    effort: the limit of the search for them, and how much of it was used.
     """
 
     def __init__(self, draft: Draft, target: Target, threads: int) -> None:
@@ -277,7 +279,7 @@ class Ladder:
     def _list_segment_rungs(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
         """Return rungs of an order with segments that may be better than the known ones.
 
-        They end where windows of groups, which the search takes for small, are what is left.
+        They end when only windows of groups are left, which the search takes for small.
         """
         self._orders.append(following)
         number, search = len(self._orders) - 1, self._search(following)
@@ -293,9 +295,10 @@ class Ladder:
         return rungs
 
     def _list_sample_orders(self, base: int, lowest: int) -> Iterator[_Order]:
-        """Yield orders in which segments make large values of the order of that number.
+        """Yield orders in which segments compute large values of the order of that number.
 
-        First what is made about as quickly as it is moved, then all; first the largest, then more.
+        First values that take about as long to compute as to move, then all; first the largest,
+        then more.
 
         lowest: the bytes of the lowest peak without segments.
         """
@@ -355,10 +358,10 @@ class Ladder:
         return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times), self.effort)
 
     def _make_rung(self, number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
-        """Return the rung of a plan that runs the chosen again, in the order of that number.
+        """Return the rung of a plan that runs the chosen calls again, in the order of that number.
 
-        Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
-        their calls would otherwise live at all of them.
+        Groups with more than `limit` live bytes are split up, because values of any two of their
+        calls are live at the same time.
         """
         ordered = ordered and self._orders[number].is_moved(chosen)
         rung = Rung(number, chosen, ordered, frozenset(), 0, 0.0)
@@ -373,7 +376,7 @@ class Ladder:
         return min(rungs, key=lambda rung: rung.peak)
 
     def _measure_tiled(self, rung: Rung) -> _Tiled:
-        """Make the draft of a rung, and return what counts of it."""
+        """Make the draft of a rung, and return the facts about it that matter."""
         draft = self._make_untiled(rung)
         groups = self._tile_draft(draft, rung)
         live = count_live_bytes(draft)
@@ -384,11 +387,11 @@ class Ladder:
 def _list_levels(
     search: Search, top: int, falls: int
 ) -> tuple[list[tuple[Chosen, int]], Chosen, int]:
-    """Return what runs again for falling limits, down to what can be reached.
+    """Return the calls to run again for falling limits, down to the lowest limit that can be met.
 
-    top: the bytes of the highest rung.  falls: how often the first limit is below it.
+    top: the bytes of the highest rung.  falls: how many steps the first limit is below it.
 
-    Returns what runs again, each with its limit; what was tried last; and for how many falls.
+    Returns the calls to run again, each with its limit; the last attempt; and the number of steps.
     """
     levels: list[tuple[Chosen, int]] = []
     now: Chosen = frozenset()
@@ -427,7 +430,7 @@ def _find_ends(
 
 
 def explain_too_little(plan: Plan, least: int, budget: int) -> BudgetError:
-    """Return the error that no plan keeps to a budget: what takes the memory of the least."""
+    """Return the error that no plan fits in a budget, with the values that take the memory."""
     regions = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
         f"{plan.name}: a budget of {budget} bytes is too small; the smallest that is enough is "
@@ -439,7 +442,7 @@ def explain_too_little(plan: Plan, least: int, budget: int) -> BudgetError:
 def _list_lives(
     draft: Draft, groups: Sequence[tuple[int, ...]], live: Sequence[int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the groups of a draft that can be taken apart, each after the bytes that live then."""
+    """Yield the groups of a draft that can be split up, each after its live bytes."""
     following = iter(groups)
     for first, last in list_spans(draft.calls):
         if last > first and not is_update(draft.calls[first]):

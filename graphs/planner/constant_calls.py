@@ -1,9 +1,9 @@
-"""Calls that need to run only once: what they make follows from constants and parameters alone.
+"""Calls that run only once, because their results depend only on constants and parameters.
 
-A model that answers folds and packs the same weights before each answer.  Its plans have a region
-`made` for what such calls make, and these calls come first: they run when a plan is bound, and
-again only where a parameter that they read has changed.  Plans of trainings do without, since the
-region takes as many bytes as the weights.
+An inference model would fold and pack the same weights in every run.  Its plans have a region
+`made` for the results of such calls, which come first: they run when a plan is bound, and again
+only if a parameter that they read has changed.  Training plans do not use this, because the region
+takes as many bytes as the weights.
 
     Before   w2 = map(w, scale); b = conv_pack(w2); y = conv(x, b)      # every run
     After    w2 = map(w, scale); b = conv_pack(w2)                      # once
@@ -37,7 +37,7 @@ def take_once(draft: Draft) -> list[DraftCall]:
 
 
 def list_same(draft: Draft) -> list[bool]:
-    """Return of each call whether it makes the same in each run while parameters stay the same."""
+    """Return for each call whether its results depend only on parameters and constants."""
     values = draft.values
     writers = Counter(name for call in draft.calls for name in call.list_touched("wus"))
     lasting = {name for name, value in values.items() if value.region in LASTING}

@@ -1,4 +1,4 @@
-"""Drafts: the kernel calls of a graph over named values, which have no place in memory yet."""
+"""Drafts: the kernel calls of a graph on named values, before memory is assigned."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class TileCut:
 class DraftCall:
     """One kernel call.
 
-    args: for each pointer its mode, and the name of the root value; "" is the null pointer.
+    args: the mode and the name of the root value of each pointer; "" is the null pointer.
     consts: the numbers that follow the pointers.
-    source: the name of the node that it comes from.
-    inplace: positions (written, read) in `args` that may have the same bytes.
+    source: the name of the node that the call comes from.
+    inplace: positions (written, read) in `args` that may share bytes.
     operands: as `Step.operands`.
-    cut: set if it is one of a group; the numbers are for one tile then.
+    cut: set for a call of a group; the numbers are then for one tile.
     segment: the number of its segment (segments.py, sample_groups.py); 0 if it is in none.
-    again: whether it repeats an earlier call, so that what that made need not be kept.
+    again: whether it repeats an earlier call, whose results need not be kept until here.
     alone: as `Step.alone`.
     """
 
@@ -160,8 +160,8 @@ class Draft:
 class Piece:
     """The calls that the lowering of one node adds, for all sizes that give the same answers.
 
-    values: those that its calls touch, in the order in which they are first touched; None stands
-        for values of the graph.
+    values: the values that its calls touch, in the order of first use; None for values of the
+        graph.
     """
 
     answers: Noted
@@ -175,10 +175,10 @@ class Piece:
 
 
 def drop_dead_calls(draft: Draft) -> None:
-    """Drop the calls whose results no call reads and do not outlive the run, and their constants.
+    """Remove dead calls, whose results nothing reads and do not outlive the run, and constants.
 
-    A node may read a value for its shape alone, as ConvGrad reads x where only dx is wanted: the
-    graph then has a node that makes the value for it, and no kernel ever reads what that makes.
+    A node may read a value only for its shape, as ConvGrad reads x if only dx is wanted.  The graph
+    then has a node that computes this value, but no kernel reads it.
 
     Before   z_again = map(x); dx = convolve_back(dy, w)
     After    dx = convolve_back(dy, w)

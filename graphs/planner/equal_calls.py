@@ -1,16 +1,16 @@
-"""Equal calls: of calls that compute the same from the same values only the first is made.
+"""Common subexpression elimination: of calls that compute the same, only the first one is kept.
 
-A node may become several calls, so nodes that differ may have equal ones: three products that each
-round their input are three nodes with one rounding.  Calls are equal if kernel, numbers and all
-that they read are the same, and if each of these values is written once at most.
+One node may become several calls, so different nodes may have equal calls: three products that each
+round the same input share one rounding.  Calls are equal if their kernels, numbers and inputs are
+the same, and each of these inputs is written at most once.
 
     Before   q = round(x); a = product(q, u); r = round(x); b = product(r, v)
     After    q = round(x); a = product(q, u); b = product(q, v)
 
-The result of the first call then lives until the last reader of the others' results.  They are left
-out where the most bytes that live at once do not rise by that.
+The result of the first call then stays live until the last reader of the others.  Calls are removed
+only if this does not raise the peak of live bytes.
 
-*Requires* calls in an order in which they can run.  *Ensures* that order of those that are left.
+*Requires* calls in an executable order.  *Ensures* the order of the remaining calls.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from engine.graphs.planner.lifetimes import Tally
 
 
 def share_equal_calls(draft: Draft, *, keeps: bool, is_tight: bool) -> None:
-    """Drop the calls of a draft that are equal to earlier ones, in place.
+    """Remove the calls of a draft that are equal to earlier ones, in place.
 
-    keeps: whether what is the same in each run is made once and kept: such calls are equal to
-        earlier ones wherever these are.
-    is_tight: whether plans are to keep to a budget, which may be far below the most bytes that live
-        in this order: nothing but small results may live longer.
+    keeps: whether results that are the same in each run are computed once and kept; such calls may
+        be anywhere.
+    is_tight: whether plans must fit in a budget, which may be far below the peak of this order:
+        then only small results may live longer.
     """
     keys = _list_keys(draft)
     if max(Counter(key for key in keys if key is not None).values(), default=0) < 2:
@@ -66,9 +66,9 @@ def share_equal_calls(draft: Draft, *, keeps: bool, is_tight: bool) -> None:
 
 
 def _list_keys(draft: Draft) -> list[object]:
-    """Return of each call what equal ones share besides what they read; None if it has no equals.
+    """Return the key that equal calls share, besides their inputs, for each call; None if none.
 
-    Calls that are made again on purpose, so that their results need not be kept, have none.
+    Calls that repeat others on purpose, so that results need not be kept, have no key.
     """
     values = draft.values
     writers = Counter(name for call in draft.calls for name in call.list_touched("wu"))
@@ -93,7 +93,7 @@ def _list_results(call: DraftCall) -> list[str]:
 
 
 class _Lives:
-    """The bytes that live at each call of a draft, while some results come to live longer."""
+    """The live bytes at each call of a draft, while live ranges of some results are extended."""
 
     def __init__(self, draft: Draft, *, is_tight: bool) -> None:
         self.sizes = {name: value.nbytes for name, value in draft.values.items()}
@@ -102,9 +102,9 @@ class _Lives:
         self.most = 0 if is_tight else int(self.live.max(initial=0))
 
     def can_extend(self, old: Sequence[str], new: Sequence[str], place: int) -> bool:
-        """Let results live as long as what an equal call at a place makes; return whether they can.
+        """Extend the live ranges of results to the end of an equal call's, if this is allowed.
 
-        If not, all is as it was.
+        Returns whether it was; if not, nothing changes.
         """
         begin = min(min(self.last[name] for name in old), place)
         longer = self.live[begin:place].copy()

@@ -1,17 +1,18 @@
-"""Rows of gradients: a table's gradient is made of the rows that were read, in its update.
+"""Embedding gradients by rows: the gradient of a table is computed block by block, in its update.
 
-The gradient of an embedding is as large as the table, and 0 except for the rows that a batch reads.
-In a plan that updates it is read by updates alone, which walk it in order.  So each of them gets a
-call of its own that makes it, and both run on one block of rows after another: no more of the
-gradient exists than a block a thread.
+The gradient of an embedding is as large as the table, and 0 except in the rows that the batch
+reads.  In a plan that also updates, only updates read it, and they walk it in order.  So each
+update gets its own call that computes the gradient, and both run on one block of rows after
+another.  Only one block of the gradient exists per thread.
 
     Before   gather_grad(index, dy, dx); ...; adam(p, dx, m, v)
     After    index_chains(index, first, next); ...;
              for each of 250 tiles: gather_grad_rows(first, next, dy, dx); adam(p, dx, m, v)
 
-*Ensures* that each row is the same sum in the same order.  Where a gradient is read twice, as where
-gradients are clipped by their norm, it is made twice, which takes little: a block is in the cache.
-A gradient that others read, too, as of a table that is a product's weight as well, stays whole.
+*Ensures* that each row is the same sum in the same order.  If a gradient is read twice, for example
+for clipping by its norm, it is computed twice, which costs little because a block stays in the
+cache.  A gradient that something else reads, too, for example of a table that is also the weight of
+a product, stays whole.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ WORTH = 2
 
 
 def makes_rows(call: DraftCall) -> bool:
-    """Return whether a call makes rows of a gradient for one reader, to be in its group."""
+    """Return whether a call computes rows of a gradient for one reader, to be in its group."""
     return call.spec.template == gather_grad_rows.name
 
 
@@ -55,8 +56,8 @@ def is_update(call: DraftCall) -> bool:
 def make_rows(draft: Draft, target: Target, threads: int) -> None:
     """Replace the gradients of tables that only updates read, in place.
 
-    Each call makes a value of one block a thread.  `pair_calls` makes the call and its
-    reader a group; until then `move_beside` keeps them together.
+    Each call computes a value of one block per thread.  `pair_calls` makes a group of the call and
+    its reader; until then, `move_beside` keeps them next to each other.
     """
     users: dict[str, list[int]] = {}
     tables: dict[int, _TableGradient] = {}
@@ -82,7 +83,7 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
 
 
 def move_beside(calls: Sequence[DraftCall]) -> list[DraftCall]:
-    """Return the calls, those that make rows directly before those that read them."""
+    """Return the calls, with calls that compute rows directly before their readers."""
     waiting: dict[str, DraftCall] = {}
     ordered: list[DraftCall] = []
     for call in calls:
@@ -95,7 +96,7 @@ def move_beside(calls: Sequence[DraftCall]) -> list[DraftCall]:
 
 
 def pair_calls(draft: Draft, maker: DraftCall, reader: DraftCall) -> list[DraftCall]:
-    """Return the group of a call that makes rows of a gradient and the one that reads them."""
+    """Return the group of a call that computes rows of a gradient, and its reader."""
     dx = draft.values[maker.args[-1][1]]
     rows, inner = map(int, maker.consts[:2])
     length = dx.type.dims[1]
@@ -108,9 +109,9 @@ def pair_calls(draft: Draft, maker: DraftCall, reader: DraftCall) -> list[DraftC
 
 @dataclass(frozen=True, slots=True)
 class _TableGradient:
-    """A call that makes the gradient of a table [n, inner] from the gradient of the rows read.
+    """A call that computes the gradient of a table [n, inner] from the gradient of the rows read.
 
-    dx: the gradient.  index, dy, fault: of the call.
+    dx: the gradient.  index, dy, fault: the other operands of the call.
     first, next: the names of the chains of rows.
     """
 
@@ -126,10 +127,10 @@ class _TableGradient:
     inner: int
 
     def choose_block(self, reader: DraftCall, target: Target, threads: int) -> int:
-        """Return the elements of a block that a reader can be given; 0 if it must have the whole.
+        """Return the elements of a block that a reader can take; 0 if it needs the whole gradient.
 
-        A block is of whole rows, and of what the reader looks at together; all that it touches of
-        it takes about `target.tile_bytes`.
+        A block consists of whole rows, and of the units in which the reader works; all bytes that
+        the reader touches for a block are about `target.tile_bytes`.
         """
         blocks = _find_blocks(reader)
         modes = [mode for mode, name in reader.args if name == self.dx.name]
@@ -159,7 +160,7 @@ class _TableGradient:
     def make_row_calls(
         self, draft: Draft, reader: DraftCall, name: str, length: int, threads: int
     ) -> list[DraftCall]:
-        """Return the call that makes rows for a reader, and the reader, which reads this name."""
+        """Return the call that computes rows for a reader, and the reader of this name."""
         T = self.dx.type.dtype
         draft.add(name, TensorType(T, (threads, length)))
         args: Args = (("r", self.first), ("r", self.next), ("r", self.dy), ("w", name))
@@ -171,7 +172,7 @@ class _TableGradient:
 
 
 def _find_table(draft: Draft, call: DraftCall) -> _TableGradient | None:
-    """Return the table whose gradient along its first axis a call makes; None if none."""
+    """Return the table whose gradient along its first axis a call computes; None if none."""
     if call.spec.template != gather_grad.name:
         return None
     numbers = gather_grad.named(call.spec.params, call.consts)
@@ -195,9 +196,9 @@ def _find_blocks(call: DraftCall) -> Blocks | None:
 
 
 def _cut(call: DraftCall, dx: Value, length: int, cut: TileCut) -> DraftCall:
-    """Return a call as it is for a tile of this many elements of a gradient.
+    """Return the form of a call for a tile of this many elements of a gradient.
 
-    cut: all of it except for its pointers.
+    cut: its tiling, except for the pointers.
     """
     blocks = _find_blocks(call)
     assert blocks is not None

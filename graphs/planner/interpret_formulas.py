@@ -1,10 +1,10 @@
-"""Calls of kernels that are compiled for one formula become calls of an interpreter of formulas.
+"""Closed plans: calls of kernels compiled for one formula become calls of a formula interpreter.
 
-A library for a set of ops is compiled before the plans that use it are known, so the set of its
-kernels must be finite.  Kernels that have a formula among their parameters would make it infinite.
-In a closed plan a formula is therefore data, which one kernel for all formulas reads
-(kernels/loops/interpreter.py).  A fold has no formula of its own; calls of that kernel before and
-after it compute them.
+A library for a set of ops is compiled before its plans are known, so its set of kernels must be
+finite.  Kernels with a formula among their parameters would make it infinite.  Therefore, in a
+closed plan a formula is data, which one kernel for all formulas reads
+(kernels/loops/interpreter.py).  The reductions of a library have no formulas of their own; calls of
+the interpreter before and after them compute these.
 
     Before   map("a:f32[] -> y:f32[] = tanh(a)", 0)(x, y)
              reduce_rows("f32", "sum", "x * x", "sqrt(total)", "-")(x, y)
@@ -80,7 +80,7 @@ class _Closing:
         self.calls: list[DraftCall] = []
 
     def visit(self, call: DraftCall) -> None:
-        """Append a call, or the calls that stand for it."""
+        """Append a call, or the calls that replace it."""
         match call.spec.template:
             case maps.map.name:
                 self._replace_map(call)
@@ -92,7 +92,7 @@ class _Closing:
                 self.calls.append(call)
 
     def _add_temporary(self, call: DraftCall, dtype: str, shape: Sequence[int]) -> str:
-        """Add a work value for what a call needs; return its name."""
+        """Add a work value for a call; return its name."""
         name = f"{call.source}#f{len(self.draft.values)}"
         self.draft.add(name, TensorType(dtype, tuple(shape)))
         return name
@@ -130,7 +130,7 @@ class _Closing:
         formulas: one for each output; their operands are the inputs.
         head: the words rows, n and by_columns of the kernel.
         dims: the outer dimensions, around rows of n elements.
-        args, dtypes, steps, strides: for all inputs, then all outputs: what is passed, the element
+        args, dtypes, steps, strides: for all inputs, then all outputs: the argument, the element
             type, the stride inside a row, and the strides of the outer dimensions.
         inplace: as in `DraftCall`, by positions in `args`.
         """

@@ -1,4 +1,4 @@
-"""Lifetimes of the values of a draft, the values that share bytes, and the most that live."""
+"""Liveness: the live ranges of values, the values that share bytes, and the peak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call t
 def find_lifetimes(draft: Draft, calls: list[DraftCall]) -> Lifetimes:
     """Return the first and the last call that touch each value, in the order of first calls.
 
-    Values of all regions but "work" live throughout the run, all others throughout each group.
+    Values outside of the region "work" are live throughout the run, all others throughout each
+    group.
     """
     firsts: dict[str, int] = {}
     lasts: dict[str, int] = {}
@@ -51,9 +52,9 @@ def count_work_bytes(draft: Draft) -> dict[str, int]:
 
 @dataclass(slots=True, eq=False)
 class MemoryBlock:
-    """Bytes to place, of one value or of several that have the same bytes one after another.
+    """Bytes to place, of one value or of several that use the same bytes one after another.
 
-    names: the values.  first, last: the calls between which it lives, both included.
+    names: the values.  first, last: the calls between which it is live, both included.
     """
 
     names: list[str]
@@ -100,9 +101,10 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[MemoryBlock]:
 
 
 def _is_in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> bool:
-    """Return whether what call n of a group reads can give its bytes to what it writes.
+    """Return whether the input of call n of a group can give its bytes to the output.
 
-    No call after it touches the one, none before it the other, and both are cut alike.
+    No later call touches the input, no earlier call touches the output, and both have the same
+    tiles.
     """
     call, cut = group[n], group[n].cut
     assert cut is not None
@@ -121,7 +123,7 @@ def _is_in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> 
 
 
 def count_live_bytes(draft: Draft) -> list[int]:
-    """Return the bytes of work values that live at each call."""
+    """Return the live bytes of work values at each call."""
     change = [0] * (len(draft.calls) + 1)
     for block in merge_inplace(draft, find_lifetimes(draft, draft.calls)):
         change[block.first] += block.nbytes
@@ -130,7 +132,7 @@ def count_live_bytes(draft: Draft) -> list[int]:
 
 
 def compute_liveness_bound(blocks: Sequence[MemoryBlock]) -> int:
-    """Return the most bytes that live at one call: no placement needs less."""
+    """Return the peak of live bytes, a lower bound for every placement."""
     births = [(b.first, b.nbytes) for b in blocks]
     deaths = [(b.last + 1, -b.nbytes) for b in blocks]
     top = alive = 0
@@ -141,9 +143,9 @@ def compute_liveness_bound(blocks: Sequence[MemoryBlock]) -> int:
 
 
 class Tally:
-    """Counts the bytes of work values that live at each call, in any order of the calls of a draft.
+    """Counts the live bytes of work values at each call, for any order of the calls of a draft.
 
-    It is what `merge_inplace` leaves, of calls that are in no group.
+    It counts as `merge_inplace` merges, for calls that are in no group.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -165,7 +167,7 @@ class Tally:
             )
 
     def count_live(self, order: Sequence[int]) -> list[int]:
-        """Return the bytes that live at each call of an order, given by positions of all calls."""
+        """Return the live bytes at each call of an order, given by positions of all calls."""
         first, last = [-1] * len(self.sizes), [-1] * len(self.sizes)
         for place, n in enumerate(order):
             for value in self.touched[n]:

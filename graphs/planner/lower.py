@@ -1,7 +1,7 @@
-"""Lowering: the nodes of a graph, after all passes, become kernel calls over named values.
+"""Lowering: after all passes, the nodes of a graph become kernel calls on named values.
 
-The result is a `Draft`: the calls in the order of the graph, and the values that they touch.  No
-value has a place in memory yet.
+The result is a `Draft`: the calls in the order of the graph, and the values that they read and
+write.  No value has a place in memory yet.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class DraftSource:
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
 
     def _list_kept(self) -> dict[str, bool]:
-        """Return what follows from constants and parameters; True where from constants alone."""
+        """Return the values that follow from constants and parameters; True: constants alone."""
         regions = {name: place.region for name, place in self.places.items()}
         kept = {name: region in UNWRITTEN for name, region in regions.items() if region in LASTING}
         kept |= dict.fromkeys(self.constants, True)
@@ -321,9 +321,9 @@ class DraftSource:
         return types
 
     def make_once(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns, made once for all nodes that give an equal key.
+        """Return the result of `make`, which is called once for all nodes with an equal key.
 
-        The questions that it asks of sizes are noted for every node.
+        The questions that it asks of sizes are recorded for every node.
         """
         known = self.shared.setdefault(key, [])
         for answers, made in known:

@@ -1,8 +1,7 @@
-"""A memo of lowered nodes: equal nodes are lowered once, and share their calls by other names.
+"""Memoised lowering: equal nodes are lowered once, and share their calls under other names.
 
-Models repeat their blocks, so most nodes have the op, the attributes, the types and the wiring of
-one before them.  A lowering sees nothing else of a node, except for its name where it draws random
-numbers.
+Models repeat their blocks, so most nodes have the op, attributes, types and wiring of an earlier
+node.  A lowering depends on nothing else, except on the node's name if it draws random numbers.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _DOMAINS = ("", MS, OURS)  # users' own operators may ask for the name
 
 
 class NodeMemo:
-    """The lowered nodes of a graph, by what their lowerings see of them.
+    """The lowered nodes of a graph, by everything that their lowerings depend on.
 
     types, constants: the types and the constant values of the graph.
     roots: for each view, the value whose bytes it shares.
     accumulated: for each gradient that a kernel adds to a buffer, the buffer and the reset flag.
     used: the values that are read, or are outputs of the graph.
-    titles: what the temporaries of each node are named after.
-    kept: the values from which plans make others once and keep them; True: for ever.
+    titles: the prefixes of the names of each node's temporaries.
+    kept: the values from which plans compute others once and keep them; True: for ever.
     """
 
     def __init__(
@@ -52,9 +51,9 @@ class NodeMemo:
         self._kind_of: dict[int, int] = {}  # by the identity of a type
 
     def find(self, node: Node, phase: Phase, holds: Callable[[Noted], bool]) -> Piece | None:
-        """Return the piece of an equal node by the names of this one; None if there is none.
+        """Return the piece of an equal node under the names of this one; None if there is none.
 
-        holds: tells whether the sizes give the answers that a piece was made for.
+        holds: a function that returns whether the sizes give the answers that a piece was made for.
         """
         for other, piece in self._lowered.get(self.make_key(node, phase), ()):
             if holds(piece.answers) and NOISE not in piece.values:
@@ -62,14 +61,14 @@ class NodeMemo:
         return None
 
     def add(self, node: Node, phase: Phase, piece: Piece) -> None:
-        """Remember what a node was lowered to."""
+        """Store the piece that a node was lowered to."""
         key = self.make_key(node, phase)
         if key is not None:
             known = self._lowered.get(key, [])
             self._lowered[key] = [(node, piece), *known[: ALTERNATIVES - 1]]
 
     def make_key(self, node: Node, phase: Phase) -> object:
-        """Return what is equal for equal nodes; None for a node whose calls are its own."""
+        """Return a key that equal nodes share; None for a node whose calls cannot be shared."""
         if node.domain not in _DOMAINS:
             return None
         names = self._list_names(node)
@@ -91,7 +90,7 @@ class NodeMemo:
         )
 
     def _rename(self, node: Node, other: Node, piece: Piece) -> Piece:
-        """Return what `other` was lowered to, with the names of an equal node."""
+        """Return the piece of `other` under the names of an equal node."""
         names = {FAULT: FAULT, "": ""}
         for old, new in zip(self._list_names(other), self._list_names(node), strict=True):
             names[old], names[self._find_root(old)] = new, self._find_root(new)
@@ -130,10 +129,10 @@ class NodeMemo:
 
 
 def make_titles(nodes: Sequence[Node], values: Iterable[str]) -> dict[Node, str]:
-    """Return what the temporaries of each node are named after, as TITLE#1 and TITLE#c2.
+    """Return the prefixes of the names of each node's temporaries, as in TITLE#1 and TITLE#c2.
 
-    It is the node's name or the name of its first output.  Where another node has the title, or a
-    value has a name that a temporary could get, a number follows.
+    A title is the node's name or the name of its first output, followed by a number if another node
+    has the same title, or a value has a name that a temporary could get.
     """
     taken = {value.rpartition("#")[0] for value in values if "#" in value}
     counts: dict[str, int] = {}

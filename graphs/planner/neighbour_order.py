@@ -1,13 +1,13 @@
-"""Order among neighbours: calls move to where fewer bytes live, each over a few others.
+"""Local reordering: calls move past a few neighbours to places where fewer bytes are live.
 
-The order of a graph is good where all is kept: what is made is used at once.  Where little is kept,
-the most bytes live inside the backward pass of one layer, and there the order of few calls decides.
+The order of a graph is good if everything is kept, because results are used at once.  If little is
+kept, the peak is inside the backward pass of a single layer, and the order of a few calls decides.
 
-    Before   dx = conv(dy, w); dw = conv_dw(dy, z)     dy, z and dx live at once
-    After    dw = conv_dw(dy, z); dx = conv(dy, w)     z is gone when dx is made
+    Before   dx = conv(dy, w); dw = conv_dw(dy, z)     dy, z and dx are live together
+    After    dw = conv_dw(dy, z); dx = conv(dy, w)     z is dead when dx is written
 
-*Requires* calls in an order in which they can run.  *Ensures* that calls keep their order wherever
-one touches what another writes.
+*Requires* calls in an executable order.  *Ensures* that two calls keep their order if one of them
+writes a value that the other one reads or writes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ REACH = 24  # calls over which one may move
 def settle(
     calls: Sequence[DraftCall], nbytes: Mapping[str, int], known: Collection[Repeat] = ()
 ) -> list[DraftCall]:
-    """Return the calls in an order in which fewer bytes live if what may run again does.
+    """Return an order of the calls with fewer live bytes, if the given calls may run again.
 
-    Each call in turn moves up to where the sum of the bytes that live at the calls it passes falls
-    most, and their maximum does not rise.
+    Each call in turn moves up to the place where the sum of the live bytes at the calls that it
+    passes falls most, without raising their maximum.
 
     nbytes: the bytes of each work value.
-    known: what may run again.
+    known: the calls that may run again.
     """
     early = {name: repeat.early for repeat in known for name in repeat.makes}
     job = _Settling(calls, nbytes, early)
@@ -44,8 +44,8 @@ def settle(
 class _Settling:
     """Calls that change places.
 
-    order: their numbers.  live: the bytes that live at each place.
-    touched: the values that each call touches, each with whether it is the one made again.
+    order: their numbers.  live: the live bytes at each place.
+    touched: the values that each call touches, each with whether it is the repeated one.
     """
 
     def __init__(

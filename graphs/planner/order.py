@@ -1,22 +1,22 @@
-"""Order: the sequence in which the calls of a draft run, changed where most bytes live.
+"""Scheduling: the order in which the calls of a draft run, changed to lower the peak of live bytes.
 
-A graph lists its nodes as it was built: forward, then backward from the end.  The next
-calls read what one call writes, which is good for caches.  That order is kept, unless the peak of
-another one is lower by more than a little.  To find the order of least peak memory is NP-hard (a
-linear ordering of a graph); this is a local search, whose moves change the calls near the peak:
+A graph lists its nodes as it was built: forward, then backward from the end.  This is good for
+caches, because the next calls read what a call has written.  So this order is kept, unless another
+one lowers the peak by more than a little.  Finding the order with the smallest peak is NP-hard (a
+linear ordering of a graph).  This is a local search, which moves calls near the peak:
 
-1. a minimum cut tells the calls that must have run at the peak from those that need not; they
-   change places (order_bounds.py, which also tells where no order is better);
-2. the best order of a few calls is found by going through all sets that can have run
+1. A minimum cut separates the calls that must have run at the peak from the ones that need not
+   have; these two sets change places (order_bounds.py, which also proves where no order is better).
+2. The best order of a few calls is found by enumerating the sets of calls that can have run
    (window_order.py).
 
     Before   a = conv(x);  b = conv(x);  c = sum(a);  d = sum(b);  e = add(c, d)   # peak: x, a, b
     After    a = conv(x);  c = sum(a);  b = conv(x);  d = sum(b);  e = add(c, d)
 
-*Requires* calls in an order in which they can run.  *Ensures* that calls keep their order wherever
-one touches what another writes, and that never more bytes live at once than before.
+*Requires* calls in an executable order.  *Ensures* that two calls keep their order if one of them
+writes a value that the other one reads or writes, and that the peak is never higher than before.
 
-For plans within budgets, `settle` (neighbour_order.py) first moves single calls over their
+For plans within budgets, `settle` (neighbour_order.py) first moves single calls past their
 neighbours.
 """
 
@@ -50,9 +50,9 @@ NEAR = 1.01
 
 
 def order(draft: Draft) -> Lifetimes:
-    """Put the calls in an order in which few bytes live at once.
+    """Put the calls of a draft in an order with few live bytes.
 
-    Returns the lifetimes of the values in the order that the calls then have.
+    Returns the live ranges of the values in the new order.
     """
     tally, cuts = Tally(draft), Cuts(draft.calls, count_work_bytes(draft))
     graph = _Search(tally, cuts, range(len(draft.calls)))
@@ -71,10 +71,10 @@ def order(draft: Draft) -> Lifetimes:
 
 
 def find_least_peak(cuts: Cuts, order: Sequence[int], live: Sequence[int], limit: int) -> int:
-    """Return bytes that live at once in every order: the largest cut at a call.
+    """Return a lower bound of the peak in every order: the largest minimum cut at a call.
 
-    order: the order of the calls; live: the live bytes at each of them.  Only the cuts at the
-    `limit` calls with the most live bytes are tried.
+    order: the order of the calls; live: the live bytes at each of them.  Only the `limit` calls
+        with the most live bytes are tried.
     """
     least = 0
     places = sorted(range(len(order)), key=lambda place: -live[place])

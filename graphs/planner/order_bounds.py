@@ -1,10 +1,10 @@
-"""Bounds of orders: the least bytes that live while a call runs, whatever the order is.
+"""Lower bounds: the fewest bytes that are live while a call runs, over all possible orders.
 
-When a call runs, some calls have run, and with each of them all that it depends on.  The order
-decides which ones; the bytes that live then belong to values that some of them touched and that
-others, or the call itself, will touch.  The least of it over all orders is a minimum cut of a
-network, so it is found exactly.  The largest of these least bytes, over all calls, is a bound that
-no order can beat; the least bytes at the peak of an order say whether the peak can be lower.
+When a call runs, some calls have run before it, together with everything that they depend on.  The
+order decides which ones; the live bytes belong to values that these calls have touched and that the
+others, or the call itself, will touch.  The minimum over all orders is a minimum cut of a flow
+network, so it can be computed exactly.  The maximum of these minima over all calls is a lower bound
+for every order, and the minimum at the peak of an order shows whether that peak can be lowered.
 
 Source: closures by minimum cuts, Picard, "Maximal closure of a graph and applications to
 combinatorial problems", Management Science 22 (1976); flows by Dinic, Soviet Math. Doklady 11
@@ -179,19 +179,19 @@ class _Network:
     def __init__(self) -> None:
         self.edges: list[list[int]] = [[], []]  # of each node the edges that leave it
         self.ends: list[int] = []  # of each edge; edge e ^ 1 is e the other way round
-        self.room: list[int] = []  # of each edge, what more can flow
+        self.residual: list[int] = []  # of each edge, the capacity that is left
 
     def add_node(self) -> int:
         """Add a node; return its number."""
         self.edges.append([])
         return len(self.edges) - 1
 
-    def add_edge(self, a: int, b: int, room: int) -> None:
+    def add_edge(self, a: int, b: int, capacity: int) -> None:
         """Add an edge."""
         self.edges[a].append(len(self.ends))
         self.edges[b].append(len(self.ends) + 1)
         self.ends += (b, a)
-        self.room += (room, 0)
+        self.residual += (capacity, 0)
 
     def add_value(self, nbytes: int, users: Sequence[int], begun: bool, awaited: bool) -> None:
         """Add bytes that live if one of the users has run, and another one has not.
@@ -208,7 +208,7 @@ class _Network:
         self.add_edge(first, last, nbytes)
 
     def fill(self) -> int:
-        """Let as much flow as can; return how much it is."""
+        """Send the maximum flow; return how much it is."""
         total = 0
         while True:
             level = self._find_levels()
@@ -217,55 +217,55 @@ class _Network:
             total += self._fill_level(level)
 
     def _find_levels(self) -> list[int]:
-        """Return by how many edges that have room each node is reached; -1 if it is not."""
+        """Return the distance of each node over edges with residual capacity; -1 if unreachable."""
         level = [-1] * len(self.edges)
         level[_FROM] = 0
         queue = [_FROM]
         for node in queue:
             for e in self.edges[node]:
-                if self.room[e] and level[self.ends[e]] < 0:
+                if self.residual[e] and level[self.ends[e]] < 0:
                     level[self.ends[e]] = level[node] + 1
                     queue.append(self.ends[e])
         return level
 
     def _fill_level(self, level: list[int]) -> int:
-        """Let flow what can by the shortest ways; return how much it is."""
-        ends, room = self.ends, self.room
+        """Send a blocking flow along the shortest paths; return how much it is."""
+        ends, residual = self.ends, self.residual
         tried = [0] * len(self.edges)  # of each node, how many of its edges lead nowhere
-        way: list[int] = []  # edges
+        path: list[int] = []  # edges
         total, node = 0, _FROM
         while True:
             if node == _TO:
-                most = min(room[e] for e in way)
-                for e in way:
-                    room[e] -= most
-                    room[e ^ 1] += most
+                most = min(residual[e] for e in path)
+                for e in path:
+                    residual[e] -= most
+                    residual[e ^ 1] += most
                 total += most
-                node, way = _FROM, []
+                node, path = _FROM, []
             edges = self.edges[node]
             while tried[node] < len(edges):
                 e = edges[tried[node]]
-                if room[e] and level[ends[e]] == level[node] + 1:
-                    way.append(e)
+                if residual[e] and level[ends[e]] == level[node] + 1:
+                    path.append(e)
                     node = ends[e]
                     break
                 tried[node] += 1
             else:
-                if not way:
+                if not path:
                     return total
-                node = ends[way.pop() ^ 1]
+                node = ends[path.pop() ^ 1]
                 tried[node] += 1
 
     def find_sides(self) -> tuple[set[int], set[int]]:
-        """Return the nodes that more could flow to, and those from which more could flow on."""
+        """Return the nodes that the source still reaches, and the ones that reach the sink."""
         return self._find_reached(_FROM, 0), self._find_reached(_TO, 1)
 
     def _find_reached(self, start: int, backwards: int) -> set[int]:
-        """Return the nodes reached by edges that have room, or those that reach the start so."""
+        """Return the nodes reachable over edges with residual capacity, forwards or backwards."""
         reached, waiting = {start}, [start]
         while waiting:
             for e in self.edges[waiting.pop()]:
-                if self.room[e ^ backwards] and self.ends[e] not in reached:
+                if self.residual[e ^ backwards] and self.ends[e] not in reached:
                     reached.add(self.ends[e])
                     waiting.append(self.ends[e])
         return reached

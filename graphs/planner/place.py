@@ -1,17 +1,19 @@
-"""Placement: where each block of bytes lies in the arena, so that the arena is small.
+"""Memory placement: an offset in the arena for each block of bytes, so that the arena is small.
 
-Blocks that live at the same time must not overlap: dynamic storage allocation, which is NP-hard.
-The most bytes that live at one call are a bound that no placement can beat.
+Blocks with overlapping live ranges must not overlap in memory.  This is dynamic storage allocation,
+which is NP-hard.  The peak of live bytes is a lower bound for every placement.
 
-1. Large blocks are few, and are placed first: one after another in some order, each as low as those
-   allow that live when it does.  The first order begins with the blocks of the call where most
-   bytes live, then come the blocks of the next one (greedy by breadth).
-2. Blocks that end at the top of the lowest placement so far go to the front of the order, and all
-   are placed again: each order is made from what went wrong before (squeaky wheel optimization).
-   An order that was tried before is shuffled, by one seed: the result is the same every time.
-3. Small blocks fill the gaps that are left, the largest first (best-fit decreasing).
+1. There are few large blocks, and they are placed first: one after another in some order, each at
+   the lowest offset that the blocks with overlapping live ranges allow.  The first order starts
+   with the blocks of the call with the most live bytes, followed by the blocks of the next one
+   (greedy by breadth).
+2. The blocks that end at the top of the lowest placement so far move to the front of the order, and
+   all are placed again, so each order corrects the previous one (squeaky wheel optimization).  An
+   order that was tried before is shuffled, with a fixed seed: the result is the same every time.
+3. Small blocks fill the remaining gaps, the largest ones first (best-fit decreasing).
 
-Of too many blocks for that each is placed in the order of first or last calls, in near-linear time.
+If there are too many blocks for this, each is placed in the order of first or last calls, in
+near-linear time.
 
 Source: 1 and 3, Pisarchyk, Lee, "Efficient memory management for deep neural net inference",
 arXiv 2001.03288; 2, Joslin, Clements, "Squeaky wheel optimization", JAIR 10 (1999).

@@ -1,4 +1,4 @@
-"""The planner: passes, lowering, order and placement of a graph; the result is a plan."""
+"""The planner: runs the passes on a graph, lowers it, orders its calls and places its values."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Recomputation: calls of a draft run a second time, so that their results need not be kept.
+"""Rematerialisation: calls of a draft run a second time, so that their results need not be kept.
 
     Before   z = map(x); conv(z, w, y); ...; conv_dw(dy, z, dw)
     After    z = map(x); conv(z, w, y); ...; z/again = map(x); conv_dw(dy, z/again, dw)
 
-*Requires* calls in the order in which they are to run.  *Ensures* that every call reads the same
-numbers as before: what runs again is the same kernel on the same inputs, so results are equal to
+*Requires* calls in the order in which they will run.  *Ensures* that every call reads the same
+numbers as before: the repeated call is the same kernel on the same inputs, so results are equal to
 the last bit.
 """
 

@@ -1,18 +1,18 @@
-"""Groups of samples: large images of a batch go forward through layers one by one.
+"""Groups of samples: wide layers of a forward pass run sample by sample.
 
-A value of a network of images is often larger than the caches for a whole batch, and so each layer
-reads it from memory again; a sample's part is smaller.  So calls of the forward pass run sample by
-sample, as a group (tile.py), from one narrow value to the next: wide values between them stay in a
-cache.  That is so in answers, in evaluations, and in the layers of a training step below all those
-that are trained; what the backward pass reads is whole, and ends a group.
+For a whole batch, a value in an image network is often larger than the caches, so each layer reads
+it from memory again.  One sample of it is smaller.  So the calls of the forward pass between two
+narrow values run sample by sample, as a group (tile.py), and the wide values between them stay in a
+cache.  This is done in inference and evaluation, and in the layers of a training step before the
+first trained one.  Values that the backward pass reads must be whole, so they end a group.
 
     Before   expand(x, a); for each of 28 tiles: depthwise(a, b); project(b, c)     # x a c whole
     After    for each of 8 samples: expand(x, a); depthwise(a, b); project(b, c)    # x c whole
 
-Calls whose weights are more than what they read and write of a sample stay as they are: weights
-would come from memory for each sample.
+Calls whose weights are larger than what they read and write of a sample are left out, because their
+weights would come from memory for each sample.
 
-*Requires* calls in the order in which they are to run.  *Ensures* that this order stays.
+*Requires* calls in the order in which they will run.  *Ensures* the same order.
 
 Source: chains of layers that are computed for a part of the image at a time, Alwani et al.,
 "Fused-layer CNN accelerators", MICRO 2016, with the samples of a batch as the parts.

@@ -1,13 +1,13 @@
-"""Search: which calls should run again, so that no more bytes live than are given, in little time.
+"""Search: the calls to run again so that the live bytes stay below a limit, at the lowest cost.
 
-Where more bytes live than are given there is an *excess*.  Calls are chosen one after another, each
-time those whose running again takes away most excess for each second that they take; together with
-them what they read, where that is gone by then.  When nothing more helps, something that was chosen
-may stand in the way and is given up.  At the end, what has become needless is given up, too.
+The bytes above the limit are the *excess*.  Calls are chosen one after another: each time, the one
+that removes the most excess per second of its run time, together with the calls that compute its
+inputs if these are dead by then.  If no call helps any more, an earlier choice may be in the way
+and is undone.  At the end, choices that are no longer needed are undone, too.
 
 Source: choosing by excess over cost is the greedy rule for covering (Chvatal, "A greedy heuristic
-for the set-covering problem", 1979); choosing where most bytes live is from Kirisame et al.,
-"Dynamic tensor rematerialization", arXiv 2006.09616, here with the whole schedule in view.
+for the set-covering problem", 1979); choosing where most bytes are live is from Kirisame et al.,
+"Dynamic tensor rematerialization", arXiv 2006.09616, here with the whole schedule known.
 """
 
 from __future__ import annotations

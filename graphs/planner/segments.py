@@ -1,19 +1,18 @@
-"""Segments: chosen values are never whole; each use makes them again, sample by sample.
+"""Segments: chosen values never exist as a whole; each use computes them again, sample by sample.
 
-The bytes that one layer of a network of images reads and writes are most of what a step needs where
-little is kept.  Its samples have nothing to do with each other except for sums: moments of batch
-norms, and gradients of weights.  A *segment* is a run of calls that is to run sample by sample, as
-a group (tile.py): what is made and used up inside takes the room of a sample a thread.  Where sums
-over all samples stand between two uses of a value, each use has its segment, which makes the value
-again.
+If little is kept, most of the memory of a step is the input and output of a single layer of an
+image network.  Its samples are independent, except for sums: moments of batch norms and gradients
+of weights.  A *segment* is a sequence of calls that run sample by sample, as a group (tile.py), so
+a value inside it takes the memory of one sample per thread.  If a sum over all samples separates
+two uses of a value, each use has its own segment, which computes the value again.
 
     Before   c = conv(x, w); m = moments(c); z = map(c, m); d = pool(z)                     # c z
     After    for each of 8 samples: c = conv(x, w); part = moments(c)
              m = join(part)
              for each of 8 samples: c/2 = conv(x, w); z = map(c/2, m); d = pool(z)
 
-*Requires* calls in an order in which they can run, updates after all others.  *Ensures* that every
-call reads the same numbers as before, except for sums over samples, which are made of other parts.
+*Requires* calls in an executable order, with updates after all others.  *Ensures* that every call
+reads the same numbers as before, except for sums over samples, which add up other parts.
 
 Source: chains of layers that are computed for a part of the image at a time, Alwani et al.,
 "Fused-layer CNN accelerators", MICRO 2016; here in both directions of a training step, and with

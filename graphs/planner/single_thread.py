@@ -1,9 +1,9 @@
-"""Calls that thread 0 runs alone: those that threads would share at a loss.
+"""Single-threaded calls: calls that are too small to share run on thread 0.
 
-A call that is shared takes a meeting of the threads, which costs as much as a small product; and
-the first one of a run wakes them.  The cost model alone decides on the calls to share.
+Sharing a call takes a barrier, which costs as much as a small product, and the first barrier of a
+run also wakes the threads.  The cost model alone decides which calls are shared.
 
-    Before   | gemm   | map   | gemm   | softmax        # a meeting each
+    Before   | gemm   | map   | gemm   | softmax        # a barrier each
     After    | gemm   alone map   alone gemm   alone softmax
 """
 

@@ -1,8 +1,8 @@
-"""Split: groups that make the peak of memory higher are split where that costs little.
+"""Splitting groups: groups that raise the peak of memory are split where this costs little.
 
-All values that a group touches live as long as the whole group.  Where most bytes live, a group is
-split in two if by that the peak falls by far more than the bytes that steps move through memory
-rise.
+All values that a group touches are live as long as the whole group.  A group at the peak is split
+in two if this lowers the peak by far more bytes than it adds to the traffic between calls and
+memory.
 
     Before   for each of 112 tiles: depthwise(x, a); map(a, b); conv(b, c); conv(c, y)    # x a c y
     After    for each of 112 tiles: depthwise(x, a); map(a, b); conv(b, c)                # x a c

@@ -1,9 +1,9 @@
-"""Tile: calls that work on the same rows run tile by tile, one after another on each tile.
+"""Tiling: calls that work on the same rows run tile by tile, one after another on each tile.
 
 The tile that a call writes is still in the cache when the next call reads it, so a chain of
-convolution, statistics, normalisation and activation passes over memory once where it was four
-times.  The kernels are the same: each says how its calls are cut into tiles (`Tiling`), and the
-executor calls them for a tile with other pointers (`Step.group`).
+convolution, statistics, normalisation and activation passes over memory once instead of four times.
+The kernels do not change: each declares how its calls can be divided into tiles (`Tiling`), and the
+executor calls them once per tile, with other pointers (`Step.group`).
 
     Before   map(rows=25088)(c, mean, scale, y); conv_pack()(w, b); conv(rows=25088)(y, b, d);
              channel_moments_cols(rows=25088)(part, d); channel_moments_join(parts=55)(part, mean)
@@ -12,11 +12,11 @@ executor calls them for a tile with other pointers (`Step.group`).
                                    channel_moments_cols(rows=448)(part, d)
              channel_moments_join(parts=56)(part, mean)
 
-*Requires* calls in the order in which they are to run.  *Ensures* that calls keep their order
-wherever one touches what another writes.  Small calls between the calls of a group go before it,
-or after it where they need what it makes.
+*Requires* calls in the order in which they will run.  *Ensures* that two calls keep their order if
+one of them writes a value that the other one reads or writes.  Small calls between the calls of a
+group move before it, or after it if they need its results.
 
-Source: tiles of several loops, as in `compute_at` of Halide and TVM, over whole kernels.
+Source: tiles across loops, as in `compute_at` of Halide and TVM, here across whole kernels.
 """
 
 from __future__ import annotations

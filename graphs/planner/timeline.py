@@ -1,15 +1,15 @@
-"""Timeline: the work memory of an ordered draft over its calls, if chosen calls run again.
+"""Timeline: a model of the work memory over the calls of a draft, for sets of calls to run again.
 
-A model of the memory of a plan that is quick to ask, for the search for what should run again.  It
-knows the larger values, which of them share bytes, and how much of a value a group of calls keeps.
+It is quick to evaluate, for the search for such a set.  It knows the larger values, which of them
+share bytes, and how much of a value a group of calls keeps.
 
-The search asks of many sets that differ little.  So a `Profile` holds the bytes that live at each
-call for one set, and evaluates a change of that set from the values that the change touches alone:
-each lives at other calls than before, and only there does the profile differ.
+The search evaluates many sets that differ little.  So a `Profile` holds the live bytes at each call
+for one set, and evaluates a change only from the values that the change touches: their live ranges
+change, and the profile differs only there.
 
-Time is measured in *keys*, integers in the order in which calls run.  A call of the draft has one,
-and so has each call that runs again, which stands before the call that needs it first; no key
-depends on what else runs again.  Keys are even, and one more than a key is just after its call.
+Time is measured in *keys*, integers in the order in which calls run.  Each call of the draft has a
+key, and so has each repeated call, which comes before the call that needs it first; no key depends
+on the other repeated calls.  Keys are even, and a key plus one is the time just after its call.
 """
 
 from __future__ import annotations

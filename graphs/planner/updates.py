@@ -1,17 +1,17 @@
-"""Updates: where the calls that change parameters stand in a plan that trains and updates.
+"""Updates: the places of parameter updates in a plan that trains and updates.
 
-The nodes of a joined graph (graphs/offline/joined.py) update parameters after all others.  Their
-calls move forward: the update of a parameter stands directly after the last call that touches the
-parameter, its gradient, or anything else that it needs.  No call that reads the parameter is after
-it then, and the gradient lives no longer than it must.
+In a joined graph (graphs/offline/joined.py), the updates come last.  Their calls move forward: the
+update of a parameter is placed directly after the last call that touches the parameter, its
+gradient, or anything else that the update needs.  So no later call reads the parameter, and its
+gradient is live only as long as necessary.
 
     Before   dW2(g2); dX(W2); dW1(g1); signal(loss, go); adam(go, W1, g1); adam(go, W2, g2)
     After    signal(loss, go); dW2(g2); dX(W2); adam(go, W2, g2); dW1(g1); adam(go, W1, g1)
 
-The signal stands before the first update, and after all that can meet bad data: a run that does
-ends before anything was changed.  Calls that meet bad data in the backward pass have met the same
-data in the forward pass, which is seen by the indices that both read; where that is not so, the
-signal waits for it.
+The signal comes before the first update, and after all calls that can detect bad data, so that a
+run with bad data ends before anything has changed.  Calls of the backward pass usually read the
+same indices as calls of the forward pass, which have then detected the bad data already; otherwise
+the signal comes after them.
 """
 
 from __future__ import annotations

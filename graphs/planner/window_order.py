@@ -1,7 +1,7 @@
-"""Order in a window: of a few calls that follow one another, so that fewer bytes live than now.
+"""Exact scheduling of a window: the order of a few successive calls with the fewest live bytes.
 
-All sets of calls of the stretch that can have run are gone through, as far as their number allows:
-what lives depends on the set alone, not on the order in which its calls have run.
+All sets of calls in the window that can have run are enumerated, as far as their number allows: the
+live bytes depend only on the set, not on the order of its calls.
 
 Source: Ahn et al., "Ordering chaos: memory-aware scheduling of irregularly wired neural networks
 for edge devices", arXiv 2003.02369 (there by dynamic programming over the same sets).

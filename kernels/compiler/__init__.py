@@ -1,1 +1,1 @@
-"""From a kernel template to machine code: one path for this process, its cache and every build."""
+"""From a kernel template to machine code: one path for the JIT, its cache, wheels and builds."""

@@ -1,7 +1,7 @@
 """Arguments by name: a numba type whose attributes are the parameters of a kernel's signature.
 
-A body that takes `(call, tid, nthreads)` reads them as `call.x`.  They are registers, as the
-parameters of a function are: nothing is stored, and one that is not read costs nothing.
+A body that takes `(call, tid, nthreads)` reads a parameter as `call.x`.  Parameters are registers,
+like the parameters of a function: nothing is stored, and an unused one costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Single assignments: each variable of numba's IR is assigned once, and joined where paths meet.
+"""SSA form: each variable of numba's IR is assigned once, and phi nodes join the paths.
 
 Before    x = 0              After    x = 0
           jump 2                      jump 2
@@ -8,9 +8,9 @@ Before    x = 0              After    x = 0
     6:    return x                    jump 2
                                 6:    return x.1
 
-Joins lie in the iterated frontiers of dominance of the blocks that assign, and are made where a use
+Phi nodes are in the iterated dominance frontiers of the assigning blocks, and are made where a use
 is reached by one (Choi et al., Incremental computation of static single assignment form).  numba
-does the same, but goes through all statements of a function for each variable; here each variable
+does the same, but goes through all statements of a function for each variable; here, each variable
 has a list of its places.
 """
 

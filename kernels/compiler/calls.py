@@ -1,9 +1,9 @@
-"""Calls of a kernel in a library that no other library calls: where its code finds their words.
+"""Calls of a kernel in a trimmed build: where its code finds their arguments.
 
-The plans of a trimmed build are known when it is made, and with them every call of a kernel.  Words
-that are equal in all calls become constants of its code (`emit.emit_library`).  The others are in a
-*record* for each call, in a few bytes each, which the code reads where the library has it: nothing
-of a call is in memory that can change but the `CALL` of engine/plan/context.py.
+All calls of a kernel in a trimmed build are known when it is made.  Words that are equal in all
+calls become constants of its code (`emit.emit_library`).  The others are in a *record* for each
+call, in a few bytes each, which the code reads from constant data of the library.  So no argument
+is in writable memory, except the `CALL` of engine/plan/context.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LLVM IR to object code for any target, through llvmlite alone."""
+"""Code generation: LLVM IR to object code for any target, with llvmlite alone."""
 
 from __future__ import annotations
 

@@ -1,22 +1,20 @@
-"""numba's front end, cut down to what kernels need: integers, floats, pointers, tuples, loops.
+"""numba's front end, reduced to what kernels need: integers, floats, pointers, tuples, loops.
 
-Seven things make it several times faster than numba as it comes:
+Seven changes make it several times faster than numba's own:
 
-- its contexts know the builtins of the language.  Those of arrays, lists, strings and NumPy take
-  longer to load and to search than most kernels take to compile.
-- its pipeline has only the passes that do something to a kernel.  Nothing counts references, so
-  that no variable is ever deleted, and no lifetimes are found.
-- variables are renamed, so that each is assigned once, where they are (`assignments.py`): numba
-  rewrites all of a function for each variable.
-- variables that need no memory are registers from the start, and nothing of a call is read but
-  what it returns, so that LLVM has a fifth less to read.
-- types are found without a list of warnings for each statement, and code is written without one of
-  errors.
-- what a kernel calls is a `Callee`, which is typed and emitted without a search.  A function is
-  compiled once for the types it is called with, for all kernels of the process, and LLVM inlines
-  it or does not, as it is marked.  numba's own `inline="always"` copies its statements to every
-  call and types them there.
-- a `Library` is the text of one function, which LLVM reads once for each kernel.
+- Its contexts know only the builtins of the language.  Loading and searching numba's definitions
+  for arrays, lists, strings and NumPy takes longer than compiling most kernels.
+- Its pipeline has only the passes that affect a kernel.  There is no reference counting, so no
+  variable is ever deleted, and no lifetimes are computed.
+- Variables are renamed to SSA form at their places (`assignments.py`); numba rewrites all of a
+  function for each variable.
+- Variables that need no memory are registers from the start, and only the result of a call is
+  read, so LLVM has a fifth less to read.
+- Type inference makes no list of warnings for each statement, and code generation none of errors.
+- A function that a kernel calls is a `Callee`, which is typed and emitted without a search.  It is
+  compiled once per process for the types of its arguments, and LLVM inlines it or not, as it is
+  marked.  numba's own `inline="always"` copies its statements to every call and types them there.
+- A `Library` is the text of one function, which LLVM reads once for each kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kernel templates to LLVM IR: numba's front end, without its runtime, wrappers or optimiser.
+"""Lowering of kernel templates to LLVM IR with numba's front end, without its runtime or optimiser.
 
-The module that comes out is unoptimised, has no Python symbols, and exports one function a kernel:
+The resulting module is unoptimised, has no Python symbols, and exports one function per kernel:
 `void symbol(const word *args, i64 tid, i64 nthreads)` (see `kernel.py`).
 """
 

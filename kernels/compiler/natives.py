@@ -1,8 +1,8 @@
-"""The native operations of kernels, as callees that emit vector IR for a target.
+"""The native operations of kernels (intrinsics), as callees that emit vector IR for a target.
 
-`build(native, target)` makes the callee for a `Native`; its function below is named like it.
-Each builder returns `(typer, emit)`: `typer(*numba types)` gives the signature, `emit(context,
-builder, signature, args)` writes the IR.
+`build(native, target)` makes the callee for a `Native`, with the function below that has its name.
+Each of these functions returns `(typer, emit)`: `typer(*numba types)` returns the signature, and
+`emit(context, builder, signature, args)` writes the IR.
 """
 
 from __future__ import annotations

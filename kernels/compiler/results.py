@@ -1,9 +1,10 @@
-"""Results of optimised code, fixed: from here on no pass may compute something else.
+"""Fixed results: after this point, no LLVM pass may change what the code computes.
 
-The vectoriser needs freedom: numba's flags let it reorder sums.  Later passes would use the same
-freedom by what they know of a call, so that the code of a library, which is reduced to the calls of
-its plans, would differ from the engine's in the last bit.  So the flags go once the vectoriser has
-run, and what the code generator would have made of them is written out.
+The vectoriser needs freedom, so numba's fast-math flags let it reorder sums.  Later passes could
+use the same freedom, depending on what they know about a call.  The code of a trimmed library,
+which is specialised for the calls of its plans, would then differ from the engine's in the last
+bit.  So the flags are removed after the vectoriser has run, and what the code generator would have
+made of them is written out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Words in compiled kernels: a numba type that points to them and reads fields by name.
 
-A read of a field is a load at a fixed offset, as `g[3]` of a plain pointer is.
+Reading a field is a load at a fixed offset, like `g[3]` of a plain pointer.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The operators: a family a file, or a folder where a family needs more."""
+"""The operators: one file per family, or a folder if a family needs several files."""

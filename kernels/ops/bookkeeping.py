@@ -1,4 +1,4 @@
-"""Ops of onnxruntime-training that move gradients about: accumulation and ordering.
+"""Bookkeeping of gradients: onnxruntime-training's ops for accumulation and ordering.
 
 Forward   InPlaceAccumulatorV2: buffer = value, or buffer + value without a reset, in place;
           InPlaceAccumulator: s + v, or s where the signal is false;  ZeroGradient: zeros;

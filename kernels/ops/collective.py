@@ -1,7 +1,7 @@
 """Collective steps: sums over the ranks of a group, and the buckets that carry them.
 
-AllReduce       y_i = sum of x_i over all ranks, at once: several tensors travel as one bucket
-AllReduceStart  the same for a bucket, which is begun;  AllReduceWait  its sum, once it is there
+AllReduce       y_i = sum of x_i over all ranks; several tensors are sent as one bucket
+AllReduceStart  starts the sum of a bucket;  AllReduceWait  waits for it
 BucketPart      one tensor of a bucket
 JoinLoss        loss of the joined batch = sum over ranks of share * loss
 JoinMoments     mean = sum samples mean_r,  var = sum samples (var_r + mean_r^2) - mean^2, for
@@ -11,9 +11,9 @@ Error     JoinMoments adds in double: it leaves 2^-53 mean^2 in the variance, le
 Source    Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
           arXiv 2006.15704 (buckets); Chan, Golub, LeVeque 1979 (moments of parts)
 
-The kernels only copy.  The sums themselves are the runtime's (engine/plan/collective.py); run
-by one rank alone these steps do nothing.  Input 0 of every op is `RANKS`, which keeps their order;
-the attribute `ordinal` is their number in it.
+The kernels only copy.  The runtime computes the sums (engine/plan/collective.py); with a single
+rank, these steps do nothing.  Input 0 of every op is `RANKS`, which keeps their order; the
+attribute `ordinal` is the number of an op in this order.
 """
 
 from __future__ import annotations

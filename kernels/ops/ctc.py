@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: a loss of sequences whose labels have no place in time.
+"""Connectionist temporal classification: a loss for sequences whose labels are not aligned in time.
 
 Forward   loss_b = -log of the sum, over all paths that collapse to the labels of b, of the product
           of their probabilities.  A path names a class a step; collapsing joins runs of one class

@@ -1,6 +1,6 @@
-"""Ops whose output's shape depends on the data: NonZero and Unique, of constants only.
+"""Ops whose output shapes depend on the data: NonZero and Unique, supported for constants only.
 
-Forward   by numpy, before lowering: a plan is made for shapes that are known
+Forward   with NumPy, before lowering, because a plan needs known shapes
 Backward  none
 Error     none
 """

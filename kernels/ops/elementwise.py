@@ -1,8 +1,8 @@
-"""Elementwise ops: one line each, one generator for all.
+"""Elementwise ops: one line each, and one kernel generator for all.
 
 Forward   y = formula(x...), with ONNX's multidirectional broadcasting
-Backward  the text beside the formula: ONNX nodes over dy, the inputs and the output y; it reads y
-          rather than x where both would do, so that x need not be kept
+Backward  the text next to the formula: ONNX nodes over dy, the inputs and the output y.  It reads y
+          rather than x if either would do, so that x need not be kept
 Error     of the elementary functions: vector_ir/elementary.py; a fused chain rounds as its parts do
 
 The fuser (graphs/passes/fuse.py) joins neighbours into one `Map`, whose formula is the composition.

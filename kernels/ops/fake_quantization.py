@@ -1,4 +1,4 @@
-"""Training as if quantised: values that are rounded, and stay floats.
+"""Quantisation-aware training: values are rounded, but stay floats.
 
 Forward   FakeQuant y = (clip(round(x / scale) + zero, low, high) - zero) scale, ties to even
           RoundWeights likewise, without zero point, with scales that follow the largest weights

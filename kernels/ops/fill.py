@@ -1,4 +1,4 @@
-"""Tensors whose elements follow from their place: ConstantOfShape, Range, EyeLike, Trilu.
+"""Tensors whose elements depend on their positions: ConstantOfShape, Range, EyeLike, Trilu.
 
 Forward   Range y[i] = start + i delta;  EyeLike y[i, i + k] = 1, 0 elsewhere;
           Trilu y[.., i, j] = x where j >= i + k (upper) or j <= i + k (lower), 0 elsewhere

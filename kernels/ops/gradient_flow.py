@@ -1,4 +1,4 @@
-"""Directions for autograd: where gradients stop, and where they are computed otherwise.
+"""Instructions to autograd: where gradients stop, and where they have a rule of their own.
 
 Forward   StopGradient: y = x;  Cotangent: dy = y, in name only;  Redirect: z = y
 Backward  StopGradient, Cotangent: none.  Redirect of y, dy, x and dx, where nodes make dx of dy:
@@ -8,10 +8,10 @@ Error     none
     Before   dy = Cotangent(y); dx = Neg(dy); z = Redirect(y, dy, x, dx)
     After    dx = Neg(z_grad), a part of the gradient of x
 
-`engine.trainer.pytorch.export` writes them: a `detach()` or a stop by `no_grad` is a StopGradient,
-and an `autograd.Function` a Redirect of its stopped output.  Between that and the Cotangent stand
-the nodes of its `backward`.  To all other runtimes they are functions of the model that copy their
-first input.
+`engine.trainer.pytorch.export` writes them: `detach()` and `no_grad` become a StopGradient, and an
+`autograd.Function` becomes a Redirect of its stopped output, with the nodes of its `backward`
+between the Cotangent and the Redirect.  For all other runtimes, they are functions of the model
+that copy their first input.
 """
 
 from __future__ import annotations

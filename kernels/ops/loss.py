@@ -9,8 +9,8 @@ Backward  dx = dy_i w[l_i] (exp(logp) - [c = l_i]) / (mean: that sum); needs log
 Error     as of log softmax (softmax.py); sums over samples are in double; halves are computed with
           as float32, and dx is rounded once
 
-Scores are seen as [n, classes, inner].  A label outside [0, classes) that is not ignore_index reads
-and writes nothing: its loss and gradient are NaN, and it is written to the fault word: 1, the
+Scores are viewed as [n, classes, inner].  A label outside [0, classes) that is not ignore_index
+reads and writes nothing: its loss and gradient are NaN, and it is written to the fault word: 1, the
 sample's position, the label, the number of classes.
 """
 

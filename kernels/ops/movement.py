@@ -1,14 +1,15 @@
-"""Data movement: one strided copy, and the ops that are nothing else.
+"""Data movement: a strided copy, and the ops that consist of it.
 
 Forward   y[i] = x[some affine map of i]: Transpose, Expand, Tile, and the change between plain and
           channels-last storage
 Backward  Transpose: by the inverse permutation; Expand, Tile: the sum over the copies
 Error     none: bits are copied, whatever the type
 
-A copy walks dims with one stride for each side.  It takes them in the order of the target, drops
-and joins what it can, and then runs along contiguous lines; or where source and target are
-contiguous in different directions as transposes of register blocks, or as lines woven into one,
-such as the planes of a picture; or element by element.
+A copy walks over dimensions, each with a stride for the source and one for the target.  It takes
+them in the order of the target, and drops and joins dimensions where possible.  Then it copies
+contiguous lines.  If source and target are contiguous in different directions, it transposes blocks
+in registers, or interleaves lines, such as the planes of a picture.  Otherwise it copies element by
+element.
 """
 
 from __future__ import annotations

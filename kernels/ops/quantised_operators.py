@@ -1,4 +1,4 @@
-"""Operators on integers that onnxruntime's quantiser writes (QOperator), as what they stand for.
+"""Operators on integers that onnxruntime's quantiser writes (QOperator), expanded to plain ops.
 
 Forward   y = quantise(f(dequantise(x), ...)), with f in float32; the bias of QGemm is in units of
           the scales of both factors and alpha, which scales it, too, and passes make one integer

@@ -1,7 +1,7 @@
-"""Weights of 2, 4 or 8 bits, read as they are: products, 1x1 convolutions and rows of a table.
+"""Weights of 2, 4 or 8 bits, used as stored: in products, 1x1 convolutions and row gathers.
 
 Forward   y = a W + bias, or a W^T + bias;  y = W[indices];  W = (Q - zero) scale, by blocks of Q
-Backward  da = dy W^T, or dy W, from the same integers: W is never whole in memory
+Backward  da = dy W^T, or dy W, from the same integers: W never exists as floats
           Q is frozen: it has no gradient; scales and zero points of MatMulNBits have theirs
 Source    the loops: loops/quantised.py; MatMulNBits and GatherBlockQuantized: the contrib operators
           of onnxruntime

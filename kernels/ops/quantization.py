@@ -1,4 +1,4 @@
-"""Quantisation: integers that stand for reals, and their products.
+"""Quantisation: integers that represent real numbers, and their products.
 
 Forward   quantise q = clip(round(x / scale) + zero, low, high), ties to even, to q's range
           dequantise x = (q - zero) scale

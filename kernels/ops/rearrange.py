@@ -1,4 +1,4 @@
-"""Rearrangements that are other ops: nothing here has a kernel.
+"""Rearrangements composed of other ops: none has a kernel of its own.
 
 Forward   DepthToSpace, SpaceToDepth: Reshape, Transpose, Reshape
           ReverseSequence: GatherND by (t', b), t' = len_b - 1 - t where t < len_b, otherwise t
@@ -6,7 +6,7 @@ Forward   DepthToSpace, SpaceToDepth: Reshape, Transpose, Reshape
           Compress: Gather of the indices where a constant condition holds
           Col2Im: GatherGrad, the sum of all columns' elements at their places of the padded image,
           then Slice
-Backward  of what they expand to
+Backward  of the ops that they expand to
 Error     Col2Im: as sums; the others none
 """
 

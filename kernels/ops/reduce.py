@@ -1,4 +1,4 @@
-"""Reductions along axes: ReduceSum and its kin.  fold.py has the kernels.
+"""Reductions along axes: ReduceSum and its relatives.  fold.py has the kernels.
 
 Forward   y = after(fold of before(x) over the axes): sums of x, |x|, x^2; max, min, product;
           LogSumExp = m + log sum exp(x - m) with m = max x.  Over an empty range y is the neutral

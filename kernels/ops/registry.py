@@ -1,9 +1,9 @@
 """The op and kernel tables: every family of `kernels/ops/`, found by its `OPS` and `KERNELS`.
 
-A *family* is a module that ends in an explicit `OPS` (declarations), `KERNELS` (templates) or both.
-Modules under `kernels/ops/` and `kernels/loops/` are looked at; those with neither are parts of a
-family.  There are a hundred, and a model needs ten: each is imported when one of its ops or kernels
-is asked for, which `engine/base/declared_homes.py` finds.
+A *family* is a module in `kernels/ops/` or `kernels/loops/` that defines `OPS` (declarations),
+`KERNELS` (templates) or both; modules with neither are parts of a family.  There are a hundred, and
+a model needs ten, so a family is imported when one of its ops or kernels is needed;
+`engine/base/declared_homes.py` says where it is.
 """
 
 from __future__ import annotations

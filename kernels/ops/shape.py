@@ -1,7 +1,7 @@
 """Views, and ops that compute with shapes.
 
-Forward   a view is its input with another shape, the same bytes; the others are folded by numpy
-          before lowering, for a plan knows every shape
+Forward   a view has the bytes of its input and another shape; the others are folded with NumPy
+          before lowering, because a plan knows every shape
 Backward  of a view: dX = Reshape(dY, Shape(X)); nothing flows through a shape
 Symbolic  a dimension that follows from symbolic ones is cancelled where that is exact
           (Reshape of [batch,12,5,5] to [-1,300] is [batch,300]), otherwise it gets a fresh symbol

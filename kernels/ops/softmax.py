@@ -6,8 +6,9 @@ Error     relative (|x - m| + 5) 2^-24 beside the error of the sum s (fold.py), 
           log: absolute, 3 ulp of max(|y|, 1).  A row of nothing but -inf, or with NaN or +inf,
           gives NaN.  Halves are computed with as float32, and results rounded once
 
-Seen as [outer, n, inner]: inner = 1 runs along rows, otherwise `inner` is the vector direction.
-Before opset 13 the axis and all after it were one: [outer, n] of the input flattened at the axis.
+Tensors are viewed as [outer, n, inner]: with inner = 1, vectors run along rows, otherwise along
+`inner`.  Before opset 13, the axis and all axes after it were one: the input is viewed as
+[outer, n].
 """
 
 from __future__ import annotations

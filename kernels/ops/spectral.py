@@ -4,7 +4,7 @@ Forward   DFT: Y_k = sum_j X_j exp(-2 pi i j k / L), k < L, or k <= L / 2 where 
           with the other sign over L; of a one-sided spectrum to real numbers where both are asked
           STFT: the DFT of frames times a window
           MelWeightMatrix: triangles of peak 1 between equal steps of mel(f) = 2595 log10(1 + f/700)
-Backward  of what they expand to
+Backward  of the ops that they expand to
 Error     as a product of L terms; L^2 operations: for lengths of up to a few thousand
 """
 

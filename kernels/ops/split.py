@@ -1,6 +1,6 @@
 """Parts of a tensor: Concat, Split, Slice, and their training forms.
 
-Forward   each part is one copy between a part of the whole and a tensor
+Forward   one copy for each part, between a slice of the whole tensor and another tensor
 Backward  Concat: Split of dY;  Split: Concat of the dY, zeros for outputs that are not used;
           Slice: SliceGrad, dY put into zeros at the same places (steps of either sign)
 Error     none: bits are copied
