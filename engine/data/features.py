@@ -182,8 +182,8 @@ class LogMel:
         loud = float(np.abs(samples).max())
         if not loud <= LOUDEST:
             raise InputError(
-                f"LogMel: a sample has the value {loud:.3g}; expected -1 to 1, and {LOUDEST} at "
-                "most"
+                f"LogMel: a sample has the value {loud:.3g}; expected -1 to 1, and refused above "
+                f"{LOUDEST:g}"
             )
         frames = sliding_window_view(samples, self.window)[:: self.hop]
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)

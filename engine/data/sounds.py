@@ -111,7 +111,7 @@ class Sounds(DecodedFiles):
         if loud > LOUDEST:
             raise FileError(
                 f"cannot read the sound {path!r}: a sample has the value {loud:.3g}; expected -1 "
-                f"to 1, and {LOUDEST} at most"
+                f"to 1, and refused above {LOUDEST:g}"
             )
         sound = resample(mono.astype(np.float32), rate, self.rate)[: self.length]
         return np.pad(sound, (0, self.length - len(sound)))

@@ -77,7 +77,7 @@ def _check_body(body: GraphProto, around: Set[str], where: str, is_closed: bool 
             if name in later or (is_closed and name and not known):
                 raise ModelError(
                     f"{where}: in the body {body.name!r} {_title(node)} reads {name!r} before it "
-                    "is made"
+                    "is computed"
                 )
         for inner in _list_bodies(node):
             _check_body(inner, made | around, f"{where}, {_title(node)}", is_closed)

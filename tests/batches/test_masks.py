@@ -141,7 +141,10 @@ def test_sizes_and_turned_pictures(tmp_path: Path) -> None:
         (lambda f: (f / "images/3.png").unlink(), "mask .*masks/3.png' has no picture"),
         (lambda f: save(f / "masks/3_mask.png", draw(3)[1]), "are masks of the same picture"),
         (lambda f: (f / "masks/3.png").write_bytes(b"no"), "cannot read the picture .*3.png'"),
-        (lambda f: save(f / "masks/3.png", np.arange(576).reshape(24, 24) % 256), "256 values"),
+        (
+            lambda f: save(f / "masks/3.png", np.arange(576).reshape(24, 24) % 256),
+            "256 different values",
+        ),
     ],
 )
 def test_what_does_not_belong_together(change: Any, message: str, folder: Path) -> None:
@@ -166,7 +169,7 @@ def test_losses_of_compression_are_told(tmp_path: Path) -> None:
     save(tmp_path / "b/1.jpg", mask * 255)
     with pytest.raises(InputError, match="compressed with losses"):
         Masks(tmp_path / "a", masks=tmp_path / "b")
-    with pytest.raises(InputError, match="no folder of masks: give masks="):
+    with pytest.raises(InputError, match="no folder of masks; give masks="):
         Masks(tmp_path / "a")
     with pytest.raises(FileError, match="cannot read the folder"):
         Masks(tmp_path / "a", masks=tmp_path / "c")

@@ -47,7 +47,7 @@ def test_a_step_of_another_model_is_refused_or_whole() -> None:
     losses.append(reference.step())
     assert training.state.to_bytes(True) == reference.state.to_bytes(True)
     assert len(set(map(float, actual))) == 1
-    assert any(s.startswith("a run of these threads has begun") for s in said)
+    assert any(s.startswith("a run of these threads is already running") for s in said)
 
 
 def test_saving_inside_a_step_is_allowed() -> None:
@@ -71,7 +71,7 @@ def test_a_run_of_the_backend_inside_another_is_refused() -> None:
     rep = backend.prepare(model, threads=1)
     expected = rep.run([training.x])
     said = interrupt_call(lambda: rep.run([training.x]), lambda: rep.run([training.x]))
-    assert any("a step of this model has begun" in s for s in said)
+    assert any("a step of this model is already running" in s for s in said)
     np.testing.assert_array_equal(rep.run([training.x])[0], expected[0])
 
 
@@ -100,7 +100,7 @@ def test_an_error_gives_the_lock_back() -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), lock.take():
             raise KeyboardInterrupt
-    with lock.take(), pytest.raises(StateError, match="work has begun"), lock.take():
+    with lock.take(), pytest.raises(StateError, match="work is already running"), lock.take():
         pass
     with lock.take():
         pass
@@ -113,7 +113,7 @@ def test_a_team_that_is_being_started_is_not_waited_for() -> None:
         get_team(3, resolve)
         return {}
 
-    with pytest.raises(StateError, match="the start of worker threads has begun"):
+    with pytest.raises(StateError, match="the start of worker threads is already running"):
         get_team(3, resolve)
 
 

@@ -156,7 +156,7 @@ def test_answers_of_a_model_that_onnxruntime_refuses_are_measured(
     (row,) = measure.measure_answers([str(path)], [1], 0.01).rows
     assert row.key == ("tied", 1, 1)  # whose numbers of words are in range
     assert row.step > 0
-    assert row.failed.startswith("onnxruntime: the process that is measured ended")
+    assert row.failed.startswith("onnxruntime: the measured process ended")
     assert "built for another CPU" in row.failed
     assert not row.peers
 

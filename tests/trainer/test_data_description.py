@@ -225,7 +225,7 @@ def test_texts_are_read_as_in_the_training(tmp_path: Path, monkeypatch: pytest.M
     other = Trainer.from_model("textcnn", data=own, seed=0, threads=1)
     other.fit(own, folder="other", **OPTIONS)
     assert len(other.predict("reviews.csv")) == 16
-    with pytest.raises(InputError, match="nothing tells how files become samples"):
+    with pytest.raises(InputError, match="does not know how to turn files into samples"):
         Trainer.from_run("other").predict("reviews.csv")
 
 

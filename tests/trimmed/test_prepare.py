@@ -430,12 +430,12 @@ def test_a_device_says_what_to_prepare(
     folder = copy("mlp", tmp_path / "plain")
     error = "engine.errors.MissingPackageError: the training model must be "
     command = f"run `edgegrad prepare {folder} --batch N --threads 1` where it is"
-    assert told(folder).startswith(f"{error}read, which takes the package 'onnx', and it is not")
+    assert told(folder).startswith(f"{error}read, which needs the package 'onnx', and it is not")
     assert command in told(folder)
     assert "kernels" not in told(folder)
     words = [str(folder), "--threads", "1", "--target", HERE[0].name]
     cli.invoke(["prepare", *words, "--batch", str(SIZE + 1)])
-    shape = f"planned for input {list(TRACE['x'][0].shape)}, labels [{SIZE}], which takes"
+    shape = f"planned for input {list(TRACE['x'][0].shape)}, labels [{SIZE}], which needs"
     assert told(folder).startswith(f"{error}{shape}")
     cli.invoke(["prepare", *words[:2], "2", *words[3:], "--batch", str(SIZE)])
     assert "2 threads, and this is kernel set" in told(folder)
