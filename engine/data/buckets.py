@@ -20,7 +20,7 @@ MASK = "attention_mask"
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """Lengths that sequences are padded to: each to the smallest that it fits in.
+    """Lengths to which sequences are padded: each to the smallest length that fits.
 
     Args:
         lengths: the lengths.  None: `count` of them, so that each holds about as many samples.

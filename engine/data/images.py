@@ -23,28 +23,28 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Images(DecodedFiles):
     """Pictures of a folder and their classes: samples (picture, label).
 
-    A picture is scaled so that its shorter side fits, its middle is cut out, and each channel
+    A picture is scaled so that its shorter side fits, and cropped to its centre; then each channel
     becomes (value / 255 - mean) / std, float32.  The label is the index of the sub-folder in
-    `classes`, int64.  Augmentations get the picture before its middle is cut out: height x width x
+    `classes`, int64.  Augmentations get the picture before it is cropped: height x width x
     channels, 0 to 255, uint8.
 
-    Decoded pictures stay in memory until they take `cache` bytes; those beyond are decoded again in
-    each epoch.
+    Up to `cache` bytes of decoded pictures stay in memory; the others are decoded again in each
+    epoch.
 
     Args:
-        folder: holds a sub-folder for each class; files are found at any depth in it.
-        size: height and width, or one number for both.
+        folder: a folder with a sub-folder for each class; files may be at any depth.
+        size: the height and the width in pixels, or one number for both.
         mean, std: means and deviations of the channels, as fractions of 255; by default
             ImageNet's, with which most models were pre-trained; 0.5 for shades of grey.
         layout: "NCHW" for channels x height x width, "NHWC" for height x width x channels.
         color_mode: "rgb" for three channels, "grayscale" for one.
-        resize: length of the shorter side before the middle is cut out; by default it fits `size`.
-            Models of ImageNet are often tested with 256 for a size of 224.
+        resize: the length of the shorter side before the crop; by default it fits `size`.  Models
+            of ImageNet are often tested with 256 for a size of 224.
         classes: names of the classes in the order of their labels; by default the sub-folders by
             name.  For another folder, give the classes of the training data.
         labelled: False: samples are (picture,), of all files at any depth of the folder.
-        unreadable: "raise" an error when such a file is read, or "drop" them at once, which reads
-            every file now; `dropped` tells which, and why.
+        unreadable: "raise" an error when an unreadable file is needed, or "drop" all of them at
+            the start, which reads every file now; `dropped` lists them with the reasons.
         cache: bytes of decoded pictures to keep; 0: none.
 
     Attributes:

@@ -39,23 +39,23 @@ Classes = npt.NDArray[np.int16]
 class Masks(Images):
     """Pictures of a folder and a mask for each: samples (picture, mask).
 
-    The mask of a picture is the file of the same name in another folder, or of this name and
-    "_mask" after it: a PNG, BMP, GIF or TIFF whose shades, numbers of a palette or colours stand
-    for the classes.  Both are scaled to `size`, masks by the nearest pixel, and nothing is cut off.
-    A sample's mask is int64 [height, width], -100 where there is no class, which the loss leaves
-    out as `CrossEntropyLoss(ignore_index=-100)`.
+    The mask of a picture is a file in another folder with the same name, or with "_mask" appended
+    to the name: a PNG, BMP, GIF or TIFF whose shades, palette numbers or colours represent the
+    classes.  Both are scaled to `size` without cropping, masks by the nearest pixel.  A sample's
+    mask is int64 [height, width], and -100 where there is no class, which
+    `CrossEntropyLoss(ignore_index=-100)` ignores.
 
     Pictures become arrays as in `Images`, which explains the other options.
 
     Args:
-        folder: holds the pictures, in folders of any depth; or a folder `images` and a folder
-            `masks` with them.
-        size: height and width, or one number for both.
-        masks: the folder of masks; by default the folder beside `images`.
+        folder: a folder of pictures at any depth, or with the folders `images` and `masks`.
+        size: the height and the width in pixels, or one number for both.
+        masks: the folder of masks; by default the folder `masks` next to `images`.
         classes: names of the classes in the order of their numbers; by default their values.
-        values: the shade, number or colour (red, green, blue) that stands for each class in masks,
-            in the order of the classes.  By default those that occur, in rising order, for which
-            every mask is read now; 255 beside 0, 1, 2, ... is then a border without a class.
+        values: the shade, number or colour (red, green, blue) of each class in masks, in the order
+            of the classes.  By default the ones that occur, in ascending order, for which every
+            mask is read now; if they are 0, 1, 2, ... and 255, then 255 is a border without a
+            class.
         labelled: False: samples are (picture,), of all files at any depth of the folder.
         unreadable: "drop" leaves out pictures without a mask as well.
 

@@ -29,11 +29,11 @@ class Sounds(DecodedFiles):
     channel.  The label is the index of the sub-folder in `classes`, int64.  Augmentations get
     the sound itself: samples of float32, from -1 to 1, one axis.
 
-    Decoded sounds stay in memory until they take `cache` bytes; those beyond are decoded again in
-    each epoch.
+    Up to `cache` bytes of decoded sounds stay in memory; the others are decoded again in each
+    epoch.
 
     Args:
-        folder: holds a sub-folder for each class; files are found at any depth in it.
+        folder: a folder with a sub-folder for each class; files may be at any depth.
         rate: samples per second of the sound that the features are computed from.
         seconds: the length of every sound.
         features: the function that computes an array from a sound; by default

@@ -30,32 +30,33 @@ MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 class Table(Dataset):
     """A table as samples (features, target): a DataFrame, columns by name, or the path of a CSV.
 
-    The features of a row are one array of float32: columns of numbers, normalised to mean 0 and
-    standard deviation 1, and columns of texts, each text a feature that is 1 or 0.  A column is of
-    numbers if all its values are, and of texts if none is; otherwise it is refused, naming the
-    cell.  Mean and deviation come from this table's rows; `split` computes them from the training
-    rows, for both parts.  `preparation` holds them, for further rows and for prediction.
+    The features of a row are one float32 array.  Columns of numbers are normalised to mean 0 and
+    standard deviation 1; in columns of texts, each distinct text becomes a feature that is 1 or 0.
+    A column must contain only numbers or only texts; otherwise the error names the cell.  Means and
+    deviations come from this table's rows; `split` computes them from the training rows, for both
+    parts.  `preparation` contains them, for further rows and for prediction.
 
-    The target is an index into `classes` (int64) for classification, and an array of float32, a
-    number for each target column, for regression.
+    The target is an index into `classes` (int64) for classification, or a float32 array with a
+    number for each target column for regression.
 
     Args:
         source: a DataFrame of pandas or polars, a mapping of columns by name, or the path of a
             file of comma-separated values.
         label: the column to predict, several for regression, or None: samples are (features,).
         features: the columns to predict from, by default all others.
-        task: "classification" or "regression".  By default texts are classes, and numbers with
-            fractions are not; whole numbers may be either, so you have to say which.
+        task: "classification" or "regression".  By default, texts are classes and numbers with
+            fractions are values; whole numbers may be either, so they need this argument.
         categorical: columns whose numbers are names, such as postal codes; the label may be one.
         dates: columns of dates, and the parts of them that become features: "year", "month",
             "day", "weekday", "day_of_year", "hour", "minute", "days" since 1970.
-        missing: what happens to a row with a missing value: an "error"; "drop" leaves the row out;
-            "mean" and "median" replace a number by the column's, and a text by no text; "flag" is
-            "median" with a further feature for each column of numbers, 1 where a value is missing;
-            "keep" leaves NaN among the features.  A missing target is an error or dropped.
-        unknown: what happens to a text that no training row had: an "error", or "none" of
-            the column's features is 1.
-        missing_values: texts of a file that stand for a missing value.
+        missing: the treatment of missing values: "error"; "drop" leaves the row out; "mean" and
+            "median" replace a number by the column's mean or median, and a text by no text; "flag"
+            is "median" with an extra feature for each column of numbers, which is 1 if the value is
+            missing; "keep" leaves NaN among the features.  A missing target is an error,
+            except with "drop".
+        unknown: the treatment of texts that no training row has: "error", or "none", so that none
+            of the column's features is 1.
+        missing_values: texts in a file that mean a missing value.
         normalize: whether numbers are normalised.
         preparation: the preparation of other rows, to use instead of one for these rows.
         delimiter, encoding, header: options for a file, see `engine.data.csv_file.read`.

@@ -66,9 +66,8 @@ class TaggedTexts(Dataset):
     with "# " are comments.  Or it is a *.jsonl, whose lines are objects with the lists "tokens" and
     "tags" of texts.
 
-    Words have the numbers 2, 3, ... by how often they occur; 1 is a word that the training data do
-    not have, and 0 fills sentences up, whose tag there is -100, which the loss leaves out as
-    `CrossEntropyLoss(ignore_index=-100)`.
+    Words have the numbers 2, 3, ..., the most frequent first.  1 is a word that the training data
+    lack, and 0 is padding, whose tag is -100, which `CrossEntropyLoss(ignore_index=-100)` ignores.
 
     Args:
         source: a file, or a folder whose files *.conll, *.conllu, *.iob, *.iob2, *.bio and *.jsonl
@@ -77,14 +76,14 @@ class TaggedTexts(Dataset):
             padded.  By default the length of the longest sentence.
         vocabulary: the words in the order of their numbers; by default the words of the file.
         least: how often a word of the vocabulary must occur; rarer words are unknown ones.
-        lower: whether capitals do not count.
+        lower: whether to ignore the difference between capital and small letters.
         word, tag: the columns of words and tags, counted from 0; from the end, if below 0.
         classes: the tags in the order of their numbers; by default in the order of the alphabet.
         encoding: the encoding of the files.
 
     Attributes:
         vocabulary: as the argument.
-        words: the size of the vocabulary, with the numbers for unknown words and filling up.
+        words: the size of the vocabulary, including the numbers for unknown words and padding.
 
     Raises:
         FileError: there is no such file or folder, or it cannot be read.
@@ -131,7 +130,7 @@ class TaggedTexts(Dataset):
 
     @property
     def words(self) -> int:
-        """The size of the vocabulary, with the numbers for unknown words and for filling up."""
+        """The size of the vocabulary, including the numbers for unknown words and padding."""
         return FIRST + len(self.vocabulary)
 
     def like(self, source: str | os.PathLike[str]) -> Self:

@@ -52,7 +52,7 @@ class AdaptableTrainer(Protocol):
 @check_arguments(rank=AT_LEAST_1, dropout=BELOW_1)
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Values of an adapter.
+    """The values of an adapter: its matrices, and the options that they were made with.
 
     Attributes:
         tensors: By name: A and B of each layer, and fully trained parameters.
