@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 Kind = Literal["float", "half", "int", "unsigned", "bool"]
+MAX_RANK = 64  # dimensions of a tensor, in models and checkpoints, as of numpy's arrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def fit_value(value: Any, kind: Any, place: str) -> Any:
     Raises:
         InputError, DTypeError: a table does not fit the dataclass.
     """
-    kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+    kinds = list_kinds(kind)
     origins = {typing.get_origin(each) or each: typing.get_args(each) for each in kinds}
     classes = [each for each in origins if isinstance(each, type)]
     if isinstance(value, Mapping):
@@ -144,9 +144,14 @@ def fit_value(value: Any, kind: Any, place: str) -> Any:
     return float(value) if is_whole else value
 
 
+def list_kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union of types, or the one type."""
+    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+
+
 def describe(kind: Any) -> str:
     """Return a type in the words of TOML, such as "a whole number"."""
-    kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+    kinds = list_kinds(kind)
     words = [
         "a table" if dataclasses.is_dataclass(each) else describe_annotation(each)
         for each in kinds

@@ -36,7 +36,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.element_types import ELEMENT_TYPES
+from engine.base.element_types import ELEMENT_TYPES, MAX_RANK
 from engine.checkpoint.flatbuffer import (
     F32,
     I32,
@@ -55,7 +55,6 @@ Array: TypeAlias = npt.NDArray[Any]
 IDENTIFIER = b"ODTC"
 VERSION = 2
 CHECKSUM = 4  # slot of the root table
-MAX_RANK = 64  # numpy's own limit
 
 # The types that the reference loader accepts, by `data_type`.
 TYPES = {t.onnx: t for t in ELEMENT_TYPES.values() if t.kind != "half"}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.element_types import ELEMENT_TYPES
+from engine.base.element_types import ELEMENT_TYPES, MAX_RANK
 from engine.base.errors import CheckpointError, DTypeError
 from engine.checkpoint.flatbuffer import (
     I32,
@@ -36,7 +36,6 @@ Array = npt.NDArray[Any]
 
 IDENTIFIER = b"TORT"
 VERSION = 1  # of the format; onnxruntime has no other
-MAX_RANK = 64
 _TYPES = {t.onnx: np.dtype(t.numpy) for t in ELEMENT_TYPES.values()}
 _CODES = {kind: code for code, kind in _TYPES.items()}
 

@@ -20,10 +20,9 @@ from engine.data.files import CACHE, READERS
 from engine.data.folders import find_pair, list_files, refuse_divided_pair
 from engine.data.images import Images
 from engine.data.pictures import ColorMode, Pixels
-from engine.data.samples import Array, Sample, read_only
+from engine.data.samples import IGNORED, Array, Sample, read_only
 from engine.system.config import count_cores
 
-IGNORED = -100  # the label of pixels without a class
 BORDER = 255  # stands in masks for pixels without a class, beside 0, 1, 2, ...
 MOST = 255  # classes: a file of a mask has a byte for each pixel
 FOUND = 200  # values that are taken for classes without being named

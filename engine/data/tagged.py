@@ -16,12 +16,11 @@ from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import list_all
-from engine.data.samples import Array, Sample, read_only
+from engine.data.samples import IGNORED, Array, Sample, read_only
 from engine.data.texts import read
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".jsonl")
 LINES = (".txt",)  # a sentence a line, to predict for
-IGNORED = -100  # the tag where a sentence is padded
 PAD, UNKNOWN, FIRST = 0, 1, 2  # numbers of words
 DOCUMENT = "-DOCSTART-"  # begins a document in the files of CoNLL 2003
 WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels")

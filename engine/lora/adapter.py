@@ -27,6 +27,7 @@ from engine.base.errors import (
 from engine.base.signatures import AT_LEAST_1, BELOW_1, check_arguments
 from engine.checkpoint import onnx_adapter, safetensors
 from engine.graphs.io.note import DOWN, KEY, UP, Note, compute_scale
+from engine.graphs.io.writable_model import Model
 from engine.lora import models
 from engine.system import files
 
@@ -87,7 +88,7 @@ class Adapter:
         return cls(tensors, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
     @classmethod
-    def of_model(cls, model: models.Model) -> Adapter:
+    def of_model(cls, model: Model) -> Adapter:
         """Return the matrices A and B of a model, as `Trainer.export` writes it.
 
         model: a path, bytes or `ModelProto`.

@@ -11,19 +11,16 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError
 from engine.base.signatures import check_arguments
-from engine.graphs.io.writable_model import WritableModel
+from engine.graphs.io.writable_model import Model, WritableModel
 from engine.lora.adapter_options import Lora
 
 if TYPE_CHECKING:
-    import onnx
-
     from engine.graphs.io.note import Note
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.lora import AdapterSummary
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
-Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 
 @check_arguments

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from engine.base.errors import UnsupportedOpError
 from engine.base.fields import select_options
 from engine.base.signatures import check_arguments
-from engine.graphs.io.writable_model import WritableModel
+from engine.graphs.io.writable_model import Model, WritableModel
 from engine.quantization.calibration import Calibrator
 from engine.quantization.options import Qat, Quantization
 
 if TYPE_CHECKING:
-    import onnx
-
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.static_quantization import Scheme
     from engine.kernels.vocabulary.op import Array
 
 Path: TypeAlias = str | os.PathLike[str]
-Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 
 @check_arguments

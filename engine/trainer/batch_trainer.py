@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from engine.base.errors import InputError, NonFiniteError, StateError
 from engine.base.signatures import ABOVE_0, Range, check_arguments
+from engine.data.samples import IGNORED
 from engine.distributed.group import RankGroup
 from engine.trainer.learner import Array, Path, TrainingModels
 from engine.trainer.metric import Given, Metric
@@ -434,9 +435,9 @@ class BatchTrainer:
 
     @property
     def ignore_index(self) -> int:
-        """The target of positions that metrics ignore: the loss's `ignore_index`, or -100."""
+        """The target of positions that metrics ignore: the loss's `ignore_index`, or `IGNORED`."""
         index = self._get_of_loss("ignore_index")
-        return -100 if index is None else int(index)
+        return IGNORED if index is None else int(index)
 
     @property
     def threshold(self) -> float | None:

@@ -23,8 +23,6 @@ from engine.training.mode import Mode
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
-IGNORED = -100  # as PyTorch marks positions that do not count
-
 
 @dataclass(frozen=True, slots=True)
 class Declaration:

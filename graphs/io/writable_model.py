@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from engine.base.signatures import check_arguments
 
 if TYPE_CHECKING:
+    import onnx
+
     from engine.graphs.ir.graph import Graph
 
 Path: TypeAlias = str | os.PathLike[str]
+Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 
 @check_arguments

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import OF_NUMPY, SUPPORTED
+from engine.base.element_types import MAX_RANK, OF_NUMPY, SUPPORTED
 from engine.base.errors import DTypeError, ModelError, shorten
 from engine.kernels.vocabulary.op import Array, TensorType
 
-MAX_RANK = 64  # of a tensor, as for numpy's arrays and in checkpoints
+Types = dict[str, TensorType]  # of values, by name
+KnownTypes = Mapping[str, TensorType]
+Constants = dict[str, Array]  # by name
 
 
 def check_rank(rank: int, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.base.element_types import ITEMSIZE
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Constants, Graph, Node, Types
 from engine.graphs.ir.sites import Answers, list_facts, make_site
 from engine.graphs.passes.may_add import Keys, add_by_table
 from engine.graphs.passes.simplify import prune
@@ -14,7 +14,7 @@ from engine.kernels.loops.map import inline_constants
 from engine.kernels.ops.conv.convolution import takes_curves
 from engine.kernels.ops.epilogue import BOUNDS, CURVES
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, read_op_keys
+from engine.kernels.vocabulary.op import MS, OURS, Dim, TensorType, read_op_keys
 from engine.kernels.vocabulary.shape_rules import broadcast_dims
 from engine.kernels.vocabulary.terms import Formulas, TermWriter
 
@@ -43,9 +43,7 @@ EPILOGUES_MAY_ADD = add_by_table(
     }
 )
 
-Constants = dict[str, Array]
 Shape = tuple[Dim, ...]
-Types = dict[str, TensorType]
 
 
 def fuse_epilogues(graph: Graph, types: Types, constants: Constants) -> Graph:

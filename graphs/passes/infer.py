@@ -11,6 +11,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from engine.base import limits
+from engine.base.element_types import MAX_RANK
 from engine.base.errors import (
     EngineError,
     InternalError,
@@ -21,7 +22,7 @@ from engine.base.errors import (
     suggest_nearest,
 )
 from engine.graphs.io import reference
-from engine.graphs.ir.graph import MAX_RANK, Graph, Node, find_type
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred, Walk, evaluate, infer_by_trial, list_symbols, rename
 from engine.graphs.passes.sizes import fold_sizes

@@ -10,15 +10,13 @@ import numpy as np
 
 from engine.base.element_types import NUMPY, OF_NUMPY
 from engine.base.errors import UnknownValueError
-from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.graph import Graph, KnownTypes, Names, Node
 from engine.graphs.ir.sites import find_product, is_dequantiser, is_quantiser
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantization import find_limits
 from engine.kernels.vocabulary.facts import Factors
 from engine.kernels.vocabulary.integers import fill_panels, pack_panels
-from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
-
-Types = Mapping[str, TensorType]
+from engine.kernels.vocabulary.op import MS, OURS, Array
 
 DEEPEST = (1 << 31) // (255 * 128)  # products of 8 bits whose sum int32 holds
 _MATMUL, _CONV = f"{OURS}::IntegerMatMul", f"{OURS}::IntegerConv"
@@ -48,7 +46,7 @@ _WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
 def compute_in_integers(
-    graph: Graph, types: Types, constants: Mapping[str, Array], frozen: Container[str] = ()
+    graph: Graph, types: KnownTypes, constants: Mapping[str, Array], frozen: Container[str] = ()
 ) -> bool:
     """Compute frozen quantised layers in integers, in place; return whether there are any.
 
@@ -138,7 +136,7 @@ class _Integers:
     def __init__(
         self,
         graph: Graph,
-        types: Types,
+        types: KnownTypes,
         constants: Mapping[str, Array],
         frozen: Container[str],
     ) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph, Node, Types
 from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.may_add import Keys
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout
 from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, read_op_keys
 from engine.kernels.vocabulary.shape_rules import broadcast_dims
-
-Types = dict[str, TensorType]
 
 
 def _is_trivial(t: TensorType) -> bool:

@@ -6,16 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Constants, Graph, Node, Types
 from engine.graphs.ir.sites import find_product
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.facts import GEMM, MATMUL
-from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.kernels.vocabulary.op import MS, TensorType
 from engine.kernels.vocabulary.sizes import make_array
-
-Types = dict[str, TensorType]
-Constants = dict[str, Array]
 
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 MAY_ADD = add_by_table(

@@ -15,15 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.graphs.ir.graph import Graph, Names, Node, find_type
+from engine.graphs.ir.graph import Constants, Graph, Names, Node, Types, find_type
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.movement import is_plain_product
 from engine.graphs.passes.simplify import find_ancestors, prune
-from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.kernels.vocabulary.op import MS
 from engine.kernels.vocabulary.sizes import make_array
-
-Types = dict[str, TensorType]
-Constants = dict[str, Array]
 
 # For a product of op(A) and op(B), the flag that says that the operand is transposed.
 _FLAGS = ("transA", "transB")

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.base.element_types import FLOATS, NUMPY
-from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.graph import Graph, KnownTypes, Names, Node
 from engine.graphs.ir.sites import is_dequantiser
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantised_weights import PACKED
-from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.kernels.vocabulary.op import MS, OURS
 from engine.kernels.vocabulary.sizes import make_array
-
-Types = Mapping[str, TensorType]
 
 _PRODUCT, _CONV, _GATHER = (f"{OURS}::Quantized{name}" for name in ("MatMul", "Conv", "Gather"))
 MAY_ADD = add_by_table(
@@ -32,7 +30,7 @@ MAY_ADD = add_by_table(
 )
 
 
-def read_quantised(graph: Graph, types: Types) -> bool:
+def read_quantised(graph: Graph, types: KnownTypes) -> bool:
     """Let products read quantised weights themselves, in place; return whether any does.
 
     Weights are values that no node makes: constants and inputs.  If another node reads them as
@@ -61,7 +59,7 @@ class _Reading:
         as integers, and whether the value is their transpose.
     """
 
-    def __init__(self, graph: Graph, types: Types) -> None:
+    def __init__(self, graph: Graph, types: KnownTypes) -> None:
         self.graph, self.types = graph, types
         self.names = Names(graph)
         self.produced = {o for n in graph.nodes for o in n.outputs}

@@ -17,7 +17,7 @@ from engine.system.installation import find_version
 
 _NAME = "host"  # how names of these files begin
 _FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
-_CPUINFO = "/proc/cpuinfo"
+CPUINFO = "/proc/cpuinfo"
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def _read_target(raw: bytes | None) -> Target | None:
 def _name() -> str | None:
     """Return the name of the file for this CPU, LLVM and package; None for a CPU without a name."""
     try:
-        with open(_CPUINFO, "rb") as file:
+        with open(CPUINFO, "rb") as file:
             first = file.read().partition(b"\n\n")[0].decode(errors="replace")
     except OSError:
         return None

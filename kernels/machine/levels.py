@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from engine.base.errors import EngineError
+from engine.kernels.machine.hosts import CPUINFO
 from engine.kernels.machine.target import FACTORS, Target, make
 from engine.system.config import PREFIX, switch
 
@@ -36,7 +37,6 @@ _WORDS = {
     "AVXVNNI": "avx_vnni", "AVX512VNNI": "avx512_vnni", "AVX512BF16": "avx512_bf16",
     "ASIMDBF16": "bf16",
 }  # fmt: skip
-_CPUINFO = "/proc/cpuinfo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def list_features() -> dict[str, bool]:
     except ImportError:
         return {}
     known = dict(getattr(umath, "__cpu_features__", {}))
-    return read_words(_CPUINFO) | known if known else {}
+    return read_words(CPUINFO) | known if known else {}
 
 
 def read_words(path: str) -> dict[str, bool]:

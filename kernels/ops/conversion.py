@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.base.element_types import NUMPY, OF_ONNX
+from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
 
-_CODE = {dtype: code for code, dtype in OF_ONNX.items()}
-
 
 def _cast_like(nodes: Nodes) -> tuple[str, ...]:
-    return (nodes.op("Cast", nodes.x(0), to=_CODE[nodes.site.type(1).dtype]),)
+    return (nodes.op("Cast", nodes.x(0), to=ONNX_CODE[nodes.site.type(1).dtype]),)
 
 
 def _cast_like_fold(site: Site) -> tuple[Array, ...]:

@@ -25,6 +25,7 @@ import numpy as np
 
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.kernels.ops.quantization import (
+    UNTRAINED,
     check_extent,
     find_limits,
     lay_along,
@@ -256,7 +257,6 @@ _LEVEL = "round(x / scale) + zero"
 _INPUTS = "x scale zero"
 _ROUNDING: dict[str, Kind] = {"axis": "int", "bits": "int"}
 _BOUNDS: dict[str, Kind] = {"quant_min": "float", "quant_max": "float"}
-_NONE = frozenset(range(9))
 OPS = (
     Op(
         name="FakeQuant",
@@ -302,7 +302,7 @@ OPS = (
         takes=_ROUNDING,
         infer=_peak_infer,
         expand=_peak,
-        no_gradient=_NONE,
+        no_gradient=UNTRAINED,
         becomes="Abs Div Equal ReduceMax Where",
     ),
     Op(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
+from engine.base.element_types import FLOATS, NUMPY, ONNX_CODE
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
@@ -28,7 +28,6 @@ from engine.kernels.vocabulary.facts import CONV, MATMUL, Each, Factors, Role, S
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import normalise_axis
 
-_CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 QUANTISED = ("u8", "i8", "u16", "i16")
 EXACT = 2**24 // 255**2  # products of 8 bits whose sum f32 holds
 
@@ -92,10 +91,10 @@ def saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
     """Round x, add the zero point ("" for none), and cast what fits."""
     x = nodes.op("Round", x)
     if zero:
-        x = nodes.op("Add", x, nodes.op("Cast", zero, to=_CODE[T]))
+        x = nodes.op("Add", x, nodes.op("Cast", zero, to=ONNX_CODE[T]))
     # Clipped as floats, before the cast: a float beyond an integer's range has no cast.
     low, high = (nodes.const(v, T) for v in find_limits(dtype))
-    return str(nodes.op("Cast", nodes.op("Clip", x, low, high), to=_CODE[dtype]))
+    return str(nodes.op("Cast", nodes.op("Clip", x, low, high), to=ONNX_CODE[dtype]))
 
 
 # --- QuantizeLinear, DequantizeLinear
@@ -104,7 +103,7 @@ def saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
 def _find_quantised(site: Site) -> str:
     """Return the element type that QuantizeLinear outputs."""
     code = site.attrs.get("output_dtype", 0)
-    dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
+    dtype = site.type(2).dtype if site.has(2) else ONNX_CODE.get(code) if code else "u8"
     if dtype not in QUANTISED:
         by = f"by the zero point (input 2), {site.type(2)}, " if site.has(2) else ""
         site.fail(f"{by}quantisation to {dtype or f'ONNX type {code}'}", ", ".join(QUANTISED))
@@ -122,7 +121,7 @@ def _quantize_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _quantize(nodes: Nodes) -> tuple[str, ...]:
     site, T = nodes.site, nodes.site.type(1).dtype
-    x = nodes.x(0) if site.type(0).dtype == T else nodes.op("Cast", nodes.x(0), to=_CODE[T])
+    x = nodes.x(0) if site.type(0).dtype == T else nodes.op("Cast", nodes.x(0), to=ONNX_CODE[T])
     zero = spread(nodes, 2) if site.has(2) else ""
     return (saturate(nodes, nodes.op("Div", x, spread(nodes, 1)), zero, T, _find_quantised(site)),)
 
@@ -134,7 +133,7 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     for i in (1, 2)[: 1 + site.has(2)]:
         check_extent(site, i)
     code = site.attrs.get("output_dtype", 0)
-    dtype = OF_ONNX.get(code) if code else scale.dtype
+    dtype = ONNX_CODE.get(code) if code else scale.dtype
     if dtype not in FLOATS:
         site.fail(f"output of {dtype or f'ONNX type {code}'}", ", ".join(FLOATS))
     return (x.but(dtype=dtype),)
@@ -145,14 +144,14 @@ def _dequantize(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.x(0)
     # f32 does not hold every i32: the difference is made in integers.
     if site.has(2) and site.type(0).dtype == "i32":
-        x = nodes.op("Cast", nodes.op("Sub", x, spread(nodes, 2)), to=_CODE[T])
+        x = nodes.op("Cast", nodes.op("Sub", x, spread(nodes, 2)), to=ONNX_CODE[T])
     else:
-        x = nodes.op("Cast", x, to=_CODE[T])
+        x = nodes.op("Cast", x, to=ONNX_CODE[T])
         if site.has(2):
-            x = nodes.op("Sub", x, nodes.op("Cast", spread(nodes, 2), to=_CODE[T]))
+            x = nodes.op("Sub", x, nodes.op("Cast", spread(nodes, 2), to=ONNX_CODE[T]))
     y = nodes.op("Mul", x, spread(nodes, 1))
     (out,) = _dequantize_infer(site)
-    return (y if out.dtype == T else nodes.op("Cast", y, to=_CODE[out.dtype]),)
+    return (y if out.dtype == T else nodes.op("Cast", y, to=ONNX_CODE[out.dtype]),)
 
 
 def _dynamic(nodes: Nodes) -> tuple[str, ...]:
@@ -202,10 +201,10 @@ def _infer_sums(name: str) -> Any:
 
 def _centred(nodes: Nodes, i: int, zero: int, T: str, shape: Sequence[int] | None) -> str:
     """Return input i minus its zero point, reshaped to `shape` if it has one a slice."""
-    x = nodes.op("Cast", nodes.x(i), to=_CODE[T])
+    x = nodes.op("Cast", nodes.x(i), to=ONNX_CODE[T])
     if not nodes.site.has(zero):
         return str(x)
-    point = nodes.op("Cast", _shaped(nodes, zero, shape), to=_CODE[T])
+    point = nodes.op("Cast", _shaped(nodes, zero, shape), to=ONNX_CODE[T])
     return str(nodes.op("Sub", x, point))
 
 
@@ -228,7 +227,7 @@ def _product(
     # The window's attributes go to the float Conv that computes the exact product.
     known = {"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}
     attrs = {k: v for k, v in nodes.site.attrs.items() if k in known}
-    return str(nodes.op("Cast", nodes.op(name, left, right, **attrs), to=_CODE["i32"]))
+    return str(nodes.op("Cast", nodes.op(name, left, right, **attrs), to=ONNX_CODE["i32"]))
 
 
 def _matmul(nodes: Nodes, *places: int) -> str:
@@ -243,10 +242,10 @@ def _conv(nodes: Nodes, *places: int) -> str:
 
 def _requantise(nodes: Nodes, total: str, scales: Sequence[str], zero: int) -> str:
     """y = saturate(total a_scale b_scale / y_scale + y_zero)"""
-    a, b, y = (nodes.op("Cast", scale, to=_CODE["f32"]) for scale in scales)
+    a, b, y = (nodes.op("Cast", scale, to=ONNX_CODE["f32"]) for scale in scales)
     # The scales as one factor: one rounding, as in onnxruntime.
     factor = nodes.op("Div", nodes.op("Mul", a, b), y)
-    real = nodes.op("Mul", nodes.op("Cast", total, to=_CODE["f32"]), factor)
+    real = nodes.op("Mul", nodes.op("Cast", total, to=ONNX_CODE["f32"]), factor)
     return saturate(nodes, real, nodes.x(zero), "f32", nodes.site.type(zero).dtype)
 
 
@@ -277,7 +276,7 @@ def _declare_qlinear(name: str) -> Any:
     return types
 
 
-_NONE = frozenset(range(9))
+UNTRAINED = frozenset(range(9))  # all inputs
 _CONV = {"group": 1, "auto_pad": "NOTSET"}
 
 
@@ -296,7 +295,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
             infer=_quantize_infer,
             expand=_quantize,
             becomes="Add Cast Clip Div Gather Reshape Round",
-            no_gradient=_NONE,
+            no_gradient=UNTRAINED,
         ),
         Op(
             name="DequantizeLinear",
@@ -324,7 +323,7 @@ OPS = (
         is_of_integers=True,
         infer=_dynamic_infer,
         expand=_dynamic,
-        no_gradient=_NONE,
+        no_gradient=UNTRAINED,
         becomes="Cast Clip Div Equal Max Min Neg QuantizeLinear ReduceMax ReduceMin Round Sub "
         "Where",
     ),
@@ -334,7 +333,7 @@ OPS = (
         is_of_integers=True,
         product=MATMUL.with_factors(Factors.DYNAMIC),
         roles={1: Role.WEIGHT},
-        no_gradient=_NONE,
+        no_gradient=UNTRAINED,
         expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
         infer=_infer_sums("MatMul"),
         becomes=f"MatMul {_CENTRED}",
@@ -345,7 +344,7 @@ OPS = (
         is_of_integers=True,
         product=CONV.with_factors(Factors.DYNAMIC),
         roles={1: Role.WEIGHT},
-        no_gradient=_NONE,
+        no_gradient=UNTRAINED,
         expand=lambda n: (_conv(n, 0, 2, 1, 3),),
         attrs=_CONV,
         infer=_infer_sums("Conv"),
@@ -360,7 +359,7 @@ OPS = (
         ),
         is_of_integers=True,
         product=MATMUL.with_factors(Factors.STATIC),
-        no_gradient=_NONE,
+        no_gradient=UNTRAINED,
         expand=_qlinear_matmul,
         infer=_declare_qlinear("MatMul"),
         becomes=f"MatMul {_CENTRED} {_REQUANTISED}",
@@ -370,7 +369,7 @@ OPS = (
         units=(Units(0, 1, 2), Units(3, 4, 5, Each.OUTPUTS), Units(None, 6, 7)),
         is_of_integers=True,
         product=CONV.with_factors(Factors.STATIC),
-        no_gradient=_NONE,
+        no_gradient=UNTRAINED,
         expand=_qlinear_conv,
         infer=_declare_qlinear("Conv"),
         attrs=_CONV,

@@ -10,6 +10,7 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.elementary import const
 from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
@@ -25,11 +26,6 @@ from engine.kernels.vector_ir.vectors import (
 )
 
 
-def _fill(kind: Any, value: float) -> Any:
-    """Return a constant of a type, which is a vector or a number."""
-    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
-
-
 def at_least(b: Any, v: Any, low: Any) -> Any:
     """max(v, low)."""
     return b.select(b.fcmp_ordered("<", v, low), low, v)
@@ -42,13 +38,13 @@ def at_most(b: Any, v: Any, high: Any) -> Any:
 
 def at_most_six(b: Any, v: Any) -> Any:
     """min(v, 6)."""
-    return at_most(b, v, _fill(v.type, 6.0))
+    return at_most(b, v, const(v.type, 6.0))
 
 
 def hard_swish(b: Any, v: Any) -> Any:
     """v min(1, max(0, v / 6 + 1/2))."""
-    part = b.fadd(b.fmul(v, _fill(v.type, 1 / 6)), _fill(v.type, 0.5))
-    part = at_most(b, at_least(b, part, _fill(v.type, 0.0)), _fill(v.type, 1.0))
+    part = b.fadd(b.fmul(v, const(v.type, 1 / 6)), const(v.type, 0.5))
+    part = at_most(b, at_least(b, part, const(v.type, 0.0)), const(v.type, 1.0))
     return b.fmul(v, part)
 
 

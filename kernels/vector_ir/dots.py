@@ -15,14 +15,13 @@ from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,
     NUMBA,
+    Grid,
     Vector,
     call_outlined,
     intrinsic,
     load,
 )
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
-
-Grid = list[list[Any]]  # a value for each sum: rows of columns
 
 
 def dots(target: Target, T: str, mr: int, nr: int) -> Any:

@@ -22,6 +22,7 @@ from engine.kernels.vector_ir.vectors import (
     LINE,
     LLVM,
     NUMBA,
+    Grid,
     Vector,
     call_outlined,
     edge_copy,
@@ -44,7 +45,6 @@ _DOTS = {
     "x86_64": "llvm.x86.avx512bf16.dpbf16ps.{bits}",
     "aarch64": "llvm.aarch64.neon.bfdot.v{lanes}f32.v8bf16",
 }
-Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
 

@@ -13,6 +13,7 @@ from engine.kernels.machine.target import Target
 
 LINE = 64  # bytes of a cache line
 SHARED = "linkonce_odr"  # linkage of functions that mean the same in all kernels
+Grid = list[list[Any]]  # values of a tile or of sums: rows of columns
 I1, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
 
 # numba's types of what is in memory: a boolean is a byte, and half floats are their bits.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,19 +200,18 @@ def test_what_is_left_compiles_without_warnings(only: Only, define: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("only", "is_joined", "change", "why"),
     [
-        ({"only": "inference", "joined": True}, "--joined updates in training steps: leave out"),
-        ({"only": "train", "export": True}, "--export writes the inference model: leave out"),
-        ({"only": "inference", "federated": True}, "--federated trains and evaluates: leave out"),
+        ("inference", True, {}, "--joined updates in training steps: leave out"),
+        ("train", False, {"export": True}, "--export writes the inference model: leave out"),
+        ("inference", False, {"federated": True}, "--federated trains and evaluates: leave out"),
     ],
 )
 def test_options_that_need_what_is_left_out_are_refused(
-    change: dict[str, object], why: str
+    only: Only, is_joined: bool, change: dict[str, Any], why: str
 ) -> None:
-    options = Options("mnist", resolve("native"), PlanRequest([4]))
     with pytest.raises(InputError, match=re.escape(why)):
-        replace(options, **change)  # type: ignore[arg-type]  # of several fields
+        Options("mnist", resolve("native"), PlanRequest([4], only=only, joined=is_joined), **change)
 
 
 def test_inference_needs_an_inference_model(tmp_path: Path) -> None:

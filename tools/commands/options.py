@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import os
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ LONGEST = 1000  # numbers of a range `A-B`
 MOST_COUNT = (1 << 31) - 1  # samples, and each dimension of a shape
 MOST_ELEMENTS = 1 << 58  # of an input: NumPy refuses more, at 8 bytes each, with its own words
 COUNT = click.IntRange(1, MOST_COUNT)
-_UNIONS = (types.UnionType, typing.Union)
 
 
 class AnyPath(click.Path):
@@ -212,9 +210,10 @@ def select_given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str,
 def _make_option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
     """Return the option of a command for a field; None if its values are tables."""
     from engine.base.fields import read_declaration
+    from engine.base.option_tables import list_kinds
 
     declared = read_declaration(field)
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    kinds = list_kinds(hint)
     first = kinds[0]
     flags = declared.flag.split(", ") if declared.flag else [f"--{field.name.replace('_', '-')}"]
     is_list = declared.words is not None or typing.get_origin(first) is collections.abc.Sequence

@@ -104,7 +104,7 @@ class Enumeration:
     @property
     def title(self) -> str:
         """Its name as a type of other languages, where `Error` is a class."""
-        return "ErrorCode" if self.name == "error" else _join_title(self.name)
+        return "ErrorCode" if self.name == "error" else join_pascal(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,8 @@ class ApiFunction:
         return all(known[condition] for condition in self.conditions)
 
 
-def _join_title(name: str) -> str:
+def join_pascal(name: str) -> str:
+    """Return `TrainStep` for `train_step`."""
     return "".join(word.capitalize() for word in name.split("_"))
 
 
@@ -271,7 +272,7 @@ def _read_argument(function: ApiFunction, declared: str, following: str) -> Argu
         inner = "memory" if (function.makes and pointed == "void") else _POINTED[pointed]
         return Argument(name, inner, sized[1])
     if kind == "int *" and name in ("phase", "kind"):
-        title = _join_title(name if name == "phase" else f"{function.record}_{name}")
+        title = join_pascal(name if name == "phase" else f"{function.record}_{name}")
         return Argument(name, "out_enum", enum=title)
     if kind.endswith("*") and pointed in _OUTS:
         return Argument(name, _OUTS[pointed])

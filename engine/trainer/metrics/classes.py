@@ -17,7 +17,8 @@ import numpy as np
 
 from engine.base.errors import DTypeError, LabelError, ShapeError
 from engine.base.signatures import AT_LEAST_1, check_arguments
-from engine.trainer.metric import IGNORED, Array, Declaration, MeanMetric, Metric, Tensors
+from engine.data.samples import IGNORED
+from engine.trainer.metric import Array, Declaration, MeanMetric, Metric, Tensors
 
 __all__ = ["Accuracy", "TopK"]
 

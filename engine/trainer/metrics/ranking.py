@@ -24,7 +24,8 @@ import numpy as np
 from engine.base import arguments
 from engine.base.errors import LimitError, ShapeError
 from engine.base.signatures import check_arguments
-from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration
+from engine.data.samples import IGNORED
+from engine.trainer.metric import Array, AveragedMetric, Declaration
 from engine.trainer.metrics.classes import (
     DECISIONS,
     LABELS,

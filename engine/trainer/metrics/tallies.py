@@ -21,21 +21,20 @@ import numpy as np
 
 from engine.base.errors import ShapeError
 from engine.base.signatures import ANY, check_arguments
-from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration
+from engine.data.samples import IGNORED
+from engine.trainer.metric import Array, AveragedMetric, Declaration
 from engine.trainer.metrics.classes import DECISIONS, LABELS, NOTHING, Decisions, has_labels
 
 __all__ = ["F1", "MCC", "BalancedAccuracy", "Dice", "IoU", "Precision", "Recall"]
 
 Average = Literal["macro", "micro", "weighted", "binary"]
-Options = Mapping[str, Any]
-
-AVERAGES: Mapping[str, Options] = {
+AVERAGES: Mapping[str, Mapping[str, Any]] = {
     "_macro": {"average": "macro"},
     "_micro": {"average": "micro"},
     "_weighted": {"average": "weighted"},
     "_per_class": {"average": None},
 }
-BINARY: Mapping[str, Options] = {"_binary": {"average": "binary"}}
+BINARY: Mapping[str, Mapping[str, Any]] = {"_binary": {"average": "binary"}}
 _UNDEFINED = f"a class with the quotient 0 / 0 has the value `zero_division` (0); {NOTHING}"
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from engine.base.errors import DTypeError, ShapeError
 from engine.base.signatures import check_arguments
+from engine.data.samples import IGNORED
 from engine.trainer.metric import (
-    IGNORED,
     Array,
     AveragedMetric,
     Declaration,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.tools.trimmed.bindings.package import Api, join_pascal
+from engine.tools.trimmed.api import join_pascal
+from engine.tools.trimmed.bindings.package import Api
 from tests.bindings.walks.java import is_of_managed
 from tests.bindings.walks.methods import Method
 from tests.bindings.walks.tongue import Tongue, is_shown, name_method

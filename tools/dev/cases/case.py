@@ -89,6 +89,11 @@ def i32(*shape: int, low: int = 0, high: int = 10) -> Tensor:
     return Tensor(shape, "int32", low, high)
 
 
+def one(value: float, dtype: str = "float32") -> np.ndarray:
+    """A constant scalar input."""
+    return np.array(value, dtype)
+
+
 def fed(values: Any, dtype: str = "float32") -> Given:
     """An input of these values, which a plan cannot know."""
     return Given(np.shape(values), dtype, values=values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.kernels.vocabulary.op import MS
-from engine.tools.dev.cases.case import Case, Tensor, f32, fed, i64
+from engine.tools.dev.cases.case import Case, Tensor, f32, fed, i64, one
 
 POSITIVE = {"low": 0.2, "high": 3.0}
 OFF_ZERO = {"avoid": 0.0}
@@ -15,11 +15,6 @@ FLOAT, DOUBLE, UINT8, INT8, INT32, INT64, BOOL = 1, 11, 2, 3, 6, 7, 9  # of Tens
 def boolean(*shape: int) -> Tensor:
     """A bool input."""
     return Tensor(shape, "bool")
-
-
-def scalar(value: float, dtype: str = "float32") -> np.ndarray:
-    """A constant scalar input."""
-    return np.array(value, dtype)
 
 
 # op, how its input is drawn, attributes
@@ -59,7 +54,7 @@ BINARY = (
       for op in ("Add", "Sub", "Mul", "Div")),
     *(Case(op, (Tensor((4, 5), "int32", 1, 9), Tensor((4, 1), "int32", 1, 4)), name=f"{op}-int32")
       for op in ("Add", "Mul", "Div")),
-    Case("Mul", (f32(3, 4), scalar(2.5)), grad=(0,), name="mul-by-constant"),
+    Case("Mul", (f32(3, 4), one(2.5)), grad=(0,), name="mul-by-constant"),
     Case("Add", (f32(2, 70, 5), f32(2, 1, 5)), grad=(0, 1), bench=True),
     *(Case(op, (f32(3, 4), f32(4))) for op in COMPARE),
     *(Case(op, (i64(3, 40, high=3), i64(40, high=3)), name=f"{op}-int64") for op in COMPARE),
@@ -81,11 +76,11 @@ POW = (
     Case("Pow", (f32(3, 4, **POSITIVE), f32(3, 4)), grad=(0, 1)),
     Case("Pow", (f32(2, 3, 4, **POSITIVE), f32(4)), grad=(0, 1)),
     Case("Pow", (f32(4, **POSITIVE), f32(3, 1)), grad=(0, 1), name="pow-broadcast-base"),
-    *(Case("Pow", (f32(3, 4, **OFF_ZERO), scalar(e)), grad=(0,), name=f"pow-{e}")
+    *(Case("Pow", (f32(3, 4, **OFF_ZERO), one(e)), grad=(0,), name=f"pow-{e}")
       for e in (1.0, 2.0, 3.0, -1.0, 4.0)),
-    Case("Pow", (f32(3, 4, **POSITIVE), scalar(0.5)), grad=(0,), name="pow-half"),
-    Case("Pow", (f32(3, 4), scalar(2, "int64")), grad=(0,), name="pow-integer-exponent"),
-    Case("Pow", (i64(3, 4, low=-4, high=4), scalar(3, "int64")), name="pow-int64"),
+    Case("Pow", (f32(3, 4, **POSITIVE), one(0.5)), grad=(0,), name="pow-half"),
+    Case("Pow", (f32(3, 4), one(2, "int64")), grad=(0,), name="pow-integer-exponent"),
+    Case("Pow", (i64(3, 4, low=-4, high=4), one(3, "int64")), name="pow-int64"),
     Case("Pow", (i64(40, low=-4, high=4), i64(40, high=9)), name="pow-int64-int64"),
     Case("Pow", (fed([3, 7, -3, 0, 1, -1, 2], "int64"),
                  fed([39, 22, 39, 0, 1000, 1001, 62], "int64")), name="pow-int64-large"),
@@ -94,21 +89,21 @@ POW = (
     *(Case("Pow", (Tensor((3, 8), a, 1, 5), Tensor((8,), b, 0, 4)), name=f"pow-{a}-{b}")
       for a, b in (("int32", "float32"), ("int64", "float32"), ("int32", "int64"),
                    ("float32", "int32"), ("float32", "uint8"), ("uint8", "uint8"))),
-    Case("Pow", (f32(3, 4), scalar(0.0)), grad=(0,), name="pow-zero"),
+    Case("Pow", (f32(3, 4), one(0.0)), grad=(0,), name="pow-zero"),
 )  # fmt: skip
 
 CLIP = (
-    Case("Clip", (f32(5, 7, avoid=-1.0), scalar(-1.0)), grad=(0,), name="clip-low"),
-    Case("Clip", (f32(5, 7, avoid=1.0), None, scalar(1.0)), grad=(0,), name="clip-high"),
-    Case("Clip", (f32(5, 7, avoid=0.5), scalar(0.5), scalar(6.0)), grad=(0,), name="clip-both"),
+    Case("Clip", (f32(5, 7, avoid=-1.0), one(-1.0)), grad=(0,), name="clip-low"),
+    Case("Clip", (f32(5, 7, avoid=1.0), None, one(1.0)), grad=(0,), name="clip-high"),
+    Case("Clip", (f32(5, 7, avoid=0.5), one(0.5), one(6.0)), grad=(0,), name="clip-both"),
     Case("Clip", (f32(5, 7),), grad=(0,), name="clip-none"),
     Case("Clip", (f32(5, 7), f32(low=-0.5, high=-0.4), f32(low=0.4, high=0.5)), name="clip-fed"),
-    Case("Clip", (f32(5, 7), scalar(1.0), scalar(-1.0)), name="clip-crossed"),
+    Case("Clip", (f32(5, 7), one(1.0), one(-1.0)), name="clip-crossed"),
     Case("Clip", (f32(5, 7, avoid=-1.0),), {"min": -1.0}, grad=(0,), opset=9, name="clip-6-low",
          reference=lambda x, min: [np.maximum(x, min)]),
     Case("Clip", (f32(5, 7, avoid=1.0),), {"min": -9.0, "max": 1.0}, grad=(0,), opset=9,
          name="clip-6", reference=lambda x, min, max: [np.clip(x, min, max)]),
-    Case("Clip", (i64(5, 7, low=-9, high=9), scalar(-3, "int64"), scalar(4, "int64")),
+    Case("Clip", (i64(5, 7, low=-9, high=9), one(-3, "int64"), one(4, "int64")),
          name="clip-int64"),
 )  # fmt: skip
 
@@ -186,8 +181,8 @@ HALF = (
     *(Case(op, (half(3, 41, **POSITIVE),), name=f"{op}-float16", tol=5e-4)
       for op in ("Exp", "Sqrt", "Neg", "IsNaN")),
     Case("Where", (boolean(3, 40), half(3, 40), half(40)), name="where-float16"),
-    Case("Pow", (half(40, **POSITIVE), scalar(3, "int64")), tol=5e-4, name="pow-float16"),
-    Case("Clip", (half(40), scalar(-1.0, "float16"), scalar(1.0, "float16")), name="clip-float16"),
+    Case("Pow", (half(40, **POSITIVE), one(3, "int64")), tol=5e-4, name="pow-float16"),
+    Case("Clip", (half(40), one(-1.0, "float16"), one(1.0, "float16")), name="clip-float16"),
 )  # fmt: skip
 
 TRAINING = (
@@ -201,8 +196,8 @@ TRAINING = (
          reference=lambda dy, a, b: [dy / b, (-dy * a / b**2).sum(0)]),
     Case("LeakyReluGrad", (f32(3, 40), f32(3, 40, **OFF_ZERO)), {"alpha": 0.25}, domain=MS,
          reference=lambda dy, y, alpha: [np.where(y > 0, dy, alpha * dy)]),
-    Case("Scale", (f32(3, 40), scalar(4.0)), domain=MS, reference=lambda x, s: [x * s]),
-    Case("Scale", (f32(3, 40), scalar(4, "int64")), {"scale_down": 1}, domain=MS,
+    Case("Scale", (f32(3, 40), one(4.0)), domain=MS, reference=lambda x, s: [x * s]),
+    Case("Scale", (f32(3, 40), one(4, "int64")), {"scale_down": 1}, domain=MS,
          reference=lambda x, s, scale_down: [x / s], name="scale-down"),
 )  # fmt: skip
 

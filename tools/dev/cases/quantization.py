@@ -13,7 +13,7 @@ import numpy as np
 from engine.kernels.vocabulary.integers import fill_panels, pack_panels
 from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.cases.attention_contrib import attend_joined
-from engine.tools.dev.cases.case import Case, Tensor, f32, fed
+from engine.tools.dev.cases.case import Case, Tensor, f32, fed, one
 from engine.tools.dev.cases.recurrent import recurrence, round_to_bytes
 
 LIMITS = {
@@ -28,10 +28,6 @@ def raw(*shape: int, dtype: str = "uint8") -> Tensor:
     """An integer input over the whole range of its type."""
     low, high = LIMITS[dtype]
     return Tensor(shape, dtype, low, high + 1)
-
-
-def one(value: float, dtype: str = "float32") -> np.ndarray:
-    return np.array(value, dtype)
 
 
 def scales(*shape: int) -> np.ndarray:

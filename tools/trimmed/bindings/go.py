@@ -11,6 +11,7 @@ from engine.tools.trimmed.api import (
     Enumeration,
     Whole,
     find_description,
+    join_pascal,
 )
 from engine.tools.trimmed.bindings.package import (
     Api,
@@ -18,7 +19,7 @@ from engine.tools.trimmed.bindings.package import (
     describe,
     join_camel,
     join_parts,
-    join_pascal,
+    list_passed,
 )
 from engine.tools.trimmed.targets import Platform
 
@@ -59,6 +60,7 @@ _WORDS = """
 _CAPITALS = {"cpu", "id", "json", "ok", "onnx", "ram", "url"}
 _SYSTEMS = {"macos": "darwin", "ios-simulator": "ios"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_PASSED = {kind: passed for kind, (_, passed) in _GIVEN.items()}
 _ANSWERS = {  # type, and what is made of the call
     "nothing": ("", "{0}"),
     "code": ("error", "return m.check({0})"),
@@ -97,13 +99,6 @@ def _name_members(api: Api) -> dict[str, str]:
 def _list_declared(given: tuple[Argument, ...]) -> list[str]:
     ways = [(_GIVEN[a.kind][0], join_camel(a.name)) for a in given]
     return [f"{name} {kind}" for kind, name in ways if kind]
-
-
-def _list_passed(function: ApiFunction) -> list[str]:
-    return [
-        f"&{join_camel(a.name)}" if a.returned else _GIVEN[a.kind][1].format(join_camel(a.name))
-        for a in function.arguments
-    ]
 
 
 def _list_texts(function: ApiFunction, refused: str) -> list[str]:
@@ -146,7 +141,7 @@ def _write_member(function: ApiFunction, api: Api) -> str:
     names = _name_members(api)
     name, gotten = names[function.name], function.gotten
     declared = _list_declared(function.given)
-    passed = ["m.live()"] * function.acts + _list_passed(function)
+    passed = ["m.live()"] * function.acts + list_passed(function, _PASSED)
     call = f"C.@name@_{function.name}({', '.join(passed)})"
     result, made = _ANSWERS[function.answer]
     lines, rest, info = ["defer runtime.KeepAlive(m)"] * function.acts, "", ""
@@ -215,7 +210,7 @@ def _write_record(function: ApiFunction) -> str:
 
 def _write_maker(function: ApiFunction) -> str:
     """Return the function that makes a model."""
-    passed = ", ".join(["&made", *_list_passed(function), "&why[0]"])
+    passed = ", ".join(["&made", *list_passed(function, _PASSED), "&why[0]"])
     lines = [
         *_list_texts(function, "nil, err"),
         "var made *C.@name@",

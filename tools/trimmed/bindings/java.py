@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.tools.trimmed.api import ApiFunction, Argument, Whole, find_description
+from engine.tools.trimmed.api import ApiFunction, Argument, Whole, find_description, join_pascal
 from engine.tools.trimmed.bindings.package import (
     Api,
     Language,
     describe,
     join_camel,
     join_parts,
-    join_pascal,
 )
 from engine.tools.trimmed.targets import Platform
 

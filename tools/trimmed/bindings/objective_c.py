@@ -13,6 +13,7 @@ from engine.tools.trimmed.api import (
     Enumeration,
     Whole,
     find_description,
+    join_pascal,
 )
 from engine.tools.trimmed.bindings.package import (
     Api,
@@ -21,7 +22,6 @@ from engine.tools.trimmed.bindings.package import (
     indent,
     join_camel,
     join_parts,
-    join_pascal,
 )
 
 # `kind` of an argument -> how it is passed; `before` is true if the value must be refused.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import InternalError
-from engine.tools.trimmed.api import ApiFunction, Enumeration, Whole, list_wholes
+from engine.tools.trimmed.api import ApiFunction, Enumeration, Whole, join_pascal, list_wholes
 from engine.tools.trimmed.link import Kind
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 
@@ -293,9 +293,15 @@ def join_camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def join_pascal(name: str) -> str:
-    """Return `TrainStep` for `train_step`."""
-    return "".join(word.capitalize() for word in name.split("_"))
+def list_passed(function: ApiFunction, passed: Mapping[str, str]) -> list[str]:
+    """Return the arguments of a call of C from a language where & gives a result's address.
+
+    passed: by kind of argument, how a given one is passed, with `{0}` for its name.
+    """
+    return [
+        f"&{join_camel(a.name)}" if a.returned else passed[a.kind].format(join_camel(a.name))
+        for a in function.arguments
+    ]
 
 
 def describe(

@@ -10,6 +10,7 @@ from engine.tools.trimmed.api import (
     Enumeration,
     Whole,
     find_description,
+    join_pascal,
 )
 from engine.tools.trimmed.bindings.package import (
     Api,
@@ -17,7 +18,6 @@ from engine.tools.trimmed.bindings.package import (
     describe,
     indent,
     join_parts,
-    join_pascal,
 )
 from engine.tools.trimmed.targets import Platform
 

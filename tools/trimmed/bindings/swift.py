@@ -15,6 +15,7 @@ from engine.tools.trimmed.api import (
     Enumeration,
     Whole,
     find_description,
+    join_pascal,
 )
 from engine.tools.trimmed.bindings import objective_c
 from engine.tools.trimmed.bindings.package import (
@@ -24,7 +25,7 @@ from engine.tools.trimmed.bindings.package import (
     indent,
     join_camel,
     join_parts,
-    join_pascal,
+    list_passed,
 )
 from engine.tools.trimmed.targets import Platform
 
@@ -54,6 +55,7 @@ _GOTTEN = {  # type, C's variable, and back
     "out_size": ("Int", "Int = 0", "{0}"),
     "out_enum": ("{enum}", "Int32 = 0", "{enum}(rawValue: {0})!"),
 }
+_PASSED = {kind: passed for kind, (_, passed) in _GIVEN.items()}
 _ANSWERS = {  # type, and what is made of the call
     "nothing": ("", "{0}"),
     "code": ("", "try check({0})"),
@@ -73,13 +75,6 @@ def _list_declared(given: tuple[Argument, ...]) -> list[str]:
     """Return the parameters; the first has no label."""
     named = [(join_camel(a.name), _GIVEN[a.kind][0]) for a in given if _GIVEN[a.kind][0]]
     return [f"{'' if i else '_ '}{name}: {kind}" for i, (name, kind) in enumerate(named)]
-
-
-def _list_passed(function: ApiFunction) -> list[str]:
-    return [
-        f"&{join_camel(a.name)}" if a.returned else _GIVEN[a.kind][1].format(join_camel(a.name))
-        for a in function.arguments
-    ]
 
 
 def _list_counts(given: tuple[Argument, ...]) -> list[str]:
@@ -104,7 +99,7 @@ def _write_method(function: ApiFunction | Whole, head: str, lines: list[str]) ->
 def _write_member(function: ApiFunction, api: Api) -> str:
     """Return the method, with its contract."""
     given, gotten, name = function.given, function.gotten, join_camel(function.name)
-    declared, passed = _list_declared(given), ["m"] * function.acts + _list_passed(function)
+    declared, passed = _list_declared(given), ["m"] * function.acts + list_passed(function, _PASSED)
     call = f"@name@_{function.name}({', '.join(passed)})"
     result, made = _ANSWERS[function.answer]
     lines, info, rest = _list_counts(given), "", ""
@@ -186,7 +181,7 @@ def _write_record(function: ApiFunction) -> str:
 
 def _write_maker(function: ApiFunction) -> str:
     """Return the method that makes a model."""
-    passed = ", ".join(["&made", *_list_passed(function), "&why"])
+    passed = ", ".join(["&made", *list_passed(function, _PASSED), "&why"])
     tries = "try " * any(a.kind == "text" for a in function.given)
     lines = [
         "var made: OpaquePointer? = nil",
