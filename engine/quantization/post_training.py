@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import UnsupportedOpError
 from engine.base.fields import select_options
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.static_quantization import Scheme
     from engine.kernels.vocabulary.op import Array
-
-Path: TypeAlias = str | os.PathLike[str]
 
 
 @check_arguments

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import FLOATS, NUMPY, ONNX_CODE
+from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
@@ -103,7 +103,7 @@ def saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
 def _find_quantised(site: Site) -> str:
     """Return the element type that QuantizeLinear outputs."""
     code = site.attrs.get("output_dtype", 0)
-    dtype = site.type(2).dtype if site.has(2) else ONNX_CODE.get(code) if code else "u8"
+    dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
         by = f"by the zero point (input 2), {site.type(2)}, " if site.has(2) else ""
         site.fail(f"{by}quantisation to {dtype or f'ONNX type {code}'}", ", ".join(QUANTISED))
@@ -133,7 +133,7 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     for i in (1, 2)[: 1 + site.has(2)]:
         check_extent(site, i)
     code = site.attrs.get("output_dtype", 0)
-    dtype = ONNX_CODE.get(code) if code else scale.dtype
+    dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:
         site.fail(f"output of {dtype or f'ONNX type {code}'}", ", ".join(FLOATS))
     return (x.but(dtype=dtype),)
