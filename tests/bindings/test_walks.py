@@ -16,6 +16,7 @@ import pytest
 from engine.tools.trimmed.api import Only, list_enumerations, list_functions
 from engine.tools.trimmed.bindings.package import Api
 from engine.tools.trimmed.build import build
+from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.packages import NATIVE, make_example, make_package
@@ -25,6 +26,7 @@ from tests.bindings.walks.judging import check
 from tests.bindings.walks.methods import Method, Row, list_methods
 from tests.bindings.walks.programs import find_source, list_tongues, write_program
 from tests.bindings.walks.values import Values
+from tests.support import decoders
 from tests.support.builds import compile_c, list_sources, make_build, make_root, needs_cc
 from tests.support.needs import needs_cargo, needs_gnustep
 from tests.support.places import BINDINGS, GOLDENS
@@ -43,12 +45,20 @@ class Subject:
     find: returns its folder.
     values: of its calls.
     only, federated: as in the options of the build.
+    decodes: whether it has a decoder.
     """
 
     find: Callable[[], Path]
     values: Values = VALUES
     only: Only = ""
     federated: bool = False
+    decodes: bool = False
+
+    @property
+    def checkpoint(self) -> str:
+        """The path of the values, for a program; "-" if the library has them."""
+        path = self.find() / "checkpoint"
+        return str(path) if path.exists() else "-"
 
 
 def make_kind(**words: Any) -> Path:
@@ -63,19 +73,32 @@ def make_wide() -> Path:
     return make_example("wide", NATIVE, "native")  # the build that test_wide.py makes
 
 
+def make_alone() -> Path:
+    """Return the folder of a build of a decoder alone, with its own values."""
+    out = make_root() / "walked-alone"
+    if not out.exists():
+        model = decoders.make_artifacts("gpt2") / "decoder.onnx"
+        decoder = DecoderOptions(decoders.CAPACITY, path=model)
+        build(None, out, Options("mnist", resolve("native"), [], decoder=decoder))
+    return out
+
+
+TEXTS = Values(8, 8, 80712, FILES, "l", ("l*8=1", "l*8=1"), decoders.WORDS)
 SUBJECTS = {
     "mlp": Subject(lambda: make_package("mlp", NATIVE), federated=True),
     "joined": Subject(lambda: make_kind(joined=True)),
     "inference": Subject(lambda: make_kind(only="inference"), only="inference"),
     "train": Subject(lambda: make_kind(only="train"), only="train"),
     "float64": Subject(make_wide, Values(16, 4, 15, FILES, "d")),
+    "decoder": Subject(lambda: decoders.make_decoder_build("qwen2"), TEXTS, decodes=True),
+    "decoder alone": Subject(make_alone, TEXTS, only="decoder", decodes=True),
 }
 
 
 def write_files(folder: Path, subject: Subject) -> Path:
     """Write the files that calls read."""
     folder.mkdir(exist_ok=True)
-    content = (subject.find() / "checkpoint").read_bytes()
+    content = b"" if subject.checkpoint == "-" else Path(subject.checkpoint).read_bytes()
     other = (make_build("cnn") / "checkpoint").read_bytes()
     contents = (content, b"", b"\0", content[: len(content) // 2], content[:-9], other,
                 bytes(range(256)) * 9)  # fmt: skip
@@ -94,7 +117,11 @@ def read_api(subject: Subject) -> Api:
         function
         for function in list_functions(header)
         if function.exists(
-            freestanding=False, threads=1, only=subject.only, federated=subject.federated
+            freestanding=False,
+            threads=1,
+            only=subject.only,
+            federated=subject.federated,
+            decodes=subject.decodes,
         )
     ]
     enumerations = tuple(list_enumerations(header))
@@ -130,7 +157,7 @@ def list_answers(subject: Subject, at_length: bool, beside: str = "") -> dict[st
     source, rows = write_walk("c", folder, subject, at_length=at_length, beside=beside)
     made, words = subject.find(), ("-std=c11", "-Wall", "-Wextra", "-Werror")
     program = compile_c(folder / "walk", *words, *SANITIZERS, source, *list_sources(made), "-lm")
-    command = [str(program), str(made / "checkpoint"), "calls", "1"]
+    command = [str(program), subject.checkpoint, "calls", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()[:-1]
@@ -151,7 +178,7 @@ def run_program(language: str, source: Path, folder: Path, subject: Subject) -> 
         package = make_package("mlp", "js", "wasm32") if language == "js" else made
         program = TOOLCHAINS[language].make(package, source, folder, HERE)
     with contextlib.chdir(folder):
-        return program.run(made / "checkpoint", "calls", ROUNDS)
+        return program.run(subject.checkpoint, "calls", ROUNDS)
 
 
 THREADED = ("go", "java", "kotlin", "csharp", "swift", "objc")  # two threads can have one model

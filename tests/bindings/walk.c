@@ -42,20 +42,33 @@ static char *keep(mnist *m, size_t *size)
     return made;
 }
 
+static long long count_tokens(const mnist *m)
+{
+#if MNIST_DECODES
+    return mnist_get_length(m);
+#else
+    (void)m;
+    return 0;
+#endif
+}
+
 int main(int argc, char **argv)
 {
     mnist *live, *bare, *ended = NULL;
     char why[MNIST_MESSAGE_BYTES];
-    if (argc != 4 || mnist_create(&live, argv[1], why) || mnist_create_from(&bare, NULL, 0, why))
+    const char *path = argc == 4 && strcmp(argv[1], "-") ? argv[1] : NULL; /* values of its own */
+    if (argc != 4 || mnist_create(&live, path, why) || mnist_create_from(&bare, NULL, 0, why))
         return 2;
     int count = read_rows(argv[2], rows);
     for (int i = 0; i < count; i++) {
         mnist *m = rows[i].state[0] == 'l' ? live : rows[i].state[0] == 'b' ? bare : ended;
         size_t size, after_size;
         char *before = keep(live, &size);
+        const long long length = count_tokens(live);
         make(&rows[i], m);
         char *after = keep(live, &after_size);
-        int is_same = size == after_size && !memcmp(before, after, size);
+        int is_same = size == after_size && !memcmp(before, after, size) &&
+                      length == count_tokens(live);
         printf("%d %s%s\n", i, said, said[0] == 'o' || is_same ? "" : " changed");
         free(before);
         free(after);

@@ -31,10 +31,14 @@ void make(row &row, Model &m)
 auto keep(Model &m)
 {
 #if MNIST_TRAINS
-    return m.checkpoint(1);
+    auto kept = m.checkpoint(1);
 #else
-    return m.parameters(0);
+    auto kept = m.parameters(0);
 #endif
+#if MNIST_DECODES
+    kept.push_back(static_cast<decltype(kept)::value_type>(m.get_length()));
+#endif
+    return kept;
 }
 
 } // namespace
@@ -43,8 +47,9 @@ int main(int argc, char **argv)
 {
     if (argc != 4)
         return 2;
-    Model live = Model::create(argv[1]), bare = Model::create_from(nullptr, 0), ended;
-    ended = Model::create(argv[1]);
+    const char *path = std::string(argv[1]) == "-" ? nullptr : argv[1]; // values of its own
+    Model live = Model::create(path), bare = Model::create_from(nullptr, 0), ended;
+    ended = Model::create(path);
     const Model moved = std::move(ended);
     const int count = read_rows(argv[2], rows);
     const auto find = [&](const row &row) -> Model & {

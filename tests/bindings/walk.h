@@ -115,6 +115,16 @@ static inline void *take_buffer(const char *word, size_t each)
     return memset(take_block(bytes), 0, bytes);
 }
 
+/* So many tokens of 0, or after `=` another number; `null` for NULL. */
+static inline int32_t *take_tokens(const char *word)
+{
+    int32_t *made = (int32_t *)take_buffer(word, sizeof *made);
+    const char *value = strchr(word, '=');
+    for (size_t i = 0; value && i < count_elements(word); i++)
+        made[i] = (int32_t)take_long(value + 1);
+    return made;
+}
+
 /* `f*N=VALUE`, `d*N=VALUE` or `l*N=VALUE`: floats, doubles or int64_t; `null` for NULL. */
 static inline void *take_numbers(const char *word, size_t *bytes)
 {

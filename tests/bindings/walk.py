@@ -39,6 +39,14 @@ def zeros(word: str, dtype: Any) -> Any:
     return None if word == "null" else np.zeros(int(word), dtype)
 
 
+def tokens(word: str) -> Any:
+    """Return so many zeros, or after `=` another number."""
+    if word == "null":
+        return None
+    count, _, value = word.partition("=")
+    return np.full(int(count), int(value or 0), np.int32)
+
+
 def numbers(word: str) -> Any:
     if word == "null":
         return None
@@ -119,15 +127,17 @@ def call(row: list[str]) -> str:
 def keep() -> Any:
     """Return all that a checkpoint holds, which a refused call may not change."""
     if hasattr(mnist, "Trainer"):
-        return live.state.to_bytes(True)
-    return live.module.get_contiguous_parameters().tobytes()
+        kept = live.state.to_bytes(True)
+    else:
+        kept = live.module.get_contiguous_parameters().tobytes()
+    return kept, live.decoder().length if "append" in mnist._C else 0
 
 
 def read_resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-live = OPENED(sys.argv[2])
+live = OPENED(None if sys.argv[2] == "-" else sys.argv[2])  # with values of its own
 rows = [line.split(" ") for line in Path(sys.argv[3]).read_text().splitlines()]
 for index, row in enumerate(rows):
     before = keep()

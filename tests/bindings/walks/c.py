@@ -30,9 +30,10 @@ def is_input_of_c(values: Values) -> Callable[[str, str], bool]:
 
     def takes(kind: str, word: str) -> bool:
         if kind == "inputs":
-            first, _, second = word.partition(",")
-            whole = first.startswith(x) and second.startswith(y) and second.count(",") == 0
-            return whole or word in ("null", "null,null")
+            words = tuple(word.split(","))
+            is_whole = len(words) > 1 and words[1:-1] == values.between
+            fits = is_whole and words[0].startswith(x) and words[-1].startswith(y)
+            return fits or {*words} == {"null"}
         return is_of_c(kind, word)
 
     return takes
@@ -46,9 +47,10 @@ _TAKE_C = {
 }  # fmt: skip
 for _kind, _type, _size in (
     ("buffer", "void", 1), ("floats", "float", 4), ("float_buffer", "float", 4),
-    ("doubles", "double", 8), ("double_buffer", "double", 8), ("ints", "int32_t", 4),
+    ("doubles", "double", 8), ("double_buffer", "double", 8),
 ):  # fmt: skip
     _TAKE_C[_kind] = f"({_type} *)take_buffer({{0}}, {_size}), count_elements({{0}})"
+_TAKE_C["ints"] = "take_tokens({0}), count_elements({0})"
 
 
 def _pass_to_c(function: ApiFunction, values: Sequence[str]) -> list[str]:
@@ -107,9 +109,9 @@ def _has_in_c(method: Method) -> bool:
 
 def make_c(values: Values) -> Tongue:
     """Return C, for a model with inputs of so many elements."""
-    return Tongue(_TAKE_C, _write_c, is_input_of_c(values), _has_in_c)
+    return Tongue(_TAKE_C, _write_c, is_input_of_c(values), _has_in_c, has_tokens=True)
 
 
 def make_cpp(values: Values) -> Tongue:
     """Return C++, for a model with inputs of so many elements."""
-    return Tongue(_TAKE_C, _write_cpp, is_input_of_c(values), has_no_setters)
+    return Tongue(_TAKE_C, _write_cpp, is_input_of_c(values), has_no_setters, has_tokens=True)

@@ -12,7 +12,7 @@ _TAKE = {
     "text": "text({0})", "flag": "{0} != '0'", "int": "whole({0})", "long": "whole({0})",
     "float": "real({0})", "bytes": "content({0})", "inputs": "inputs({0})",
     "numbers": "numbers({0})", "floats": "zeros({0}, np.float32)",
-    "doubles": "zeros({0}, np.float64)",
+    "doubles": "zeros({0}, np.float64)", "ints": "tokens({0})",
 }  # fmt: skip
 
 # The calls of Python for functions of C, and for results that other languages return whole.
@@ -23,6 +23,10 @@ CALLS = {
     "train_step": "m.module.train()(*{0})",
     "eval_step": "m.module.eval()(*{0})",
     "infer": "m.predict(*{0})",
+    "append": "m.decoder().append({0})",
+    "truncate": "m.decoder().truncate({0})",
+    "get_length": "m.decoder().length",
+    "get_capacity": "m.decoder().capacity",
     "optimizer_step": "m.optimizer.step()",
     "lazy_reset_grad": "m.module.lazy_reset_grad()",
     "set_seed": "m.module.set_seed({0})",
@@ -30,6 +34,7 @@ CALLS = {
     "set_draws": "m.module.set_draws({0})",
     "get_learning_rate": "m.optimizer.get_learning_rate()",
     "set_learning_rate": "m.optimizer.set_learning_rate({0})",
+    "set_linear_rate": "mnist.LinearLRScheduler(m.optimizer, {1}, {2}, {0})",
     "get_step": "m.optimizer.get_step()",
     "set_step": "m.optimizer.set_step({0})",
     "get_skipped": "m.optimizer.get_skipped()",
@@ -66,4 +71,4 @@ def _has(method: Method) -> bool:
     return method.name in CALLS
 
 
-TONGUE = Tongue(_TAKE, _write, _takes, _has, states=("live",))
+TONGUE = Tongue(_TAKE, _write, _takes, _has, states=("live",), has_tokens=True)

@@ -20,6 +20,7 @@ class Tongue:
     has: whether the language has a method.
     states: of models that it can call.
     word: the word of an index.
+    has_tokens: whether its program takes tokens of any number, and not zeros alone.
     """
 
     take: Mapping[str, str]
@@ -28,6 +29,7 @@ class Tongue:
     has: Callable[[Method], bool] = lambda method: True
     states: Sequence[str] = STATES
     word: str = "w[{0}]"
+    has_tokens: bool = False
 
     def fits(self, row: Row) -> bool:
         """Return whether the language can make a call."""
@@ -35,7 +37,10 @@ class Tongue:
         return (
             self.has(row.method)
             and row.state in self.states
-            and all(self.takes(kind, word) for kind, word in pairs)
+            and all(
+                self.takes(kind, word) and (self.has_tokens or kind != "ints" or "=" not in word)
+                for kind, word in pairs
+            )
         )
 
     def write_methods(self, methods: Sequence[Method], api: Api) -> str:

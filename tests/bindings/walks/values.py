@@ -15,6 +15,7 @@ WIDE = (0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**32, 2**63 - 1, -(2**63), 2**63)
 LARGE = 99999  # elements of a buffer that is too long
 MOST = 1000  # mixed calls of a method; one of many values could have millions
 FLOATS = (0.5, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 1e30, 1e-45)
+CLAIMS = [f"claim:{x % 2**64}" for x in (2**31, 2**32, 2**63, -1)]
 TEXTS = ("", ".", "note", "a\0b", "x" * 5000, "missing/x", "e\u0301\U0001f600")
 
 
@@ -30,10 +31,12 @@ def encode_float(value: float) -> str:
 class Values:
     """Words for the values of each kind: the first is one that nothing is wrong with.
 
-    samples, labels: elements of the inputs of a training step.
+    samples, labels: elements of the first and the last input of a training step.
     count: elements of all parameters.
     files: names in the folder of a walk: a checkpoint of this model, then broken and other ones.
-    real: the letter of the first input's numbers: "f" or "d", of 32 or 64 bits.
+    real: the letter of the first input's numbers: "f" or "d", of 32 or 64 bits, or "l" of tokens.
+    between: the inputs between the first and the last, as they should be.
+    classes: the number of labels that there are, and of tokens.
     """
 
     samples: int
@@ -41,6 +44,13 @@ class Values:
     count: int
     files: Sequence[str]
     real: str = "f"
+    between: tuple[str, ...] = ()
+    classes: int = 10
+
+    @property
+    def odd(self) -> str:
+        """A number that is not one, or a token that there is not."""
+        return str(self.classes) if self.real == "l" else "nan"
 
     def list_words(self, method: Method, place: int) -> Sequence[str]:
         """Return the words for an argument of a method."""
@@ -61,26 +71,35 @@ class Values:
             "float": [encode_float(x) for x in FLOATS],
             "inputs": self._list_inputs(),
             "numbers": self._list_numbers(),
+            "ints": self._list_tokens(),
         }
         sizes = [str(x) for x in (self.count, 0, 1, self.count - 1, self.count + 1, LARGE)]
-        claims = [f"claim:{x % 2**64}" for x in (2**31, 2**32, 2**63, -1)]
-        return lists.get(kind, [*sizes, "null", *claims])
+        return lists.get(kind, [*sizes, "null", *CLAIMS])
 
     def _list_numbers(self) -> Sequence[str]:
         """Return arrays for an input or a parameter."""
         x = f"{self.real}*{self.samples}"
-        fitting = (f"{x}=0", f"{x}=nan", f"l*{self.labels}=0")
+        fitting = (f"{x}=0", f"{x}={self.odd}", f"l*{self.labels}=0")
         return (*fitting, "null", "f*0=0", "f*1=0", f"f*{LARGE}=0", f"l*{self.samples}=0")
 
     def _list_inputs(self) -> Sequence[str]:
         """Return the inputs of a training step."""
         x, y = f"{self.real}*{self.samples}", f"l*{self.labels}"
-        return (
-            f"{x}=1,{y}=1", "null", "none", "null,null", f"{x}=1,{y}=10", f"{x}=1,{y}=-1",
-            f"{x}=nan,{y}=0", f"{x}=1", f"{self.real}*{self.samples - 1}=1,{y}=1",
-            f"{x}=1,l*{LARGE}=1", f"l*{self.samples}=1,{self.real}*{self.labels}=1", "f*0=1,l*0=1",
-            f"{x}=1,{y}=1,{y}=1",
-        )  # fmt: skip
+        whole = [
+            (f"{x}=1", f"{y}=1"), (f"{x}=1", f"{y}={self.classes}"), (f"{x}=1", f"{y}=-1"),
+            (f"{x}={self.odd}", f"{y}=0"), (f"{self.real}*{self.samples - 1}=1", f"{y}=1"),
+            (f"{x}=1", f"l*{LARGE}=1"), (f"l*{self.samples}=1", f"{self.real}*{self.labels}=1"),
+            ("f*0=1", "l*0=1"), (f"{x}=1", f"{y}=1,{y}=1"),
+        ]  # fmt: skip
+        first, *rest = (",".join((one, *self.between, last)) for one, last in whole)
+        nulls = ",".join(["null"] * (2 + len(self.between)))
+        return (first, "null", "none", nulls, f"{x}=1", *rest)
+
+    def _list_tokens(self) -> Sequence[str]:
+        """Return tokens to append: so many zeros, or so many of another number."""
+        others = (1, -1, self.classes - 1, self.classes, 2**31 - 1, -(2**31))
+        values = [f"2={x}" for x in others]
+        return ["1", "0", "3", *values, str(LARGE), "null", *CLAIMS]
 
     def list_rows(self, methods: Sequence[Method], *, at_length: bool) -> list[Row]:
         """Return the calls: each value with the others as they should be, then all mixed.

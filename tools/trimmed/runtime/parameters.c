@@ -57,7 +57,7 @@ static int check_buffer(model *m, const void *values, size_t count, int trainabl
     if (!m)
         return MODEL_BAD_INPUT;
     size_t size = model_parameters_size(m, trainable_only);
-    if (!values)
+    if (!values && size) /* empty lists of other languages have no address */
         return fail(m, MODEL_BAD_INPUT, "the buffer for the %d elements of the parameters is NULL",
                     (int64_t)size);
     if (count != size)
