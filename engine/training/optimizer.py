@@ -371,15 +371,23 @@ class Optimizer:
             DTypeError: it is not a number.
             InputError: it is negative, NaN, infinite, or too large for float32.
         """
-        rate = arguments.check_number("learning rate", learning_rate)
-        if rate < 0:
-            raise InputError(f"learning rate {rate:g} is negative: give a number of at least 0")
-        self._rate = rate
-        self._state.learning_rate = rate
+        self._rate = self._state.learning_rate = _check_rate("learning rate", learning_rate)
 
     def get_learning_rate(self) -> float:
         """Return the learning rate, which is 0.001 until it is set or a checkpoint restores it."""
         return self._rate
+
+
+def _check_rate(what: str, value: float) -> float:
+    """Return a learning rate rounded to float32.
+
+    Raises:
+        DTypeError, InputError: as `Optimizer.set_learning_rate`.
+    """
+    rate = arguments.check_number(what, value)
+    if rate < 0:
+        raise InputError(f"{what} {rate:g} is negative: give a number of at least 0")
+    return rate
 
 
 def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: StateLayout) -> bool:
@@ -406,7 +414,8 @@ class LinearLRScheduler:
         initial_lr: the peak rate.
 
     Raises:
-        InputError: a negative count, or a warm-up longer than the total.
+        InputError: a negative count, a warm-up longer than the total, a total of 2^31 or more, or a
+            peak rate that `Optimizer.set_learning_rate` refuses.
     """
 
     def __init__(
@@ -416,12 +425,12 @@ class LinearLRScheduler:
         total_step_count: int,
         initial_lr: float,
     ) -> None:
-        if warmup_step_count < 0 or total_step_count < warmup_step_count:
+        if not 0 <= warmup_step_count <= total_step_count < 1 << 31:
             raise InputError(
                 f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}: "
-                "expected 0 <= warm-up <= total"
+                "expected 0 <= warm-up <= total < 2^31"
             )
-        self._optimizer, self._initial = optimizer, arguments.check_number("initial_lr", initial_lr)
+        self._optimizer, self._initial = optimizer, _check_rate("initial_lr", initial_lr)
         self._warmup, self._total = warmup_step_count, total_step_count
         self.step()
 
@@ -435,7 +444,8 @@ class LinearLRScheduler:
         """Set the learning rate for the optimizer's next step."""
         s = self._optimizer.steps
         if s < self._warmup:
-            factor = s / max(1, self._warmup)
+            part, whole = s, self._warmup
         else:
-            factor = max(0.0, (self._total - s) / max(1, self._total - self._warmup))
-        self._optimizer.set_learning_rate(self._initial * factor)
+            part, whole = max(0, self._total - s), max(1, self._total - self._warmup)
+        factor = np.float32(part) / np.float32(whole)  # as libraries of builds compute it
+        self._optimizer.set_learning_rate(float(np.float32(self._initial) * factor))

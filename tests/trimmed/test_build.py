@@ -334,7 +334,7 @@ def test_the_scheduler_is_that_of_the_api() -> None:
         theirs.step()
         rate = both.trainer.optimizer.get_learning_rate()
         assert rate == np.float32(both.optimizer.get_learning_rate())
-    with pytest.raises(both.face.InputError, match="warmup"):
+    with pytest.raises(both.face.InputError, match="warm-up"):
         both.face.LinearLRScheduler(both.trainer.optimizer, 7, 6, 0.02)
 
 

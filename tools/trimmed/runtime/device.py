@@ -340,22 +340,17 @@ class LinearLRScheduler:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InputError(f"optimizer: expected an Optimizer, got {optimizer!r}")
-        self._warmup = _L.convert_whole(warmup_step_count, "warmup_step_count")
-        self._total = _L.convert_whole(total_step_count, "total_step_count")
-        if not 0 <= self._warmup <= self._total:
-            raise InputError(
-                f"warmup_step_count={self._warmup}, total_step_count={self._total}: "
-                "expected 0 <= warm-up <= total"
-            )
-        self._optimizer, self._initial = optimizer, _L.convert_number(initial_lr, "initial_lr")
+        self._optimizer = optimizer
+        self._given = (
+            _L.convert_number(initial_lr, "initial_lr"),
+            _L.convert_whole(warmup_step_count, "warmup_step_count"),
+            _L.convert_whole(total_step_count, "total_step_count"),
+        )
         self.step()
 
     def step(self) -> None:
         """Set the learning rate for the optimizer's next step."""
-        s, warmup, total = self._optimizer.get_step(), self._warmup, self._total
-        fall = max(0.0, (total - s) / max(1, total - warmup))
-        factor = s / max(1, warmup) if s < warmup else fall
-        self._optimizer.set_learning_rate(self._initial * factor)
+        self._optimizer._handle.call("set_linear_rate", *self._given)
 
 
 # @end@

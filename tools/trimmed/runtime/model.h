@@ -245,7 +245,8 @@ typedef struct @name@_tensor {
 
 /* Set the learning rate of the next optimizer step.  It rises linearly from 0 at step 0 to `peak`
  * at step `warmup`, then falls linearly to 0 at step `total` and stays 0.  Call this before each
- * step; after resuming from a checkpoint, it continues from the saved step. */
+ * step; after resuming from a checkpoint, it continues from the saved step.  @NAME@_BAD_INPUT: the
+ * learning rate would refuse `peak`, or not 0 <= warmup <= total < 2^31. */
 @NAME@_API int @name@_set_linear_rate(@name@ *m, float peak, int64_t warmup, int64_t total);
 
 /* Return the number of optimizer steps done, which AdamW's formulas use.  Checkpoints keep it. */
