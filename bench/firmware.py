@@ -10,7 +10,7 @@ firmware.published
                 a model whose memory others have published, as a library for a Cortex-M7: its RAM
                 without the stack, and its flash with all values
 
-Needs ziglang and, for the first, the Debian package qemu-system-arm.
+Needs ziglang and, for the first, the Debian packages qemu-system-arm and qemu-user-static.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ from engine.tools.trimmed.link import link
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import Platform, resolve
 
-QEMU = "qemu-system-arm"
+QEMU, QEMU_RISC_V = "qemu-system-arm", "qemu-riscv32-static"
 STEPS = 4  # of firmware.c
-# qemu's boards, and the addresses of their flash and RAM.
+# qemu's boards, and the addresses of their flash and RAM.  None is of RV32IMAFC: qemu's user mode
+# runs the program, on a core without double precision and vectors.
 BOARDS = {
     "cortex-m7": ("mps2-an500", "0", "0x20000000"),
     "cortex-m4": ("mps2-an386", "0", "0x20000000"),
     "cortex-m33": ("mps2-an505", "0x10000000", "0x38000000"),
     "cortex-m55": ("mps3-an547", "0", "0x20000000"),
+    "cortex-m85": ("mps3-an547", "0", "0x20000000"),  # on the core of a Cortex-M55
+    "rv32imafc": ("", "0x10000", "0x20000000"),
 }
 PLAIN_CPP = ("-std=c++17", "-Os", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-nostdinc++",
              "-fno-unwind-tables", "-fno-asynchronous-unwind-tables", "-fno-sanitize=all", "-Wall",
@@ -147,8 +150,9 @@ def make_firmware(
     numbers = ",".join(map(str, content))
     text = f"static const unsigned char checkpoint[] = {{{numbers}}};\n"
     (folder / "checkpoint.h").write_text(text)
-    _, flash, ram = BOARDS[target]
+    machine, flash, ram = BOARDS[target]
     memory = (DRIVERS / "firmware.ld").read_text().replace("FLASH_BEGIN", flash)
+    memory = memory.replace("DATA_REGION", "FLASH" if machine else "RAM")
     (folder / "firmware.ld").write_text(memory.replace("RAM_BEGIN", ram))
     program = link(
         [compile_cpp(folder, options.platform)] if is_cpp else [], [DRIVERS / "firmware.c"],
@@ -174,9 +178,13 @@ def run_firmware(program: Path, target: str) -> list[float]:
     Raises:
         InputError: qemu is not here, or the program fails, and the message has what it printed.
     """
-    if not shutil.which(QEMU):
-        raise InputError(f"{QEMU} is not here; Debian's package of this name has it")
-    words = [QEMU, "-M", BOARDS[target][0], "-nographic", "-semihosting", "-kernel", str(program)]
+    board = BOARDS[target][0]
+    words = [QEMU, "-M", board, "-nographic", "-semihosting", "-kernel", str(program)]
+    if not board:
+        words = [QEMU_RISC_V, "-cpu", "rv32,d=off,v=off", str(program)]
+    if not shutil.which(words[0]):
+        package = QEMU if board else "qemu-user-static"
+        raise InputError(f"{words[0]} is not here; Debian's package {package} has it")
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     said = done.stdout + done.stderr
     if done.returncode or said.split()[-1:] != ["done"]:

@@ -79,7 +79,7 @@ def make_alone() -> Path:
     if not out.exists():
         model = decoders.make_artifacts("gpt2") / "decoder.onnx"
         decoder = DecoderOptions(decoders.CAPACITY, path=model)
-        build(None, out, Options("mnist", resolve("native"), [], decoder=decoder))
+        build(None, out, Options("mnist", resolve("native"), PlanRequest(decoder=decoder)))
     return out
 
 

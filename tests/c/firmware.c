@@ -1,7 +1,10 @@
 /* A program for a board without a system: it trains a few steps from the checkpoint in its flash
  * and prints the bits of each loss by semihosting.  The memory of the model is a static array.
  * With a library that has a decoder alone, it continues a text, and prints the bits of the first
- * score of each token.  With TRAINS_ELSEWHERE, the training is another file's. */
+ * score of each token.  With TRAINS_ELSEWHERE, the training is another file's.
+ *
+ * On RISC-V, qemu's user mode is the board: it loads the data, gives a stack, and answers to
+ * semihosting, too. */
 
 #define EDGEGRAD_FREESTANDING
 #include "mnist.h"
@@ -17,9 +20,21 @@ extern unsigned char stack_top[], data_from[], data_begin[], data_end[], bss_beg
 
 static void semihost(int operation, const void *argument)
 {
+#ifdef __riscv
+    register int a0 __asm__("a0") = operation;
+    register const void *a1 __asm__("a1") = argument;
+    __asm__ volatile(".balign 16\n\t" /* the three lie in one page */
+                     ".option push\n\t"
+                     ".option norvc\n\t"
+                     "slli zero, zero, 0x1f\n\t"
+                     "ebreak\n\t"
+                     "srai zero, zero, 7\n\t"
+                     ".option pop" : "+r"(a0) : "r"(a1) : "memory");
+#else
     register int r0 __asm__("r0") = operation;
     register const void *r1 __asm__("r1") = argument;
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
+#endif
 }
 
 void say(const char *text)
@@ -115,8 +130,10 @@ void train(void)
 
 __attribute__((used)) void _start(void)
 {
+#ifndef __riscv
     *(volatile uint32_t *)0xE000ED88 |= 0xF << 20; /* the FPU is on */
     __asm__ volatile("dsb\n\tisb");
+#endif
     for (unsigned char *to = data_begin, *from = data_from; to < data_end;)
         *to++ = *from++;
     for (unsigned char *to = bss_begin; to < bss_end;)
@@ -124,6 +141,7 @@ __attribute__((used)) void _start(void)
     train();
 }
 
+#ifndef __riscv
 static void fault(void)
 {
     say("fault\n");
@@ -133,3 +151,4 @@ static void fault(void)
 __attribute__((section(".vectors"), used)) const void *const vectors[] = {
     stack_top, _start, fault, fault, fault, fault, fault, 0, 0, 0, 0, fault, fault, 0, fault, fault,
 };
+#endif

@@ -178,6 +178,7 @@ def test_a_core_and_features_decide_vectors_and_products(
         ({"name": "pi4", "cpu": "help"}, "'help' is not a recognized processor"),
         ({"name": "pi4", "features": "+neon,+help"}, "'help' is not a recognized feature"),
         ({"name": "ESP32-S3"}, "this chip has Xtensa cores"),
+        ({"name": "ESP32-C5"}, "this chip has no instructions for floating point"),
         ({"name": "rp2040"}, "no instructions for floating point; the smallest cores .* cortex-m4"),
         ({"name": "pi4", "cpu": "haswell"}, "'haswell' is not a recognized processor"),
         ({"triple": "x86_64-linux-gnu", "cpu": "cortex-a72"}, "'cortex-a72' is not a recog"),

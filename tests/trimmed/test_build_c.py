@@ -41,7 +41,6 @@ THREADS = {
     "pthread_mutex_lock", "pthread_mutex_unlock", "sched_yield",
 }  # fmt: skip
 NM = "llvm-nm-19"
-DIVISION = {"__floatdisf", "__udivdi3"}
 LINKER = {
     "__heap_base",
     "__indirect_function_table",
@@ -88,7 +87,7 @@ def test_a_freestanding_build_needs_nothing_at_all(threads: int, tmp_path: Path)
 @pytest.mark.skipif(not shutil.which(NM), reason="needs llvm-nm, which reads all formats")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_freestanding_runtime_needs_no_libc(target: str, tmp_path: Path) -> None:
-    """Its C, for every target; on RV32 the compiler's own library has a division and a rounding."""
+    """Nor a compiler's library: its C, for every target."""
     platform = resolve(target)
     made = make_source("mnist", threads=2 if platform.pthread or platform.is_wasm else 1)
     write_source(made, tmp_path)
@@ -104,8 +103,7 @@ def test_a_freestanding_runtime_needs_no_libc(target: str, tmp_path: Path) -> No
         names.append({symbol.removeprefix("_" * (platform.form == "macho")) for symbol in symbols})
     data = {name for name in names[0] if name.startswith(made.link_name(""))}
     needs = names[0] - names[1] - data
-    helpers = DIVISION if platform.target.arch == "riscv32" else set()
-    assert needs <= helpers | (LINKER if platform.is_wasm else set())
+    assert needs <= (LINKER if platform.is_wasm else set())
 
 
 @pytest.mark.parametrize(

@@ -14,32 +14,21 @@ import pytest
 from bench import firmware
 from engine.errors import EngineError
 from engine.tools.trimmed.build import build
+from engine.tools.trimmed.bundle import BUDGETED, Bundle
 from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.options import Options, PlanRequest
+from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.project_files import write_board_libraries
 from engine.tools.trimmed.targets import TARGETS, resolve
+from tests.bindings.packages import make_example
 from tests.support import decoders
-from tests.support.builds import make_root, make_source, needs_cc
+from tests.support.builds import make_root, needs_cc
 from tests.support.places import GOLDENS
 from tests.support.shown import shows
 
 BARE = [name for name in TARGETS if resolve(name).is_bare]
-# Functions of a compiler's own library that archives need: double precision and divisions,
-# for which these CPUs have no instructions.
-DOUBLES = {
-    "__aeabi_d2f", "__aeabi_dadd", "__aeabi_dcmpeq", "__aeabi_ddiv", "__aeabi_dmul",
-    "__aeabi_dsub", "__aeabi_f2d",
-}  # fmt: skip
-COMPILER = {
-    "cortex-m4": DOUBLES,
-    "cortex-m33": DOUBLES,
-    "rv32imafc": {
-        "__adddf3", "__divdf3", "__extendsfdf2", "__floatdisf", "__muldf3", "__nedf2", "__subdf3",
-        "__truncdfsf2", "__udivdi3",
-    },
-}  # fmt: skip
-NM = "llvm-nm-19"
+NM, OBJDUMP = "llvm-nm-19", "llvm-objdump-19"
 
 
 @functools.cache
@@ -50,8 +39,14 @@ def make_artifacts(name: str) -> Path:
     return folder
 
 
+needs_qemu = pytest.mark.skipif(
+    not (shutil.which(firmware.QEMU) and shutil.which(firmware.QEMU_RISC_V)),
+    reason=f"needs {firmware.QEMU} and {firmware.QEMU_RISC_V}",
+)
+
+
 @needs_cc
-@pytest.mark.skipif(not shutil.which(firmware.QEMU), reason=f"needs {firmware.QEMU}")
+@needs_qemu
 @pytest.mark.parametrize(
     ("case", "target", "batch"),
     [
@@ -59,10 +54,14 @@ def make_artifacts(name: str) -> Path:
         ("mlp", "cortex-m4", 8),
         ("mlp", "cortex-m33", 8),
         ("mlp", "cortex-m55", 8),
+        ("mlp", "cortex-m85", 8),
         ("autoencoder", "cortex-m7", 1),
         ("ds_cnn", "cortex-m7", 1),
+        ("mlp", "rv32imafc", 8),
+        ("ds_cnn", "rv32imafc", 1),
     ],
 )
+@shows("C", "RV32IMAFC", "emulated")
 @shows("C", "Cortex-M4F, M7 and M33", "emulated")
 @shows("C", "Cortex-M55 and M85", "emulated")
 def test_a_board_trains_as_this_machine_does(
@@ -81,9 +80,41 @@ def test_a_board_trains_as_this_machine_does(
     assert manifest["report"]["memory"] <= ram < manifest["report"]["memory"] + 1024
 
 
+@pytest.mark.skipif(not shutil.which(OBJDUMP), reason=f"needs {OBJDUMP}")
+@pytest.mark.parametrize(("target", "has_helium"), [
+    ("cortex-m55", True), ("cortex-m85", True), ("cortex-m33", False),
+])  # fmt: skip
+def test_kernels_use_helium_where_a_core_has_it(
+    target: str, has_helium: bool, tmp_path: Path
+) -> None:
+    """Vectors of floats: loads, stores, and products that are added, four at a time."""
+    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve(target), PlanRequest([8])))
+    words = ["--triple=thumbv8.1m.main-none-eabihf", "--mattr=+mve.fp,+fp64"]
+    kernels = tmp_path / "src/kernels.o"
+    listed = subprocess.check_output([OBJDUMP, "-d", *words, kernels], text=True)
+    counts = {
+        name: len(re.findall(rf"\b{name}\s+q[0-7],", listed))
+        for name in ("vldrw.u32", "vstrw.32", "vmul.f32", "vfma.f32")
+    }
+    assert all(count > 0 for count in counts.values()) == has_helium, counts
+    assert any(counts.values()) == has_helium, counts
+
+
+@pytest.mark.parametrize("case", firmware.MODELS_OF_BOARDS)
+@pytest.mark.parametrize("target", ["native", *BARE])
+def test_a_small_model_takes_a_tenth_more_than_its_arena(case: str, target: str) -> None:
+    """At most, as `--report` has it: beside tensors, names, shapes, plans and bookkeeping."""
+    files, batch = list_artifacts(make_artifacts(case)), firmware.MODELS_OF_BOARDS[case].batch
+    cpu = resolve(target).target
+    areas = Bundle(make_plans(files, cpu, PlanRequest([batch])), cpu, 1).list_areas()
+    arena = sum(areas[area] for area in BUDGETED)
+    assert sum(areas.values()) <= 1.1 * arena, areas
+
+
 @needs_cc
-@pytest.mark.skipif(not shutil.which(firmware.QEMU), reason=f"needs {firmware.QEMU}")
-@pytest.mark.parametrize("target", ["cortex-m7", "cortex-m55"])
+@needs_qemu
+@pytest.mark.parametrize("target", ["cortex-m7", "cortex-m55", "rv32imafc"])
+@shows("C++17", "RV32IMAFC", "emulated")
 @shows("C++17", "Cortex-M4F, M7 and M33", "emulated")
 @shows("C++17", "Cortex-M55 and M85", "emulated")
 def test_a_board_trains_in_cpp_without_exceptions(target: str, tmp_path: Path) -> None:
@@ -97,17 +128,8 @@ def test_a_board_trains_in_cpp_without_exceptions(target: str, tmp_path: Path) -
     assert ram < manifest["report"]["memory"] + 1024
 
 
-@shows("C++17", "RV32IMAFC", "made")
-def test_cpp_without_exceptions_compiles_for_risc_v(tmp_path: Path) -> None:
-    source, platform = make_source("mnist"), resolve("rv32imafc")
-    (tmp_path / "mnist.h").write_text(source.write_header())
-    (tmp_path / "mnist.hpp").write_text(source.write_cpp_header())
-    (tmp_path / "checkpoint.h").write_text("static const unsigned char checkpoint[] = {0};\n")
-    assert firmware.compile_cpp(tmp_path, platform).startswith(b"\x7fELF\x01")
-
-
 @needs_cc
-@pytest.mark.skipif(not shutil.which(firmware.QEMU), reason=f"needs {firmware.QEMU}")
+@needs_qemu
 def test_a_board_continues_a_text_with_parameters_in_flash(tmp_path: Path) -> None:
     path = decoders.make_artifacts("gpt2") / "decoder.onnx"
     decoder = DecoderOptions(decoders.CAPACITY, path=path)
@@ -133,16 +155,29 @@ def test_a_page_gets_the_rows_of_a_board(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which(NM), reason=f"needs {NM}")
-@pytest.mark.parametrize("target", BARE)
-@shows("C", "RV32IMAFC", "made")
-def test_an_archive_needs_at_most_its_compilers_arithmetic(target: str, tmp_path: Path) -> None:
-    build(make_artifacts("mlp"), tmp_path, Options("mnist", resolve(target), PlanRequest([8])))
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [
+        *(("mlp", target) for target in BARE),
+        *(("float64", target) for target in ("cortex-m4", "cortex-m7", "rv32imafc")),
+        *(("mlp", target) for target in ("raspberrypi1", "raspberrypi2", "riscv64")),
+        ("ds_cnn", "rv32imafc"),
+    ],
+)
+def test_an_archive_needs_no_symbol(case: str, target: str, tmp_path: Path) -> None:
+    """Not even of a compiler's library: double precision and divisions are in it, too."""
+    if case == "float64":
+        artifacts = make_example("wide", "", "native").parent / "artifacts"
+    else:
+        artifacts = make_artifacts(case)
+    options = Options("mnist", resolve(target), PlanRequest([8]), freestanding=True)
+    build(artifacts, tmp_path, options)
     listed = [
         subprocess.check_output([NM, kind, "-j", tmp_path / "libmnist.a"], text=True).split()
         for kind in ("-u", "-U")
     ]
     needed, defined = ({line for line in lines if ":" not in line} for lines in listed)
-    assert needed - defined == COMPILER.get(target, set())
+    assert needed - defined == set()
 
 
 @pytest.mark.parametrize("target", BARE)

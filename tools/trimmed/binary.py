@@ -10,6 +10,7 @@ Format, Microsoft Learn; WebAssembly Core Specification 2.0, 5.5.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -109,16 +110,35 @@ def list_function_sizes(data: bytes) -> dict[str, int]:
     try:
         wide, sections = _list_elf_sections(data)
         sizes = {}
-        for kind, _, begin, length, link in sections:
-            entry, step = ("<IBBHQQ", 24) if wide else ("<IIIBBH", 16)
-            for at in range(begin, begin + length, step) if kind == _ALL_SYMBOLS else ():
-                fields = struct.unpack_from(entry, data, at)
-                info, size = (fields[1], fields[5]) if wide else (fields[3], fields[2])
-                if info & 15 == _FUNCTION:
-                    sizes[_read_text(data, sections[link].begin + fields[0])] = size
+        for section in sections:
+            if section.kind == _ALL_SYMBOLS:
+                for symbol in _list_elf_symbols(data, wide, section, sections[section.link].begin):
+                    if symbol.kind == _FUNCTION:
+                        sizes[symbol.name] = symbol.size
         return sizes
     except (struct.error, IndexError, KeyError, ValueError) as error:
         raise EngineError(f"object of kernels: a damaged binary: {error}") from None
+
+
+def list_symbols(data: bytes) -> tuple[set[str], set[str]]:
+    """Return the symbols that an ELF object defines for others, and those that it needs.
+
+    Raises:
+        EngineError: it is not an ELF object, or its tables reach beyond its end.
+    """
+    if not data.startswith(b"\x7fELF"):
+        raise EngineError("object: it is not of ELF")
+    try:
+        wide, sections = _list_elf_sections(data)
+        defined, needed = set[str](), set[str]()
+        for section in sections:
+            if section.kind == _ALL_SYMBOLS:
+                for symbol in _list_elf_symbols(data, wide, section, sections[section.link].begin):
+                    if symbol.binding and symbol.name:
+                        (defined if symbol.section else needed).add(symbol.name)
+        return defined, needed
+    except (struct.error, IndexError, KeyError, ValueError) as error:
+        raise EngineError(f"object: a damaged binary: {error}") from None
 
 
 _ARCHIVE = b"!<arch>\n"
@@ -148,6 +168,28 @@ class _Section(NamedTuple):
     link: int
 
 
+class _Symbol(NamedTuple):
+    """A symbol of an ELF file; `section` is 0 if others define it."""
+
+    name: str
+    kind: int
+    binding: int
+    size: int
+    section: int
+
+
+def _list_elf_symbols(data: bytes, wide: bool, section: _Section, names: int) -> Iterator[_Symbol]:
+    """Yield the symbols of a section, whose names begin at `names`."""
+    entry, step = ("<IBBHQQ", 24) if wide else ("<IIIBBH", 16)
+    for at in range(section.begin + step, section.begin + section.size, step):
+        fields = struct.unpack_from(entry, data, at)
+        if wide:
+            name, info, _, place, _, size = fields
+        else:
+            name, _, size, info, _, place = fields
+        yield _Symbol(_read_text(data, names + name), info & 15, info >> 4, size, place)
+
+
 def _list_elf_sections(data: bytes) -> tuple[bool, list[_Section]]:
     """Return whether an ELF file is of 64 bits, and its sections."""
     wide = data[4] == 2
@@ -163,17 +205,14 @@ def _read_elf(data: bytes) -> Binary:
     wide, sections = _list_elf_sections(data)
     machine = name_elf_machine(struct.unpack_from("<H", data, 18)[0], 64 if wide else 32)
     exports, needs, libraries = set(), set(), []
-    for kind, _, begin, length, link in sections:
+    for section in sections:
+        kind, _, begin, length, link = section
         if kind == _SYMBOLS:
-            names = sections[link].begin
-            entry, step = ("<IBBHQQ", 24) if wide else ("<IIIBBH", 16)
-            for at in range(begin + step, begin + length, step):
-                fields = struct.unpack_from(entry, data, at)
-                info, section = (fields[1], fields[3]) if wide else (fields[3], fields[5])
-                if section:
-                    exports.add(_read_text(data, names + fields[0]))
-                elif info >> 4 == _GLOBAL:
-                    needs.add(_read_text(data, names + fields[0]))
+            for symbol in _list_elf_symbols(data, wide, section, sections[link].begin):
+                if symbol.section:
+                    exports.add(symbol.name)
+                elif symbol.binding == _GLOBAL:
+                    needs.add(symbol.name)
         elif kind == _DYNAMIC:
             entry, step = ("<QQ", 16) if wide else ("<II", 8)
             tags = [

@@ -23,6 +23,7 @@ from typing import Literal
 
 from engine.base.errors import EngineError
 from engine.tools.trimmed import binary, bionic
+from engine.tools.trimmed.arithmetic import make_arithmetic
 from engine.tools.trimmed.targets import NDK, Platform
 
 # Each thread has an instance of the module, with a stack of its own in the memory that it is given.
@@ -168,7 +169,7 @@ def link(
     include: folders of headers.
     size: prefer small code to fast code, in the sources.
     threads: whether POSIX threads are used.
-    freestanding: use no C library.
+    freestanding: use no C library; an archive of ELF objects has all functions that it calls.
     flags: more words for every compilation and for the link, after all others.
     last: more words for the link alone, after them, such as a script and archives.
 
@@ -207,6 +208,8 @@ def link(
             _check(binary.read(work / name), platform, driver)
             inputs.append(name)
         made = work / out.name
+        if kind == "static" and freestanding and platform.is_elf:
+            inputs += make_arithmetic([work / name for name in inputs], platform, work, _run)
         if kind == "static":
             _run([*driver.archiver, "rcsD", made.name, *inputs], work)
         elif driver.bionic:

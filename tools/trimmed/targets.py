@@ -287,10 +287,12 @@ _NO_FLOATS = (
     "has no instructions for floating point; the smallest cores that train are cortex-m4 and "
     "rv32imafc"
 )
-# Chips that people ask for, and why nothing can be built for them.
+# Chips that people ask for, and why nothing can be built for them.  Of Espressif's, by its ESP-IDF,
+# the C2 and C3 are RV32IMC, the C5, C6, C61 and H2 RV32IMAC.
 _REFUSED = {
     "esp32": _XTENSA, "esp32-s2": _XTENSA, "esp32-s3": _XTENSA,
-    "esp32-c3": _NO_FLOATS, "esp32-c6": _NO_FLOATS, "rp2040": _NO_FLOATS, "pico": _NO_FLOATS,
+    **dict.fromkeys((f"esp32-{x}" for x in ("c2", "c3", "c5", "c6", "c61", "h2")), _NO_FLOATS),
+    "esp8266": _XTENSA, "rp2040": _NO_FLOATS, "pico": _NO_FLOATS,
     "android-x86": "has 32 bits, as no phone of x86; emulators run android-x86_64",
     "cortex-m0": _NO_FLOATS, "cortex-m0+": _NO_FLOATS, "cortex-m3": _NO_FLOATS,
 }  # fmt: skip
