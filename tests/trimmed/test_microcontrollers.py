@@ -103,7 +103,7 @@ def test_kernels_use_helium_where_a_core_has_it(
 @pytest.mark.parametrize("case", firmware.MODELS_OF_BOARDS)
 @pytest.mark.parametrize("target", ["native", *BARE])
 def test_a_small_model_takes_a_tenth_more_than_its_arena(case: str, target: str) -> None:
-    """At most, as `--report` has it: beside tensors, names, shapes, plans and bookkeeping."""
+    """At most, by the figures of `--report`: names, shapes, plans and bookkeeping are the rest."""
     files, batch = list_artifacts(make_artifacts(case)), firmware.MODELS_OF_BOARDS[case].batch
     cpu = resolve(target).target
     areas = Bundle(make_plans(files, cpu, PlanRequest([batch])), cpu, 1).list_areas()

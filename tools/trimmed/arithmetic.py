@@ -30,11 +30,10 @@ def make_arithmetic(
     folder: Path,
     run: Callable[[Sequence[str], Path], None],
 ) -> list[str]:
-    """Compile the functions that ELF objects call and do not have; returns the names of the files
-    made in the folder, of which there is one at most.
+    """Compile the functions that ELF objects call and do not have.
 
-    Where ziglang is not installed, there are none: a compiler of the user's own has a library with
-    them.
+    Returns the name of the object made in the folder, in a list, which is empty if all is there.
+    Where ziglang is not installed, it is empty, too: the library of the user's own compiler has them.
 
     run: runs a command in a folder.
     """
