@@ -33,7 +33,7 @@ def make_arithmetic(
     """Compile the functions that ELF objects call and do not have.
 
     Returns the name of the object made in the folder, in a list, which is empty if all is there.
-    Where ziglang is not installed, it is empty, too: the library of the user's own compiler has them.
+    Without ziglang it is empty, too: the library of the user's own compiler has them.
 
     run: runs a command in a folder.
     """
