@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from engine.graphs.offline.training import Artifacts, Choice
     from engine.training.keywords import ArtifactKeywords
 
-CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; with the id
+CONSTANTS = "constants.{}.data"  # next to the models, if constants are external data; with the id
 
 
 @check_arguments
@@ -77,32 +77,35 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     **options: Unpack[ArtifactKeywords],
 ) -> None:
-    """Write the training, eval and optimizer models and the checkpoint of a forward model.
+    """Write the artifacts of a forward model: everything that a device needs to train it.
+
+    These are the files `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`,
+    `checkpoint`, and with some options `nominal_checkpoint` and `constants.<id>.data`.  A file is
+    written completely or not at all, and names its set (engine/training/artifact_set.py), so files
+    of different calls cannot be mixed.
 
     Args:
-        model: The forward model: a path, bytes or `ModelProto`; of more than 2 GiB a path.
-        requires_grad: Initializers to train.
-        frozen_params: Initializers to keep in the checkpoint without training them.  Initializers
-            in neither list stay constants of the models.  If both lists are empty, all
-            floating-point initializers are frozen.
-        loss: The loss to minimise; a Block is called with the outputs; a mapping holds a loss, or a
-            pair of a loss and its weight, for each of several outputs.  None: the first output.
-        optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
-            Its `lr`, if given, is kept in the checkpoint; `Optimizer` starts with it.
-        artifact_directory, prefix: Folder, made if missing, and beginning of the names of files.
+        model: The forward model: a path, bytes or `ModelProto`; above 2 GiB, a path.
+        requires_grad: Names of the initializers to train.
+        frozen_params: Names of initializers to keep in the checkpoint without training them.
+            Initializers in neither list become constants of the models.  If both lists are empty,
+            all floating-point initializers are frozen.
+        loss: The loss to minimise, or a Block, which gets the model's outputs.  For several
+            outputs, a mapping from their names to losses, or to pairs of a loss and its weight.
+            None: the model's first output.
+        optimizer: The optimizer, or a Block, which gets the (trainable, frozen) parameters.  The
+            checkpoint keeps its `lr`.  None: no optimizer model is written.
+        artifact_directory: The folder to write to.  It is created if it does not exist.
+        prefix: The prefix of the names of all files.
         ort_format, custom_op_library: Not supported.
-        additional_output_names: Values of the model to be outputs, after the loss.
-        nominal_checkpoint: Also write `nominal_checkpoint`, without values.
-        loss_input_names: The operand of the loss, by default the model's output; a second name
-            refers to the target or labels: a value of the model, or an input to add, by default a
-            new input `labels` or `target`.
+        additional_output_names: Values of the model that become outputs, after the loss.
+        nominal_checkpoint: Also write `nominal_checkpoint`, a checkpoint without values.
+        loss_input_names: The outputs that the loss takes, by default the only one, then optionally
+            the names of its targets: values of the model, or inputs to add.  By default, targets
+            are new inputs such as `labels` or `target`.
 
     A `ModelWarning` lists changes by an exporter that make the model train differently from the
     exported module, and batch normalisations that are frozen by default.
-
-    Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
-    `nominal_checkpoint`, `constants.<id>.data`.  Each is complete or not written.  Each names its
-    set (engine/training/artifact_set.py), so that the remains of a killed process are refused.
 
     Raises:
         FileError: A file cannot be read or written.

@@ -76,7 +76,7 @@ class Adapter:
 
     @classmethod
     def of(cls, trained: AdaptableTrainer | Module) -> Adapter:
-        """Return the adapter that a trainer or module has now, as a copy.
+        """Return a copy of the current adapter of a trainer or module.
 
         Raises:
             InputError: its model has no adapters.
@@ -89,7 +89,7 @@ class Adapter:
 
     @classmethod
     def of_model(cls, model: Model) -> Adapter:
-        """Return the matrices A and B of a model, as `Trainer.export` writes it.
+        """Return the adapter of a model file that `Trainer.export` has written.
 
         model: a path, bytes or `ModelProto`.
 
@@ -137,7 +137,7 @@ class Adapter:
 
     @classmethod
     def load(cls, path: Path) -> Adapter:
-        """Read a folder as peft writes it, a `.safetensors` file in one, or an `.onnx_adapter`.
+        """Read a folder that peft has written, its `.safetensors` file, or an `.onnx_adapter`.
 
         Raises:
             FileError: there is no such file, or it cannot be read.
@@ -158,7 +158,7 @@ class Adapter:
         return cls(tensors, rank, **_read_settings(config, rank) if os.path.exists(config) else {})
 
     def save(self, path: Path) -> None:
-        """Write a folder as peft reads it; or, if the path ends so, an `.onnx_adapter`.
+        """Write a folder that peft can read, or an `.onnx_adapter` if the path ends so.
 
         A crash leaves the old adapter, the new one, or a folder without tensors.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @check_arguments
 class Adapters:
-    """Adapters by name, one at a time in use by a trainer or module.
+    """Several adapters by name for one trainer or module, which uses one at a time.
 
         adapters = Adapters(trainer, "poems")
         adapters.add("laws")
@@ -55,7 +55,7 @@ class Adapters:
         return f"Adapters({', '.join(map(repr, self))}; in use: {self.active!r})"
 
     def add(self, name: str, adapter: Adapter | None = None) -> None:
-        """Keep another adapter, which has not been trained here.
+        """Add another adapter, which has not been trained here.
 
         adapter: Its values; by default those that the first one had when this object was made.
 

@@ -26,13 +26,13 @@ Path: TypeAlias = str | os.PathLike[str]
 @check_arguments
 @dataclass(frozen=True, slots=True)
 class Adapted(WritableModel):
-    """Model with new adapters.  As text it is the summary of the adaptation."""
+    """A model with new adapters, which prints as a summary of them."""
 
     graph: Graph
     summary: AdapterSummary
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON can hold it."""
+        """Return the summary as JSON types."""
         summary = self.summary
         note = {k: v for k, v in asdict(summary.note).items() if k != "layers"}
         rows = {key: [asdict(row) for row in getattr(summary, key)] for key in ("layers", "left")}
@@ -85,7 +85,7 @@ def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
 
 @check_arguments
 def parameters(model: Model) -> list[str]:
-    """Return the names of the adapters' parameters in a model: what `requires_grad` has to name.
+    """Return the names of the adapters' parameters in a model, for `requires_grad`.
 
     Raises:
         InputError: the model has no adapters.
@@ -95,7 +95,7 @@ def parameters(model: Model) -> list[str]:
 
 @check_arguments
 def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
-    """Write the model with W + scale B A for W, without adapters.
+    """Merge adapters into the weights: write the model with W + scale B A instead of W.
 
     Args:
         model: One whose adapters have values, as `Trainer.export` writes it.
@@ -122,7 +122,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
 
 @check_arguments
 def open_inputs(model: Model, path: Path) -> list[str]:
-    """Write the model with its adapters as inputs that can be set for each run.
+    """Write the model with its adapters as inputs, which each run can set.
 
     The adapters' parameters become inputs with the present values as defaults: onnxruntime replaces
     them by the values of an `.onnx_adapter`, so several adapters can run on one base.

@@ -97,16 +97,16 @@ def describe_use(
 
 @check_arguments(batch=AT_LEAST_1, capacity=AT_LEAST_1)
 class Decoder:
-    """Texts that a decoder continues token by token, with the keys and values of their tokens.
+    """Texts that a decoder continues token by token, with the cached keys and values of tokens.
 
         decoder = session.decoder()
-        scores = decoder.append([464, 3290])      # of the token after these
-        scores = decoder.append(scores.argmax(1)) # of the one after that
+        scores = decoder.append([464, 3290])      # for the token after these
+        scores = decoder.append(scores.argmax(1)) # for the token after that
 
-    A token adds a row to each cache, in place.  Caches begin with room for 128 tokens; a full one
-    is replaced by one of twice the size, for which the model is planned once.
+    Each token adds a row to each cache, in place.  Caches start with space for 128 tokens.  When
+    they are full, caches of twice the size replace them, for which the model is planned once.
 
-    The rows of a cache stay as they are if the parameters change later: `truncate(0)` forgets them.
+    The rows of a cache do not change if the parameters change later; `truncate(0)` discards them.
 
     Several Python threads may not use one decoder at the same time.
     """
@@ -152,18 +152,23 @@ class Decoder:
         return self._find()[0] is not self._model
 
     def append(self, tokens: Any) -> Array:
-        """Add tokens to the texts; return the scores [batch, tokens] of the token after them.
+        """Add tokens to the texts, and compute the scores of the next token.
 
-        The first tokens are answered together, later ones one after another.
+        The first tokens of a text are computed together, later ones one after another.
 
-        tokens: integers [batch, count], or [count] for one text, or [batch] for one token each.
+        Args:
+            tokens: integers [batch, count]; or [count] for a single text, or [batch] for one token
+                per text.
+
+        Returns:
+            The scores [batch, vocabulary] of the token after them.
 
         Raises:
             InputError: there are no tokens, or more than the caches hold.
-            DTypeError, ShapeError: the tokens are of another type or shape.
+            DTypeError, ShapeError: the tokens have another type or shape.
             LabelError: a token is out of range.
             UnsupportedOpError: a node reads a cache in a way that is not supported, or the model
-                counts the rows of its caches in a way that does not bear a capacity.
+                derives positions from the size of its caches.
             StateError: the model was replaced.
         """
         ids = self._check_tokens(tokens)
@@ -187,10 +192,10 @@ class Decoder:
             return scores
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens after the first `length`.
+        """Discard all tokens after the first `length`.
 
         Raises:
-            InputError: there are fewer.
+            InputError: the texts have fewer tokens.
         """
         if not 0 <= length <= self._length:
             raise InputError(f"length is {length}; expected 0 to {self._length}")

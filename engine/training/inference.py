@@ -268,23 +268,25 @@ def open_sharing(source: str | os.PathLike[str] | bytes, other: Model) -> Model:
 
 @check_arguments(repeats=AT_LEAST_1, max_new_tokens=AT_LEAST_1)
 class Session:
-    """A model for inference, with the names of `onnxruntime.InferenceSession`.
+    """An ONNX model for inference, with the methods of `onnxruntime.InferenceSession`.
 
         session = edgegrad.Session("trained.onnx")
         (y,) = session.run(None, {"x": x})
 
-    The first call with a combination of input shapes makes a plan for it.  A call with known shapes
-    and element types checks nothing more.  Inputs whose values decide shapes are constants in a
-    plan; other values need another plan.
+    The first call with a combination of input shapes makes a plan for it.  Later calls with the
+    same shapes and element types check nothing more.  If the value of an input determines a shape,
+    it is a constant of the plan, and each other value needs another plan.
 
-    Python threads may share a session: their calls take turns, since a plan has only one memory.
+    Python threads may share a session: their calls take turns, because a plan has only one memory.
     """
 
     def __init__(self, path_or_bytes: ModelSource | Any, *, threads: int | None = None) -> None:
         """Open a model.
 
-        path_or_bytes: a path, bytes or `ModelProto`.
-        threads: as in `engine.api.Module`.
+        Args:
+            path_or_bytes: the model, as a path, bytes or `ModelProto`.
+            threads: threads per run, including the calling one.  Default: EDGEGRAD_THREADS, or all
+                cores.
 
         Raises:
             FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
@@ -319,11 +321,16 @@ class Session:
         return self._calls.model.interface.bfloats
 
     def run(self, output_names: Any, input_feed: Any, *, out: Any = None) -> list[Array]:
-        """Return outputs for these inputs.
+        """Run the model on these inputs.
 
-        output_names: names of the outputs to return, in this order; None for all of them.
-        input_feed: all inputs by name.
-        out: arrays by names of outputs, to write to and return instead of new arrays.
+        Args:
+            output_names: the names of the outputs to return, in this order; None for all.
+            input_feed: a dict of all inputs by name: NumPy arrays, or what can become one.
+            out: a dict of arrays by the names of outputs, to write to and return instead of new
+                arrays.
+
+        Returns:
+            list: the outputs, as NumPy arrays.
 
         Raises:
             InputError, DTypeError, ShapeError: an input or output does not fit; the message names
@@ -341,13 +348,14 @@ class Session:
         return model.memory.lock.hold(calls.answer, key, seed, output_names, input_feed, out)
 
     def decoder(self, *, batch: int = 1, capacity: int | None = None) -> Decoder:
-        """Return a decoder, which continues texts token by token with their keys and values.
+        """Return a decoder, which continues texts token by token with cached keys and values.
 
-        The model takes caches as exporters write them: inputs `past_key_values.0.key` [batch,
-        heads, past, width], ..., outputs `present.0.key`, ...
+        The model must have caches as exporters write them: inputs `past_key_values.0.key` [batch,
+        heads, past, width] and so on, and outputs `present.0.key` and so on.
 
-        batch: the number of texts.
-        capacity: the largest number of tokens of a text; None if only memory limits it.
+        Args:
+            batch: the number of texts.
+            capacity: the largest number of tokens in a text; None if only memory limits it.
 
         Raises:
             InputError: the model has no such caches, or other inputs; the message names them.
@@ -362,18 +370,22 @@ class Session:
         stop: Sequence[int] = (),
         choose: Callable[[Array], Any] | None = None,
     ) -> Array:
-        """Return the tokens by which a decoder continues texts, without the prompt.
+        """Continue texts with a model that `decoder` accepts.
 
-        The session keeps the caches for the next call with as many texts.
+        The session keeps the caches for the next call with the same number of texts.
 
-        prompt: integers [tokens], or [batch, tokens] for texts of one length.
-        max_new_tokens: how many tokens are added at most.
-        stop: tokens that end a text.  Texts of a batch go on until each has had one.
-        choose: takes scores [batch, tokens] and returns a token for each text; by default the one
-            with the highest score.
+        Args:
+            prompt: integers [tokens], or [batch, tokens] for several texts of the same length.
+            max_new_tokens: the largest number of tokens to add.
+            stop: tokens that end a text.  A batch continues until each of its texts has had one.
+            choose: a function that takes scores [batch, tokens] and returns a token for each text.
+                Default: the token with the highest score.
+
+        Returns:
+            The new tokens, without the prompt: integers [tokens] or [batch, tokens].
 
         Raises:
-            InputError, ShapeError, DTypeError, LabelError, UnsupportedOpError: as `decoder` and
+            InputError, ShapeError, DTypeError, LabelError, UnsupportedOpError: as for `decoder` and
                 `Decoder.append`.
         """
         ids = np.asarray(prompt)
@@ -401,14 +413,17 @@ class Session:
         return tokens if ids.ndim == 2 else tokens[0]
 
     def profile(self, input_feed: Any, *, repeats: int = 20) -> Profile:
-        """Measure where the time of an answer goes; see `engine.profiling.Profile`.
+        """Measure where the time of a run goes.
 
-        The model answers a few times to warm up, then `repeats` times.
+        Args:
+            input_feed: as for `run`.
+            repeats: the number of measured runs, after a few runs to warm up.
 
-        input_feed: as of `run`.
+        Returns:
+            Profile: the times of kernels and nodes, see `engine.profiling.Profile`.
 
         Raises:
-            InputError, DTypeError, ShapeError, UnsupportedOpError, LabelError: as of `run`.
+            InputError, DTypeError, ShapeError, UnsupportedOpError, LabelError: as for `run`.
             EngineError: measuring kernels are not shipped and cannot be compiled.
         """
         from engine.profiling.measure import ProfiledProgram, measure_profile

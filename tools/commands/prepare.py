@@ -53,7 +53,7 @@ def command(
     planning: PlanOptions,
     as_json: bool,
 ) -> None:
-    """Write plans beside artifacts, so that training starts at once.
+    """Write plans next to artifacts, so that training starts at once.
 
     Repeat --shape for several inputs or several plans.  Without --batch, the batch size is the
     first dimension of the shapes.

@@ -65,4 +65,10 @@ _EXIT = "; ".join(f"{status} {meaning}" for status, meaning in STATUSES.items())
 )
 @click.version_option(__version__, prog_name="edgegrad", message="%(prog)s %(version)s")
 def root() -> None:
-    """Train ONNX models where the data is."""
+    """Train ONNX models where the data is: on laptops, servers and small boards.
+
+    \b
+    To see it work:                edgegrad demo
+    For a folder of pictures:      edgegrad train --model mobilenet_v3_small --data photos/
+    For an ONNX model of yours:    edgegrad check model.onnx
+    """

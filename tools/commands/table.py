@@ -55,7 +55,7 @@ COMMANDS = {
     "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
     "profile": Row("profile", "Show where the time of a training step goes: by kernel, by node, by "
                    "phase.", _MODELS),
-    "prepare": Row("prepare", "Write plans beside artifacts, so that training starts at once.",
+    "prepare": Row("prepare", "Write plans next to artifacts, so that training starts at once.",
                    _DEVICES),
     "build": Row("build", "Make a small library that trains one model on a device.", _DEVICES),
     "targets": Row("targets", "List the devices for which builds and plans can be made.", _DEVICES),
