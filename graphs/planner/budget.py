@@ -47,28 +47,32 @@ from engine.kernels.analysis.cost import get_nominal, predict_seconds
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Plan, align, format_bytes
 
-# Figures are of `python -m bench budgets.constants`: the least budgets, in percent of the work
-# memory without one, and by how much steps are predicted to be longer within budgets of 98 to 11 %
-# of it, on average (`mean`).
-# Of the bytes of a rung, what the next one is looked for with.  With 0.86: mean of ViT 13.7 %
-# instead of 12.6, of U-Net 5.9 instead of 4.6; with 0.96 the rungs of ViT end at 23.2 %
+# `python -m bench budgets.constants` prints the figures below: the smallest budget, in percent of
+# the work memory without one, and the mean predicted increase of a step's time within budgets of 98
+# to 11 % of it.
+#
+# The limit for each rung, as a share of the previous rung's.  With 0.86, the mean of ViT is 13.7 %
+# instead of 12.6, and of U-Net 5.9 instead of 4.6; with 0.96, the rungs of ViT end at 23.2 %
 # instead of 18.6.
 FALL = 0.93
-RUNGS = 40  # at most; the last ones have 0.93 ** 40 = 5.5 % of the bytes of the first
-# Of so many rungs one is also sought from nothing.  Without: the least budget leaves
-# U-Net 56.5 % instead of 55.0, mean of ViT 12.7 % instead of 12.6.
+RUNGS = 40  # the largest number; the last ones have 0.93 ** 40 = 5.5 % of the bytes of the first
+# One in this number of rungs is also searched for without the choices of the rung before.  Without
+# this, the smallest budget of U-Net is 56.5 % instead of 55.0, and the mean of ViT 12.7 % instead
+# of 12.6.
 FRESH = 3
-# Of calls, beside the usual one.  With one, least budgets leave ResNet-18 61.7 % of its work
-# memory instead of 49.4, U-Net 59.7 instead of 55.0; ladders take half as long.
+# The largest number of orders of the calls, besides the usual one.  With one, the smallest budgets
+# are 61.7 % for ResNet-18 instead of 49.4, and 59.7 % for U-Net instead of 55.0; ladders take half
+# as long.
 ORDERS = 4
-# Segments make what is at least such a part of the lowest peak, in turns.  With 8 alone: mean of
-# MobileNetV2 7.7 % instead of 3.9; with 4 alone: its least budget 30.0 % instead of 28.8.
+# Segments compute values of at least 1 / SHARES of the lowest peak, tried in turn.  With 8 alone,
+# the mean of MobileNetV2 is 7.7 % instead of 3.9; with 4 alone, its smallest budget is 30.0 %
+# instead of 28.8.
 SHARES = (4, 8)
-# Times what moving the same bytes takes: what segments make first takes no longer.  Without: mean
-# of ResNet-18 6.9 % instead of 3.7.
+# Segments first compute values that take at most this many times as long as moving their bytes.
+# Without this, the mean of ResNet-18 is 6.9 % instead of 3.7.
 CHEAP = 8
-# How often groups are taken apart for one rung.  Once: the least budget leaves MobileNetV2 42.7 %
-# of its work memory instead of 28.8; twice: as four times.
+# How often groups are split up for one rung, at most.  With 1, the smallest budget of MobileNetV2
+# is 42.7 % instead of 28.8; with 2, it is the same as with 4.
 TRIES = 4
 
 

@@ -29,23 +29,25 @@ from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import Lifetimes, Tally, count_work_bytes, find_lifetimes
 from engine.graphs.planner.order_bounds import Cuts
 
-# Measured on 109 drafts of all workloads; 62 could be better than the order of the graph.  To try
-# changes of near calls first gives the lower peak in 14 of these, by up to 3 %; of far ones
-# first in 8, by up to 8 % (a step of ResNet-18).  With REACH = (4, 64) a peak is 8 % higher.  The
-# second move lowers a peak by up to 2.5 % (U-Net within a budget).  Two others made none of these
-# lower, and one of 8,087 case rows: to begin with a greedy order, and to delay calls where much
-# lives.
-REACH = (4, 16, 64, 256)  # calls before and after a peak that may change places, in turns
-# The following figures, and the peak with (4, 64), are of `python -m bench budgets.constants`.
-# Calls before and after a peak whose best order is sought, in turns.  Without: peaks of GPT-2 3.4 %
-# higher, of ResNet-18 0.3 %.
+# Measured on 109 drafts of all workloads, 62 of them could be better than the graph's order.
+# Trying near calls first gives the lower peak for 14 of these, by up to 3 %, and far calls first
+# for 8, by up to 8 % (a step of ResNet-18).  With REACH = (4, 64), one peak is 8 % higher.  The
+# second move lowers a peak by up to 2.5 % (U-Net within a budget).  Two other moves lowered none of
+# these, and only one of 8,087 case rows: starting with a greedy order, and delaying calls at which
+# many bytes are live.
+REACH = (4, 16, 64, 256)  # calls before and after a peak that may change places, tried in turn
+# `python -m bench budgets.constants` prints the figures below, and the peak with (4, 64).
+#
+# The number of calls before and after a peak whose best order is found exactly, tried in turn.
+# Without this, the peaks of GPT-2 are 3.4 % higher, and of ResNet-18 0.3 %.
 EXACT = (8, 16)
-# Calls in all orders that are tried from one start.  With 10,000 the peak of ResNet-18 is 1.8 %
-# higher, with 100,000 1.8 % lower, and its least budget 50.0 % instead of 49.4.
+# The largest number of calls in all orders tried from one start.  With 10,000, the peak of
+# ResNet-18 is 1.8 % higher; with 100,000, it is 1.8 % lower, and its smallest budget 50.0 % instead
+# of 49.4.
 WORK = 30_000
-# Of a peak that no order can beat, or that was found: what the graph's order may have.  With 1.0
-# peaks of MobileNetV2 are 0.2 % lower, of ConvNeXt 0.9 %, whose least budget is 32.6 % then
-# instead of 25.3.
+# The graph's order is kept if its peak is at most this multiple of a lower bound, or of the best
+# peak.  With 1.0, the peaks of MobileNetV2 are 0.2 % lower, and of ConvNeXt 0.9 %, but ConvNeXt's
+# smallest budget is 32.6 % instead of 25.3.
 NEAR = 1.01
 
 

@@ -30,19 +30,21 @@ from random import Random
 from engine.graphs.planner.lifetimes import MemoryBlock, compute_liveness_bound
 from engine.system.config import switch
 
-# `python -m bench arenas --budgets 70 50 0` shows arenas beside the bound: 1.9 % above it at most.
-# The following figures are of `python -m bench budgets.constants`: arenas, over what lives in them.
-# Large blocks have at least 1 / SHARE of the bound.  With 250 or 2000 arenas of ResNet-18 are the
-# same within 0.1 %.
+# `python -m bench arenas --budgets 70 50 0` compares arenas with the bound: at most 1.9 % above it.
+# `python -m bench budgets.constants` prints the figures below: how far arenas exceed the bound.
+#
+# A block is large if it has at least 1 / SHARE of the bound's bytes.  With 250 or 2000, the arenas
+# of ResNet-18 differ by less than 0.1 %.
 SHARE = 500
-# Orders that are made from one.  With 10, ResNet-18 takes 3.2 % more than lives instead of 1.9,
-# U-Net 3.6 instead of 0.9; with 100 a step of ResNet-18 in half of its memory takes 0.2 % more.
+# The number of orders derived from one.  With 10, ResNet-18 is 3.2 % above the bound instead of
+# 1.9, and U-Net 3.6 instead of 0.9; with 100, a step of ResNet-18 in half of its memory takes 0.2 %
+# more.
 ROUNDS = 300
-# Comparisons of large blocks in all rounds of an order: about 1 s.  With 100,000, ResNet-18 takes
-# 3.2 % more than lives.
+# The largest number of comparisons of large blocks for an order, about 1 s.  With 100,000,
+# ResNet-18 is 3.2 % above the bound.
 WORK = 10_000_000
-# Blocks: with more, filling gaps takes over 1 s; ResNet-101 has 2,800.  With 0, ViT takes 12.6 %
-# more than lives instead of 0.8.
+# The largest number of blocks for which gaps are filled, which would take over 1 s for more;
+# ResNet-101 has 2,800.  With 0, ViT is 12.6 % above the bound instead of 0.8.
 MANY = 5000
 
 Placed = tuple[int, list[int]]  # the end of the highest block, and the offset of each

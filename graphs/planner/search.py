@@ -19,20 +19,23 @@ import numpy as np
 from engine.graphs.planner.recompute import NEVER
 from engine.graphs.planner.timeline import Change, MemoryProfile, Timeline
 
-# Figures are of `python -m bench budgets.constants`.
-# Of the choices that look best, how many are looked at until one helps, and how many of what was
-# chosen before is given up.  With (12, 192, 192) ladders of ViT and ResNet-18 are the same.
+# `python -m bench budgets.constants` prints the figures below.
+#
+# The numbers of most promising choices to evaluate, in stages, until one helps; also how many
+# earlier choices are tried for removal.  With (12, 192, 192), the ladders of ViT and ResNet-18 are
+# the same.
 TRIED = (12, 48, 192)
-# Of what looks best once something else is given up.  With 1 the least budget leaves U-Net 56.6 %
-# of its work memory instead of 55.0.
+# The number of most promising choices to evaluate after an earlier one was undone.  With 1, the
+# smallest budget of U-Net is 56.6 % of its work memory instead of 55.0.
 FEW = 6
-# Times the excess: what giving up may leave for others to take away.  Without a limit the least
-# budget leaves ResNet-18 51.0 % of its work memory instead of 49.4; with 1, 51.6.
+# The excess that undoing a choice may leave, as a multiple of the current excess.  Without this
+# limit, the smallest budget of ResNet-18 is 51.0 % of its work memory instead of 49.4; with 1, it
+# is 51.6 %.
 MUCH = 2
-LEAST = 1e-9  # seconds that a choice counts for, so that none is divided by 0
-# Ways that are looked at for each call of a draft, at most, by all searches of its ladder, so that
-# the time is bounded.  The 24-layer transformer looks at 16, and no network of `python -m bench
-# budgets.growth` at more.
+LEAST = 1e-9  # seconds: the smallest cost of a choice, to avoid dividing by 0
+# The largest number of sets that all searches of a ladder evaluate, per call of the draft, to bound
+# the time.  The 24-layer transformer needs 16, and no network of `python -m bench budgets.growth`
+# needs more.
 WAYS = 40
 
 Chosen = frozenset[int]
@@ -139,7 +142,7 @@ class Search:
         return self._prune(profile, limit), True
 
     def _find_better(self, now: MemoryProfile, limit: int) -> MemoryProfile | None:
-        """Make the choice of least cost for the excess it takes away; None if nothing helps.
+        """Take the choice that removes the most excess per second; return None if nothing helps.
 
         The profile may be changed.
         """
@@ -167,13 +170,13 @@ class Search:
     def _try_change(
         self, now: MemoryProfile, limit: int, added: Iterable[int] = (), removed: Iterable[int] = ()
     ) -> tuple[Change | None, int]:
-        """Return a change and the excess with it; None if it cannot be.  It counts as one way."""
+        """Return a change and the excess after it; None if impossible.  It counts as one way."""
         self.effort.ways += 1
         change = now.change(added, removed)
         return change, 0 if change is None else now.compute_excess_after(change, limit)
 
     def _give_up_most(self, now: MemoryProfile, excess: int, limit: int) -> MemoryProfile | None:
-        """Give up what stands in the way most; None if nothing does."""
+        """Undo the choice whose removal lowers the excess most; return None if none does."""
         best = None
         for n in self._list_holding(now, limit)[: TRIED[2]]:
             if self.effort.is_spent:
@@ -187,7 +190,7 @@ class Search:
         return now
 
     def _swap_one(self, now: MemoryProfile, excess: int, limit: int) -> MemoryProfile | None:
-        """Give up one choice for others, which only then help; None if none do."""
+        """Undo one choice for others that help only then; return None if none do."""
         best: tuple[int, MemoryProfile, Change] | None = None
         for n in self._list_holding(now, limit)[: TRIED[1]]:
             if self.effort.is_spent:

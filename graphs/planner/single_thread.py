@@ -19,10 +19,10 @@ from engine.kernels.analysis.cost import BEGIN, begin, get_nominal, predict_seco
 from engine.kernels.machine.target import Target
 
 CALL = 0.1e-6  # seconds that one thread takes to begin a call
-# Seconds that a run must gain by its other threads: they are asleep where a program does more
-# between two runs than answer, and thread 0 wakes them.  2.4 to 8.3 us by `python -m bench
-# meetings` on 2 cores of an Emerald Rapids server.  A meeting takes 0.25 us there; `BEGIN` also
-# stands for the lines of memory that go from core to core after it.
+# Seconds that other threads must save in a run to be worth waking: they sleep if a program does
+# other work between two runs.  `python -m bench meetings` measures 2.4 to 8.3 us for waking, and
+# 0.25 us for a barrier, on 2 cores of an Emerald Rapids server.  `BEGIN` also includes the cache
+# lines that move from core to core after a barrier.
 WAKE = 5e-6
 WIDEST = 64  # bytes of a vector of the machine that the cost model assumes
 

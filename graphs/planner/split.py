@@ -21,12 +21,13 @@ from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.machine.target import Target
 
-# By `python -m bench budgets.constants`: without any split the peak of an eval plan of MobileNetV2
-# is 28 % higher; with one at most, 27 %.
-SPLITS = 8  # of groups of a draft, at most
-# By how many times its rise of the bytes moved a split must lower the peak, both as shares.  By the
-# same command: with 25 that peak is 27 % higher; with 1 it is 5.6 % lower, for nearly as many
-# percent more bytes.
+# `python -m bench budgets.constants` prints the figures below, for an eval plan of MobileNetV2.
+#
+# The largest number of splits in a draft.  Without any, the peak is 28 % higher; with one, 27 %.
+SPLITS = 8
+# A split must lower the peak by at least this many times the share by which it adds memory traffic.
+# With 25, the peak is 27 % higher; with 1, it is 5.6 % lower, for nearly as many percent more
+# traffic.
 WORTH = 5
 
 

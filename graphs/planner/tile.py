@@ -38,23 +38,26 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.plan import KernelSpec
 
-# Figures are of `python -m bench budgets.constants`: peaks of work memory, and seconds as the cost
-# model predicts them.
-# Calls after the first of a group among which others are looked for.  With 24 plans of MobileNetV2
-# are the same; it bounds the time where many small calls follow.
+# `python -m bench budgets.constants` prints the figures below: peaks of work memory, and seconds
+# predicted by the cost model.
+#
+# The number of calls after the first call of a group that may join it.  With 24, plans of
+# MobileNetV2 are the same; it bounds the time if many small calls follow.
 REACH = 48
-# Bytes that calls may touch which are moved out of a group; one call that goes after the group may
-# touch more.  With 1 << 18 steps of MobileNetV2 are 0.3 % longer, with 1 << 24 the peak of
-# ResNet-18 is 2.4 % higher.
+# The most bytes that a call may touch to be moved out of a group; one call that moves after the
+# group may touch more.  With 1 << 18, steps of MobileNetV2 are 0.3 % longer; with 1 << 24, the peak
+# of ResNet-18 is 2.4 % higher.
 SMALL = 1 << 21
-# Of the time that tiles take if all threads get as many: what may be.  With 1.0 steps of
-# MobileNetV2 are 0.04 % longer; with 1.5 of three threads one might stay idle.
+# The largest time of the tiles, relative to an even division among the threads.  With 1.0, steps of
+# MobileNetV2 are 0.04 % longer; with 1.5, one of three threads might stay idle.
 UNEVEN = 1.15
-# Rows of a tile, below which a product of matrices is not worth its edges.  With 1 steps of MiniLM
-# and ConvNeXt are 0.2 % longer; with 64 steps of ConvNeXt are 0.2 % shorter, of MiniLM the same.
+# The fewest rows of a tile; for fewer, the edges of a matrix product cost too much.  With 1, steps
+# of MiniLM and ConvNeXt are 0.2 % longer; with 64, steps of ConvNeXt are 0.2 % shorter, and of
+# MiniLM the same.
 LEAST = 32
-# As UNEVEN, of the groups of segments, which are made for their memory: four samples on three
-# threads.  With 1.15 and 2.0 ladders of ResNet-18 and U-Net, whose batches are even, are the same.
+# Like UNEVEN, for groups of segments, whose purpose is to save memory: four samples on three
+# threads.  With 1.15 and 2.0, the ladders of ResNet-18 and U-Net, whose batches are even, are the
+# same.
 IDLE = 1.5
 
 

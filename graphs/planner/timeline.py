@@ -29,9 +29,9 @@ from engine.graphs.planner.recompute import NEVER, Repeat
 Bytes = npt.NDArray[np.int64]
 Span = tuple[int, int, int]  # the keys between which bytes live, both included, and their number
 
-# Values of a smaller part of all bytes are left out.  With all of them, by `python -m bench
-# budgets.constants`, the ladder of ResNet-18 takes half as long again and is as good; the least
-# budget leaves U-Net 56.4 % instead of 55.0.
+# Values with less than 1 / SMALL of all bytes are left out.  With all of them, the ladder of
+# ResNet-18 takes 1.5 times as long and is as good, and the smallest budget of U-Net is 56.4 %
+# instead of 55.0 (`python -m bench budgets.constants`).
 SMALL = 1 << 13
 
 
