@@ -87,8 +87,7 @@ class _Checking:
             code = int(node.attrs.get("output_dtype", 0))
             known = self.types.get(name)
             return known.dtype if known is not None else "" if name else OF_ONNX.get(code, "u8")
-        keeps = op.movement.copies or (op.domain, op.name) == ("", "MaxPool")
-        return self.made.get(node.inputs[0], "") if keeps and node.inputs else ""
+        return self.made.get(node.inputs[0], "") if op.passes_units and node.inputs else ""
 
 
 def _take_halves_for_floats(graph: Graph, types: Mapping[str, TensorType]) -> dict[str, TensorType]:

@@ -111,8 +111,8 @@ def _expand(
 
     Pairs of a quantiser and a dequantiser are joined first, see `join_quantizers`.
     """
+    types = {**types, **join_quantizers(graph, find_dependent(graph, wrt), types)}
     needed, nodes = find_dependent(graph, wrt), graph.nodes
-    join_quantizers(graph, needed, types)
 
     def is_chosen(node: Node, op: Op) -> bool:
         nonlocal needed, nodes

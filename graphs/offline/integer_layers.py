@@ -9,6 +9,9 @@
     Before   r = MaxPool(q)                               q has the scale s and zero point z
     After    r = QuantizeLinear(MaxPool(DequantizeLinear(q, s, z)), s, z)
 
+A Resize of integers stays as it is, because it cuts fractions off; its readers read its result as
+floats, and gradients pass around it (`quantize.py`).
+
 Both forms stand for the same numbers.  Gradients flow through the second one, and adapters read and
 add floats there.  The integers of weights stay as they are.
 """
@@ -166,7 +169,10 @@ class IntegerLayers:
         return True
 
     def write_moved(self, node: Node, units: Units) -> bool:
-        """Write an operator that moves integers as one that moves floats."""
+        """Write an operator that moves integers, or picks some, as one that does so with floats."""
+        op = list_ops().get((node.domain, node.op))
+        if op is None or not (op.movement.copies or (op.domain, op.name) == ("", _ORDERED)):
+            return False
         places = range(len(node.inputs) if self._is_joined(node) else 1)
         floats = [self.add_floats(node.inputs[i], units) for i in places]
         if not all(floats):
@@ -321,9 +327,9 @@ class IntegerLayers:
         return (node.inputs[6], node.inputs[7]) if is_rounded else None
 
     def _find_moved(self, node: Node) -> Units | None:
-        """Return the units of integers that a node moves, keeping their order; None if not so."""
+        """Return the units of integers that a node passes on to its result; None if it does not."""
         op = list_ops().get((node.domain, node.op))
-        if op is None or not (op.movement.copies or (op.domain, op.name) == ("", _ORDERED)):
+        if op is None or not op.passes_units:
             return None
         places = range(len(node.inputs) if self._is_joined(node) else 1)
         each = {self.units.get(name) for name in (node.inputs[i] for i in places)}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
-from engine.graphs.ir.graph import Graph, Names, Subgraph, find_type
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, find_type
 from engine.graphs.offline.dropped_paths import expect_masks
 from engine.graphs.passes.batchnorm import drop_statistics, list_batch_norms, read_values
 from engine.graphs.passes.simplify import prune
@@ -26,6 +29,84 @@ def name_nodes(graph: Graph) -> Graph:
             node.name = names.take_fresh(node.name or f"{node.op}_0")
         seen.add(node.name)
     return graph
+
+
+def fold_factors(graph: Graph) -> Graph:
+    """Make alpha, beta and transA of Gemm, by constant weights, part of what it reads, in place.
+
+    A bias that is not one number for each column is added afterwards.
+
+    Before   y = Gemm(x, w, b) alpha=2 beta=3 transA=1;       z = Gemm(x, w, c) beta=3    c computed
+    After    y = Gemm(Transpose(x), w', b');                  z = Add(Gemm(x, w), Mul(c, 3))
+             w' = 2 w; b' = 3 b
+    """
+    work = _Factors(graph)
+    for node in list(graph.nodes):
+        is_gemm = (node.domain, node.op) == ("", "Gemm")
+        if is_gemm and node.inputs[1] in graph.initializers:
+            work.fold(node)
+    return graph.sort()
+
+
+class _Factors:
+    """Folding of the factors of Gemm nodes.  scaled: constants times factors, which are shared."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.names = graph, Names(graph)
+        self.scaled: dict[tuple[str, float], str] = {}
+
+    def fold(self, node: Node) -> None:
+        """Fold the factors of one node."""
+        x, w, *bias = filter(None, node.inputs)
+        alpha, beta = (node.attrs.pop(name, 1.0) for name in ("alpha", "beta"))
+        if node.attrs.pop("transA", 0):
+            turned = self.names.take_fresh(f"{x}_transposed")
+            x = self.append("Transpose", (x,), turned, perm=[1, 0])
+        b = bias[0] if bias and beta else ""
+        weights = self.graph.initializers[w]
+        row = self.find_row(b, weights.shape[0 if node.attrs.get("transB", 0) else 1])
+        if b and not row:
+            y = node.outputs[0]
+            node.outputs = (self.names.take_fresh(f"{y}_product"),)
+            self.append("Add", (node.outputs[0], self.scale(b, beta, weights.dtype)), y)
+        inputs = x, self.scale(w, alpha, weights.dtype), self.scale(row, beta, weights.dtype)
+        node.inputs = tuple(filter(None, inputs))
+
+    def find_row(self, name: str, columns: int) -> str:
+        """Return a constant bias as one of the shape [columns]; "" if it is not such a one."""
+        bias = self.graph.initializers.get(name)
+        if bias is None or bias.shape == (columns,):
+            return "" if bias is None else name
+        if bias.shape not in ((), (1,), (1, 1), (1, columns)):
+            return ""
+        return self.add(name, np.broadcast_to(bias.reshape(-1), (columns,)))
+
+    def scale(self, name: str, factor: float, dtype: Any) -> str:
+        """Return a value of a NumPy dtype times a factor; a constant if it is one."""
+        if not name or factor == 1:
+            return name
+        if (name, factor) not in self.scaled:
+            value, number = self.graph.initializers.get(name), np.array(factor, dtype)
+            if value is not None:
+                made = self.add(name, value * number)
+            else:
+                unit = self.add(f"{name}_factor", number)
+                made = self.names.take_fresh(f"{name}_scaled")
+                self.append("Mul", (name, unit), made)
+            self.scaled[name, factor] = made
+        return self.scaled[name, factor]
+
+    def add(self, name: str, value: Array) -> str:
+        """Add a constant; return its name."""
+        name = self.names.take_fresh(name)
+        self.graph.initializers[name] = np.ascontiguousarray(value).reshape(value.shape)
+        return name
+
+    def append(self, op: str, inputs: tuple[str, ...], output: str, **attrs: Any) -> str:
+        """Append a node; return the value that it makes."""
+        title = self.names.take_fresh(f"{output}/{op}")
+        self.graph.nodes.append(Node(op, inputs, (output,), attrs, "", title))
+        return output
 
 
 def separate_equal(graph: Graph) -> Graph:

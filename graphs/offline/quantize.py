@@ -6,6 +6,7 @@ Ranges of values that decide scales move towards the ranges of batches, as runni
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_units, is_dequantiser
 from engine.kernels.ops.quantization import QUANTISED, find_limits
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, TensorType
 
 TRACKED = (OURS, "TrackedScale")
@@ -20,11 +22,14 @@ LEARNED = (OURS, "LearnedScale")
 PEAK = (OURS, "PeakScale")
 
 
-def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
-    """Join each quantiser with the dequantiser that undoes it, in place.
+def join_quantizers(
+    graph: Graph, needed: Container[str], types: Mapping[str, TensorType]
+) -> dict[str, TensorType]:
+    """Join each quantiser with the dequantiser that undoes it, in place; return new values' types.
 
     No gradient could flow through the integers between them, but it flows through the op that
-    replaces both.
+    replaces both.  Where a Resize makes means of the integers, these are computed as they are, and
+    the gradient passes through a Resize of floats.
 
     needed: only quantisers that read one of these values are joined, a scale that is trained too.
 
@@ -33,20 +38,102 @@ def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, Te
 
     Before   q, s, z = DynamicQuantizeLinear(x); y = DequantizeLinear(q, s, z)
     After    q, s, z = DynamicQuantizeLinear(x); y = engine::QuantizeDequantize(x, s, z) ...
+
+    Before   q = QuantizeLinear(x, s, z); r = Resize(q, ...); y = DequantizeLinear(r, s, z)
+    After    q = QuantizeLinear(x, s, z); r = Resize(q, ...); v = DequantizeLinear(r, s, z)
+             f = Resize(engine::QuantizeDequantize(x, s, z), ...)   y is v, its gradient is f's
+             w = StopGradient(v); d = Cotangent(w); y = Redirect(w, d, f, d)
     """
-    makers = graph.find_producers()
-    for node in graph.nodes:
-        if not is_dequantiser(node):
-            continue
-        maker, bounds = _find_quantizer(graph, makers, node.inputs[0], types)
+    work = _Joining(graph, types)
+    for node in list(graph.nodes):
+        if is_dequantiser(node):
+            work.join(node, needed)
+    graph.sort()
+    return work.made
+
+
+class _Joining:
+    """Joining of quantisers with dequantisers.  made: the types of new values."""
+
+    def __init__(self, graph: Graph, types: Mapping[str, TensorType]) -> None:
+        self.graph, self.types, self.names = graph, types, Names(graph)
+        self.makers = graph.find_producers()
+        self.made: dict[str, TensorType] = {}
+
+    def join(self, node: Node, needed: Container[str]) -> None:
+        """Join a dequantiser with the quantiser that it undoes, if there is one."""
+        between = self.list_between(node)
+        start = between[0].inputs[0] if between else node.inputs[0]
+        maker, bounds = _find_quantizer(self.graph, self.makers, start, self.types)
         if maker is None or not any(name in needed for name in maker.inputs[:2]):
-            continue
-        x, y = types[maker.inputs[0]], types[node.outputs[0]]
-        if x.dtype in FLOATS and x.dtype == y.dtype and _undoes(graph, node, maker):
-            kept = {k: v for k, v in node.attrs.items() if k in ("axis", "block_size")}
-            node.attrs = {**kept, "quant_min": bounds[0], "quant_max": bounds[1]}
-            node.op, node.domain = "QuantizeDequantize", OURS
-            node.inputs = (maker.inputs[0], *node.inputs[1:])
+            return
+        x, y = self.types[maker.inputs[0]], self.types[node.outputs[0]]
+        is_one = self.types[node.inputs[1]].size == 1
+        if x.dtype not in FLOATS or x.dtype != y.dtype or (between and not is_one):
+            return
+        if not _undoes(self.graph, node, maker):
+            return
+        kept = {k: v for k, v in node.attrs.items() if k in ("axis", "block_size")}
+        attrs = {**kept, "quant_min": bounds[0], "quant_max": bounds[1]}
+        inputs = (maker.inputs[0], *node.inputs[1:])
+        if between:
+            rounded = self.append(node, "QuantizeDequantize", inputs, x, OURS, **attrs)
+            self.pass_around(node, between, rounded)
+        else:
+            node.op, node.domain, node.inputs, node.attrs = (
+                "QuantizeDequantize", OURS, inputs, attrs
+            )  # fmt: skip
+
+    def list_between(self, node: Node) -> list[Node]:
+        """Return the nodes that compute integers of integers in front of a dequantiser, in order.
+
+        They keep the scale and zero point.
+        """
+        known, between, name = list_ops(), list[Node](), node.inputs[0]
+        while (maker := self.makers.get(name)) is not None:
+            op = known.get((maker.domain, maker.op))
+            if op is None or not op.keeps_units:
+                break
+            between.insert(0, maker)
+            name = maker.inputs[0]
+        return between
+
+    def pass_around(self, node: Node, between: Sequence[Node], value: str) -> None:
+        """Let the gradient of a dequantiser's result pass through floats, from a rounded value.
+
+        between: the nodes that compute integers in front of the dequantiser.
+        """
+        y, kind = node.outputs[0], self.types[node.outputs[0]]
+        for each in between:
+            shape = self.types[each.outputs[0]].shape
+            inputs = (value, *each.inputs[1:])
+            value = self.append(
+                each, each.op, inputs, kind.but(shape=shape), each.domain, **each.attrs
+            )
+        node.outputs = (self.names.take_fresh(f"{y}_exact"),)
+        self.made[node.outputs[0]] = kind
+        still = self.append(node, "StopGradient", node.outputs, kind, OURS)
+        of_y = self.append(node, "Cotangent", (still,), kind, OURS)
+        title = self.names.take_fresh(f"{node.name}/Redirect")
+        inputs = still, of_y, value, of_y
+        self.graph.nodes.append(Node("Redirect", inputs, (y,), {}, OURS, title))
+        self.graph.opsets.setdefault(OURS, 1)
+
+    def append(
+        self,
+        node: Node,
+        op: str,
+        inputs: tuple[str, ...],
+        kind: TensorType,
+        domain: str,
+        **attrs: Any,
+    ) -> str:
+        """Append a node that goes with another one; return the value of a type that it makes."""
+        value = self.names.take_fresh(f"{node.outputs[0]}_{op}")
+        title = self.names.take_fresh(f"{node.name}/{op}")
+        self.graph.nodes.append(Node(op, inputs, (value,), dict(attrs), domain, title))
+        self.made[value] = kind
+        return value
 
 
 def list_tracked(graph: Graph) -> list[Node]:

@@ -28,7 +28,7 @@ from engine.graphs.ir.sites import (
     make_site,
 )
 from engine.graphs.offline.integer_weights import IntegerWeights, find_floor, find_peak_scale
-from engine.graphs.offline.normalize import name_nodes, set_inference_mode
+from engine.graphs.offline.normalize import fold_factors, name_nodes, set_inference_mode
 from engine.graphs.offline.scales import Scale
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.infer import infer
@@ -121,7 +121,8 @@ class Learning:
 def prepare_forward(graph: Graph, trained: Collection[str] = ()) -> Graph:
     """Return a copy in inference form whose convolutions have absorbed their batch normalisations.
 
-    Weights that depend only on constants are constants.
+    Weights that depend only on constants are constants, and factors of Gemm are part of them, see
+    `fold_factors`.
 
     trained: names of convolutions whose normalisation stays one that can be trained, see
         `absorb_norms`.
@@ -142,9 +143,10 @@ def prepare_forward(graph: Graph, trained: Collection[str] = ()) -> Graph:
     made = drop_identities(set_inference_mode(name_nodes(graph.copy())))
     before = {node.name: node.inputs for node in made.nodes}
     _fold_constants(absorb_norms(made, trained))
-    made = prune(made)
+    made = prune(fold_factors(made))
     _keep_names(made, before)
     made.parameters = made.buffers = made.gone = ()  # of a module without its normalisations
+    made.types = infer(made.copy()).types
     return name_nodes(made)
 
 
@@ -265,11 +267,6 @@ def _find_obstacle(graph: Graph, node: Node, types: Mapping[str, TensorType]) ->
     channels = shape[_make_product(node).axis]
     if bias and (bias not in graph.initializers or graph.initializers[bias].shape != (channels,)):
         return f"its bias {bias!r} is not a constant of {channels} channels"
-    if node.op == "Gemm" and (
-        node.attrs.get("alpha", 1.0) != 1 or node.attrs.get("beta", 1.0) != 1
-        or node.attrs.get("transA", 0)
-    ):  # fmt: skip
-        return "alpha, beta or transA of Gemm is set"
     return "" if np.isfinite(graph.initializers[weight]).all() else "its weights are not finite"
 
 

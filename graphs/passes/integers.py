@@ -27,12 +27,13 @@ MAY_ADD = add_by_table(
             for domain in ("", f"{MS}::")
             for reader, made in (
                 ("MatMul", f"{_MATMUL} {OURS}::ScaledSums"),
-                ("Gemm", f"{_MATMUL} Add"),
+                ("Gemm", f"{_MATMUL} Add Mul Transpose"),
                 ("Conv", f"{_CONV} Add {OURS}::ScaledSums"),
             )
         },
-        f"{MS}::FakeQuant MatMul": f"{_MATMUL} {OURS}::ScaledSums",
-        f"{MS}::FakeQuant Conv": f"{_CONV} {OURS}::ScaledSums",
+        f"{MS}::FakeQuant MatMul": f"{_MATMUL} {OURS}::ScaledSums QuantizeLinear",
+        f"{MS}::FakeQuant Gemm": f"{_MATMUL} Add Mul Transpose QuantizeLinear",
+        f"{MS}::FakeQuant Conv": f"{_CONV} Add {OURS}::ScaledSums QuantizeLinear",
         "QLinearMatMul": _MATMUL,
         "QLinearConv": _CONV,
         "MatMulInteger": _MATMUL,
@@ -77,11 +78,15 @@ def compute_in_integers(
 
 @dataclass(frozen=True, slots=True)
 class _Activation:
-    """A quantised value that a layer reads: the integers and the name of their zero point."""
+    """A quantised value that a layer reads: the integers and the name of their zero point.
+
+    maker: a new node that makes the integers; None if the graph has them.
+    """
 
     name: str
     scale: np.float32
     zero: str
+    maker: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,8 @@ class _Integers:
     """Walks over the layers of a graph.
 
     made: the nodes that replace each layer.  gone: nodes that are part of a layer.
+    rounded: for nodes that round values in training, these as integers.  placed: the nodes that
+    make such integers and are already part of the graph.
     lacking: the frozen inputs whose values it needs.
     """
 
@@ -149,6 +156,8 @@ class _Integers:
             for name in node.list_reads():
                 self.readers.setdefault(name, []).append(node)
         self.made: dict[Node, list[Node]] = {}
+        self.rounded: dict[Node, _Activation] = {}
+        self.placed: set[Node] = set()
         self.gone: set[Node] = set()
 
     def run(self) -> None:
@@ -200,25 +209,40 @@ class _Integers:
         w = self.find_weights(node.inputs[1])
         if w is None:
             return None
-        alpha = np.float32(node.attrs.get("alpha", 1.0)) if node.op == "Gemm" else np.float32(1)
+        alpha, beta, is_turned = np.float32(1), np.float32(1), False
         if node.op == "Gemm":
-            attrs = node.attrs
-            if attrs.get("transA", 0) or not alpha or attrs.get("beta", 1.0) != 1.0:
+            alpha, beta = (np.float32(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
+            is_turned = bool(node.attrs.get("transA", 0))
+            if not alpha:
                 return None
-            if attrs.get("transB", 0):
+            if node.attrs.get("transB", 0):
                 w = _transpose(w, (1, 0))
         matrix = _flatten(node, w)
         if matrix is None:
             return None
         unit = _multiply(alpha * x.scale, matrix.scales)
-        bias = node.inputs[2] if len(node.inputs) > 2 else ""
-        integers = self.read_bias(bias, unit, matrix.integers.shape[1]) if bias else None
-        if bias and integers is None:
-            return self.add_bias(node, x, matrix, unit, bias)
+        bias = node.inputs[2] if len(node.inputs) > 2 and beta else ""
+        integers = self.read_bias(bias, unit, beta, matrix.integers.shape[1]) if bias else None
         result = self.find_result(node.outputs[0])
-        if not np.isfinite(_find_factor(unit, result)).all():
+        is_separate = bool(bias) and integers is None
+        if not is_separate and not np.isfinite(_find_factor(unit, result)).all():
             return None
-        return [self.make_layer(node, x.name, x.zero, matrix, result, unit, integers)]
+        before = self.take_maker(x)
+        name = x.name
+        if is_turned:
+            before.append(self.turn_input(node, name))
+            name = before[-1].outputs[0]
+        if is_separate:
+            made = self.add_bias(node, name, x.zero, matrix, unit, bias, beta)
+        else:
+            made = [self.make_layer(node, name, x.zero, matrix, result, unit, integers)]
+        return None if made is None else [*before, *made]
+
+    def turn_input(self, node: Node, name: str) -> Node:
+        """Return a node that transposes the integers that a Gemm reads."""
+        turned = self.names.take_fresh(f"{name}_transposed")
+        title = self.names.take_fresh(f"{node.name}/Transpose")
+        return Node("Transpose", (name,), (turned,), {"perm": [1, 0]}, "", title)
 
     def replace_measured(self, node: Node) -> list[Node] | None:
         """Replace a layer of what DynamicQuantizeLinear rounds, whose scale is computed.
@@ -370,9 +394,16 @@ class _Integers:
         return [_Matrix(centred[i].astype(np.int8), each[i], shifts) for i in range(d)]
 
     def add_bias(
-        self, node: Node, x: _Activation, matrix: _Matrix, unit: Array, bias: str
+        self,
+        node: Node,
+        x: str,
+        zero: str,
+        matrix: _Matrix,
+        unit: Array,
+        bias: str,
+        beta: np.float32,
     ) -> list[Node] | None:
-        """Return the layer with a result of floats, to which the bias is added as it is."""
+        """Return the layer with a result of floats, to which beta times the bias is added."""
         if _is_convolution(node):
             value = self.get_value(bias)
             if value is None:
@@ -381,15 +412,23 @@ class _Integers:
             bias = self.names.take_fresh(f"{bias}_channels")
             self.graph.initializers[bias] = value.reshape(-1, *[1] * (rank - 2))
         raw = self.names.take_fresh(f"{node.outputs[0]}_product")
-        first = self.make_layer(node, x.name, x.zero, matrix, _Result(raw, "f32"), unit, None)
+        made = [self.make_layer(node, x, zero, matrix, _Result(raw, "f32"), unit, None)]
+        if beta != 1:
+            scaled = self.names.take_fresh(f"{node.outputs[0]}_bias")
+            title = self.names.take_fresh(f"{node.name}/Mul")
+            inputs = bias, self.add(node, "beta", np.asarray(beta))
+            made.append(Node("Mul", inputs, (scaled,), {}, "", title))
+            bias = scaled
         title = self.names.take_fresh(f"{node.name}/Add")
-        return [first, Node("Add", (raw, bias), node.outputs, {}, "", title)]
+        return [*made, Node("Add", (raw, bias), node.outputs, {}, "", title)]
 
     # --- what layers read and write
 
     def find_activation(self, name: str) -> _Activation | None:
         """Return the integers that represent a value, if they are computed and have one scale."""
         maker = self.makers.get(name)
+        if maker is not None and (maker.domain, maker.op) == (MS, "FakeQuant"):
+            return self.find_rounded(maker)
         if maker is None or not is_dequantiser(maker):
             return None
         q, scale = maker.inputs[:2]
@@ -408,6 +447,38 @@ class _Integers:
         if zero and _take_single(self.get_value(zero)) is None:
             return None
         return _Activation(q, np.float32(unit), zero or self.add_zero(kind))
+
+    def find_rounded(self, maker: Node) -> _Activation | None:
+        """Return the integers that represent a value which training rounds, if they have 8 bits.
+
+        The value is still rounded as it is, for its gradient and for other readers.
+
+        Before   d = com.microsoft::FakeQuant(x, s, z); y = MatMul(d, DequantizeLinear(w, t))
+        After    d = ...; q = QuantizeLinear(x, s, z); y = engine::IntegerMatMul(q, w packed, ...)
+        """
+        if maker in self.rounded:
+            return self.rounded[maker]
+        x, scale, zero = maker.inputs[:3]
+        unit, level = (_take_single(self.get_value(name)) for name in (scale, zero))
+        limits = tuple(int(maker.attrs.get(f"quant_{end}", -1)) for end in ("min", "max"))
+        kind = next((kind for kind in ("u8", "i8") if find_limits(kind) == limits), None)
+        if unit is None or level is None or kind is None or unit.dtype != np.float32:
+            return None
+        if self.types[x].dtype != "f32" or self.types[x].rank < 2:
+            return None
+        q, point = (self.names.take_fresh(f"{x}_{part}") for part in ("rounded", "zero"))
+        self.graph.initializers[point] = np.asarray(level, NUMPY[kind])
+        title = self.names.take_fresh(f"{maker.name}/QuantizeLinear")
+        node = Node("QuantizeLinear", (x, scale, point), (q,), {}, "", title)
+        self.rounded[maker] = _Activation(q, np.float32(unit), point, node)
+        return self.rounded[maker]
+
+    def take_maker(self, x: _Activation) -> list[Node]:
+        """Return the new node that makes integers, for the first layer that reads them."""
+        if x.maker is None or x.maker in self.placed:
+            return []
+        self.placed.add(x.maker)
+        return [x.maker]
 
     def add_zero(self, kind: str) -> str:
         name = self.names.take_fresh("no_zero_point")
@@ -458,8 +529,11 @@ class _Integers:
         is_one = flat.size == shifts.size == 1
         return _Quantised(centred.astype(np.int8), flat, shifts, None if is_one else axis)
 
-    def read_bias(self, name: str, unit: Array, columns: int) -> Array | None:
-        """Return the integers of a bias in units of the sums; None if it is not stored so."""
+    def read_bias(self, name: str, unit: Array, beta: np.float32, columns: int) -> Array | None:
+        """Return the integers of a bias in units of the sums; None if it is not stored so.
+
+        beta: what the bias is multiplied with.
+        """
         maker = self.makers.get(name)
         if maker is None or not is_dequantiser(maker):
             return None
@@ -469,7 +543,9 @@ class _Integers:
             return None
         if integers.shape not in ((columns,), (1, columns)) or (zeros is not None and zeros.any()):
             return None
-        if scale.size not in (1, columns) or not np.allclose(scale.reshape(-1), unit, rtol=1e-5):
+        if scale.size not in (1, columns):
+            return None
+        if not np.allclose(beta * scale.reshape(-1), unit, rtol=1e-5):
             return None
         return integers.reshape(-1)
 

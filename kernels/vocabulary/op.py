@@ -425,6 +425,8 @@ class Op:
     scaling: whether it makes integers of numbers or numbers of integers, each by itself.
     units: the integers among its operands, with their scales and zero points, which are checked
         before any rule of the op runs (units.py).
+    keeps_units: integers of output 0 have the scale and zero point of those of input 0, though they
+        are computed: they are the largest ones of input 0, or means.
     samples: how the outputs hold the samples of a batch; with a formula, ELEMENTWISE by default.
     storage: the operands that may be stored in 16 bits, which may depend on the node; none by
         default, and all for an op with a formula.
@@ -475,6 +477,7 @@ class Op:
     movement: Movement = Movement.COMPUTED
     scaling: Scaling | None = None
     units: tuple[Units, ...] = ()
+    keeps_units: bool = False
     samples: Samples = Samples.MIXED
     storage: Storage | Callable[[Site], Storage | None] | None = None
     is_acting: bool = False
@@ -510,6 +513,11 @@ class Op:
     def keeps_elements(self) -> bool:
         """True if output 0 has the elements of input 0 in their order, of whatever type."""
         return self.movement in (Movement.KEPT, Movement.CONVERTED)
+
+    @property
+    def passes_units(self) -> bool:
+        """True if integers of output 0 have the scale and zero point of those of input 0."""
+        return self.movement.copies or self.keeps_units
 
     @property
     def is_for_training(self) -> bool:

@@ -246,6 +246,42 @@ def test_layers_between_quantisers_become_one_step(reader: str, between: str) ->
     np.testing.assert_array_equal(made, wanted)
 
 
+@pytest.mark.parametrize("bias", ["none", "integers", "floats", "rows"])
+@pytest.mark.parametrize(
+    ("alpha", "beta", "trans"), [(0.5, 2.0, 0), (-3.0, 0.0, 1), (2.0, -0.25, 1)]
+)
+def test_gemm_has_factors_and_a_transposed_input(
+    alpha: float, beta: float, trans: int, bias: str
+) -> None:
+    x, w = draw((6, 4) if trans else (4, 6), "u8"), draw((6, 10))
+    ws = RNG.uniform(0.001, 0.01, 10).astype(np.float32)
+    unit = SCALE * ws * np.float32(alpha)
+    constants: dict[str, Array] = {"xs": SCALE, "xz": np.array(100, np.uint8), "w": w, "ws": ws}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "ws"], ["v"], axis=1),
+    ]
+    added: Array = np.zeros(10)
+    if bias == "integers":  # in units of the sums, as beta scales them
+        b = RNG.integers(-900, 900, 10).astype(np.int32)
+        bs = np.abs(unit / np.float32(beta or 1))
+        b = (b * np.sign(alpha * (beta or 1))).astype(np.int32)
+        constants |= {"b": b, "bs": bs}
+        nodes.append(helper.make_node("DequantizeLinear", ["b", "bs"], ["c"], axis=0))
+        added = b * bs.astype(np.float64)
+    elif bias != "none":
+        c = RNG.standard_normal((4, 1) if bias == "rows" else 10).astype(np.float32)
+        constants["c"], added = c, c.astype(np.float64)
+    inputs = ["d", "v"] if bias == "none" else ["d", "v", "c"]
+    nodes.append(helper.make_node("Gemm", inputs, ["y"], alpha=alpha, beta=beta, transA=trans))
+    graph = build(nodes, x, **constants)
+    assert "integer_gemm" in list_kernels(graph, x)
+    rows = (x.T if trans else x).astype(np.int64) - 100
+    wanted = (rows @ w.astype(np.int64)) * unit.astype(np.float64) + beta * added
+    made = run(graph, {"x": x})["y"]
+    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_layers_of_other_scales_share_their_kernels() -> None:
     """Sums of what layers make: a model with many compiles no more than one with a single sum."""
     x = draw((2, 6, 5, 5), "u8")

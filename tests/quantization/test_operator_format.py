@@ -154,6 +154,38 @@ def test_attention_has_its_product_in_integers(tmp_path: Path) -> None:
     assert sum(step.kernel.startswith("integer_gemm") for step in plan.steps) == 2
 
 
+@pytest.mark.parametrize("is_causal", [0, 1])
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("mask", ["none", "lengths", "ends", "keys", "pairs"])
+def test_attention_has_masks_and_keys_from_before(mask: str, past: int, is_causal: int) -> None:
+    """Equal to onnxruntime's, for masks of all ranks that its kernel takes."""
+    keys, rng = 5 + past, np.random.default_rng(7)
+    constants: dict[str, Any] = {
+        "w": rng.integers(-128, 128, (8, 24)).astype(np.int8), "b": draw(24),
+        "xs": np.array(0.02, np.float32), "ws": rng.uniform(0.005, 0.02, 24).astype(np.float32),
+        "xz": np.array(120, np.uint8), "wz": np.zeros(24, np.int8),
+    }  # fmt: skip
+    hidden = rng.integers(0, 2, (2, 5, keys) if mask == "pairs" else (2, keys)).astype(np.int32)
+    hidden[..., 0] = 1  # a query that sees no key has no answer
+    masks = {
+        "lengths": np.array([3, keys], np.int32),
+        "ends": np.array([keys - 1, keys, 1, 0], np.int32),
+    }
+    if mask != "none":
+        constants["m"] = masks.get(mask, hidden)
+    if past:
+        constants["p"] = draw(2, 2, 2, past, 4)
+    names = ["x", "w", "b", "xs", "ws", "m" if mask != "none" else "", "xz", "wz"]
+    node = helper.make_node(
+        "QAttention", [*names, *(["p"] if past else [])], ["y", *(["present"] if past else [])],
+        domain=MS, num_heads=2, unidirectional=is_causal,
+    )  # fmt: skip
+    model = build([node], (TensorProto.UINT8, [2, 5, 8]), **constants)
+    x = rng.integers(0, 256, (2, 5, 8)).astype(np.uint8)
+    (ours,) = edgegrad.Session(model.SerializeToString(), threads=1).run(None, {"x": x})
+    np.testing.assert_allclose(ours, run_peer(model, x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [

@@ -266,6 +266,7 @@ OPS = (
         _grad_max,
         attrs=MAX,
         outs=2,
+        keeps_units=True,
         samples=Samples.FIRST_AXIS,
         storage=ALIKE,
     ),
