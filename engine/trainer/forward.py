@@ -181,9 +181,10 @@ class Forward:
             FileError: it cannot be written.
         """
         from engine.graphs.io import onnx_io
+        from engine.graphs.passes.infer import note_output_types
 
         if self._is_changed:
-            onnx_io.save(self.graph, path)
+            onnx_io.save(note_output_types(self.graph), path)
             self.source, self.graph, self._is_changed = path, onnx_io.load(path), False
 
     def save(
@@ -197,8 +198,10 @@ class Forward:
             FileError: it cannot be written.
         """
         from engine.graphs.io import onnx_io
+        from engine.graphs.passes.infer import note_output_types
 
         if self._is_changed:
+            note_output_types(self.graph)
             if self._has_adapters or onnx_io.count_bytes(self.graph) >= mapping.LARGE:
                 files.make_folder(os.fspath(folder))
                 self.source = save_forward(self.graph, os.fspath(folder))

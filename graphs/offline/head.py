@@ -24,6 +24,7 @@ from engine.graphs.offline.integer_head import (
     find_quantiser,
     write_head_in_floats,
 )
+from engine.graphs.offline.scaled_products import join_scales
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL
@@ -111,6 +112,7 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
         ModelError: see `find_head`.
     """
     name = graph.outputs[output]
+    join_scales(graph)
     write_head_in_floats(graph, name)
     head = find_head(graph, name)
     return [each for each in (head.weight, head.bias) if each]
@@ -127,7 +129,7 @@ def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[s
             if len(constants) != 1:
                 break
             bias, (name,) = constants[0], others
-        elif node.op == "Identity" or (node.op in KEEPING and not bias):
+        elif node.op in ("Identity", "Reshape") or (node.op in KEEPING and not bias):
             name = node.inputs[0]
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])

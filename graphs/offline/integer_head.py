@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from engine.base.element_types import FLOATS, OF_ONNX
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units, is_dequantiser, is_quantiser
@@ -151,7 +152,12 @@ class _Head:
             return False
         if maker.op in ("Reshape", "Unsqueeze") and maker.inputs[0] in self.graph.initializers:
             return True
-        return any(map(is_dequantiser, made))
+        return any(is_dequantiser(node) or self.is_converted(node) for node in made)
+
+    def is_converted(self, node: Node) -> bool:
+        """Return whether a node makes floats of integers, as torchao writes a dequantiser."""
+        target = OF_ONNX.get(node.attrs.get("to", 0)) if node.op == "Cast" else None
+        return not node.domain and target in (*FLOATS, "f16")
 
     def list_makers(self, name: str) -> list[Node]:
         """Return the nodes that make a value, in their order; none if it needs more than constants.
@@ -168,7 +174,7 @@ class _Head:
                     return []
             elif is_ready:
                 order[id(maker)] = maker
-            elif not maker.inputs:
+            elif not maker.inputs and maker.op != "Constant":
                 return []
             else:
                 left += [(value, True), *((i, False) for i in maker.inputs)]
@@ -189,7 +195,7 @@ class _Head:
                 return ""
             values |= zip(maker.outputs, map(np.asarray, outputs), strict=False)
         root = name
-        while (first := self.makers.get(root)) is not None:
+        while (first := self.makers.get(root)) is not None and first.inputs:
             root = first.inputs[0]
         return self.add(root, values[name])
 

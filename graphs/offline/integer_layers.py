@@ -26,6 +26,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units
+from engine.graphs.offline.scaled_products import CHANNELS_OPSET
 from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
@@ -33,7 +34,6 @@ from engine.kernels.vocabulary.facts import ATTENTION, Factors, Movement, Produc
 from engine.kernels.vocabulary.op import MS, OURS, Array
 
 MOST_FACTORS = 8  # of scaled sums: the sums, the unit of x, and scales of weights
-_PER_CHANNEL_OPSET = 13  # the first one whose DequantizeLinear has an axis
 _ORDERED = "MaxPool"  # it picks the largest number, which has the largest integer
 
 Units = tuple[str, str]  # the names of the scale and of the zero point of integers, "" for 0
@@ -234,7 +234,7 @@ class IntegerLayers:
         node = self.add_node("DequantizeLinear", tuple(inputs), value, {}, title)
         if shape:
             node.attrs["axis"] = axis
-            if self.graph.opsets.get("", 1) < _PER_CHANNEL_OPSET:
+            if self.graph.opsets.get("", 1) < CHANNELS_OPSET:
                 node.domain = MS
                 self.graph.opsets.setdefault(MS, 1)
         return value

@@ -44,8 +44,9 @@ from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.joined_attention import split_attention
 from engine.graphs.offline.linear import LinearLayer, LinearLayers, Weight, name_layer
 from engine.graphs.offline.normalize import name_nodes, separate_equal
+from engine.graphs.offline.scaled_products import join_scales
 from engine.graphs.passes.control import unroll
-from engine.graphs.passes.infer import infer
+from engine.graphs.passes.infer import infer, note_output_types
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.system.paths import SHOWN, Paths
 
@@ -169,6 +170,7 @@ def adapt(
         )
     values = sum(a.size for a in graph.initializers.values())
     name_nodes(unroll(separate_equal(graph)))
+    join_scales(graph)
     whole = graph.copy()
     has_integers, has_fused = write_layers(whole), split_fused(whole)
     types = infer(whole.copy()).types
@@ -191,6 +193,7 @@ def adapt(
     for name, uses in adapted.items():
         work.add_layer(name, uses)
     work.finish()
+    note_output_types(graph)
     graph.metadata[METADATA] = note.write()
     rows = tuple(
         AdaptedLayer(

@@ -40,7 +40,7 @@ def fold_factors(graph: Graph) -> Graph:
     After    y = Gemm(Transpose(x), w', b');                  z = Add(Gemm(x, w), Mul(c, 3))
              w' = 2 w; b' = 3 b
     """
-    work = _Factors(graph)
+    work = _GemmFactors(graph)
     for node in list(graph.nodes):
         is_gemm = (node.domain, node.op) == ("", "Gemm")
         if is_gemm and node.inputs[1] in graph.initializers:
@@ -48,7 +48,7 @@ def fold_factors(graph: Graph) -> Graph:
     return graph.sort()
 
 
-class _Factors:
+class _GemmFactors:
     """Folding of the factors of Gemm nodes.  scaled: constants times factors, which are shared."""
 
     def __init__(self, graph: Graph) -> None:

@@ -44,7 +44,7 @@ def join_quantizers(
              f = Resize(engine::QuantizeDequantize(x, s, z), ...)   y is v, its gradient is f's
              w = StopGradient(v); d = Cotangent(w); y = Redirect(w, d, f, d)
     """
-    work = _Joining(graph, types)
+    work = _QuantizerJoining(graph, types)
     for node in list(graph.nodes):
         if is_dequantiser(node):
             work.join(node, needed)
@@ -52,7 +52,7 @@ def join_quantizers(
     return work.made
 
 
-class _Joining:
+class _QuantizerJoining:
     """Joining of quantisers with dequantisers.  made: the types of new values."""
 
     def __init__(self, graph: Graph, types: Mapping[str, TensorType]) -> None:

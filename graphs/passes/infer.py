@@ -37,6 +37,19 @@ REPEATED = 64  # elements of a constant that repeats another; readers of a large
 QUANTISED = 64
 
 
+def note_output_types(graph: Graph) -> Graph:
+    """Note the types of outputs that the file of a model does not tell, in place.
+
+    Files that are made of the graph must tell them.
+
+    Raises:
+        EngineError: as `infer`.
+    """
+    if any(name not in graph.types and name not in graph.inputs for name in graph.outputs):
+        graph.types = {**infer(graph.copy()).types, **graph.types}
+    return graph
+
+
 # --- concrete shapes
 
 

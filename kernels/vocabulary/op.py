@@ -425,8 +425,8 @@ class Op:
     scaling: whether it makes integers of numbers or numbers of integers, each by itself.
     units: the integers among its operands, with their scales and zero points, which are checked
         before any rule of the op runs (units.py).
-    keeps_units: integers of output 0 have the scale and zero point of those of input 0, though they
-        are computed: they are the largest ones of input 0, or means.
+    keeps_units: integers of output 0 have the scale and zero point that integers of input 0 have,
+        though they are computed: they are the largest ones of input 0, or means.
     samples: how the outputs hold the samples of a batch; with a formula, ELEMENTWISE by default.
     storage: the operands that may be stored in 16 bits, which may depend on the node; none by
         default, and all for an op with a formula.
@@ -516,7 +516,7 @@ class Op:
 
     @property
     def passes_units(self) -> bool:
-        """True if integers of output 0 have the scale and zero point of those of input 0."""
+        """True if integers keep their scale and zero point from input 0 to output 0."""
         return self.movement.copies or self.keeps_units
 
     @property
