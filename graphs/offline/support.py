@@ -12,12 +12,15 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from engine.base.element_types import FLOATS
 from engine.base.errors import EngineError, NoInfluenceError
 from engine.base.representation import shorten_name
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, find_type
+from engine.graphs.ir.graph import Graph, Node, Subgraph, find_type
 from engine.graphs.ir.symbols import Inferred, list_symbols, rename
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
@@ -154,6 +157,15 @@ def _list_sizes(graph: Graph) -> Iterator[dict[str, int]]:
             yield sizes
 
 
+class _Verdict(NamedTuple):
+    """Status of a node and the reason; types and constant values of its outputs, otherwise None."""
+
+    status: str
+    reason: str
+    types: tuple[TensorType | None, ...]
+    values: tuple[Array | None, ...]
+
+
 class _Trial:
     """Walk over a graph of concrete inputs.
 
@@ -164,7 +176,7 @@ class _Trial:
         self.graph = graph
         self.types: dict[str, TensorType] = dict(graph.inputs)
         self.constants: dict[str, Array] = dict(graph.initializers)
-        self.known: dict[str, tuple[str, str]] = {}  # key of a node -> status, reason
+        self.known: dict[object, _Verdict] = {}  # by the facts of a node
 
     def run(self) -> SupportTable:
         table = SupportTable()
@@ -181,27 +193,23 @@ class _Trial:
             self.trust_types(node)
             return UNSUPPORTED, _LOST.format(repr(lost[0]))
         one = self.isolate(node)
-        try:
-            inferred = infer(unroll(one.copy()), settled=True)
-        except EngineError as error:
-            self.trust_types(node)
-            return UNSUPPORTED, _explain(error)
-        outputs = [o for o in node.outputs if o]
-        self.types.update((o, inferred.types[o]) for o in outputs)
-        self.constants.update(
-            (o, inferred.constants[o]) for o in outputs if o in inferred.constants
-        )
-        if all(o in self.constants for o in outputs):
-            return NEUTRAL, ""
-        values = {n: (str(a.dtype), a.shape, a.tobytes()) for n, a in one.initializers.items()}
-        inputs = [
-            (node.inputs.index(n) if n else -1, one.inputs.get(n), values.get(n))
-            for n in node.inputs
-        ]
-        key = repr((node.domain, node.op, sorted(node.attrs.items()), len(node.outputs), inputs))
-        if key not in self.known:
-            self.known[key] = self.try_known(one, inferred)
-        return self.known[key]
+        key = _describe(node, one)
+        made = self.known.get(key) if key is not None else None
+        if made is None:
+            try:
+                inferred = infer(unroll(one.copy()), settled=True)
+            except EngineError as error:
+                self.trust_types(node)
+                return UNSUPPORTED, _explain(error)
+            made = self.try_known(node, one, inferred)
+            if key is not None:
+                self.known[key] = made
+        for output, t, value in zip(node.outputs, made.types, made.values, strict=True):
+            if t is not None:
+                self.types[output] = t
+            if value is not None:
+                self.constants[output] = value
+        return made.status, made.reason
 
     def trust_types(self, node: Node) -> None:
         """Note the model's types of a node's outputs, because they cannot be inferred."""
@@ -224,14 +232,22 @@ class _Trial:
         outputs = [o for o in node.outputs if o]
         return Graph(node.name, inputs, outputs, constants, [node], self.graph.opsets)
 
-    def try_known(self, one: Graph, found: Inferred) -> tuple[str, str]:
-        """Return the status and reason of a node with known types: plan it, then its gradient."""
+    def try_known(self, node: Node, one: Graph, inferred: Inferred) -> _Verdict:
+        """Return the verdict on a node with known types: plan it, then its gradient."""
+        types, constants = inferred.types, inferred.constants
+        values = tuple(constants.get(o) if o else None for o in node.outputs)
+        is_constant = all(o in constants for o in node.outputs if o)
+        status, reason = (NEUTRAL, "") if is_constant else self.plan(one, inferred)
+        return _Verdict(status, reason, tuple(types.get(o) for o in node.outputs), values)
+
+    def plan(self, one: Graph, inferred: Inferred) -> tuple[str, str]:
+        """Return the status and the reason of a node that is computed when the model runs."""
         try:
             make_plan(one, {}, target=detect_host(), threads=1)
         except EngineError as error:
             return UNSUPPORTED, _explain(error)
-        losses = [o for o in one.outputs if found.types[o].dtype in FLOATS]
-        wrt = [i for i in (*one.inputs, *one.initializers) if found.types[i].dtype in FLOATS]
+        losses = [o for o in one.outputs if inferred.types[o].dtype in FLOATS]
+        wrt = [i for i in (*one.inputs, *one.initializers) if inferred.types[i].dtype in FLOATS]
         if not losses or not wrt:
             return NEUTRAL, ""
         reasons = []
@@ -243,6 +259,37 @@ class _Trial:
                 reasons.append((type(error), _explain(error)))
         refused = [text for kind, text in reasons if kind is not NoInfluenceError]
         return (FORWARD, refused[0]) if refused else (NEUTRAL, "its gradient is zero everywhere")
+
+
+def _describe(node: Node, one: Graph) -> object | None:
+    """Return the facts that decide the verdict on a node, without names, as a key.
+
+    Layers repeat each other, so most nodes of a deep model have the facts of an earlier one.  The
+    key is None for a node with subgraphs, which may read any value of the graph.
+
+    one: the graph of the node alone.
+    """
+    attrs = sorted(node.attrs.items())
+    if any(isinstance(value, Subgraph) for _, value in attrs):
+        return None
+    read = [
+        (node.inputs.index(i), one.inputs[i] if i in one.inputs else _freeze(one.initializers[i]))
+        if i
+        else None
+        for i in node.inputs
+    ]
+    told = [(name, _freeze(value)) for name, value in attrs]
+    places = [bool(o) for o in node.outputs]
+    return (node.domain, node.op, tuple(told), tuple(places), tuple(read))
+
+
+def _freeze(value: object) -> object:
+    """Return a constant or an attribute as a part of a key: all of its bytes, not only its text."""
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, list | tuple):
+        return tuple(map(_freeze, value))
+    return type(value), repr(value)
 
 
 def _make_gradient(one: Graph, output: str, wrt: str) -> Graph:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import onnx
@@ -13,7 +16,7 @@ from onnx import parser
 
 import engine
 from engine.errors import EngineError
-from engine.graphs.offline import untrained
+from engine.graphs.offline import support, untrained
 from engine.kernels.ops.registry import list_ops as declared
 from engine.tools import cli
 
@@ -96,6 +99,54 @@ def test_every_node_is_tried_whatever_the_others_are() -> None:
     assert actual_rows["behind"] == ("unsupported", "the type of 'u' is not known")
     assert actual_rows["choice"][0] == "unsupported"
     assert "Odd" in actual_rows["choice"][1]
+
+
+def make_layers(count: int) -> str:
+    """Return a model of equal layers, each with a constant and sizes of its own."""
+    lines = ["m (float[6, 16] x0, float[16, 16] w) => (float[6, 16] y) {"]
+    for k in range(count):
+        lines.append(f"s{k} = Shape(x{k})  l{k} = Constant <value_ints = [0, 1]> ()")
+        lines.append(f"t{k} = Gather(s{k}, l{k})  a{k} = MatMul(x{k}, w)")
+        lines.append(f"b{k} = Reshape(a{k}, t{k})  x{k + 1} = Tanh(b{k})")
+    return "\n".join([*lines, f"y = Identity(x{count})", "}"])
+
+
+def test_layers_that_repeat_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep models cost a look at each node more, not inferences and plans."""
+    calls = Counter[str]()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return run
+
+    for name in ("infer", "make_plan"):
+        monkeypatch.setattr(support, name, counted(name, getattr(support, name)))
+    counts = []
+    for layers in (3, 30):
+        calls.clear()
+        table = engine.supported(model(make_layers(layers)))
+        assert len(table) == 6 * layers + 1
+        assert table.count(support.TRAINABLE) == 3 * layers + 1
+        counts.append(dict(calls))
+    assert counts[0] == counts[1]
+
+
+def test_long_constants_are_told_apart_by_all_of_their_elements() -> None:
+    """Two lists of 2,000 sizes differ in the middle alone, which their texts leave out."""
+    sizes = [[1] * 2000, [1] * 2000]
+    sizes[0][1000], sizes[1][1000] = 4, 6
+    text = "m (float[4, 3] x, float[6, 3] z) => (float[4, 3] y, float[6, 3] v) {"
+    for k, (name, result) in enumerate([("x", "y"), ("z", "v")]):
+        text += f"""
+        c{k} = Constant <value_ints = {sizes[k]}> ()  m{k} = ReduceMax(c{k})
+        t{k} = Constant <value_ints = [3]> ()  s{k} = Concat <axis = 0> (m{k}, t{k})
+        {result} = Reshape({name}, s{k})"""
+    table = engine.supported(model(text + "}"))
+    assert [row.status for row in table].count(support.TRAINABLE) == 2
+    assert table.count(support.UNSUPPORTED) == 0
 
 
 def test_a_node_that_cannot_be_read_is_refused_as_when_it_is_loaded() -> None:
